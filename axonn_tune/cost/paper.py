@@ -1,0 +1,294 @@
+"""The paper's own communication model (arXiv 2305.13525, equations 1 to 7), as published, as released, as mended.
+
+Three backends price the same five collectives of every linear layer of a transformer block:
+
+==================  ===================  ==========  ====================================  ============
+backend             bandwidths           recompute   layer shapes                          default order
+==================  ===================  ==========  ====================================  ============
+``paper``           equation 7, table    no          true                                  x, y, z, data
+                    inside a node
+``paper-released``  table, every group   full        fc2 with k and n swapped, as the      y, x, z, data
+                                                     authors' script has it
+``paper-mended``    table, every group   full        true                                  y, x, z, data
+==================  ===================  ==========  ====================================  ============
+
+The script writes a layer's widths as H and K·H, K = 3, 1, 4, 4. Here they are the model's own: the
+same for the paper's models, and the natural reading for others. Everything the script leaves out is
+left out: latency, embedding and head, memory, compute, overlap, divisibility. Elements have 2 bytes
+and gradients reduced over data 4 whatever the workload's precision; one step is one pass over the
+batch (no gradient accumulation).
+
+Legend: M tokens of one data-parallel replica, K and N a layer's input and output width, G_i the size
+of axis i, β_i the bandwidth of its groups. Subscripts name the axes a dim is split over. A transposed
+layer is the same with x and y exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axonn_tune.cost.paper_bandwidth import Floats, Integers, axis_bandwidths, equation_7_bandwidth, table_bandwidth
+from axonn_tune.errors import UnknownNameError, UsageError
+from axonn_tune.grid import AXES, PAPER_ORDER, factorizations
+from axonn_tune.specs.machine import CollectiveKind, Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Workload
+
+PaperBackend = Literal["paper", "paper-released", "paper-mended"]
+Phase = Literal["forward", "recompute", "backward"]
+Sizes: TypeAlias = Integers | int
+
+RELEASED_ORDER = ("y", "x", "z", "data")
+NO_BANDWIDTH_ENTRY = "no-bandwidth-entry"
+"""Why a candidate is rejected: the machine's table has no bandwidth for one of its groups."""
+
+ELEMENT_BYTES = 2.0
+DATA_GRADIENT_BYTES = 4.0
+
+RELEASED_MINIMUM_TENSOR_PARALLELISM: Mapping[str, int] = MappingProxyType(
+    {"5b": 4, "10b": 8, "20b": 16, "40b": 32, "50b": 32, "60b": 64, "80b": 64, "100b": 64, "160b": 128, "175b": 128}
+)
+"""Smallest x·y·z the authors typed in for each model, in place of a memory model."""
+
+
+@dataclass(frozen=True)
+class PaperTerm:
+    """One collective of one layer of every block: a column entry per candidate, where it is an array.
+
+    count: calls per step and rank; bytes: full (gathered or reduced) buffer of one call;
+    bandwidth_bytes_per_s: infinite for a group of one, nan where the table has no entry;
+    seconds: all calls together, infinite where the table has no entry.
+    """
+
+    equation: int
+    op: CollectiveKind
+    axis: str
+    phase: Phase
+    layer: str
+    count: int
+    bytes: Floats
+    group: Integers
+    bandwidth_bytes_per_s: Floats
+    seconds: Floats
+
+
+@dataclass(frozen=True)
+class PaperPrices:
+    """Communication time of one step per candidate: the left fold of its terms' seconds.
+
+    communication_s is infinite where `rejected`, always for the reason `NO_BANDWIDTH_ENTRY`.
+    """
+
+    communication_s: Floats
+    rejected: NDArray[np.bool_]
+    terms: tuple[PaperTerm, ...]
+
+
+@dataclass(frozen=True)
+class PaperLayer:
+    """A linear layer O[M, N] = I[M, K] · W[K, N]; `transposed` exchanges the roles of x and y."""
+
+    name: str
+    k: int
+    n: int
+    transposed: bool
+
+    @property
+    def output_axis(self) -> str:
+        """Axis the forward all-reduce of O runs over."""
+        return "x" if self.transposed else "y"
+
+    @property
+    def input_axis(self) -> str:
+        """Axis the backward all-reduce of dI runs over."""
+        return "y" if self.transposed else "x"
+
+
+@dataclass(frozen=True)
+class PaperGrids:
+    """Candidate grids of one model and workload, as columns, with the bandwidth of every axis."""
+
+    blocks: int
+    tokens: int
+    group: Mapping[str, Integers]
+    bandwidth_bytes_per_s: Mapping[str, Floats]
+
+    @property
+    def split_of_weights(self) -> Integers:
+        """Gx·Gy: parts a gathered weight W[K_y, N_x] is in."""
+        return self.group["x"] * self.group["y"]
+
+    @property
+    def replica_tokens(self) -> Floats:
+        """M: tokens of one data-parallel replica."""
+        return self.tokens / self.group["data"]
+
+    def term(
+        self, layer: PaperLayer, *, equation: int, op: CollectiveKind, axis: str, phase: Phase, buffer_bytes: Floats
+    ) -> PaperTerm:
+        """Price a ring: every rank sends (G−1)/G of the buffer, twice for an all-reduce."""
+        group, bandwidth_bytes_per_s = self.group[axis], self.bandwidth_bytes_per_s[axis]
+        passes = 2 if op == "all_reduce" else 1
+        seconds = self.blocks * passes * ((group - 1) / group) * buffer_bytes / bandwidth_bytes_per_s
+        return PaperTerm(
+            equation=equation,
+            op=op,
+            axis=axis,
+            phase=phase,
+            layer=layer.name,
+            count=self.blocks,
+            bytes=buffer_bytes,
+            group=group,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+            seconds=np.where(np.isnan(bandwidth_bytes_per_s), np.inf, seconds),
+        )
+
+
+def gather_weight(layer: PaperLayer, *, grids: PaperGrids, phase: Phase = "forward") -> PaperTerm:
+    """All-gather of W over z, arXiv 2305.13525 equation 1: (1/β_z)·(Gz−1)·kn/(Gx·Gy·Gz).
+
+    `W[K_yz, N_x] -> W[K_y, N_x]`
+    """
+    buffer_bytes = ELEMENT_BYTES * layer.k * layer.n / grids.split_of_weights
+    return grids.term(layer, equation=1, op="all_gather", axis="z", phase=phase, buffer_bytes=buffer_bytes)
+
+
+def scatter_weight_gradient(layer: PaperLayer, *, grids: PaperGrids) -> PaperTerm:
+    """Reduce-scatter of dW over z, arXiv 2305.13525 equation 2: (1/β_z)·((Gz−1)/Gz)·kn/(Gx·Gy).
+
+    `dW[K_yz, N_x] = Σ_z dŴ[K_y, N_x]`
+    """
+    buffer_bytes = ELEMENT_BYTES * layer.k * layer.n / grids.split_of_weights
+    return grids.term(layer, equation=2, op="reduce_scatter", axis="z", phase="backward", buffer_bytes=buffer_bytes)
+
+
+def reduce_output(layer: PaperLayer, *, grids: PaperGrids, phase: Phase = "forward") -> PaperTerm:
+    """All-reduce of O over y, arXiv 2305.13525 equation 3: (2/β_y)·((Gy−1)/Gy)·mn/(Gz·Gx).
+
+    `O[M_z, N_x] = Σ_y I[M_z, K_y] · W[K_y, N_x]`
+    """
+    kept_split = grids.group["z"] * grids.group[layer.input_axis]
+    buffer_bytes = ELEMENT_BYTES * grids.replica_tokens * layer.n / kept_split
+    axis = layer.output_axis
+    return grids.term(layer, equation=3, op="all_reduce", axis=axis, phase=phase, buffer_bytes=buffer_bytes)
+
+
+def reduce_input_gradient(layer: PaperLayer, *, grids: PaperGrids) -> PaperTerm:
+    """All-reduce of dI over x, arXiv 2305.13525 equation 4: (2/β_x)·((Gx−1)/Gx)·mk/(Gz·Gy).
+
+    `dI[M_z, K_y] = Σ_x dO[M_z, N_x] · Wᵀ[N_x, K_y]`
+    """
+    kept_split = grids.group["z"] * grids.group[layer.output_axis]
+    buffer_bytes = ELEMENT_BYTES * grids.replica_tokens * layer.k / kept_split
+    axis = layer.input_axis
+    return grids.term(layer, equation=4, op="all_reduce", axis=axis, phase="backward", buffer_bytes=buffer_bytes)
+
+
+def reduce_weight_gradient(layer: PaperLayer, *, grids: PaperGrids) -> PaperTerm:
+    """All-reduce of dW over data, arXiv 2305.13525 equation 5: (2/β_data)·((Gdata−1)/Gdata)·kn/(Gx·Gy·Gz).
+
+    `dW[K_yz, N_x] = Σ_data dW[K_yz, N_x]`, in 4-byte elements.
+    """
+    split = grids.split_of_weights * grids.group["z"]
+    buffer_bytes = DATA_GRADIENT_BYTES * layer.k * layer.n / split
+    return grids.term(layer, equation=5, op="all_reduce", axis="data", phase="backward", buffer_bytes=buffer_bytes)
+
+
+def layer_terms(layer: PaperLayer, *, grids: PaperGrids, recompute: bool) -> tuple[PaperTerm, ...]:
+    """Terms of one layer in every block, arXiv 2305.13525 equation 6: the sum of equations 1 to 5.
+
+    Full recompute runs the forward collectives a second time, as the released script counts them.
+    """
+    phases: tuple[Phase, ...] = ("forward", "recompute") if recompute else ("forward",)
+    forward = (
+        equation(layer, grids=grids, phase=phase) for phase in phases for equation in (gather_weight, reduce_output)
+    )
+    backward = (reduce_input_gradient, scatter_weight_gradient, reduce_weight_gradient)
+    return (*forward, *(equation(layer, grids=grids) for equation in backward))
+
+
+def block_layers(model: Model) -> tuple[PaperLayer, ...]:
+    """The four linear layers of a block; qkv and gate with up are one layer each."""
+    return (
+        PaperLayer("attention.qkv", k=model.hidden, n=model.qkv_width, transposed=False),
+        PaperLayer("attention.out", k=model.query_width, n=model.hidden, transposed=True),
+        PaperLayer("mlp.fc1", k=model.hidden, n=model.up_width, transposed=False),
+        PaperLayer("mlp.fc2", k=model.ffn, n=model.hidden, transposed=True),
+    )
+
+
+def released_block_layers(model: Model) -> tuple[PaperLayer, ...]:
+    """The four layers with the released script's slip: fc2's input and output widths exchanged."""
+    *others, fc2 = block_layers(model)
+    return (*others, replace(fc2, k=fc2.n, n=fc2.k))
+
+
+def price_paper(  # noqa: PLR0913 - a candidate is four sizes and an order
+    backend: PaperBackend,
+    *,
+    model: Model,
+    machine: Machine,
+    workload: Workload,
+    x: Sizes,
+    y: Sizes,
+    z: Sizes,
+    data: Sizes,
+    order: tuple[str, ...] | None = None,
+) -> PaperPrices:
+    """Price the communication of one step on each candidate grid; one candidate is four plain integers.
+
+    `order` names the axes from the fastest-varying rank outwards, for all candidates; without it each
+    backend takes its own. Raises UsageError for a machine without a `paper` section, ValueError for an
+    order that is no permutation of the axes.
+    """
+    columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(size, dtype=np.int64)) for size in (x, y, z, data)))
+    group = dict(zip(AXES, columns, strict=True))
+    grids = PaperGrids(
+        blocks=model.layers,
+        tokens=workload.global_batch * workload.sequence_length,
+        group=group,
+        bandwidth_bytes_per_s=_bandwidths(backend, machine=machine, group=group, order=order),
+    )
+    layers = released_block_layers(model) if backend == "paper-released" else block_layers(model)
+    terms = tuple(term for layer in layers for term in layer_terms(layer, grids=grids, recompute=backend != "paper"))
+    communication_s = np.zeros(len(columns[0]))
+    for term in terms:
+        communication_s = communication_s + term.seconds
+    return PaperPrices(communication_s=communication_s, rejected=np.isinf(communication_s), terms=terms)
+
+
+def _bandwidths(
+    backend: PaperBackend, *, machine: Machine, group: Mapping[str, Integers], order: tuple[str, ...] | None
+) -> dict[str, Floats]:
+    """Bandwidth of every axis, bytes/s, with the hierarchy and the look-up of a backend."""
+    if machine.paper is None:
+        raise UsageError(f"machine {machine.name!r} has no 'paper' section, which the {backend!r} cost needs")
+    inner_first = order or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
+    if sorted(inner_first) != sorted(AXES):
+        raise ValueError(f"order must name each of {', '.join(AXES)} once, not {', '.join(inner_first)}")
+    lookup = equation_7_bandwidth if backend == "paper" else table_bandwidth
+    return axis_bandwidths(lookup, table=machine.paper, group=group, order=inner_first)
+
+
+def released_grids(gpus: int, *, model: Model, batch: int, minimum_tensor_parallelism: bool = False) -> Integers:
+    """Grids the released script searches, rows `(x, y, z, data)`: powers of two, batch % (data·z) == 0.
+
+    `minimum_tensor_parallelism` adds its hand-typed lower limit of x·y·z; UnknownNameError for a model
+    it has none for. `batch` counts sequences. Empty if `gpus` is no power of two.
+    """
+    minimum = 1
+    if minimum_tensor_parallelism:
+        if model.name not in RELEASED_MINIMUM_TENSOR_PARALLELISM:
+            known = RELEASED_MINIMUM_TENSOR_PARALLELISM
+            raise UnknownNameError("model with a released minimum tensor parallelism", model.name, known)
+        minimum = RELEASED_MINIMUM_TENSOR_PARALLELISM[model.name]
+    rows = factorizations(gpus) if gpus.bit_count() == 1 else np.empty((0, len(AXES)), dtype=np.int64)
+    x, y, z, data = rows.T
+    allowed: NDArray[np.bool_] = (batch % (data * z) == 0) & (x * y * z >= minimum)
+    return np.compress(allowed, rows, axis=0)
