@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from axonn_tune import __version__, errors
+from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
 from tests.unit import house
 
 VOCABULARY = {"errors", "units", "grid"}
@@ -37,6 +40,7 @@ LONGEST_FILE = 400
 PACKAGE_FILES = house.python_files(house.PACKAGE)
 ALL_FILES = house.python_files(house.PACKAGE, "benchmarks", "tests")
 PROFILES = sorted([*(house.ROOT / "configs").glob("*.yaml"), *(house.ROOT / "machines").glob("*.yaml")])
+SCHEMAS: dict[str, type[Model] | type[Machine]] = {"configs": Model, "machines": Machine}
 
 
 def text_files() -> list[Path]:
@@ -111,8 +115,14 @@ def test_installed_package_holds_the_profiles(folder: str) -> None:
     """Guards package data: what lies in the top-level folder is what the installed package offers."""
     installed = {file.name for file in importlib.resources.files(f"axonn_tune.{folder}").iterdir()}
     in_tree = {path.name for path in (house.ROOT / folder).glob("*.yaml")}
-    assert in_tree
+    assert in_tree, "no profiles"
     assert {name for name in installed if name.endswith(".yaml")} == in_tree
+
+
+@each(PROFILES)
+def test_profile_is_valid_and_named_as_its_file(path: Path) -> None:
+    """Guards the shipped profiles: each loads, and the name it is asked for is the one it answers with."""
+    assert load_document(path, schema=SCHEMAS[path.parent.name]).name == path.stem
 
 
 def test_readme_lists_every_exit_code() -> None:
