@@ -217,7 +217,7 @@ def block_layers(model: Model) -> tuple[PaperLayer, ...]:
     """The four linear layers of a block; qkv and gate with up are one layer each."""
     return (
         PaperLayer("attention.qkv", k=model.hidden, n=model.qkv_width, transposed=False),
-        PaperLayer("attention.out", k=model.query_width, n=model.hidden, transposed=True),
+        PaperLayer("attention.output", k=model.query_width, n=model.hidden, transposed=True),
         PaperLayer("mlp.fc1", k=model.hidden, n=model.up_width, transposed=False),
         PaperLayer("mlp.fc2", k=model.ffn, n=model.hidden, transposed=True),
     )

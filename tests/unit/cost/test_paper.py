@@ -15,6 +15,7 @@ from axonn_tune.cost import paper
 from axonn_tune.cost.paper import PaperBackend, PaperPrices, PaperTerm, price_paper, released_grids
 from axonn_tune.cost.paper_bandwidth import equation_7_bandwidth, table_bandwidth
 from axonn_tune.errors import UnknownNameError, UsageError
+from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.machine import Machine, PaperTable
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -198,6 +199,17 @@ def test_released_and_mended_equal_a_naive_rederivation_of_the_script(name: str,
             assert not prices.rejected.any()
 
 
+@pytest.mark.parametrize("name", list(PAPER_SIZES))
+def test_shipped_models_are_the_scripts(name: str) -> None:
+    """Guards that a user's `--model 80b` is priced with the shapes the script was checked with."""
+    shipped, here = load_model(name).document, paper_model(name)
+    assert shipped.layers == here.layers
+    assert paper.released_block_layers(shipped) == paper.released_block_layers(here)
+    hidden = here.hidden
+    assert [layer.n for layer in paper.released_block_layers(shipped)] == [3 * hidden, hidden, 4 * hidden, 4 * hidden]
+    assert {layer.k for layer in paper.released_block_layers(shipped)} == {hidden}
+
+
 @pytest.mark.parametrize(("gpus", "picked"), [(1024, (1, 1, 1024, 1)), (8192, (1, 1, 8192, 1))])
 def test_released_script_picks_z_alone_for_80b(gpus: int, picked: tuple[int, ...]) -> None:
     """Guards the known consequence of ignoring latency: z takes every GPU."""
@@ -236,8 +248,8 @@ HAND = {"model": tiny_llama(), "machine": UNIT, "workload": batch_of(6, sequence
         ("attention.qkv", 4, "all_reduce", "x", 2 * 24 * 16 / 12, 2 * 1 / 2 * 24 * 16 / 12, 2),
         ("attention.qkv", 5, "all_reduce", "data", 4 * 16 * 20 / 24, 2 * 1 / 2 * 16 * 20 / 24, 4),
         # the attention output is 12 -> 16 and transposed: x and y change places
-        ("attention.out", 3, "all_reduce", "x", 2 * 24 * 16 / 12, 2 * 1 / 2 * 24 * 16 / 12, 2),
-        ("attention.out", 4, "all_reduce", "y", 2 * 24 * 12 / 6, 2 * 3 / 4 * 24 * 12 / 6, 2),
+        ("attention.output", 3, "all_reduce", "x", 2 * 24 * 16 / 12, 2 * 1 / 2 * 24 * 16 / 12, 2),
+        ("attention.output", 4, "all_reduce", "y", 2 * 24 * 12 / 6, 2 * 3 / 4 * 24 * 12 / 6, 2),
         # gate and up are one layer, 16 -> 48; fc2 is 24 -> 16, transposed
         ("mlp.fc1", 3, "all_reduce", "y", 2 * 24 * 48 / 6, 2 * 3 / 4 * 24 * 48 / 6, 2),
         ("mlp.fc2", 3, "all_reduce", "x", 2 * 24 * 16 / 12, 2 * 1 / 2 * 24 * 16 / 12, 2),
