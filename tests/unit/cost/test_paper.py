@@ -210,13 +210,22 @@ def test_shipped_models_are_the_scripts(name: str) -> None:
     assert {layer.k for layer in paper.released_block_layers(shipped)} == {hidden}
 
 
-@pytest.mark.parametrize(("gpus", "picked"), [(1024, (1, 1, 1024, 1)), (8192, (1, 1, 8192, 1))])
-def test_released_script_picks_z_alone_for_80b(gpus: int, picked: tuple[int, ...]) -> None:
-    """Guards the known consequence of ignoring latency: z takes every GPU."""
+@pytest.mark.parametrize(
+    ("backend", "gpus", "picked"),
+    [
+        ("paper-released", 1024, (1, 1, 1024, 1)),
+        ("paper-released", 8192, (1, 1, 8192, 1)),
+        ("paper-mended", 1024, (1, 1, 1024, 1)),
+        ("paper-mended", 8192, (8, 1, 1024, 1)),
+        ("paper", 8192, (8, 1, 1024, 1)),
+    ],
+)
+def test_first_pick_for_80b(backend: PaperBackend, gpus: int, picked: tuple[int, ...]) -> None:
+    """Guards two known findings: without latency z grows to 1,024, and z = 8,192 comes from the slip in fc2 on top."""
     grids = released_grids(gpus, model=paper_model("80b"), batch=8192)
     x, y, z, data = grids.T
     given: dict[str, Any] = {"model": paper_model("80b"), "machine": machine("perlmutter"), "workload": batch_of(8192)}
-    prices = price_paper("paper-released", x=x, y=y, z=z, data=data, **given)
+    prices = price_paper(backend, x=x, y=y, z=z, data=data, **given)
     assert tuple(grids[np.argmin(prices.communication_s)].tolist()) == picked
 
 
