@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -18,25 +19,45 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def console_blocks(page: Path) -> Iterator[list[list[str]]]:
-    """The axonn-tune commands of each console block of a page, each split into words."""
-    for block in re.findall(r"^```console\n(.*?)^```", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL):
-        joined = block.replace("\\\n", " ")
-        lines = [line.removeprefix("$ ") for line in joined.splitlines() if line.startswith("$ axonn-tune")]
-        if lines:
-            yield [shlex.split(line, comments=True)[1:] for line in lines]
+@dataclass(frozen=True)
+class Command:
+    """One command of a console block and what the page shows below it."""
+
+    line: str
+    output: str
+
+    @property
+    def words(self) -> list[str]:
+        """The command without its name."""
+        return shlex.split(self.line, comments=True)[1:]
+
+
+def console_blocks(page: Path) -> list[list[Command]]:
+    """The commands of each console block of a page."""
+    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return [list(commands(block.replace("\\\n", " "))) for block in blocks]
+
+
+def commands(block: str) -> Iterator[Command]:
+    """The commands of one block, each with the lines up to the next."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        line, _, output = part.partition("\n")
+        yield Command(line, output)
 
 
 BLOCKS = [pytest.param(block, id=f"{page.name}-{n}") for page in PAGES for n, block in enumerate(console_blocks(page))]
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_documented_commands_run(block: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the documentation: the commands of a block run in order, in one folder, and all succeed."""
+def test_documented_commands_run(block: list[Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the documentation: a block's commands run in order in one folder; `cat` shows a file to write first."""
     monkeypatch.chdir(tmp_path)
-    for arguments in block:
-        result = CliRunner().invoke(cli, arguments)
-        assert result.exit_code == 0, f"axonn-tune {shlex.join(arguments)}\n{result.output}{result.exception!r}"
+    for command in block:
+        if command.line.startswith("cat "):
+            Path(*command.words).write_text(command.output, encoding="utf-8")
+        elif command.line.startswith("axonn-tune"):
+            result = CliRunner().invoke(cli, command.words)
+            assert result.exit_code == 0, f"{command.line}\n{result.output}\n{result.exception!r}"
 
 
 def test_readme_has_commands_to_run() -> None:
