@@ -1,0 +1,70 @@
+"""Time of one rank's computation: matrix products and attention by a roofline, everything else by its bytes.
+
+Efficiencies are shares of the datasheet peak that large, well-shaped work reaches on the machine;
+what small shapes lose is modelled by rounding to tiles, by memory traffic and by a fixed launch time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from axonn_tune.cost.arithmetic import Arithmetic, Column
+from axonn_tune.specs.machine import Accelerator, MatmulLayout
+from axonn_tune.specs.workload import Precision
+from axonn_tune.units import bytes_per_s, seconds
+
+
+@dataclass(frozen=True)
+class ComputeRates:
+    """What one rank computes with, in SI units, for one precision."""
+
+    matmul_flops_per_s: dict[MatmulLayout, float]
+    matmul_launch_s: float
+    tile: float
+    attention_forward_flops_per_s: float
+    attention_backward_flops_per_s: float
+    memory_bytes_per_s: float
+    kernel_launch_s: float
+
+
+def compute_rates(accelerator: Accelerator, precision: Precision) -> ComputeRates:
+    """Rates of an accelerator; KeyError if it does not state a peak for this precision."""
+    peak = accelerator.peak_flops_per_s(precision)
+    return ComputeRates(
+        matmul_flops_per_s={layout: peak * share for layout, share in accelerator.matmul_efficiency.items()},
+        matmul_launch_s=seconds(accelerator.matmul_launch_us),
+        tile=float(accelerator.matmul_tile),
+        attention_forward_flops_per_s=peak * accelerator.attention_forward_efficiency,
+        attention_backward_flops_per_s=peak * accelerator.attention_backward_efficiency,
+        memory_bytes_per_s=bytes_per_s(accelerator.memory_bandwidth_gb_per_s) * accelerator.memory_efficiency,
+        kernel_launch_s=seconds(accelerator.kernel_launch_us),
+    )
+
+
+def matmul_time_s(
+    m: Column, n: Column, k: Column, *, layout: MatmulLayout, element_bytes: float, rates: ComputeRates, arithmetic: Arithmetic
+) -> Column:
+    """Time of `O[m, n] = A[m, k] · B[k, n]`, s: launch + max(FLOPs / rate, bytes / memory bandwidth).
+
+    Rows and columns of the output are rounded up to whole tiles, since a partial tile costs a whole one.
+    """
+    tiled_m = arithmetic.floor((m + (rates.tile - 1.0)) / rates.tile) * rates.tile
+    tiled_n = arithmetic.floor((n + (rates.tile - 1.0)) / rates.tile) * rates.tile
+    arithmetic_s = 2.0 * tiled_m * tiled_n * k / rates.matmul_flops_per_s[layout]
+    traffic_s = element_bytes * (m * k + k * n + m * n) / rates.memory_bytes_per_s
+    return rates.matmul_launch_s + arithmetic.larger(arithmetic_s, traffic_s)
+
+
+def kernel_time_s(size_bytes: Column, rates: ComputeRates) -> Column:
+    """Time of an element-wise or reducing kernel that reads and writes `size_bytes` in all, s."""
+    return rates.kernel_launch_s + size_bytes / rates.memory_bytes_per_s
+
+
+def attention_forward_time_s(flops: Column, rates: ComputeRates) -> Column:
+    """Time of fused attention forward, s; `flops` counts the masked half too (4 · tokens · S · Q)."""
+    return rates.kernel_launch_s + flops / rates.attention_forward_flops_per_s
+
+
+def attention_backward_time_s(flops: Column, rates: ComputeRates) -> Column:
+    """Time of fused attention backward, s; `flops` is twice the forward's."""
+    return rates.kernel_launch_s + flops / rates.attention_backward_flops_per_s

@@ -1,0 +1,96 @@
+"""Every error a user can meet, as one tree; each carries the exit code the command line ends with.
+
+::
+
+    AxonnTuneError            1  (never raised itself)
+    ├── UsageError            2  an option or argument is wrong
+    ├── DocumentError         2  a YAML document is wrong: all problems at once, with file and line
+    ├── UnknownNameError      2  no such model or machine, with the nearest valid names
+    ├── NothingFeasibleError  3  no configuration satisfies the constraints
+    ├── CheckFailedError      4  a validation or regression check failed
+    ├── EnvironmentProblem    5  something this needs is missing here, or the disk is full
+    └── TrainingFailedError   6  a rank was lost, a hang, a non-finite loss, an unusable checkpoint
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class AxonnTuneError(Exception):
+    """Base of all errors meant for a user; `exit_code` is what the process ends with."""
+
+    exit_code = 1
+
+
+class UsageError(AxonnTuneError):
+    """An option or argument cannot be used as given."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong in a document: where (line from 1, or None; dotted path) and what."""
+
+    path: str
+    message: str
+    line: int | None = None
+
+
+class DocumentError(AxonnTuneError):
+    """A document is wrong; `problems` lists everything found, not only the first."""
+
+    exit_code = 2
+
+    def __init__(self, source: str, problems: Iterable[Problem]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self._lines()))
+
+    def _lines(self) -> Iterable[str]:
+        for problem in self.problems:
+            place = self.source if problem.line is None else f"{self.source}:{problem.line}"
+            yield f"{place}: {problem.path}: {problem.message}" if problem.path else f"{place}: {problem.message}"
+
+
+class UnknownNameError(AxonnTuneError):
+    """A model or machine name that nothing answers to; the message holds the nearest valid ones."""
+
+    exit_code = 2
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        super().__init__(f"no {kind} named {name!r}{suggest(name, self.known)}; known: {', '.join(self.known)}")
+
+
+class NothingFeasibleError(AxonnTuneError):
+    """No configuration satisfies every constraint; the message names the binding one."""
+
+    exit_code = 3
+
+
+class CheckFailedError(AxonnTuneError):
+    """A validation or regression check did not hold."""
+
+    exit_code = 4
+
+
+class EnvironmentProblem(AxonnTuneError):
+    """This machine lacks something the command needs, or a file could not be written."""
+
+    exit_code = 5
+
+
+class TrainingFailedError(AxonnTuneError):
+    """A training run ended without finishing its steps."""
+
+    exit_code = 6
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return `", did you mean 'x'?"` for the nearest known word, or an empty string."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f", did you mean {near[0]!r}?" if near else ""

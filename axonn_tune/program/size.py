@@ -1,0 +1,103 @@
+"""Symbolic sizes: products and quotients of named quantities, such as `2·H·N/(x·y)`.
+
+Every array size, byte count and call count of a training step is one. A size is a value that can be
+compared and used as a key; evaluated with numbers it is exact as long as the products stay below
+2^53, with numpy columns it gives one value per candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Value: TypeAlias = float | NDArray[np.float64]
+
+MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S")
+"""Constants of one search: layers, hidden, query width, qkv width, ffn, up width, weights of a block, sequence length."""
+
+CANDIDATE_SYMBOLS = (
+    *("x", "y", "z", "data"),
+    *("b", "A", "C", "parts", "kept", "unkept", "V", "P"),
+    *("block_bucket", "table_bucket", "position_bucket", "parameters", "vectors"),
+)
+"""What differs between candidates.
+
+b: micro-batch (sequences of one rank); A: accumulation steps; C: chunks of the loss; parts: halves of a split
+micro-batch; kept, unkept: layers that keep gathered weights for the backward pass, and the others; V, P: padded rows
+of the vocabulary and position tables; *_bucket: elements of one data-parallel bucket; parameters, vectors: elements
+of split and of replicated parameters one rank stores.
+"""
+
+_ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}
+
+
+@dataclass(frozen=True)
+class Size:
+    """`coefficient · Π symbol^power`; powers sorted by the canonical order of symbols, none zero."""
+
+    coefficient: float
+    powers: tuple[tuple[str, int], ...] = ()
+
+    def __mul__(self, other: Size | float) -> Size:
+        return self._combine(as_size(other), sign=1)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Size | float) -> Size:
+        return self._combine(as_size(other), sign=-1)
+
+    def _combine(self, other: Size, *, sign: int) -> Size:
+        powers = dict(self.powers)
+        for name, power in other.powers:
+            powers[name] = powers.get(name, 0) + sign * power
+        coefficient = self.coefficient * other.coefficient if sign > 0 else self.coefficient / other.coefficient
+        ordered = sorted(((name, power) for name, power in powers.items() if power), key=lambda item: _ORDER[item[0]])
+        return Size(coefficient, tuple(ordered))
+
+    @cached_property
+    def _numerator(self) -> tuple[str, ...]:
+        return tuple(name for name, power in self.powers for _ in range(power))
+
+    @cached_property
+    def _denominator(self) -> tuple[str, ...]:
+        return tuple(name for name, power in self.powers for _ in range(-power))
+
+    def evaluate(self, values: Mapping[str, Value]) -> Value:
+        """Value for given symbols: the left fold of the numerator, then of the denominator.
+
+        Both folds run in the canonical order, so numbers and columns give the same bits.
+        """
+        result: Value = self.coefficient
+        for name in self._numerator:
+            result = result * values[name]
+        if not self._denominator:
+            return result
+        divisor: Value = 1.0
+        for name in self._denominator:
+            divisor = divisor * values[name]
+        return result / divisor
+
+    def __str__(self) -> str:
+        number = f"{self.coefficient:.12g}"
+        factors = [name if power == 1 else f"{name}^{power}" for name, power in self.powers if power > 0]
+        if self.coefficient != 1 or not factors:
+            factors.insert(0, number)
+        under = [name if power == -1 else f"{name}^{-power}" for name, power in self.powers if power < 0]
+        above = "·".join(factors)
+        return above if not under else f"{above}/{under[0]}" if len(under) == 1 else f"{above}/({'·'.join(under)})"
+
+
+def as_size(value: Size | float) -> Size:
+    """A number as a size; a size as it is."""
+    return value if isinstance(value, Size) else Size(float(value))
+
+
+def symbol(name: str) -> Size:
+    """A single named quantity; KeyError for a name outside the canonical list."""
+    _ORDER[name]
+    return Size(1.0, ((name, 1),))

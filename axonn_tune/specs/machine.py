@@ -1,0 +1,227 @@
+"""The machine document: accelerator, network tiers from inner to outer, collective library, launcher.
+
+Every number has an entry in the `sources` of its section: where it comes from, and whether it is a
+datasheet `peak`, a `measured` value, a `fitted` one, an `assumed` one, or a plain `fact` such as a
+node's GPU count.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from axonn_tune.specs.workload import Precision
+from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
+
+MACHINE_SCHEMA = "axonn-tune/machine/1"
+
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
+Algorithm = Literal["ring", "recursive", "tree", "hierarchical"]
+MatmulLayout = Literal["NN", "NT", "TN"]
+
+
+class Source(Document):
+    """Where a number comes from."""
+
+    kind: Literal["peak", "measured", "fitted", "assumed", "fact"]
+    source: str = Field(min_length=1)
+
+
+class Sourced(Document):
+    """A section each of whose numbers must be listed in `sources`."""
+
+    sources: dict[str, Source] = Field(description="Provenance, one entry per number of this section.")
+    _unsourced: ClassVar[frozenset[str]] = frozenset({"name", "sources", "version", "algorithms"})
+
+    @model_validator(mode="after")
+    def _every_number_has_a_source(self) -> Sourced:
+        given = {key for key in self.model_fields_set if key not in self._unsourced and getattr(self, key) is not None}
+        missing = sorted(given - self.sources.keys())
+        if missing:
+            raise ValueError(f"no provenance in 'sources' for {', '.join(missing)}")
+        unknown = sorted(self.sources.keys() - given)
+        if unknown:
+            raise ValueError(f"'sources' names {', '.join(unknown)}, which this section does not set")
+        return self
+
+
+class Accelerator(Sourced):
+    """One GPU (or one die that the launcher sees as a GPU), or one CPU rank."""
+
+    name: str
+    memory_gib: PositiveFloat = Field(description="Memory of one rank, GiB.")
+    reserved_memory_gib: NonNegativeFloat = Field(description="Taken by context, library buffers and allocator, GiB.")
+    memory_bandwidth_gb_per_s: PositiveFloat = Field(description="Peak memory bandwidth, GB/s.")
+    memory_efficiency: Share = Field(description="Share of the peak that element-wise kernels reach.")
+    peak_tflops: dict[Precision, PositiveFloat] = Field(description="Dense matrix peak by precision, TFLOP/s.")
+    matmul_efficiency: dict[MatmulLayout, Share] = Field(
+        description="Share of the peak large products reach: NN forward, NT input gradient, TN weight gradient."
+    )
+    matmul_launch_us: NonNegativeFloat = Field(description="Fixed time of one matrix product, µs.")
+    matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")
+    attention_forward_efficiency: PositiveFloat = Field(
+        description="Fused attention, forward: share of the peak, the causal half counted as full work."
+    )
+    attention_backward_efficiency: PositiveFloat = Field(description="The same, backward.")
+    kernel_launch_us: NonNegativeFloat = Field(description="Fixed time of one element-wise kernel, µs.")
+
+    @property
+    def memory_bytes(self) -> float:
+        """Memory of one rank, bytes."""
+        return self.memory_gib * GIB
+
+    def peak_flops_per_s(self, precision: Precision) -> float:
+        """Dense matrix peak, FLOP/s; KeyError if the accelerator does not state this precision."""
+        return flops_per_s(self.peak_tflops[precision])
+
+
+class MeasuredBandwidth(Document):
+    """Bandwidth measured for one group shape, all such groups running at once."""
+
+    stride: PositiveInt = Field(description="Ranks between neighbours of the group: product of the inner axes.")
+    group: PositiveInt = Field(description="Ranks in the group.")
+    bandwidth_gb_per_s: PositiveFloat = Field(description="Bus bandwidth of one group, GB/s.")
+
+
+class Tier(Sourced):
+    """One level of the network: what connects the domains of the tier inside it.
+
+    The innermost tier connects single ranks; its bandwidth is what one rank sends. An outer tier
+    connects whole domains of the next inner tier; its bandwidth is what one such domain sends,
+    shared by everything in it.
+    """
+
+    name: str = Field(min_length=1)
+    ranks: PositiveInt | None = Field(default=None, description="Ranks one domain of this tier holds; absent: all.")
+    latency_us: NonNegativeFloat = Field(description="Time of one hop over this tier without data, µs.")
+    bandwidth_gb_per_s: PositiveFloat = Field(description="One rank (innermost) or one inner domain (others), GB/s.")
+    measured: tuple[MeasuredBandwidth, ...] | None = Field(
+        default=None, description="Group shapes whose bandwidth the counting rule does not give, measured."
+    )
+
+    @property
+    def latency_s(self) -> float:
+        """Time of one hop without data, s."""
+        return seconds(self.latency_us)
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Bandwidth, bytes/s."""
+        return bytes_per_s(self.bandwidth_gb_per_s)
+
+
+class Protocol(Document):
+    """A way the library moves bytes: its latency and bandwidth as factors of the tier's."""
+
+    name: str
+    latency_factor: PositiveFloat
+    bandwidth_factor: Share
+
+
+class Library(Sourced):
+    """The collective library: which algorithms and protocols it chooses from, at what fixed cost."""
+
+    name: str = Field(description="NCCL, RCCL or Gloo.")
+    version: str
+    launch_us: NonNegativeFloat = Field(description="Fixed time of one collective call, µs.")
+    algorithms: dict[CollectiveKind, Annotated[tuple[Algorithm, ...], Field(min_length=1)]]
+    protocols: Annotated[tuple[Protocol, ...], Field(min_length=1)]
+
+    @property
+    def launch_s(self) -> float:
+        """Fixed time of one collective call, s."""
+        return seconds(self.launch_us)
+
+
+class Uncertainty(Sourced):
+    """Relative half-width of the 80% interval of a prediction."""
+
+    communication: Share
+    compute: Share
+
+
+class PaperEntry(Document):
+    """One entry of the paper's bandwidth table; `group: null` stands for every larger group."""
+
+    inner: PositiveInt = Field(description="Product of the sizes of the inner axes.")
+    group: PositiveInt | None
+    bandwidth_gib_per_s: PositiveFloat
+
+
+class PaperTable(Sourced):
+    """What the paper's own model needs to know of a machine."""
+
+    ranks_per_node: PositiveInt
+    inter_node_gib_per_s: PositiveFloat = Field(description="β_inter of equation 7.")
+    table: tuple[PaperEntry, ...] = Field(
+        description="Keyed by (product of inner axes, own size); larger products use the entries of the largest."
+    )
+
+    @model_validator(mode="after")
+    def _no_entry_twice(self) -> PaperTable:
+        keys = [(entry.inner, entry.group) for entry in self.table]
+        twice = sorted(
+            {f"inner {inner}, group {group or 'null'}" for inner, group in keys if keys.count((inner, group)) > 1}
+        )
+        if twice:
+            raise ValueError(f"more than one bandwidth for {'; '.join(twice)}")
+        return self
+
+
+class EnvironmentVariable(Document):
+    """One variable the launch scripts set."""
+
+    name: str = Field(min_length=1)
+    value: str
+    why: str = Field(min_length=1, description="Printed as the comment above it.")
+
+
+class Slurm(Document):
+    """What a site's Slurm wants on top of nodes and tasks."""
+
+    constraint: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    account: str | None = Field(default=None, description="Absent: the script leaves a placeholder.")
+    cpus_per_rank: PositiveInt
+    gpus_per_rank: PositiveInt | None = 1
+    extra: tuple[str, ...] = Field(default=(), description="More #SBATCH options, as written.")
+    srun: tuple[str, ...] = Field(default=(), description="More srun options, as written.")
+
+
+class Launcher(Document):
+    """How jobs start on this machine."""
+
+    backend: Literal["nccl", "gloo"]
+    ranks_per_node: PositiveInt
+    slurm: Slurm | None = None
+    environment: tuple[EnvironmentVariable, ...] = ()
+
+
+class Machine(Document):
+    """A machine profile."""
+
+    schema_: Literal["axonn-tune/machine/1"] = Field(alias="schema")
+    name: str = Field(min_length=1)
+    description: str = ""
+    accelerator: Accelerator
+    tiers: Annotated[tuple[Tier, ...], Field(min_length=1)]
+    library: Library
+    uncertainty: Uncertainty
+    launcher: Launcher
+    paper: PaperTable | None = None
+
+    @model_validator(mode="after")
+    def _tiers_grow(self) -> Machine:
+        sizes = [tier.ranks for tier in self.tiers]
+        for position, ranks in enumerate(sizes[:-1]):
+            if ranks is None:
+                raise ValueError(f"tier {self.tiers[position].name!r} needs 'ranks': only the outermost may be unlimited")
+            outer = sizes[position + 1]
+            if outer is not None and (outer <= ranks or outer % ranks):
+                raise ValueError(
+                    f"tier {self.tiers[position + 1].name!r} holds {outer} ranks, which is no larger multiple of {ranks}"
+                )
+        return self

@@ -1,0 +1,63 @@
+"""The workload document: what one training step processes, and in which number formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from axonn_tune.specs.base import Document, PositiveInt
+
+WORKLOAD_SCHEMA = "axonn-tune/workload/1"
+
+Precision = Literal["bf16", "fp16", "fp32", "fp64"]
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+
+Overlap = Literal["gather_prefetch", "input_gradient", "weight_gradient", "data_parallel"]
+OVERLAPS: tuple[Overlap, ...] = ("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel")
+
+
+@dataclass(frozen=True)
+class ElementSizes:
+    """Bytes per element of each kind of array, for one precision.
+
+    compute: activations, gathered weights, weight gradients reduced over z; main: master weights,
+    accumulated gradients reduced over data, Adam moments; statistics: norm and loss reductions.
+    """
+
+    compute: int
+    main: int
+    statistics: int
+
+
+ELEMENT_SIZES: dict[Precision, ElementSizes] = {
+    "bf16": ElementSizes(compute=2, main=4, statistics=4),
+    "fp16": ElementSizes(compute=2, main=4, statistics=4),
+    "fp32": ElementSizes(compute=4, main=4, statistics=4),
+    "fp64": ElementSizes(compute=8, main=8, statistics=8),
+}
+
+
+class Workload(Document):
+    """One training step: its batch, its sequence length, its number formats."""
+
+    schema_: Literal["axonn-tune/workload/1"] = Field(alias="schema", default="axonn-tune/workload/1")
+    global_batch: PositiveInt = Field(description="Sequences in one optimizer step, over all GPUs.")
+    sequence_length: PositiveInt = Field(description="Tokens in one sequence.")
+    precision: Precision = "bf16"
+    shard_optimizer_over_data: bool = Field(
+        default=False, description="Split master weights and Adam moments over the data axis (ZeRO-1)."
+    )
+    overlaps: tuple[Overlap, ...] = Field(
+        default=OVERLAPS, description="Which communication runs behind computation; the rest waits where it is issued."
+    )
+    split_micro_batch: bool = Field(
+        default=False, description="Run each micro-batch as two halves, one's forward all-reduce behind the other's work."
+    )
+
+    @property
+    def element_sizes(self) -> ElementSizes:
+        """Bytes per element for this precision."""
+        return ELEMENT_SIZES[self.precision]

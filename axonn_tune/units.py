@@ -1,0 +1,41 @@
+"""Units: SI base units inside, conversion once at each boundary."""
+
+from __future__ import annotations
+
+GIB = 1024.0**3
+GB = 1e9
+TERA = 1e12
+MICRO = 1e-6
+
+
+def seconds(value_us: float) -> float:
+    """Microseconds to seconds."""
+    return value_us * MICRO
+
+
+def bytes_per_s(value_gb_per_s: float) -> float:
+    """GB/s (10^9 bytes per second) to bytes/s."""
+    return value_gb_per_s * GB
+
+
+def flops_per_s(value_tflops: float) -> float:
+    """TFLOP/s to FLOP/s."""
+    return value_tflops * TERA
+
+
+def show_bytes(value_bytes: float) -> str:
+    """Bytes for a person, in binary units: `37.2 GiB`."""
+    size = float(value_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def show_seconds(value_s: float) -> str:
+    """Seconds for a person: `12.3 ms`, `4.56 s`."""
+    for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
+        if abs(value_s) < limit:
+            return f"{value_s * scale:.3g} {unit}"
+    return f"{value_s:.3g} s" if value_s < 1000 else f"{value_s:.0f} s"
