@@ -29,12 +29,17 @@ def _merge_mappings(base: dict[str, Node], own: dict[str, Node]) -> dict[str, No
     merged = dict(base)
     for key, value in own.items():
         merged[key] = merge(base[key], value) if key in base else value
-    removed = {key for key, value in own.items() if value.value is None}
-    sources = merged.get("sources")
-    if removed and sources is not None and isinstance(sources.value, dict):
-        kept = {key: value for key, value in sources.value.items() if key not in removed}
-        merged["sources"] = Node(kept, sources.place)
+    if "sources" in merged:
+        removed = {key for key, value in own.items() if value.value is None}
+        merged["sources"] = _merge_sources(merged["sources"], own.get("sources"), removed=removed)
     return merged
+
+
+def _merge_sources(merged: Node, own: Node | None, *, removed: set[str]) -> Node:
+    """Provenance after merging: entries are taken whole, since the kind of an old one need not fit a new source."""
+    restated = own.mapping() if own is not None else {}
+    entries = {key: restated.get(key, value) for key, value in merged.mapping().items() if key not in removed}
+    return Node(entries, merged.place)
 
 
 def _names(node: Node) -> dict[str, Node]:

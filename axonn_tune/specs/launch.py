@@ -20,106 +20,110 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 class LaunchGrid(Document):
     """Axis sizes, and the axes from the fastest-varying rank outwards."""
 
-    x: PositiveInt
-    y: PositiveInt
-    z: PositiveInt
-    data: PositiveInt
-    order: Annotated[tuple[Axis, ...], Field(min_length=4, max_length=4)]
+    x: PositiveInt = Field(description="Ranks that split the output of a normal layer.")
+    y: PositiveInt = Field(description="Ranks that split its input.")
+    z: PositiveInt = Field(description="Ranks that split the stored weights, and the batch.")
+    data: PositiveInt = Field(description="Replicas, which split the batch alone.")
+    order: tuple[Axis, ...] = Field(min_length=4, max_length=4, description="Axes, fastest-varying rank first.")
 
 
 class Optimizer(Document):
     """AdamW with a warm-up and cosine schedule."""
 
-    name: Literal["adamw"] = "adamw"
-    learning_rate: PositiveFloat = 3e-4
-    minimum_learning_rate: NonNegativeFloat = 3e-5
-    warmup_steps: NonNegativeInt = 100
-    decay_steps: PositiveInt = 10_000
-    betas: tuple[Share, Share] = (0.9, 0.95)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.1
-    gradient_clip_norm: PositiveFloat | None = 1.0
+    name: Literal["adamw"] = Field(default="adamw", description="The only one there is.")
+    learning_rate: PositiveFloat = Field(default=3e-4, description="Peak, reached after the warm-up.")
+    minimum_learning_rate: NonNegativeFloat = Field(default=3e-5, description="Reached at the end of the decay.")
+    warmup_steps: NonNegativeInt = Field(default=100, description="Steps of linear warm-up from 0.")
+    decay_steps: PositiveInt = Field(default=10_000, description="Step at which the cosine decay ends.")
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.95), description="Decay of the first and second moment.")
+    eps: PositiveFloat = Field(default=1e-8, description="Added to the root of the second moment.")
+    weight_decay: NonNegativeFloat = Field(default=0.1, description="Decoupled, on matrices only.")
+    gradient_clip_norm: PositiveFloat | None = Field(default=1.0, description="Global norm; null: no clipping.")
 
 
 class Data(Document):
     """Token file and sampling."""
 
     path: str | None = Field(default=None, description="Token file; absent: tokens drawn from the seed.")
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = Field(default=0, description="Seed of the sampling order.")
 
 
 class Checkpoint(Document):
     """Where and how often state is saved; absent directory: never."""
 
-    directory: str | None = None
-    every_steps: PositiveInt = 1000
-    keep: PositiveInt = 3
+    directory: str | None = Field(default=None, description="Folder; absent: nothing is saved.")
+    every_steps: PositiveInt = Field(default=1000, description="Steps between two.")
+    keep: PositiveInt = Field(default=3, description="How many of the newest are kept.")
 
 
 class PredictedTerm(Document):
     """One predicted collective, all calls of one step and rank together."""
 
-    op: str
-    axis: str
-    phase: str
-    layer: str
-    count: NonNegativeInt
-    bytes: NonNegativeFloat
-    group: PositiveInt
-    tier: str
-    seconds: NonNegativeFloat
-    exposed_s: NonNegativeFloat
+    op: str = Field(description="Collective: all_gather, reduce_scatter, all_reduce.")
+    axis: str = Field(description="Grid axis, or xy.")
+    phase: str = Field(description="forward, recompute, backward or optimizer.")
+    layer: str = Field(description="Layer, such as mlp.fc1.")
+    count: NonNegativeInt = Field(description="Calls per step and rank.")
+    bytes: NonNegativeFloat = Field(description="Full (gathered or reduced) buffer of one call.")
+    group: PositiveInt = Field(description="Ranks taking part.")
+    tier: str = Field(description="Outermost network tier it crosses.")
+    seconds: NonNegativeFloat = Field(description="Time of all calls, s.")
+    exposed_s: NonNegativeFloat = Field(description="The part no computation hides, s.")
 
 
 class Prediction(Document):
     """What the tuner expects of one step."""
 
-    machine: str
-    cost: str
-    iteration_s: PositiveFloat | None
-    low_s: PositiveFloat | None
-    high_s: PositiveFloat | None
-    communication_s: NonNegativeFloat
-    exposed_communication_s: NonNegativeFloat | None
-    compute_s: NonNegativeFloat | None
-    memory_bytes: NonNegativeFloat | None
-    mfu: NonNegativeFloat | None
-    hfu: NonNegativeFloat | None
-    terms: tuple[PredictedTerm, ...]
+    machine: str = Field(description="Profile predicted for.")
+    cost: str = Field(description="Cost model: alpha-beta, paper, paper-released or paper-mended.")
+    iteration_s: PositiveFloat | None = Field(description="One step, s; null where the cost model gives none.")
+    low_s: PositiveFloat | None = Field(description="Lower end of its 80% interval, s.")
+    high_s: PositiveFloat | None = Field(description="Upper end, s.")
+    communication_s: NonNegativeFloat = Field(
+        description="All collectives of a step and rank, hidden ones included, s."
+    )
+    exposed_communication_s: NonNegativeFloat | None = Field(description="The part no computation hides, s.")
+    compute_s: NonNegativeFloat | None = Field(description="Kernels of a step and rank, s.")
+    memory_bytes: NonNegativeFloat | None = Field(description="Peak of one rank.")
+    mfu: NonNegativeFloat | None = Field(description="Model FLOPs over peak; recomputation not counted.")
+    hfu: NonNegativeFloat | None = Field(description="Executed FLOPs over peak; recomputation counted.")
+    terms: tuple[PredictedTerm, ...] = Field(description="Each collective's share.")
 
 
 class Provenance(Document):
     """What wrote this file, from what."""
 
-    tool: str
-    version: str
-    created: str
-    command: str
-    model_sha256: str
-    machine_sha256: str
+    tool: str = Field(description="Program.")
+    version: str = Field(description="Its version.")
+    created: str = Field(description="When, ISO 8601.")
+    command: str = Field(description="Command line.")
+    model_sha256: str = Field(description="Of the model file, what it extends, and overrides.")
+    machine_sha256: str = Field(description="The same for the machine.")
 
 
 class Launch(Document):
     """A launch config."""
 
-    schema_: Literal["axonn-tune/launch/1"] = Field(alias="schema")
-    name: str
-    model: Model
-    workload: Workload
-    grid: LaunchGrid
+    schema_: Literal["axonn-tune/launch/1"] = Field(
+        alias="schema", description="Kind and version of this document: axonn-tune/launch/1."
+    )
+    name: str = Field(description="What runs, in folder and job names.")
+    model: Model = Field(description="The whole model document.")
+    workload: Workload = Field(description="The whole workload document.")
+    grid: LaunchGrid = Field(description="How the ranks are arranged.")
     micro_batch: PositiveInt = Field(description="Sequences one rank processes at a time.")
-    grad_accumulation: PositiveInt
-    recompute: Recompute
+    grad_accumulation: PositiveInt = Field(description="Micro-batches in one optimizer step.")
+    recompute: Recompute = Field(description="What the backward pass computes again instead of keeping.")
     kept_layers: NonNegativeInt = Field(description="Layers, from the last, that keep gathered weights for backward.")
-    steps: PositiveInt = 100
+    steps: PositiveInt = Field(default=100, description="Optimizer steps to run.")
     seed: NonNegativeInt = Field(default=0, description="Seed of the initial weights and of dropout.")
-    deterministic: bool = False
-    hang_timeout_s: PositiveFloat = 60.0
-    optimizer: Optimizer = Optimizer()
-    data: Data = Data()
-    checkpoint: Checkpoint = Checkpoint()
-    backend: Literal["nccl", "gloo"]
-    ranks_per_node: PositiveInt
-    environment: tuple[EnvironmentVariable, ...]
-    predicted: Prediction
-    provenance: Provenance
+    deterministic: bool = Field(default=False, description="Bit-identical from run to run, at some cost in speed.")
+    hang_timeout_s: PositiveFloat = Field(default=60.0, description="A collective that takes longer ends the run, s.")
+    optimizer: Optimizer = Field(default=Optimizer(), description="How weights are updated.")
+    data: Data = Field(default=Data(), description="What it trains on.")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="Saving.")
+    backend: Literal["nccl", "gloo"] = Field(description="torch.distributed backend.")
+    ranks_per_node: PositiveInt = Field(description="Ranks started on each node.")
+    environment: tuple[EnvironmentVariable, ...] = Field(description="Variables every rank gets.")
+    predicted: Prediction = Field(description="What the tuner expects of one step.")
+    provenance: Provenance = Field(description="What wrote this file, from what.")

@@ -25,8 +25,10 @@ MatmulLayout = Literal["NN", "NT", "TN"]
 class Source(Document):
     """Where a number comes from."""
 
-    kind: Literal["peak", "measured", "fitted", "assumed", "fact"]
-    source: str = Field(min_length=1)
+    kind: Literal["peak", "measured", "fitted", "assumed", "fact"] = Field(
+        description="peak: datasheet; measured; fitted: to measurements; assumed; fact: a count, not a rate."
+    )
+    source: str = Field(min_length=1, description="Document, measurement or reasoning it comes from.")
 
 
 class Sourced(Document):
@@ -50,7 +52,7 @@ class Sourced(Document):
 class Accelerator(Sourced):
     """One GPU (or one die that the launcher sees as a GPU), or one CPU rank."""
 
-    name: str
+    name: str = Field(description="Product name.")
     memory_gib: PositiveFloat = Field(description="Memory of one rank, GiB.")
     reserved_memory_gib: NonNegativeFloat = Field(description="Taken by context, library buffers and allocator, GiB.")
     memory_bandwidth_gb_per_s: PositiveFloat = Field(description="Peak memory bandwidth, GB/s.")
@@ -93,7 +95,7 @@ class Tier(Sourced):
     shared by everything in it.
     """
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, description="What --set and reports call this tier.")
     ranks: PositiveInt | None = Field(default=None, description="Ranks one domain of this tier holds; absent: all.")
     latency_us: NonNegativeFloat = Field(description="Time of one hop over this tier without data, µs.")
     bandwidth_gb_per_s: PositiveFloat = Field(description="One rank (innermost) or one inner domain (others), GB/s.")
@@ -115,19 +117,21 @@ class Tier(Sourced):
 class Protocol(Document):
     """A way the library moves bytes: its latency and bandwidth as factors of the tier's."""
 
-    name: str
-    latency_factor: PositiveFloat
-    bandwidth_factor: Share
+    name: str = Field(description="The library's name for it.")
+    latency_factor: PositiveFloat = Field(description="Its latency over the tier's.")
+    bandwidth_factor: Share = Field(description="Its bandwidth over the tier's.")
 
 
 class Library(Sourced):
     """The collective library: which algorithms and protocols it chooses from, at what fixed cost."""
 
     name: str = Field(description="NCCL, RCCL or Gloo.")
-    version: str
+    version: str = Field(description="Version the numbers hold for.")
     launch_us: NonNegativeFloat = Field(description="Fixed time of one collective call, µs.")
-    algorithms: dict[CollectiveKind, Annotated[tuple[Algorithm, ...], Field(min_length=1)]]
-    protocols: Annotated[tuple[Protocol, ...], Field(min_length=1)]
+    algorithms: dict[CollectiveKind, Annotated[tuple[Algorithm, ...], Field(min_length=1)]] = Field(
+        description="What it chooses from, per collective."
+    )
+    protocols: tuple[Protocol, ...] = Field(min_length=1, description="What it chooses from.")
 
     @property
     def launch_s(self) -> float:
@@ -138,22 +142,22 @@ class Library(Sourced):
 class Uncertainty(Sourced):
     """Relative half-width of the 80% interval of a prediction."""
 
-    communication: Share
-    compute: Share
+    communication: Share = Field(description="Of communication times.")
+    compute: Share = Field(description="Of compute times.")
 
 
 class PaperEntry(Document):
     """One entry of the paper's bandwidth table; `group: null` stands for every larger group."""
 
     inner: PositiveInt = Field(description="Product of the sizes of the inner axes.")
-    group: PositiveInt | None
-    bandwidth_gib_per_s: PositiveFloat
+    group: PositiveInt | None = Field(description="Ranks in the group; null: every larger group.")
+    bandwidth_gib_per_s: PositiveFloat = Field(description="Bandwidth of one group, GiB/s.")
 
 
 class PaperTable(Sourced):
     """What the paper's own model needs to know of a machine."""
 
-    ranks_per_node: PositiveInt
+    ranks_per_node: PositiveInt = Field(description="Ranks that share a node.")
     inter_node_gib_per_s: PositiveFloat = Field(description="β_inter of equation 7.")
     table: tuple[PaperEntry, ...] = Field(
         description="Keyed by (product of inner axes, own size); larger products use the entries of the largest."
@@ -173,20 +177,20 @@ class PaperTable(Sourced):
 class EnvironmentVariable(Document):
     """One variable the launch scripts set."""
 
-    name: str = Field(min_length=1)
-    value: str
+    name: str = Field(min_length=1, description="Its name.")
+    value: str = Field(description="Its value, as text.")
     why: str = Field(min_length=1, description="Printed as the comment above it.")
 
 
 class Slurm(Document):
     """What a site's Slurm wants on top of nodes and tasks."""
 
-    constraint: str | None = None
-    partition: str | None = None
-    qos: str | None = None
+    constraint: str | None = Field(default=None, description="--constraint.")
+    partition: str | None = Field(default=None, description="--partition.")
+    qos: str | None = Field(default=None, description="--qos.")
     account: str | None = Field(default=None, description="Absent: the script leaves a placeholder.")
-    cpus_per_rank: PositiveInt
-    gpus_per_rank: PositiveInt | None = 1
+    cpus_per_rank: PositiveInt = Field(description="CPU cores one rank gets.")
+    gpus_per_rank: PositiveInt | None = Field(default=1, description="GPUs one rank gets; null: asks for none.")
     extra: tuple[str, ...] = Field(default=(), description="More #SBATCH options, as written.")
     srun: tuple[str, ...] = Field(default=(), description="More srun options, as written.")
 
@@ -194,34 +198,37 @@ class Slurm(Document):
 class Launcher(Document):
     """How jobs start on this machine."""
 
-    backend: Literal["nccl", "gloo"]
-    ranks_per_node: PositiveInt
-    slurm: Slurm | None = None
-    environment: tuple[EnvironmentVariable, ...] = ()
+    backend: Literal["nccl", "gloo"] = Field(description="torch.distributed backend.")
+    ranks_per_node: PositiveInt = Field(description="Ranks started on each node.")
+    slurm: Slurm | None = Field(default=None, description="What this site's Slurm wants; absent: no Slurm here.")
+    environment: tuple[EnvironmentVariable, ...] = Field(default=(), description="Variables every rank gets.")
 
 
 class Machine(Document):
     """A machine profile."""
 
-    schema_: Literal["axonn-tune/machine/1"] = Field(alias="schema")
-    name: str = Field(min_length=1)
-    description: str = ""
-    accelerator: Accelerator
-    tiers: Annotated[tuple[Tier, ...], Field(min_length=1)]
-    library: Library
-    uncertainty: Uncertainty
-    launcher: Launcher
-    paper: PaperTable | None = None
+    schema_: Literal["axonn-tune/machine/1"] = Field(
+        alias="schema", description="Kind and version of this document: axonn-tune/machine/1."
+    )
+    name: str = Field(min_length=1, description="The name it is found by: that of its file.")
+    description: str = Field(default="", description="One line: what it is.")
+    accelerator: Accelerator = Field(description="What one rank computes with.")
+    tiers: tuple[Tier, ...] = Field(min_length=1, description="Network levels, from inner to outer.")
+    library: Library = Field(description="The collective library.")
+    uncertainty: Uncertainty = Field(description="Relative half-width of the 80% interval of a prediction.")
+    launcher: Launcher = Field(description="How jobs start here.")
+    paper: PaperTable | None = Field(default=None, description="For the paper's own cost models; absent: not for them.")
 
     @model_validator(mode="after")
     def _tiers_grow(self) -> Machine:
         sizes = [tier.ranks for tier in self.tiers]
         for position, ranks in enumerate(sizes[:-1]):
             if ranks is None:
-                raise ValueError(f"tier {self.tiers[position].name!r} needs 'ranks': only the outermost may be unlimited")
+                raise ValueError(
+                    f"tier {self.tiers[position].name!r} needs 'ranks': only the outermost may be unlimited"
+                )
             outer = sizes[position + 1]
             if outer is not None and (outer <= ranks or outer % ranks):
-                raise ValueError(
-                    f"tier {self.tiers[position + 1].name!r} holds {outer} ranks, which is no larger multiple of {ranks}"
-                )
+                name = self.tiers[position + 1].name
+                raise ValueError(f"tier {name!r} holds {outer} ranks, which is no larger multiple of {ranks}")
         return self

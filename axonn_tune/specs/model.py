@@ -26,24 +26,28 @@ class ModelDefaults(Document):
 class Model(Document):
     """A decoder-only transformer."""
 
-    schema_: Literal["axonn-tune/model/1"] = Field(alias="schema")
-    name: str = Field(min_length=1)
+    schema_: Literal["axonn-tune/model/1"] = Field(
+        alias="schema", description="Kind and version of this document: axonn-tune/model/1."
+    )
+    name: str = Field(min_length=1, description="The name it is found by: that of its file.")
     description: str = Field(default="", description="One line: what it is and where its sizes come from.")
     family: Literal["gpt", "llama"] = Field(
         description="gpt: LayerNorm, GELU, learned positions. llama: RMSNorm, SwiGLU, rotary positions."
     )
-    layers: PositiveInt
+    layers: PositiveInt = Field(description="Transformer blocks.")
     hidden: PositiveInt = Field(description="H, width of the residual stream.")
     heads: PositiveInt = Field(description="Query heads.")
     kv_heads: PositiveInt = Field(description="Key and value heads; equal to heads without grouped-query attention.")
     head_dim: PositiveInt = Field(description="Width of one head; need not be hidden / heads.")
     ffn: PositiveInt = Field(description="F, width of the MLP.")
     vocab: PositiveInt = Field(description="V, before padding.")
-    max_sequence_length: PositiveInt = Field(description="Length of the learned position table, or the trained context.")
+    max_sequence_length: PositiveInt = Field(
+        description="Length of the learned position table, or the trained context."
+    )
     biases: bool = Field(description="Biases on the linear layers.")
     tied_embeddings: bool = Field(description="The head uses the embedding table.")
     source: str = Field(min_length=1, description="Where the sizes come from.")
-    defaults: ModelDefaults
+    defaults: ModelDefaults = Field(description="Workload unless the command line says otherwise.")
 
     @model_validator(mode="after")
     def _heads_group(self) -> Model:

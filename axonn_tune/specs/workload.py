@@ -15,8 +15,11 @@ Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
-Overlap = Literal["gather_prefetch", "input_gradient", "weight_gradient", "data_parallel"]
-OVERLAPS: tuple[Overlap, ...] = ("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel")
+Overlap = Literal["gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output"]
+OVERLAPS: tuple[Overlap, ...] = ("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output")
+"""gather_prefetch: weight gathers over z, one ahead; input_gradient: dI all-reduce behind the weight gradient;
+weight_gradient: dW reduce-scatter behind the next layer; data_parallel: buckets behind the backward pass; output:
+forward all-reduce of one half behind the other half's work (only with a split micro-batch)."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,14 @@ ELEMENT_SIZES: dict[Precision, ElementSizes] = {
 class Workload(Document):
     """One training step: its batch, its sequence length, its number formats."""
 
-    schema_: Literal["axonn-tune/workload/1"] = Field(alias="schema", default="axonn-tune/workload/1")
+    schema_: Literal["axonn-tune/workload/1"] = Field(
+        alias="schema",
+        default="axonn-tune/workload/1",
+        description="Kind and version of this document: axonn-tune/workload/1.",
+    )
     global_batch: PositiveInt = Field(description="Sequences in one optimizer step, over all GPUs.")
     sequence_length: PositiveInt = Field(description="Tokens in one sequence.")
-    precision: Precision = "bf16"
+    precision: Precision = Field(default="bf16", description="Number format of activations and gathered weights.")
     shard_optimizer_over_data: bool = Field(
         default=False, description="Split master weights and Adam moments over the data axis (ZeRO-1)."
     )
@@ -54,7 +61,8 @@ class Workload(Document):
         default=OVERLAPS, description="Which communication runs behind computation; the rest waits where it is issued."
     )
     split_micro_batch: bool = Field(
-        default=False, description="Run each micro-batch as two halves, one's forward all-reduce behind the other's work."
+        default=False,
+        description="Run each micro-batch as two halves, one's forward all-reduce behind the other's work.",
     )
 
     @property
