@@ -128,8 +128,8 @@ def _llama(config: _Config) -> dict[str, Scalar]:
 def _check_attention(config: _Config) -> None:
     """Refuse attention over less than the whole sequence."""
     window, longest = config.value("sliding_window"), config.value("max_position_embeddings")
-    on = config.flag("use_sliding_window", absent=True)
-    # Qwen2 states a window that it does not use; elsewhere the window alone switches it on.
+    # Qwen's configs state a window that a flag, off by default, switches on; elsewhere the window alone does.
+    on = config.flag("use_sliding_window", absent=config.value("model_type") not in ("qwen2", "qwen3"))
     if isinstance(window, int) and isinstance(longest, int) and on and window < longest:
         config.report("sliding_window", f"attention over a window of {window} tokens is not supported")
     layers = config.value("layer_types") or []

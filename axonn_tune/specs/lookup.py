@@ -82,5 +82,7 @@ def _same(path: Path, other: Path | None) -> bool:
     return other is not None and path.resolve() == other.resolve()
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Sort key: numbers by value and before words."""
+    parts = [part for part in re.split(r"(\d+)", name) if part]
+    return [(False, int(part), "") if part.isdigit() else (True, 0, part) for part in parts]

@@ -1,0 +1,138 @@
+"""`axonn-tune models` and `axonn-tune machines`: what is at hand, and whether a file is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from axonn_tune.errors import AxonnTuneError, UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from axonn_tune.specs.catalog import Kind, Loaded
+
+
+@click.group("models")
+def models_group() -> None:
+    """List, show, check and import models."""
+
+
+@click.group("machines")
+def machines_group() -> None:
+    """List, show and check machine profiles."""
+
+
+def complete_names(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Shell completion for the names of a kind."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from axonn_tune.specs.catalog import available
+
+        return [CompletionItem(name) for name in available(kind) if name.startswith(incomplete.lower())]
+
+    return complete
+
+
+def _load(kind: Kind, name: str, *, overrides: tuple[str, ...] = ()) -> Loaded[Any]:
+    from axonn_tune.specs.catalog import load_machine, load_model
+
+    return load_model(name, overrides=overrides) if kind == "model" else load_machine(name, overrides=overrides)
+
+
+def _list(kind: Kind, *, output_format: str) -> None:
+    from axonn_tune.report import documents
+    from axonn_tune.report.console import stdout_console
+    from axonn_tune.specs.catalog import available
+
+    found: list[tuple[str, Loaded[Any]]] = []
+    for name, path in available(kind).items():
+        try:
+            found.append((name, _load(kind, str(path))))
+        except AxonnTuneError as error:
+            # One broken file must not hide the others; `check` is there to fail on it.
+            click.echo(f"left out {name}: {error}", err=True)
+    if output_format == "json":
+        click.echo(json.dumps(documents.documents_json(kind, found), indent=2, ensure_ascii=False))
+    else:
+        table = documents.models_table(found) if kind == "model" else documents.machines_table(found)
+        stdout_console().print(table)
+
+
+def _show(kind: Kind, name: str, *, overrides: tuple[str, ...], output_format: str) -> None:
+    from axonn_tune.report import documents
+    from axonn_tune.specs.writing import to_yaml
+
+    loaded = _load(kind, name, overrides=overrides)
+    if output_format == "json":
+        click.echo(json.dumps(documents.origin_json(loaded), indent=2, ensure_ascii=False))
+    else:
+        click.echo(to_yaml(loaded.document, header=documents.origin_lines(loaded)), nl=False)
+
+
+def _check(kind: Kind, names: tuple[str, ...]) -> None:
+    errors: list[AxonnTuneError] = []
+    for name in names:
+        try:
+            click.echo(f"ok {_load(kind, name).path}")
+        except AxonnTuneError as error:
+            errors.append(error)
+    if errors:
+        listed = "\n".join(str(error) for error in errors)
+        raise UsageError(f"{listed}\n{len(errors)} of {len(names)} cannot be used")
+
+
+def _add_common(group: click.Group, kind: Kind) -> None:
+    """Give a group its `list`, `show` and `check`."""
+    plural = f"{kind}s"
+    output_format = click.Choice(["table", "json"])
+
+    @group.command("list", help=f"List the {plural} that can be named.")
+    @click.option("--format", "output_format", type=output_format, default="table", show_default=True)
+    def list_documents(*, output_format: str) -> None:
+        _list(kind, output_format=output_format)
+
+    @group.command("show", help=f"Print a {kind} as YAML, whatever it extends and --set included.")
+    @click.argument("name", shell_complete=complete_names(kind))
+    @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may be repeated.")
+    @click.option("--format", "output_format", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True)
+    def show_document(*, name: str, overrides: tuple[str, ...], output_format: str) -> None:
+        _show(kind, name, overrides=overrides, output_format=output_format)
+
+    @group.command("check", help=f"Check {kind} files (or names) and report everything wrong in them.")
+    @click.argument("files", nargs=-1, required=True)
+    def check_documents(*, files: tuple[str, ...]) -> None:
+        _check(kind, files)
+
+
+_add_common(models_group, "model")
+_add_common(machines_group, "machine")
+
+
+@models_group.command("import")
+@click.argument("config")
+@click.option("-o", "--output", metavar="FILE", help="Write the YAML here instead of to standard output.")
+@click.option("--name", help="Name of the model; else that of its folder or file.")
+@click.option("--batch", type=click.IntRange(min=1), help="Sequences in a step; else about 4 million tokens.")
+@click.option("--seq", type=click.IntRange(min=1), help="Tokens in a sequence; else the longest it takes, up to 8192.")
+def import_model(*, config: str, output: str | None, name: str | None, batch: int | None, seq: int | None) -> None:
+    """Turn a local Hugging Face CONFIG (config.json, or its folder) into a model file.
+
+    What would change the cost noticeably and cannot be expressed is refused; what was left out
+    because it hardly matters is named in the description.
+    """
+    from axonn_tune.specs.hugging_face import model_from_hf_config
+    from axonn_tune.specs.writing import to_yaml, write_text_atomically
+
+    model = model_from_hf_config(config, name=name, global_batch=batch, sequence_length=seq)
+    text = to_yaml(model, header=[f"Imported by axonn-tune from {config}"])
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    write_text_atomically(output, text)
+    click.echo(f"wrote {output}: {model.description}", err=True)
