@@ -53,8 +53,11 @@ def route(shape: GroupShape, tiers: tuple[Tier, ...], world: int) -> Route:
     """Lay a group's ring over the tiers.
 
     `hops[t]` counts the edges whose outermost crossed tier is t; `domains[t]` the domains of the
-    next inner tier that one group touches (`domains[0]` is the group's size).
+    next inner tier that one group touches (`domains[0]` is the group's size). A group of one has
+    `outermost` -1: it sends nothing.
     """
+    if shape.size == 1:
+        return Route(size=1, hops=(), domains=(), outermost=-1, bandwidth_bytes_per_s=math.inf)
     inner = [None if position == 0 else tiers[position - 1].ranks for position in range(len(tiers))]
     crossings = [crossing(shape, domain, world) for domain in inner[1:]]
     reaching = [shape.size, *(found.edges for found in crossings)]
@@ -132,7 +135,7 @@ def recursive(
     latency = time_per_byte = 0.0
     for step in range(steps):
         remaining = path.size >> step
-        position = max(tier for tier, count in enumerate(path.domains) if tier == 0 or count >= remaining and count > 1)
+        position = max(tier for tier, count in enumerate(path.domains) if tier == 0 or 1 < remaining <= count)
         senders = 1 if position == 0 else tiers[position - 1].ranks or 1
         latency += tiers[position].latency_s
         time_per_byte += remaining / 2 / path.size / (tiers[position].bandwidth_bytes_per_s / senders)
@@ -168,11 +171,10 @@ _ALGORITHMS: dict[Algorithm, Callable[..., tuple[float, float] | None]] = {
 }
 
 
-def lines(kind: CollectiveKind, shape: GroupShape, machine: Machine, world: int) -> tuple[Line, ...]:
-    """Every way the machine's library can run this collective on this group; none on a group of one."""
-    if shape.size == 1:
+def lines(kind: CollectiveKind, path: Route, machine: Machine) -> tuple[Line, ...]:
+    """Every way the machine's library can run this collective over this route; none in a group of one."""
+    if path.size == 1:
         return ()
-    path = route(shape, machine.tiers, world)
     found = []
     for algorithm in machine.library.algorithms[kind]:
         for protocol in machine.library.protocols:

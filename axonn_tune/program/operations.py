@@ -12,6 +12,9 @@ Phase: TypeAlias = Literal["forward", "recompute", "backward", "step"]
 
 ONCE = as_size(1)
 
+GROUP_AXES = ("x", "y", "z", "data", "xy", "xyzdata")
+"""Every group of axes a program communicates over."""
+
 Role: TypeAlias = Literal["weight", "output", "input_gradient", "weight_gradient", "data", "other"]
 """What a collective is for, which decides what may run beside it:
 

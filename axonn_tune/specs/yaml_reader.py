@@ -127,7 +127,7 @@ def read_yaml(text: str, *, source: str) -> Reading:
     try:
         root = builder.document()
     except yaml.YAMLError as error:
-        raise DocumentError(source, [_syntax_problem(error)]) from error
+        raise DocumentError(source, [_syntax_problem(error, lines=len(text.splitlines()))]) from error
     if root is None:
         raise DocumentError(source, [Problem("", "the file is empty")])
     found = tuple(Problem(root.path(location), message, line) for location, message, line in builder.found)
@@ -149,12 +149,16 @@ def read_scalar(text: str) -> Scalar:
     return text
 
 
-def _syntax_problem(error: yaml.YAMLError) -> Problem:
+def _syntax_problem(error: yaml.YAMLError, *, lines: int) -> Problem:
     """What the parser says, on one line, with the place it says it about."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
-        words = " ".join(part for part in (error.context, error.problem) if part)
-        return Problem("", f"not valid YAML: {words}", None if mark is None else mark.line + 1)
+        context = error.context or ""
+        if error.context and error.context_mark:
+            context += f" that starts in line {error.context_mark.line + 1}:"
+        # At the end of a text the parser points one line behind the last.
+        line = None if mark is None else min(mark.line + 1, lines)
+        return Problem("", f"not valid YAML: {context} {error.problem}".replace(":  ", ": "), line)
     return Problem("", f"not valid YAML: {' '.join(str(error).split())}")
 
 

@@ -1,0 +1,214 @@
+"""Price of one candidate in plain Python: the twin of `columns`, with every term spelled out.
+
+`columns` ranks; this explains, writes launch configs and traces, and holds `columns` to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from axonn_tune.cost.arithmetic import PLAIN
+from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
+from axonn_tune.cost.compute import ComputeRates, compute_rates
+from axonn_tune.cost.durations import Clock, compute_s, executed_flops
+from axonn_tune.cost.memory import Memory, memory_limit_bytes, price_memory
+from axonn_tune.cost.schedule import build_schedule
+from axonn_tune.cost.timeline import Interval, Timeline
+from axonn_tune.grid import Grid
+from axonn_tune.program.operations import GROUP_AXES
+from axonn_tune.program.dimensions import dimensions, loss_chunks
+from axonn_tune.program.operations import Collective, Computation
+from axonn_tune.program.size import Value
+from axonn_tune.program.step import StepProgram, build_step
+from axonn_tune.specs.machine import CollectiveKind, Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Recompute, Workload
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One candidate: grid with axis order, micro-batch, recomputation; kept layers None for as many as fit."""
+
+    grid: Grid
+    micro_batch: int
+    recompute: Recompute
+    kept_layers: int | None = None
+
+
+@dataclass(frozen=True)
+class Term:
+    """All calls of one collective in a step, of one rank: seconds = count · time of one call."""
+
+    op: str
+    axis: str
+    phase: str
+    layer: str
+    count: int
+    size_bytes: float
+    group: int
+    tier: str
+    seconds: float
+    exposed_s: float
+    collective: Collective
+    line: Line
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """Everything predicted of one candidate; seconds and bytes per step and rank."""
+
+    configuration: Configuration
+    accumulation: int
+    memory: Memory
+    memory_limit_bytes: float
+    terms: tuple[Term, ...]
+    communication_s: float
+    compute_s: float
+    iteration_s: float
+    executed_flops: float
+    values: dict[str, float]
+    program: StepProgram
+    rates: ComputeRates
+    intervals: tuple[Interval, ...]
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """Time of the step in which nothing is computed, s."""
+        return max(self.iteration_s - self.compute_s, 0.0)
+
+
+def price_configuration(model: Model, machine: Machine, workload: Workload, configuration: Configuration) -> Pricing:
+    """Price one candidate by the alpha-beta model.
+
+    The candidate must satisfy the divisibility constraints; whether it fits into memory is for the
+    caller to judge from the result.
+    """
+    program = build_step(model, workload, recompute=configuration.recompute)
+    values = symbol_values(model, workload, configuration)
+    limit_bytes = memory_limit_bytes(machine.accelerator)
+    memory = price_memory(
+        model,
+        workload,
+        values,
+        recompute=configuration.recompute,
+        limit_bytes=limit_bytes,
+        arithmetic=PLAIN,
+        kept_layers=None if configuration.kept_layers is None else float(configuration.kept_layers),
+    )
+    kept = float(memory.kept_layers)
+    values |= {"kept": kept, "unkept": float(model.layers) - kept}
+    clock = Clock(
+        compute_rates(machine.accelerator, workload.precision), float(workload.element_sizes.compute), values, PLAIN
+    )
+    prices = _CollectivePrices(machine, configuration.grid, values)
+    timeline = Timeline(
+        run_s=_RunTimes(clock, {}),
+        collective_s=prices.scheduled_s,
+        lane=prices.lane,
+        lane_names=tuple(tier.name for tier in machine.tiers),
+    )
+    schedule = build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch)
+    accumulation = int(values["A"])
+    iteration_s = timeline.step_s(schedule, layers=model.layers, kept=int(kept), accumulation=accumulation)
+    terms = prices.terms(program, timeline)
+    communication_s = 0.0
+    for term in terms:
+        communication_s = communication_s + term.seconds
+    return Pricing(
+        configuration=configuration,
+        accumulation=accumulation,
+        memory=memory,
+        memory_limit_bytes=limit_bytes,
+        terms=terms,
+        communication_s=communication_s,
+        compute_s=float(compute_s(program, clock)),
+        iteration_s=iteration_s,
+        executed_flops=float(executed_flops(program, values)),
+        values=values,
+        program=program,
+        rates=clock.rates,
+        intervals=tuple(timeline.intervals),
+    )
+
+
+def symbol_values(model: Model, workload: Workload, configuration: Configuration) -> dict[str, float]:
+    """Values of the program's symbols for one candidate, `kept` and `unkept` left out."""
+    grid = configuration.grid
+    axes: dict[str, Value] = {axis: float(grid.axis_size(axis)) for axis in ("x", "y", "z", "data")}
+    axes["b"] = float(configuration.micro_batch)
+    chunks = float(loss_chunks(configuration.micro_batch * workload.sequence_length))
+    found = dimensions(model, workload, axes, chunks=chunks, floor=PLAIN.floor)
+    return {name: float(value) for name, value in found.items()}
+
+
+@dataclass(frozen=True)
+class _RunTimes:
+    """Time of each computation, worked out once."""
+
+    clock: Clock
+    known: dict[Computation, float]
+
+    def __call__(self, step: Computation) -> float:
+        if step not in self.known:
+            self.known[step] = float(self.clock.run_s(step))
+        return self.known[step]
+
+
+class _CollectivePrices:
+    """Prices the collectives of one candidate."""
+
+    def __init__(self, machine: Machine, grid: Grid, values: dict[str, float]) -> None:
+        self._values = values
+        self._machine = machine
+        self._routes = {axes: route(grid.group_shape(axes), machine.tiers, grid.world) for axes in GROUP_AXES}
+        self._lines: dict[tuple[CollectiveKind, str], tuple[Line, ...]] = {}
+        self.lane = {axes: path.outermost for axes, path in self._routes.items()}
+
+    def lines(self, collective: Collective) -> tuple[Line, ...]:
+        """Every way the library could run this collective."""
+        key = (collective.kind, collective.axis)
+        if key not in self._lines:
+            self._lines[key] = lines(collective.kind, self._routes[collective.axis], self._machine)
+        return self._lines[key]
+
+    def fastest(self, collective: Collective) -> Line:
+        """The line the library takes for this collective."""
+        size_bytes = float(collective.size_bytes.evaluate(self._values))
+        return min(self.lines(collective), key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s)
+
+    def call_s(self, collective: Collective) -> float:
+        """Time of one call, s."""
+        chosen = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in self.lines(collective))
+        return float(collective_time_s(chosen, collective.size_bytes.evaluate(self._values), PLAIN))
+
+    def scheduled_s(self, collective: Collective) -> float:
+        """Time of a collective where the schedule has it: its calls in a row; a gather is one call."""
+        calls = 1.0 if collective.role == "weight" else float(collective.calls.evaluate(self._values))
+        return calls * self.call_s(collective)
+
+    def terms(self, program: StepProgram, timeline: Timeline) -> tuple[Term, ...]:
+        """Every collective that is really sent, in program order, with the pauses it causes."""
+        found = []
+        exposed = dict(timeline.exposed_s)
+        for collective, count in program.collectives():
+            if self.lane[collective.axis] < 0:
+                continue
+            calls = float(count.evaluate(self._values))
+            key = (collective.kind, collective.axis, collective.phase, collective.layer)
+            found.append(
+                Term(
+                    op=collective.kind,
+                    axis=collective.axis,
+                    phase=collective.phase,
+                    layer=collective.layer,
+                    count=int(calls),
+                    size_bytes=float(collective.size_bytes.evaluate(self._values)),
+                    group=self._routes[collective.axis].size,
+                    tier=self._machine.tiers[self.lane[collective.axis]].name,
+                    seconds=calls * self.call_s(collective),
+                    exposed_s=exposed.pop(key, 0.0),
+                    collective=collective,
+                    line=self.fastest(collective),
+                )
+            )
+        return tuple(found)
