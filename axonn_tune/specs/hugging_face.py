@@ -187,7 +187,7 @@ class _Config:
         if kind in known:
             return str(kind)
         if kind is None:
-            raise DocumentError(str(self.path), [Problem("", "no 'model_type': not a Hugging Face model config", 1)])
+            raise DocumentError(str(self.path), [Problem("", "no 'model_type': not a Hugging Face model config")])
         self.report(
             "model_type", f"{kind!r} is not supported{suggest(str(kind), known)}; supported: {', '.join(known)}"
         )
@@ -227,7 +227,8 @@ class _Config:
 
     def even_share(self, total: int, parts: int, total_key: str, parts_key: str) -> int:
         """total / parts, which must come out even."""
-        if total % parts:
+        known = not any(problem.path in (total_key, parts_key) for problem in self.problems)
+        if known and total % parts:
             self.report(total_key, f"{total} is no multiple of {parts_key} ({parts}), and there is no head_dim")
         return max(1, total // parts)
 

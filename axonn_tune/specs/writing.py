@@ -21,6 +21,8 @@ _PLAIN = re.compile(r"(?:[1-9][0-9]*)?[A-Za-z](?:[\w ./()+-]*[\w./()+-])?", re.A
 _YAML_1_1_WORDS = frozenset({"y", "n", "yes", "no", "on", "off"})
 # Characters that a YAML file may hold only escaped, beyond those that JSON escapes.
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+# Characters that it may not hold in comments, where nothing can be escaped.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")
 # Keys that say themselves what they hold.
 _UNCOMMENTED = frozenset({"schema", "name", "description", "source"})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -33,7 +35,7 @@ def to_yaml(document: Document, *, header: Sequence[str] = ()) -> str:
     top. Optional keys that hold nothing (null, empty text, empty list) are left out, all other
     defaults are written, so that the file keeps its meaning when a default changes.
     """
-    lines = [f"# {line}".rstrip() for text in header for line in text.splitlines() or [""]]
+    lines = [f"# {_FORBIDDEN.sub('?', line)}".rstrip() for text in header for line in text.splitlines() or [""]]
     if lines:
         lines.append("")
     lines += _section(document, indent=0, commented=True)

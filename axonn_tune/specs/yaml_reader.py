@@ -153,12 +153,13 @@ def _syntax_problem(error: yaml.YAMLError, *, lines: int) -> Problem:
     """What the parser says, on one line, with the place it says it about."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
-        context = error.context or ""
-        if error.context and error.context_mark:
+        context = error.context
+        if context and error.context_mark:
             context += f" that starts in line {error.context_mark.line + 1}:"
+        words = " ".join(part for part in (context, error.problem) if part)
         # At the end of a text the parser points one line behind the last.
         line = None if mark is None else min(mark.line + 1, lines)
-        return Problem("", f"not valid YAML: {context} {error.problem}".replace(":  ", ": "), line)
+        return Problem("", f"not valid YAML: {words}", line)
     return Problem("", f"not valid YAML: {' '.join(str(error).split())}")
 
 

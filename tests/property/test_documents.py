@@ -1,0 +1,127 @@
+"""Documents of any content: written and read they are the same, and no text brings the reader down."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from axonn_tune.errors import AxonnTuneError
+from axonn_tune.specs.composition import merge
+from axonn_tune.specs.loading import parse_document
+from axonn_tune.specs.machine import Source, Tier
+from axonn_tune.specs.model import Model, ModelDefaults
+from axonn_tune.specs.workload import OVERLAPS, WORKLOAD_SCHEMA, Workload
+from axonn_tune.specs.writing import to_yaml
+from axonn_tune.specs.yaml_reader import read_scalar, read_yaml
+
+# A file holds any character but those that UTF-8 cannot; words that look like other things come often.
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60) | st.sampled_from(
+    [
+        "on",
+        "null",
+        "~",
+        "1e5",
+        "010",
+        "1:30",
+        "- a",
+        "a: b",
+        "# c",
+        "{",
+        "[]",
+        "'",
+        '"',
+        " x ",
+        "a\nb",
+        "\t",
+        "=",
+        "<<",
+        "80b",
+    ]
+)
+COUNTS = st.integers(1, 2**70)
+POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Model:
+    """Any valid model document."""
+    kv_heads = draw(st.integers(1, 64))
+    return Model(
+        schema="axonn-tune/model/1",
+        name=draw(TEXTS),
+        description=draw(st.just("") | TEXTS),
+        family=draw(st.sampled_from(["gpt", "llama"])),
+        layers=draw(COUNTS),
+        hidden=draw(COUNTS),
+        heads=kv_heads * draw(st.integers(1, 64)),
+        kv_heads=kv_heads,
+        head_dim=draw(COUNTS),
+        ffn=draw(COUNTS),
+        vocab=draw(COUNTS),
+        max_sequence_length=draw(COUNTS),
+        biases=draw(st.booleans()),
+        tied_embeddings=draw(st.booleans()),
+        source=draw(TEXTS),
+        defaults=ModelDefaults(global_batch=draw(COUNTS), sequence_length=draw(COUNTS)),
+    )
+
+
+@given(models())
+def test_models_are_read_as_written(model: Model) -> None:
+    """Guards writing and reading against each other, for any text and any count."""
+    assert parse_document(to_yaml(model, header=[model.description]), schema=Model) == model
+
+
+@given(
+    st.integers(1, 10**6),
+    st.sampled_from(["bf16", "fp16", "fp32", "fp64"]),
+    st.booleans(),
+    st.lists(st.sampled_from(OVERLAPS), unique=True),
+)
+def test_workloads_are_read_as_written(batch: int, precision: str, shard: bool, overlaps: list[str]) -> None:
+    """Guards defaults: an empty list that is not the default has to be written."""
+    workload = Workload.model_validate(
+        {
+            "schema": WORKLOAD_SCHEMA,
+            "global_batch": batch,
+            "sequence_length": 64,
+            "precision": precision,
+            "shard_optimizer_over_data": shard,
+            "overlaps": tuple(overlaps),
+        }
+    )
+    assert parse_document(to_yaml(workload), schema=Workload) == workload
+
+
+@given(TEXTS, POSITIVE, POSITIVE, TEXTS)
+def test_numbers_and_sources_are_read_as_written(name: str, latency: float, bandwidth: float, source: str) -> None:
+    """Guards floats of any size, bit for bit, and text inside one-line mappings."""
+    sources = {key: Source(kind="measured", source=source) for key in ("latency_us", "bandwidth_gb_per_s")}
+    tier = Tier(name=name, latency_us=latency, bandwidth_gb_per_s=bandwidth, sources=sources)
+    read = read_yaml(to_yaml(tier), source="f")
+    assert not read.problems
+    assert Tier.model_validate(read.root.plain()) == tier
+
+
+@given(st.floats())
+def test_every_float_is_read_back(value: float) -> None:
+    """Guards `1e-05`, which YAML 1.1 readers take for text."""
+    assert read_scalar(repr(value)) == value or repr(value) in ("nan", "inf", "-inf")
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"])) | st.text(alphabet="ab:-[]{},#&*!|>'\"%@` \n\t?~0", max_size=80)
+)
+def test_no_text_brings_the_reader_down(text: str) -> None:
+    """Guards against tracebacks: any text that is no model is a user's error."""
+    with pytest.raises(AxonnTuneError) as caught:
+        parse_document(text, schema=Model)
+    assert caught.value.exit_code == 2
+
+
+@given(models())
+def test_merging_with_itself_changes_nothing(model: Model) -> None:
+    """Guards composition: what repeats its base is its base."""
+    root = read_yaml(to_yaml(model), source="f").root
+    assert merge(root, root).plain() == root.plain()

@@ -1,0 +1,124 @@
+"""Finding documents by name or path, and the documents that are shipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.errors import UnknownNameError, UsageError
+from axonn_tune.specs.catalog import available, find, load_machine, load_model
+
+MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
+
+# Parameters in billions as published: the names of the AxoNN paper's models round them, its 10B and
+# 640B the furthest; GPT-3 in Narayanan et al. 2021, table 1; Llama 3 on the model cards.
+PUBLISHED = {
+    "5b": (5, 0.05),
+    "10b": (10, 0.05),
+    "20b": (20, 0.05),
+    "40b": (40, 0.05),
+    "60b": (60, 0.05),
+    "80b": (80, 0.05),
+    "160b": (160, 0.05),
+    "320b": (320, 0.05),
+    "640b": (640, 0.05),
+    "gpt3-175b": (174.6, 0.001),
+    "llama3-8b": (8.03, 0.001),
+    "llama3-70b": (70.55, 0.001),
+    "llama3-405b": (405.85, 0.001),
+}
+SMALL = ("nano", "nano-llama", "mini")
+
+
+@pytest.fixture(autouse=True)
+def no_user_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tester's own models and machines out."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("AXONN_TUNE_PATH", raising=False)
+
+
+def place(folder: Path, name: str) -> Path:
+    """A copy of the test machine in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(MACHINE.read_text(encoding="utf-8"), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_shipped_models_have_the_published_size(name: str) -> None:
+    """Guards a slip in any size: the count of parameters would move."""
+    billions, tolerance = PUBLISHED[name]
+    assert load_model(name).document.parameters / 1e9 == pytest.approx(billions, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_models_divide_by_every_small_grid(name: str) -> None:
+    """Guards the demo and the runtime's tests: these train on all grids of 2, 3, 4, 6 and 8 ranks."""
+    model = load_model(name).document
+    sizes = (model.hidden, model.heads, model.kv_heads, model.ffn, model.defaults.global_batch)
+    assert all(size % ranks == 0 for size in sizes for ranks in (2, 3, 4, 6, 8))
+    assert model.defaults.sequence_length <= model.max_sequence_length
+
+
+def test_no_shipped_model_is_untested() -> None:
+    """Guards the two tests above: a new model has to join one."""
+    assert set(available("model")) == {*PUBLISHED, *SMALL}
+
+
+def test_names_come_in_natural_order() -> None:
+    """Guards lists for people: 5b before 10b."""
+    assert list(available("model"))[:3] == ["5b", "10b", "20b"]
+
+
+def test_names_ignore_case() -> None:
+    """Guards `80B`, as people write it."""
+    assert find("model", "80B") == find("model", "80b")
+    assert load_model("80B").path.name == "80b.yaml"
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    """Guards the message, which lists what there is."""
+    with pytest.raises(UnknownNameError, match="no machine named 'perlmuter', did you mean 'perlmutter'"):
+        find("machine", "perlmuter")
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards files: existing ones of any name, and anything that looks like a path."""
+    monkeypatch.chdir(tmp_path)
+    place(tmp_path, "plain")
+    assert load_machine("plain").document.name == "twotier"
+    assert find("machine", "80b.yaml") == Path("80b.yaml")
+    with pytest.raises(UsageError, match=r"no file 'x/y'"):
+        load_machine("x/y")
+
+
+def test_a_folder_of_that_name_does_not_hide_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards run folders named after models."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nano").mkdir()
+    assert load_model("nano").document.layers == 2
+
+
+def test_user_folders_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the order: $AXONN_TUNE_PATH, then the configuration folder, then what is shipped."""
+    shipped = find("machine", "perlmutter")
+    user = place(tmp_path / "xdg" / "axonn-tune" / "machines", "Perlmutter.yml")
+    assert find("machine", "perlmutter") == user
+    first = place(tmp_path / "a" / "machines", "perlmutter.yaml")
+    monkeypatch.setenv("AXONN_TUNE_PATH", f"{tmp_path / 'none'}:{tmp_path / 'a'}")
+    assert find("machine", "PERLMUTTER") == first
+    assert available("machine")["perlmutter"] == first
+    assert find("machine", "perlmutter", besides=first) == user
+    assert shipped not in available("machine").values()
+
+
+def test_the_home_folder_is_searched_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the default of $XDG_CONFIG_HOME, and a session without a home."""
+    path = place(tmp_path / ".config" / "axonn-tune" / "machines", "own.yaml")
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find("machine", "own") == path
+    monkeypatch.delenv("HOME")
+    assert "own" not in available("machine")

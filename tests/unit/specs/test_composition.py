@@ -1,0 +1,177 @@
+"""`extends`: what a derived file inherits, replaces, and has to say itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.errors import DocumentError
+from axonn_tune.specs.loading import load_document, load_file
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+
+MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
+HEAD = "schema: axonn-tune/machine/1\nextends: twotier\nname: mine\n"
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the base file in it, and no user catalog."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    monkeypatch.delenv("AXONN_TUNE_PATH", raising=False)
+    (tmp_path / "twotier.yaml").write_text(MACHINE.read_text(encoding="utf-8"), encoding="utf-8")
+    return tmp_path
+
+
+def derive(folder: Path, body: str, head: str = HEAD) -> Machine:
+    """Load a file that extends the base."""
+    path = folder / "mine.yaml"
+    path.write_text(head + body, encoding="utf-8")
+    return load_document(path, schema=Machine)
+
+
+def problems(folder: Path, body: str, head: str = HEAD) -> list[str]:
+    """What is wrong with a file that extends the base, without the folder's name."""
+    with pytest.raises(DocumentError) as caught:
+        derive(folder, body, head)
+    return [line.replace(f"{folder}/", "") for line in str(caught.value).splitlines()]
+
+
+def test_mappings_merge_and_the_rest_is_inherited(base: Path) -> None:
+    """Guards the point of extends: a derived file says only what differs."""
+    machine = derive(base, "launcher:\n  ranks_per_node: 4\naccelerator:\n  name: other chip\n")
+    original = load_document(MACHINE, schema=Machine)
+    assert (machine.name, machine.launcher.ranks_per_node, machine.launcher.backend) == ("mine", 4, "gloo")
+    assert machine.accelerator.name == "other chip"
+    assert (machine.tiers, machine.library) == (original.tiers, original.library)
+
+
+def test_named_lists_merge_by_name(base: Path) -> None:
+    """Guards tiers and environment variables: one changes without repeating the others, new ones come last."""
+    sources = "sources: {bandwidth_gb_per_s: {kind: measured, source: here}}"
+    body = f"tiers:\n  - name: network-1.0\n    bandwidth_gb_per_s: 20\n    {sources}\n"
+    body += "launcher:\n  environment:\n    - {name: NEW, value: x, why: y}\n"
+    machine = derive(base, body)
+    assert [tier.bandwidth_gb_per_s for tier in machine.tiers] == [50, 20]
+    assert machine.tiers[1].sources["bandwidth_gb_per_s"].source == "here"
+    assert machine.tiers[1].sources["latency_us"].source == "invented"
+    assert [variable.name for variable in machine.launcher.environment] == ["OMP_NUM_THREADS", "NEW"]
+
+
+def test_other_lists_are_replaced(base: Path) -> None:
+    """Guards lists of plain values, where merging would have no meaning."""
+    machine = derive(base, "library:\n  algorithms:\n    all_reduce: [ring]\n")
+    assert machine.library.algorithms["all_reduce"] == ("ring",)
+    assert machine.library.algorithms["all_gather"] == ("ring",)
+
+
+def test_a_changed_number_needs_its_own_source(base: Path) -> None:
+    """Guards provenance: an inherited source must not vouch for a number it never gave."""
+    body = "tiers:\n  - name: link\n    bandwidth_gb_per_s: 60\naccelerator:\n  peak_tflops: {bf16: 99}\n"
+    assert problems(base, body) == [
+        "mine.yaml:6: tiers.link.bandwidth_gb_per_s: "
+        "changes a number without its provenance: add sources.bandwidth_gb_per_s beside it",
+        "mine.yaml:8: accelerator.peak_tflops: "
+        "changes a number without its provenance: add sources.peak_tflops beside it",
+    ]
+
+
+def test_a_number_restated_as_it_was_needs_no_source(base: Path) -> None:
+    """Guards against asking for the source of a number that did not change."""
+    derive(base, "accelerator:\n  memory_gib: 16\n  peak_tflops: {bf16: 100.0}\n")
+
+
+def test_a_source_entry_is_replaced_as_a_whole(base: Path) -> None:
+    """Guards against a new source under the kind of the old one."""
+    body = "accelerator:\n  memory_gib: 15\n  sources:\n    memory_gib: {source: measured once}\n"
+    (found,) = problems(base, body)
+    assert found.startswith("mine.yaml:7: accelerator.sources.memory_gib: missing key 'kind'")
+
+
+def test_null_removes_a_number_and_its_source(base: Path) -> None:
+    """Guards the way to take something optional away."""
+    (base / "unlimited.yaml").write_text(
+        "schema: axonn-tune/machine/1\nextends: twotier\nname: unlimited\ntiers:\n"
+        "  - {name: network-1.0, ranks: 8, sources: {ranks: {kind: fact, source: x}}}\n",
+        encoding="utf-8",
+    )
+    head = HEAD.replace("twotier", "unlimited")
+    machine = derive(base, "tiers:\n  - {name: network-1.0, ranks: null}\n", head)
+    assert machine.tiers[1].ranks is None
+
+
+def test_own_mistakes_have_own_lines_and_inherited_places_are_named(base: Path) -> None:
+    """Guards line numbers after merging: those of the derived file, or the base file's name."""
+    body = "papr: 1\ntiers:\n  - name: link\n    ranks: null\n"
+    assert problems(base, body)[0] == "mine.yaml:4: papr: unknown key 'papr', did you mean 'paper'?"
+    (found,) = problems(base, "launcher:\n  backend: mpi\n")
+    assert found == "mine.yaml:5: launcher.backend: must be 'nccl' or 'gloo', not 'mpi'"
+
+
+def test_a_broken_base_is_reported_as_itself(base: Path) -> None:
+    """Guards against blaming the derived file for what its base has wrong."""
+    text = (base / "twotier.yaml").read_text(encoding="utf-8")
+    (base / "twotier.yaml").write_text(text.replace("matmul_tile: 16", "matmul_tile: 0"), encoding="utf-8")
+    (found,) = problems(base, "")
+    assert found.startswith("twotier.yaml:15: accelerator.matmul_tile")
+
+
+def test_a_derived_file_needs_its_own_name_and_schema(base: Path) -> None:
+    """Guards against two machines under one name."""
+    (found,) = problems(base, "", "schema: axonn-tune/machine/1\nextends: twotier\n")
+    assert "missing key 'name'" in found
+
+
+@pytest.mark.parametrize("other", ["mine.yaml", "./mine.yaml", "loop"])
+def test_circles_are_refused(base: Path, other: str) -> None:
+    """Guards against files that extend each other without end."""
+    (base / "loop.yaml").write_text(HEAD.replace("twotier", "mine").replace("name: mine", "name: l"), encoding="utf-8")
+    (found,) = problems(base, "", HEAD.replace("twotier", other))
+    assert "extend each other in a circle" in found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("twoteir", "no machine named 'twoteir'"),
+        ("twoteir.yaml", "did you mean 'twotier.yaml'?"),
+        ("[a, b]", "must be one name or path"),
+        ("", "must be one name or path"),
+    ],
+)
+def test_a_base_that_is_not_there_is_explained(base: Path, wanted: str, words: str) -> None:
+    """Guards the line and the near miss of a wrong extends."""
+    (found,) = problems(base, "", HEAD.replace("twotier", wanted))
+    assert found.startswith("mine.yaml:2: extends: ")
+    assert words in found
+
+
+def test_a_file_may_extend_the_shipped_one_of_its_own_name(base: Path) -> None:
+    """Guards the way a site adapts a shipped model: same name, in the user's folder."""
+    path = base / "nano.yaml"
+    path.write_text(
+        "schema: axonn-tune/model/1\nextends: nano\nname: nano\nlayers: 3\nsource: here\n", encoding="utf-8"
+    )
+    model = load_document(path, schema=Model)
+    assert (model.layers, model.hidden, model.source) == (3, 192, "here")
+
+
+def test_a_derived_model_that_changes_sizes_says_where_from(base: Path) -> None:
+    """Guards the one `source` of a model, which speaks for all its sizes; its default workload needs none."""
+    path = base / "m.yaml"
+    head = "schema: axonn-tune/model/1\nextends: nano\nname: m\n"
+    path.write_text(head + "layers: 3\n", encoding="utf-8")
+    with pytest.raises(DocumentError, match=r"m\.yaml:4: layers: changes a number without its provenance"):
+        load_document(path, schema=Model)
+    path.write_text(head + "defaults: {global_batch: 6}\n", encoding="utf-8")
+    assert load_document(path, schema=Model).defaults.global_batch == 6
+
+
+def test_the_hash_covers_the_base(base: Path) -> None:
+    """Guards provenance: a change of the base changes what the derived file stands for."""
+    derive(base, "")
+    before = load_file(base / "mine.yaml", schema=Machine).sha256
+    with (base / "twotier.yaml").open("a", encoding="utf-8") as file:
+        file.write("# more\n")
+    assert load_file(base / "mine.yaml", schema=Machine).sha256 != before

@@ -1,0 +1,159 @@
+"""Import of Hugging Face configs: what maps, what is left out in words, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.errors import DocumentError, UsageError
+from axonn_tune.specs.hugging_face import model_from_hf_config
+from axonn_tune.specs.model import Model
+
+Config = dict[str, object]
+
+GPT2: Config = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
+    "n_positions": 1024, "n_ctx": 1024, "vocab_size": 50257, "activation_function": "gelu_new",
+}  # fmt: skip
+LLAMA: Config = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    "max_position_embeddings": 8192, "hidden_act": "silu", "rope_scaling": None, "tie_word_embeddings": False,
+    "attention_bias": False, "pretraining_tp": 1,
+}  # fmt: skip
+MISTRAL: Config = {**LLAMA, "model_type": "mistral", "head_dim": 160, "sliding_window": None}
+QWEN2: Config = {
+    **LLAMA, "model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 21,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN3: Config = {**LLAMA, "model_type": "qwen3", "head_dim": 128, "num_attention_heads": 16, "hidden_size": 1024}
+
+
+def load(folder: Path, config: Config, *, name: str | None = None) -> Model:
+    """Import a config given as a mapping."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return model_from_hf_config(path, name=name)
+
+
+def problems(folder: Path, config: Config) -> dict[str, str]:
+    """What is refused in a config, by key; every one of them with its line."""
+    with pytest.raises(DocumentError) as caught:
+        load(folder, config)
+    lines = json.dumps(config, indent=2).splitlines()
+    for problem in caught.value.problems:
+        assert problem.line is None or f'"{problem.path}"' in lines[problem.line - 1]
+    return {problem.path: problem.message for problem in caught.value.problems}
+
+
+def test_gpt2_has_its_published_size(tmp_path: Path) -> None:
+    """Guards the GPT mapping by the count of parameters, 124.4 million; ffn and tying are defaults of the class."""
+    model = load(tmp_path, GPT2, name="gpt2")
+    assert (model.name, model.family, model.ffn, model.head_dim, model.biases) == ("gpt2", "gpt", 3072, 64, True)
+    assert (model.tied_embeddings, model.parameters) == (True, 124_439_808)
+
+
+def test_llama_equals_the_shipped_model(tmp_path: Path) -> None:
+    """Guards the Llama mapping by the count of parameters, 8,030,261,248."""
+    model = load(tmp_path, LLAMA)
+    assert (model.family, model.kv_heads, model.head_dim, model.parameters) == ("llama", 8, 128, 8_030_261_248)
+    assert model.name == tmp_path.name
+    assert model.description == "LlamaForCausalLM, imported"
+
+
+def test_the_workload_is_an_assumption_and_says_so(tmp_path: Path) -> None:
+    """Guards against a guessed batch passing for the model's own: 4 Mi tokens in sequences of at most 8,192."""
+    model = load(tmp_path, {**LLAMA, "max_position_embeddings": 131072})
+    assert (model.defaults.sequence_length, model.defaults.global_batch) == (8192, 512)
+    assert model.source == "Hugging Face config.json; assumed: batch, sequence length"
+    given = model_from_hf_config(tmp_path, global_batch=7, sequence_length=16)
+    assert (given.defaults.global_batch, given.defaults.sequence_length) == (7, 16)
+    assert given.source == "Hugging Face config.json"
+
+
+def test_head_dim_is_taken_where_it_is_stated(tmp_path: Path) -> None:
+    """Guards models whose heads are wider or narrower than hidden / heads."""
+    assert load(tmp_path, MISTRAL).head_dim == 160
+    assert load(tmp_path, QWEN3).query_width == 2048
+
+
+def test_defaults_are_those_of_the_model_class(tmp_path: Path) -> None:
+    """Guards keys left out: Llama's follow from its sizes, the others' do not and are asked for."""
+    old = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "tie_word_embeddings")}
+    model = load(tmp_path, old)
+    assert (model.kv_heads, model.tied_embeddings) == (32, False)
+    bare = {key: value for key, value in QWEN3.items() if key not in ("num_key_value_heads", "head_dim")}
+    assert problems(tmp_path, bare) == {"num_key_value_heads": "missing", "head_dim": "missing"}
+
+
+@pytest.mark.parametrize(
+    ("config", "left_out", "biases"),
+    [
+        (QWEN2, "biases of queries, keys and values", False),
+        (QWEN3, "norms of queries and keys", False),
+        ({**LLAMA, "attention_bias": True}, "biases of the attention layers", False),
+        ({**LLAMA, "mlp_bias": True}, "biases of the MLP layers", False),
+        ({**LLAMA, "attention_bias": True, "mlp_bias": True}, "", True),
+        ({**LLAMA, "rope_scaling": {"factor": 8.0}}, "scaling of rotary positions", False),
+        ({**LLAMA, "hidden_act": "gelu"}, "its activation (gelu, here SiLU)", False),
+        ({**GPT2, "activation_function": "relu"}, "its activation (relu, here GELU)", True),
+        ({**LLAMA, "quantization_config": {"bits": 4}}, "quantisation", False),
+    ],
+)
+def test_what_hardly_costs_is_left_out_in_words(tmp_path: Path, config: Config, left_out: str, biases: bool) -> None:
+    """Guards honesty: an approximation is named in the description, an exact mapping has none."""
+    model = load(tmp_path, config)
+    assert model.biases is biases
+    assert (f"left out: {left_out}" in model.description) if left_out else ("left out" not in model.description)
+
+
+@pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        ({**LLAMA, "num_local_experts": 8}, {"num_local_experts": "a mixture of experts is not supported"}),
+        ({**LLAMA, "kv_lora_rank": 512}, {"kv_lora_rank": "multi-head latent attention is not supported"}),
+        ({**MISTRAL, "sliding_window": 4096}, {"sliding_window": "attention over a window of 4096 tokens"}),
+        ({**QWEN2, "use_sliding_window": True}, {"sliding_window": "attention over a window of 4096 tokens"}),
+        ({**LLAMA, "layer_types": ["full_attention", "linear_attention"]}, {"layer_types": "linear_attention"}),
+        ({**GPT2, "add_cross_attention": True}, {"add_cross_attention": "cross-attention is not supported"}),
+        ({**GPT2, "n_head": 7}, {"n_embd": "768 is no multiple of n_head (7)"}),
+        (
+            {**LLAMA, "hidden_size": "4096", "num_hidden_layers": 0},
+            {"hidden_size": "not '4096'", "num_hidden_layers": "not 0"},
+        ),
+        ({**LLAMA, "tie_word_embeddings": "no"}, {"tie_word_embeddings": "must be true or false"}),
+        ({**LLAMA, "num_key_value_heads": 7}, {"": "heads (32) must be a multiple of kv_heads (7)"}),
+        ({"model_type": "llama"}, {"hidden_size": "missing", "vocab_size": "missing", "intermediate_size": "missing"}),
+    ],
+)
+def test_what_cannot_be_modelled_is_refused(tmp_path: Path, config: Config, refused: dict[str, str]) -> None:
+    """Guards against a price for a model that is not the one given; all reasons at once, with lines."""
+    found = problems(tmp_path, config)
+    assert {key: words for key, words in refused.items() if words not in found.get(key, "")} == {}
+
+
+def test_unknown_types_are_refused_with_their_parts(tmp_path: Path) -> None:
+    """Guards the message for other architectures: the type, the nearest known one, and what else stands in the way."""
+    found = problems(tmp_path, {"model_type": "mixtral", "num_local_experts": 8})
+    assert "'mixtral' is not supported, did you mean 'mistral'?" in found["model_type"]
+    assert found["num_local_experts"] == "a mixture of experts is not supported"
+    neox = problems(tmp_path, {"model_type": "gpt_neox", "use_parallel_residual": True})
+    assert "LayerNorm with rotary positions" in neox["model_type"]
+    assert neox["use_parallel_residual"] == "attention and MLP in parallel is not supported"
+    assert "not a Hugging Face model config" in problems(tmp_path, {"hidden_size": 3})[""]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", "", "[" * 100_000])
+def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
+    """Guards broken files."""
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DocumentError, match=r"config\.json"):
+        model_from_hf_config(tmp_path)
+
+
+def test_a_folder_without_config_is_explained(tmp_path: Path) -> None:
+    """Guards the folder of a checkpoint given by mistake."""
+    with pytest.raises(UsageError, match=r"no file .*config\.json"):
+        model_from_hf_config(tmp_path)

@@ -1,0 +1,188 @@
+"""Loading: every problem of a document at once, each with its line, path and remedy."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
+from axonn_tune.specs.loading import load_document, load_file, parse_document
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Workload
+
+MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
+TEXT = MACHINE.read_text(encoding="utf-8")
+
+
+def problems(text: str) -> list[str]:
+    """What is wrong with a machine's text, as printed."""
+    with pytest.raises(DocumentError) as caught:
+        parse_document(text, schema=Machine, source="m.yaml")
+    return str(caught.value).splitlines()
+
+
+def line_of(text: str, words: str) -> int:
+    """Line of the first occurrence, from 1."""
+    return text[: text.index(words)].count("\n") + 1
+
+
+def test_a_good_document_loads() -> None:
+    """Guards the plain path: numbers in YAML 1.2 form, integers where floats are wanted, lists into tuples."""
+    machine = load_document(MACHINE, schema=Machine)
+    assert machine.accelerator.memory_bandwidth_gb_per_s == 250.0
+    assert type(machine.tiers[0].bandwidth_gb_per_s) is float
+    assert machine.library.algorithms["all_reduce"] == ("ring", "tree")
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    """Guards that a user sees everything wrong in one run, with lines, paths and near misses."""
+    text = TEXT.replace("memory_gib: 16", "memory_gib: on").replace("latency_us: 2", "latencyus: 2")
+    text = text.replace("bf16:", "bf17:").replace('value: "1"', "value: 010").replace("kind: fact", "kind: fect", 1)
+    text = text.replace("  compute: 0.1", "  compute: 1.5\n  compute: 0.1")
+    found = problems(text)
+    assert found == [
+        f"m.yaml:{line_of(text, 'memory_gib: on')}: accelerator.memory_gib: must be a number, not 'on'",
+        f"m.yaml:{line_of(text, 'bf17')}: accelerator.peak_tflops.bf17: "
+        "must be 'bf16', 'fp16', 'fp32' or 'fp64', not 'bf17', did you mean 'bf16'?",
+        f"m.yaml:{line_of(text, 'fect')}: accelerator.sources.memory_gib.kind: "
+        "must be 'peak', 'measured', 'fitted', 'assumed' or 'fact', not 'fect', did you mean 'fact'?",
+        f"m.yaml:{line_of(text, 'latencyus')}: tiers.link.latencyus: "
+        "unknown key 'latencyus', did you mean 'latency_us'?",
+        f"m.yaml:{line_of(text, 'compute: 1.5')}: uncertainty.compute: must be less than or equal to 1, not 1.5",
+        f"m.yaml:{line_of(text, 'compute: 0.1')}: uncertainty.compute: "
+        f"key written twice, first in line {line_of(text, 'compute: 1.5')}",
+        f"m.yaml:{line_of(text, 'value: 010')}: launcher.environment.OMP_NUM_THREADS.value: "
+        "must be text, not 10 (put it in quotes)",
+    ]
+
+
+def test_a_missing_key_names_its_section_and_meaning() -> None:
+    """Guards the line of the parent and the unit: a missing key has no line of its own."""
+    text = TEXT.replace("    latency_us: 10\n", "").replace("  memory_gib: 16\n", "")
+    assert problems(text) == [
+        f"m.yaml:{line_of(text, 'accelerator:')}: accelerator: missing key 'memory_gib' (Memory of one rank, GiB)",
+        f"m.yaml:{line_of(text, 'name: network-1.0')}: tiers.network-1.0: "
+        "missing key 'latency_us' (Time of one hop over this tier without data, µs)",
+    ]
+
+
+def test_a_misspelt_key_is_not_reported_as_missing_too() -> None:
+    """Guards against two messages for one slip."""
+    (found,) = problems(TEXT.replace("bandwidth_gb_per_s: 12.5", "bandwith_gb_per_s: 12.5"))
+    assert found.endswith("unknown key 'bandwith_gb_per_s', did you mean 'bandwidth_gb_per_s'?")
+
+
+def test_items_with_problems_do_not_make_the_list_too_short() -> None:
+    """Guards against pydantic's echo of a list whose only item is wrong."""
+    (found,) = problems(TEXT.replace("latency_factor: 1,", "latency_factor: -1,"))
+    assert "library.protocols.simple.latency_factor: must be greater than 0, not -1" in found
+
+
+def test_rules_across_fields_carry_the_section() -> None:
+    """Guards the place of messages that belong to no single key."""
+    text = TEXT.replace("      ranks: {kind: fact, source: invented}\n", "")
+    assert problems(text) == [f"m.yaml:{line_of(text, 'name: link')}: tiers.link: no provenance in 'sources' for ranks"]
+
+
+def test_a_repeated_name_in_a_list_is_a_problem() -> None:
+    """Guards addressing by name: the second of two tiers of one name could not be reached."""
+    (found,) = problems(TEXT.replace("name: network-1.0", "name: link"))
+    assert "tiers.1: the name 'link' is taken by an earlier item of this list" in found
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("schema: axonn-tune/model/1", "this is a model document .* where a machine document"),
+        ("schema: axonn-tune/machine/2", "newer than the axonn-tune/machine/1"),
+        ("schema: axonn-tune/machine/0", "older than the axonn-tune/machine/1"),
+        ("schema: machine", "'machine' is no schema; write axonn-tune/machine/1"),
+        ("schema:", "None is no schema"),
+    ],
+)
+def test_another_kind_or_version_is_explained(header: str, words: str) -> None:
+    """Guards against dozens of unknown keys when the file is simply of another kind."""
+    with pytest.raises(DocumentError, match=words) as caught:
+        parse_document(TEXT.replace("schema: axonn-tune/machine/1", header), schema=Machine)
+    assert [problem.path for problem in caught.value.problems] == ["schema"]
+
+
+def test_a_missing_schema_is_one_problem_among_the_others() -> None:
+    """Guards that leaving out the header does not hide the rest."""
+    text = TEXT.replace("schema: axonn-tune/machine/1\n", "").replace("memory_gib: 16", "memory_gib: 0")
+    found = problems(text)
+    assert len(found) == 2
+    assert "missing key 'schema' (Kind and version of this document: axonn-tune/machine/1)" in found[0]
+
+
+def test_a_workload_may_leave_out_its_schema() -> None:
+    """Guards the one schema whose header has a default."""
+    assert parse_document("global_batch: 8\nsequence_length: 16", schema=Workload).precision == "bf16"
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just words", "3"])
+def test_the_top_level_must_be_a_mapping(text: str) -> None:
+    """Guards the message for a file that is something else altogether."""
+    with pytest.raises(DocumentError, match="must hold a mapping"):
+        parse_document(text, schema=Model)
+
+
+@pytest.mark.parametrize("value", ["1e400", ".nan", "-.inf", "1" + "0" * 400])
+def test_numbers_that_are_none_are_refused(value: str) -> None:
+    """Guards every formula against infinity: floats must be finite."""
+    (found,) = problems(TEXT.replace("memory_gib: 16", f"memory_gib: {value}"))
+    assert "accelerator.memory_gib" in found
+
+
+@pytest.mark.parametrize("value", ["1.0", "true", "'2'", "2e0"])
+def test_counts_are_whole_numbers(value: str) -> None:
+    """Guards strictness: nothing is converted into a count in silence."""
+    (found,) = problems(TEXT.replace("matmul_tile: 16", f"matmul_tile: {value}"))
+    assert "must be a whole number" in found
+
+
+def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
+    """Guards the commonest slip, a misspelt file name."""
+    (tmp_path / "machine.yaml").write_text(TEXT, encoding="utf-8")
+    for name in ("machin.yaml", "machine"):
+        with pytest.raises(UsageError, match=r"did you mean 'machine\.yaml'"):
+            load_document(tmp_path / name, schema=Machine)
+    with pytest.raises(UsageError, match="there is no folder"):
+        load_document(tmp_path / "nowhere" / "machine.yaml", schema=Machine)
+
+
+def test_what_is_no_text_file_is_explained(tmp_path: Path) -> None:
+    """Guards folders and binary files, which would end in a traceback."""
+    with pytest.raises(UsageError, match="is a folder"):
+        load_document(tmp_path, schema=Machine)
+    (tmp_path / "latin.yaml").write_bytes(b"# one\nname: caf\xe9\n")
+    with pytest.raises(DocumentError, match=r"latin\.yaml:2: not UTF-8"):
+        load_document(tmp_path / "latin.yaml", schema=Machine)
+
+
+@pytest.mark.parametrize("text", ["", "\ufeff" + TEXT.replace("schema: axonn-tune", "schema: x")])
+def test_every_such_error_ends_with_exit_code_2(text: str, tmp_path: Path) -> None:
+    """Guards the exit code of bad files, an empty one and one with a byte order mark included."""
+    path = tmp_path / "m.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(AxonnTuneError) as caught:
+        load_document(path, schema=Machine)
+    assert caught.value.exit_code == 2
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
+    """Guards files that were edited on Windows."""
+    path = tmp_path / "m.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
+    assert load_document(path, schema=Machine) == load_document(MACHINE, schema=Machine)
+
+
+def test_the_hash_is_that_of_the_file(tmp_path: Path) -> None:
+    """Guards provenance: `sha256sum` has to give the same, and an override another."""
+    loaded = load_file(MACHINE, schema=Machine)
+    assert loaded.sha256 == hashlib.sha256(MACHINE.read_bytes()).hexdigest()
+    assert load_file(MACHINE, schema=Machine, overrides=["accelerator.memory_gib=17"]).sha256 != loaded.sha256
+    assert loaded.path == MACHINE
