@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from importlib import util
+from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -63,11 +63,10 @@ def _search_path(kind: Kind) -> Iterator[Path]:
 
 def _shipped(kind: Kind) -> Path:
     """Folder of the shipped files: the installed package, or its source folder in a checkout."""
-    # find_spec and not importlib.resources: the same folder, without importing tempfile and zipfile.
-    spec = util.find_spec(f"axonn_tune.{_FOLDERS[kind]}")
-    if spec is not None and spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    return Path(__file__).resolve().parents[2] / _FOLDERS[kind]
+    try:
+        return Path(str(resources.files(f"axonn_tune.{_FOLDERS[kind]}")))
+    except ModuleNotFoundError:
+        return Path(__file__).resolve().parents[2] / _FOLDERS[kind]
 
 
 def _documents(folder: Path) -> list[Path]:
