@@ -47,8 +47,9 @@ _REFUSED = {
     "use_parallel_residual": "attention and MLP in parallel",
     "vision_config": "a vision tower",
 }
+_ROPE_SCALING = "scaling of rotary positions"
 _LEFT_OUT = {
-    "rope_scaling": "scaling of rotary positions",
+    "rope_scaling": _ROPE_SCALING,
     "partial_rotary_factor": "partial rotary positions",
     "quantization_config": "quantisation",
 }
@@ -109,7 +110,8 @@ def _llama(config: _Config) -> dict[str, Scalar]:
     config.check_activation(*_GATED_ACTIVATION)
     _check_attention(config)
     # Left out of a config.json, these take the defaults of that model's class: only Llama's follow from the sizes.
-    kv_heads = config.size("num_key_value_heads", absent=sizes["heads"] if kind == "llama" else None)
+    follows = kind == "llama" or config.states("num_key_value_heads")
+    kv_heads = config.size("num_key_value_heads", absent=sizes["heads"] if follows else None)
     if config.value("head_dim") is not None or kind == "qwen3":
         head_dim = config.size("head_dim")
     else:
@@ -128,6 +130,8 @@ def _llama(config: _Config) -> dict[str, Scalar]:
 def _check_attention(config: _Config) -> None:
     """Refuse attention over less than the whole sequence."""
     window, longest = config.value("sliding_window"), config.value("max_position_embeddings")
+    if config.value("model_type") == "mistral" and not config.states("sliding_window"):
+        config.report("sliding_window", "missing, which means a window of 4096 tokens; null if there is none")
     # Qwen's configs state a window that a flag, off by default, switches on; elsewhere the window alone does.
     on = config.flag("use_sliding_window", absent=config.value("model_type") not in ("qwen2", "qwen3"))
     if isinstance(window, int) and isinstance(longest, int) and on and window < longest:
@@ -172,6 +176,10 @@ class _Config:
         """What the file says, or None."""
         return self._values.get(key)
 
+    def states(self, key: str) -> bool:
+        """Whether the file has the key, if only with null."""
+        return key in self._values
+
     def place(self, key: str) -> Place:
         """Where a key is first written."""
         match = re.search(rf'"{re.escape(key)}"\s*:', self._text)
@@ -202,6 +210,10 @@ class _Config:
             if self.value(key) not in (None, False, 0):
                 self.report(key, f"{part} is not supported")
         self.left_out += [words for key, words in _LEFT_OUT.items() if self.value(key) not in (None, False, 1.0)]
+        # Newer files keep the scaling with the other settings of rotary positions.
+        rope = self.value("rope_parameters")
+        if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
+            self.left_out.append(_ROPE_SCALING)
 
     def sizes(self, family: str) -> dict[str, int]:
         """The sizes whose keys this family states, under this tool's names."""
@@ -214,7 +226,7 @@ class _Config:
             return absent
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
-        words = "missing" if key not in self._values else f"must be a positive whole number, not {value!r}"
+        words = "missing" if not self.states(key) else f"must be a positive whole number, not {value!r}"
         self.report(key, words)
         return 1
 

@@ -84,6 +84,7 @@ def test_defaults_are_those_of_the_model_class(tmp_path: Path) -> None:
     old = {key: value for key, value in LLAMA.items() if key not in ("num_key_value_heads", "tie_word_embeddings")}
     model = load(tmp_path, old)
     assert (model.kv_heads, model.tied_embeddings) == (32, False)
+    assert load(tmp_path, {**QWEN2, "num_key_value_heads": None}).kv_heads == 32
     bare = {key: value for key, value in QWEN3.items() if key not in ("num_key_value_heads", "head_dim")}
     assert problems(tmp_path, bare) == {"num_key_value_heads": "missing", "head_dim": "missing"}
 
@@ -97,6 +98,8 @@ def test_defaults_are_those_of_the_model_class(tmp_path: Path) -> None:
         ({**LLAMA, "mlp_bias": True}, "biases of the MLP layers", False),
         ({**LLAMA, "attention_bias": True, "mlp_bias": True}, "", True),
         ({**LLAMA, "rope_scaling": {"factor": 8.0}}, "scaling of rotary positions", False),
+        ({**LLAMA, "rope_parameters": {"rope_type": "yarn"}}, "scaling of rotary positions", False),
+        ({**LLAMA, "rope_parameters": {"rope_type": "default"}}, "", False),
         ({**LLAMA, "hidden_act": "gelu"}, "its activation (gelu, here SiLU)", False),
         ({**GPT2, "activation_function": "relu"}, "its activation (relu, here GELU)", True),
         ({**LLAMA, "quantization_config": {"bits": 4}}, "quantisation", False),
@@ -115,6 +118,7 @@ def test_what_hardly_costs_is_left_out_in_words(tmp_path: Path, config: Config, 
         ({**LLAMA, "num_local_experts": 8}, {"num_local_experts": "a mixture of experts is not supported"}),
         ({**LLAMA, "kv_lora_rank": 512}, {"kv_lora_rank": "multi-head latent attention is not supported"}),
         ({**MISTRAL, "sliding_window": 4096}, {"sliding_window": "attention over a window of 4096 tokens"}),
+        ({**LLAMA, "model_type": "mistral"}, {"sliding_window": "missing, which means a window of 4096 tokens"}),
         ({**QWEN2, "use_sliding_window": True}, {"sliding_window": "attention over a window of 4096 tokens"}),
         ({**LLAMA, "layer_types": ["full_attention", "linear_attention"]}, {"layer_types": "linear_attention"}),
         ({**GPT2, "add_cross_attention": True}, {"add_cross_attention": "cross-attention is not supported"}),
