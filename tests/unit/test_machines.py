@@ -1,0 +1,97 @@
+"""The shipped machine profiles: they load, say where their numbers come from, and give times one can check by hand."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from axonn_tune.cost.arithmetic import PLAIN
+from axonn_tune.cost.collectives import collective_time_s, lines, route
+from axonn_tune.grid import GroupShape
+from axonn_tune.specs.catalog import available, load_machine
+from axonn_tune.specs.machine import CollectiveKind
+from benchmarks import fit
+from benchmarks.rows import PUBLISHED, collective_rows, matmul_rows
+
+SHIPPED = {
+    "alps",
+    "aws-p5",
+    "dgx-a100",
+    "dgx-b200",
+    "dgx-h100",
+    "dgx-h200",
+    "frontier",
+    "localhost",
+    "perlmutter",
+    "perlmutter-80gb",
+}
+GIB = 2**30
+
+
+def perlmutter_time_s(kind: CollectiveKind, *, ranks: int, stride: int, world: int, size_bytes: float) -> float:
+    """Time of one collective on Perlmutter by the formulas of the search, s."""
+    machine = load_machine("perlmutter").document
+    path = route(GroupShape(((ranks, stride),)), machine.tiers, world)
+    chosen = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in lines(kind, path, machine))
+    time_s = collective_time_s(chosen, size_bytes, PLAIN)
+    assert isinstance(time_s, float)
+    return time_s
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_every_shipped_machine_loads(name: str) -> None:
+    """Guards the profiles against the schema: keys, units, provenance of every number."""
+    assert name in available("machine")
+    assert load_machine(name).document.name == name
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_a_node_holds_the_ranks_that_the_launcher_starts_on_it(name: str) -> None:
+    """Guards against a launcher that splits a node otherwise than the innermost tier says."""
+    machine = load_machine(name).document
+    innermost = machine.tiers[0].ranks
+    assert innermost in (None, machine.launcher.ranks_per_node)
+
+
+def test_numbers_marked_fitted_are_those_of_the_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards the claim `kind: fitted`: the fit can be re-run from the shipped rows and gives the profile's numbers."""
+    assert fit.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_every_published_row_names_a_known_source() -> None:
+    """Guards citations: each row of the shipped measurements leads to an address."""
+    with (PUBLISHED / "sources.csv").open(encoding="utf-8", newline="") as file:
+        known = {record["source"] for record in csv.DictReader(file)}
+    assert {row.source for row in collective_rows()} | {row.source for row in matmul_rows()} == known
+
+
+def test_all_gather_across_nodes_by_hand() -> None:
+    """1 GiB over 16 GPUs on 4 nodes: 12 hops in nodes, 3 between them, 15/16 of the bytes at the node's bandwidth."""
+    by_hand = 10.2e-6 + 12 * 3.4e-6 + 3 * 47.6e-6 + 15 / 16 * GIB / 65.8e9
+    time_s = perlmutter_time_s("all_gather", ranks=16, stride=1, world=16, size_bytes=GIB)
+    assert time_s == pytest.approx(by_hand, rel=1e-12)
+    assert time_s == pytest.approx(16.3e-3, rel=0.1)  # measured: 16.3 ms
+
+
+def test_all_gather_inside_a_node_by_hand() -> None:
+    """1 GiB over the 4 GPUs of a node: 3 hops, 3/4 of the bytes over NVLink."""
+    by_hand = 10.2e-6 + 3 * 3.4e-6 + 3 / 4 * GIB / 241.6e9
+    assert perlmutter_time_s("all_gather", ranks=4, stride=1, world=4, size_bytes=GIB) == pytest.approx(
+        by_hand, rel=1e-12
+    )
+
+
+def test_all_reduce_inside_a_node_by_hand() -> None:
+    """1 GiB between 2 GPUs, twice 1/2 of the bytes: a pair has 81.6 GB/s, not the 241.6 of the whole node's ring."""
+    by_hand = 10.2e-6 + 2 * 3.4e-6 + GIB / 81.6e9
+    assert perlmutter_time_s("all_reduce", ranks=2, stride=1, world=8, size_bytes=GIB) == pytest.approx(
+        by_hand, rel=1e-12
+    )
+
+
+def test_all_reduce_across_nodes_shares_the_uplink() -> None:
+    """1 GiB over 8 nodes, one GPU of each: the 4 rings of a node share its uplink, each has a quarter."""
+    by_hand = 10.2e-6 + 2 * 7 * 47.6e-6 + 2 * 7 / 8 * GIB / (65.8e9 / 4)
+    time_s = perlmutter_time_s("all_reduce", ranks=8, stride=4, world=32, size_bytes=GIB)
+    assert time_s == pytest.approx(by_hand, rel=1e-12)
