@@ -18,49 +18,62 @@ from axonn_tune.cost.arithmetic import COLUMNS, Column
 from axonn_tune.cost.collectives import Route, collective_time_s, lines, route
 from axonn_tune.cost.compute import ComputeRates
 from axonn_tune.cost.durations import Clock, compute_s
-from axonn_tune.cost.replay import Replay
-from axonn_tune.cost.schedule import Instructions, Run, StepSchedule
+from axonn_tune.cost.replay import LinkedSchedule, Replay, link_schedule
+from axonn_tune.cost.schedule import StepSchedule
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import GROUP_AXES, Collective
 from axonn_tune.program.size import Size, Value
 from axonn_tune.program.step import StepProgram
-from axonn_tune.specs.machine import CollectiveKind, Machine
+from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, Machine
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-BLOCK_ROWS = 4096
+BLOCK_ROWS = 8192
 """Candidates scheduled together: a column of this many float64 stays in the second-level cache."""
+
+KINDS_SENT: dict[str, tuple[CollectiveKind, ...]] = {
+    "x": ("all_reduce",),
+    "y": ("all_gather", "reduce_scatter", "all_reduce"),
+    "z": ("all_gather", "reduce_scatter", "all_reduce"),
+    "data": ("all_gather", "reduce_scatter", "all_reduce"),
+    "xy": ("all_reduce",),
+    "xyzdata": ("all_reduce",),
+}
+"""Collectives that programs send over each group of axes; the others are not priced."""
+
 
 @dataclass(frozen=True)
 class RouteTable:
-    """Lines of every collective on every distinct route, and the tier each route's lane belongs to (-1: none)."""
+    """Lines of the collectives on every distinct route, and the tier each route's lane belongs to (-1: none)."""
 
     tier: Integers
     lines: dict[CollectiveKind, tuple[tuple[Floats, Floats], ...]]
 
 
-def route_table(shapes: tuple[GroupShape, ...], machine: Machine, world: int) -> RouteTable:
-    """Price every shape for every kind of collective; rows without a line cost nothing and have no lane."""
+def route_table(shapes: tuple[GroupShape, ...], used: Mapping[str, Integers], machine: Machine, world: int) -> RouteTable:
+    """Price the shapes; `used` tells which of them each group of axes takes. Groups of one cost nothing."""
     paths = [route(shape, machine.tiers, world) for shape in shapes]
     tier = np.array([path.outermost for path in paths])
-    kinds: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter", "all_reduce")
-    return RouteTable(tier, {kind: _line_columns(kind, paths, machine) for kind in kinds})
+    table: dict[CollectiveKind, tuple[tuple[Floats, Floats], ...]] = {}
+    for kind in COLLECTIVE_KINDS:
+        numbers = [used[axes] for axes, kinds in KINDS_SENT.items() if kind in kinds]
+        table[kind] = _line_columns(kind, paths, np.unique(np.concatenate(numbers)).tolist(), machine)
+    return RouteTable(tier, table)
 
 
 def _line_columns(
-    kind: CollectiveKind, paths: list[Route], machine: Machine
+    kind: CollectiveKind, paths: list[Route], numbers: list[int], machine: Machine
 ) -> tuple[tuple[Floats, Floats], ...]:
     """`(latency_s, bandwidth_bytes_per_s)` columns, one pair per line; missing lines repeat the first."""
-    found = [lines(kind, path, machine) for path in paths]
-    width = max((len(row) for row in found), default=0)
+    found = [(number, lines(kind, paths[number], machine)) for number in numbers]
     columns = []
-    for position in range(width):
+    for position in range(max((len(row) for _, row in found), default=0)):
         latency, bandwidth = np.zeros(len(paths)), np.full(len(paths), np.inf)
-        for index, row in enumerate(found):
+        for number, row in found:
             if row:
                 line = row[position] if position < len(row) else row[0]
-                latency[index], bandwidth[index] = line.latency_s, line.bandwidth_bytes_per_s
+                latency[number], bandwidth[number] = line.latency_s, line.bandwidth_bytes_per_s
         columns.append((latency, bandwidth))
     return tuple(columns)
 
@@ -92,7 +105,7 @@ class ColumnPricer:
         self, program: StepProgram, schedule: StepSchedule, *, rates: ComputeRates, element_bytes: float, table: RouteTable
     ) -> None:
         self._program = program
-        self._schedule = schedule
+        self._schedule = link_schedule(schedule)
         self._rates = rates
         self._element_bytes = element_bytes
         self._table = table
@@ -100,81 +113,72 @@ class ColumnPricer:
 
     def price(self, candidates: Candidates, values: Mapping[str, Value]) -> Prices:
         """Price every candidate; `values` are columns over shapes, `kept` among them."""
-        clock = Clock(self._rates, self._element_bytes, values, COLUMNS)
-        shapes = _ShapeColumns(clock, self._schedule, self._terms)
         count = len(candidates)
         communication, iteration = np.empty(count), np.empty(count)
-        step_compute = np.broadcast_to(np.asarray(compute_s(self._program, clock)), shapes.rows).take(candidates.shape)
-        for rows, tiers in self._blocks(candidates, values):
-            block = _Block(self._table, candidates, rows, shapes)
-            communication[rows] = block.communication_s(self._terms, tiers)
-            iteration[rows] = block.iteration_s(self._schedule, tiers)
-        return Prices(communication, step_compute, iteration)
+        clock = Clock(self._rates, self._element_bytes, values, COLUMNS)
+        step_compute = np.broadcast_to(np.asarray(compute_s(self._program, clock)), len(np.asarray(values["b"])))
+        if count:
+            shapes = _ShapeColumns(clock, self._schedule, self._terms)
+            for rows, lanes, keeping in self._blocks(candidates, values):
+                block = _Block(self._table, candidates, rows, shapes, lanes)
+                communication[rows] = block.communication_s(self._terms)
+                iteration[rows] = block.iteration_s(self._schedule, keeping=keeping)
+        return Prices(communication, step_compute.take(candidates.shape), iteration)
 
     def _blocks(
         self, candidates: Candidates, values: Mapping[str, Value]
-    ) -> Iterator[tuple[Integers, dict[str, int]]]:
-        """Rows that share lanes and kind of keeping, at most `BLOCK_ROWS` at once."""
+    ) -> Iterator[tuple[Integers, dict[str, int], int]]:
+        """Rows that share lanes and kind of keeping, at most `BLOCK_ROWS` at once, with both.
+
+        A group of one sends nothing and fits any lane; it is put with the outermost tier's.
+        """
         kept, layers = np.asarray(values["kept"]), values["L"]
-        keeping = np.where(kept == 0, 0, np.where(kept == layers, 2, 1)).take(candidates.shape)
-        keys = [self._table.tier.take(candidates.routes[axes]) for axes in GROUP_AXES]
-        code = keeping.copy()
-        for key in keys:
-            code = code * 16 + (key + 1)
-        order = np.argsort(code, kind="stable")
-        edges = np.flatnonzero(np.diff(code[order])) + 1
-        for group in np.split(order, edges):
-            if len(group):
-                tiers = {axes: int(key[group[0]]) for axes, key in zip(GROUP_AXES, keys, strict=True)}
-                for start in range(0, len(group), BLOCK_ROWS):
-                    yield group[start : start + BLOCK_ROWS], tiers
+        code = np.where(kept == 0, 0, np.where(kept == layers, 2, 1)).take(candidates.shape)
+        outermost = int(self._table.tier.max(initial=0))
+        tiers = {axes: self._table.tier.take(candidates.routes[axes]) for axes in GROUP_AXES}
+        for tier in tiers.values():
+            code = code * (outermost + 1) + np.where(tier < 0, outermost, tier)
+        assert 3 * (outermost + 1) ** len(tiers) < 2**15, "codes fit 16 bits, which sort in linear time"
+        order = np.argsort(code.astype(np.int16), kind="stable")
+        for group in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
+            lanes = {axes: int(tier.take(group).max()) for axes, tier in tiers.items()}
+            keeping = int(code[group[0]] // (outermost + 1) ** len(tiers))
+            for start in range(0, len(group), BLOCK_ROWS):
+                yield group[start : start + BLOCK_ROWS], lanes, keeping
 
 
 class _ShapeColumns:
     """Everything that depends on the shape alone, computed once per shape and picked per block."""
 
-    def __init__(self, clock: Clock, schedule: StepSchedule, terms: tuple[tuple[Collective, Size], ...]) -> None:
+    def __init__(self, clock: Clock, schedule: LinkedSchedule, terms: tuple[tuple[Collective, Size], ...]) -> None:
         self.values = clock.values
-        self.rows = len(np.asarray(clock.values["b"]))
-        calls: dict[object, Column] = {}
-        self.runs: dict[int, Column] = {}
-        for run in _runs(schedule):
+        calls: dict[int, Column] = {}
+        self.runs: list[Column] = []
+        for operations in schedule.linker.runs:
             total: Column = 0.0
-            for step in run.operations:
-                if step not in calls:
-                    calls[step] = clock.run_s(step)
-                total = total + calls[step]
-            self.runs[id(run)] = total
+            for step in operations:
+                if id(step) not in calls:
+                    calls[id(step)] = clock.run_s(step)
+                total = total + calls[id(step)]
+            self.runs.append(total)
         self.sizes: dict[Size, Column] = {}
-        for collective, count in terms:
-            for size in (collective.size_bytes, count, collective.calls):
-                if size not in self.sizes:
-                    self.sizes[size] = size.evaluate(clock.values)
-
-
-def _runs(schedule: StepSchedule) -> Iterator[Run]:
-    """Every run of a schedule."""
-    for instructions in every_part(schedule):
-        for instruction in instructions:
-            if isinstance(instruction, Run):
-                yield instruction
-
-
-def every_part(schedule: StepSchedule) -> Iterator[Instructions]:
-    """Every list of instructions in a schedule."""
-    for batch in (schedule.micro_batch, schedule.last_micro_batch):
-        yield from (batch.embedding, batch.block, batch.last_block, batch.head, batch.head_all_kept, batch.flush)
-        back = batch.backward
-        yield from (back.first, back.middle, back.last, back.only, back.kept_first, back.kept_middle)
-    yield schedule.end
+        wanted = [size for collective, count in terms for size in (collective.size_bytes, count)]
+        for collective, times in schedule.linker.collectives:
+            wanted += [collective.size_bytes] if times is None else [collective.size_bytes, times]
+        for size in wanted:
+            if size not in self.sizes:
+                self.sizes[size] = size.evaluate(clock.values)
 
 
 class _Block:
     """One block of candidates: picks shape and route columns for its rows, each at most once."""
 
-    def __init__(self, table: RouteTable, candidates: Candidates, rows: Integers, shapes: _ShapeColumns) -> None:
+    def __init__(
+        self, table: RouteTable, candidates: Candidates, rows: Integers, shapes: _ShapeColumns, lanes: Mapping[str, int]
+    ) -> None:
         self._table = table
         self._shapes = shapes
+        self._lanes = lanes
         self._shape = candidates.shape.take(rows)
         self._routes = {axes: index.take(rows) for axes, index in candidates.routes.items()}
         self._lines: dict[tuple[CollectiveKind, str], tuple[tuple[Column, Column], ...]] = {}
@@ -207,33 +211,43 @@ class _Block:
             )
         return self._lines[kind, axis]
 
-    def communication_s(self, terms: tuple[tuple[Collective, Size], ...], tiers: Mapping[str, int]) -> Column:
-        """Left fold of calls times seconds over the terms; groups of one are left out."""
+    def communication_s(self, terms: tuple[tuple[Collective, Size], ...]) -> Column:
+        """Left fold of calls times seconds over the terms; groups of one add nothing."""
         total: Column = 0.0
         for collective, count in terms:
-            if tiers[collective.axis] >= 0:
+            if self._lanes[collective.axis] >= 0:
                 total = total + self._pick(self._shapes.sizes[count]) * self._call_s(collective)
         return total
 
-    def iteration_s(self, schedule: StepSchedule, tiers: Mapping[str, int]) -> Column:
+    def iteration_s(self, schedule: LinkedSchedule, *, keeping: int) -> Column:
         """End of the schedule."""
-        values = self._shapes.values
-        replay: Replay[Column] = Replay(
-            run_s=lambda run: self._pick(self._shapes.runs[id(run)]),
-            collective_s=self._scheduled_s,
-            lane=tiers,
-            larger=np.maximum,
-            choose=np.where,
+        values, linker = self._shapes.values, schedule.linker
+        present = {axes: self._presence(axes) for axes in self._lanes}
+        replay = Replay(
+            runs=[self._pick(column) for column in self._shapes.runs],
+            collectives=[self._scheduled_s(collective, calls) for collective, calls in linker.collectives],
+            lanes=[self._lanes[collective.axis] for collective, _ in linker.collectives],
+            present=[present[collective.axis] for collective, _ in linker.collectives],
+            tiers=int(self._table.tier.max(initial=0)) + 1,
+            slots=len(linker.slots),
         )
         return replay.step_s(
             schedule,
             layers=int(float(values["L"])),
             kept=self._pick(values["kept"]),
+            keeping=keeping,
             accumulation=self._pick(values["A"]),
+            buckets=self._lanes["data"] >= 0,
         )
 
-    def _scheduled_s(self, collective: Collective) -> Column:
-        """Time of a collective where the schedule has it: its calls in a row; a gather is one call."""
-        if collective.role == "weight" or not collective.calls.powers:
-            return self._call_s(collective)
-        return self._pick(self._shapes.sizes[collective.calls]) * self._call_s(collective)
+    def _presence(self, axes: str) -> Column | None:
+        """1.0 for candidates whose group over `axes` has several members; None if that is all of them."""
+        several = self._table.tier.take(self._routes[axes]) >= 0
+        return None if several.all() else several.astype(np.float64)
+
+    def _scheduled_s(self, collective: Collective, calls: Size | None) -> Column:
+        """Time of a collective where the schedule has it: its calls in a row."""
+        if self._lanes[collective.axis] < 0:
+            return 0.0
+        call_s = self._call_s(collective)
+        return call_s if calls is None else self._pick(self._shapes.sizes[calls]) * call_s

@@ -183,13 +183,15 @@ def search(problem: Problem, *, variants: bool = False) -> Ranking:
     }
     used = np.unique(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))
     placements = list_placements(grids, used, limits)
-    table = route_table(placements.shapes, machine, problem.gpus)
+    table = route_table(placements.shapes, placements.routes, machine, problem.gpus)
     columns = _joined([_price(problem, shapes, placements, table, kind, fittings[kind]) for kind in limits.recomputes])
-    rows = _order(columns, shapes, placements, rank_by=problem.rank_by, fittings=fittings)
+    candidates = len(columns.shape)
+    rows = np.arange(candidates) if variants else _best_of_each(columns, shapes, rank_by=problem.rank_by)
+    rows = _order(columns, rows, shapes, placements, rank_by=problem.rank_by, fittings=fittings)
     searched = Searched(
         grids=len(grids.sizes),
         candidates=_count_candidates(shapes, placements, grids, limits),
-        feasible=len(rows),
+        feasible=candidates,
         rejected=_count_rejected(grids, shapes, used),
         seconds=time.perf_counter() - started,
     )
@@ -241,24 +243,38 @@ def _joined(parts: list[Columns]) -> Columns:
 
 
 def _order(
-    columns: Columns, shapes: Shapes, placements: Placements, *, rank_by: RankBy, fittings: dict[Recompute, Fitting]
+    columns: Columns,
+    rows: Integers,
+    shapes: Shapes,
+    placements: Placements,
+    *,
+    rank_by: RankBy,
+    fittings: dict[Recompute, Fitting],
 ) -> Integers:
     """Rows from best to worst. Ties: shorter step, less memory, then grid, order, micro-batch, recomputation."""
-    metric = ranking_metric(columns, rank_by=rank_by)
-    memory = np.empty(len(metric))
+    shape, recompute = columns.shape[rows], columns.recompute[rows]
+    memory = np.empty(len(rows))
     for kind, fitting in fittings.items():
-        mine = columns.recompute == RECOMPUTES.index(kind)
-        memory[mine] = fitting.total_bytes[columns.shape[mine]]
+        mine = recompute == RECOMPUTES.index(kind)
+        memory[mine] = fitting.total_bytes[shape[mine]]
     keys = (
-        columns.recompute,
-        shapes.micro_batch[columns.shape],
-        placements.order[columns.placement],
-        shapes.grid[columns.shape],
+        recompute,
+        shapes.micro_batch[shape],
+        placements.order[columns.placement[rows]],
+        shapes.grid[shape],
         memory,
-        columns.iteration_s,
-        metric,
+        columns.iteration_s[rows],
+        ranking_metric(columns, rank_by=rank_by)[rows],
     )
-    return np.lexsort(keys)
+    return rows[np.lexsort(keys)]
+
+
+def _best_of_each(columns: Columns, shapes: Shapes, *, rank_by: RankBy) -> Integers:
+    """Rows that reach their grid's lowest value: several where a grid has ties."""
+    metric, grid = ranking_metric(columns, rank_by=rank_by), shapes.grid[columns.shape]
+    lowest = np.full(int(grid.max(initial=-1)) + 1, np.inf)
+    np.minimum.at(lowest, grid, metric)
+    return np.flatnonzero(metric == lowest[grid])
 
 
 def ranking_metric(columns: Columns, *, rank_by: RankBy) -> Floats:

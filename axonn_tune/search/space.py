@@ -179,13 +179,17 @@ def _routes(axes: str, sizes: Integers, order: Integers, known: dict[GroupShape,
         world = int(np.prod(sizes[0])) if len(sizes) else 1
         return np.full(len(sizes), known.setdefault(merged_shape([(world, 1)]), len(known)))
     names = (axes,) if axes in AXES else tuple(axes)
-    levels = np.stack([column for axis in names for column in _level(axis, sizes, order)], axis=1)
-    distinct, inverse = np.unique(levels, axis=0, return_inverse=True)
+    levels = [_level(axis, sizes, order) for axis in names]
+    code = np.zeros(len(sizes), dtype=np.int64)
+    for size, stride in levels:
+        distinct, number = np.unique(size << 32 | stride, return_inverse=True)
+        code = code * len(distinct) + number
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     numbers = []
-    for row in distinct.tolist():
-        pairs = sorted(zip(row[::2], row[1::2], strict=True), key=lambda level: level[1])
+    for row in first.tolist():
+        pairs = sorted(((int(size[row]), int(stride[row])) for size, stride in levels), key=lambda level: level[1])
         numbers.append(known.setdefault(merged_shape(pairs), len(known)))
-    return np.array(numbers, dtype=np.int64)[inverse.reshape(-1)]
+    return np.array(numbers, dtype=np.int64)[inverse]
 
 
 def _level(axis: str, sizes: Integers, order: Integers) -> tuple[Integers, Integers]:

@@ -18,6 +18,7 @@ from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
 MACHINE_SCHEMA = "axonn-tune/machine/1"
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
+COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 Algorithm = Literal["ring", "recursive", "tree", "hierarchical"]
 MatmulLayout = Literal["NN", "NT", "TN"]
 
