@@ -1,0 +1,158 @@
+"""The command line's entry point: finds the command, and turns every error into a message and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, MutableMapping, Sequence
+
+import click
+
+from axonn_tune import __version__
+from axonn_tune.errors import AxonnTuneError, EnvironmentProblem
+
+EPILOG = """\b
+Examples:
+  axonn-tune --gpus 1024 --model 80b
+  axonn-tune --gpus 1024 --model 80b -o launch.yaml --emit slurm
+  axonn-tune --gpus 512 --model mymodel.yaml --machine frontier --rank-by iteration
+  axonn-tune explain --gpus 1024 --model 80b --pick 1
+  axonn-tune sweep --gpus 64..4096x2 --model 80b
+
+\b
+Without a command, axonn-tune searches: `axonn-tune search --help` lists the options.
+The result goes to standard output, everything else to standard error.
+
+\b
+Exit codes:
+  0    done
+  1    a mistake in axonn-tune itself; please report it
+  2    a wrong option or argument, or a wrong document
+  3    no grid satisfies all constraints; the message names the binding one
+  4    a validation or regression check failed
+  5    something is missing here, or a file could not be written
+  6    training did not finish
+  75   stopped by a signal, state saved
+  130  interrupted
+"""
+
+# Where each command is, as module and attribute: imported when it is asked for.
+_COMMANDS = {
+    "search": ("axonn_tune.cli.search", "search_command"),
+    "explain": ("axonn_tune.cli.explain", "explain_command"),
+    "sweep": ("axonn_tune.cli.sweep", "sweep_command"),
+    "compare": ("axonn_tune.cli.compare", "compare"),
+    "models": ("axonn_tune.cli.documents", "models_group"),
+    "machines": ("axonn_tune.cli.documents", "machines_group"),
+    "completion": ("axonn_tune.cli.completion", "completion_command"),
+}
+_DEFAULT = "search"
+
+
+class LazyCommands(MutableMapping[str, click.Command]):
+    """Commands by name, in the order of the table above; a module is imported with its first use."""
+
+    def __init__(self, places: dict[str, tuple[str, str]]) -> None:
+        self._places = places
+        self._loaded: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._loaded:
+            module, attribute = self._places[name]
+            self._loaded[name] = getattr(importlib.import_module(module), attribute)
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._loaded[name] = command
+        self._places.setdefault(name, ("", ""))
+
+    def __delitem__(self, name: str) -> None:
+        del self._places[name]
+        self._loaded.pop(name, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+class SearchUnlessNamed(click.Group):
+    """A group that searches when it is given options but no command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the default command before the first option that is not the group's own."""
+        own = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
+        for position, word in enumerate(args):
+            if word in own:
+                continue
+            if word.startswith("-"):
+                args = [*args[:position], _DEFAULT, *args[position:]]
+            break
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Commands in the order a newcomer meets them."""
+        return list(self.commands)
+
+
+@click.command(
+    cls=SearchUnlessNamed,
+    commands=LazyCommands(_COMMANDS),
+    epilog=EPILOG,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="axonn-tune")
+@click.option("--debug", is_flag=True, help="Show where an error came from. Also: AXONN_TUNE_DEBUG=1.")
+def cli(*, debug: bool) -> None:
+    """Find the fastest 4D grid to train a transformer on many GPUs.
+
+    Every grid x * y * z * data of the GPUs is priced by an analytical model of communication,
+    computation and memory; the best are listed, explained, and written as launch configs.
+    """
+    if debug:
+        os.environ["AXONN_TUNE_DEBUG"] = "1"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; every error ends in one line, not in a traceback."""
+    try:
+        code = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="axonn-tune", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except BaseException as error:
+        if os.environ.get("AXONN_TUNE_DEBUG"):
+            import traceback
+
+            traceback.print_exc()
+        return _report(error)
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: BaseException) -> int:
+    """Say on standard error what went wrong; returns the exit code."""
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        click.echo("interrupted", err=True)
+        return 130
+    if isinstance(error, SystemExit):
+        raise error
+    if isinstance(error, BrokenPipeError):
+        # The reader has seen enough. What is still buffered has nowhere to go, also not at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if isinstance(error, OSError):
+        error = EnvironmentProblem(str(error))
+    if isinstance(error, AxonnTuneError):
+        click.echo(f"Error: {error}", err=True)
+        return error.exit_code
+    name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    click.echo(f"Internal error: {name}\nPlease report this, with what --debug shows.", err=True)
+    return 1

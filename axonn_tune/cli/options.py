@@ -1,0 +1,272 @@
+"""Options that several commands share, and the step from them to a problem.
+
+A command that searches is written::
+
+    @click.command("compare")
+    @problem_options()
+    def compare(*, chosen: Chosen, ...) -> None:
+        inputs = load(chosen)          # Inputs: .problem, .model, .machine
+
+Names of choices are spelled out here, so that `--help` need not import the schemas; a test compares.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from axonn_tune.cli.documents import complete_names
+
+if TYPE_CHECKING:
+    from axonn_tune.search.inputs import Choices, Inputs, WorkloadChoices
+    from axonn_tune.search.space import Limits
+
+    BaseChoice = click.Choice[str]
+else:
+    BaseChoice = click.Choice
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+COSTS = ("alpha-beta", "paper", "paper-released", "paper-mended")
+RANK_BY = ("communication", "exposed", "iteration")
+PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
+RECOMPUTES = ("none", "selective", "full")
+OVERLAPS = ("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output")
+AXES = ("x", "y", "z", "data")
+DEFAULT_MACHINE = "perlmutter"
+
+
+class SuggestingChoice(BaseChoice):
+    """A choice that names the nearest valid value, which click does for commands and options only."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ANN401
+        """Return the chosen value; the error of a wrong one ends in a suggestion."""
+        near = difflib.get_close_matches(str(value), list(self.choices), n=1)
+        if value in self.choices or not near:
+            return str(super().convert(value, param, ctx))
+        known = ", ".join(self.choices)
+        self.fail(f"{value!r} is none of {known}; did you mean {near[0]!r}?", param, ctx)
+
+
+def parse_order(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """A permutation of the axes, such as `y,x,z,data`, as a tuple."""
+    if value is None:
+        return None
+    axes = tuple(axis.strip() for axis in value.split(","))
+    if sorted(axes) != sorted(AXES):
+        raise click.BadParameter(f"{value!r} must name each of x, y, z and data once, as in x,y,z,data", ctx, param)
+    return axes
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Values of the shared options, named as their parameters."""
+
+    gpus: int | None
+    model: str | None
+    machine: str
+    batch: int | None
+    seq: int | None
+    precision: Any
+    rank_by: Any
+    order: tuple[str, ...] | None
+    recompute: Any
+    micro_batch: int | None
+    kept_layers: int | None
+    shard_optimizer: bool | None
+    split_micro_batch: bool
+    overlap: tuple[Any, ...]
+    no_overlap: tuple[str, ...]
+    x: int | None
+    y: int | None
+    z: int | None
+    data: int | None
+    settings: tuple[str, ...]
+
+
+_COUNT = click.IntRange(min=1)
+
+
+def _inputs(*, required: bool, gpus: bool) -> list[Callable[[F], F]]:
+    """Options that say what is trained where."""
+    how_many = click.option("--gpus", type=_COUNT, required=required, metavar="N", help="Number of GPUs.")
+    return [
+        *([how_many] if gpus else []),
+        click.option(
+            "--model",
+            required=required,
+            metavar="NAME|FILE",
+            help="Model: a name from `axonn-tune models list`, or a YAML file.",
+            shell_complete=complete_names("model"),
+        ),
+        click.option(
+            "--machine",
+            default=DEFAULT_MACHINE,
+            show_default=True,
+            metavar="NAME|FILE",
+            help="Machine: a name from `axonn-tune machines list`, or a YAML file.",
+            shell_complete=complete_names("machine"),
+        ),
+        click.option("--batch", type=_COUNT, help="Sequences in a step, over all GPUs. Default: the model's."),
+        click.option("--seq", type=_COUNT, help="Tokens in a sequence. Default: the model's."),
+        click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: bf16."),
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Change one value of the model, machine or workload, as in machine.accelerator.memory_gib=80. "
+            "May be repeated.",
+        ),
+    ]
+
+
+def _limits() -> list[Callable[[F], F]]:
+    """Options that pin what would be searched."""
+    pins = [click.option(f"--{axis}", type=_COUNT, help=f"Only grids with this size of axis {axis}.") for axis in AXES]
+    return [
+        click.option(
+            "--rank-by",
+            type=SuggestingChoice(RANK_BY),
+            default="communication",
+            show_default=True,
+            help="Time to rank by: all communication, its exposed part, or the whole step (iteration).",
+        ),
+        *pins,
+        click.option(
+            "--order",
+            callback=parse_order,
+            metavar="AXES",
+            help="Only this order of axes, fastest-varying rank first: x,y,z,data.",
+        ),
+        click.option("--recompute", type=SuggestingChoice(RECOMPUTES), help="Only this kind of recomputation."),
+        click.option("--micro-batch", type=_COUNT, help="Only this micro-batch, in sequences of one rank."),
+        click.option(
+            "--kept-layers",
+            type=click.IntRange(min=0),
+            help="Layers that keep their gathered weights for the backward pass. Default: as many as fit.",
+        ),
+    ]
+
+
+def _execution() -> list[Callable[[F], F]]:
+    """Options that say how a step is executed."""
+    return [
+        click.option(
+            "--shard-optimizer/--no-shard-optimizer",
+            default=None,
+            help="Split master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
+        ),
+        click.option(
+            "--split-micro-batch", is_flag=True, help="Run each micro-batch as two halves that hide each other's work."
+        ),
+        click.option(
+            "--overlap",
+            type=SuggestingChoice(OVERLAPS),
+            multiple=True,
+            help="Overlap just this, and whatever else is named so. May be repeated. Default: everything.",
+        ),
+        click.option(
+            "--no-overlap",
+            type=SuggestingChoice((*OVERLAPS, "all")),
+            multiple=True,
+            is_flag=False,
+            flag_value="all",
+            help="Do not overlap this; without a name, overlap nothing. May be repeated.",
+        ),
+    ]
+
+
+def problem_options(*, required: bool = True, gpus: bool = True) -> Callable[[F], F]:
+    """Add the shared options to a command, which takes their values as one argument `chosen`.
+
+    required: --gpus and --model must be given; gpus: whether there is a --gpus option at all.
+    """
+
+    def decorate(callback: F) -> F:
+        @functools.wraps(callback)
+        def collected(**parameters: Any) -> Any:  # noqa: ANN401
+            names = [each.name for each in fields(Chosen)]
+            chosen = Chosen(**{name: parameters.pop(name, None) for name in names})
+            return callback(chosen=chosen, **parameters)
+
+        decorated: Any = collected
+        for option in reversed([*_inputs(required=required, gpus=gpus), *_limits(), *_execution()]):
+            decorated = option(decorated)
+        return decorated  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def format_option(formats: Sequence[str] = ("table", "json", "csv", "md")) -> Callable[[F], F]:
+    """`--format`, handed over as `output_format`."""
+    return click.option(
+        "--format",
+        "output_format",
+        type=SuggestingChoice(formats),
+        default=formats[0],
+        show_default=True,
+        help="How to print the result.",
+    )
+
+
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print the result alone, no remarks.")
+color_option = click.option("--color/--no-color", default=None, help="Default: in a terminal, unless NO_COLOR is set.")
+
+
+def load(chosen: Chosen) -> Inputs:
+    """Load the documents of the shared options and build the problem."""
+    from axonn_tune.search.inputs import load_inputs
+
+    return load_inputs(choices_of(chosen))
+
+
+def choices_of(chosen: Chosen, *, gpus: int | None = None) -> Choices:
+    """The shared options as the search takes them; `gpus` instead of what was chosen."""
+    from axonn_tune.search.inputs import Choices
+
+    count = gpus if gpus is not None else chosen.gpus
+    missing = [name for name, value in (("--gpus", count), ("--model", chosen.model)) if value is None]
+    if missing:
+        raise click.UsageError(f"Missing option {' and '.join(missing)}.")
+    return Choices(
+        gpus=count or 0,
+        model=chosen.model or "",
+        machine=chosen.machine,
+        workload=_workload(chosen),
+        limits=_limits_of(chosen),
+        rank_by=chosen.rank_by,
+        settings=chosen.settings,
+    )
+
+
+def _workload(chosen: Chosen) -> WorkloadChoices:
+    from axonn_tune.search.inputs import WorkloadChoices
+
+    return WorkloadChoices(
+        batch=chosen.batch,
+        seq=chosen.seq,
+        precision=chosen.precision,
+        shard_optimizer=chosen.shard_optimizer,
+        split_micro_batch=chosen.split_micro_batch,
+        overlaps=chosen.overlap,
+        no_overlaps=chosen.no_overlap,
+    )
+
+
+def _limits_of(chosen: Chosen) -> Limits:
+    from axonn_tune.search.space import Limits
+
+    pins = {axis: size for axis in AXES if (size := getattr(chosen, axis)) is not None}
+    return Limits(
+        order=chosen.order,
+        recompute=chosen.recompute,
+        micro_batch=chosen.micro_batch,
+        kept_layers=chosen.kept_layers,
+        axes=pins,
+    )

@@ -1,0 +1,127 @@
+"""What a search is about, with where its documents came from: from names and choices to a `Problem`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from axonn_tune.errors import UsageError
+from axonn_tune.grid import AXES
+from axonn_tune.search.ranking import Problem, RankBy
+from axonn_tune.search.space import Limits
+from axonn_tune.specs.catalog import Loaded, load_machine, load_model
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.overrides import route_overrides
+from axonn_tune.specs.validation import known_keys
+from axonn_tune.specs.workload import OVERLAPS, Overlap, Precision, Workload
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A problem and the documents it was made from, with path and hash."""
+
+    problem: Problem
+    model: Loaded[Model]
+    machine: Loaded[Machine]
+
+
+@dataclass(frozen=True)
+class WorkloadChoices:
+    """What the user said about the workload; None: as the model's defaults or the schema have it."""
+
+    batch: int | None = None
+    seq: int | None = None
+    precision: Precision | None = None
+    shard_optimizer: bool | None = None
+    split_micro_batch: bool = False
+    overlaps: tuple[Overlap, ...] = ()
+    no_overlaps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user asked for, before any document is loaded. `settings`: `--set` assignments."""
+
+    gpus: int
+    model: str
+    machine: str = "perlmutter"
+    workload: WorkloadChoices = WorkloadChoices()
+    limits: Limits = field(default_factory=Limits)
+    rank_by: RankBy = "communication"
+    settings: tuple[str, ...] = ()
+
+
+def load_inputs(choices: Choices) -> Inputs:
+    """Load the documents and build the problem; errors as `load_model`, UsageError for a wrong setting."""
+    for_workload, others = _split_settings(choices.settings)
+    for_model, for_machine = route_overrides(others)
+    model = load_model(choices.model, overrides=for_model)
+    machine = load_machine(choices.machine, overrides=for_machine)
+    workload = make_workload(model.document, choices.workload, settings=for_workload)
+    _check_pins(choices)
+    problem = Problem(
+        model=model.document,
+        machine=machine.document,
+        workload=workload,
+        gpus=choices.gpus,
+        limits=choices.limits,
+        rank_by=choices.rank_by,
+    )
+    return Inputs(problem, model, machine)
+
+
+def make_workload(model: Model, choices: WorkloadChoices, *, settings: Sequence[str] = ()) -> Workload:
+    """The model's default workload with the user's choices, then `key=value` settings, on top."""
+    chosen: dict[str, object] = {
+        "precision": choices.precision,
+        "shard_optimizer_over_data": choices.shard_optimizer,
+    }
+    workload = Workload(
+        global_batch=choices.batch or model.defaults.global_batch,
+        sequence_length=choices.seq or model.defaults.sequence_length,
+        overlaps=_chosen_overlaps(choices),
+        split_micro_batch=choices.split_micro_batch,
+    ).model_copy(update={name: value for name, value in chosen.items() if value is not None})
+    if not settings:
+        return workload
+    # Imported here: most searches set nothing, and start-up time is theirs.
+    from axonn_tune.specs.loading import parse_document
+    from axonn_tune.specs.writing import to_yaml
+
+    return parse_document(to_yaml(workload), schema=Workload, source="workload", overrides=settings)
+
+
+def _chosen_overlaps(choices: WorkloadChoices) -> tuple[Overlap, ...]:
+    """Those named, or all; less those switched off (`all` for every one), in canonical order."""
+    wanted = choices.overlaps or OVERLAPS
+    if "all" in choices.no_overlaps:
+        return ()
+    return tuple(name for name in OVERLAPS if name in wanted and name not in choices.no_overlaps)
+
+
+def _split_settings(settings: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Assignments meant for the workload, without their prefix, and all others."""
+    own, prefix = set(known_keys(Workload)), "workload."
+    for_workload, others = [], []
+    for setting in settings:
+        if setting.startswith(prefix):
+            for_workload.append(setting.removeprefix(prefix))
+        elif setting.partition("=")[0].strip() in own - {"schema"}:
+            for_workload.append(setting)
+        else:
+            others.append(setting)
+    return for_workload, others
+
+
+def _check_pins(choices: Choices) -> None:
+    """Refuse pinned axes that no grid of this many GPUs can have."""
+    product, shown = 1, []
+    for axis in AXES:
+        if axis in choices.limits.axes:
+            product *= choices.limits.axes[axis]
+            shown.append(f"{axis} = {choices.limits.axes[axis]}")
+    if choices.gpus % product:
+        raise UsageError(
+            f"{choices.gpus} GPUs cannot be arranged with {', '.join(shown)}: {product} does not divide them"
+        )
