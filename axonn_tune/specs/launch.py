@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from axonn_tune.grid import Grid
 from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
 LAUNCH_SCHEMA = "axonn-tune/launch/1"
+VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 Axis = Literal["x", "y", "z", "data"]
+Purpose = Literal["overlap", "memory", "compute", "site", "debug"]
+PURPOSES: tuple[Purpose, ...] = ("overlap", "memory", "compute", "site", "debug")
 NonNegativeInt = Annotated[int, Field(ge=0)]
 
 
@@ -25,6 +30,28 @@ class LaunchGrid(Document):
     z: PositiveInt = Field(description="Ranks that split the stored weights, and the batch.")
     data: PositiveInt = Field(description="Replicas, which split the batch alone.")
     order: tuple[Axis, ...] = Field(min_length=4, max_length=4, description="Axes, fastest-varying rank first.")
+
+    @model_validator(mode="after")
+    def _names_each_axis_once(self) -> LaunchGrid:
+        self.grid()
+        return self
+
+    def grid(self) -> Grid:
+        """The same as the value that cost model and runtime work with."""
+        return Grid(self.x, self.y, self.z, self.data, order=self.order)
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.x * self.y * self.z * self.data
+
+
+class LaunchVariable(EnvironmentVariable):
+    """An environment variable of every rank."""
+
+    purpose: Purpose = Field(
+        description="overlap, memory, compute: the prediction assumes it; site: this machine wants it; debug: neither."
+    )
 
 
 class Optimizer(Document):
@@ -75,6 +102,8 @@ class Prediction(Document):
     """What the tuner expects of one step."""
 
     machine: str = Field(description="Profile predicted for.")
+    accelerator: str = Field(description="What one rank computes with.")
+    peak_tflops: PositiveFloat = Field(description="Its peak in this precision, TFLOP/s: denominator of mfu and hfu.")
     cost: str = Field(description="Cost model: alpha-beta, paper, paper-released or paper-mended.")
     iteration_s: PositiveFloat | None = Field(description="One step, s; null where the cost model gives none.")
     low_s: PositiveFloat | None = Field(description="Lower end of its 80% interval, s.")
@@ -85,6 +114,7 @@ class Prediction(Document):
     exposed_communication_s: NonNegativeFloat | None = Field(description="The part no computation hides, s.")
     compute_s: NonNegativeFloat | None = Field(description="Kernels of a step and rank, s.")
     memory_bytes: NonNegativeFloat | None = Field(description="Peak of one rank.")
+    memory_limit_bytes: PositiveFloat | None = Field(description="What a step of one rank may use.")
     mfu: NonNegativeFloat | None = Field(description="Model FLOPs over peak; recomputation not counted.")
     hfu: NonNegativeFloat | None = Field(description="Executed FLOPs over peak; recomputation counted.")
     terms: tuple[PredictedTerm, ...] = Field(description="Each collective's share.")
@@ -124,6 +154,31 @@ class Launch(Document):
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Saving.")
     backend: Literal["nccl", "gloo"] = Field(description="torch.distributed backend.")
     ranks_per_node: PositiveInt = Field(description="Ranks started on each node.")
-    environment: tuple[EnvironmentVariable, ...] = Field(description="Variables every rank gets.")
+    environment: tuple[LaunchVariable, ...] = Field(description="Variables every rank gets, each name once.")
     predicted: Prediction = Field(description="What the tuner expects of one step.")
     provenance: Provenance = Field(description="What wrote this file, from what.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Launch:
+        """Refuse edits that contradict each other; all of them in one message."""
+        found = [*self._batch_problems(), *self._environment_problems()]
+        if self.kept_layers > self.model.layers:
+            found.append(f"kept_layers is {self.kept_layers}, but the model has {self.model.layers} layers")
+        if found:
+            raise ValueError("; ".join(found))
+        return self
+
+    def _batch_problems(self) -> list[str]:
+        grid, batch = self.grid, self.workload.global_batch
+        per_step = grid.data * grid.z * self.micro_batch * self.grad_accumulation
+        if per_step == batch:
+            return []
+        product = f"{grid.data} · {grid.z} · {self.micro_batch} · {self.grad_accumulation} = {per_step}"
+        return [f"data · z · micro_batch · grad_accumulation is {product}, but workload.global_batch is {batch}"]
+
+    def _environment_problems(self) -> list[str]:
+        names = [variable.name for variable in self.environment]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        wrong = [name for name in names if not VARIABLE_NAME.fullmatch(name)]
+        found = [f"environment sets {name} more than once" for name in twice]
+        return [*found, *(f"{name!r} cannot name an environment variable" for name in wrong)]

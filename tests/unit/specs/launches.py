@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from axonn_tune.specs.catalog import load_model
-from axonn_tune.specs.launch import Launch, LaunchGrid, Optimizer, PredictedTerm, Prediction, Provenance
-from axonn_tune.specs.machine import EnvironmentVariable
+from axonn_tune.specs.launch import (
+    Launch,
+    LaunchGrid,
+    LaunchVariable,
+    Optimizer,
+    PredictedTerm,
+    Prediction,
+    Provenance,
+)
 from axonn_tune.specs.workload import Workload
 
 
@@ -18,7 +25,8 @@ def example_launch() -> Launch:
         for phase in ("forward", "backward")
     )  # fmt: skip
     prediction = Prediction(
-        machine="twotier", cost="alpha-beta", iteration_s=None, low_s=None, high_s=None, communication_s=1e-300,
+        machine="twotier", accelerator="slow", peak_tflops=1e-3, memory_limit_bytes=None,
+        cost="alpha-beta", iteration_s=None, low_s=None, high_s=None, communication_s=1e-300,
         exposed_communication_s=None, compute_s=0.0, memory_bytes=5e300, mfu=None, hfu=None, terms=terms,
     )  # fmt: skip
     command = "axonn-tune --set 'description=a: \"b\" \\ #c'"
@@ -43,7 +51,7 @@ def example_launch() -> Launch:
         optimizer=Optimizer(gradient_clip_norm=None, eps=1e-05),
         backend="gloo",
         ranks_per_node=2,
-        environment=(EnvironmentVariable(name="OMP_NUM_THREADS", value="1", why="one thread a rank"),),
+        environment=(LaunchVariable(name="OMP_NUM_THREADS", value="1", why="one thread a rank", purpose="compute"),),
         predicted=prediction,
         provenance=provenance,
     )

@@ -1,0 +1,169 @@
+"""The launch config of one candidate: everything the runtime needs, with what the tuner predicts of it."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from axonn_tune import __version__
+from axonn_tune.cost.single import Pricing, Term
+from axonn_tune.launch.environment import launch_environment
+from axonn_tune.specs.launch import Axis, Launch, LaunchGrid, PredictedTerm, Prediction, Provenance
+from axonn_tune.specs.loading import Loaded
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Workload
+from axonn_tune.specs.writing import to_yaml, write_text_atomically
+from axonn_tune.units import show_bytes, show_seconds
+
+_AXES: dict[str, Axis] = {"x": "x", "y": "y", "z": "z", "data": "data"}
+
+
+def build_launch(
+    pricing: Pricing,
+    *,
+    model: Loaded[Model],
+    machine: Loaded[Machine],
+    workload: Workload,
+    command: str,
+    created: datetime | None = None,
+) -> Launch:
+    """The launch config of a priced candidate; `created` is now unless given.
+
+    `pricing` must be of the same model, machine and workload. UsageError if the machine's launcher
+    sets a variable whose name no shell takes.
+    """
+    configuration, launcher = pricing.configuration, machine.document.launcher
+    grid = configuration.grid
+    return Launch(
+        schema="axonn-tune/launch/1",
+        name=_name(model.document.name, grid.world),
+        model=model.document,
+        workload=workload,
+        grid=LaunchGrid(x=grid.x, y=grid.y, z=grid.z, data=grid.data, order=tuple(_AXES[axis] for axis in grid.order)),
+        micro_batch=configuration.micro_batch,
+        grad_accumulation=pricing.accumulation,
+        recompute=configuration.recompute,
+        kept_layers=int(pricing.memory.kept_layers),
+        backend=launcher.backend,
+        ranks_per_node=min(launcher.ranks_per_node, grid.world),
+        environment=launch_environment(machine.document, workload=workload),
+        predicted=_prediction(pricing, machine=machine.document, workload=workload),
+        provenance=Provenance(
+            tool="axonn-tune",
+            version=__version__,
+            created=(created or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds"),
+            command=command,
+            model_sha256=model.sha256,
+            machine_sha256=machine.sha256,
+        ),
+    )
+
+
+def launch_text(launch: Launch) -> str:
+    """A launch config as commented YAML that loads back equal."""
+    return _spaced(to_yaml(launch, header=_header(launch)))
+
+
+def write_launch(path: str | Path, launch: Launch) -> None:
+    """Write a launch config, in place of whatever file is there; on any failure that file stays as it was.
+
+    UsageError for a missing folder, EnvironmentProblem for a full disk or missing permission.
+    """
+    write_text_atomically(path, launch_text(launch))
+
+
+def prediction_line(launch: Launch) -> str:
+    """What the tuner expects of one step, in one line."""
+    predicted = launch.predicted
+    parts = [f"collectives {show_seconds(predicted.communication_s)} a step"]
+    if predicted.iteration_s is not None:
+        parts.insert(0, f"step {show_seconds(predicted.iteration_s)}{_interval(predicted)}")
+    if predicted.exposed_communication_s is not None:
+        parts[-1] += f", {show_seconds(predicted.exposed_communication_s)} of them not hidden"
+    if predicted.memory_bytes is not None:
+        limit = predicted.memory_limit_bytes
+        of = f" of {show_bytes(limit)}" if limit is not None else ""
+        parts.append(f"memory {show_bytes(predicted.memory_bytes)}{of} a rank")
+    if predicted.mfu is not None:
+        parts.append(f"{predicted.mfu:.1%} of peak (MFU)")
+    return "; ".join(parts)
+
+
+def grid_line(launch: Launch) -> str:
+    """The grid with its product, and how ranks are numbered."""
+    grid = launch.grid
+    product = f"x·y·z·data = {grid.x}·{grid.y}·{grid.z}·{grid.data} = {grid.world}"
+    wide = [axis for axis in grid.order if grid.grid().axis_size(axis) > 1]
+    return f"{product} ranks" + (f", numbered with {', then '.join(wide)} varying fastest" if wide else "")
+
+
+def _interval(predicted: Prediction) -> str:
+    if predicted.low_s is None or predicted.high_s is None:
+        return ""
+    return f" (80% between {show_seconds(predicted.low_s)} and {show_seconds(predicted.high_s)})"
+
+
+def _header(launch: Launch) -> list[str]:
+    made = launch.provenance
+    return [
+        f"{launch.name}: one configuration of {launch.model.name} on {launch.grid.world} ranks of "
+        f"{launch.predicted.machine}, complete in itself.",
+        f"Grid: {grid_line(launch)}.",
+        f"Predicted: {prediction_line(launch)}.",
+        "Run it with the script that `axonn-tune ... --emit torchrun` or `--emit slurm` writes beside it. The runtime",
+        "they start, axonn_tune.runtime, is the next part of axonn-tune and not in this version.",
+        f"Written by {made.tool} {made.version}: {made.command}",
+    ]
+
+
+def _spaced(text: str) -> str:
+    """An empty line around each top-level section, the header's being there already."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        previous = lines[-1] if lines else ""
+        after_section = previous.startswith(" ") and not line.startswith(" ")
+        before_section = line.startswith("#") and previous[:1].isalpha()
+        lines += ["", line] if after_section or before_section else [line]
+    return "\n".join(lines) + "\n"
+
+
+def _name(model: str, world: int) -> str:
+    """Model and ranks, in characters that folders, jobs and shells take as they are."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-.') or 'model'}-{world}"
+
+
+def _prediction(pricing: Pricing, *, machine: Machine, workload: Workload) -> Prediction:
+    return Prediction(
+        machine=machine.name,
+        accelerator=machine.accelerator.name,
+        peak_tflops=machine.accelerator.peak_tflops[workload.precision],
+        cost="alpha-beta",
+        iteration_s=pricing.iteration_s,
+        low_s=None,
+        high_s=None,
+        communication_s=pricing.communication_s,
+        exposed_communication_s=pricing.exposed_communication_s,
+        compute_s=pricing.compute_s,
+        memory_bytes=float(pricing.memory.total_bytes),
+        memory_limit_bytes=pricing.memory_limit_bytes,
+        mfu=None,
+        hfu=None,
+        terms=tuple(_term(term) for term in pricing.terms),
+    )
+
+
+def _term(term: Term) -> PredictedTerm:
+    return PredictedTerm(
+        op=term.op,
+        axis=term.axis,
+        phase=term.phase,
+        layer=term.layer,
+        count=term.count,
+        bytes=term.size_bytes,
+        group=term.group,
+        tier=term.tier,
+        seconds=term.seconds,
+        exposed_s=term.exposed_s,
+    )
