@@ -52,7 +52,7 @@ def interval_s(compute_s: float, exposed_s: float, uncertainty: Uncertainty) -> 
     )
 
 
-def performance(  # noqa: PLR0913 - three documents and what is predicted of one candidate
+def performance(
     model: Model,
     machine: Machine,
     workload: Workload,

@@ -1,0 +1,130 @@
+"""One line of a ranking, whatever priced it: what tables, CSV and JSON are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from axonn_tune.cost.single import Pricing
+from axonn_tune.grid import AXES
+from axonn_tune.search.ranking import Searched
+
+Sizes: TypeAlias = tuple[int, int, int, int]
+"""Axis sizes in the order of `AXES`."""
+
+
+@dataclass(frozen=True)
+class TermEntry:
+    """All calls of one collective in a step, of one rank; None: the cost model does not say."""
+
+    op: str
+    axis: str
+    phase: str
+    layer: str
+    count: int
+    bytes: float
+    group: int
+    tier: str
+    seconds: float
+    exposed_s: float | None
+    formula: str
+    algorithm: str
+    protocol: str | None
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One grid (or candidate) of a ranking; None: not feasible, or not known to the cost model.
+
+    rank: from 1; None for a rejected grid. order: axes from the fastest-varying rank outwards.
+    tie: the first of the ranking may be no better, given the uncertainty of the prediction.
+    """
+
+    sizes: Sizes
+    rank: int | None = None
+    order: tuple[str, ...] | None = None
+    rejected_because: tuple[str, ...] = ()
+    tie: bool = False
+    micro_batch: int | None = None
+    accumulation: int | None = None
+    recompute: str | None = None
+    kept_layers: int | None = None
+    communication_s: float | None = None
+    exposed_communication_s: float | None = None
+    compute_s: float | None = None
+    iteration_s: float | None = None
+    memory_bytes: float | None = None
+    tokens_per_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    terms: tuple[TermEntry, ...] = ()
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it satisfies every constraint."""
+        return self.rank is not None
+
+    @property
+    def wide_order(self) -> tuple[str, ...]:
+        """The order without axes of size 1, whose place changes nothing."""
+        sizes = dict(zip(AXES, self.sizes, strict=True))
+        return tuple(axis for axis in self.order or () if sizes[axis] > 1)
+
+
+class RankedGrids(Protocol):
+    """A ranking by one cost model."""
+
+    @property
+    def cost(self) -> str:
+        """Name of the cost model."""
+
+    @property
+    def searched(self) -> Searched:
+        """How much was looked at."""
+
+    @property
+    def ties(self) -> int:
+        """How many, from the first, the prediction cannot tell apart from the first."""
+
+    def __len__(self) -> int: ...
+
+    def entry(self, position: int, *, terms: bool) -> Entry:
+        """The entry at a place of the ranking, from 0; `terms`: with every collective."""
+
+    def rejected_entries(self) -> Sequence[Entry]:
+        """Grids that are not ranked, with the reasons."""
+
+    def ranks(self) -> dict[Sizes, int]:
+        """Best rank of each grid."""
+
+    def pricing(self, position: int) -> Pricing:
+        """Everything the alpha-beta model predicts of the configuration at a place of the ranking, from 0."""
+
+
+def term_entries(pricing: Pricing) -> tuple[TermEntry, ...]:
+    """Terms of the alpha-beta model."""
+    return tuple(
+        TermEntry(
+            op=term.op,
+            axis=term.axis,
+            phase=term.phase,
+            layer=term.layer,
+            count=term.count,
+            bytes=term.size_bytes,
+            group=term.group,
+            tier=term.tier,
+            seconds=term.seconds,
+            exposed_s=term.exposed_s,
+            formula=str(term.collective.size_bytes),
+            algorithm=term.line.algorithm,
+            protocol=term.line.protocol,
+            latency_s=term.line.latency_s,
+            bandwidth_bytes_per_s=term.line.bandwidth_bytes_per_s,
+        )
+        for term in pricing.terms
+    )

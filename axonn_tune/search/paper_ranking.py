@@ -1,0 +1,171 @@
+"""Grids ranked by the paper's own model; what that model does not know comes from ours, for the same grid and order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import get_args
+
+import numpy as np
+
+from axonn_tune.cost.collectives import route
+from axonn_tune.cost.paper import (
+    NO_BANDWIDTH_ENTRY,
+    RELEASED_ORDER,
+    PaperBackend,
+    PaperPrices,
+    PaperTerm,
+    price_paper,
+)
+from axonn_tune.cost.single import Pricing
+from axonn_tune.errors import UsageError, suggest
+from axonn_tune.grid import AXES, PAPER_ORDER, Grid
+from axonn_tune.search.entries import Entry, Sizes, TermEntry
+from axonn_tune.search.ranking import Problem, Searched, search
+from axonn_tune.search.results import AlphaBetaRanking, count_ties
+
+BACKENDS: tuple[PaperBackend, ...] = get_args(PaperBackend)
+_NO_ENTRY = f"{NO_BANDWIDTH_ENTRY}: the machine's paper table has no bandwidth for one of the groups"
+
+
+def rank_by_paper(problem: Problem, *, backend: str) -> PaperRanking:
+    """Rank by a paper backend: grids that our search finds feasible and the bandwidth table covers.
+
+    The axis order is the one asked for, else the backend's own. UsageError for a ranking by anything but
+    communication, and for a machine without a `paper` section.
+    """
+    known = {name: name for name in BACKENDS}
+    if backend not in known:
+        raise UsageError(f"no cost model named {backend!r}{suggest(backend, known)}")
+    if problem.rank_by != "communication":
+        raise UsageError(f"{backend} knows communication times only: it cannot rank by {problem.rank_by}")
+    order = problem.limits.order or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
+    ours = replace(problem, rank_by="iteration", limits=replace(problem.limits, order=order))
+    base = AlphaBetaRanking(search(ours))
+    x, y, z, data = base.ranking.grids.sizes.T
+    prices = price_paper(
+        known[backend],
+        model=problem.model,
+        machine=problem.machine,
+        workload=problem.workload,
+        x=x,
+        y=y,
+        z=z,
+        data=data,
+        order=order,
+    )
+    return PaperRanking(known[backend], order, base, prices)
+
+
+@dataclass(frozen=True)
+class PaperRanking:
+    """Grids in the order of the paper's communication time. `prices` has a row for every grid of `base`."""
+
+    cost: PaperBackend
+    order: tuple[str, ...]
+    base: AlphaBetaRanking
+    prices: PaperPrices
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @cached_property
+    def _grid_of(self) -> list[int]:
+        """Number of the grid at each place of our ranking."""
+        ranking = self.base.ranking
+        numbers: list[int] = ranking.shapes.grid[ranking.columns.shape[ranking.rows]].tolist()
+        return numbers
+
+    @cached_property
+    def _number(self) -> dict[Sizes, int]:
+        rows = self.base.ranking.grids.sizes.tolist()
+        return {(x, y, z, data): number for number, (x, y, z, data) in enumerate(rows)}
+
+    @cached_property
+    def _positions(self) -> list[int]:
+        """Places in our ranking, in the order of this one. Ties: shorter step by our model, then grid."""
+        priced = [place for place, grid in enumerate(self._grid_of) if not self.prices.rejected[grid]]
+        return sorted(
+            priced, key=lambda place: (self.prices.communication_s[self._grid_of[place]], place, self._grid_of[place])
+        )
+
+    @cached_property
+    def searched(self) -> Searched:
+        """How much was looked at, by our search and by the table."""
+        found, missing = self.base.searched, int(self.prices.rejected.sum())
+        return replace(found, rejected={**found.rejected, NO_BANDWIDTH_ENTRY: missing}) if missing else found
+
+    @cached_property
+    def ties(self) -> int:
+        """How many, from the first, have an interval that overlaps the first's."""
+        if not len(self):
+            return 0
+        half_width = self.base.ranking.problem.machine.uncertainty.communication
+        metric = self.prices.communication_s[[self._grid_of[place] for place in self._positions]]
+        return count_ties(metric * (1.0 - half_width), metric * (1.0 + half_width))
+
+    def entry(self, position: int, *, terms: bool) -> Entry:
+        """The entry at a place of the ranking, from 0; `terms`: with every collective."""
+        place = self._positions[position]
+        found = replace(self.base.entry(place, terms=False), rank=position + 1, tie=position < self.ties)
+        return self._with_paper(found, terms=terms)
+
+    def pricing(self, position: int) -> Pricing:
+        """What our model predicts of the configuration at a place of this ranking, from 0."""
+        return self.base.pricing(self._positions[position])
+
+    def rejected_entries(self) -> tuple[Entry, ...]:
+        """Grids that are not ranked, with the reasons, and the paper's time wherever its table gives one."""
+        found = [
+            replace(self.base.entry(place, terms=False), rank=None, tie=False)
+            for place, grid in enumerate(self._grid_of)
+            if self.prices.rejected[grid]
+        ]
+        rejected = [*found, *self.base.rejected_entries()]
+        rejected.sort(key=lambda entry: self._number[entry.sizes])
+        return tuple(self._with_paper(entry, terms=True) for entry in rejected)
+
+    def ranks(self) -> dict[Sizes, int]:
+        """Rank of each grid."""
+        sizes = self.base.ranking.grids.sizes
+        rows = sizes[[self._grid_of[place] for place in self._positions]].tolist() if len(self) else []
+        return {(x, y, z, data): position + 1 for position, (x, y, z, data) in enumerate(rows)}
+
+    def _with_paper(self, entry: Entry, *, terms: bool) -> Entry:
+        """The entry with the paper's communication time and terms in place of ours."""
+        number = self._number[entry.sizes]
+        if self.prices.rejected[number]:
+            reasons = (*entry.rejected_because, _NO_ENTRY)
+            return replace(entry, order=self.order, communication_s=None, rejected_because=reasons)
+        return replace(
+            entry,
+            order=self.order,
+            communication_s=float(self.prices.communication_s[number]),
+            terms=self._terms(entry.sizes, number) if terms else (),
+        )
+
+    def _terms(self, sizes: Sizes, number: int) -> tuple[TermEntry, ...]:
+        problem = self.base.ranking.problem
+        grid, tiers = Grid(*sizes, order=self.order), problem.machine.tiers
+        tier = {axis: tiers[route(grid.group_shape(axis), tiers, grid.world).outermost].name for axis in AXES}
+        return tuple(_term(term, number, tier=tier[term.axis]) for term in self.prices.terms if term.group[number] > 1)
+
+
+def _term(term: PaperTerm, number: int, *, tier: str) -> TermEntry:
+    return TermEntry(
+        op=term.op,
+        axis=term.axis,
+        phase=term.phase,
+        layer=term.layer,
+        count=term.count,
+        bytes=float(np.broadcast_to(term.bytes, term.seconds.shape)[number]),
+        group=int(term.group[number]),
+        tier=tier,
+        seconds=float(term.seconds[number]),
+        exposed_s=None,
+        formula=f"arXiv 2305.13525, equation {term.equation}",
+        algorithm="ring",
+        protocol=None,
+        latency_s=0.0,
+        bandwidth_bytes_per_s=float(term.bandwidth_bytes_per_s[number]),
+    )
