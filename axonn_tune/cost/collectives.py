@@ -24,6 +24,12 @@ from axonn_tune.specs.machine import Algorithm, CollectiveKind, Machine, Protoco
 TREE_BANDWIDTH_SHARE = 0.92
 """A tree reaches this share of the ring's bandwidth (NCCL tuning.cc)."""
 
+IN_SWITCH_SHARE = 0.78
+"""Share of a rank's bandwidth that a reduction in the switch reaches."""
+
+IN_SWITCH_LATENCY_S = 14e-6
+"""Fixed latency of a reduction in the switch (NCCL tuning.cc has 18 to 25 µs; 14 fits H100, H200 and B200)."""
+
 _PASSES: dict[CollectiveKind, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 """Times the buffer goes around: an all-reduce is a reduce-scatter and an all-gather."""
 
@@ -68,7 +74,9 @@ def route(shape: GroupShape, tiers: tuple[Tier, ...], world: int) -> Route:
     outermost = max(position for position, count in enumerate(reaching) if count)
     available = [tiers[0].bandwidth_bytes_per_s]
     available += [
-        tier.bandwidth_bytes_per_s / found.sharing for tier, found in zip(tiers[1:], crossings, strict=True) if found.edges
+        tier.bandwidth_bytes_per_s / found.sharing
+        for tier, found in zip(tiers[1:], crossings, strict=True)
+        if found.edges
     ]
     measured = _measured_bandwidth(shape, tiers[outermost])
     return Route(
@@ -116,9 +124,28 @@ def tree(kind: CollectiveKind, path: Route, tiers: tuple[Tier, ...], protocol: P
     for position in range(1, len(tiers)):
         outside = path.domains[position + 1] if position + 1 < len(tiers) else 1
         latency += math.ceil(math.log2(path.domains[position] / outside)) * tiers[position].latency_s
-    return 2 * latency * protocol.latency_factor, (
-        path.bandwidth_bytes_per_s * protocol.bandwidth_factor * TREE_BANDWIDTH_SHARE / 2
-    )
+    bandwidth = path.bandwidth_bytes_per_s * protocol.bandwidth_factor * TREE_BANDWIDTH_SHARE / 2
+    return 2 * latency * protocol.latency_factor, bandwidth
+
+
+def in_switch(
+    kind: CollectiveKind, path: Route, tiers: tuple[Tier, ...], protocol: Protocol
+) -> tuple[float, float] | None:
+    """Reduction in the inner switch (NVLS), a tree across domains: all-reduce of 3 ranks a domain or more.
+
+    Each rank sends and receives its buffer once, at 0.78 of its bandwidth (H100, H200 and B200 alike,
+    see docs/machines.md); across domains the uplink carries it once for two domains, twice for more.
+    """
+    inside = path.size // path.domains[1] if len(tiers) > 1 else path.size
+    if kind != "all_reduce" or inside < 3:
+        return None
+    latency, bandwidth = IN_SWITCH_LATENCY_S + tiers[0].latency_s, IN_SWITCH_SHARE * tiers[0].bandwidth_bytes_per_s
+    for position in range(1, path.outermost + 1):
+        outside = path.domains[position + 1] if position + 1 < len(tiers) else 1
+        latency += 2 * math.ceil(math.log2(path.domains[position] / outside)) * tiers[position].latency_s
+    if path.outermost:
+        bandwidth = min(bandwidth, path.bandwidth_bytes_per_s / (1 if path.domains[path.outermost] == 2 else 2))
+    return latency * protocol.latency_factor, bandwidth * protocol.bandwidth_factor
 
 
 def recursive(
@@ -135,7 +162,11 @@ def recursive(
     latency = time_per_byte = 0.0
     for step in range(steps):
         remaining = path.size >> step
-        position = max(tier for tier, count in enumerate(path.domains) if tier == 0 or 1 < remaining <= count)
+        position = max(
+            tier
+            for tier, domains in enumerate(path.domains)
+            if tier == 0 or (domains > 1 and remaining * domains > path.size)
+        )
         senders = 1 if position == 0 else tiers[position - 1].ranks or 1
         latency += tiers[position].latency_s
         time_per_byte += remaining / 2 / path.size / (tiers[position].bandwidth_bytes_per_s / senders)
@@ -168,6 +199,7 @@ _ALGORITHMS: dict[Algorithm, Callable[..., tuple[float, float] | None]] = {
     "tree": tree,
     "recursive": recursive,
     "hierarchical": hierarchical,
+    "in_switch": in_switch,
 }
 
 

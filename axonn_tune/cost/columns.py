@@ -51,7 +51,9 @@ class RouteTable:
     lines: dict[CollectiveKind, tuple[tuple[Floats, Floats], ...]]
 
 
-def route_table(shapes: tuple[GroupShape, ...], used: Mapping[str, Integers], machine: Machine, world: int) -> RouteTable:
+def route_table(
+    shapes: tuple[GroupShape, ...], used: Mapping[str, Integers], machine: Machine, world: int
+) -> RouteTable:
     """Price the shapes; `used` tells which of them each group of axes takes. Groups of one cost nothing."""
     paths = [route(shape, machine.tiers, world) for shape in shapes]
     tier = np.array([path.outermost for path in paths])
@@ -102,7 +104,13 @@ class ColumnPricer:
     """Prices candidates of one program (one kind of recomputation) on one machine."""
 
     def __init__(
-        self, program: StepProgram, schedule: StepSchedule, *, rates: ComputeRates, element_bytes: float, table: RouteTable
+        self,
+        program: StepProgram,
+        schedule: StepSchedule,
+        *,
+        rates: ComputeRates,
+        element_bytes: float,
+        table: RouteTable,
     ) -> None:
         self._program = program
         self._schedule = link_schedule(schedule)

@@ -42,7 +42,14 @@ def compute_rates(accelerator: Accelerator, precision: Precision) -> ComputeRate
 
 
 def matmul_time_s(
-    m: Column, n: Column, k: Column, *, layout: MatmulLayout, element_bytes: float, rates: ComputeRates, arithmetic: Arithmetic
+    m: Column,
+    n: Column,
+    k: Column,
+    *,
+    layout: MatmulLayout,
+    element_bytes: float,
+    rates: ComputeRates,
+    arithmetic: Arithmetic,
 ) -> Column:
     """Time of `O[m, n] = A[m, k] · B[k, n]`, s: launch + max(FLOPs / rate, bytes / memory bandwidth).
 
@@ -52,7 +59,8 @@ def matmul_time_s(
     tiled_n = arithmetic.floor((n + (rates.tile - 1.0)) / rates.tile) * rates.tile
     arithmetic_s = 2.0 * tiled_m * tiled_n * k / rates.matmul_flops_per_s[layout]
     traffic_s = element_bytes * (m * k + k * n + m * n) / rates.memory_bytes_per_s
-    return rates.matmul_launch_s + arithmetic.larger(arithmetic_s, traffic_s)
+    busy_s: Column = arithmetic.larger(arithmetic_s, traffic_s)
+    return rates.matmul_launch_s + busy_s
 
 
 def kernel_time_s(size_bytes: Column, rates: ComputeRates) -> Column:

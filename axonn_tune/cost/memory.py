@@ -56,7 +56,8 @@ def memory_items(model: Model, workload: Workload, *, recompute: Recompute) -> t
     if workload.shard_optimizer_over_data:
         items.append(MemoryItem("compute weights", 1.0 * sizes.compute * _PARAMETERS))
     items += [
-        MemoryItem(f"saved {name}", _L * elements) for name, elements in saved_per_block(model, workload, recompute=recompute)
+        MemoryItem(f"saved {name}", _L * elements)
+        for name, elements in saved_per_block(model, workload, recompute=recompute)
     ]
     if recompute != "none":
         extra = {"selective": _RECOMPUTED_SELECTIVE, "full": _RECOMPUTED_FULL}[recompute]

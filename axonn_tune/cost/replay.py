@@ -8,16 +8,18 @@ every block takes as long as the one before. `timeline` is the plain twin.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from axonn_tune.cost.arithmetic import Column
-from axonn_tune.cost.schedule import BackwardBlocks, Instructions, Issue, MicroBatch, Run, StepSchedule, Sync, Wait
+from axonn_tune.cost.schedule import BackwardBlocks, Instructions, MicroBatch, Run, StepSchedule, Sync, Wait
 from axonn_tune.program.operations import Collective, Computation
 from axonn_tune.program.size import Size
+
+T = TypeVar("T")
 
 RUN, WAIT, SYNC, ISSUE = range(4)
 
@@ -32,7 +34,7 @@ class Linker:
     runs: list[tuple[Computation, ...]] = field(default_factory=list)
     collectives: list[tuple[Collective, Size | None]] = field(default_factory=list)
     slots: list[str] = field(default_factory=list)
-    _known: dict[Any, int] = field(default_factory=dict)
+    _known: dict[Hashable, int] = field(default_factory=dict)
 
     def link(self, instructions: Instructions) -> Linked:
         """One part of the schedule in numbers."""
@@ -58,7 +60,7 @@ class Linker:
     def _slot(self, name: str) -> int:
         return self._number(name, self.slots, name)
 
-    def _number(self, key: Any, things: list[Any], thing: Any) -> int:
+    def _number(self, key: Hashable, things: list[T], thing: T) -> int:
         if key not in self._known:
             self._known[key] = len(things)
             things.append(thing)
@@ -144,7 +146,7 @@ class Replay:
         result: Column = (accumulation - 1.0) * others[0] + end
         return result
 
-    def _micro_batch(self, batch: LinkedMicroBatch, *, layers: int, kept: Any, keeping: int) -> State:
+    def _micro_batch(self, batch: LinkedMicroBatch, *, layers: int, kept: Column, keeping: int) -> State:
         state: State = [0.0, *([None] * (self.tiers + self.slots))]
         state = self._play(state, batch.embedding)
         state = self._repeat(state, batch.block, layers - 1)
@@ -174,14 +176,16 @@ class Replay:
         shift = (times - 2.0) * (twice[0] - once[0])
         return [None if clock is None else clock + shift for clock in twice]
 
-    def _repeat_column(self, state: State, part: Linked, times: Any) -> State:
+    def _repeat_column(self, state: State, part: Linked, times: Column) -> State:
         """The same with a number of times for each candidate."""
         once = self._play(state, part)
         twice = self._play(once, part)
         shift = (times - 2.0) * (twice[0] - once[0])
         none, one = times == 0.0, times == 1.0
         return [
-            None if late is None else np.where(none, 0.0 if start is None else start, np.where(one, early, late + shift))
+            None
+            if late is None
+            else np.where(none, 0.0 if start is None else start, np.where(one, early, late + shift))
             for start, early, late in zip(state, once, twice, strict=True)
         ]
 

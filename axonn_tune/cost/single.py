@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 from axonn_tune.cost.arithmetic import PLAIN
 from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
@@ -15,9 +16,8 @@ from axonn_tune.cost.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.cost.schedule import build_schedule
 from axonn_tune.cost.timeline import Interval, Timeline
 from axonn_tune.grid import Grid
-from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.program.dimensions import dimensions, loss_chunks
-from axonn_tune.program.operations import Collective, Computation
+from axonn_tune.program.operations import GROUP_AXES, Collective, Computation
 from axonn_tune.program.size import Value
 from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.specs.machine import CollectiveKind, Machine
@@ -84,22 +84,9 @@ def price_configuration(model: Model, machine: Machine, workload: Workload, conf
     caller to judge from the result.
     """
     program = build_step(model, workload, recompute=configuration.recompute)
-    values = symbol_values(model, workload, configuration)
-    limit_bytes = memory_limit_bytes(machine.accelerator)
-    memory = price_memory(
-        model,
-        workload,
-        values,
-        recompute=configuration.recompute,
-        limit_bytes=limit_bytes,
-        arithmetic=PLAIN,
-        kept_layers=None if configuration.kept_layers is None else float(configuration.kept_layers),
-    )
-    kept = float(memory.kept_layers)
-    values |= {"kept": kept, "unkept": float(model.layers) - kept}
-    clock = Clock(
-        compute_rates(machine.accelerator, workload.precision), float(workload.element_sizes.compute), values, PLAIN
-    )
+    values, memory = _settled(model, machine, workload, configuration)
+    rates = compute_rates(machine.accelerator, workload.precision)
+    clock = Clock(rates, float(workload.element_sizes.compute), values, PLAIN)
     prices = _CollectivePrices(machine, configuration.grid, values)
     timeline = Timeline(
         run_s=_RunTimes(clock, {}),
@@ -107,28 +94,48 @@ def price_configuration(model: Model, machine: Machine, workload: Workload, conf
         lane=prices.lane,
         lane_names=tuple(tier.name for tier in machine.tiers),
     )
-    schedule = build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch)
     accumulation = int(values["A"])
-    iteration_s = timeline.step_s(schedule, layers=model.layers, kept=int(kept), accumulation=accumulation)
+    iteration_s = timeline.step_s(
+        build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch),
+        layers=model.layers,
+        kept=int(values["kept"]),
+        accumulation=accumulation,
+    )
     terms = prices.terms(program, timeline)
-    communication_s = 0.0
-    for term in terms:
-        communication_s = communication_s + term.seconds
     return Pricing(
         configuration=configuration,
         accumulation=accumulation,
         memory=memory,
-        memory_limit_bytes=limit_bytes,
+        memory_limit_bytes=memory_limit_bytes(machine.accelerator),
         terms=terms,
-        communication_s=communication_s,
+        communication_s=reduce(lambda total, term: total + term.seconds, terms, 0.0),
         compute_s=float(compute_s(program, clock)),
         iteration_s=iteration_s,
         executed_flops=float(executed_flops(program, values)),
         values=values,
         program=program,
-        rates=clock.rates,
+        rates=rates,
         intervals=tuple(timeline.intervals),
     )
+
+
+def _settled(
+    model: Model, machine: Machine, workload: Workload, configuration: Configuration
+) -> tuple[dict[str, float], Memory]:
+    """Values of all symbols, and the memory that decides how many layers keep their gathered weights."""
+    values = symbol_values(model, workload, configuration)
+    asked = configuration.kept_layers
+    memory = price_memory(
+        model,
+        workload,
+        values,
+        recompute=configuration.recompute,
+        limit_bytes=memory_limit_bytes(machine.accelerator),
+        arithmetic=PLAIN,
+        kept_layers=None if asked is None else float(asked),
+    )
+    kept = float(memory.kept_layers)
+    return {**values, "kept": kept, "unkept": float(model.layers) - kept}, memory
 
 
 def symbol_values(model: Model, workload: Workload, configuration: Configuration) -> dict[str, float]:
@@ -191,9 +198,9 @@ class _CollectivePrices:
         found = []
         exposed = dict(timeline.exposed_s)
         for collective, count in program.collectives():
-            if self.lane[collective.axis] < 0:
-                continue
             calls = float(count.evaluate(self._values))
+            if self.lane[collective.axis] < 0 or not calls:
+                continue
             key = (collective.kind, collective.axis, collective.phase, collective.layer)
             found.append(
                 Term(

@@ -67,13 +67,17 @@ class Timeline:
 
     def step_s(self, schedule: StepSchedule, *, layers: int, kept: int, accumulation: int) -> float:
         """Duration of one step, s."""
-        last = self._micro_batch(schedule.last_micro_batch, layers=layers, kept=kept, weight=1.0, part="last micro-batch")
+        last = self._micro_batch(
+            schedule.last_micro_batch, layers=layers, kept=kept, weight=1.0, part="last micro-batch"
+        )
         last_s = last.now_s
         end_s = self._play(last, schedule.end, weight=1.0, part="end").now_s
         others_s = last_s
         weight = accumulation - 1.0
         if self.lane["data"] >= 0:
-            others = self._micro_batch(schedule.micro_batch, layers=layers, kept=kept, weight=weight, part="micro-batch")
+            others = self._micro_batch(
+                schedule.micro_batch, layers=layers, kept=kept, weight=weight, part="micro-batch"
+            )
             others_s = others.now_s
         elif weight:
             self._micro_batch(schedule.last_micro_batch, layers=layers, kept=kept, weight=weight, part="micro-batch")

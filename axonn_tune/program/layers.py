@@ -99,7 +99,13 @@ def linear_backward(linear: Linear, context: Context) -> list[Operation]:
     return [
         MatMul("backward", linear.layer, PART, linear.k, linear.n, "NT", PARTS),
         Collective(
-            "all_reduce", linear.input_axis, "backward", linear.layer, element * PART * linear.k, "input_gradient", PARTS
+            "all_reduce",
+            linear.input_axis,
+            "backward",
+            linear.layer,
+            element * PART * linear.k,
+            "input_gradient",
+            PARTS,
         ),
         MatMul("backward", linear.layer, linear.k, linear.n, PART, "TN", PARTS),
         *bias,
@@ -155,7 +161,9 @@ def activation(context: Context, *, phase: Phase) -> list[Operation]:
 def activation_backward(context: Context) -> list[Operation]:
     """Gradient of the activation: reads G and dF, writes dG."""
     element = context.elements.compute
-    return [Kernel("backward", "mlp.activation", element * (3.0 if not context.model.gated else 5.0) * PART * F / X, PARTS)]
+    return [
+        Kernel("backward", "mlp.activation", element * (3.0 if not context.model.gated else 5.0) * PART * F / X, PARTS)
+    ]
 
 
 def residual(layer: str, context: Context, *, phase: Phase) -> list[Operation]:

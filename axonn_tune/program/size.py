@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Value: TypeAlias = float | NDArray[np.float64]
 
 MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S")
-"""Constants of one search: layers, hidden, query width, qkv width, ffn, up width, weights of a block, sequence length."""
+"""Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, sequence length."""
 
 CANDIDATE_SYMBOLS = (
     *("x", "y", "z", "data"),

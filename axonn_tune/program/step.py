@@ -81,7 +81,9 @@ def build_step(model: Model, workload: Workload, *, recompute: Recompute) -> Ste
     table_buckets = [bucket for bucket in buckets if bucket[0] in ("embedding", "position")]
 
     def bucket_section(name: str, chosen: list[tuple[str, Size, Size]]) -> Section:
-        operations = tuple(tables.data_bucket(layer, elements, context, sharded=sharded) for layer, elements, _ in chosen)
+        operations = tuple(
+            tables.data_bucket(layer, elements, context, sharded=sharded) for layer, elements, _ in chosen
+        )
         return Section(name, chosen[0][2] if chosen else ONCE, operations)
 
     return StepProgram(

@@ -7,9 +7,20 @@ logits than `[M/C, V_xy]`.
 
 from __future__ import annotations
 
-from axonn_tune.program.layers import TOKENS, Context, H, X, Y, gather_weight, norm_backward, norm_forward, reduce_weight_gradient
+from axonn_tune.program.layers import (
+    TOKENS,
+    Context,
+    H,
+    X,
+    Y,
+    gather_weight,
+    norm_backward,
+    norm_forward,
+    reduce_weight_gradient,
+)
 from axonn_tune.program.operations import ONCE, Collective, Kernel, MatMul, Operation
 from axonn_tune.program.size import Size, symbol
+from axonn_tune.specs.machine import CollectiveKind
 
 V, P, CHUNKS = symbol("V"), symbol("P"), symbol("C")
 TABLE = V * H / (X * Y)
@@ -82,7 +93,7 @@ def _loss_chunk(context: Context, *, tokens: Size) -> list[Operation]:
 
 def data_bucket(layer: str, elements: Size, context: Context, *, sharded: bool) -> Collective:
     """Gradients of one bucket over data: all-reduced, or reduce-scattered to the owner of the optimizer state."""
-    kind = "reduce_scatter" if sharded else "all_reduce"
+    kind: CollectiveKind = "reduce_scatter" if sharded else "all_reduce"
     return Collective(kind, "data", "backward", layer, context.elements.main * elements, "data")
 
 

@@ -75,7 +75,8 @@ def _binding_divisibility(problem: Problem) -> str:
     reasons = "; ".join(
         other.explain(sizes) for other, broken in zip(grids.constraints, grids.broken[fewest], strict=True) if broken
     )
-    return f"binding constraint: {check.name} rejects {int(counts[worst])} of {len(grids.sizes)} grids (closest: {reasons})"
+    rejects = f"{check.name} rejects {int(counts[worst])} of {len(grids.sizes)} grids"
+    return f"binding constraint: {rejects} (closest: {reasons})"
 
 
 def _changes(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -88,7 +89,9 @@ def _changes(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield "--shard-optimizer", replace(problem, workload=sharded)
     for gpus in _gpu_counts(problem.gpus):
         yield f"--gpus {gpus}", replace(problem, gpus=gpus)
-        workload = problem.workload.model_copy(update={"global_batch": _next_multiple(problem.workload.global_batch, gpus)})
+        workload = problem.workload.model_copy(
+            update={"global_batch": _next_multiple(problem.workload.global_batch, gpus)}
+        )
         yield (
             f"--gpus {gpus} --batch {workload.global_batch}",
             replace(problem, gpus=gpus, workload=workload),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -46,7 +46,7 @@ class Problem:
     machine: Machine
     workload: Workload
     gpus: int
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     rank_by: RankBy = "communication"
 
 
@@ -110,11 +110,11 @@ class Ranking:
         row = int(self.rows[position])
         columns = self.columns
         shape, recompute = int(columns.shape[row]), RECOMPUTES[columns.recompute[row]]
-        sizes = [int(size) for size in self.grids.sizes[self.shapes.grid[shape]]]
+        x, y, z, data = self.grids.sizes[self.shapes.grid[shape]].tolist()
         order = ORDERS[self.placements.order[columns.placement[row]]]
         micro_batch = int(self.shapes.micro_batch[shape])
         fitting = self.fittings[recompute]
-        grid = Grid(*sizes, order=order)
+        grid = Grid(x, y, z, data, order=order)
         return Candidate(
             configuration=Configuration(grid, micro_batch, recompute, int(fitting.kept_layers[shape])),
             accumulation=self.problem.workload.global_batch // (grid.data * grid.z * micro_batch),
@@ -151,9 +151,7 @@ class Ranking:
             return broken
         if number not in shaped:
             return ((MICRO_BATCH, "no micro-batch that is allowed divides this grid's share of the batch"),)
-        least = min(
-            float(fitting.total_bytes[self.shapes.grid == number].min()) for fitting in self.fittings.values()
-        )
+        least = min(float(fitting.total_bytes[self.shapes.grid == number].min()) for fitting in self.fittings.values())
         limit_bytes = next(iter(self.fittings.values())).limit_bytes
         return ((MEMORY, f"needs {least / 2**30:.1f} GiB of {limit_bytes / 2**30:.1f} GiB"),)
 
@@ -231,9 +229,7 @@ def _price(
     kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
     prices: Prices = pricer.price(candidates, {**shapes.values, **kept})
     number = np.full(len(candidates), RECOMPUTES.index(recompute), dtype=np.int64)
-    return Columns(
-        candidates.shape, placement, number, prices.communication_s, prices.compute_s, prices.iteration_s
-    )
+    return Columns(candidates.shape, placement, number, prices.communication_s, prices.compute_s, prices.iteration_s)
 
 
 def _joined(parts: list[Columns]) -> Columns:

@@ -19,7 +19,7 @@ MACHINE_SCHEMA = "axonn-tune/machine/1"
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter", "all_reduce")
-Algorithm = Literal["ring", "recursive", "tree", "hierarchical"]
+Algorithm = Literal["ring", "recursive", "tree", "hierarchical", "in_switch"]
 MatmulLayout = Literal["NN", "NT", "TN"]
 
 
