@@ -8,6 +8,7 @@ from pathlib import Path
 
 from axonn_tune import __version__
 from axonn_tune.cost.single import Pricing, Term
+from axonn_tune.cost.utilisation import performance
 from axonn_tune.launch.environment import launch_environment
 from axonn_tune.specs.launch import Axis, Launch, LaunchGrid, PredictedTerm, Prediction, Provenance
 from axonn_tune.specs.loading import Loaded
@@ -49,7 +50,7 @@ def build_launch(
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),
         environment=launch_environment(machine.document, workload=workload),
-        predicted=_prediction(pricing, machine=machine.document, workload=workload),
+        predicted=_prediction(pricing, model=model.document, machine=machine.document, workload=workload),
         provenance=Provenance(
             tool="axonn-tune",
             version=__version__,
@@ -87,7 +88,7 @@ def prediction_line(launch: Launch) -> str:
         of = f" of {show_bytes(limit)}" if limit is not None else ""
         parts.append(f"memory {show_bytes(predicted.memory_bytes)}{of} a rank")
     if predicted.mfu is not None:
-        parts.append(f"{predicted.mfu:.1%} of peak (MFU)")
+        parts.append(f"MFU {predicted.mfu:.1%}")
     return "; ".join(parts)
 
 
@@ -134,22 +135,32 @@ def _name(model: str, world: int) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-.') or 'model'}-{world}"
 
 
-def _prediction(pricing: Pricing, *, machine: Machine, workload: Workload) -> Prediction:
+def _prediction(pricing: Pricing, *, model: Model, machine: Machine, workload: Workload) -> Prediction:
+    reached = performance(
+        model,
+        machine,
+        workload,
+        gpus=pricing.configuration.grid.world,
+        compute_s=pricing.compute_s,
+        iteration_s=pricing.iteration_s,
+        executed_flops=pricing.executed_flops,
+    )
     return Prediction(
         machine=machine.name,
         accelerator=machine.accelerator.name,
         peak_tflops=machine.accelerator.peak_tflops[workload.precision],
         cost="alpha-beta",
         iteration_s=pricing.iteration_s,
-        low_s=None,
-        high_s=None,
+        low_s=reached.low_s,
+        high_s=reached.high_s,
         communication_s=pricing.communication_s,
         exposed_communication_s=pricing.exposed_communication_s,
         compute_s=pricing.compute_s,
         memory_bytes=float(pricing.memory.total_bytes),
         memory_limit_bytes=pricing.memory_limit_bytes,
-        mfu=None,
-        hfu=None,
+        tokens_per_s=reached.tokens_per_s,
+        mfu=reached.mfu,
+        hfu=reached.hfu,
         terms=tuple(_term(term) for term in pricing.terms),
     )
 

@@ -11,11 +11,11 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import Workload
 
 _HEADINGS: dict[Purpose, str] = {
-    "overlap": "Communication behind computation: the predicted step time assumes it.",
-    "memory": "Memory: the prediction assumes an allocator that can use most of it.",
-    "compute": "Computation: the prediction assumes it.",
-    "site": "This machine wants it.",
-    "debug": "For finding faults; training goes as well without.",
+    "overlap": "For communication behind computation, which the predicted step time assumes.",
+    "memory": "For memory, most of which the prediction takes to be usable.",
+    "compute": "For computation: the cores that the prediction gives each rank.",
+    "site": "What this machine wants.",
+    "debug": "For finding faults. Training does not need it.",
 }
 
 _QUEUES = LaunchVariable(
@@ -82,7 +82,7 @@ def _threads(machine: Machine) -> LaunchVariable:
     return LaunchVariable(
         name="OMP_NUM_THREADS",
         value=str(slurm.cpus_per_rank if slurm else 1),
-        why="as many threads as one rank has cores: ranks of one node do not take each other's",
+        why="as many threads as one rank has cores, so that ranks of a node do not take each other's",
         purpose="compute",
     )
 

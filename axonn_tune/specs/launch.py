@@ -106,7 +106,7 @@ class Prediction(Document):
     peak_tflops: PositiveFloat = Field(description="Its peak in this precision, TFLOP/s: denominator of mfu and hfu.")
     cost: str = Field(description="Cost model: alpha-beta, paper, paper-released or paper-mended.")
     iteration_s: PositiveFloat | None = Field(description="One step, s; null where the cost model gives none.")
-    low_s: PositiveFloat | None = Field(description="Lower end of its 80% interval, s.")
+    low_s: NonNegativeFloat | None = Field(description="Lower end of its 80% interval, s.")
     high_s: PositiveFloat | None = Field(description="Upper end, s.")
     communication_s: NonNegativeFloat = Field(
         description="All collectives of a step and rank, hidden ones included, s."
@@ -115,6 +115,7 @@ class Prediction(Document):
     compute_s: NonNegativeFloat | None = Field(description="Kernels of a step and rank, s.")
     memory_bytes: NonNegativeFloat | None = Field(description="Peak of one rank.")
     memory_limit_bytes: PositiveFloat | None = Field(description="What a step of one rank may use.")
+    tokens_per_s: PositiveFloat | None = Field(description="Tokens of all ranks together, per second.")
     mfu: NonNegativeFloat | None = Field(description="Model FLOPs over peak; recomputation not counted.")
     hfu: NonNegativeFloat | None = Field(description="Executed FLOPs over peak; recomputation counted.")
     terms: tuple[PredictedTerm, ...] = Field(description="Each collective's share.")
