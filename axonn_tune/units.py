@@ -28,7 +28,9 @@ def show_bytes(value_bytes: float) -> str:
     size = float(value_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+            return (
+                f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+            )
         size /= 1024
     raise AssertionError("unreachable")
 

@@ -2,17 +2,123 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from axonn_tune.cli.options import Chosen, load, problem_options
+from axonn_tune.cli.options import (
+    COSTS,
+    Chosen,
+    SuggestingChoice,
+    color_option,
+    format_option,
+    load,
+    problem_options,
+    quiet_option,
+)
+
+if TYPE_CHECKING:
+    from axonn_tune.search.results import Results
 
 
 @click.command("search")
 @problem_options()
-def search_command(*, chosen: Chosen) -> None:
-    """Rank every grid of a number of GPUs."""
-    from axonn_tune.search.ranking import search
+@click.option(
+    "--cost",
+    "costs",
+    type=SuggestingChoice(COSTS),
+    multiple=True,
+    default=["alpha-beta"],
+    show_default=True,
+    help="Cost model to rank by. May be repeated: the first ranks, the others' ranks are shown beside it.",
+)
+@click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="Rows to list; 0: all.")
+@click.option("--all", "with_rejected", is_flag=True, help="List rejected grids too, with the reasons.")
+@click.option("--variants", is_flag=True, help="List every candidate, not only the best of each grid.")
+@format_option()
+@click.option("--wide", is_flag=True, help="More columns in tables.")
+@click.option("--columns", metavar="NAME,...", help="Just these columns in tables.")
+@click.option("-o", "--output", metavar="FILE", help="Write the launch config of the first row, or of --pick, here.")
+@click.option("--pick", type=click.IntRange(min=1), default=1, show_default=True, help="Row that -o writes.")
+@click.option("--emit", type=SuggestingChoice(("torchrun", "slurm")), help="Also write a script that starts it.")
+@quiet_option
+@color_option
+def search_command(
+    *,
+    chosen: Chosen,
+    costs: tuple[str, ...],
+    top: int,
+    with_rejected: bool,
+    variants: bool,
+    output_format: str,
+    wide: bool,
+    columns: str | None,
+    output: str | None,
+    pick: int,
+    emit: str | None,
+    quiet: bool,
+    color: bool | None,
+) -> None:
+    """Rank every grid of a number of GPUs, by predicted communication time.
 
-    ranking = search(load(chosen).problem)
-    for position in range(min(10, len(ranking))):
-        click.echo(str(ranking.candidate(position)))
+    The ranking goes to standard output; why the first beats the second, ties, and what was rejected
+    go to standard error.
+    """
+    from axonn_tune.search.results import run_search
+
+    if emit and not output:
+        raise click.UsageError("--emit writes a script beside the launch config: give -o FILE too.")
+    results = run_search(load(chosen), costs=costs, variants=variants)
+    shown = _render(
+        results,
+        top=top,
+        with_rejected=with_rejected,
+        output_format=output_format,
+        wide=wide,
+        columns=columns,
+        color=color,
+    )
+    click.echo(shown, nl=False, color=True)
+    results.require_any()
+    if output_format in ("table", "md") and not quiet:
+        from axonn_tune.report.remarks import remarks
+
+        click.echo("\n" + "\n".join(remarks(results)), err=True)
+    if output:
+        _write(results, output=output, pick=pick, emit=emit, quiet=quiet)
+
+
+def _render(
+    results: Results,
+    *,
+    top: int,
+    with_rejected: bool,
+    output_format: str,
+    wide: bool,
+    columns: str | None,
+    color: bool | None,
+) -> str:
+    """The ranking in the wanted format."""
+    from axonn_tune.cost.memory import memory_limit_bytes
+
+    entries = results.listed(top=top, terms=output_format == "json", rejected=with_rejected)
+    limit_bytes = memory_limit_bytes(results.inputs.problem.machine.accelerator)
+    if output_format == "json":
+        from axonn_tune.report.ranking_json import ranking_document, to_text
+
+        return to_text(ranking_document(results, entries, limit_bytes=limit_bytes))
+    from axonn_tune.report import ranking_table as tables
+    from axonn_tune.report.table import use_color
+
+    if output_format == "csv":
+        return tables.ranking_csv(results, entries, limit_bytes=limit_bytes)
+    names = columns.split(",") if columns else tables.default_columns(results, entries, wide=wide)
+    if not entries:
+        return ""
+    if output_format == "md":
+        return tables.ranking_markdown(results, entries, names=names, limit_bytes=limit_bytes)
+    return tables.ranking_table(results, entries, names=names, limit_bytes=limit_bytes, color=use_color(wanted=color))
+
+
+def _write(results: Results, *, output: str, pick: int, emit: str | None, quiet: bool) -> None:
+    """Write the launch config of a row, and the script that starts it."""

@@ -18,9 +18,6 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.units import GIB
 
-USABLE_SHARE = 0.94
-"""Share of memory an allocator can use before fragmentation stops it (SimuMax's mem_factor)."""
-
 _L, _W, _V, _CHUNKS = symbol("L"), symbol("W"), symbol("V"), symbol("C")
 _PARAMETERS, _VECTORS, _DATA = symbol("parameters"), symbol("vectors"), symbol("data")
 
@@ -34,8 +31,8 @@ class MemoryItem:
 
 
 def memory_limit_bytes(accelerator: Accelerator) -> float:
-    """What a step may use: the usable share of the memory less what is reserved."""
-    return accelerator.memory_gib * GIB * USABLE_SHARE - accelerator.reserved_memory_gib * GIB
+    """What a step may use: the memory less what context, communicators and the allocator take."""
+    return accelerator.memory_gib * GIB - accelerator.reserved_memory_gib * GIB
 
 
 def kept_layer_bytes(workload: Workload) -> Size:

@@ -78,18 +78,18 @@ def write_launch(path: str | Path, launch: Launch) -> None:
 def prediction_line(launch: Launch) -> str:
     """What the tuner expects of one step, in one line."""
     predicted = launch.predicted
-    parts = [f"collectives {show_seconds(predicted.communication_s)} a step"]
+    parts = [f"{show_seconds(predicted.communication_s)} of collectives"]
     if predicted.iteration_s is not None:
         parts.insert(0, f"step {show_seconds(predicted.iteration_s)}{_interval(predicted)}")
     if predicted.exposed_communication_s is not None:
-        parts[-1] += f", {show_seconds(predicted.exposed_communication_s)} of them not hidden"
+        parts[-1] += f" ({show_seconds(predicted.exposed_communication_s)} exposed)"
     if predicted.memory_bytes is not None:
         limit = predicted.memory_limit_bytes
         of = f" of {show_bytes(limit)}" if limit is not None else ""
-        parts.append(f"memory {show_bytes(predicted.memory_bytes)}{of} a rank")
+        parts.append(f"{show_bytes(predicted.memory_bytes)}{of} a rank")
     if predicted.mfu is not None:
         parts.append(f"MFU {predicted.mfu:.1%}")
-    return "; ".join(parts)
+    return ", ".join(parts)
 
 
 def grid_line(launch: Launch) -> str:
@@ -103,7 +103,7 @@ def grid_line(launch: Launch) -> str:
 def _interval(predicted: Prediction) -> str:
     if predicted.low_s is None or predicted.high_s is None:
         return ""
-    return f" (80% between {show_seconds(predicted.low_s)} and {show_seconds(predicted.high_s)})"
+    return f" (80%: {show_seconds(predicted.low_s)} to {show_seconds(predicted.high_s)})"
 
 
 def _header(launch: Launch) -> list[str]:

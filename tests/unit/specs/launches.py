@@ -27,7 +27,8 @@ def example_launch() -> Launch:
     prediction = Prediction(
         machine="twotier", accelerator="slow", peak_tflops=1e-3, memory_limit_bytes=None,
         cost="alpha-beta", iteration_s=None, low_s=None, high_s=None, communication_s=1e-300,
-        exposed_communication_s=None, compute_s=0.0, memory_bytes=5e300, tokens_per_s=None, mfu=None, hfu=None, terms=terms,
+        exposed_communication_s=None, compute_s=0.0, memory_bytes=5e300, tokens_per_s=None, mfu=None,
+        hfu=None, terms=terms,
     )  # fmt: skip
     command = "axonn-tune --set 'description=a: \"b\" \\ #c'"
     provenance = Provenance(
