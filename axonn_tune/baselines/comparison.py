@@ -20,6 +20,7 @@ from axonn_tune.cost.memory import memory_limit_bytes
 from axonn_tune.cost.single import Pricing, price_configuration
 from axonn_tune.cost.utilisation import Performance, model_flops, performance
 from axonn_tune.errors import NothingFeasibleError
+from axonn_tune.grid import AXES
 from axonn_tune.search.ranking import Problem, Ranking, search
 from axonn_tune.specs.machine import Machine
 from axonn_tune.units import show_bytes
@@ -56,6 +57,7 @@ class Prediction:
     memory_bytes: float
     performance: Performance
     paper_share: float | None
+    paper_flops_per_s: float | None
     recomputed_share: float
 
     @property
@@ -146,7 +148,7 @@ def compare(problem: Problem) -> Comparison:
 
 def _sharded(problem: Problem) -> Problem:
     """The problem of FSDP, HSDP and data parallelism, whose inner axis is always the sharding one."""
-    return replace(problem, limits=replace(problem.limits, axes={"x": 1, "y": 1}, order=None))
+    return replace(problem, limits=replace(problem.limits, axes={"x": 1, "y": 1}, order=None, kept_layers=None))
 
 
 def endless_memory(machine: Machine) -> Machine:
@@ -185,7 +187,8 @@ def _why_not(ranking: Ranking, wanted: Wanted) -> str:
         for grid in ranking.rejected()
         if wanted(grid.sizes["z"], grid.sizes["data"]) and all(grid.sizes[axis] == size for axis, size in pinned)
     ]
-    return ", ".join(min(refused, key=lambda reasons: len(reasons))) if refused else "no such grid"
+    fewest: list[str] = min(refused, key=len, default=["no such grid"])
+    return ", ".join(fewest)
 
 
 def _of_grid(problem: Problem, pricing: Pricing) -> Prediction:
@@ -195,10 +198,11 @@ def _of_grid(problem: Problem, pricing: Pricing) -> Prediction:
     for term in pricing.terms:
         seconds, exposed_s = by_axis.get(term.axis, (0.0, 0.0))
         by_axis[term.axis] = (seconds + term.seconds, exposed_s + term.exposed_s)
-    sizes = " x ".join(f"{axis} {grid.axis_size(axis)}" for axis in ("x", "y", "z", "data"))
+    sizes = " ".join(f"{axis}={grid.axis_size(axis)}" for axis in AXES)
+    wide = [axis for axis in grid.order if grid.axis_size(axis) > 1]
     return _prediction(
         problem,
-        layout=f"{sizes}, order {','.join(grid.order)}",
+        layout=f"{sizes}, order {','.join(wide)}" if len(wide) > 1 else sizes,
         split=(configuration.micro_batch, pricing.accumulation, configuration.recompute),
         compute_s=pricing.compute_s,
         traffic=tuple(Traffic(axis, *found) for axis, found in by_axis.items()),
@@ -257,6 +261,7 @@ def _prediction(
             executed_flops=executed_flops,
         ),
         paper_share=None if counted is None else counted / (iteration_s * peak),
+        paper_flops_per_s=None if counted is None else counted / iteration_s,
         recomputed_share=max(0.0, 1.0 - model_flops(model, workload) / gpus / executed_flops),
     )
 

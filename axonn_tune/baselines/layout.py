@@ -87,13 +87,9 @@ class Layout:
         return workload.global_batch // (self.data * self.micro_batch)
 
     def words(self) -> str:
-        """The layout for a person: `tensor 8 x pipeline 2 (interleaved 3) x data 64, micro-batch 2, ...`."""
-        parts = [
-            f"tensor {self.tensor} x pipeline {self.pipeline}"
-            f"{f' (interleaved {self.interleave})' if self.interleave > 1 else ''} x data {self.data}",
-            f"micro-batch {self.micro_batch}",
-            f"recompute {self.recompute}",
-        ]
+        """What is split how: `tensor=8 pipeline=2 data=64, interleave 3, sequence parallel, ...`."""
+        parts = [f"tensor={self.tensor} pipeline={self.pipeline} data={self.data}"]
+        parts += [f"interleave {self.interleave}"] if self.interleave > 1 else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         parts += ["distributed optimizer"] if self.distributed_optimizer else []
         return ", ".join(parts)

@@ -1,0 +1,33 @@
+"""`axonn-tune compare`: is 4D worth it on this model and machine?"""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from axonn_tune.cli.options import Chosen, color_option, format_option, load, problem_options
+
+
+@click.command("compare")
+@problem_options()
+@format_option()
+@color_option
+def compare(*, chosen: Chosen, output_format: str, color: bool | None) -> None:
+    """Set the best 4D grid against Megatron-LM, FSDP (ZeRO-3), HSDP and data parallelism.
+
+    Each is taken at its fastest layout that fits into memory, by the time of a step. --recompute and
+    --micro-batch hold for all of them; axes, their order and kept layers for 4D alone. The paper's
+    measurements used full recomputation: --recompute full.
+    """
+    from axonn_tune.baselines.comparison import compare as compare_all
+    from axonn_tune.report.compare import render
+    from axonn_tune.report.table import use_color
+
+    inputs = load(chosen)
+    comparison = compare_all(inputs.problem)
+    found = render(comparison, inputs, output_format=output_format, color=use_color(wanted=color))
+    if isinstance(found, dict):
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        click.echo(found, nl=False)

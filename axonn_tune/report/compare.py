@@ -1,0 +1,210 @@
+"""A comparison of 4D with its alternatives, as a table, Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from axonn_tune import __version__
+from axonn_tune.report.documents import origin_json
+from axonn_tune.report.table import Heading, csv_table, markdown_table, seconds_cells, text_table
+from axonn_tune.units import GIB, TERA
+
+if TYPE_CHECKING:
+    from axonn_tune.baselines.comparison import Comparison, Contender, Prediction
+    from axonn_tune.search.inputs import Inputs
+
+SCHEMA = "axonn-tune/comparison/1"
+PETA = 1000.0 * TERA
+
+_HEADINGS = (
+    Heading("way", left=True),
+    Heading("layout", left=True),
+    Heading("micro-\nbatch"),
+    Heading("steps"),
+    Heading("recompute", left=True),
+    Heading("step\ns"),
+    Heading("compute\ns"),
+    Heading("exposed\ns"),
+    Heading("bubble\ns"),
+    Heading("memory\nGiB"),
+    Heading("MFU"),
+    Heading("HFU"),
+    Heading("paper's\ncount"),
+    Heading("4D is\nfaster by"),
+)
+_CSV = (
+    *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
+    *("iteration_s", "low_s", "high_s", "compute_s", "communication_s", "exposed_communication_s", "bubble_s"),
+    *("memory_bytes", "mfu", "hfu", "paper_share", "gain_of_4d", "infeasible"),
+)
+
+
+def render(comparison: Comparison, inputs: Inputs, *, output_format: str, color: bool = False) -> str | dict[str, Any]:
+    """The comparison as text, or as a dictionary for `json`."""
+    if output_format == "json":
+        return comparison_json(comparison, inputs)
+    if output_format == "csv":
+        return csv_table(_CSV, [_csv_row(comparison, each) for each in comparison.contenders])
+    rows = _rows(comparison)
+    if output_format == "md":
+        return markdown_table(_HEADINGS, rows) + "\n" + "".join(f"- {line}\n" for line in remarks(comparison))
+    return text_table(_HEADINGS, rows, color=color) + "\n" + "".join(f"{line}\n" for line in remarks(comparison))
+
+
+def _rows(comparison: Comparison) -> list[list[str]]:
+    """One row per contender; what does not fit has its reason for a layout."""
+    found = [each.prediction for each in comparison.contenders]
+    columns = [
+        seconds_cells([None if each is None else getattr(each, name) for each in found])
+        for name in ("iteration_s", "compute_s", "exposed_communication_s")
+    ]
+    columns.append(["-" if each is None else f"{each.bubble_s:.2f}" for each in found])
+    rows = []
+    for position, contender in enumerate(comparison.contenders):
+        times = [column[position] for column in columns]
+        rows.append([contender.name, *_cells(contender, times), _percent(comparison.gain(contender), signed=True)])
+    return rows
+
+
+def _cells(contender: Contender, times: list[str]) -> list[str]:
+    found = contender.prediction
+    if found is None:
+        return [f"does not fit: {contender.infeasible}", "-", "-", "-", *times, "-", "-", "-", "-"]
+    return [
+        found.layout,
+        str(found.micro_batch),
+        str(found.accumulation),
+        found.recompute,
+        *times,
+        f"{found.memory_bytes / GIB:.1f}",
+        _percent(found.performance.mfu),
+        _percent(found.performance.hfu),
+        _percent(found.paper_share),
+    ]
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What limits each contender, what overlap gains, and what the paper reports of this case."""
+    lines = [f"{each.name}: {_limits(each)}" for each in comparison.contenders]
+    first = comparison.contenders[0].prediction
+    if first is not None:
+        lines.append(
+            f"A difference within the 80% interval is not settled: 4D takes {first.performance.low_s:.3g} to "
+            f"{first.performance.high_s:.3g} s."
+        )
+    if comparison.overlap is not None:
+        overlap = comparison.overlap
+        lines.append(
+            f"Overlap: the same 4D configuration takes {overlap.off_s:.3g} s with all overlaps off, "
+            f"{overlap.on_s:.3g} s with them on: {_percent(overlap.gain, signed=True)}."
+        )
+    return [*lines, *_claims(comparison)]
+
+
+def _limits(contender: Contender) -> str:
+    """Shares of the step that are not needed computation, and what more memory would bring."""
+    found, endless = contender.prediction, contender.endless_memory
+    parts = []
+    if found is not None:
+        shares = [f"{what} {_percent(share)}" for what, share in found.limits()]
+        parts.append(
+            f"beyond needed computation {', '.join(shares)}" if shares else "next to nothing beyond needed computation"
+        )
+    else:
+        parts.append(f"does not fit, {contender.infeasible}")
+    if endless is not None and (found is None or endless.iteration_s < found.iteration_s):
+        parts.append(
+            f"with endless memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {endless.recompute})"
+        )
+    return "; ".join(parts) + "."
+
+
+def _claims(comparison: Comparison) -> list[str]:
+    if not comparison.claims:
+        return []
+    reported = "; ".join(claim.words for claim in comparison.claims)
+    lines = [f"The paper (arXiv 2305.13525) reports, measured: {reported}. docs/compare.md says what differs."]
+    first = comparison.contenders[0].prediction
+    if first is not None and first.paper_flops_per_s is not None:
+        lines.append(
+            f"By the paper's count, which includes full recomputation, done or not, 4D is predicted to reach "
+            f"{_percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
+        )
+    if comparison.problem.limits.recompute is None:
+        lines.append("It used full recomputation throughout: --recompute full compares the same.")
+    return lines
+
+
+def _percent(share: float | None, *, signed: bool = False) -> str:
+    if share is None:
+        return "-"
+    return f"{share:+.1%}" if signed else f"{share:.1%}"
+
+
+def _csv_row(comparison: Comparison, contender: Contender) -> list[object]:
+    found = contender.prediction
+    values = {} if found is None else prediction_json(found)
+    known = {
+        **values,
+        "key": contender.key,
+        "gain_of_4d": comparison.gain(contender),
+        "infeasible": contender.infeasible,
+    }
+    return [known.get(name) for name in _CSV]
+
+
+def comparison_json(comparison: Comparison, inputs: Inputs) -> dict[str, Any]:
+    """Everything, by the schema `axonn-tune/comparison/1`; times per step and rank."""
+    overlap = comparison.overlap
+    return {
+        "schema": SCHEMA,
+        "axonn_tune": __version__,
+        "gpus": comparison.problem.gpus,
+        "model": origin_json(inputs.model),
+        "machine": origin_json(inputs.machine),
+        "workload": comparison.problem.workload.model_dump(mode="json", by_alias=True),
+        "memory_limit_bytes": comparison.limit_bytes,
+        "contenders": [_contender_json(comparison, each) for each in comparison.contenders],
+        "overlap": None if overlap is None else {"off_s": overlap.off_s, "on_s": overlap.on_s, "gain": overlap.gain},
+        "paper": [{"what": claim.what, "value": claim.value, "words": claim.words} for claim in comparison.claims],
+    }
+
+
+def _contender_json(comparison: Comparison, contender: Contender) -> dict[str, Any]:
+    found, endless = contender.prediction, contender.endless_memory
+    return {
+        "key": contender.key,
+        "name": contender.name,
+        "feasible": found is not None,
+        "infeasible": contender.infeasible or None,
+        "gain_of_4d": comparison.gain(contender),
+        "prediction": None if found is None else prediction_json(found),
+        "endless_memory": None if endless is None else prediction_json(endless),
+    }
+
+
+def prediction_json(found: Prediction) -> dict[str, Any]:
+    """One priced layout."""
+    return {
+        "layout": found.layout,
+        "micro_batch": found.micro_batch,
+        "grad_accumulation": found.accumulation,
+        "recompute": found.recompute,
+        "iteration_s": found.iteration_s,
+        "low_s": found.performance.low_s,
+        "high_s": found.performance.high_s,
+        "compute_s": found.compute_s,
+        "communication_s": found.communication_s,
+        "exposed_communication_s": found.exposed_communication_s,
+        "bubble_s": found.bubble_s,
+        "traffic": [
+            {"kind": part.kind, "seconds": part.seconds, "exposed_s": part.exposed_s} for part in found.traffic
+        ],
+        "limits": [{"what": what, "share": share} for what, share in found.limits()],
+        "memory_bytes": found.memory_bytes,
+        "tokens_per_s": found.performance.tokens_per_s,
+        "mfu": found.performance.mfu,
+        "hfu": found.performance.hfu,
+        "paper_share": found.paper_share,
+        "paper_flops_per_s": found.paper_flops_per_s,
+    }
