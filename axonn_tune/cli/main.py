@@ -6,11 +6,16 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from axonn_tune import __version__
+from axonn_tune.cli.options import WORDS
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 EPILOG = """\b
 Examples:
@@ -83,6 +88,7 @@ class SearchUnlessNamed(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default command before the first option that is not the group's own."""
+        ctx.meta[WORDS] = list(args)
         own = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
         for position, word in enumerate(args):
             if word in own:
@@ -91,6 +97,16 @@ class SearchUnlessNamed(click.Group):
                 args = [*args[:position], _DEFAULT, *args[position:]]
             break
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete commands and the group's options, and the search's, which need no command."""
+        found = super().shell_complete(ctx, incomplete)
+        with click.Context(self.commands[_DEFAULT], parent=ctx, info_name=_DEFAULT) as search:
+            known = {item.value for item in found}
+            return [
+                *found,
+                *(item for item in search.command.shell_complete(search, incomplete) if item.value not in known),
+            ]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Commands in the order a newcomer meets them."""
@@ -149,7 +165,7 @@ def _report(error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if isinstance(error, OSError):
-        error = EnvironmentProblem(str(error))
+        error = EnvironmentProblem(f"cannot write or read: {error.strerror or error}")
     if isinstance(error, AxonnTuneError):
         click.echo(f"Error: {error}", err=True)
         return error.exit_code

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,6 +40,9 @@ RECOMPUTES = ("none", "selective", "full")
 OVERLAPS = ("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output")
 AXES = ("x", "y", "z", "data")
 DEFAULT_MACHINE = "perlmutter"
+
+WORDS = "axonn_tune.words"
+"""Key of the words of the command line in a context's `meta`."""
 
 
 class SuggestingChoice(BaseChoice):
@@ -92,11 +96,12 @@ class Chosen:
 _COUNT = click.IntRange(min=1)
 
 
-def _inputs(*, required: bool, gpus: bool) -> list[Callable[[F], F]]:
+def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
     """Options that say what is trained where."""
     how_many = click.option("--gpus", type=_COUNT, required=required, metavar="N", help="Number of GPUs.")
+    batch = click.option("--batch", type=_COUNT, help="Sequences in a step, over all GPUs. Default: the model's.")
     return [
-        *([how_many] if gpus else []),
+        *([] if lists else [how_many, batch]),
         click.option(
             "--model",
             required=required,
@@ -112,7 +117,6 @@ def _inputs(*, required: bool, gpus: bool) -> list[Callable[[F], F]]:
             help="Machine: a name from `axonn-tune machines list`, or a YAML file.",
             shell_complete=complete_names("machine"),
         ),
-        click.option("--batch", type=_COUNT, help="Sequences in a step, over all GPUs. Default: the model's."),
         click.option("--seq", type=_COUNT, help="Tokens in a sequence. Default: the model's."),
         click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: bf16."),
         click.option(
@@ -182,10 +186,10 @@ def _execution() -> list[Callable[[F], F]]:
     ]
 
 
-def problem_options(*, required: bool = True, gpus: bool = True) -> Callable[[F], F]:
+def problem_options(*, required: bool = True, lists: bool = False) -> Callable[[F], F]:
     """Add the shared options to a command, which takes their values as one argument `chosen`.
 
-    required: --gpus and --model must be given; gpus: whether there is a --gpus option at all.
+    required: --gpus and --model must be given; lists: the command has its own --gpus and --batch.
     """
 
     def decorate(callback: F) -> F:
@@ -196,7 +200,7 @@ def problem_options(*, required: bool = True, gpus: bool = True) -> Callable[[F]
             return callback(chosen=chosen, **parameters)
 
         decorated: Any = collected
-        for option in reversed([*_inputs(required=required, gpus=gpus), *_limits(), *_execution()]):
+        for option in reversed([*_inputs(required=required, lists=lists), *_limits(), *_execution()]):
             decorated = option(decorated)
         return decorated  # type: ignore[no-any-return]
 
@@ -215,6 +219,12 @@ def format_option(formats: Sequence[str] = ("table", "json", "csv", "md")) -> Ca
     )
 
 
+def command_line() -> str:
+    """The command line being run, for provenance."""
+    words = click.get_current_context().meta.get(WORDS, [])
+    return shlex.join(["axonn-tune", *words])
+
+
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print the result alone, no remarks.")
 color_option = click.option("--color/--no-color", default=None, help="Default: in a terminal, unless NO_COLOR is set.")
 
@@ -226,17 +236,16 @@ def load(chosen: Chosen) -> Inputs:
     return load_inputs(choices_of(chosen))
 
 
-def choices_of(chosen: Chosen, *, gpus: int | None = None) -> Choices:
-    """The shared options as the search takes them; `gpus` instead of what was chosen."""
+def choices_of(chosen: Chosen) -> Choices:
+    """The shared options as the search takes them."""
     from axonn_tune.search.inputs import Choices
 
-    count = gpus if gpus is not None else chosen.gpus
-    missing = [name for name, value in (("--gpus", count), ("--model", chosen.model)) if value is None]
-    if missing:
+    if chosen.gpus is None or chosen.model is None:
+        missing = [name for name, value in (("--gpus", chosen.gpus), ("--model", chosen.model)) if value is None]
         raise click.UsageError(f"Missing option {' and '.join(missing)}.")
     return Choices(
-        gpus=count or 0,
-        model=chosen.model or "",
+        gpus=chosen.gpus,
+        model=chosen.model,
         machine=chosen.machine,
         workload=_workload(chosen),
         limits=_limits_of(chosen),

@@ -11,6 +11,7 @@ from axonn_tune.cli.options import (
     Chosen,
     SuggestingChoice,
     color_option,
+    command_line,
     format_option,
     load,
     problem_options,
@@ -66,9 +67,11 @@ def search_command(
     """
     from axonn_tune.search.results import run_search
 
-    if emit and not output:
-        raise click.UsageError("--emit writes a script beside the launch config: give -o FILE too.")
+    if not output and (emit or pick != 1):
+        raise click.UsageError(f"{'--emit' if emit else '--pick'} says what to write: give -o FILE too.")
     results = run_search(load(chosen), costs=costs, variants=variants)
+    if len(results.ranked) and pick > len(results.ranked):
+        raise click.UsageError(f"--pick {pick}: only {len(results.ranked)} configurations are ranked.")
     shown = _render(
         results,
         top=top,
@@ -122,3 +125,23 @@ def _render(
 
 def _write(results: Results, *, output: str, pick: int, emit: str | None, quiet: bool) -> None:
     """Write the launch config of a row, and the script that starts it."""
+    from axonn_tune.launch.config import build_launch, write_launch
+
+    inputs = results.inputs
+    launch = build_launch(
+        results.ranked.pricing(pick - 1),
+        model=inputs.model,
+        machine=inputs.machine,
+        workload=inputs.problem.workload,
+        command=command_line(),
+    )
+    write_launch(output, launch)
+    written = [f"#{pick} as {output}"]
+    if emit:
+        from axonn_tune.launch.emit import ScriptKind, emit_script
+
+        kinds: dict[str, ScriptKind] = {"torchrun": "torchrun", "slurm": "slurm"}
+        script = emit_script(kinds[emit], launch=launch, machine=inputs.machine.document, launch_path=output)
+        written.append(f"the script that starts it as {script}")
+    if not quiet:
+        click.echo(f"Wrote {' and '.join(written)}.", err=True)
