@@ -1,0 +1,173 @@
+"""What the tuner costs: `python -m benchmarks.run [--runs N] [--format table|json]`.
+
+Whole processes are timed from outside, several times after a warm-up, and set against a bare
+interpreter and one that only imports numpy: absolute times say more about the machine than about the
+tool. Searches run in a process of their own, pinned to one core, and report their peak memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+from axonn_tune.report.console import stdout_console
+
+MAIN_JOB = ("--gpus", "1024", "--model", "80b")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One search: model, machine, GPU count, global batch."""
+
+    model: str
+    machine: str
+    gpus: int
+    batch: int
+
+
+CASES = (
+    Case("80b", "perlmutter", 1024, 8192),
+    Case("80b", "perlmutter", 65_536, 65_536),
+    Case("80b", "perlmutter", 1_048_576, 8192),
+    Case("80b", "perlmutter", 1_000_000, 1_000_000),
+    Case("80b", "perlmutter", 61_440, 368_640),
+)
+
+
+@dataclass(frozen=True)
+class SearchFigures:
+    """One search on one core. priced: candidates that fit and were priced to the iteration time."""
+
+    case: Case
+    grids: int
+    candidates: int
+    priced: int
+    search_s: float
+    priced_per_s: float
+    peak_mb: float
+
+
+def time_process(command: list[str], *, runs: int) -> list[float]:
+    """Wall times of a whole process, s, after one run that is not counted."""
+    times = []
+    for _ in range(runs + 1):
+        started = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        times.append(time.perf_counter() - started)
+    return times[1:]
+
+
+def process_figures(runs: int) -> dict[str, float]:
+    """Median wall times of the main job and of what it cannot do without, s."""
+    python = sys.executable
+    commands = {
+        "python -c pass": [python, "-c", "pass"],
+        "python -c 'import numpy'": [python, "-c", "import numpy"],
+        "axonn-tune --help": [python, "-m", "axonn_tune", "--help"],
+        "axonn-tune " + " ".join(MAIN_JOB): [python, "-m", "axonn_tune", *MAIN_JOB],
+    }
+    return {name: statistics.median(time_process(command, runs=runs)) for name, command in commands.items()}
+
+
+def loaded_modules() -> list[str]:
+    """Which of torch, pandas and scipy the main job loads (none should be)."""
+    program = (
+        "import sys\n"
+        "from axonn_tune.cli.main import cli\n"
+        f"cli.main({list(MAIN_JOB)!r}, standalone_mode=False)\n"
+        "print([name for name in ('torch', 'pandas', 'scipy') if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    found: list[str] = json.loads(done.stderr.strip().splitlines()[-1].replace("'", '"'))
+    return found
+
+
+def search_alone(case: Case, *, runs: int) -> SearchFigures:
+    """Run one search in a fresh process on one core."""
+    command = [sys.executable, "-m", "benchmarks.run", "--search", json.dumps([asdict(case), runs])]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    figures = json.loads(done.stdout)
+    return SearchFigures(case=case, **figures)
+
+
+def search_here(case: Case, *, runs: int) -> dict[str, float]:
+    """Search in this process, pinned to one core; the median of several after one that warms up."""
+    from axonn_tune.search.ranking import Problem, search
+    from axonn_tune.specs.catalog import load_machine, load_model
+    from axonn_tune.specs.workload import Workload
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    model = load_model(case.model).document
+    workload = Workload(global_batch=case.batch, sequence_length=model.defaults.sequence_length)
+    problem = Problem(model, load_machine(case.machine).document, workload, case.gpus, rank_by="iteration")
+    searched = [search(problem).searched for _ in range(runs + 1)][1:]
+    seconds = statistics.median(one.seconds for one in searched)
+    return {
+        "grids": searched[0].grids,
+        "candidates": searched[0].candidates,
+        "priced": searched[0].feasible,
+        "search_s": seconds,
+        "priced_per_s": searched[0].feasible / seconds,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def show(processes: dict[str, float], modules: list[str], searches: list[SearchFigures]) -> None:
+    """Print both tables."""
+    from rich.table import Table
+
+    console = stdout_console()
+    bare = processes["python -c 'import numpy'"]
+    table = Table("whole process", "median, s", "times importing numpy", title="Start-up and the main job, warm")
+    for name, seconds in processes.items():
+        table.add_row(name, f"{seconds:.3f}", f"{seconds / bare:.2f}")
+    console.print(table)
+    console.print(f"loaded by the main job out of torch, pandas, scipy: {', '.join(modules) or 'none'}")
+    table = Table(
+        *("model", "GPUs", "batch", "grids", "candidates", "priced", "search, s", "priced per s", "peak, MB"),
+        title="Searches on one core, from factorizing to the ranking",
+    )
+    for one in searches:
+        table.add_row(
+            one.case.model,
+            f"{one.case.gpus:,}",
+            f"{one.case.batch:,}",
+            f"{one.grids:,}",
+            f"{one.candidates:,}",
+            f"{one.priced:,}",
+            f"{one.search_s:.3f}",
+            f"{one.priced_per_s:,.0f}",
+            f"{one.peak_mb:.0f}",
+        )
+    console.print(table)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5, help="counted runs of each command")
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("--search", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.search:
+        case, runs = json.loads(arguments.search)
+        print(json.dumps(search_here(Case(**case), runs=runs)))
+        return
+    processes, modules = process_figures(arguments.runs), loaded_modules()
+    searches = [search_alone(case, runs=arguments.runs) for case in CASES]
+    if arguments.format == "json":
+        figures = {"processes_s": processes, "loaded": modules, "searches": [asdict(one) for one in searches]}
+        print(json.dumps(figures, indent=2))
+    else:
+        show(processes, modules, searches)
+
+
+if __name__ == "__main__":
+    main()
