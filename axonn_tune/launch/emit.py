@@ -31,11 +31,9 @@ def emit_script(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_pa
     failure what was there stays.
     """
     path = Path(launch_path)
-    target = path.with_name(path.stem + SUFFIXES[kind]) if path.name else path
-    if not path.name or target == path or (path.exists() and not path.is_file()):
-        raise UsageError(
-            f"--emit needs a launch config in a file of its own to write a script beside, not {str(path)!r}"
-        )
+    if not _is_file_of_its_own(path, suffix=SUFFIXES[kind]):
+        raise UsageError(f"--emit needs a launch config in a file to write a script beside, not {str(path)!r}")
+    target = path.with_name(path.stem + SUFFIXES[kind])
     write_text_atomically(target, script_text(kind, launch=launch, machine=machine, launch_path=path))
     try:
         # Whoever may read it may run it.
@@ -44,3 +42,10 @@ def emit_script(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_pa
     except OSError as error:
         raise EnvironmentProblem(f"cannot make {str(target)!r} executable: {error.strerror}") from error
     return target
+
+
+def _is_file_of_its_own(path: Path, *, suffix: str) -> bool:
+    """Whether a launch config at `path` is, or will be, a file that the script does not replace."""
+    # /dev/stdout counts as a file when output goes to one.
+    device = path.absolute().parts[1:2] in (("dev",), ("proc",))
+    return bool(path.name) and path.suffix != suffix and not device and (path.is_file() or not path.exists())

@@ -1,0 +1,79 @@
+"""Launch configs for tests, built as the command line builds them, and a way to run scripts without a cluster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from axonn_tune.cost.single import Configuration, price_configuration
+from axonn_tune.grid import Grid
+from axonn_tune.launch.config import build_launch
+from axonn_tune.specs.catalog import Loaded, load_machine, load_model
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Overlap, Workload
+
+CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A launch config and what it was built from."""
+
+    launch: Launch
+    model: Loaded[Model]
+    machine: Loaded[Machine]
+
+
+def case(
+    model: str = "nano",
+    machine: str = "localhost",
+    *,
+    grid: Grid = Grid(x=1, y=1, z=2, data=2),  # noqa: B008  # frozen
+    overlaps: Sequence[Overlap] = ("gather_prefetch",),
+    overrides: Sequence[str] = (),
+    command: str = "axonn-tune --gpus 4",
+) -> Case:
+    """The launch config of one grid; `overrides` change the machine."""
+    loaded_model, loaded_machine = load_model(model), load_machine(machine, overrides=overrides)
+    defaults = loaded_model.document.defaults
+    workload = Workload(
+        global_batch=defaults.global_batch, sequence_length=defaults.sequence_length, overlaps=tuple(overlaps)
+    )
+    pricing = price_configuration(
+        loaded_model.document, loaded_machine.document, workload, Configuration(grid, 1, "full", kept_layers=0)
+    )
+    launch = build_launch(
+        pricing, model=loaded_model, machine=loaded_machine, workload=workload, command=command, created=CREATED
+    )
+    return Case(launch, loaded_model, loaded_machine)
+
+
+def program(folder: Path, name: str, body: str) -> None:
+    """Put a bash program of this name into a folder, to stand in for one that a cluster has."""
+    path = folder / name
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def environment(folder: Path, **variables: str) -> dict[str, str]:
+    """An environment in which programs of `folder` come first."""
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder), **variables}
+
+
+def run(script: Path, *, programs: Path, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with stand-ins and these variables alone."""
+    return subprocess.run(
+        ["bash", str(script)],
+        env=environment(programs, **variables),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )

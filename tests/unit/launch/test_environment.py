@@ -1,0 +1,96 @@
+"""Environment variables: which, why, each once, and in bash as they are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+
+import pytest
+
+from axonn_tune.errors import UsageError
+from axonn_tune.launch.environment import comment, environment_lines, launch_environment
+from axonn_tune.specs.catalog import available, load_machine
+from axonn_tune.specs.launch import LaunchVariable
+from axonn_tune.specs.machine import EnvironmentVariable, Machine
+from axonn_tune.specs.workload import Workload
+from tests.unit.launch.cases import case
+
+WORKLOAD = Workload(global_batch=8, sequence_length=64)
+
+
+def with_environment(machine: str, variables: Sequence[EnvironmentVariable]) -> Machine:
+    """A shipped machine with just these variables of its own."""
+    document = load_machine(machine).document
+    launcher = document.launcher.model_copy(update={"environment": tuple(variables)})
+    return document.model_copy(update={"launcher": launcher})
+
+
+def chosen(machine: Machine, workload: Workload = WORKLOAD) -> dict[str, LaunchVariable]:
+    """The variables of a launch by name."""
+    return {variable.name: variable for variable in launch_environment(machine, workload=workload)}
+
+
+@pytest.mark.parametrize("machine", available("machine"))
+def test_each_variable_is_set_once_and_explained(machine: str) -> None:
+    """Guards the block of both scripts: a comment above each export, no name twice, nothing of the machine lost."""
+    built = case("nano", machine)
+    lines = environment_lines(built.launch)
+    exports = [number for number, line in enumerate(lines) if line.startswith("export ")]
+    names = [re.match(r"export (\w+)=", lines[number]) for number in exports]
+    found = [match[1] for match in names if match]
+    assert len(found) == len(exports) == len(set(found))
+    assert set(found) >= {variable.name for variable in built.machine.document.launcher.environment}
+    assert all(lines[number - 1].startswith("# ") for number in exports)
+    whys = [lines[number - 1] for number in exports]
+    assert whys == [comment(variable.why) for variable in built.launch.environment]
+
+
+def test_the_machines_own_value_wins() -> None:
+    """Guards sites that know better: their value and their reason, still listed under what it is for."""
+    own = EnvironmentVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="32", why="ours")
+    found = chosen(with_environment("perlmutter", [own]))["CUDA_DEVICE_MAX_CONNECTIONS"]
+    assert (found.value, found.why, found.purpose) == ("32", "ours", "overlap")
+
+
+def test_what_overlap_needs_is_set_only_with_overlap() -> None:
+    """Guards against advice without a reason: nothing hidden, nothing to set for it."""
+    machine = with_environment("perlmutter", [])
+    without = WORKLOAD.model_copy(update={"overlaps": ()})
+    assert "overlap" in {variable.purpose for variable in chosen(machine).values()}
+    assert "overlap" not in {variable.purpose for variable in chosen(machine, without).values()}
+
+
+def test_gpu_ranks_get_growing_segments_and_cpu_ranks_their_threads() -> None:
+    """Guards what the predictions assume: little fragmentation; no rank on another's core."""
+    gpu, cpu = chosen(with_environment("perlmutter", [])), chosen(with_environment("localhost", []))
+    assert gpu["PYTORCH_ALLOC_CONF"].value == "expandable_segments:True"
+    assert cpu["OMP_NUM_THREADS"].value == "1"
+    assert "PYTORCH_ALLOC_CONF" not in cpu
+    assert "OMP_NUM_THREADS" not in gpu
+
+
+def test_purposes_are_kept_apart() -> None:
+    """Guards the order of the block: what the prediction rests on first, debugging last, each under a heading."""
+    lines = environment_lines(case("nano", "perlmutter").launch)
+    headings = [lines[number + 1] for number, line in enumerate(lines) if not line]
+    assert [heading.split()[1] for heading in headings] == ["For", "For", "What", "For"]
+    assert headings[0].startswith("# For communication behind computation")
+    assert headings[-1].startswith("# For finding faults")
+
+
+def test_names_no_shell_takes_are_refused() -> None:
+    """Guards the shell against a profile: the name is code, so it has to be one."""
+    bad = EnvironmentVariable(name="A; rm -rf ~ #", value="x", why="y")
+    with pytest.raises(UsageError, match=r"machine localhost: launcher\.environment cannot set 'A; rm -rf"):
+        launch_environment(with_environment("localhost", [bad]), workload=WORKLOAD)
+
+
+def test_values_and_reasons_reach_bash_unchanged() -> None:
+    """Guards quoting: whatever a value holds is the value, and a reason stays a comment."""
+    value = "a b'c\"d$(touch pwned)`x`\\n\n#e*"
+    odd = LaunchVariable(name="ODD", value=value, why="one\nexport ODD=two\u2028export ODD=three", purpose="site")
+    launch = case().launch.model_copy(update={"environment": (odd,)})
+    script = "\n".join([*environment_lines(launch), 'printf "%s" "$ODD"'])
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True, timeout=10)
+    assert done.stdout == value
