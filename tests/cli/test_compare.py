@@ -1,0 +1,77 @@
+"""`axonn-tune compare`, as a user runs it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from axonn_tune.cli.main import main
+
+SMALL = ("compare", "--gpus", "64", "--model", "5b", "--batch", "256")
+CONTENDERS = ["4d", "megatron-lm", "fsdp", "hsdp", "data-parallel"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Standard output of a run that succeeds."""
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def test_the_papers_case_prints_the_papers_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards the main use: prediction and measurement side by side, whatever comes out."""
+    output = run(capsys, "compare", "--gpus", "1024", "--model", "80b")
+    for name in ("4D", "Megatron-LM", "FSDP (ZeRO-3)", "HSDP", "data parallel"):
+        assert any(line.startswith(name) for line in output.splitlines())
+    assert "26% over Megatron-LM" in output
+    assert "57% of peak, 182 PFLOP/s" in output
+    assert "--recompute full" in output
+    assert "Overlap: " in output
+
+
+def test_20b_prints_the_papers_gain_of_overlap(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards the second claim, which is about overlap."""
+    assert "nearly 53% from overlap" in run(capsys, "compare", "--gpus", "256", "--model", "20b")
+
+
+def test_json_holds_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards the schema: contenders in order, parts that add up, inputs with their hashes."""
+    found = json.loads(run(capsys, *SMALL, "--format", "json"))
+    assert found["schema"] == "axonn-tune/comparison/1"
+    assert [each["key"] for each in found["contenders"]] == CONTENDERS
+    assert len(found["machine"]["sha256"]) == 64
+    best = found["contenders"][0]["prediction"]
+    parts = best["compute_s"] + best["exposed_communication_s"] + best["bubble_s"]
+    assert best["iteration_s"] == pytest.approx(parts)
+    assert sum(part["seconds"] for part in best["traffic"]) == pytest.approx(best["communication_s"])
+    assert best["low_s"] < best["iteration_s"] < best["high_s"]
+    assert 0 < best["mfu"] <= best["hfu"] < 1
+
+
+def test_csv_has_one_line_per_contender(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards the table for other programs, infeasible ones included."""
+    rows = list(csv.DictReader(io.StringIO(run(capsys, *SMALL, "--format", "csv"))))
+    assert [row["key"] for row in rows] == CONTENDERS
+    assert all(bool(row["iteration_s"]) != bool(row["infeasible"]) for row in rows)
+
+
+def test_markdown_is_a_table_and_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards the form for reports."""
+    lines = run(capsys, *SMALL, "--format", "md").splitlines()
+    assert lines[1].startswith("| :--- |")
+    assert len([line for line in lines if line.startswith("| ")]) == 2 + len(CONTENDERS)
+    assert any(line.startswith("- Overlap: ") for line in lines)
+
+
+def test_nothing_feasible_ends_in_3(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards the exit code, and that the reason is told."""
+    assert main(["compare", "--gpus", "4", "--model", "80b"]) == 3
+    assert "Megatron-LM: no layout fits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", [["--gpus", "8"], ["--model", "5b"]])
+def test_missing_inputs_end_in_2(missing: list[str]) -> None:
+    """Guards usage errors."""
+    assert main(["compare", *missing]) == 2
