@@ -13,6 +13,7 @@ from axonn_tune.grid import AXES
 from axonn_tune.search.entries import Entry, TermEntry
 from axonn_tune.search.results import Results
 from axonn_tune.specs.catalog import Loaded
+from axonn_tune.specs.workload import Workload
 
 SCHEMA = "axonn-tune/ranking/1"
 Json: TypeAlias = dict[str, Any]
@@ -63,7 +64,15 @@ def origin(loaded: Loaded[Any]) -> Json:
 
 def entry_json(entry: Entry, results: Results) -> Json:
     """One config of the contract."""
-    found: Json = {
+    found = entry_fields(entry, results.inputs.problem.workload)
+    if results.others:
+        found["ranks"] = {cost: ranks.get(entry.sizes) for cost, ranks in results.others.items()}
+    return {**found, "terms": [term_json(term) for term in entry.terms]}
+
+
+def entry_fields(entry: Entry, workload: Workload) -> Json:
+    """One config of the contract, without its terms."""
+    return {
         "rank": entry.rank,
         **dict(zip(AXES, entry.sizes, strict=True)),
         "order": None if entry.order is None else ",".join(entry.order),
@@ -73,7 +82,7 @@ def entry_json(entry: Entry, results: Results) -> Json:
         "grad_accumulation": entry.accumulation,
         "recompute": entry.recompute,
         "kept_layers": entry.kept_layers,
-        "overlap": list(results.inputs.problem.workload.overlaps),
+        "overlap": list(workload.overlaps),
         "communication_s": entry.communication_s,
         "exposed_communication_s": entry.exposed_communication_s,
         "compute_s": entry.compute_s,
@@ -86,10 +95,6 @@ def entry_json(entry: Entry, results: Results) -> Json:
         "hfu": entry.hfu,
         "tie": entry.tie,
     }
-    if results.others:
-        found["ranks"] = {cost: ranks.get(entry.sizes) for cost, ranks in results.others.items()}
-    found["terms"] = [term_json(term) for term in entry.terms]
-    return found
 
 
 def term_json(term: TermEntry) -> Json:

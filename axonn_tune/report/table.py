@@ -75,7 +75,7 @@ def seconds_cells(values_s: Sequence[float | None]) -> list[str]:
     largest = max(known, default=1.0)
     # Eight digits are enough to tell any two times of a column apart.
     decimals = max(min(decimals, 7 - math.floor(math.log10(largest))), 0) if known else decimals
-    return ["-" if value is None else f"{value:.{decimals}f}" for value in values_s]
+    return ["-" if value is None else f"{value:.{decimals}f}" if value else "0" for value in values_s]
 
 
 def aligned_cells(parts: Sequence[Sequence[str]]) -> list[str]:

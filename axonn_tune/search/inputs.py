@@ -125,3 +125,26 @@ def _check_pins(choices: Choices) -> None:
         raise UsageError(
             f"{choices.gpus} GPUs cannot be arranged with {', '.join(shown)}: {product} does not divide them"
         )
+
+
+def launch_inputs(path: str, *, machine: str | None = None) -> tuple[Inputs, bool]:
+    """The problem whose only candidate is a launch config's; also whether the machine profile has changed since.
+
+    `machine` is a profile to use instead of the one the launch config names. Errors as `load_inputs`.
+    """
+    from axonn_tune.specs.launch import Launch
+    from axonn_tune.specs.loading import load_file
+
+    loaded = load_file(path, schema=Launch)
+    launch = loaded.document
+    profile = load_machine(machine or launch.predicted.machine)
+    limits = Limits(
+        order=launch.grid.order,
+        recompute=launch.recompute,
+        micro_batch=launch.micro_batch,
+        kept_layers=launch.kept_layers,
+        axes={axis: launch.grid.grid().axis_size(axis) for axis in AXES},
+    )
+    problem = Problem(launch.model, profile.document, launch.workload, launch.grid.world, limits)
+    model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)
+    return Inputs(problem, model, profile), profile.sha256 != launch.provenance.machine_sha256

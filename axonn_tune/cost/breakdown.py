@@ -1,0 +1,73 @@
+"""Where the computing time of a step goes, and what each collective runs behind: for explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from axonn_tune.cost.arithmetic import PLAIN
+from axonn_tune.cost.durations import Clock
+from axonn_tune.cost.single import Pricing, Term
+from axonn_tune.program.operations import Attention, Computation, Kernel, MatMul, Role
+from axonn_tune.specs.workload import Overlap, Workload
+
+MATRIX_PRODUCTS, ATTENTION = "matrix products", "attention"
+ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"
+
+_BEHIND: dict[Role, tuple[Overlap, str]] = {
+    "weight": ("gather_prefetch", "products before it"),
+    "output": ("output", "the other half"),
+    "input_gradient": ("input_gradient", "its weight gradient"),
+    "weight_gradient": ("weight_gradient", "the next layer"),
+    "data": ("data_parallel", "rest of backward"),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Computation of one kind and phase, of one rank in a step; element-wise work counts no FLOPs."""
+
+    kind: str
+    phase: str
+    seconds: float
+    flops: float
+
+
+def work_by_kind(pricing: Pricing, workload: Workload) -> tuple[Work, ...]:
+    """All computation of a step, by kind and phase, in program order."""
+    clock = Clock(pricing.rates, float(workload.element_sizes.compute), pricing.values, PLAIN)
+    sums: dict[tuple[str, str], tuple[float, float]] = {}
+    for step, count in _computations(pricing):
+        key = (_kind(step), step.phase)
+        seconds, flops = sums.get(key, (0.0, 0.0))
+        calls = float(count)
+        own = 0.0 if isinstance(step, Kernel) else float(step.flops.evaluate(pricing.values))
+        sums[key] = (seconds + calls * float(clock.call_s(step)), flops + calls * own)
+    return tuple(Work(kind, phase, *found) for (kind, phase), found in sums.items() if found[0])
+
+
+def _computations(pricing: Pricing) -> Iterator[tuple[Computation, float]]:
+    for step, count in pricing.program.calls():
+        if isinstance(step, MatMul | Attention | Kernel):
+            yield step, float(count.evaluate(pricing.values))
+
+
+def _kind(step: Computation) -> str:
+    if isinstance(step, MatMul):
+        return MATRIX_PRODUCTS
+    if isinstance(step, Attention):
+        return ATTENTION
+    return OPTIMIZER if step.phase == "step" else ELEMENT_WISE
+
+
+def hidden_s(term: Term) -> float:
+    """Time of a term that computation hides, s; queueing behind other collectives can expose more than its own."""
+    return max(term.seconds - term.exposed_s, 0.0)
+
+
+def hidden_behind(term: Term, workload: Workload) -> str:
+    """What a collective can run behind with the overlaps that are on; empty for nothing."""
+    overlap, behind = _BEHIND.get(term.collective.role, (None, ""))
+    if overlap not in workload.overlaps or (overlap == "output" and not workload.split_micro_batch):
+        return ""
+    return behind

@@ -1,0 +1,114 @@
+"""The best configuration over a range of GPU counts, batches or models: strong and weak scaling."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from axonn_tune.errors import UsageError
+from axonn_tune.search.entries import Entry
+from axonn_tune.search.inputs import Choices, Inputs, load_inputs
+from axonn_tune.search.results import run_search
+
+_RANGE = re.compile(r"(\d+)\.\.(\d+)(?:x(\d+)|\+(\d+))?")
+_MOST_VALUES = 10_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a sweep: its inputs, its best entry (None: nothing is feasible, for `reason`).
+
+    efficiency: tokens/s of one GPU, relative to the first feasible point of the same model and batch.
+    """
+
+    inputs: Inputs
+    entry: Entry | None
+    reason: str
+    efficiency: float | None
+
+
+def parse_numbers(text: str, *, option: str) -> tuple[int, ...]:
+    """Numbers given as a list (`64,128`), a range by a factor (`64..4096x2`) or by a step (`64..128+16`).
+
+    Parts may be mixed; UsageError for anything else, for 0, and for a range that goes down.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        found += _part(part.strip(), option=option)
+    return tuple(dict.fromkeys(found))
+
+
+def _part(part: str, *, option: str) -> Iterator[int]:
+    if part.isdecimal() and int(part) > 0:
+        yield int(part)
+        return
+    match = _RANGE.fullmatch(part)
+    if match is None:
+        raise UsageError(f"{option}: {part!r} is no positive number and no range such as 64..4096x2 or 64..128+16")
+    first, last, factor, step = (int(group) if group else None for group in match.groups())
+    if first is None or last is None or first < 1 or last < first or factor in (0, 1) or step == 0:
+        raise UsageError(f"{option}: the range {part!r} is empty or has no end")
+    number, count = first, 0
+    while number <= last:
+        yield number
+        count += 1
+        if count > _MOST_VALUES:
+            raise UsageError(f"{option}: the range {part!r} has more than {_MOST_VALUES} values")
+        number = number + step if step is not None else number * (factor or 2)
+
+
+def sweep(
+    choices: Choices, *, models: Sequence[str], gpus: Sequence[int], batches: Sequence[int | None], weak: bool
+) -> tuple[Point, ...]:
+    """The best entry at every point: models, then batches, then GPU counts.
+
+    A batch of None is the model's. With `weak` a batch belongs to the first GPU count and grows with
+    the others; UsageError if it would not stay whole.
+    """
+    points: list[Point] = []
+    for model in models:
+        for batch in batches:
+            first: Point | None = None
+            for count in gpus:
+                point = _point(_at(choices, model=model, batch=batch, gpus=count, base=gpus[0] if weak else None))
+                first = first or (point if point.entry else None)
+                points.append(replace(point, efficiency=_efficiency(point, first)))
+    return tuple(points)
+
+
+def _at(choices: Choices, *, model: str, batch: int | None, gpus: int, base: int | None) -> Inputs:
+    """Inputs of one point; `base`: GPU count that the batch belongs to, for weak scaling."""
+    wanted = replace(choices, model=model, gpus=gpus, workload=replace(choices.workload, batch=batch))
+    inputs = load_inputs(wanted)
+    if base is None:
+        return inputs
+    workload = inputs.problem.workload
+    if workload.global_batch * gpus % base:
+        raise UsageError(
+            f"--weak: a batch of {workload.global_batch} on {base} GPUs is no whole number of sequences on {gpus}"
+        )
+    scaled = workload.model_copy(update={"global_batch": workload.global_batch * gpus // base})
+    return replace(inputs, problem=replace(inputs.problem, workload=scaled))
+
+
+def _point(inputs: Inputs) -> Point:
+    results = run_search(inputs)
+    if len(results.ranked):
+        return Point(inputs, results.ranked.entry(0, terms=False), "", None)
+    # Imported here: most sweeps find something everywhere.
+    from axonn_tune.search.nearest import nearest_change
+
+    return Point(inputs, None, nearest_change(inputs.problem), None)
+
+
+def _efficiency(point: Point, first: Point | None) -> float | None:
+    """Throughput of one GPU over that at the first point."""
+    own, reference = _tokens_per_gpu(point), _tokens_per_gpu(first)
+    return None if own is None or reference is None else own / reference
+
+
+def _tokens_per_gpu(point: Point | None) -> float | None:
+    if point is None or point.entry is None or point.entry.tokens_per_s is None:
+        return None
+    return point.entry.tokens_per_s / point.inputs.problem.gpus
