@@ -78,10 +78,11 @@ def write_launch(path: str | Path, launch: Launch) -> None:
 def prediction_line(launch: Launch) -> str:
     """What the tuner expects of one step, in one line."""
     predicted = launch.predicted
-    parts = [f"{show_seconds(predicted.communication_s)} of collectives"]
+    sent = predicted.communication_s > 0
+    parts = [f"{show_seconds(predicted.communication_s)} of collectives" if sent else "no collectives"]
     if predicted.iteration_s is not None:
         parts.insert(0, f"step {show_seconds(predicted.iteration_s)}{_interval(predicted)}")
-    if predicted.exposed_communication_s is not None:
+    if sent and predicted.exposed_communication_s is not None:
         parts[-1] += f" ({show_seconds(predicted.exposed_communication_s)} exposed)"
     if predicted.memory_bytes is not None:
         limit = predicted.memory_limit_bytes
@@ -95,9 +96,14 @@ def prediction_line(launch: Launch) -> str:
 def grid_line(launch: Launch) -> str:
     """The grid with its product, and how ranks are numbered."""
     grid = launch.grid
-    product = f"x·y·z·data = {grid.x}·{grid.y}·{grid.z}·{grid.data} = {grid.world}"
+    product = f"x·y·z·data = {grid.x}·{grid.y}·{grid.z}·{grid.data} = {count_ranks(grid.world)}"
     wide = [axis for axis in grid.order if grid.grid().axis_size(axis) > 1]
-    return f"{product} ranks" + (f", numbered with {', then '.join(wide)} varying fastest" if wide else "")
+    return product + (f", numbered with {', then '.join(wide)} varying fastest" if wide else "")
+
+
+def count_ranks(count: int) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
 def _interval(predicted: Prediction) -> str:
@@ -109,7 +115,7 @@ def _interval(predicted: Prediction) -> str:
 def _header(launch: Launch) -> list[str]:
     made = launch.provenance
     return [
-        f"{launch.name}: one configuration of {launch.model.name} on {launch.grid.world} ranks of "
+        f"{launch.name}: one configuration of {launch.model.name} on {count_ranks(launch.grid.world)} of "
         f"{launch.predicted.machine}, complete in itself.",
         f"Grid: {grid_line(launch)}.",
         f"Predicted: {prediction_line(launch)}.",

@@ -21,7 +21,7 @@ _HEADINGS: dict[Purpose, str] = {
 _QUEUES = LaunchVariable(
     name="CUDA_DEVICE_MAX_CONNECTIONS",
     value="8",
-    why="hardware queues: with 1, as some sites set, kernels issued after a waiting collective wait with it",
+    why="hardware queues: with 1, kernels issued after a waiting collective wait with it",
     purpose="overlap",
 )
 _PRIORITY = LaunchVariable(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import divisors
-from axonn_tune.launch.config import grid_line, prediction_line
+from axonn_tune.launch.config import count_ranks, grid_line, prediction_line
 from axonn_tune.launch.environment import comment
 from axonn_tune.specs.launch import Launch
 
@@ -35,20 +35,20 @@ def node_layout(launch: Launch) -> Layout:
     raise UsageError(
         f"{world} ranks do not fill nodes of {per_node}: {world} = {world // per_node} · {per_node} + "
         f"{world % per_node}; take a multiple of {per_node}, or {fitting} ranks a node "
-        f"(--set launcher.ranks_per_node={fitting})"
+        f"(--set machine.launcher.ranks_per_node={fitting})"
     )
 
 
 def heading_lines(launch: Launch, layout: Layout) -> list[str]:
     """Comments on top of a script: what runs, where each rank is, what to expect, who wrote it."""
     grid, made = launch.grid, launch.provenance
-    inner = next((axis for axis in grid.order if grid.grid().axis_size(axis) > 1), "x")
     last = layout.ranks_per_node - 1
-    placed = f"Ranks of a node are consecutive: the first has 0 to {last}" if last else "One rank runs on each node"
+    inner = next((axis for axis in grid.order if grid.grid().axis_size(axis) > 1), None)
+    placed = f"Ranks of a node are consecutive, 0 to {last} on the first: neighbours along {inner} are nearest."
     return [
-        comment(f"Runs {launch.name}: {launch.model.name} on {grid.world} ranks of {launch.predicted.machine}."),
+        comment(f"Runs {launch.name}: {launch.model.name} on {count_ranks(grid.world)} of {launch.predicted.machine}."),
         comment(f"{grid_line(launch)}."),
-        comment(f"{placed}, so that neighbours along {inner} are nearest to each other."),
+        *([comment(placed)] if last else []),
         comment(f"Predicted: {prediction_line(launch)}."),
         comment(
             f"Written by {made.tool} {made.version}; starts axonn_tune.runtime, which that version does not hold yet."
