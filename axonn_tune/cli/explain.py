@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from axonn_tune.search.inputs import Inputs
 
 
-@click.command("explain")
+@click.command("explain", short_help="Explain one configuration, term by term.")
 @click.argument("launch", required=False, metavar="[LAUNCH]")
 @problem_options(required=False)
 @click.option("--pick", type=click.IntRange(min=1), default=1, show_default=True, help="Row of the ranking to explain.")

@@ -118,6 +118,7 @@ class SearchUnlessNamed(click.Group):
     commands=LazyCommands(_COMMANDS),
     epilog=EPILOG,
     no_args_is_help=True,
+    subcommand_metavar="[COMMAND] [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="axonn-tune")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from axonn_tune.search.results import Results
 
 
-@click.command("search")
+@click.command("search", short_help="Rank every grid of a number of GPUs.")
 @problem_options()
 @click.option(
     "--cost",

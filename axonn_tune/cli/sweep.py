@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from axonn_tune.search.sweep import Point
 
 
-@click.command("sweep")
+@click.command("sweep", short_help="Scale over GPU counts, batches and models.")
 @click.option("--gpus", "counts", required=True, metavar="LIST", help="GPU counts: 64,128 or 64..4096x2 or 64..128+16.")
 @click.option("--batch", "batches", metavar="LIST", help="Sequences in a step, in the same way. Default: the model's.")
 @problem_options(lists=True)

@@ -19,6 +19,7 @@ VOCABULARY = {"errors", "units", "grid"}
 # What each layer may import beside itself and the package's own version.
 MAY_IMPORT: dict[str, set[str]] = {
     "": set(),
+    "__main__": {"cli"},
     "errors": set(),
     "units": set(),
     "grid": {"errors", "units"},
