@@ -89,10 +89,10 @@ def collective_times_s(machine: Machine, rows: Iterable[CollectiveRow]) -> NDArr
 def matmul_times_s(
     machine: Machine, rows: tuple[MatmulRow, ...], *, layout: MatmulLayout, speed: float = 1.0
 ) -> NDArray[np.float64]:
-    """Time the profile predicts for each row, s; `speed` scales its efficiencies (bursts run above them)."""
+    """Time the profile predicts for each row, s; `speed` scales its efficiencies; bursts, so no training share."""
     shares = machine.accelerator.matmul_efficiency
     scaled = {name: share * speed for name, share in shares.items()}
-    accelerator = machine.accelerator.model_copy(update={"matmul_efficiency": scaled})
+    accelerator = machine.accelerator.model_copy(update={"matmul_efficiency": scaled, "training_share": 1.0})
     m, n, k = (np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in "mnk")
     times = matmul_time_s(
         m, n, k, layout=layout, element_bytes=BF16_BYTES, rates=compute_rates(accelerator, "bf16"), arithmetic=COLUMNS

@@ -29,13 +29,13 @@ class ComputeRates:
 
 def compute_rates(accelerator: Accelerator, precision: Precision) -> ComputeRates:
     """Rates of an accelerator; KeyError if it does not state a peak for this precision."""
-    peak = accelerator.peak_flops_per_s(precision)
+    lasting = accelerator.peak_flops_per_s(precision) * accelerator.training_share
     return ComputeRates(
-        matmul_flops_per_s={layout: peak * share for layout, share in accelerator.matmul_efficiency.items()},
+        matmul_flops_per_s={layout: lasting * share for layout, share in accelerator.matmul_efficiency.items()},
         matmul_launch_s=seconds(accelerator.matmul_launch_us),
         tile=float(accelerator.matmul_tile),
-        attention_forward_flops_per_s=peak * accelerator.attention_forward_efficiency,
-        attention_backward_flops_per_s=peak * accelerator.attention_backward_efficiency,
+        attention_forward_flops_per_s=lasting * accelerator.attention_forward_efficiency,
+        attention_backward_flops_per_s=lasting * accelerator.attention_backward_efficiency,
         memory_bytes_per_s=bytes_per_s(accelerator.memory_bandwidth_gb_per_s) * accelerator.memory_efficiency,
         kernel_launch_s=seconds(accelerator.kernel_launch_us),
     )

@@ -57,10 +57,16 @@ class Accelerator(Sourced):
     memory_gib: PositiveFloat = Field(description="Memory of one rank, GiB.")
     reserved_memory_gib: NonNegativeFloat = Field(description="Taken by context, library buffers and allocator, GiB.")
     memory_bandwidth_gb_per_s: PositiveFloat = Field(description="Peak memory bandwidth, GB/s.")
-    memory_efficiency: Share = Field(description="Share of the peak that element-wise kernels reach.")
+    memory_efficiency: Share = Field(
+        description="Share of the peak that element-wise kernels and a product's own traffic reach."
+    )
     peak_tflops: dict[Precision, PositiveFloat] = Field(description="Dense matrix peak by precision, TFLOP/s.")
     matmul_efficiency: dict[MatmulLayout, Share] = Field(
         description="Share of the peak large products reach: NN forward, NT input gradient, TN weight gradient."
+    )
+    training_share: Share = Field(
+        description="What of the matrix-product and attention rates remains in long training: clocks and power under "
+        "load, gaps between launches."
     )
     matmul_launch_us: NonNegativeFloat = Field(description="Fixed time of one matrix product, µs.")
     matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")

@@ -19,6 +19,7 @@ _NUMBERS = {
     "memory_efficiency": 0.9,
     "peak_tflops": {"bf16": 300.0, "fp32": 20.0},
     "matmul_efficiency": {"NN": 0.8, "NT": 0.75, "TN": 0.7},
+    "training_share": 0.95,
     "matmul_launch_us": 5.0,
     "matmul_tile": 128,
     "attention_forward_efficiency": 0.6,
