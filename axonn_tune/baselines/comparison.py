@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from axonn_tune.baselines.layout import list_layouts
+from axonn_tune.baselines.layout import CURRENT, WAITING, list_layouts
 from axonn_tune.baselines.megatron import MegatronPrice, MegatronPricer, best_of
 from axonn_tune.baselines.network import Traffic
 from axonn_tune.baselines.paper import Claim, claims, paper_step_flops
@@ -23,6 +23,7 @@ from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.grid import AXES
 from axonn_tune.search.ranking import Problem, Ranking, search
 from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.workload import OVERLAPS, Overlap
 from axonn_tune.units import show_bytes
 
 Key: TypeAlias = Literal["4d", "megatron-lm", "fsdp", "hsdp", "data-parallel"]
@@ -91,7 +92,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class OverlapGain:
-    """The best 4D configuration with all overlaps off, and with those of the workload on."""
+    """The best 4D configuration with all overlaps off, and with those of the workload on (all, if it has none)."""
 
     off_s: float
     on_s: float
@@ -276,7 +277,8 @@ def _megatron(problem: Problem) -> Contender:
     ]
     if not layouts:
         return Contender("megatron-lm", None, infeasible="no tensor x pipeline x data divides heads, layers and batch")
-    pricer = MegatronPricer(model, problem.machine, workload, gpus=problem.gpus)
+    software = CURRENT if workload.overlaps else WAITING
+    pricer = MegatronPricer(model, problem.machine, workload, gpus=problem.gpus, software=software)
     fitting = best_of(layouts, pricer, limit_bytes=memory_limit_bytes(problem.machine.accelerator))
     endless = best_of(layouts, pricer, limit_bytes=memory_limit_bytes(endless_memory(problem.machine).accelerator))
     return Contender(
@@ -288,8 +290,11 @@ def _megatron(problem: Problem) -> Contender:
 
 
 def _overlap_gain(ranking: Ranking) -> OverlapGain:
-    """Price the best configuration once more with every wait directly after its issue."""
-    problem, best = ranking.problem, ranking.candidate(0)
-    waiting = problem.workload.model_copy(update={"overlaps": ()})
-    off = price_configuration(problem.model, problem.machine, waiting, best.configuration)
-    return OverlapGain(off_s=off.iteration_s, on_s=best.iteration_s)
+    """Price the best configuration waiting wherever it sends, and with the workload's overlaps (or all)."""
+    problem, best = ranking.problem, ranking.candidate(0).configuration
+
+    def step_s(overlaps: tuple[Overlap, ...]) -> float:
+        workload = problem.workload.model_copy(update={"overlaps": overlaps})
+        return price_configuration(problem.model, problem.machine, workload, best).iteration_s
+
+    return OverlapGain(off_s=step_s(()), on_s=step_s(problem.workload.overlaps or OVERLAPS))

@@ -92,8 +92,8 @@ class MegatronPrice:
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """Durations of the parts of one micro-batch."""
+class Parts:
+    """Durations of one micro-batch: one block forward and backward, the embedding and the head both ways."""
 
     forward: Duration
     backward: Duration
@@ -119,11 +119,15 @@ class MegatronPricer:
         self.rates = compute_rates(machine.accelerator, workload.precision)
         self._parts = lru_cache(maxsize=None)(self._price_parts)
 
+    def parts(self, layout: Layout) -> Parts:
+        """Durations of what a micro-batch consists of under a layout."""
+        return self._parts(_of_a_micro_batch(layout))
+
     def price(self, layout: Layout) -> MegatronPrice:
         """Price a layout that Megatron-LM accepts; whether it fits is for the caller to judge."""
         m = layout.micro_batches(self.workload)
         blocks = self.model.layers / layout.pipeline
-        parts = self._parts(_of_a_micro_batch(layout))
+        parts = self.parts(layout)
         stages = parts.stages(blocks, layout.pipeline)
         send = self._sends(layout, parts)
         times_s = tuple(stage.total_s + send.exposed_s for stage in stages)
@@ -152,7 +156,7 @@ class MegatronPricer:
             executed_flops=m * sum(stage.flops for stage in stages) / layout.pipeline,
         )
 
-    def _price_parts(self, layout: Layout) -> _Parts:
+    def _price_parts(self, layout: Layout) -> Parts:
         block = Block(self.model, self.workload.element_sizes, self.software, layout.sequence_parallel)
         values = constants(self.model, self.workload) | {
             "x": float(layout.tensor),
@@ -160,7 +164,7 @@ class MegatronPricer:
             "V": float(padded_vocabulary(self.model, tensor=layout.tensor)),
         }
         clock = Clock(self.rates, float(self.workload.element_sizes.compute), values, PLAIN)
-        return _Parts(
+        return Parts(
             forward=self._duration(stretches.block_forward(block), layout, clock),
             backward=self._duration(stretches.block_backward(block, recompute=layout.recompute), layout, clock),
             embedding=self._duration(stretches.embedding(block), layout, clock),
@@ -180,7 +184,7 @@ class MegatronPricer:
             total += Duration(compute_s, sent_s, exposed_s, _flops(part, clock))
         return total
 
-    def _sends(self, layout: Layout, parts: _Parts) -> Duration:
+    def _sends(self, layout: Layout, parts: Parts) -> Duration:
         """Sends of one micro-batch between stages: v forward and v backward.
 
         Each of the t ranks sends its share of `[M, H]` (scatter/gather, arXiv 2104.04473, section 4.1), and

@@ -17,8 +17,8 @@ def compare(*, chosen: Chosen, output_format: str, color: bool | None) -> None:
     """Set the best 4D grid against Megatron-LM, FSDP (ZeRO-3), HSDP and data parallelism.
 
     Each is taken at its fastest layout that fits into memory, by the time of a step. --recompute and
-    --micro-batch hold for all of them; axes, their order and kept layers for 4D alone. The paper's
-    measurements used full recomputation: --recompute full.
+    --micro-batch hold for all of them, --no-overlap for Megatron-LM too; axes, their order and kept
+    layers for 4D alone. The paper's measurements used full recomputation: --recompute full.
     """
     from axonn_tune.baselines.comparison import compare as compare_all
     from axonn_tune.report.compare import render

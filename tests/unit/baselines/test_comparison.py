@@ -82,6 +82,21 @@ def test_overlap_never_hurts(comparison: Comparison) -> None:
     assert comparison.overlap.gain >= 0.0
 
 
+def test_without_overlap_nobody_overlaps(comparison: Comparison) -> None:
+    """Guards --no-overlap: Megatron-LM hides nothing either, and the line on overlap still compares off with on."""
+    waiting = compare(replace(PROBLEM, workload=workload(256).model_copy(update={"overlaps": ()})))
+    for key in ("4d", "megatron-lm"):
+        off, on = named(waiting, key).prediction, named(comparison, key).prediction
+        assert off is not None
+        assert on is not None
+        assert off.iteration_s > on.iteration_s
+    hidden = named(waiting, "megatron-lm").prediction
+    assert hidden is not None
+    assert all(part.exposed_s == part.seconds for part in hidden.traffic)
+    assert waiting.overlap is not None
+    assert waiting.overlap.gain > 0.0
+
+
 def test_pins_hold_for_all() -> None:
     """Guards --recompute and --micro-batch, which set both frameworks to the same."""
     pinned = compare(replace(PROBLEM, limits=Limits(recompute="full", micro_batch=1)))
