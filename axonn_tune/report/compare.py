@@ -71,14 +71,14 @@ def _rows(comparison: Comparison) -> list[list[str]]:
 def _cells(contender: Contender, times: list[str]) -> list[str]:
     found = contender.prediction
     if found is None:
-        return [f"does not fit: {contender.infeasible}", "-", "-", "-", *times, "-", "-", "-", "-"]
+        return [f"not possible: {contender.infeasible}", "-", "-", "-", *times, "-", "-", "-", "-"]
     return [
         found.layout,
         str(found.micro_batch),
         str(found.accumulation),
         found.recompute,
         *times,
-        f"{found.memory_bytes / GIB:.1f}",
+        f"{found.memory_bytes / GIB:.3g}",
         _percent(found.performance.mfu),
         _percent(found.performance.hfu),
         _percent(found.paper_share),
@@ -113,7 +113,7 @@ def _limits(contender: Contender) -> str:
             f"beyond needed computation {', '.join(shares)}" if shares else "next to nothing beyond needed computation"
         )
     else:
-        parts.append(f"does not fit, {contender.infeasible}")
+        parts.append(f"not possible, {contender.infeasible}")
     if endless is not None and (found is None or endless.iteration_s < (1.0 - NOTABLE) * found.iteration_s):
         parts.append(
             f"with endless memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {endless.recompute})"

@@ -12,7 +12,7 @@ from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.workload import Recompute
 from benchmarks.megatron_steps import StepRow, predict, step_rows
 
-# Reached with the shipped dgx-a100: mean 3.7%, worst 11.4% (one micro-batch on one node, its optimizer a tenth of the step).
+# Reached with the shipped dgx-a100: mean 3.7%, worst 11.4%, of a short step on one node.
 MEAN_ERROR = 0.05
 WORST_ERROR = 0.14
 # Table 4 of arXiv 2205.05198: one block of the 22B model, forward and backward, ms; reached: 10%.
