@@ -54,7 +54,7 @@ def render(comparison: Comparison, inputs: Inputs, *, output_format: str, color:
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
-    """One row per contender; what does not fit has its reason for a layout."""
+    """One row per contender; reasons of what is not possible are among the remarks."""
     found = [each.prediction for each in comparison.contenders]
     columns = [
         seconds_cells([None if each is None else getattr(each, name) for each in found])
@@ -71,7 +71,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
 def _cells(contender: Contender, times: list[str]) -> list[str]:
     found = contender.prediction
     if found is None:
-        return [f"not possible: {contender.infeasible}", "-", "-", "-", *times, "-", "-", "-", "-"]
+        return ["not possible, see below", "-", "-", "-", *times, "-", "-", "-", "-"]
     return [
         found.layout,
         str(found.micro_batch),
