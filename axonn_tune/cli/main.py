@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -83,8 +83,19 @@ class LazyCommands(MutableMapping[str, click.Command]):
         return len(self._places)
 
 
+class ReaderGone(Exception):
+    """Whatever reads standard output has stopped; no OSError, out of which click would make exit code 1."""
+
+
 class SearchUnlessNamed(click.Group):
     """A group that searches when it is given options but no command."""
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's signature
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default command before the first option that is not the group's own."""
@@ -161,7 +172,7 @@ def _report(error: BaseException) -> int:
         return 130
     if isinstance(error, SystemExit):
         raise error
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, ReaderGone | BrokenPipeError):
         # The reader has seen enough. What is still buffered has nowhere to go, also not at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

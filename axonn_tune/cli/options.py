@@ -50,7 +50,8 @@ class SuggestingChoice(BaseChoice):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ANN401
         """Return the chosen value; the error of a wrong one ends in a suggestion."""
-        near = difflib.get_close_matches(str(value), list(self.choices), n=1)
+        begun = [choice for choice in self.choices if choice.startswith(str(value))]
+        near = begun or difflib.get_close_matches(str(value), list(self.choices), n=1)
         if value in self.choices or not near:
             return str(super().convert(value, param, ctx))
         known = ", ".join(self.choices)
@@ -99,7 +100,9 @@ _COUNT = click.IntRange(min=1)
 def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
     """Options that say what is trained where."""
     how_many = click.option("--gpus", type=_COUNT, required=required, metavar="N", help="Number of GPUs.")
-    batch = click.option("--batch", type=_COUNT, help="Sequences in a step, over all GPUs. Default: the model's.")
+    batch = click.option(
+        "--batch", type=_COUNT, metavar="N", help="Sequences in a step, over all GPUs. Default: the model's."
+    )
     return [
         *([] if lists else [how_many, batch]),
         click.option(
@@ -117,7 +120,7 @@ def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
             help="Machine: a name from `axonn-tune machines list`, or a YAML file.",
             shell_complete=complete_names("machine"),
         ),
-        click.option("--seq", type=_COUNT, help="Tokens in a sequence. Default: the model's."),
+        click.option("--seq", type=_COUNT, metavar="N", help="Tokens in a sequence. Default: the model's."),
         click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: bf16."),
         click.option(
             "--set",
@@ -132,7 +135,10 @@ def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
 
 def _limits() -> list[Callable[[F], F]]:
     """Options that pin what would be searched."""
-    pins = [click.option(f"--{axis}", type=_COUNT, help=f"Only grids with this size of axis {axis}.") for axis in AXES]
+    pins = [
+        click.option(f"--{axis}", type=_COUNT, metavar="N", help=f"Only grids with this size of axis {axis}.")
+        for axis in AXES
+    ]
     return [
         click.option(
             "--rank-by",
@@ -149,10 +155,13 @@ def _limits() -> list[Callable[[F], F]]:
             help="Only this order of axes, fastest-varying rank first: x,y,z,data.",
         ),
         click.option("--recompute", type=SuggestingChoice(RECOMPUTES), help="Only this kind of recomputation."),
-        click.option("--micro-batch", type=_COUNT, help="Only this micro-batch, in sequences of one rank."),
+        click.option(
+            "--micro-batch", type=_COUNT, metavar="N", help="Only this micro-batch, in sequences of one rank."
+        ),
         click.option(
             "--kept-layers",
             type=click.IntRange(min=0),
+            metavar="N",
             help="Layers that keep their gathered weights for the backward pass. Default: as many as fit.",
         ),
     ]
@@ -167,17 +176,21 @@ def _execution() -> list[Callable[[F], F]]:
             help="Split master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
         ),
         click.option(
-            "--split-micro-batch", is_flag=True, help="Run each micro-batch as two halves that hide each other's work."
+            "--split-micro-batch",
+            is_flag=True,
+            help="Run each micro-batch as two halves, one's all-reduce behind the other's work.",
         ),
         click.option(
             "--overlap",
             type=SuggestingChoice(OVERLAPS),
+            metavar="NAME",
             multiple=True,
-            help="Overlap just this, and whatever else is named so. May be repeated. Default: everything.",
+            help=f"Overlap just this, and whatever else is named so: {', '.join(OVERLAPS)}. Default: everything.",
         ),
         click.option(
             "--no-overlap",
             type=SuggestingChoice((*OVERLAPS, "all")),
+            metavar="[NAME]",
             multiple=True,
             is_flag=False,
             flag_value="all",

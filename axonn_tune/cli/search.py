@@ -33,14 +33,18 @@ if TYPE_CHECKING:
     show_default=True,
     help="Cost model to rank by. May be repeated: the first ranks, the others' ranks are shown beside it.",
 )
-@click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="Rows to list; 0: all.")
+@click.option(
+    "--top", type=click.IntRange(min=0), metavar="N", default=10, show_default=True, help="Rows to list; 0: all."
+)
 @click.option("--all", "with_rejected", is_flag=True, help="List rejected grids too, with the reasons.")
 @click.option("--variants", is_flag=True, help="List every candidate, not only the best of each grid.")
 @format_option()
 @click.option("--wide", is_flag=True, help="More columns in tables.")
 @click.option("--columns", metavar="NAME,...", help="Just these columns in tables.")
 @click.option("-o", "--output", metavar="FILE", help="Write the launch config of the first row, or of --pick, here.")
-@click.option("--pick", type=click.IntRange(min=1), default=1, show_default=True, help="Row that -o writes.")
+@click.option(
+    "--pick", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="Row that -o writes."
+)
 @click.option("--emit", type=SuggestingChoice(("torchrun", "slurm")), help="Also write a script that starts it.")
 @quiet_option
 @color_option

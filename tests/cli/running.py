@@ -1,0 +1,45 @@
+"""Runs the command line in this process, as the console script does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from axonn_tune.cli.main import main
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Standard output as strict JSON: NaN and Infinity are refused."""
+        return json.loads(self.out, parse_constant=lambda name: pytest_fail(name))
+
+
+def pytest_fail(name: str) -> None:
+    """Refuse what JSON does not have."""
+    raise AssertionError(f"{name} in JSON")
+
+
+def run(line: str) -> Finished:
+    """Run `axonn-tune LINE`; words are split at spaces."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(line.split())
+    return Finished(code, out.getvalue(), err.getvalue())
+
+
+def good(line: str) -> Finished:
+    """The same for a command that has to succeed."""
+    finished = run(line)
+    assert finished.code == 0, finished.err
+    return finished

@@ -1,0 +1,185 @@
+"""What users get wrong: each ends in its exit code and one message on standard error, without a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.cli import main as entry
+from tests.cli.running import Finished, good, run
+
+MACHINE = """\
+schema: axonn-tune/machine/1
+name: mine
+extends: perlmutter
+tiers:
+  - name: slingshot
+    bandwidth_gb_per_s: {bandwidth}
+    sources:
+      bandwidth_gb_per_s: {{kind: assumed, source: test}}
+"""
+
+
+def fails(line: str, *, code: int) -> Finished:
+    """Run a command line that has to fail in one way."""
+    finished = run(line)
+    assert finished.code == code, finished.err
+    assert "Traceback" not in finished.err
+    assert finished.err.strip()
+    return finished
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--gpus 0 --model 80b", "0 is not in the range x>=1"),
+        ("--gpus -4 --model 80b", "-4 is not in the range"),
+        ("--gpus 1.5 --model 80b", "'1.5' is not a valid integer"),
+        ("--gpus many --model 80b", "'many' is not a valid integer"),
+        ("--model 80b", "Missing option '--gpus'"),
+        ("--gpus 8", "Missing option '--model'"),
+        ("--gpus 8 --model 81b", "no model named '81b', did you mean '80b'?"),
+        ("--gpus 8 --model 80b --machine perlmuter", "did you mean 'perlmutter'?"),
+        ("--gpus 8 --model missing.yaml", "no file 'missing.yaml'"),
+        ("--gpus 8 --model 80b --machine no/such.yaml", "no/such.yaml"),
+        ("--gpu 8 --model 80b", "--gpus"),
+        ("serch --gpus 8", "Did you mean 'search'?"),
+        ("--gpus 8 --model 5b --recompute ful", "did you mean 'full'?"),
+        ("--gpus 8 --model 5b --rank-by comunication", "did you mean 'communication'?"),
+        ("--gpus 8 --model 5b --no-overlap data", "did you mean 'data_parallel'?"),
+        ("--gpus 8 --model 5b --cost paper-release", "did you mean 'paper-released'?"),
+        ("--gpus 8 --model 5b --order x,y,z", "must name each of x, y, z and data once"),
+        ("--gpus 8 --model 5b --set model.layrs=3", "did you mean 'layers'?"),
+        ("--gpus 8 --model 5b --set wrokload.global_batch=3", "unknown key 'wrokload'"),
+        ("--gpus 8 --model 5b --set workload.global_batsh=3", "did you mean 'global_batch'?"),
+        ("--gpus 8 --model 5b --set layers", "--set"),
+        ("--gpus 8 --model 5b --set workload.global_batch=0", "global_batch"),
+        ("--gpus 8 --model 5b --x 3", "8 GPUs cannot be arranged with x = 3"),
+        ("--gpus 8 --model 5b --x 4 --z 4", "x = 4, z = 4: 16 does not divide them"),
+        ("--gpus 8 --model 5b --seq 4096", "sequence length 4096 exceeds the position table"),
+        ("--gpus 8 --model 5b --emit slurm", "give -o FILE too"),
+        ("--gpus 8 --model 5b --pick 3", "give -o FILE too"),
+        ("--gpus 64 --model 20b --pick 300 -o launch.yaml", "configurations are ranked"),
+        ("--gpus 64 --model 20b --cost paper --variants", "leave out --variants"),
+        ("--gpus 64 --model 20b --cost paper --rank-by iteration", "cannot rank by iteration"),
+        ("--gpus 64 --model 20b --machine dgx-h100 --cost paper", "no 'paper' section"),
+        ("sweep --gpus 8..4 --model 5b", "the range '8..4' is empty"),
+        ("sweep --gpus 8,x --model 5b", "'x' is no positive number"),
+        ("sweep --gpus 4,6 --model 5b --weak --batch 3", "no whole number of sequences"),
+        ("explain", "Missing option --gpus and --model"),
+        ("explain --gpus 64 --model 20b --pick 300", "configurations are ranked"),
+        ("completion tcsh", "'tcsh' is not one of"),
+    ],
+)
+def test_wrong_usage(line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards exit code 2: every wrong option, name or value is named, with the nearest right one."""
+    monkeypatch.chdir(tmp_path)
+    finished = fails(line, code=2)
+    assert said in finished.err
+    assert finished.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("layers: [1, 2", "mine.yaml:"),
+        ("just text", "must hold a mapping"),
+        (MACHINE.format(bandwidth=-5), "mine.yaml:6: tiers.slingshot.bandwidth_gb_per_s"),
+        (MACHINE.format(bandwidth="fast"), "mine.yaml:6: tiers.slingshot.bandwidth_gb_per_s"),
+    ],
+    ids=["broken YAML", "no mapping", "negative bandwidth", "a word for a number"],
+)
+def test_wrong_documents(text: str, said: str, tmp_path: Path) -> None:
+    """Guards exit code 2 for documents: file, line and key."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert said in fails(f"--gpus 8 --model 5b --machine {path}", code=2).err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--gpus 8 --model 640b", "memory"),
+        ("--gpus 1021 --model 80b", "binding constraint"),
+        ("--gpus 64 --model 20b --batch 1 --x 1 --y 1", "nearest change"),
+        ("--gpus 64 --model 20b --micro-batch 7", "binding constraint"),
+        ("--gpus 32 --model 160b --cost paper", "memory"),
+        ("explain --gpus 8 --model 640b", "memory"),
+        ("sweep --gpus 1,2 --model 640b", "nothing is feasible"),
+    ],
+)
+def test_nothing_feasible(line: str, said: str) -> None:
+    """Guards exit code 3: what binds is named, and the nearest change."""
+    assert said in fails(line, code=3).err
+
+
+def test_nothing_feasible_is_still_json() -> None:
+    """Guards programs: the document is complete, with no config and the counts of what was rejected."""
+    finished = fails("--gpus 8 --model 640b --format json", code=3)
+    assert finished.document["configs"] == []
+    assert finished.document["searched"]["rejected"]["memory"] > 0
+
+
+def test_a_prime_number_of_gpus_works() -> None:
+    """Guards odd sizes: a prime count is searched like any other when the batch divides."""
+    assert good("--gpus 13 --model nano --batch 26 --machine dgx-a100").out
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/nonexistent/launch.yaml"])
+def test_files_that_cannot_be_written(path: str) -> None:
+    """Guards -o: a full disk is 5, a missing folder 2."""
+    finished = fails(f"--gpus 64 --model 20b -o {path}", code=5 if path == "/dev/full" else 2)
+    assert f"cannot write '{path}'" in finished.err
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards -o against a disk that fills up: the old file stays, no other is left."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "launch.yaml"
+    path.write_text("old", encoding="utf-8")
+    monkeypatch.setattr("os.fsync", full)
+    assert "No space left" in fails(f"--gpus 64 --model 20b -o {path}", code=5).err
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards Ctrl-C: exit code 130 and no traceback."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("axonn_tune.search.results.run_search", interrupted)
+    fails("--gpus 8 --model 5b", code=130)
+
+
+@pytest.mark.parametrize("how", ["option", "variable", "neither"])
+def test_our_own_mistakes(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards exit code 1: a line that asks for a report; the traceback only on request."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("somewhere inside")
+
+    monkeypatch.setattr("axonn_tune.search.results.run_search", broken)
+    monkeypatch.setenv("AXONN_TUNE_DEBUG", "1" if how == "variable" else "")
+    finished = run(f"{'--debug ' if how == 'option' else ''}--gpus 8 --model 5b")
+    assert finished.code == 1
+    assert "Internal error: ZeroDivisionError: somewhere inside" in finished.err
+    assert "report this" in finished.err
+    assert ("Traceback" in finished.err) == (how != "neither")
+
+
+def test_help_lists_examples_and_exit_codes() -> None:
+    """Guards --help: a first call to copy, and every exit code of the README."""
+    out = good("--help").out
+    assert "axonn-tune --gpus 1024 --model 80b" in out
+    for code in (0, 1, 2, 3, 4, 5, 6, 75, 130):
+        assert f"\n    {code:<3}  " in out
+    assert "--version" in out
+    assert good("--version").out.startswith("axonn-tune")
+    assert entry.EPILOG

@@ -1,0 +1,88 @@
+"""`explain` as a user meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import good, run
+
+CASE = "--gpus 64 --model 20b --x 2 --y 2 --z 4"
+
+
+@pytest.fixture(scope="module")
+def document() -> Any:
+    """A configuration that uses every axis."""
+    return good(f"explain {CASE} --format json").document
+
+
+def test_tables_hold_every_term(document: Any) -> None:
+    """Guards completeness: each term is in both tables, the totals are the configuration's."""
+    out = good(f"explain {CASE}").out
+    sent, _, costs = out.partition("What one rank sends")[2].partition("What that costs")
+    for number, term in enumerate(document["config"]["terms"], start=1):
+        row = next(line.split() for line in sent.splitlines() if line.split()[:1] == [str(number)])
+        assert row[1:5] == [term["phase"], term["layer"], term["op"], term["axis"]]
+        assert term["formula"] in row
+        assert any(line.split()[:2] == [str(number), term["op"]] for line in costs.splitlines())
+
+
+@pytest.mark.parametrize("title", ["The step in words", "What one rank sends in a step", "How a call is priced"])
+def test_sections(title: str) -> None:
+    """Guards the parts of the explanation, as text and as Markdown."""
+    assert f"\n{title}\n---" in good(f"explain {CASE}").out
+    assert f"\n## {title}\n" in good(f"explain {CASE} --format md").out
+
+
+def test_json_adds_up(document: Any) -> None:
+    """Guards the numbers: terms, computation and memory each sum to the total that the search gave."""
+    config = document["config"]
+    assert document["schema"] == "axonn-tune/explain/1"
+    assert sum(term["seconds"] for term in config["terms"]) == pytest.approx(config["communication_s"], rel=1e-12)
+    exposed = sum(term["exposed_s"] for term in config["terms"])
+    assert exposed == pytest.approx(config["exposed_communication_s"], rel=1e-6)
+    assert sum(work["seconds"] for work in document["computation"]) == pytest.approx(config["compute_s"], rel=1e-9)
+    assert sum(document["memory"]["items"].values()) == pytest.approx(config["memory_bytes"], rel=1e-9)
+    for term in config["terms"]:
+        priced = term["count"] * (term["latency_s"] + term["bytes"] / term["bandwidth_bytes_per_s"])
+        assert term["seconds"] == pytest.approx(priced, rel=1e-9)
+        assert term["hidden_s"] == max(term["seconds"] - term["exposed_s"], 0.0)
+
+
+def test_overlaps_decide_what_hides_what() -> None:
+    """Guards `hidden behind`: with an overlap off, its collectives hide behind nothing."""
+    on, off = (
+        good(f"explain {CASE} {extra} --format json").document["config"]["terms"]
+        for extra in ("", "--no-overlap gather_prefetch")
+    )
+    gathers = [[term for term in terms if term["op"] == "all_gather" and term["axis"] == "z"] for terms in (on, off)]
+    assert all(term["hidden_behind"] == "products before it" for term in gathers[0])
+    assert all(term["hidden_behind"] is None for term in gathers[1])
+
+
+def test_pick_explains_that_row() -> None:
+    """Guards --pick: row N of the same search."""
+    third = good("--gpus 64 --model 20b --top 3 --format json").document["configs"][2]
+    config = good("explain --gpus 64 --model 20b --pick 3 --format json").document["config"]
+    assert {key: config[key] for key in third if key != "terms"} == {key: third[key] for key in third if key != "terms"}
+
+
+def test_launch_configs_are_explained_alone(tmp_path: Path) -> None:
+    """Guards `explain launch.yaml`: it says everything, so other options are refused, not ignored."""
+    path = tmp_path / "launch.yaml"
+    good(f"--gpus 64 --model 20b --set machine.tiers.slingshot.bandwidth_gb_per_s=20 -o {path}")
+    finished = run(f"explain {path}")
+    assert finished.code == 0
+    assert "machine profile is not the one" in finished.err
+    refused = run(f"explain {path} --batch 64 --x 2")
+    assert refused.code == 2
+    assert "leave out --batch, --x" in refused.err
+
+
+def test_one_gpu_sends_nothing() -> None:
+    """Guards the smallest case: no collective, and a sentence that says so."""
+    finished = good("explain --gpus 1 --model nano --machine dgx-a100")
+    assert "nothing is sent" in finished.out
+    assert good("explain --gpus 1 --model nano --machine dgx-a100 --format json").document["config"]["terms"] == []

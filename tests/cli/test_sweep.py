@@ -1,0 +1,81 @@
+"""`sweep` as a user meets it."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from axonn_tune.errors import UsageError
+from axonn_tune.search.sweep import parse_numbers
+from tests.cli.running import good, run
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("64", (64,)),
+        ("64,128, 256", (64, 128, 256)),
+        ("64..512x2", (64, 128, 256, 512)),
+        ("64..500", (64, 128, 256)),
+        ("8..32+8", (8, 16, 24, 32)),
+        ("3,3..9x3,3", (3, 9)),
+    ],
+)
+def test_numbers(text: str, numbers: tuple[int, ...]) -> None:
+    """Guards lists and ranges."""
+    assert parse_numbers(text, option="--gpus") == numbers
+
+
+@pytest.mark.parametrize("text", ["", "0", "-4", "a", "8..4", "8..16x1", "8..16+0", "8..", "1..99999999+1", "1.5"])
+def test_no_numbers(text: str) -> None:
+    """Guards against endless and empty ranges."""
+    with pytest.raises(UsageError, match="--gpus"):
+        parse_numbers(text, option="--gpus")
+
+
+def test_strong_scaling() -> None:
+    """Guards the points: the best of each search, efficiency relative to the first of each model."""
+    found = good("sweep --gpus 64..256x2 --model 5b,20b --format json").document
+    assert found["schema"] == "axonn-tune/sweep/1"
+    assert [(point["model"], point["gpus"]) for point in found["points"]] == [
+        (model, gpus) for model in ("5b", "20b") for gpus in (64, 128, 256)
+    ]
+    for first, point in zip([*[found["points"][0]] * 3, *[found["points"][3]] * 3], found["points"], strict=True):
+        assert point["global_batch"] == 8192
+        per_gpu = [each["config"]["tokens_per_s"] / each["gpus"] for each in (point, first)]
+        assert point["efficiency"] == per_gpu[0] / per_gpu[1]
+    best = good("--gpus 128 --model 20b --top 1 --format json").document["configs"][0]
+    config = found["points"][4]["config"]
+    assert config == {key: best[key] for key in config}
+
+
+def test_weak_scaling() -> None:
+    """Guards --weak: the batch grows with the GPUs."""
+    points = good("sweep --gpus 16,32,64 --model 5b --batch 256 --weak --format json").document["points"]
+    assert [point["global_batch"] for point in points] == [256, 512, 1024]
+
+
+def test_points_that_do_not_fit_are_shown() -> None:
+    """Guards sweeps across the limit: what does not fit has its reason, the rest its numbers."""
+    finished = good("sweep --gpus 2,64 --model 20b")
+    assert "20b on 2 GPUs, batch 8192: binding constraint: memory" in finished.out
+    rows = list(csv.DictReader(io.StringIO(good("sweep --gpus 2,64 --model 20b --format csv").out)))
+    assert [row["feasible"] for row in rows] == ["false", "true"]
+    assert rows[0]["iteration_s"] == ""
+    assert float(rows[1]["efficiency"]) == 1.0
+
+
+def test_batches_and_formats() -> None:
+    """Guards --batch lists and the Markdown table."""
+    lines = good("sweep --gpus 64 --batch 512,1024 --model 20b --format md").out.splitlines()
+    assert lines[0].startswith("| model | GPUs | batch |")
+    assert [line.split("|")[3].strip() for line in lines[2:4]] == ["512", "1,024"]
+
+
+def test_nothing_anywhere() -> None:
+    """Guards exit code 3: no point feasible, all reasons printed."""
+    finished = run("sweep --gpus 1,2 --model 640b")
+    assert finished.code == 3
+    assert finished.out.count("binding constraint") == 2
