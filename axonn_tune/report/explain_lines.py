@@ -13,7 +13,7 @@ from axonn_tune.units import show_seconds
 
 _GB = 1e9
 _ALGORITHMS = {
-    "ring": "α = launch + {passes}(Σ hops·latency, less one hop of the slowest); β = bandwidth·p/({passes}(p−1))",
+    "ring": "α = launch + {passes}(Σ hops·latency, less one hop of the slowest); β = bandwidth·p/{denominator}",
     "tree": "α = launch + 2·(hops inside a domain + log2 of the domains outside); β = 0.92·bandwidth/2",
     "recursive": "α = launch + {passes}(latency of each of log2 p steps); β from what each step sends over its tier",
     "hierarchical": "α = launch + {passes}(ring inside a domain, then across); β from both parts in turn",
@@ -35,7 +35,7 @@ def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:
 def _sentence(term: Term, path: Route, machine: Machine) -> str:
     line = term.line
     passes = "2" if term.op == "all_reduce" else ""
-    formula = _ALGORITHMS.get(line.algorithm, "").format(passes=passes)
+    formula = _ALGORITHMS.get(line.algorithm, "").format(passes=passes, denominator="(2(p−1))" if passes else "(p−1)")
     protocol = next(each for each in machine.library.protocols if each.name == line.protocol)
     numbers = [f"p = {path.size}", f"launch {show_seconds(machine.library.launch_s)}", *_numbers(path, machine)]
     numbers += _factors(protocol)

@@ -71,6 +71,9 @@ def nothing_feasible(problem: Problem, searched: Searched) -> str:
     """Why nothing is ranked, and the nearest change that helps."""
     from axonn_tune.search.nearest import nearest_change
 
+    if searched.feasible:
+        rejecting = ", ".join(searched.rejected)
+        return f"none of {searched.grids} grids has a price ({rejecting}); nearest change: --cost alpha-beta"
     return f"none of {searched.grids} grids can train this: {nearest_change(problem)}"
 
 

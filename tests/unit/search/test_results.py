@@ -115,3 +115,14 @@ def test_settings_of_the_workload_are_checked() -> None:
         make_workload(model, WorkloadChoices(), settings=["precision=bf8"])
     with pytest.raises(UsageError, match="global_batch"):
         make_workload(model, WorkloadChoices(), settings=["global_bach=3"])
+
+
+def test_a_table_that_covers_nothing_is_named() -> None:
+    """Guards the paper costs on a machine whose table lacks the groups: not blamed on the model."""
+    found = inputs(64, machine="perlmutter")
+    paper = found.machine.document.paper
+    assert paper is not None
+    bare = found.machine.document.model_copy(update={"paper": paper.model_copy(update={"table": paper.table[:1]})})
+    results = run_search(replace(found, problem=replace(found.problem, machine=bare)), costs=("paper-released",))
+    with pytest.raises(NothingFeasibleError, match="no-bandwidth-entry"):
+        results.require_any()
