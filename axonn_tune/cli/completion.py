@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import click
 
+from axonn_tune.cli.options import help_option
+
 SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command("completion", short_help="Print a shell's completion script.")
 @click.argument("shell", type=click.Choice(SHELLS))
+@help_option
 @click.pass_context
 def completion_command(ctx: click.Context, /, *, shell: str) -> None:
     """Print the completion script of a SHELL.

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 @click.group("models")
+@click.help_option("-h", "--help")
 def models_group() -> None:
     """List, show, check and import models."""
 
 
 @click.group("machines")
+@click.help_option("-h", "--help")
 def machines_group() -> None:
     """List, show and check machine profiles."""
 

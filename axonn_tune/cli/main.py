@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune import __version__
-from axonn_tune.cli.options import WORDS
+from axonn_tune.cli.options import WORDS, help_option
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -130,10 +130,11 @@ class SearchUnlessNamed(click.Group):
     epilog=EPILOG,
     no_args_is_help=True,
     subcommand_metavar="[COMMAND] [ARGS]...",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="axonn-tune")
 @click.option("--debug", is_flag=True, help="Show where an error came from. Also: AXONN_TUNE_DEBUG=1.")
+@help_option
 def cli(*, debug: bool) -> None:
     """Find the fastest 4D grid to train a transformer on many GPUs.
 

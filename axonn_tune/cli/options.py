@@ -94,6 +94,9 @@ class Chosen:
     settings: tuple[str, ...]
 
 
+# Given to each command: names given through a context depend on which command ran first in a process.
+help_option = click.help_option("-h", "--help")
+
 _COUNT = click.IntRange(min=1)
 
 
@@ -212,7 +215,7 @@ def problem_options(*, required: bool = True, lists: bool = False) -> Callable[[
             chosen = Chosen(**{name: parameters.pop(name, None) for name in names})
             return callback(chosen=chosen, **parameters)
 
-        decorated: Any = collected
+        decorated: Any = help_option(collected)
         for option in reversed([*_inputs(required=required, lists=lists), *_limits(), *_execution()]):
             decorated = option(decorated)
         return decorated  # type: ignore[no-any-return]

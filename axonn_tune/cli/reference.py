@@ -28,8 +28,7 @@ def render(root: click.Command, name: str = "axonn-tune") -> str:
 
 
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
-    settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
-    context = click.Context(command, parent=parent, info_name=name, **settings)
+    context = click.Context(command, parent=parent, info_name=name, terminal_width=WIDTH, max_content_width=WIDTH)
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
         for child_name in command.list_commands(context):
