@@ -19,9 +19,9 @@ from axonn_tune.cost.collectives import Route, collective_time_s, lines, route
 from axonn_tune.cost.compute import ComputeRates
 from axonn_tune.cost.durations import Clock, compute_s
 from axonn_tune.cost.replay import LinkedSchedule, Replay, link_schedule
-from axonn_tune.cost.schedule import StepSchedule
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import GROUP_AXES, Collective
+from axonn_tune.program.schedule import StepSchedule
 from axonn_tune.program.size import Size, Value
 from axonn_tune.program.step import StepProgram
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, Machine

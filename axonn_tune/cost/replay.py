@@ -15,8 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from axonn_tune.cost.arithmetic import Column
-from axonn_tune.cost.schedule import BackwardBlocks, Instructions, MicroBatch, Run, StepSchedule, Sync, Wait
 from axonn_tune.program.operations import Collective, Computation
+from axonn_tune.program.schedule import BackwardBlocks, Instructions, MicroBatch, Run, StepSchedule, Sync, Wait
 from axonn_tune.program.size import Size
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from axonn_tune.cost.schedule import Instructions, Issue, MicroBatch, Run, StepSchedule, Wait
 from axonn_tune.program.operations import Collective, Computation
+from axonn_tune.program.schedule import Instructions, Issue, MicroBatch, Run, StepSchedule, Wait
 
 TermKey = tuple[str, str, str, str]
 """op, axis, phase, layer."""

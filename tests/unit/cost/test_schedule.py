@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from axonn_tune.cost.schedule import Instructions, Issue, MicroBatch, Run, StepSchedule, Sync, Wait, build_schedule
 from axonn_tune.cost.single import Configuration, Pricing, price_configuration
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import Collective
+from axonn_tune.program.schedule import Instructions, Issue, MicroBatch, Run, StepSchedule, Sync, Wait, build_schedule
 from axonn_tune.program.step import build_step
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.machine import Machine
