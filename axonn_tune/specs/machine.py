@@ -65,8 +65,7 @@ class Accelerator(Sourced):
         description="Share of the peak large products reach: NN forward, NT input gradient, TN weight gradient."
     )
     training_share: Share = Field(
-        description="What of the matrix-product and attention rates remains in long training: clocks and power under "
-        "load, gaps between launches."
+        description="What of the rates of products and attention remains in long training."
     )
     matmul_launch_us: NonNegativeFloat = Field(description="Fixed time of one matrix product, µs.")
     matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-LAYERS = "program|cost|search|specs|launch|report|grid"
+LAYERS = "program|cost|search|specs|report|baselines"
 NAMED = [
     (path.name, name)
     for path in sorted(DOCS.glob("*.md"))

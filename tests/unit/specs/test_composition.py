@@ -114,7 +114,7 @@ def test_a_broken_base_is_reported_as_itself(base: Path) -> None:
     text = (base / "twotier.yaml").read_text(encoding="utf-8")
     (base / "twotier.yaml").write_text(text.replace("matmul_tile: 16", "matmul_tile: 0"), encoding="utf-8")
     (found,) = problems(base, "")
-    assert found.startswith("twotier.yaml:15: accelerator.matmul_tile")
+    assert found.startswith("twotier.yaml:16: accelerator.matmul_tile")
 
 
 def test_a_derived_file_needs_its_own_name_and_schema(base: Path) -> None:
