@@ -64,9 +64,7 @@ class Accelerator(Sourced):
     matmul_efficiency: dict[MatmulLayout, Share] = Field(
         description="Share of the peak large products reach: NN forward, NT input gradient, TN weight gradient."
     )
-    training_share: Share = Field(
-        description="What of the rates of products and attention remains in long training."
-    )
+    training_share: Share = Field(description="What of the rates of products and attention remains in long training.")
     matmul_launch_us: NonNegativeFloat = Field(description="Fixed time of one matrix product, µs.")
     matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")
     attention_forward_efficiency: PositiveFloat = Field(
