@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from axonn_tune.cost.arithmetic import Column
 from axonn_tune.specs.machine import Machine, Uncertainty
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -44,7 +45,7 @@ def step_tokens(workload: Workload) -> int:
     return workload.global_batch * workload.sequence_length
 
 
-def interval_s(compute_s: float, exposed_s: float, uncertainty: Uncertainty) -> tuple[float, float]:
+def interval_s(compute_s: Column, exposed_s: Column, uncertainty: Uncertainty) -> tuple[Column, Column]:
     """Lower and upper bound of a step time, s: each part less and more its relative half-width."""
     return (
         compute_s * (1.0 - uncertainty.compute) + exposed_s * (1.0 - uncertainty.communication),
@@ -67,8 +68,8 @@ def performance(
     low_s, high_s = interval_s(compute_s, max(iteration_s - compute_s, 0.0), machine.uncertainty)
     return Performance(
         tokens_per_s=step_tokens(workload) / iteration_s,
-        low_s=low_s,
-        high_s=high_s,
+        low_s=float(low_s),
+        high_s=float(high_s),
         mfu=model_flops(model, workload) / (iteration_s * gpus * peak),
         hfu=executed_flops / (iteration_s * peak),
     )

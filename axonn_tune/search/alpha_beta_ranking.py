@@ -1,0 +1,184 @@
+"""The alpha-beta ranking as entries, one row at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from axonn_tune.cost.columns import Floats
+from axonn_tune.cost.durations import executed_flops
+from axonn_tune.cost.single import Pricing
+from axonn_tune.cost.utilisation import interval_s, performance
+from axonn_tune.grid import AXES
+from axonn_tune.program.step import build_step
+from axonn_tune.search.constraints import MEMORY, MICRO_BATCH
+from axonn_tune.search.entries import Entry, Sizes, term_entries
+from axonn_tune.search.ranking import Candidate, Problem, Ranking, Searched, ranking_metric
+from axonn_tune.search.space import Fitting
+from axonn_tune.specs.workload import RECOMPUTES, Recompute
+
+PINNED = "pinned"
+"""Why a grid is not ranked: another size was asked for on one of its axes."""
+
+
+@dataclass(frozen=True)
+class AlphaBetaRanking:
+    """The ranking by the alpha-beta model, as entries."""
+
+    ranking: Ranking
+
+    @property
+    def cost(self) -> str:
+        """Name of the cost model."""
+        return "alpha-beta"
+
+    def __len__(self) -> int:
+        return len(self.ranking)
+
+    @property
+    def searched(self) -> Searched:
+        """How much was looked at, with grids left out by pinned axes counted as such."""
+        found, pinned = self.ranking.searched, len(self._pinned_out)
+        if not pinned:
+            return found
+        counts = {**found.rejected, MICRO_BATCH: found.rejected.get(MICRO_BATCH, 0) - pinned, PINNED: pinned}
+        return replace(found, rejected={name: count for name, count in counts.items() if count})
+
+    @cached_property
+    def _pinned_out(self) -> frozenset[Sizes]:
+        """Grids that satisfy every constraint but are not what was asked for."""
+        grids, pins = self.ranking.grids, self.ranking.problem.limits.axes
+        sound = grids.sizes[grids.sound]
+        wanted = np.ones(len(sound), dtype=np.bool_)
+        for axis, size in pins.items():
+            wanted &= sound[:, AXES.index(axis)] == size
+        return frozenset(_as_sizes(row) for row in sound[~wanted].tolist())
+
+    @cached_property
+    def ties(self) -> int:
+        """How many, from the first, have an interval that overlaps the first's."""
+        return count_ties(*self._bounds()) if len(self) else 0
+
+    def _bounds(self) -> tuple[Floats, Floats]:
+        """Lower and upper bounds of what is ranked by, in ranking order."""
+        columns, rows, problem = self.ranking.columns, self.ranking.rows, self.ranking.problem
+        metric = ranking_metric(columns, rank_by=problem.rank_by)[rows]
+        uncertainty = problem.machine.uncertainty
+        if problem.rank_by != "iteration":
+            return metric * (1.0 - uncertainty.communication), metric * (1.0 + uncertainty.communication)
+        compute_s = columns.compute_s[rows]
+        low_s, high_s = interval_s(compute_s, np.maximum(metric - compute_s, 0.0), uncertainty)
+        return np.asarray(low_s), np.asarray(high_s)
+
+    def entry(self, position: int, *, terms: bool) -> Entry:
+        """The entry at a place of the ranking, from 0; `terms`: with every collective."""
+        candidate = self.ranking.candidate(position)
+        found = candidate_entry(candidate, self.ranking.problem, flops=self._executed_flops(position))
+        listed = term_entries(self.pricing(position)) if terms else ()
+        return replace(found, rank=position + 1, tie=position < self.ties, terms=listed)
+
+    def pricing(self, position: int) -> Pricing:
+        """Every term of the candidate at a place of the ranking, from 0."""
+        return self.ranking.price(position)
+
+    def ranks(self) -> dict[Sizes, int]:
+        """Best rank of each grid."""
+        columns, grids = self.ranking.columns, self.ranking.grids.sizes
+        rows = grids[self.ranking.shapes.grid[columns.shape[self.ranking.rows]]].tolist()
+        found: dict[Sizes, int] = {}
+        for position, row in enumerate(rows):
+            found.setdefault(_as_sizes(row), position + 1)
+        return found
+
+    def rejected_entries(self) -> tuple[Entry, ...]:
+        """Grids that are not ranked, with the reasons; one too large for the memory with what it needs at least."""
+        entries = []
+        for rejected in self.ranking.rejected():
+            sizes = _as_sizes([rejected.sizes[axis] for axis in AXES])
+            reasons = tuple(f"{name}: {message}" for name, message in rejected.reasons)
+            if sizes in self._pinned_out:
+                reasons = (_pinned_reason(sizes, self.ranking.problem.limits.axes),)
+            least = [name for name, _ in rejected.reasons] == [MEMORY]
+            needed = self._least_memory[sizes] if least else None
+            entries.append(Entry(sizes=sizes, rejected_because=reasons, memory_bytes=needed))
+        return tuple(entries)
+
+    @cached_property
+    def _least_memory(self) -> dict[Sizes, float]:
+        """Least memory of each grid over its micro-batches and kinds of recomputation, bytes."""
+        shapes, sizes = self.ranking.shapes, self.ranking.grids.sizes
+        least = np.full(len(sizes), np.inf)
+        for fitting in self.ranking.fittings.values():
+            np.minimum.at(least, shapes.grid, fitting.total_bytes)
+        return {_as_sizes(row): float(needed) for row, needed in zip(sizes.tolist(), least, strict=True)}
+
+    def _executed_flops(self, position: int) -> float:
+        columns, row = self.ranking.columns, self.ranking.rows[position]
+        return float(self._flops_by_shape[RECOMPUTES[columns.recompute[row]]][columns.shape[row]])
+
+    @cached_property
+    def _flops_by_shape(self) -> dict[Recompute, Floats]:
+        """FLOPs one rank executes, for every shape, by kind of recomputation."""
+        return {kind: self._flops(kind, fitting) for kind, fitting in self.ranking.fittings.items()}
+
+    def _flops(self, kind: Recompute, fitting: Fitting) -> Floats:
+        problem, shapes = self.ranking.problem, self.ranking.shapes
+        program = build_step(problem.model, problem.workload, recompute=kind)
+        kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
+        return np.broadcast_to(np.asarray(executed_flops(program, {**shapes.values, **kept})), (len(shapes),))
+
+
+def count_ties(low: Floats, high: Floats) -> int:
+    """Entries from the first on whose lower bound lies below the first's upper bound."""
+    above = low > high[0]
+    return int(np.argmax(above)) if above.any() else len(low)
+
+
+def candidate_entry(candidate: Candidate, problem: Problem, *, flops: float) -> Entry:
+    """The entry of a priced candidate, without rank and terms; `flops` are what a rank executes in a step."""
+    configuration = candidate.configuration
+    grid = configuration.grid
+    found = performance(
+        problem.model,
+        problem.machine,
+        problem.workload,
+        gpus=grid.world,
+        compute_s=candidate.compute_s,
+        iteration_s=candidate.iteration_s,
+        executed_flops=flops,
+    )
+    return Entry(
+        sizes=(grid.x, grid.y, grid.z, grid.data),
+        order=grid.order,
+        micro_batch=configuration.micro_batch,
+        accumulation=candidate.accumulation,
+        recompute=configuration.recompute,
+        kept_layers=configuration.kept_layers,
+        communication_s=candidate.communication_s,
+        exposed_communication_s=candidate.exposed_communication_s,
+        compute_s=candidate.compute_s,
+        iteration_s=candidate.iteration_s,
+        memory_bytes=candidate.memory_bytes,
+        tokens_per_s=found.tokens_per_s,
+        low_s=found.low_s,
+        high_s=found.high_s,
+        mfu=found.mfu,
+        hfu=found.hfu,
+    )
+
+
+def _pinned_reason(sizes: Sizes, pins: Mapping[str, int]) -> str:
+    wanted = [
+        f"{axis} = {pins[axis]}, not {size}"
+        for axis, size in zip(AXES, sizes, strict=True)
+        if axis in pins and size != pins[axis]
+    ]
+    return f"{PINNED}: asked for {', '.join(wanted)}"
+
+
+def _as_sizes(row: Sequence[int]) -> Sizes:
+    x, y, z, data = row
+    return x, y, z, data
