@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "specs": VOCABULARY,
     "program": VOCABULARY | {"specs"},
     "cost": VOCABULARY | {"specs", "program"},
+    "runtime": VOCABULARY | {"specs", "program"},
     "search": VOCABULARY | {"specs", "program", "cost"},
     "launch": VOCABULARY | {"specs", "program", "cost", "search"},
     "baselines": VOCABULARY | {"specs", "program", "cost", "search"},

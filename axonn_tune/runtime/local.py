@@ -1,0 +1,77 @@
+"""What a rank computes alone between two collectives: attention on its heads, the activation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+
+from axonn_tune.specs.model import Model
+
+
+@dataclass
+class Local:
+    """A local function with its own small graph, for its gradient."""
+
+    inputs: torch.Tensor
+    output: torch.Tensor
+
+    @classmethod
+    def run(cls, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Local:
+        """Run a function of one tensor and keep its graph."""
+        with torch.enable_grad():
+            inputs = x.detach().requires_grad_()
+            return cls(inputs, function(inputs))
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The output, without its graph."""
+        return self.output.detach()
+
+    def backward(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Gradient of the input; the graph is gone afterwards."""
+        (found,) = torch.autograd.grad(self.output, self.inputs, gradient)
+        return found
+
+
+@dataclass
+class Attention:
+    """Softmax attention on this rank's heads; qkv columns are grouped by key head: queries, key, value."""
+
+    model: Model
+    heads: int
+    kv_heads: int
+    sequence: int
+
+    def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
+        """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
+        dim, each = self.model.head_dim, self.heads // self.kv_heads
+        grouped = qkv.view(-1, self.sequence, self.kv_heads, each + 2, dim).transpose(1, 2)
+        queries = grouped[..., :each, :].permute(0, 1, 3, 2, 4).reshape(-1, self.heads, self.sequence, dim)
+        keys, values = (grouped[..., each + part, :] for part in (0, 1))
+        if not self.model.learned_positions:
+            queries, keys = rotate(queries), rotate(keys)
+        if each > 1:
+            keys, values = (one.repeat_interleave(each, dim=1) for one in (keys, values))
+        output = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        return output.transpose(1, 2).reshape(-1, self.heads * dim)
+
+
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """Rotary positions on `[.., S, head_dim]`, halves paired, base 10,000 (Su et al. 2021, arXiv 2104.09864)."""
+    sequence, dim = x.shape[-2:]
+    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=x.device, dtype=torch.float64) / dim)
+    angle = torch.arange(sequence, device=x.device, dtype=torch.float64)[:, None] * frequency
+    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = x[..., : dim // 2], x[..., dim // 2 :]
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+def activate(x: torch.Tensor, *, gated: bool) -> torch.Tensor:
+    """GELU, or SiLU(gate) · up with gate and up alternating along the columns."""
+    if not gated:
+        return functional.gelu(x)
+    pairs = x.view(x.shape[0], -1, 2)
+    return functional.silu(pairs[..., 0]) * pairs[..., 1]

@@ -1,0 +1,158 @@
+"""The whole model on one rank, and the gradients of one training step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from axonn_tune.program.operations import Phase
+from axonn_tune.runtime.block import Block, Saved
+from axonn_tune.runtime.buckets import DataBuckets
+from axonn_tune.runtime.chains import Gathers, Gradients
+from axonn_tune.runtime.communicate import Communicator
+from axonn_tune.runtime.linear import Linear
+from axonn_tune.runtime.local import Attention
+from axonn_tune.runtime.norm import Norm
+from axonn_tune.runtime.parameters import Layout, Matrix, Store
+from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.tables import Embedding, Head
+from axonn_tune.specs.model import Model
+
+DEVIATION = 0.02
+"""Of initial weights; those that write to the residual stream have it divided by √(2·layers), as GPT-2 does."""
+
+
+class Transformer:
+    """Parameters of one rank, and forward and backward through them.
+
+    Every rank makes its own shards from the seed; no rank ever holds the whole model.
+    """
+
+    def __init__(
+        self, model: Model, communicator: Communicator, settings: Settings, *, sequence: int, seed: int
+    ) -> None:
+        self.model, self.communicator, self.settings, self.sequence = model, communicator, settings, sequence
+        self.store = Store(communicator.mesh, seed, settings.main, settings.device)
+        self.buckets = DataBuckets(communicator, settings)
+        self.embedding = Embedding(self._token_table("embedding"), self._positions(), sequence, communicator)
+        self.blocks = [self._block(number) for number in range(model.layers)]
+        self.head = self._head()
+
+    def micro_batch(self, tokens: torch.Tensor, targets: torch.Tensor, *, scale: float, last: bool) -> torch.Tensor:
+        """Forward and backward of `[b, S]` tokens; adds to the gradients, returns loss · scale summed.
+
+        In the `last` micro-batch of a step the data-parallel buckets go out.
+        """
+        self.buckets.open = last
+        gathers = Gathers(self.communicator, self.settings, list(self._gather_chain()))
+        gradients = Gradients(self.communicator, self.settings)
+        tokens = tokens.flatten()
+        x = self.embedding.forward(tokens, gathers)
+        saved: list[Saved] = []
+        for block in self.blocks:
+            x, kept = block.forward(x, gathers, keep_weights=self._keeps_weights(block))
+            saved.append(kept)
+        loss, gradient = self.head.forward_backward(x, targets.flatten(), gathers, gradients, scale=scale)
+        for block in reversed(self.blocks):
+            gradient = block.backward(saved.pop(), gradient, gathers, gradients)
+        self.embedding.backward(tokens, gradient, gradients)
+        self._send_tables()
+        return loss
+
+    def finish_gradients(self) -> None:
+        """Complete the gradients of a step: wait for the buckets, reduce the vectors."""
+        self.buckets.finish()
+        self.buckets.reduce_vectors(self.store.vectors)
+
+    def _gather_chain(self) -> Iterator[tuple[Matrix, Phase, str]]:
+        """Every weight gather of a micro-batch, in order."""
+        yield self.embedding.table, "forward", "embedding"
+        if self.embedding.positions is not None:
+            yield self.embedding.positions, "forward", "position"
+        for block in self.blocks:
+            yield from ((linear.weight, "forward", linear.layer) for linear in block.linears)
+        yield self.head.table, "forward", "head"
+        full = self.settings.recompute == "full"
+        for block in reversed(self.blocks):
+            if not self._keeps_weights(block):
+                order = block.linears if full else block.linears[::-1]
+                yield from ((one.weight, "recompute" if full else "backward", one.layer) for one in order)
+
+    def _keeps_weights(self, block: Block) -> bool:
+        """The last layers keep their gathered weights from forward to backward."""
+        return block.number >= self.model.layers - self.settings.kept_layers
+
+    def _send_tables(self) -> None:
+        self.buckets.send("embedding", [self.embedding.table])
+        if self.embedding.positions is not None:
+            self.buckets.send("position", [self.embedding.positions])
+
+    def _token_table(self, name: str) -> Matrix:
+        grid = self.communicator.mesh.grid
+        rows = _padded(self.model.vocab, grid.x * grid.y * grid.z)
+        return self.store.matrix(
+            Layout(name, rows, self.model.hidden, ("x", "y"), None, real_rows=self.model.vocab, deviation=DEVIATION)
+        )
+
+    def _positions(self) -> Matrix | None:
+        if not self.model.learned_positions:
+            return None
+        length = self.model.max_sequence_length
+        rows = _padded(length, self.communicator.mesh.grid.z)
+        return self.store.matrix(
+            Layout("position", rows, self.model.hidden, (), "y", real_rows=length, deviation=DEVIATION)
+        )
+
+    def _head(self) -> Head:
+        tied = self.model.tied_embeddings
+        table = self.embedding.table if tied else self._token_table("head")
+        norm = self._norm("head.norm", layer="head.norm")
+        head = Head(table, norm, self.model.vocab, self.communicator, self.settings)
+        if not tied:
+            head.after = lambda: self.buckets.send("head", [table])
+        return head
+
+    def _block(self, number: int) -> Block:
+        model, x, name = self.model, self.communicator.mesh.grid.x, f"blocks.{number}"
+        block = Block(
+            number=number,
+            norms=(
+                self._norm(f"{name}.attention.norm", layer="attention.norm"),
+                self._norm(f"{name}.mlp.norm", layer="mlp.norm"),
+            ),
+            qkv=self._linear(name, "attention.qkv", (model.hidden, model.qkv_width)),
+            output=self._linear(name, "attention.output", (model.query_width, model.hidden), transposed=True),
+            up=self._linear(name, "mlp.fc1", (model.hidden, model.up_width)),
+            down=self._linear(name, "mlp.fc2", (model.ffn, model.hidden), transposed=True),
+            attention=Attention(model, model.heads // x, model.kv_heads // x, self.sequence),
+            gated=model.gated,
+            settings=self.settings,
+        )
+        matrices = [linear.weight for linear in block.linears]
+        block.qkv.after = lambda: self.buckets.send("block", matrices)
+        return block
+
+    def _norm(self, name: str, *, layer: str) -> Norm:
+        hidden = self.model.hidden
+        weight = self.store.vector(f"{name}.weight", hidden, "y", value=1.0)
+        bias = self.store.vector(f"{name}.bias", hidden, "y", value=0.0) if self.model.family == "gpt" else None
+        return Norm(layer, hidden, weight, bias, self.communicator, self.settings)
+
+    def _linear(self, block: str, layer: str, shape: tuple[int, int], *, transposed: bool = False) -> Linear:
+        """A normal layer has W[K_y, N_x]; a transposed one, which writes to the residual stream, W[K_x, N_y]."""
+        rows, columns = shape
+        row_axis, column_axis = ("x", "y") if transposed else ("y", "x")
+        deviation = DEVIATION / math.sqrt(2 * self.model.layers) if transposed else DEVIATION
+        name = f"{block}.{layer}"
+        weight = self.store.matrix(
+            Layout(f"{name}.weight", rows, columns, (row_axis,), column_axis, real_rows=rows, deviation=deviation)
+        )
+        bias = self.store.vector(f"{name}.bias", columns, column_axis, value=0.0) if self.model.biases else None
+        return Linear(layer, row_axis, column_axis, weight, bias, self.communicator, self.settings)
+
+
+def _padded(rows: int, multiple: int) -> int:
+    """Rows rounded up to a multiple."""
+    return -(-rows // multiple) * multiple
