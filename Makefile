@@ -55,7 +55,7 @@ clean: ## remove .venv and everything built
 	@rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch is in the extra [runtime], which nothing here needs yet.
+# The tests need torch, the tuner does not: it is in the extra [runtime].
 .venv/installed: $(SPECIFIED_BY) | .venv/bin/python
 	@echo 'installing axonn-tune into .venv' >&2
 	@$(PIP) install --constraint constraints.txt --editable .
@@ -63,7 +63,7 @@ clean: ## remove .venv and everything built
 
 .venv/installed-dev: .venv/installed
 	@echo 'installing the development tools into .venv' >&2
-	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@$(PIP) install --constraint constraints.txt --editable '.[dev,runtime]'
 	@touch $@
 
 .venv/bin/python:

@@ -46,6 +46,6 @@ class DataBuckets:
 
 def unpack(bucket: torch.Tensor, tensors: list[torch.Tensor]) -> None:
     """Copy the pieces of a flat bucket into tensors."""
-    pieces = bucket.split([tensor.numel() for tensor in tensors])
+    pieces = torch.split(bucket, [tensor.numel() for tensor in tensors])
     for tensor, piece in zip(tensors, pieces, strict=True):
         tensor.copy_(piece.view_as(tensor))

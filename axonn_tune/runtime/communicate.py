@@ -119,10 +119,12 @@ def _sum_in_order(pieces: torch.Tensor) -> torch.Tensor:
 def _all_gather(result: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
     """`all_gather_single`, which older versions call `all_gather_into_tensor`."""
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return call(result, shard, group=group, async_op=True)
+    work: dist.Work = call(result, shard, group=group, async_op=True)
+    return work
 
 
 def _reduce_scatter(result: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
     """`reduce_scatter_single`, which older versions call `reduce_scatter_tensor`."""
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return call(result, tensor, group=group, async_op=True)
+    work: dist.Work = call(result, tensor, group=group, async_op=True)
+    return work

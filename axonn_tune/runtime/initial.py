@@ -56,7 +56,8 @@ def uniform(counter: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
 
 def normal(counter: torch.Tensor, key: tuple[int, int]) -> torch.Tensor:
     """Standard normals, float64, one per counter."""
-    return torch.special.ndtri(uniform(counter, key))
+    normals: torch.Tensor = torch.special.ndtri(uniform(counter, key))
+    return normals
 
 
 def counters(rows: range, columns: range, *, width: int, device: torch.device | str = "cpu") -> torch.Tensor:
