@@ -18,9 +18,10 @@ from axonn_tune.baselines.network import Traffic
 from axonn_tune.baselines.paper import Claim, claims, paper_step_flops
 from axonn_tune.cost.memory import memory_limit_bytes
 from axonn_tune.cost.single import Pricing, price_configuration
-from axonn_tune.cost.utilisation import Performance, model_flops, performance
+from axonn_tune.cost.utilisation import Performance, performance
 from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.grid import AXES
+from axonn_tune.program.flops import model_flops
 from axonn_tune.search.ranking import Problem, Ranking, search
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, Overlap

@@ -56,12 +56,3 @@ def compute_s(program: StepProgram, clock: Clock) -> Column:
         if isinstance(step, MatMul | Attention | Kernel):
             total = total + count.evaluate(clock.values) * clock.call_s(step)
     return total
-
-
-def executed_flops(program: StepProgram, values: Mapping[str, Value]) -> Column:
-    """FLOPs of matrix products and attention that one rank executes in a step, recomputation included."""
-    total: Column = 0.0
-    for step, count in program.calls():
-        if isinstance(step, MatMul | Attention):
-            total = total + count.evaluate(values) * step.flops.evaluate(values)
-    return total

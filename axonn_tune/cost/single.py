@@ -11,11 +11,12 @@ from functools import reduce
 from axonn_tune.cost.arithmetic import PLAIN
 from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
 from axonn_tune.cost.compute import ComputeRates, compute_rates
-from axonn_tune.cost.durations import Clock, compute_s, executed_flops
+from axonn_tune.cost.durations import Clock, compute_s
 from axonn_tune.cost.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.cost.timeline import Interval, Timeline
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import dimensions, loss_chunks
+from axonn_tune.program.flops import executed_flops
 from axonn_tune.program.operations import GROUP_AXES, Collective, Computation
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.size import Value

@@ -1,9 +1,6 @@
 """What a step time means: tokens per second, MFU, HFU, and the interval around the prediction.
 
-MFU follows PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): three times the FLOPs of the
-forward products and of full S×S attention, the masked half counted; the head counts, looking up
-embeddings does not, recomputation does not. HFU counts what a rank executes, recomputation and padding
-included.
+Which FLOPs MFU and HFU count is said in `program.flops`.
 """
 
 from __future__ import annotations
@@ -11,14 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from axonn_tune.cost.arithmetic import Column
+from axonn_tune.program.flops import model_flops, step_tokens
 from axonn_tune.specs.machine import Machine, Uncertainty
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-
-MFU_CONVENTION = "PaLM, appendix B: recomputation not counted, head and the masked half of attention counted"
-
-_FORWARD_AND_BACKWARD = 3.0
-"""The backward pass does twice the forward's products: one for each gradient."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +23,6 @@ class Performance:
     high_s: float
     mfu: float
     hfu: float
-
-
-def model_flops(model: Model, workload: Workload) -> float:
-    """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B."""
-    tokens = float(step_tokens(workload))
-    weights = float(model.layers * model.block_weights + model.vocab * model.hidden)
-    attention = 4.0 * workload.sequence_length * model.query_width * model.layers
-    return _FORWARD_AND_BACKWARD * (2.0 * weights + attention) * tokens
-
-
-def step_tokens(workload: Workload) -> int:
-    """Tokens in one step, all ranks."""
-    return workload.global_batch * workload.sequence_length
 
 
 def interval_s(compute_s: Column, exposed_s: Column, uncertainty: Uncertainty) -> tuple[Column, Column]:

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.cost.columns import Floats
-from axonn_tune.cost.durations import executed_flops
 from axonn_tune.cost.single import Pricing
 from axonn_tune.cost.utilisation import interval_s, performance
 from axonn_tune.grid import AXES
+from axonn_tune.program.flops import executed_flops
 from axonn_tune.program.step import build_step
 from axonn_tune.search.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.search.entries import Entry, Sizes, term_entries

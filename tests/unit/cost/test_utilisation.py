@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.cost.utilisation import interval_s, model_flops, performance
+from axonn_tune.cost.utilisation import interval_s, performance
+from axonn_tune.program.flops import model_flops
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Uncertainty
 from axonn_tune.specs.workload import Workload
