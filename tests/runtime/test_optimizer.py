@@ -1,0 +1,162 @@
+"""AdamW across the grid: the schedule, the norm of the whole gradient, clipping, what must not change."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from axonn_tune.errors import TrainingFailedError
+from axonn_tune.grid import Grid
+from axonn_tune.runtime.communicate import Communicator, Entry, Ledger
+from axonn_tune.runtime.mesh import build_mesh
+from axonn_tune.runtime.optimizer import AdamW, StepResult, learning_rate, parameter_name
+from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.transformer import Transformer
+from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.launch import Optimizer
+
+GRIDS = [Grid(2, 2, 1, 1), Grid(1, 1, 2, 2), Grid(2, 1, 1, 2), Grid(1, 2, 2, 1)]
+BATCH, SEQUENCE, STEPS = 4, 64, 3
+# Clipping acts from the first step on: its norm is about 2.
+OPTIONS = Optimizer(warmup_steps=2, decay_steps=5, gradient_clip_norm=0.5)
+
+
+@dataclass
+class Training:
+    """A nano model, its optimizer, and its part of a fixed batch."""
+
+    model: Transformer
+    optimizer: AdamW
+    tokens: torch.Tensor
+
+    def step(self) -> StepResult:
+        """One step on the same batch."""
+        loss = self.model.micro_batch(self.tokens[:, :-1], self.tokens[:, 1:], scale=1 / (BATCH * SEQUENCE), last=True)
+        self.model.finish_gradients()
+        return self.optimizer.step(loss)
+
+
+def training(grid: Grid, *, options: Optimizer = OPTIONS) -> Training:
+    """Training of this rank."""
+    communicator = Communicator(build_mesh(grid), Ledger())
+    place = communicator.mesh.grid.coordinates(communicator.mesh.rank)
+    wide = torch.float64
+    settings = Settings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"))
+    model = Transformer(load_model("nano").document, communicator, settings, sequence=SEQUENCE, seed=0)
+    tokens = torch.randint(0, 512, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(0))
+    part = tokens.chunk(grid.z * grid.data)[place["data"] * grid.z + place["z"]]
+    return Training(model, AdamW(model.store, communicator, options), part)
+
+
+def serve(rank: int, rendezvous: Path) -> None:
+    """A rank of a world of four: trains on every grid and leaves its results in a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4)
+    found = []
+    for grid in GRIDS:
+        trained = training(grid)
+        found.append([trained.step() for _ in range(STEPS)])
+        sent = trained.model.communicator.ledger.counts
+        assert sent[Entry("all_reduce", "xyzdata", "step", "gradient_norm", 16)] == STEPS
+    torch.save(found, rendezvous.with_name(f"results-{rank}"))
+    dist.destroy_process_group()
+
+
+def test_every_rank_reports_what_one_rank_alone_does(tmp_path: Path) -> None:
+    """Guards norm, clipping and update on split, repeated and replicated parameters: equal to the serial run."""
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=serve, args=(rank, tmp_path / "rendezvous"), daemon=True) for rank in range(4)]
+    for process in ranks:
+        process.start()
+    alone = training(Grid())
+    expected = [alone.step() for _ in range(STEPS)]
+    for process in ranks:
+        process.join(60)
+        assert process.exitcode == 0
+    for rank in range(4):
+        results = torch.load(tmp_path / f"results-{rank}", weights_only=False)
+        for grid, steps in zip(GRIDS, results, strict=True):
+            for found, wanted in zip(steps, expected, strict=True):
+                assert found.loss == pytest.approx(wanted.loss, rel=1e-12), grid
+                assert found.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-12), grid
+
+
+def test_first_step_by_hand() -> None:
+    """Guards AdamW, clipping and decay: after one step every weight moves by rate · g/(|g| + eps), and decays first."""
+    one = training(Grid())
+    one.model.micro_batch(one.tokens[:, :-1], one.tokens[:, 1:], scale=1 / (BATCH * SEQUENCE), last=True)
+    before = [(parameter.main.clone(), parameter.gradient.clone()) for parameter in one.optimizer.parameters]
+    result = one.optimizer.step(torch.tensor(1.0))
+    assert result.loss == 1.0
+    norm = math.sqrt(sum(float((gradient**2).sum()) for _, gradient in before))
+    assert result.gradient_norm == pytest.approx(norm, rel=1e-12)
+    for parameter, (main, gradient) in zip(one.optimizer.parameters, before, strict=True):
+        clipped = gradient * 0.5 / norm
+        decay = OPTIONS.weight_decay if main.dim() == 2 else 0.0
+        expected = main * (1 - result.learning_rate * decay) - result.learning_rate * clipped / (clipped.abs() + 1e-8)
+        torch.testing.assert_close(parameter.main, expected, rtol=1e-12, atol=1e-15, msg=parameter_name(parameter))
+        assert not parameter.gradient.any(), "gradients start the next step at zero"
+
+
+def test_warmup_then_cosine_then_minimum() -> None:
+    """Guards the schedule at its corners."""
+    options = Optimizer(learning_rate=1.0, minimum_learning_rate=0.1, warmup_steps=4, decay_steps=10)
+    rates = [learning_rate(options, step) for step in range(14)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[6] == pytest.approx(0.55)
+    assert all(later < earlier for earlier, later in pairwise(rates[3:10]))
+    assert rates[9:] == [0.1] * 5
+
+
+def test_schedule_without_warmup_or_decay() -> None:
+    """Guards the two empty ranges."""
+    assert learning_rate(Optimizer(warmup_steps=0, decay_steps=10_000), 0) == pytest.approx(3e-4)
+    assert learning_rate(Optimizer(warmup_steps=5, decay_steps=5), 5) == 3e-5
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_non_finite_loss_changes_nothing(loss: float) -> None:
+    """Guards the weights: the step is refused before they are touched."""
+    one = training(Grid())
+    one.step()
+    before = [parameter.main.clone() for parameter in one.optimizer.parameters]
+    with pytest.raises(TrainingFailedError, match="step 2"):
+        one.optimizer.step(torch.tensor(loss))
+    assert one.optimizer.steps_done == 1
+    for parameter, main in zip(one.optimizer.parameters, before, strict=True):
+        assert torch.equal(parameter.main, main)
+
+
+def test_non_finite_gradient_is_refused() -> None:
+    """Guards against a finite loss with a broken gradient."""
+    one = training(Grid())
+    one.optimizer.parameters[0].gradient[0, 0] = math.nan
+    with pytest.raises(TrainingFailedError, match="gradient norm nan"):
+        one.optimizer.step(torch.tensor(1.0))
+
+
+def test_padding_stays_zero() -> None:
+    """Guards padded rows of the tables: no look-up, no loss, no decay moves them."""
+    model = load_model("nano").document.model_copy(update={"vocab": 509})
+    communicator = Communicator(build_mesh(Grid()), Ledger())
+    wide = torch.float64
+    settings = Settings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"))
+    transformer = Transformer(model, communicator, settings, sequence=SEQUENCE, seed=0)
+    table = transformer.embedding.table
+    table.main = torch.cat([table.main, torch.zeros(3, 192, dtype=wide)])
+    table.gradient, table.gathered_rows = torch.zeros_like(table.main), range(512)
+    optimizer = AdamW(transformer.store, communicator, OPTIONS)
+    tokens = torch.randint(0, 509, (2, SEQUENCE + 1), generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        loss = transformer.micro_batch(tokens[:, :-1], tokens[:, 1:], scale=1 / (2 * SEQUENCE), last=True)
+        transformer.finish_gradients()
+        optimizer.step(loss)
+    assert not table.main[509:].any()
+    assert table.main[:509].any()
