@@ -190,10 +190,10 @@ def attention_core(block: Block, phase: Phase) -> tuple[Computation, ...]:
 
 
 def attention_core_backward(block: Block) -> tuple[Computation, ...]:
-    """Gradient of `attention_core`: twice its FLOPs, as one kernel or as four products."""
+    """Gradient of `attention_core`: five products in one kernel, or four with the scores kept."""
     unbiased = Kernel("backward", "attention.core", 2.0 * block.element * TOKENS * N / X)
     if block.software.fused_attention:
-        return Attention("backward", "attention.core", 8.0 * TOKENS * S * Q / X, backward=True), unbiased
+        return Attention("backward", "attention.core", 10.0 * TOKENS * S * Q / X, backward=True), unbiased
     rows, width = TOKENS * (Q / X) / block.model.head_dim, as_size(block.model.head_dim)
     passes = 3.0 * block.element + (2.0 * block.element + 1.0) * block.software.dropout
     scores = MatMul("backward", "attention.core", rows, S, width, "NT")

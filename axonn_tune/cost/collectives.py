@@ -209,7 +209,8 @@ def lines(kind: CollectiveKind, path: Route, machine: Machine) -> tuple[Line, ..
         return ()
     found = []
     for algorithm in machine.library.algorithms[kind]:
-        for protocol in machine.library.protocols:
+        # NCCL reduces in the switch with its simple protocol only, the first of a profile.
+        for protocol in machine.library.protocols[: 1 if algorithm == "in_switch" else None]:
             priced = _ALGORITHMS[algorithm](kind, path, machine.tiers, protocol)
             if priced is not None:
                 found.append(Line(algorithm, protocol.name, machine.library.launch_s + priced[0], priced[1]))

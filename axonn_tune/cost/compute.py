@@ -74,5 +74,5 @@ def attention_forward_time_s(flops: Column, rates: ComputeRates) -> Column:
 
 
 def attention_backward_time_s(flops: Column, rates: ComputeRates) -> Column:
-    """Time of fused attention backward, s; `flops` is twice the forward's."""
+    """Time of fused attention backward, s; `flops` counts five products for the forward's two."""
     return rates.kernel_launch_s + flops / rates.attention_backward_flops_per_s

@@ -1,7 +1,7 @@
 """Memory of one rank at the peak of a step, item by item, in bytes.
 
-The peak is taken at the start of the last block's backward pass, when every saved activation is
-alive. Sizes follow the program: main weights split over x, y and z; gathered weights and their
+The peak is reached in the head or in the backward pass of the last block, when every saved activation
+is alive; the two phases do not hold their temporaries together. Sizes follow the program: main weights split over x, y and z; gathered weights and their
 gradients in the compute type; statistics of norms always saved. Symbols as in `program.size`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from axonn_tune.cost.arithmetic import Arithmetic, Column
 from axonn_tune.program.layers import TOKENS, Context, F, G, H, N, Q, X, Y
@@ -40,9 +41,9 @@ def kept_layer_bytes(workload: Workload) -> Size:
     return workload.element_sizes.compute * _W / (X * Y)
 
 
-def memory_items(model: Model, workload: Workload, *, recompute: Recompute) -> tuple[MemoryItem, ...]:
-    """Everything but the gather buffers, which depend on which weight is the largest."""
-    sizes, tokens = workload.element_sizes, TOKENS
+def lasting_items(model: Model, workload: Workload, *, recompute: Recompute) -> tuple[MemoryItem, ...]:
+    """What is held through both phases: states, saved activations."""
+    sizes = workload.element_sizes
     state_share = _DATA if workload.shard_optimizer_over_data else Size(1.0)
     items = [
         MemoryItem("main weights", sizes.main * _PARAMETERS / state_share),
@@ -52,20 +53,30 @@ def memory_items(model: Model, workload: Workload, *, recompute: Recompute) -> t
     ]
     if workload.shard_optimizer_over_data:
         items.append(MemoryItem("compute weights", 1.0 * sizes.compute * _PARAMETERS))
-    items += [
-        MemoryItem(f"saved {name}", _L * elements)
-        for name, elements in saved_per_block(model, workload, recompute=recompute)
-    ]
+    saved = saved_per_block(model, workload, recompute=recompute)
+    return (*items, *(MemoryItem(f"saved {name}", _L * elements) for name, elements in saved))
+
+
+def head_items(workload: Workload) -> tuple[MemoryItem, ...]:
+    """Temporaries of the head: logits of one chunk with softmax and gradient, its input and that one's gradient."""
+    sizes = workload.element_sizes
+    return (
+        MemoryItem("logits of one chunk", (sizes.compute + 2.0 * sizes.statistics) * TOKENS / _CHUNKS * _V / (X * Y)),
+        MemoryItem("head input and gradient", 2.0 * sizes.compute * TOKENS * H),
+    )
+
+
+def backward_items(workload: Workload, *, recompute: Recompute) -> tuple[MemoryItem, ...]:
+    """Temporaries of one block's backward pass: what is computed again, gradients of activations."""
+    element = workload.element_sizes.compute
+    again: tuple[tuple[str, Size], ...] = ()
     if recompute != "none":
-        extra = {"selective": _RECOMPUTED_SELECTIVE, "full": _RECOMPUTED_FULL}[recompute]
-        items += [MemoryItem(f"recomputed {name}", sizes.compute * elements) for name, elements in extra]
-    items += [
-        MemoryItem("backward temporaries", sizes.compute * tokens * (2.0 * G) / X),
-        MemoryItem("residual gradients", 3.0 * sizes.compute * tokens * H / Y),
-        MemoryItem("logits of one chunk", (sizes.compute + 2.0 * sizes.statistics) * tokens / _CHUNKS * _V / (X * Y)),
-        MemoryItem("head input and gradient", 2.0 * sizes.compute * tokens * H),
-    ]
-    return tuple(items)
+        again = _RECOMPUTED_FULL if recompute == "full" else _RECOMPUTED_SELECTIVE
+    return (
+        *(MemoryItem(f"recomputed {name}", element * elements) for name, elements in again),
+        MemoryItem("backward temporaries", element * TOKENS * (2.0 * G) / X),
+        MemoryItem("residual gradients", 3.0 * element * TOKENS * H / Y),
+    )
 
 
 _RECOMPUTED_SELECTIVE = (
@@ -118,13 +129,27 @@ def gather_buffers_bytes(
     return (block + largest if recompute == "full" else 2.0 * largest), 2.0 * largest
 
 
+Items: TypeAlias = tuple[tuple[str, Column], ...]
+
+
 @dataclass(frozen=True)
 class Memory:
-    """Memory of one rank, for one candidate or a column of them: bytes by item, in all, and layers kept."""
+    """Memory of one rank, for one candidate or a column of them, in bytes by name.
 
-    items: tuple[tuple[str, Column], ...]
+    lasting: held through both phases; head, backward: temporaries of either; total_bytes: the peak, with
+    those of the larger phase; kept_layers: layers whose gathered weights are kept.
+    """
+
+    lasting: Items
+    head: Items
+    backward: Items
     total_bytes: Column
     kept_layers: Column
+
+    @property
+    def items(self) -> Items:
+        """What is alive at the peak of a single candidate."""
+        return (*self.lasting, *max(self.head, self.backward, key=_sum))
 
 
 def price_memory(
@@ -142,18 +167,28 @@ def price_memory(
     A candidate that does not fit even without kept layers has `total_bytes` above `limit_bytes` and
     keeps none.
     """
-    items = [
-        (item.name, item.size_bytes.evaluate(values)) for item in memory_items(model, workload, recompute=recompute)
-    ]
+    lasting = _priced(lasting_items(model, workload, recompute=recompute), values)
     gathered, gradients = gather_buffers_bytes(workload, values, recompute=recompute, arithmetic=arithmetic)
-    items += [("gathered weights", gathered), ("unreduced weight gradients", gradients)]
-    total: Column = 0.0
-    for _, size_bytes in items:
-        total = total + size_bytes
+    lasting += (("gathered weights", gathered), ("unreduced weight gradients", gradients))
+    head = _priced(head_items(workload), values)
+    backward = _priced(backward_items(workload, recompute=recompute), values)
+    total = _sum(lasting) + arithmetic.larger(_sum(head), _sum(backward))
     per_layer = kept_layer_bytes(workload).evaluate(values)
     room = arithmetic.floor((limit_bytes - total) / per_layer)
     kept = arithmetic.smaller(arithmetic.larger(room, 0.0), float(model.layers))
     if kept_layers is not None:
         kept = 0.0 * kept + kept_layers
     kept_bytes = kept * per_layer
-    return Memory((*items, ("kept gathered weights", kept_bytes)), total + kept_bytes, kept)
+    return Memory((*lasting, ("kept gathered weights", kept_bytes)), head, backward, total + kept_bytes, kept)
+
+
+def _priced(items: tuple[MemoryItem, ...], values: Mapping[str, Value]) -> Items:
+    return tuple((item.name, item.size_bytes.evaluate(values)) for item in items)
+
+
+def _sum(items: Items) -> Column:
+    """Left fold of the bytes."""
+    total: Column = 0.0
+    for _, size_bytes in items:
+        total = total + size_bytes
+    return total

@@ -51,10 +51,11 @@ BLOCK_LINEARS = (QKV, ATTENTION_OUTPUT, FC1, FC2)
 
 @dataclass(frozen=True)
 class Context:
-    """What the layers of one program share."""
+    """What the layers of one program share. `sharded`: main weights are split over data, too."""
 
     model: Model
     elements: ElementSizes
+    sharded: bool = False
 
     @property
     def norm_statistics(self) -> int:
@@ -65,11 +66,15 @@ class Context:
 def gather_weight(
     layer: str, rows_by_columns: Size, context: Context, *, phase: Phase, calls: Size = ONCE
 ) -> list[Operation]:
-    """All-gather of one weight block over z, from the main copy's shard rounded to the compute type."""
+    """All-gather of one weight block over z, from the main copy's shard rounded to the compute type.
+
+    With main weights split over data there is a copy in the compute type already.
+    """
     element = context.elements.compute
-    rounding = (context.elements.main + element) * rows_by_columns / Z
+    rounds = context.elements.main != element and not context.sharded
+    rounding = (context.elements.main + element) * rows_by_columns / Z if rounds else ONCE * 0.0
     return [
-        Kernel(phase, layer, rounding if context.elements.main != element else ONCE * 0.0, calls, prepares_gather=True),
+        Kernel(phase, layer, rounding, calls, prepares_gather=True),
         Collective("all_gather", "z", phase, layer, element * rows_by_columns, "weight", calls),
     ]
 
@@ -145,9 +150,9 @@ def attention_core(context: Context, *, phase: Phase) -> list[Operation]:
 
 
 def attention_core_backward(context: Context) -> list[Operation]:
-    """Gradient of `attention_core`, twice its FLOPs."""
+    """Gradient of `attention_core`: five products for its two, since fused attention computes the scores again."""
     return [
-        Attention("backward", "attention.core", 8.0 * PART * S * Q / X, backward=True, calls=PARTS),
+        Attention("backward", "attention.core", 10.0 * PART * S * Q / X, backward=True, calls=PARTS),
         Kernel("backward", "attention.core", 2.0 * context.elements.compute * PART * N / X, PARTS),
     ]
 

@@ -74,8 +74,8 @@ class StepProgram:
 
 def build_step(model: Model, workload: Workload, *, recompute: Recompute) -> StepProgram:
     """The program of one step; the grid, the micro-batch and what follows from them stay symbols."""
-    context = Context(model, workload.element_sizes)
     sharded = workload.shard_optimizer_over_data
+    context = Context(model, workload.element_sizes, sharded)
     buckets = _buckets(model)
     head_buckets = [] if model.tied_embeddings else buckets[1:2]
     table_buckets = [bucket for bucket in buckets if bucket[0] in ("embedding", "position")]

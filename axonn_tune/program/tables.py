@@ -83,8 +83,8 @@ def _loss_chunk(context: Context, *, tokens: Size) -> list[Operation]:
     rows, sizes = V / (X * Y), context.elements
     return [
         MatMul("forward", "head", tokens, rows, H, "NT", CHUNKS),
-        Collective("all_reduce", "xy", "forward", "loss", sizes.statistics * tokens, calls=CHUNKS),
-        Collective("all_reduce", "xy", "forward", "loss", 2.0 * sizes.statistics * tokens, calls=CHUNKS),
+        Collective("all_reduce", "xy", "forward", "loss.max", sizes.statistics * tokens, calls=CHUNKS),
+        Collective("all_reduce", "xy", "forward", "loss.sums", 2.0 * sizes.statistics * tokens, calls=CHUNKS),
         Kernel("forward", "loss", 5.0 * sizes.compute * tokens * rows, CHUNKS),
         MatMul("backward", "head", tokens, H, rows, "NN", CHUNKS),
         MatMul("backward", "head", rows, H, tokens, "TN", CHUNKS),
@@ -109,7 +109,7 @@ def step_end(context: Context, *, buckets: tuple[tuple[str, Size, Size], ...], s
         Collective("all_reduce", "data", "step", "vectors", main * vectors),
         Kernel("step", "gradient_norm", main * parameters / share),
         Collective("all_reduce", WORLD_AXES, "step", "gradient_norm", ONCE * 16.0),
-        Kernel("step", "optimizer", 7.0 * main * parameters / share),
+        Kernel("step", "optimizer", (7.0 * main + (context.elements.compute if sharded else 0.0)) * parameters / share),
         Kernel("step", "optimizer", 7.0 * main * vectors),
     ]
     if sharded:

@@ -121,13 +121,13 @@ class Head:
         wide = logits.to(self.settings.statistics)
         real = max(0, min(self.vocab - self.table.gathered_rows.start, wide.shape[1]))
         wide[:, real:] = -math.inf
-        top = self.communicator.all_reduce(wide.max(-1).values, "xy", "forward", "loss", largest=True).wait()
+        top = self.communicator.all_reduce(wide.max(-1).values, "xy", "forward", "loss.max", largest=True).wait()
         exponentials = torch.exp(wide - top[:, None])
         mine, local = local_rows(targets, self.table)
         held = mine.to(wide.dtype)
         wanted = torch.where(mine, wide.gather(1, local[:, None])[:, 0] - top, torch.zeros_like(top))
         both = torch.stack([exponentials.sum(-1), wanted])
-        total, wanted = self.communicator.all_reduce(both, "xy", "forward", "loss").wait()
+        total, wanted = self.communicator.all_reduce(both, "xy", "forward", "loss.sums").wait()
         gradient = exponentials / total[:, None]
         gradient.scatter_add_(1, local[:, None], -held[:, None])
         return (total.log() - wanted).sum() * scale, (gradient * scale).to(logits.dtype)

@@ -10,7 +10,7 @@ import numpy as np
 
 from axonn_tune.cost.columns import Floats
 from axonn_tune.cost.single import Pricing
-from axonn_tune.cost.utilisation import interval_s, performance
+from axonn_tune.cost.utilisation import performance
 from axonn_tune.grid import AXES
 from axonn_tune.program.flops import executed_flops
 from axonn_tune.program.step import build_step
@@ -63,15 +63,18 @@ class AlphaBetaRanking:
         return count_ties(*self._bounds()) if len(self) else 0
 
     def _bounds(self) -> tuple[Floats, Floats]:
-        """Lower and upper bounds of what is ranked by, in ranking order."""
+        """Lower and upper bounds of what is ranked by, in ranking order.
+
+        Errors of computation are common to all grids, so they settle no tie and make none.
+        """
         columns, rows, problem = self.ranking.columns, self.ranking.rows, self.ranking.problem
         metric = ranking_metric(columns, rank_by=problem.rank_by)[rows]
         uncertainty = problem.machine.uncertainty
         if problem.rank_by != "iteration":
             return metric * (1.0 - uncertainty.communication), metric * (1.0 + uncertainty.communication)
         compute_s = columns.compute_s[rows]
-        low_s, high_s = interval_s(compute_s, np.maximum(metric - compute_s, 0.0), uncertainty)
-        return np.asarray(low_s), np.asarray(high_s)
+        exposed_s = np.maximum(metric - compute_s, 0.0) * uncertainty.communication
+        return metric - exposed_s, metric + exposed_s
 
     def entry(self, position: int, *, terms: bool) -> Entry:
         """The entry at a place of the ranking, from 0; `terms`: with every collective."""

@@ -102,7 +102,7 @@ def test_loss_never_holds_more_than_a_chunk_of_logits(nano: Model) -> None:
     long = NANO.model_copy(update={"global_batch": 48 * 512})
     found = volumes(nano, long, Grid(2, 4, 2, 2), recompute="none", micro_batch=192)
     chunks = 192 * 64 / 4096
-    assert found["all_reduce", "xy", "forward", "loss"] == (chunks * long.global_batch / (4 * 192), 8 * 4096)
+    assert found["all_reduce", "xy", "forward", "loss.sums"] == (chunks * long.global_batch / (4 * 192), 8 * 4096)
 
 
 def test_splitting_the_micro_batch_halves_messages_not_bytes(nano: Model) -> None:
