@@ -1,8 +1,9 @@
 """Memory of one rank at the peak of a step, item by item, in bytes.
 
 The peak is reached in the head or in the backward pass of the last block, when every saved activation
-is alive; the two phases do not hold their temporaries together. Sizes follow the program: main weights split over x, y and z; gathered weights and their
-gradients in the compute type; statistics of norms always saved. Symbols as in `program.size`.
+is alive; the two phases do not hold their temporaries together. Sizes follow the program: main weights
+split over x, y and z; gathered weights and their gradients in the compute type; statistics of norms
+always saved. Symbols as in `program.size`.
 """
 
 from __future__ import annotations
