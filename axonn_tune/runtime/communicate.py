@@ -7,38 +7,16 @@ all-to-all and a local sum in rank order, which sends half the bytes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from axonn_tune.program.operations import Phase
+from axonn_tune.runtime.ledger import Entry, Ledger
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.specs.machine import CollectiveKind
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What the program also says of a collective: the same fields, the bytes of the full buffer."""
-
-    op: CollectiveKind
-    axis: str
-    phase: Phase
-    layer: str
-    size_bytes: int
-
-
-@dataclass
-class Ledger:
-    """Collectives issued, counted."""
-
-    counts: Counter[Entry] = field(default_factory=Counter)
-
-    def record(self, entry: Entry) -> None:
-        """Count one call."""
-        self.counts[entry] += 1
 
 
 class Pending:

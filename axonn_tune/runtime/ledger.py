@@ -1,0 +1,104 @@
+"""What was sent: every collective a rank issued, and where that differs from the program.
+
+The program says what a step must send; the ledger what it did send. They must agree on operation,
+axis, phase, layer, bytes and count; a difference means that prediction and execution are not about
+the same thing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import floor, prod
+from typing import TypeAlias
+
+from axonn_tune.grid import Grid, split_axes
+from axonn_tune.program.dimensions import dimensions, loss_chunks
+from axonn_tune.program.operations import Phase
+from axonn_tune.program.size import Value
+from axonn_tune.program.step import StepProgram
+from axonn_tune.specs.machine import CollectiveKind
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Workload
+
+Term: TypeAlias = tuple[CollectiveKind, str, Phase, str]
+"""Operation, axis, phase and layer: what a collective is called."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the program also says of a collective: the same fields, the bytes of the full buffer."""
+
+    op: CollectiveKind
+    axis: str
+    phase: Phase
+    layer: str
+    size_bytes: int
+
+    @property
+    def term(self) -> Term:
+        """The entry without its size."""
+        return self.op, self.axis, self.phase, self.layer
+
+
+@dataclass
+class Ledger:
+    """Collectives issued, counted."""
+
+    counts: Counter[Entry] = field(default_factory=Counter)
+
+    def record(self, entry: Entry) -> None:
+        """Count one call."""
+        self.counts[entry] += 1
+
+
+def step_values(
+    model: Model, workload: Workload, grid: Grid, *, micro_batch: int, kept_layers: int
+) -> dict[str, float]:
+    """Values of the program's symbols for one step of one rank."""
+    axes: dict[str, Value] = {axis: float(grid.axis_size(axis)) for axis in ("x", "y", "z", "data")}
+    axes["b"] = float(micro_batch)
+    chunks = float(loss_chunks(micro_batch * workload.sequence_length))
+    found = dimensions(model, workload, axes, chunks=chunks, floor=lambda value: float(floor(float(value))))
+    kept = {"kept": float(kept_layers), "unkept": float(model.layers - kept_layers)}
+    return {name: float(value) for name, value in found.items()} | kept
+
+
+def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[Entry]:
+    """What one rank sends in a step by the program: nothing over a group of one."""
+    counts: Counter[Entry] = Counter()
+    for collective, count in program.collectives():
+        calls = round(float(count.evaluate(values)))
+        if calls and prod(values[axis] for axis in split_axes(collective.axis)) > 1:
+            size = round(float(collective.size_bytes.evaluate(values)))
+            counts[Entry(collective.kind, collective.axis, collective.phase, collective.layer, size)] += calls
+    return counts
+
+
+def compare(ledger: Ledger, program: StepProgram, values: Mapping[str, float], *, steps: int = 1) -> list[str]:
+    """Each term that some steps sent otherwise than the program says, in words; empty if none.
+
+    `values` as by `step_values`.
+    """
+    planned: dict[Term, dict[int, int]] = {}
+    sent: dict[Term, dict[int, int]] = {}
+    for entry, count in expected(program, values).items():
+        planned.setdefault(entry.term, {})[entry.size_bytes] = count * steps
+    for entry, count in ledger.counts.items():
+        sent.setdefault(entry.term, {})[entry.size_bytes] = count
+    return [
+        f"{_name(term)}: the program says {_calls(planned.get(term, {}))}, sent were {_calls(sent.get(term, {}))}"
+        for term in [*planned, *(term for term in sent if term not in planned)]
+        if planned.get(term) != sent.get(term)
+    ]
+
+
+def _name(term: Term) -> str:
+    op, axis, phase, layer = term
+    return f"{op} over {axis}, {phase}, {layer}"
+
+
+def _calls(counts: Mapping[int, int]) -> str:
+    """Such as "4 × 1,024 bytes and 1 × 8 bytes"."""
+    return " and ".join(f"{count} × {size:,} bytes" for size, count in sorted(counts.items())) or "none"
