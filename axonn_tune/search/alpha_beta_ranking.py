@@ -12,9 +12,9 @@ from axonn_tune.cost.columns import Floats
 from axonn_tune.cost.single import Pricing
 from axonn_tune.cost.utilisation import performance
 from axonn_tune.grid import AXES
+from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.flops import executed_flops
 from axonn_tune.program.step import build_step
-from axonn_tune.search.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.search.entries import Entry, Sizes, term_entries
 from axonn_tune.search.ranking import Candidate, Problem, Ranking, Searched, ranking_metric
 from axonn_tune.search.space import Fitting

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from axonn_tune.grid import divisors
-from axonn_tune.search.constraints import MEMORY
+from axonn_tune.program.constraints import MEMORY
 from axonn_tune.search.ranking import Problem
 from axonn_tune.search.space import Fitting, Limits, Shapes, fit_memory, list_grids, list_shapes
 from axonn_tune.specs.workload import Recompute

@@ -14,9 +14,9 @@ from axonn_tune.cost.compute import compute_rates
 from axonn_tune.cost.single import Configuration, Pricing, price_configuration
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES, Grid
+from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import build_step
-from axonn_tune.search.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.search.space import (
     ORDERS,
     Fitting,

@@ -16,10 +16,10 @@ from axonn_tune.cost.arithmetic import COLUMNS
 from axonn_tune.cost.columns import Candidates, Floats, Integers
 from axonn_tune.cost.memory import memory_limit_bytes, price_memory
 from axonn_tune.grid import AXES, GroupShape, distinct_orders, divisors, factorizations, merged_shape
+from axonn_tune.program.constraints import Constraint, constraints
 from axonn_tune.program.dimensions import dimensions, loss_chunks
 from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.program.size import Value
-from axonn_tune.search.constraints import Constraint, constraints
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
