@@ -50,6 +50,7 @@ _COMMANDS = {
     "compare": ("axonn_tune.cli.compare", "compare"),
     "models": ("axonn_tune.cli.documents", "models_group"),
     "machines": ("axonn_tune.cli.documents", "machines_group"),
+    "data": ("axonn_tune.cli.data", "data_command"),
     "completion": ("axonn_tune.cli.completion", "completion_command"),
 }
 _DEFAULT = "search"

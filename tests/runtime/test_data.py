@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -138,7 +139,7 @@ def test_token_file_reads_back(vocab: int, item_bytes: int, tmp_path: Path) -> N
     ],
     ids=["short", "long", "no ids", "other file", "empty", "version", "item size"],
 )
-def test_broken_token_files_are_refused(change, message: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_broken_token_files_are_refused(change: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
     """Guards that nothing is trained on bytes that are no tokens."""
     path = tmp_path / "t.bin"
     written(path, 50)

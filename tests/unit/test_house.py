@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": VOCABULARY | {"specs", "program", "cost", "search"},
     "baselines": VOCABULARY | {"specs", "program", "cost", "search"},
     "report": VOCABULARY | {"specs", "program", "cost", "search", "launch", "baselines"},
-    "cli": VOCABULARY | {"specs", "program", "cost", "search", "launch", "baselines", "report"},
+    "cli": VOCABULARY | {"specs", "program", "cost", "search", "launch", "baselines", "report", "runtime"},
 }
 # Libraries that stay in some layers, and those that may not be imported while a file is.
 STAYS_IN = {"pydantic": {"specs"}, "rich": {"report", "cli"}, "torch": {"runtime"}, "click": {"cli"}}

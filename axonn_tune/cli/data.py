@@ -1,0 +1,86 @@
+"""`axonn-tune data`: text to a token file that a launch config can name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+import click
+
+_SECONDS_BETWEEN_REPORTS = 0.2
+
+
+@click.command("data", short_help="Turn text files into a token file.")
+@click.argument("paths", nargs=-1, metavar="[PATHS]...")
+@click.option("-o", "--output", required=True, metavar="FILE", help="Token file to write.")
+@click.option(
+    "--tokenizer",
+    default="bytes",
+    show_default=True,
+    metavar="bytes|FILE.json",
+    help="Every byte its own id, or a Hugging Face tokenizer.json, which needs the library `tokenizers`.",
+)
+@click.option(
+    "--include",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="Files to take from folders; may be repeated.  [default: *.txt, *.md, *.rst, *.py]",
+)
+@click.option(
+    "--python-stdlib", is_flag=True, help="Add the source of Python's standard library, which is always there."
+)
+@click.option("--vocab", type=click.IntRange(min=1), help="Fail if the tokenizer has more ids than this.")
+@click.help_option("-h", "--help")
+def data_command(
+    *,
+    paths: tuple[str, ...],
+    output: str,
+    tokenizer: str,
+    patterns: tuple[str, ...],
+    python_stdlib: bool,
+    vocab: int | None,
+) -> None:
+    """Turn text files and folders into one token file, for `data: {path: FILE}` in a launch config.
+
+    With the default tokenizer there are 257 ids: the bytes, and an end-of-text mark after each file.
+    The file is written under another name and renamed when it is complete.
+    """
+    from axonn_tune.errors import UsageError
+    from axonn_tune.runtime import tokenizers
+    from axonn_tune.runtime.tokens import write_tokens
+
+    if not paths and not python_stdlib:
+        raise UsageError("nothing to read: name files or folders, or give --python-stdlib")
+    sources = [Path(path) for path in paths] + [tokenizers.standard_library()] * python_stdlib
+    files = tokenizers.text_files(sources, patterns=patterns or tokenizers.TEXT_PATTERNS)
+    chosen = tokenizers.tokenizer_named(tokenizer)
+    if vocab is not None and chosen.vocab > vocab:
+        raise UsageError(f"tokenizer {chosen.name!r} has {chosen.vocab:,} ids, --vocab allows {vocab:,}")
+    total_bytes = sum(file.stat().st_size for file in files)
+    ids = tokenizers.encoded(files, chosen, on_read=_progress(total_bytes))
+    header = write_tokens(output, ids, vocab=chosen.vocab, tokenizer=chosen.name)
+    if sys.stderr.isatty():
+        click.echo("\r\033[K", nl=False, err=True)
+    click.echo(
+        f"wrote {output}: {header.count:,} tokens from {total_bytes / 1e6:,.1f} MB of text, "
+        f"vocabulary {header.vocab:,} ({header.tokenizer})"
+    )
+
+
+def _progress(total_bytes: int) -> Callable[[int], None]:
+    """Shows on a terminal how much was read, and nothing in a log."""
+    if not sys.stderr.isatty():
+        return lambda size: None
+    read, shown_at = 0, monotonic()
+
+    def advance(size: int) -> None:
+        nonlocal read, shown_at
+        read += size
+        if monotonic() - shown_at >= _SECONDS_BETWEEN_REPORTS:
+            shown_at = monotonic()
+            click.echo(f"\r{read / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB", nl=False, err=True)
+
+    return advance
