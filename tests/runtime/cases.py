@@ -1,0 +1,125 @@
+"""What is run on each grid: every grid with both families, the other dimensions so that every pair of values meets."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from axonn_tune.grid import PAPER_ORDER, Grid, distinct_orders, divisors, factorizations
+from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.launch import Optimizer
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
+
+WORLDS = (1, 2, 3, 4, 6, 8)
+BATCH, SEQUENCE, STEPS = 24, 16, 5
+WORKLOAD = Workload(global_batch=BATCH, sequence_length=SEQUENCE, precision="fp64")
+MOST_ACCUMULATION = 4
+# As many as are looked at for each slot of the covering.
+CANDIDATES = 40
+
+# Tied tables, biases, kv heads: every pair of values of two of them is there.
+SHAPES = ((True, True, 24), (False, True, 12), (True, False, 12), (False, False, 24))
+FAMILIES = {"gpt": "nano", "llama": "nano-llama"}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the serial run depends on."""
+
+    family: str
+    tied: bool
+    biases: bool
+    kv_heads: int
+    clipping: bool
+
+    @property
+    def model(self) -> Model:
+        """The model document."""
+        document = load_model(FAMILIES[self.family]).document
+        change = {"tied_embeddings": self.tied, "biases": self.biases, "kv_heads": self.kv_heads}
+        return document.model_copy(update=change)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Options under which clipping acts in every step, or never."""
+        clip = 0.1 if self.clipping else None
+        return Optimizer(
+            learning_rate=1e-3, minimum_learning_rate=1e-4, warmup_steps=2, decay_steps=4, gradient_clip_norm=clip
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run on a grid."""
+
+    training: Training
+    grid: Grid
+    micro_batch: int
+    recompute: Recompute
+    kept_layers: int
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches in a step."""
+        return BATCH // (self.grid.z * self.grid.data * self.micro_batch)
+
+    def __str__(self) -> str:
+        grid, training = self.grid, self.training
+        sizes = "x".join(str(grid.axis_size(axis)) for axis in ("x", "y", "z", "data"))
+        wide = "".join(axis[0] for axis in grid.order if grid.axis_size(axis) > 1)
+        tied, biased = "tied" if training.tied else "untied", "biased" if training.biases else "unbiased"
+        clipped = "clipped" if training.clipping else "unclipped"
+        run = f"{self.accumulation}x{self.micro_batch}-{self.recompute}-kept{self.kept_layers}"
+        return f"{sizes}-{wide or 'one'}-{training.family}-{tied}-{biased}-kv{training.kv_heads}-{run}-{clipped}"
+
+    def values(self) -> tuple[object, ...]:
+        """What the covering looks at, all but the grid."""
+        innermost = next((axis for axis in self.grid.order if self.grid.axis_size(axis) > 1), None)
+        shape = (self.training.tied, self.training.biases, self.training.kv_heads)
+        return shape, self.training.clipping, self.recompute, self.kept_layers, self.accumulation, innermost
+
+
+def grids() -> list[Grid]:
+    """Every grid of 1, 2, 3, 4, 6 and 8 ranks, and the one of 16 that has every axis wide."""
+    found = [Grid(*(int(size) for size in row)) for world in WORLDS for row in factorizations(world)]
+    return [*found, Grid(2, 2, 2, 2)]
+
+
+def cases() -> list[Case]:
+    """One case for each grid and family, together covering every pair of the other dimensions' values."""
+    chosen: list[Case] = []
+    chance = random.Random(0)
+    covered: dict[str, set[object]] = {family: set() for family in FAMILIES}
+    for grid, family in itertools.product(grids(), FAMILIES):
+        candidates = [_candidate(grid, family, chance) for _ in range(CANDIDATES)]
+        best = max(candidates, key=lambda case: len(pairs(case) - covered[case.training.family]))
+        covered[family] |= pairs(best)
+        chosen.append(best)
+    return chosen
+
+
+def pairs(case: Case) -> set[object]:
+    """Every pair of values of a case, with the dimensions they belong to."""
+    return set(itertools.combinations(enumerate(case.values()), 2))
+
+
+def _candidate(grid: Grid, family: str, chance: random.Random) -> Case:
+    sizes = (grid.x, grid.y, grid.z, grid.data)
+    share = BATCH // (grid.z * grid.data)
+    shape = chance.choice([shape for shape in SHAPES if shape[2] % grid.x == 0])
+    steps = chance.choice([steps for steps in divisors(share) if steps <= MOST_ACCUMULATION])
+    return Case(
+        training=Training(family, *shape, clipping=chance.random() < 0.5),
+        grid=replace(grid, order=chance.choice(distinct_orders(sizes)) if grid.world > 1 else PAPER_ORDER),
+        micro_batch=share // steps,
+        recompute=chance.choice(RECOMPUTES),
+        kept_layers=chance.choice([0, 1, 2]),
+    )
+
+
+def trainings(chosen: list[Case]) -> Iterator[Training]:
+    """Each serial run that the cases are compared with, once."""
+    yield from dict.fromkeys(case.training for case in chosen)

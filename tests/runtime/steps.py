@@ -1,0 +1,206 @@
+"""What a rank does in a test: train one case, and hold it against the serial run, its own twin and the program."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from axonn_tune.grid import Grid
+from axonn_tune.program.step import build_step
+from axonn_tune.runtime.communicate import Communicator
+from axonn_tune.runtime.ledger import Ledger, compare, step_values
+from axonn_tune.runtime.mesh import Mesh, build_mesh
+from axonn_tune.runtime.optimizer import AdamW, Parameter, learning_rate, parameter_name
+from axonn_tune.runtime.parameters import Matrix
+from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.transformer import Transformer
+from axonn_tune.specs.workload import OVERLAPS, Overlap
+from tests.runtime.cases import BATCH, SEQUENCE, STEPS, WORKLOAD, Case, Training
+from tests.runtime.reference import Record, Tensors, train
+
+SEED = 3
+GRADIENTS, PARAMETERS, SCALARS = 1e-12, 1e-10, 1e-12
+"""Largest deviations: of gradients and parameters relative to the largest element of the tensor."""
+COMPARED_GRADIENTS = (0, STEPS - 1)
+"""Steps whose gradients are held against the serial run's."""
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class Report:
+    """What one rank found: problems in words, and the largest deviation of each kind."""
+
+    problems: list[str] = field(default_factory=list)
+    worst: dict[str, float] = field(default_factory=dict)
+
+    def hold(self, kind: str, name: str, deviation: float, most: float) -> None:
+        """Note a deviation, and complain where it is too large."""
+        self.worst[kind] = max(self.worst.get(kind, 0.0), deviation)
+        if not deviation <= most:
+            self.problems.append(f"{kind} of {name} deviates by {deviation:.2e}, more than {most:.0e}")
+
+
+def batches(vocab: int) -> list[Batch]:
+    """Tokens and targets of each step, over all ranks."""
+    tokens = torch.randint(0, vocab, (STEPS, BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
+    return [(step[:, :-1], step[:, 1:]) for step in tokens]
+
+
+def transformer(case: Case, mesh: Mesh, ledger: Ledger, overlaps: Collection[Overlap]) -> Transformer:
+    """The case's model on this rank, in fp64."""
+    wide, device = torch.float64, torch.device("cpu")
+    settings = Settings(wide, wide, wide, frozenset(overlaps), case.recompute, case.kept_layers, device)
+    return Transformer(case.training.model, Communicator(mesh, ledger), settings, sequence=SEQUENCE, seed=SEED)
+
+
+def accumulate(model: Transformer, case: Case, batch: Batch) -> torch.Tensor:
+    """Gradients of one step of this rank's part of a batch, complete; its share of the loss."""
+    mesh = model.communicator.mesh
+    place = mesh.coordinate("data") * mesh.grid.z + mesh.coordinate("z")
+    tokens, targets = (whole.chunk(mesh.grid.z * mesh.grid.data)[place] for whole in batch)
+    parts = list(zip(tokens.split(case.micro_batch), targets.split(case.micro_batch), strict=True))
+    losses = [
+        model.micro_batch(*part, scale=1 / (BATCH * SEQUENCE), last=number == len(parts) - 1)
+        for number, part in enumerate(parts)
+    ]
+    model.finish_gradients()
+    return torch.stack(losses).sum()
+
+
+def serial(training: Training) -> Record:
+    """The serial run, from the weights that the runtime begins with on one rank."""
+    one = Case(training, Grid(), micro_batch=BATCH, recompute="none", kept_layers=0)
+    store = transformer(one, build_mesh(Grid()), Ledger(), ()).store
+    weights = {parameter_name(parameter): parameter.main for parameter in (*store.matrices, *store.vectors)}
+    rates = [learning_rate(training.optimizer, step) for step in range(STEPS)]
+    return train(training.model, weights, batches(training.model.vocab), training.optimizer, rates=rates)
+
+
+def check(case: Case, record_path: Path) -> Report:
+    """Train a case on this rank's place in its grid, with every overlap, and compare all there is to compare."""
+    record: Record = torch.load(record_path, mmap=True, weights_only=False)
+    mesh, ledger, report = build_mesh(case.grid), Ledger(), Report()
+    try:
+        twin = transformer(case, mesh, twin_ledger := Ledger(), ())
+        twin_loss = accumulate(twin, case, batches(case.training.model.vocab)[0])
+        model = transformer(case, mesh, ledger, OVERLAPS)
+        optimizer = AdamW(model.store, model.communicator, case.training.optimizer)
+        for step, batch in enumerate(batches(case.training.model.vocab)):
+            loss = accumulate(model, case, batch)
+            if step == 0:
+                report.problems += differences((model, loss), (twin, twin_loss))
+            if step in COMPARED_GRADIENTS:
+                expected = record.gradients[step]
+                compare_tensors(report, case, f"gradient {step}", gradients(optimizer), expected, record.norms[step])
+            result = optimizer.step(loss)
+            report.hold("loss", f"step {step}", relative(result.loss, record.losses[step]), SCALARS)
+            report.hold("norm", f"step {step}", relative(result.gradient_norm, record.norms[step]), SCALARS)
+        compare_tensors(report, case, "parameter", weights(optimizer), record.parameters, None)
+        report.problems += sent_otherwise(case, ledger, steps=STEPS)
+        report.problems += [f"without overlap: {said}" for said in sent_otherwise(case, twin_ledger, steps=1)]
+    finally:
+        leave(mesh)
+    return report
+
+
+def differences(one: tuple[Transformer, torch.Tensor], other: tuple[Transformer, torch.Tensor]) -> list[str]:
+    """Names of gradients, or the loss, that two runs do not have in common bit for bit."""
+    pairs = zip(parameters(one[0]), parameters(other[0]), strict=True)
+    found = [parameter_name(mine) for mine, theirs in pairs if not torch.equal(mine.gradient, theirs.gradient)]
+    if not torch.equal(one[1], other[1]):
+        found.append("the loss")
+    return [f"with overlap {name} is not what it is without" for name in found]
+
+
+def parameters(model: Transformer) -> list[Parameter]:
+    """Everything a rank stores."""
+    return [*model.store.matrices, *model.store.vectors]
+
+
+def gradients(optimizer: AdamW) -> list[tuple[Parameter, torch.Tensor]]:
+    """Each parameter with its gradient."""
+    return [(parameter, parameter.gradient) for parameter in optimizer.parameters]
+
+
+def weights(optimizer: AdamW) -> list[tuple[Parameter, torch.Tensor]]:
+    """Each parameter with its value."""
+    return [(parameter, parameter.main) for parameter in optimizer.parameters]
+
+
+def compare_tensors(
+    report: Report,
+    case: Case,
+    kind: str,
+    tensors: list[tuple[Parameter, torch.Tensor]],
+    expected: Tensors,
+    norm: float | None,
+) -> None:
+    """Hold shards against the serial run's tensors; `norm`: of the whole gradient, None for parameters.
+
+    Key biases of a model without rotary positions change nothing, so what they have is rounding: their
+    gradients are held against the norm, their values against the learning rate.
+    """
+    most = PARAMETERS if norm is None else GRADIENTS
+    rounding = case.training.optimizer.learning_rate if norm is None else norm
+    for parameter, tensor in tensors:
+        name = parameter_name(parameter)
+        whole = expected[name]
+        for part, columns, scale in _parts(case, name, whole, rounding):
+            mine, theirs = _overlap(parameter, tensor, whole)
+            chosen = columns[parameter.piece.start : parameter.piece.stop] if part else slice(None)
+            if theirs.numel() and theirs[chosen].numel():
+                deviation = float((mine[chosen] - theirs[chosen]).abs().max()) / scale
+                report.hold(kind, f"{name}{part}", deviation, most)
+        if isinstance(parameter, Matrix):
+            padding = tensor[len(_overlap(parameter, tensor, whole)[1]) :]
+            report.hold("padding", name, float(padding.abs().sum()), 0.0)
+
+
+def _parts(case: Case, name: str, whole: torch.Tensor, rounding: float) -> Iterator[tuple[str, torch.Tensor, float]]:
+    """`(what, which columns, scale)`: a tensor as it is, or qkv biases as keys and others."""
+    model, every = case.training.model, torch.ones(0)
+    if name.endswith("qkv.bias") and model.learned_positions:
+        each = model.heads // model.kv_heads
+        keys = torch.arange(len(whole)) // model.head_dim % (each + 2) == each
+        yield " (keys)", keys, rounding
+        yield " (queries, values)", ~keys, float(whole[~keys].abs().max())
+    else:
+        yield "", every, float(whole.abs().max())
+
+
+def _overlap(parameter: Parameter, tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The part of a shard that is no padding, and the same part of the whole tensor."""
+    if not isinstance(parameter, Matrix):
+        return tensor, whole[parameter.piece.start : parameter.piece.stop]
+    rows, columns = parameter.row_range, parameter.column_range
+    theirs = whole[rows.start : rows.stop, columns.start : columns.stop]
+    return tensor[: len(theirs)], theirs
+
+
+def sent_otherwise(case: Case, ledger: Ledger, *, steps: int) -> list[str]:
+    """Where a ledger differs from the program; without optimizer there is no gradient norm."""
+    training = case.training
+    program = build_step(training.model, WORKLOAD, recompute=case.recompute)
+    values = step_values(
+        training.model, WORKLOAD, case.grid, micro_batch=case.micro_batch, kept_layers=case.kept_layers
+    )
+    assert values["A"] == case.accumulation, "the test's own arithmetic"
+    found = compare(ledger, program, values, steps=steps)
+    return found if steps > 1 else [said for said in found if "gradient_norm" not in said]
+
+
+def leave(mesh: Mesh) -> None:
+    """Destroy the process groups of a mesh, but not the world's."""
+    for group in {id(group): group for group in mesh.groups.values() if group is not None}.values():
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
+
+
+def relative(value: float, expected: float) -> float:
+    """Deviation relative to what is expected."""
+    return abs(value - expected) / abs(expected)

@@ -1,0 +1,44 @@
+"""Training on a grid is training on one rank: the same numbers, from the collectives the program lists.
+
+Each case trains five steps in fp64 with every overlap, and one without. `steps.check` runs on every
+rank and returns what it finds wrong; the tests here only ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runtime import steps
+from tests.runtime.cases import Case, Training, cases
+from tests.runtime.pool import Pools
+
+Serial = Callable[[Training], Path]
+
+
+@pytest.fixture(scope="session")
+def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
+    """Path of the serial run's record, which is made when it is first asked for."""
+    folder, known = tmp_path_factory.mktemp("serial"), dict[Training, Path]()
+
+    def path(training: Training) -> Path:
+        if training not in known:
+            known[training] = folder / f"{len(known)}.pt"
+            torch.save(steps.serial(training), known[training])
+        return known[training]
+
+    return path
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_grid_trains_as_one_rank_does(case: Case, pools: Pools, serial: Serial) -> None:
+    """Guards the 4D algorithm: gradients, loss, norm and weights of the serial run within rounding.
+
+    And with it that overlap changes no bit, and that what was sent is what the program says.
+    """
+    reports = pools(case.grid.world).run(steps.check, case, serial(case.training))
+    problems = {problem: rank for rank, report in reversed(list(enumerate(reports))) for problem in report.problems}
+    assert not problems, "\n".join(f"rank {rank}: {problem}" for problem, rank in problems.items())
