@@ -14,6 +14,7 @@ from axonn_tune.cost.compute import ComputeRates, compute_rates
 from axonn_tune.cost.durations import Clock, compute_s
 from axonn_tune.cost.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.cost.timeline import Interval, Timeline
+from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import dimensions, loss_chunks
 from axonn_tune.program.flops import executed_flops
@@ -75,7 +76,7 @@ class Pricing:
     @property
     def exposed_communication_s(self) -> float:
         """Time of the step in which nothing is computed, s."""
-        return max(self.iteration_s - self.compute_s, 0.0)
+        return float(exposed_s(self.iteration_s, self.compute_s))
 
 
 def price_configuration(model: Model, machine: Machine, workload: Workload, configuration: Configuration) -> Pricing:

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from axonn_tune.cost.arithmetic import Column
 from axonn_tune.program.flops import model_flops, step_tokens
 from axonn_tune.specs.machine import Machine, Uncertainty
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
+
+ROUNDING = 1e-9
+"""Waiting below this share of a step is what rounding leaves of sums made in another order."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +30,17 @@ class Performance:
     hfu: float
 
 
-def interval_s(compute_s: Column, exposed_s: Column, uncertainty: Uncertainty) -> tuple[Column, Column]:
+def exposed_s(iteration_s: Column, compute_s: Column) -> Column:
+    """Time of a step in which nothing is computed, s; exactly 0 where it is rounding noise."""
+    waiting_s = iteration_s - compute_s
+    return np.where(waiting_s < ROUNDING * iteration_s, 0.0, waiting_s)
+
+
+def interval_s(compute_s: Column, waiting_s: Column, uncertainty: Uncertainty) -> tuple[Column, Column]:
     """Lower and upper bound of a step time, s: each part less and more its relative half-width."""
     return (
-        compute_s * (1.0 - uncertainty.compute) + exposed_s * (1.0 - uncertainty.communication),
-        compute_s * (1.0 + uncertainty.compute) + exposed_s * (1.0 + uncertainty.communication),
+        compute_s * (1.0 - uncertainty.compute) + waiting_s * (1.0 - uncertainty.communication),
+        compute_s * (1.0 + uncertainty.compute) + waiting_s * (1.0 + uncertainty.communication),
     )
 
 
@@ -45,7 +56,7 @@ def performance(
 ) -> Performance:
     """Performance of one candidate; `executed_flops` are those of one rank."""
     peak = machine.accelerator.peak_flops_per_s(workload.precision)
-    low_s, high_s = interval_s(compute_s, max(iteration_s - compute_s, 0.0), machine.uncertainty)
+    low_s, high_s = interval_s(compute_s, exposed_s(iteration_s, compute_s), machine.uncertainty)
     return Performance(
         tokens_per_s=step_tokens(workload) / iteration_s,
         low_s=float(low_s),

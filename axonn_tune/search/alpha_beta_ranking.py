@@ -10,7 +10,7 @@ import numpy as np
 
 from axonn_tune.cost.columns import Floats
 from axonn_tune.cost.single import Pricing
-from axonn_tune.cost.utilisation import performance
+from axonn_tune.cost.utilisation import exposed_s, performance
 from axonn_tune.grid import AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.flops import executed_flops
@@ -73,8 +73,8 @@ class AlphaBetaRanking:
         if problem.rank_by != "iteration":
             return metric * (1.0 - uncertainty.communication), metric * (1.0 + uncertainty.communication)
         compute_s = columns.compute_s[rows]
-        exposed_s = np.maximum(metric - compute_s, 0.0) * uncertainty.communication
-        return metric - exposed_s, metric + exposed_s
+        half_s = np.asarray(exposed_s(metric, compute_s)) * uncertainty.communication
+        return metric - half_s, metric + half_s
 
     def entry(self, position: int, *, terms: bool) -> Entry:
         """The entry at a place of the ranking, from 0; `terms`: with every collective."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, Prices, RouteTable, route_table
 from axonn_tune.cost.compute import compute_rates
 from axonn_tune.cost.single import Configuration, Pricing, price_configuration
+from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES, Grid
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
@@ -78,7 +79,7 @@ class Candidate:
     @property
     def exposed_communication_s(self) -> float:
         """Time of the step in which nothing is computed, s."""
-        return max(self.iteration_s - self.compute_s, 0.0)
+        return float(exposed_s(self.iteration_s, self.compute_s))
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,9 @@ def _check(problem: Problem) -> None:
             f"sequence length {workload.sequence_length} exceeds the position table of {model.name} "
             f"({model.max_sequence_length})"
         )
+    kept = problem.limits.kept_layers
+    if kept is not None and kept > model.layers:
+        raise UsageError(f"--kept-layers {kept}: {model.name} has {model.layers} layers")
     if workload.precision not in problem.machine.accelerator.peak_tflops:
         known = ", ".join(problem.machine.accelerator.peak_tflops)
         raise UsageError(
@@ -279,7 +283,7 @@ def ranking_metric(columns: Columns, *, rank_by: RankBy) -> Floats:
         return columns.communication_s
     if rank_by == "iteration":
         return columns.iteration_s
-    return np.maximum(columns.iteration_s - columns.compute_s, 0.0)
+    return np.asarray(exposed_s(columns.iteration_s, columns.compute_s))
 
 
 def _first_of_each(grid: NDArray[np.int64], rows: Integers) -> Integers:

@@ -58,6 +58,7 @@ def fails(line: str, *, code: int) -> Finished:
         ("--gpus 8 --model 5b --x 3", "8 GPUs cannot be arranged with x = 3"),
         ("--gpus 8 --model 5b --x 4 --z 4", "x = 4, z = 4: 16 does not divide them"),
         ("--gpus 8 --model 5b --seq 4096", "sequence length 4096 exceeds the position table"),
+        ("--gpus 64 --model 20b --kept-layers 99", "--kept-layers 99: 20b has 32 layers"),
         ("--gpus 8 --model 5b --emit slurm", "give -o FILE too"),
         ("--gpus 8 --model 5b --pick 3", "give -o FILE too"),
         ("--gpus 64 --model 20b --pick 300 -o launch.yaml", "configurations are ranked"),

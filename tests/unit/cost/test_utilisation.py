@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from axonn_tune.cost.utilisation import interval_s, performance
+from axonn_tune.cost.utilisation import exposed_s, interval_s, performance
 from axonn_tune.program.flops import model_flops
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Uncertainty
@@ -39,3 +40,14 @@ def test_performance_by_hand() -> None:
     assert found.mfu == pytest.approx(model_flops(model, WORKLOAD) / (40.0 * 1024 * 312e12))
     assert found.hfu == pytest.approx(0.5)
     assert found.low_s < 40.0 < found.high_s
+
+
+def test_rounding_is_no_waiting() -> None:
+    """Guards exposed time: noise of either sign is exactly 0, the rest untouched, columns and numbers alike."""
+    compute_s = 0.8984894338285713
+    steps_s = [0.8984894338285716, compute_s, compute_s - 1e-16, compute_s + 1e-6, 2.0]
+    expected = [0.0, 0.0, 0.0, steps_s[3] - compute_s, 2.0 - compute_s]
+    assert [float(exposed_s(step_s, compute_s)) for step_s in steps_s] == expected
+    column = np.asarray(exposed_s(np.array(steps_s), np.full(5, compute_s)))
+    assert column.tolist() == expected
+    assert not np.signbit(column).any()
