@@ -1,0 +1,48 @@
+"""One rank of a run: `torchrun --nproc-per-node N -m axonn_tune.runtime launch.yaml`, or srun, or alone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from axonn_tune.errors import AxonnTuneError
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run this process's rank; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m axonn_tune.runtime", description=__doc__)
+    parser.add_argument("launch", help="launch config, as written by `axonn-tune -o`")
+    parser.add_argument("--steps", type=_count, metavar="N", help="train up to this step instead of the config's")
+    parser.add_argument("--resume", action="store_true", help="fail if there is no checkpoint to resume from")
+    parser.add_argument("--directory", type=Path, metavar="DIR", help="for metrics; default: runs/<time>-<model>")
+    chosen = parser.parse_args(arguments)
+    from axonn_tune.runtime.launching import Options, Rank, place_of, say_why
+
+    options = Options(chosen.steps, chosen.resume, chosen.directory)
+    try:
+        place = place_of(os.environ)
+        launch = load_document(chosen.launch, schema=Launch)
+    except AxonnTuneError as error:
+        if os.environ.get("RANK", "0") == "0":
+            say_why(str(error))
+        return error.exit_code
+    return Rank(launch, options, place).run()
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: it would wait for threads of torch, which wait for ranks that may be gone.
+    os._exit(code)

@@ -1,0 +1,77 @@
+"""The training loop: steps, metrics, checkpoints, and stopping on a signal at a step all ranks agree on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+from axonn_tune.runtime.checkpoint import Checkpointer
+from axonn_tune.runtime.metrics import Metrics
+from axonn_tune.runtime.trainer import Trainer
+from axonn_tune.runtime.watch import Watch
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+
+
+@dataclass
+class Loop:
+    """Runs a trainer up to a number of steps. `watch` is None for a rank alone."""
+
+    trainer: Trainer
+    metrics: Metrics
+    watch: Watch | None
+    checkpointer: Checkpointer | None
+    every_steps: int
+    after_first: Callable[[], None]
+    _signalled: bool = False
+    _stop_after: int | None = None
+
+    def run(self, steps: int) -> bool:
+        """Train until `steps` are done; False if a signal ended it before, with the state saved if it can be."""
+        done, first = self.trainer.optimizer.steps_done, True
+        self._note_signals()
+        while done < steps:
+            began_s = time.perf_counter()
+            result = self.trainer.step(done, before_end=self._agree)
+            self.trainer.synchronize()
+            done += 1
+            self.metrics.step(done, result, step_s=time.perf_counter() - began_s)
+            if first:
+                self.after_first()
+                first = False
+            stopping = self._stops(done)
+            if self.checkpointer is not None and (stopping or done % self.every_steps == 0 or done == steps):
+                self.checkpointer.save()
+            if stopping:
+                break
+        if self.checkpointer is not None:
+            self.checkpointer.close()
+        return done >= steps
+
+    def _agree(self, step: int) -> None:
+        """Pass on a signal; rank 0 has all stop after this step, which none can end before rank 0 goes on."""
+        watch = self.watch
+        if watch is None:
+            if self._signalled:
+                self._stop_after = step
+            return
+        if self._signalled and not watch.asked_to_stop:
+            watch.ask_to_stop()
+        if watch.rank == 0 and watch.asked_to_stop and watch.stop_after is None:
+            watch.agree_to_stop(step)
+
+    def _stops(self, done: int) -> bool:
+        stop_after = self._stop_after if self.watch is None else self.watch.stop_after
+        return stop_after is not None and done > stop_after
+
+    def _note_signals(self) -> None:
+        """Note SIGTERM and SIGUSR2 instead of dying of them; to the end, for whoever saves last."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signalled = True
+
+        for one in STOP_SIGNALS:
+            signal.signal(one, note)
