@@ -1,0 +1,144 @@
+"""What a rank does in a test of checkpoints."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from axonn_tune.errors import AxonnTuneError
+from axonn_tune.grid import Grid
+from axonn_tune.runtime.checkpoint import Checkpointer, Run
+from axonn_tune.runtime.communicate import Communicator
+from axonn_tune.runtime.data import Share, SyntheticTokens
+from axonn_tune.runtime.ledger import Ledger
+from axonn_tune.runtime.mesh import Mesh, build_mesh
+from axonn_tune.runtime.optimizer import AdamW, Parameter, StepResult
+from axonn_tune.runtime.parameters import Vector
+from axonn_tune.runtime.pieces import piece_of
+from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.transformer import Transformer
+from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.launch import Optimizer
+from axonn_tune.specs.model import Model
+
+BATCH, SEQUENCE = 12, 16
+RUN = Run(global_batch=BATCH, sequence_length=SEQUENCE, seed=5, data_seed=7)
+SMALL = {"layers": 1, "hidden": 48, "heads": 12, "kv_heads": 12, "head_dim": 4, "ffn": 96}
+# Neither divides by anything, so tables are padded on every grid but one of a single rank.
+MODEL = load_model("nano").document.model_copy(update={**SMALL, "vocab": 61, "max_sequence_length": 19})
+
+
+@dataclass
+class Trainee:
+    """A model in training on this rank."""
+
+    mesh: Mesh
+    model: Transformer
+    optimizer: AdamW
+    source: SyntheticTokens
+
+    def step(self) -> StepResult:
+        """The next step."""
+        tokens, targets = self.source.batch(self.optimizer.steps_done, 0)
+        loss = self.model.micro_batch(tokens, targets, scale=1 / (BATCH * SEQUENCE), last=True)
+        self.model.finish_gradients()
+        return self.optimizer.step(loss)
+
+    def checkpoints(self, folder: Path, *, keep: int = 3, run: Run = RUN) -> Checkpointer:
+        """Its checkpoints."""
+        return Checkpointer(folder, keep=keep, mesh=self.mesh, optimizer=self.optimizer, run=run)
+
+    def tensors(self) -> list[tuple[Parameter, torch.Tensor]]:
+        """Everything a checkpoint holds, padding included."""
+        moments = [(one, self.optimizer.moments(one)) for one in self.optimizer.parameters]
+        return [(one, tensor) for one, pair in moments for tensor in (one.main, pair.first, pair.second)]
+
+
+def trainee(grid: Grid, *, seed: int = RUN.seed, model: Model = MODEL) -> Trainee:
+    """A fresh one, in fp64."""
+    mesh = build_mesh(grid)
+    communicator, wide = Communicator(mesh, Ledger()), torch.float64
+    settings = Settings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"))
+    transformer = Transformer(model, communicator, settings, sequence=SEQUENCE, seed=seed)
+    options = Optimizer(learning_rate=1e-2, warmup_steps=1, decay_steps=10)
+    share = Share(
+        BATCH,
+        BATCH // (grid.data * grid.z),
+        1,
+        data=mesh.coordinate("data"),
+        data_size=grid.data,
+        z=mesh.coordinate("z"),
+        z_size=grid.z,
+    )
+    source = SyntheticTokens(model.vocab, RUN.data_seed, SEQUENCE, share)
+    return Trainee(mesh, transformer, AdamW(transformer.store, communicator, options), source)
+
+
+def marked(grid: Grid) -> Trainee:
+    """One whose every element tells the tensor and the place it belongs to, on any grid; padding stays zero."""
+    found = trainee(grid)
+    for number, (parameter, tensor) in enumerate(found.tensors()):
+        real = piece_of(parameter, tensor).values
+        if isinstance(parameter, Vector):
+            real.copy_(torch.arange(parameter.piece.start, parameter.piece.stop))
+        else:
+            rows = parameter.row_range.start + torch.arange(len(real))
+            columns = torch.arange(parameter.column_range.start, parameter.column_range.stop)
+            real.copy_(rows[:, None] * parameter.layout.columns + columns)
+        real += 1e6 * (number + 1)
+    return found
+
+
+def save_marked(grid: Grid, folder: Path, steps: int) -> None:
+    """Save a marked model; what changes while it is being written must not be in it."""
+    found = marked(grid)
+    found.optimizer.steps_done = steps
+    saver = found.checkpoints(folder)
+    saver.save()
+    for _, tensor in found.tensors():
+        tensor.zero_()
+    saver.close()
+
+
+def differs_after_loading(grid: Grid, folder: Path) -> list[str]:
+    """Tensors of this rank that a loaded checkpoint of a marked model gets wrong; padding counts."""
+    expected, found = marked(grid), trainee(grid, seed=RUN.seed + 1)
+    saver = found.checkpoints(folder)
+    step = saver.load_latest()
+    saver.close()
+    pairs = zip(expected.tensors(), found.tensors(), strict=True)
+    wrong = [f"tensor {number}" for number, (a, b) in enumerate(pairs) if not torch.equal(a[1], b[1])]
+    return wrong + [f"step {step}"] * (found.optimizer.steps_done != step)
+
+
+def losses(grid: Grid, folder: Path, steps: int, resume: bool) -> list[StepResult]:
+    """Train some steps and save after the last; `resume` begins from a checkpoint, with other initial weights."""
+    found = trainee(grid, seed=RUN.seed + resume)
+    saver = found.checkpoints(folder)
+    if resume:
+        assert saver.load_latest() is not None, "there is one"
+    results = [found.step() for _ in range(steps)]
+    saver.save()
+    saver.close()
+    return results
+
+
+def save_without_room(grid: Grid, folder: Path, without_room: int) -> str:
+    """Save while one rank may not write large files; the error."""
+    found = marked(grid)
+    found.optimizer.steps_done = 9
+    saver = found.checkpoints(folder)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if found.mesh.rank == without_room:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        saver.save()
+        saver.close()
+    except AxonnTuneError as error:
+        return f"{error.exit_code} {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return "saved"

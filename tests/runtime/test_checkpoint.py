@@ -1,0 +1,180 @@
+"""Checkpoints: any grid to any grid, whole or not there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from axonn_tune.errors import EnvironmentProblem, TrainingFailedError
+from axonn_tune.grid import Grid
+from axonn_tune.runtime import checkpoint
+from axonn_tune.runtime.folders import Folder
+from axonn_tune.runtime.pieces import described
+from tests.runtime import saving
+from tests.runtime.pool import Pools
+
+SERIAL = Grid()
+# By number of ranks, so that ranks are started once a number.
+SAVED_ON = [SERIAL, Grid(3, 1, 1, 1), Grid(2, 1, 2, 1), Grid(1, 2, 1, 2, order=("data", "z", "y", "x"))]
+LOADED_ON = [SERIAL, Grid(1, 1, 2, 1), Grid(1, 1, 3, 1), Grid(2, 2, 1, 1), Grid(1, 1, 2, 2), Grid(2, 1, 1, 2)]
+
+
+def name(grid: Grid) -> str:
+    """Axis sizes."""
+    return f"{grid.x}x{grid.y}x{grid.z}x{grid.data}"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> dict[str, Path]:
+    """A checkpoint of the same values from each of several grids."""
+    folders = {}
+    for number, grid in enumerate(SAVED_ON):
+        folders[name(grid)] = tmp_path_factory.mktemp(name(grid))
+        pools(grid.world).run(saving.save_marked, grid, folders[name(grid)], number + 1)
+    return folders
+
+
+@pytest.mark.parametrize("grid", LOADED_ON, ids=name)
+def test_any_grid_loads_what_any_other_saved(grid: Grid, saved: dict[str, Path], pools: Pools) -> None:
+    """Guards every element's place, moments and steps, bit for bit, and that padding stays zero."""
+    for folder in saved.values():
+        assert pools(grid.world).run(saving.differs_after_loading, grid, folder) == [[]] * grid.world
+
+
+def test_files_do_not_depend_on_copies_or_padding(saved: dict[str, Path]) -> None:
+    """Guards that replicas are saved once and padding never: all folders describe the same tensors."""
+    found = [described(folder / f"step-{number + 1}") for number, folder in enumerate(saved.values())]
+    assert all(one == found[0] for one in found)
+    assert found[0]["parameters.embedding"] == ((61, 48), torch.float64)
+    values = sum(torch.Size(size).numel() for size, _ in found[0].values())
+    for folder in saved.values():
+        written = sum(one.stat().st_size for one in folder.glob("step-*/*.distcp"))
+        assert 8 * values < written < 1.5 * 8 * values
+
+
+def test_a_single_process_loads_without_a_process_group(saved: dict[str, Path]) -> None:
+    """Guards the serial run, which never starts torch.distributed."""
+    for folder in saved.values():
+        assert saving.differs_after_loading(SERIAL, folder) == []
+
+
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    """Guards going on: parameters, moments, schedule and data, bit for bit on the same grid."""
+    whole = saving.losses(SERIAL, tmp_path / "whole", 4, False)
+    first = saving.losses(SERIAL, tmp_path / "parts", 2, False)
+    assert first + saving.losses(SERIAL, tmp_path / "parts", 2, True) == whole
+
+
+def test_resumed_on_another_grid(tmp_path: Path, pools: Pools) -> None:
+    """Guards the same across grids, within rounding."""
+    whole = saving.losses(SERIAL, tmp_path / "whole", 4, False)
+    first = pools(4).run(saving.losses, Grid(2, 1, 2, 1), tmp_path / "parts", 2, False)[0]
+    rest = pools(4).run(saving.losses, Grid(1, 2, 1, 2), tmp_path / "parts", 2, True)[3]
+    for one, other in zip(whole, first + rest, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-12)
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-12)
+        assert one.learning_rate == other.learning_rate
+
+
+def test_full_disk_on_one_rank(tmp_path: Path, pools: Pools) -> None:
+    """Guards that all ranks say so, that nothing torn is left, and that the last good checkpoint still loads."""
+    grid = Grid(2, 1, 2, 1)
+    pools(4).run(saving.save_marked, grid, tmp_path, 7)
+    for said in pools(4).run(saving.save_without_room, grid, tmp_path, 2):
+        assert said.startswith(f"5 cannot save step 9 in {str(tmp_path)!r}: the disk, or a quota on it, is full")
+        assert said.endswith("the last good checkpoint is that of step 7")
+    assert [one.name for one in tmp_path.iterdir()] == ["step-7"]
+    assert pools(4).run(saving.differs_after_loading, grid, tmp_path) == [[]] * 4
+
+
+def test_too_little_space_is_noticed_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the numbers in the message."""
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage)
+    saver = saving.trainee(SERIAL).checkpoints(tmp_path)
+    saver.save()
+    with pytest.raises(EnvironmentProblem, match=r"step 0 needs 0\.\d+ GB, but .* 1e-06 GB free; no checkpoint was"):
+        saver.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_torn_checkpoints_are_skipped(tmp_path: Path) -> None:
+    """Guards each way a checkpoint can be torn; an explicit step says so."""
+    trainee = saving.trainee(SERIAL)
+    saver = trainee.checkpoints(tmp_path, keep=9)
+    assert saver.load_latest() is None
+    for step in range(1, 7):
+        trainee.optimizer.steps_done = step
+        saver.save()
+    saver.wait()
+    (tmp_path / "step-6" / "checkpoint.json").unlink()
+    (tmp_path / "step-5" / ".metadata").unlink()
+    shard = next((tmp_path / "step-4").glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    (tmp_path / "step-3" / "checkpoint.json").write_text("{")
+    (tmp_path / "step-9.tmp").mkdir()
+    (tmp_path / "step-8").touch()
+    assert saver.load_latest() == 2
+    with pytest.raises(TrainingFailedError, match="step-4' is no checkpoint, or a torn one"):
+        saver.load(4)
+    saver.close()
+
+
+def test_changed_bytes_are_named(tmp_path: Path) -> None:
+    """Guards against a shard of the right length that is no shard."""
+    saving.save_marked(SERIAL, tmp_path, 1)
+    shard = next((tmp_path / "step-1").glob("*.distcp"))
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(TrainingFailedError, match="step-1' cannot be read"):
+        saving.differs_after_loading(SERIAL, tmp_path)
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    """Guards the disk, numeric order, saving a step again, and what a killed run leaves behind."""
+    trainee = saving.trainee(SERIAL)
+    saver = trainee.checkpoints(tmp_path, keep=2)
+    for step in (8, 9, 10, 10):
+        (tmp_path / f"step-{step}.tmp" / "deep").mkdir(parents=True)
+        trainee.optimizer.steps_done = step
+        saver.save()
+        saver.wait()
+    saver.close()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["step-10", "step-9"]
+    assert Folder(tmp_path).steps() == [9, 10]
+
+
+def test_marker_says_what_it_is(tmp_path: Path) -> None:
+    """Guards what people and programs read of a checkpoint without torch."""
+    saving.save_marked(SERIAL, tmp_path, 3)
+    said = json.loads((tmp_path / "step-3" / "checkpoint.json").read_text())
+    assert said["schema"] == "axonn-tune/checkpoint/1"
+    assert said["step"] == 3
+    assert said["grid"] == {"x": 1, "y": 1, "z": 1, "data": 1, "order": ["x", "y", "z", "data"]}
+    assert said["run"] == vars(saving.RUN)
+    assert set(said["files"]) == {".metadata", "__0_0.distcp"}
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    """Guards the sizes in the message, of parameters and once each."""
+    saving.save_marked(SERIAL, tmp_path, 1)
+    other = saving.MODEL.model_copy(update={"ffn": 24, "vocab": 59, "max_sequence_length": 18})
+    saver = saving.trainee(SERIAL, model=other).checkpoints(tmp_path)
+    with pytest.raises(TrainingFailedError) as caught:
+        saver.load_latest()
+    message = str(caught.value)
+    assert "is of another model: embedding is 61 × 48 there and 59 × 48 here" in message
+    assert "blocks.0.mlp.fc1.weight is 48 × 96 there and 48 × 24 here" in message
+    assert message.endswith("more")
+    assert "moments" not in message
+
+
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    """Guards the data position, which another batch would move."""
+    saving.save_marked(SERIAL, tmp_path, 1)
+    saver = saving.trainee(SERIAL).checkpoints(tmp_path, run=replace(saving.RUN, global_batch=24))
+    with pytest.raises(TrainingFailedError, match="is of another run: global_batch is 12 there and 24 here"):
+        saver.load_latest()
