@@ -76,7 +76,7 @@ class Store:
         columns = _part(range(layout.columns), (layout.column_axis,) if layout.column_axis else (), self.mesh)
         main = torch.zeros(len(rows), len(columns), dtype=self.dtype, device=self.device)
         real = range(rows.start, max(rows.start, min(rows.stop, layout.real_rows)))
-        if len(real):
+        if len(real) and not main.is_meta:
             key = initial.key_of(self.seed, layout.name)
             counters = initial.counters(real, columns, width=layout.columns, device=self.device)
             main[: len(real)] = (layout.deviation * initial.normal(counters, key)).to(self.dtype)

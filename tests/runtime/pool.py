@@ -20,7 +20,7 @@ GRACE_S = 2.0
 """How long the other ranks may still answer once one has failed."""
 MOST_TASKS = 24
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-PRELOADED = ["torch", "torch.distributed", "axonn_tune.runtime.transformer", "tests.runtime.steps"]
+PRELOADED = ["pytest", "torch._dynamo", "torch.distributed", "axonn_tune.runtime.optimizer", "tests.runtime.tasks"]
 
 
 class RankError(Exception):

@@ -1,0 +1,118 @@
+"""Small tasks for the ranks of a pool."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from axonn_tune.grid import Grid
+from axonn_tune.program.operations import GROUP_AXES, Phase
+from axonn_tune.runtime.chains import Gradients
+from axonn_tune.runtime.communicate import Communicator, Pending
+from axonn_tune.runtime.ledger import Ledger
+from axonn_tune.runtime.linear import Linear
+from axonn_tune.runtime.mesh import Mesh, build_mesh
+from axonn_tune.runtime.parameters import Layout, Store
+from axonn_tune.runtime.settings import Settings
+from tests.runtime.steps import leave
+
+TOKENS, ROWS, COLUMNS = 24, 48, 72
+
+
+def process_id() -> int:
+    """Of the rank."""
+    return os.getpid()
+
+
+def fail_on(rank: int) -> None:
+    """One rank fails while the others wait for it."""
+    if dist.get_rank() == rank:
+        raise ValueError("the seventh tensor is crooked")
+    dist.barrier()
+
+
+def die_on(rank: int) -> None:
+    """One rank is gone while the others wait for it."""
+    if dist.get_rank() == rank:
+        os._exit(3)
+    dist.barrier()
+
+
+def hang_on(rank: int) -> None:
+    """One rank does not come back."""
+    if dist.get_rank() == rank:
+        time.sleep(600)
+
+
+def group_members(grid: Grid) -> dict[str, list[int] | None]:
+    """The ranks of each of this rank's process groups."""
+    mesh = build_mesh(grid)
+    found = {axes: group and dist.get_process_group_ranks(group) for axes, group in mesh.groups.items()}
+    leave(mesh)
+    assert set(found) == set(GROUP_AXES)
+    return found
+
+
+@dataclass(frozen=True)
+class Skipping(Communicator):
+    """A communicator that forgets to sum over one axis."""
+
+    forgotten: str | None = None
+
+    def all_reduce(
+        self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str, *, largest: bool = False
+    ) -> Pending:
+        if axis == self.forgotten:
+            return Pending(tensor, None)
+        return super().all_reduce(tensor, axis, phase, layer, largest=largest)
+
+    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> Pending:
+        if axis == self.forgotten:
+            return Pending(tensor.chunk(self.mesh.size(axis))[self.mesh.coordinate(axis)], None)
+        return super().reduce_scatter(tensor, axis, phase, layer)
+
+
+def deviating(grid: Grid, forgotten: str | None, transposed: bool) -> set[str]:
+    """Which tensors of one linear layer are wrong on this rank when sums over an axis are forgotten.
+
+    Compared with `O = I · W`, `dI = dO · Wᵀ` and `dW = Iᵀ · dO` on whole matrices.
+    """
+    mesh = build_mesh(grid)
+    generator = torch.Generator().manual_seed(0)
+    x, gradient = (torch.randn(TOKENS, width, generator=generator).double() for width in (ROWS, COLUMNS))
+    whole = _linear(Mesh(Grid(), 0, {"z": None}), Ledger(), None, transposed=transposed).weight.main
+    linear = _linear(mesh, Ledger(), forgotten, transposed=transposed)
+    tokens = _piece(TOKENS, "z", mesh)
+    inputs, outputs = _piece(ROWS, linear.output_axis, mesh), _piece(COLUMNS, linear.input_axis, mesh)
+    block = linear.communicator.all_gather(linear.weight.main, "z", "forward", "layer").wait()
+    gradients = Gradients(linear.communicator, linear.settings)
+    output = linear.forward(x[tokens, inputs], block, "forward")
+    input_gradient = linear.backward(x[tokens, inputs], block, gradient[tokens, outputs], gradients)
+    gradients.finish()
+    rows, columns = linear.weight.row_range, linear.weight.column_range
+    weight_gradient = (x.t() @ gradient)[rows.start : rows.stop, columns.start : columns.stop]
+    pairs = {
+        "O": (output, (x @ whole)[tokens, outputs]),
+        "dI": (input_gradient, (gradient @ whole.t())[tokens, inputs]),
+        "dW": (linear.weight.gradient, weight_gradient),
+    }
+    leave(mesh)
+    return {name for name, (mine, right) in pairs.items() if (mine - right).abs().max() > 1e-13 * right.abs().max()}
+
+
+def _linear(mesh: Mesh, ledger: Ledger, forgotten: str | None, *, transposed: bool) -> Linear:
+    rows, columns = ("x", "y") if transposed else ("y", "x")
+    wide, device = torch.float64, torch.device("cpu")
+    settings = Settings(wide, wide, wide, frozenset(), "none", 0, device)
+    layout = Layout("weight", ROWS, COLUMNS, (rows,), columns, real_rows=ROWS, deviation=1.0)
+    weight = Store(mesh, 0, wide, device).matrix(layout)
+    return Linear("layer", rows, columns, weight, None, Skipping(mesh, ledger, forgotten), settings)
+
+
+def _piece(width: int, axis: str, mesh: Mesh) -> slice:
+    share, place = width // mesh.size(axis), mesh.coordinate(axis)
+    return slice(place * share, (place + 1) * share)

@@ -1,0 +1,127 @@
+"""Initial values: the generator by its published answers, and the same weights whatever the grid."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from axonn_tune.grid import Grid
+from axonn_tune.runtime import initial
+from axonn_tune.runtime.mesh import Mesh
+from axonn_tune.runtime.parameters import Layout, Matrix, Store
+
+GRIDS = [
+    Grid(2, 1, 1, 1),
+    Grid(1, 3, 1, 1),
+    Grid(1, 1, 4, 1),
+    Grid(1, 1, 1, 2),
+    Grid(2, 2, 2, 2),
+    Grid(3, 2, 1, 1),
+    Grid(1, 2, 3, 1, order=("z", "y", "x", "data")),
+    Grid(4, 1, 2, 1, order=("data", "z", "x", "y")),
+]
+LAYOUTS = [
+    Layout("normal", 48, 24, ("y",), "x", real_rows=48, deviation=0.02),
+    Layout("transposed", 48, 24, ("x",), "y", real_rows=48, deviation=0.5),
+    Layout("table", 48, 24, ("x", "y"), None, real_rows=41, deviation=0.02),
+    Layout("short table", 48, 24, ("x", "y"), None, real_rows=7, deviation=0.02),
+]
+
+
+def store(grid: Grid, rank: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> Store:
+    """An empty store of one rank; storing sends nothing, so no rank needs to run."""
+    return Store(Mesh(grid, rank, {}), seed=5, dtype=dtype, device=torch.device(device))
+
+
+def shard(grid: Grid, rank: int, layout: Layout) -> Matrix:
+    """A matrix as one rank holds it."""
+    return store(grid, rank).matrix(layout)
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        (0, (0, 0), (0x6627E8D5, 0xE169C58D)),
+        (1, (0, 0), None),
+        (2**32, (0, 0), None),
+    ],
+)
+def test_philox_known_answer(counter: int, key: tuple[int, int], words: tuple[int, int] | None) -> None:
+    """Guards the generator: the answer published with Random123 (kat_vectors), and one computed without torch."""
+    first, second = initial.philox(torch.tensor([counter]), key)
+    assert (int(first), int(second)) == (words or plain_philox(counter, key))
+
+
+@pytest.mark.parametrize("counter", [0, 1, 12345, 2**31, 2**32 - 1, 2**32, 3 * 2**40 + 7])
+@pytest.mark.parametrize("name", ["embedding", "blocks.1.mlp.fc1.weight"])
+def test_philox_is_the_one_of_the_paper(counter: int, name: str) -> None:
+    """Guards 32-bit products held in signed 64-bit integers, over the whole range of counters and keys."""
+    key = initial.key_of(7, name)
+    first, second = initial.philox(torch.tensor([counter]), key)
+    assert (int(first), int(second)) == plain_philox(counter, key)
+
+
+def plain_philox(counter: int, key: tuple[int, int]) -> tuple[int, int]:
+    """Philox4x32-10 in Python's integers."""
+    low = 2**32 - 1
+    words, (left, right) = [counter & low, counter >> 32, 0, 0], key
+    for _ in range(10):
+        one, two = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [two >> 32 ^ words[1] ^ left, two & low, one >> 32 ^ words[3] ^ right, one & low]
+        left, right = (left + 0x9E3779B9) & low, (right + 0xBB67AE85) & low
+    return words[0], words[1]
+
+
+def test_normal_values_are_normal() -> None:
+    """Guards the inverse distribution function: mean, deviation and tails of 100,000 values."""
+    values = initial.normal(torch.arange(100_000), initial.key_of(0, "w"))
+    assert abs(values.mean()) < 4 / math.sqrt(100_000)
+    assert abs(values.std() - 1) < 0.01
+    assert abs((values.abs() > 1.959964).double().mean() - 0.05) < 0.003
+    assert torch.isfinite(values).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_shards_of_any_grid_make_the_same_matrix(grid: Grid, layout: Layout) -> None:
+    """Guards equal initial weights: every rank's shard is its rectangle of what one rank alone would hold."""
+    whole, held = shard(Grid(), 0, layout).main, torch.zeros(layout.rows, layout.columns)
+    for rank in range(grid.world):
+        mine = shard(grid, rank, layout)
+        rows, columns = slice(mine.row_range.start, mine.row_range.stop), mine.column_range
+        assert torch.equal(mine.main, whole[rows, columns.start : columns.stop])
+        held[rows, columns.start : columns.stop] += 1
+    copies = grid.world * len(mine.row_range) * len(mine.column_range) // (layout.rows * layout.columns)
+    assert (held == copies).all(), "the shards cover the matrix, each element as often as any other"
+
+
+def test_padding_is_zero_and_values_are_not() -> None:
+    """Guards the padded rows of tables, which must never get a value."""
+    whole = shard(Grid(), 0, LAYOUTS[2]).main
+    assert not whole[41:].any()
+    assert whole[:41].all()
+
+
+def test_names_and_seeds_make_other_values() -> None:
+    """Guards against two parameters that begin alike."""
+    one = store(Grid(), 0)
+    first, second = (one.matrix(LAYOUTS[number]).main / LAYOUTS[number].deviation for number in (0, 1))
+    assert not torch.isclose(first, second).any()
+    other = Store(Mesh(Grid(), 0, {}), seed=6, dtype=torch.float64, device=torch.device("cpu"))
+    assert not torch.isclose(other.matrix(LAYOUTS[0]).main / 0.02, first).any()
+
+
+def test_narrow_types_round_the_same_values() -> None:
+    """Guards runs in other number formats: they begin with the fp64 values, rounded once."""
+    narrow = store(Grid(), 0, dtype=torch.float32).matrix(LAYOUTS[0]).main
+    assert torch.equal(narrow, shard(Grid(), 0, LAYOUTS[0]).main.float())
+
+
+def test_meta_device_holds_no_values() -> None:
+    """Guards checks of models no host could hold: shapes without a counter being made."""
+    huge = Layout("huge", 2**20, 2**20, ("y",), "x", real_rows=2**20, deviation=0.02)
+    made = store(Grid(1, 1, 2, 1), 0, device="meta").matrix(huge)
+    assert made.main.is_meta
+    assert made.main.shape == (2**19, 2**20)

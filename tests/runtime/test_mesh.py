@@ -1,0 +1,42 @@
+"""Process groups: the grid's own, and a refusal of worlds of another size."""
+
+from __future__ import annotations
+
+import pytest
+
+from axonn_tune.errors import UsageError
+from axonn_tune.grid import Grid
+from axonn_tune.program.operations import GROUP_AXES
+from axonn_tune.runtime.mesh import build_mesh
+from tests.runtime import tasks
+from tests.runtime.pool import Pools
+
+GRIDS = [
+    Grid(2, 2, 2, 1),
+    Grid(2, 1, 2, 2, order=("data", "z", "y", "x")),
+    Grid(1, 2, 4, 1, order=("z", "x", "data", "y")),
+    Grid(8, 1, 1, 1),
+    Grid(1, 4, 1, 2, order=("data", "y", "x", "z")),
+]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_groups_are_those_of_the_grid(grid: Grid, pools: Pools) -> None:
+    """Guards the sharing of one grid by cost model and runtime: same members, none for a group of one."""
+    for rank, groups in enumerate(pools(grid.world).run(tasks.group_members, grid)):
+        for axes in GROUP_AXES:
+            members = list(grid.members(rank, axes))
+            assert groups[axes] == (members if len(members) > 1 else None), axes
+
+
+def test_one_rank_needs_no_group() -> None:
+    """Guards training in a plain process, without torch.distributed."""
+    mesh = build_mesh(Grid())
+    assert mesh.rank == 0
+    assert set(mesh.groups.values()) == {None}
+
+
+def test_a_world_of_another_size_is_refused_with_the_arithmetic() -> None:
+    """Guards the message that a wrong launch begins with."""
+    with pytest.raises(UsageError, match=r"x·y·z·data = 2·1·3·1 needs 6 ranks, but the world has 1"):
+        build_mesh(Grid(2, 1, 3, 1))
