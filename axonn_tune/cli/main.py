@@ -51,6 +51,7 @@ _COMMANDS = {
     "models": ("axonn_tune.cli.documents", "models_group"),
     "machines": ("axonn_tune.cli.documents", "machines_group"),
     "data": ("axonn_tune.cli.data", "data_command"),
+    "export": ("axonn_tune.cli.export", "export_command"),
     "completion": ("axonn_tune.cli.completion", "completion_command"),
 }
 _DEFAULT = "search"
