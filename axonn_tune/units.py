@@ -23,6 +23,11 @@ def flops_per_s(value_tflops: float) -> float:
     return value_tflops * TERA
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things for a person: `1 grid`, `1,024 grids`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def show_bytes(value_bytes: float) -> str:
     """Bytes for a person, in binary units: `37.2 GiB`."""
     size = float(value_bytes)

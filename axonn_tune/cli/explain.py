@@ -48,8 +48,7 @@ def _subject(inputs: Inputs, *, pick: int) -> Subject:
 
     results = run_search(inputs)
     results.require_any()
-    if pick > len(results.ranked):
-        raise click.UsageError(f"--pick {pick}: only {len(results.ranked)} configurations are ranked.")
+    results.require_row(pick)
     return Subject(inputs, results.ranked.entry(pick - 1, terms=True), results.ranked.pricing(pick - 1))
 
 

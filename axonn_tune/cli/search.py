@@ -74,8 +74,7 @@ def search_command(
     if not output and (emit or pick != 1):
         raise click.UsageError(f"{'--emit' if emit else '--pick'} says what to write: give -o FILE too.")
     results = run_search(load(chosen), costs=costs, variants=variants)
-    if len(results.ranked) and pick > len(results.ranked):
-        raise click.UsageError(f"--pick {pick}: only {len(results.ranked)} configurations are ranked.")
+    results.require_row(pick)
     shown = _render(
         results,
         top=top,

@@ -6,11 +6,21 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from axonn_tune.grid import AXES
 from axonn_tune.search.entries import Entry, TermEntry
 from axonn_tune.search.results import Results
-from axonn_tune.units import show_seconds
+from axonn_tune.units import counted, show_seconds
 
 _MOST_DIFFERENCES = 3
+_WORTH_SAYING = 0.01
+"""Share of a step that another configuration must save to be named."""
+_RANKED_BY = {
+    "communication": "communication of a step, hidden or not",
+    "exposed": "exposed communication of a step",
+    "iteration": "time of a whole step",
+}
+_OURS = "alpha-beta"
+_SAME_GRID = "for the fastest candidate of the same grid and order"
 _METRICS = {
     "communication": ("communication", "communication_s"),
     "exposed": ("exposed communication", "exposed_communication_s"),
@@ -31,8 +41,29 @@ class Difference:
 
 def remarks(results: Results) -> list[str]:
     """Sentences to print below a table, one each."""
-    said = [why_first(results), ties(results), shortest_step(results), rejected(results), searched(results)]
+    said = [
+        priced(results),
+        why_first(results),
+        ties(results),
+        shortest_step(results),
+        rejected(results),
+        searched(results),
+    ]
     return [sentence for sentence in said if sentence]
+
+
+def priced(results: Results) -> str:
+    """What was priced, and what it is ranked by."""
+    problem, cost = results.inputs.problem, results.ranked.cost
+    workload, machine = problem.workload, problem.machine
+    sequences, tokens = counted(workload.global_batch, "sequence"), counted(workload.sequence_length, "token")
+    said = (
+        f"{problem.model.name} on {problem.gpus:,} × {machine.name} ({machine.accelerator.name}), "
+        f"{sequences} of {tokens} in {workload.precision}; ranked by {_RANKED_BY[problem.rank_by]}"
+    )
+    if cost == _OURS:
+        return f"{said}."
+    return f"{said}, as --cost {cost} has it. Exposed, step, memory: by {_OURS}, {_SAME_GRID}."
 
 
 def why_first(results: Results) -> str:
@@ -88,15 +119,27 @@ def ties(results: Results) -> str:
 
 
 def shortest_step(results: Results) -> str:
-    """Which of the first ranks has the shortest step, if that is not what was ranked by."""
-    looked_at = min(len(results.ranked), 100)
-    if results.inputs.problem.rank_by == "iteration" or looked_at < 2:
+    """Which candidate has the shortest step, if it is clearly shorter than that of the first of the ranking."""
+    problem, ranked = results.inputs.problem, results.ranked
+    best = ranked.fastest() if len(ranked) and problem.rank_by != "iteration" else None
+    first_s = ranked.entry(0, terms=False).iteration_s if best else None
+    if best is None or best.iteration_s is None or not first_s:
         return ""
-    entries = [results.ranked.entry(position, terms=False) for position in range(looked_at)]
-    best = min(entries, key=lambda entry: (entry.iteration_s or 0.0, entry.rank or 0))
-    if best.rank == 1 or best.iteration_s is None:
+    gain = 1.0 - best.iteration_s / first_s
+    if gain < _WORTH_SAYING:
         return ""
-    return f"#{best.rank} has the shorter step, {show_seconds(best.iteration_s)}: --rank-by iteration sorts by it."
+    cost = "" if ranked.cost == _OURS else f"--cost {_OURS} "
+    return (
+        f"The shortest step is another: {show_seconds(best.iteration_s)} ({gain:.0%} less than #1's "
+        f"{show_seconds(first_s)}) with {_configuration(best)}: {cost}--rank-by iteration ranks by it."
+    )
+
+
+def _configuration(entry: Entry) -> str:
+    """`x=1 y=1 z=64 data=4, order z,data, micro-batch 2, recompute none`."""
+    sizes = " ".join(f"{axis}={size}" for axis, size in zip(AXES, entry.sizes, strict=True))
+    order = [f"order {','.join(entry.wide_order)}"] if len(entry.wide_order) > 1 else []
+    return ", ".join([sizes, *order, f"micro-batch {entry.micro_batch}", f"recompute {entry.recompute}"])
 
 
 def rejected(results: Results) -> str:
@@ -104,15 +147,16 @@ def rejected(results: Results) -> str:
     found = results.ranked.searched
     left_out = found.grids - len(results.ranked.ranks())
     if not left_out:
-        return f"All {found.grids} grids are feasible."
+        return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
     reasons = ", ".join(f"{name} {count}" for name, count in found.rejected.items())
     several = " (a grid can break several)" if sum(found.rejected.values()) > left_out else ""
-    return f"{left_out} of {found.grids} grids are rejected: {reasons}{several}; --all lists them."
+    of, are, them = counted(found.grids, "grid"), *(("is", "it") if left_out == 1 else ("are", "them"))
+    return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}."
 
 
 def searched(results: Results) -> str:
     """How much was priced, in what time."""
     found = results.ranked.searched
-    return (
-        f"{found.feasible:,} of {found.candidates:,} candidates fit and were priced, in {show_seconds(found.seconds)}."
-    )
+    fit = "fits and was" if found.feasible == 1 else "fit and were"
+    of = counted(found.candidates, "candidate")
+    return f"{found.feasible:,} of {of} {fit} priced, in {show_seconds(found.seconds)}."

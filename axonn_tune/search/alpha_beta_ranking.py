@@ -83,6 +83,11 @@ class AlphaBetaRanking:
         listed = term_entries(self.pricing(position)) if terms else ()
         return replace(found, rank=position + 1, tie=position < self.ties, terms=listed)
 
+    def fastest(self) -> Entry | None:
+        """The candidate of the shortest step, of all that are feasible; None if none is."""
+        alone = AlphaBetaRanking(self.ranking.fastest())
+        return replace(alone.entry(0, terms=False), rank=None, tie=False) if len(alone) else None
+
     def pricing(self, position: int) -> Pricing:
         """Every term of the candidate at a place of the ranking, from 0."""
         return self.ranking.price(position)

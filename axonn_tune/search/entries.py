@@ -96,6 +96,9 @@ class RankedGrids(Protocol):
     def entry(self, position: int, *, terms: bool) -> Entry:
         """The entry at a place of the ranking, from 0; `terms`: with every collective."""
 
+    def fastest(self) -> Entry | None:
+        """The candidate of the shortest step, of all that are feasible, not only the best of each grid."""
+
     def rejected_entries(self) -> Sequence[Entry]:
         """Grids that are not ranked, with the reasons."""
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from axonn_tune.grid import divisors
-from axonn_tune.program.constraints import MEMORY
+from axonn_tune.grid import AXES
+from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.search.ranking import Problem
-from axonn_tune.search.space import Fitting, Limits, Shapes, fit_memory, list_grids, list_shapes
+from axonn_tune.search.space import Fitting, Grids, Limits, Shapes, fit_memory, list_grids, list_shapes
 from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import GIB
 
@@ -19,10 +19,17 @@ def nearest_change(problem: Problem) -> str:
     """Say what binds and what to change, for a problem whose ranking is empty."""
     grids = list_grids(problem.gpus, problem.model, problem.workload)
     shapes = list_shapes(grids, problem.model, problem.workload, problem.limits)
-    said = [_binding_memory(problem, shapes) if len(shapes) else _binding_divisibility(problem)]
-    changes = [text for text, changed in _changes(problem) if feasible(changed)]
-    said.append(f"nearest change that fits: {changes[0]}" if changes else "no single change tried makes it fit")
-    return "; ".join(said)
+    binding = _binding_memory(problem, shapes) if len(shapes) else _binding_divisibility(problem, grids)
+    found = [first for kind in _kinds(problem) if (first := _first_feasible(kind))]
+    found = found or list(filter(None, [_first_feasible(_gpus_and_batches(problem))]))
+    if not found:
+        return f"{binding}; no single change tried makes it fit"
+    return f"{binding}; nearest change{'s' * (len(found) > 1)} that fit{'s' * (len(found) == 1)}: {' or '.join(found)}"
+
+
+def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> str:
+    """The first change that leaves something feasible; empty if none does."""
+    return next((text for text, changed in changes if feasible(changed)), "")
 
 
 def feasible(problem: Problem) -> bool:
@@ -49,7 +56,7 @@ def _binding_memory(problem: Problem, shapes: Shapes) -> str:
     for recompute, fitting in _fittings(problem, shapes):
         row = int(np.argmin(fitting.total_bytes))
         limit_bytes = fitting.limit_bytes
-        axes = ", ".join(f"{axis}={int(np.asarray(shapes.values[axis])[row])}" for axis in ("x", "y", "z", "data"))
+        axes = ", ".join(f"{axis}={int(np.asarray(shapes.values[axis])[row])}" for axis in AXES)
         text = f"{axes}, micro-batch {shapes.micro_batch[row]}, recompute {recompute}"
         needed = float(fitting.total_bytes[row])
         if least is None or needed < least[0]:
@@ -61,50 +68,78 @@ def _binding_memory(problem: Problem, shapes: Shapes) -> str:
     )
 
 
-def _binding_divisibility(problem: Problem) -> str:
-    """The constraint that rejects most grids, with an example."""
-    grids = list_grids(problem.gpus, problem.model, problem.workload)
-    counts = grids.broken.sum(axis=0)
-    if len(grids.sound):
-        pinned = ", ".join(f"{axis}={size}" for axis, size in problem.limits.axes.items()) or "what was asked"
-        return f"binding constraint: no grid that satisfies the others allows {pinned} and the micro-batch"
-    worst = int(np.argmax(counts))
-    check = grids.constraints[worst]
-    fewest = int(np.argmin(grids.broken.sum(axis=1)))
-    sizes = dict(zip(("x", "y", "z", "data"), grids.sizes[fewest].tolist(), strict=True))
-    reasons = "; ".join(
-        other.explain(sizes) for other, broken in zip(grids.constraints, grids.broken[fewest], strict=True) if broken
-    )
-    rejects = f"{check.name} rejects {int(counts[worst])} of {len(grids.sizes)} grids"
-    return f"binding constraint: {rejects} (closest: {reasons})"
+def _binding_divisibility(problem: Problem, grids: Grids) -> str:
+    """The few constraints that together reject every grid, each with one grid it rejects."""
+    wanted = np.ones(len(grids.sizes), dtype=np.bool_)
+    for axis, size in problem.limits.axes.items():
+        wanted &= grids.sizes[:, AXES.index(axis)] == size
+    pins = ", ".join(f"{axis}={size}" for axis, size in problem.limits.axes.items())
+    having = f" that has {pins}" if pins else ""
+    if wanted[grids.sound].any():
+        words = _micro_batch_words(problem)
+        return f"binding constraint: {MICRO_BATCH}: {words} the share of the batch of any grid{having}"
+    broken, sizes, total = grids.broken[wanted], grids.sizes[wanted], int(wanted.sum())
+    said: list[str] = []
+    while len(broken):
+        counts = broken.sum(axis=0)
+        worst = int(np.argmax(counts))
+        check, caught = grids.constraints[worst], broken[:, worst]
+        example = dict(zip(AXES, sizes[caught][0].tolist(), strict=True))
+        of = "" if said else f" of {total}"
+        said.append(f"{int(counts[worst])}{of} {check.name} ({check.explain(example)})")
+        broken, sizes = broken[~caught], sizes[~caught]
+    return f"binding constraint of each grid{having}: {', '.join(said)}"
 
 
-def _changes(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Changes to try, smallest first: what was pinned, the batch, the GPU count, the optimizer state."""
-    limits = problem.limits
-    if limits != Limits():
-        yield "drop the pinned axes, order, recompute and micro-batch", replace(problem, limits=Limits())
-    yield from _batches(problem)
-    sharded = problem.workload.model_copy(update={"shard_optimizer_over_data": True})
-    yield "--shard-optimizer", replace(problem, workload=sharded)
-    for gpus in _gpu_counts(problem.gpus):
+def _micro_batch_words(problem: Problem) -> str:
+    asked, split = problem.limits.micro_batch, problem.workload.split_micro_batch
+    if asked is None:
+        return "halves of a micro-batch, which --split-micro-batch asks for, do not divide"
+    return f"{asked} does not divide" if asked % 2 == 0 or not split else f"{asked} has no halves to divide"
+
+
+def _kinds(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
+    """Kinds of change to try, each with the smallest first: pins, the batch, the optimizer state, the GPU count."""
+    if problem.limits != Limits():
+        yield iter([(f"leave out {_pinned_options(problem.limits)}", replace(problem, limits=Limits()))])
+    yield _batches(problem)
+    if not problem.workload.shard_optimizer_over_data:
+        sharded = problem.workload.model_copy(update={"shard_optimizer_over_data": True})
+        yield iter([("--shard-optimizer", replace(problem, workload=sharded))])
+    yield _gpus(problem)
+
+
+def _pinned_options(limits: Limits) -> str:
+    """The options of what is pinned: `--x and --micro-batch`."""
+    names = ("order", "recompute", "micro_batch", "kept_layers")
+    given = [*limits.axes, *(name.replace("_", "-") for name in names if getattr(limits, name) is not None)]
+    return " and ".join(f"--{name}" for name in given)
+
+
+def _gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Other GPU counts."""
+    for gpus in _gpu_counts(problem.gpus, problem.machine.launcher.ranks_per_node):
         yield f"--gpus {gpus}", replace(problem, gpus=gpus)
-        workload = problem.workload.model_copy(
-            update={"global_batch": _next_multiple(problem.workload.global_batch, gpus)}
-        )
-        yield (
-            f"--gpus {gpus} --batch {workload.global_batch}",
-            replace(problem, gpus=gpus, workload=workload),
-        )
+
+
+def _gpus_and_batches(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Other GPU counts, each with batches that it divides."""
+    for text, changed in _gpus(problem):
+        for more, twice in _batches(changed):
+            yield f"{text} {more}", twice
 
 
 def _batches(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Batches that the GPU count, or one of its divisors, divides; nearest first."""
+    """Multiples of the GPU count on either side of the batch, nearest first: those suit every grid."""
     batch = problem.workload.global_batch
-    options = {_next_multiple(batch, share) for share in divisors(problem.gpus)} - {batch}
-    for option in sorted(options, key=lambda other: (abs(other - batch), other))[:12]:
-        workload = problem.workload.model_copy(update={"global_batch": option})
-        yield f"--batch {option}", replace(problem, workload=workload)
+    unit = problem.gpus * (problem.limits.micro_batch or 1) * (2 if problem.workload.split_micro_batch else 1)
+    above = _next_multiple(batch, unit)
+    for option in sorted({above - unit, above, above + unit} - {0, batch}, key=lambda other: abs(other - batch)):
+        yield f"--batch {option}", _with_batch(problem, option)
+
+
+def _with_batch(problem: Problem, batch: int) -> Problem:
+    return replace(problem, workload=problem.workload.model_copy(update={"global_batch": batch}))
 
 
 def _next_multiple(number: int, of: int) -> int:
@@ -112,11 +147,13 @@ def _next_multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
-def _gpu_counts(gpus: int) -> Iterator[int]:
-    """Nearby round counts, then powers of two upwards."""
-    nearby = {8 * (gpus // 8), 8 * (gpus // 8 + 1)} - {gpus, 0}
-    yield from sorted(nearby, key=lambda count: (abs(count - gpus), count))
-    larger = 1 << gpus.bit_length()
+def _gpu_counts(gpus: int, per_node: int) -> Iterator[int]:
+    """Counts near this one, those that fill their nodes or part of one first; then powers of two upwards."""
+    above = max(_next_multiple(gpus + 1, 8), _next_multiple(gpus + 1, per_node))
+    below = {(gpus - 1) // step * step for step in (8, per_node)} - {0}
+    nearby = {*range(gpus + 1, above + 1), *below}
+    yield from sorted(nearby, key=lambda count: (count > per_node and count % per_node > 0, abs(count - gpus), count))
+    larger = 1 << above.bit_length()
     for _ in range(12):
         yield larger
         larger *= 2

@@ -110,6 +110,10 @@ class PaperRanking:
         found = replace(self.base.entry(place, terms=False), rank=position + 1, tie=position < self.ties)
         return self._with_paper(found, terms=terms)
 
+    def fastest(self) -> Entry | None:
+        """The candidate of the shortest step by our model, of all in the order of this ranking."""
+        return self.base.fastest()
+
     def pricing(self, position: int) -> Pricing:
         """What our model predicts of the configuration at a place of this ranking, from 0."""
         return self.base.pricing(self._positions[position])

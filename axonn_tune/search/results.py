@@ -10,6 +10,7 @@ from axonn_tune.search.alpha_beta_ranking import AlphaBetaRanking
 from axonn_tune.search.entries import Entry, RankedGrids, Sizes
 from axonn_tune.search.inputs import Inputs
 from axonn_tune.search.ranking import Problem, Searched, search
+from axonn_tune.units import counted
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,12 @@ class Results:
         count = len(self.ranked) if top == 0 else min(top, len(self.ranked))
         entries = [self.ranked.entry(position, terms=terms) for position in range(count)]
         return (*entries, *(self.ranked.rejected_entries() if rejected else ()))
+
+    def require_row(self, pick: int) -> None:
+        """UsageError if something is ranked, but fewer than `pick`."""
+        if 0 < len(self.ranked) < pick:
+            verb = "is" if len(self.ranked) == 1 else "are"
+            raise UsageError(f"--pick {pick}: only {counted(len(self.ranked), 'configuration')} {verb} ranked")
 
     def require_any(self) -> None:
         """NothingFeasibleError, with what binds and what to change, unless something is ranked."""
@@ -57,7 +64,10 @@ def nothing_feasible(problem: Problem, searched: Searched) -> str:
     """Why nothing is ranked, and the nearest change that helps."""
     from axonn_tune.search.nearest import nearest_change
 
+    only = searched.grids == 1
     if searched.feasible:
         rejecting = ", ".join(searched.rejected)
-        return f"none of {searched.grids} grids has a price ({rejecting}); nearest change: --cost alpha-beta"
-    return f"none of {searched.grids} grids can train this: {nearest_change(problem)}"
+        none = "the only grid has no price" if only else f"none of {searched.grids:,} grids has a price"
+        return f"{none} ({rejecting}); nearest change: --cost alpha-beta"
+    none = "the only grid cannot train this" if only else f"none of {searched.grids:,} grids can train this"
+    return f"{none}: {nearest_change(problem)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,54 @@ def test_ties_are_said_with_their_reason() -> None:
     assert remarks.ties(found).startswith(
         f"Ranks 1 to {found.ranked.ties} are ties: communication is predicted to ±{u:.0%}."
     )
+
+
+def test_the_first_line_says_what_was_priced() -> None:
+    """Guards the context of the numbers: model, machine, workload, and what is ranked by."""
+    said = remarks.remarks(results(gpus=1024, model="80b"))[0]
+    assert said == (
+        "80b on 1,024 × perlmutter (A100-SXM4-40GB), 8,192 sequences of 2,048 tokens in bf16; "
+        "ranked by communication of a step, hidden or not."
+    )
+    assert "ranked by time of a whole step." in remarks.priced(results(rank_by="iteration"))
+    paper = run_search(load_inputs(Choices(gpus=64, model="20b")), costs=("paper",))
+    assert remarks.priced(paper).endswith(
+        "as --cost paper has it. Exposed, step, memory: by alpha-beta, "
+        "for the fastest candidate of the same grid and order."
+    )
+
+
+def test_the_shortest_step_is_that_of_all_candidates() -> None:
+    """Guards the pointer to --rank-by iteration: the configuration it would put first, and what that saves."""
+    found = results()
+    first, best = found.ranked.entry(0, terms=False), results(rank_by="iteration").ranked.entry(0, terms=False)
+    assert first.iteration_s is not None
+    assert best.iteration_s is not None
+    x, y, z, data = best.sizes
+    said = remarks.shortest_step(found)
+    assert f"({1 - best.iteration_s / first.iteration_s:.0%} less than #1's" in said
+    order = f", order {','.join(best.wide_order)}" if len(best.wide_order) > 1 else ""
+    batching = f"micro-batch {best.micro_batch}, recompute {best.recompute}"
+    assert f"with x={x} y={y} z={z} data={data}{order}, {batching}: --rank-by iteration" in said
+    assert remarks.shortest_step(results(rank_by="iteration")) == ""
+
+
+@pytest.mark.parametrize("gain", [-0.5, 0.0, 0.009])
+def test_small_gains_are_not_named(gain: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the line against noise: silent when the shortest step is hardly shorter."""
+    found = results(gpus=64)
+    first = found.ranked.entry(0, terms=False)
+    best = replace(first, iteration_s=(first.iteration_s or 0.0) * (1 - gain))
+    monkeypatch.setattr(type(found.ranked), "fastest", lambda self: best)
+    assert remarks.shortest_step(found) == ""
+
+
+def test_one_is_not_many() -> None:
+    """Guards grammar: one grid, one candidate."""
+    one = results(gpus=1, model="llama3-8b", machine="dgx-h200")
+    assert remarks.rejected(one) == "The only grid is feasible."
+    assert remarks.rejected(results(gpus=1)).startswith("1 of 1 grid is rejected: memory 1; --all lists it.")
+    assert "llama3-8b on 1 × dgx-h200" in remarks.priced(one)
 
 
 def test_one_row_needs_no_comparison() -> None:

@@ -1,0 +1,95 @@
+"""When nothing fits: what binds is said with true numbers, and what is suggested fits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from axonn_tune.search.inputs import Choices, WorkloadChoices, load_inputs
+from axonn_tune.search.nearest import nearest_change
+from axonn_tune.search.results import run_search
+from axonn_tune.search.space import Limits
+
+CASES: dict[str, dict[str, Any]] = {
+    "a prime count": {"gpus": 13},
+    "a factor of three": {"gpus": 384},
+    "one GPU": {"gpus": 1, "model": "llama3-8b", "machine": "dgx-h200", "settings": ("memory_gib=100",)},
+    "a large prime": {"gpus": 1021, "model": "80b"},
+    "far too large": {"gpus": 8, "model": "640b"},
+    "a batch of one": {"gpus": 64, "workload": WorkloadChoices(batch=1), "limits": Limits(axes={"x": 1, "y": 1})},
+    "a micro-batch": {"gpus": 64, "limits": Limits(micro_batch=7)},
+    "no halves": {
+        "gpus": 64,
+        "workload": WorkloadChoices(batch=64, split_micro_batch=True),
+        "limits": Limits(axes={"x": 1, "y": 1}),
+    },
+    "a batch of seven": {"gpus": 13, "workload": WorkloadChoices(batch=7)},
+}
+
+
+def said(case: str) -> str:
+    """What is said of a case."""
+    return nearest_change(load_inputs(choices(case)).problem)
+
+
+def choices(case: str) -> Choices:
+    """The case as the command line has it."""
+    given = dict(CASES[case])
+    settings = tuple(f"machine.accelerator.{each}" for each in given.pop("settings", ()))
+    return Choices(**{"model": "20b", **given, "settings": settings})
+
+
+def changed(choices: Choices, change: str) -> Choices:
+    """The choices with a suggestion followed."""
+    if change.startswith("leave out"):
+        return replace(choices, limits=Limits())
+    workload = choices.workload
+    if "--shard-optimizer" in change:
+        workload = replace(workload, shard_optimizer=True)
+    if found := re.search(r"--batch (\d+)", change):
+        workload = replace(workload, batch=int(found[1]))
+    gpus = re.search(r"--gpus (\d+)", change)
+    return replace(choices, workload=workload, gpus=int(gpus[1]) if gpus else choices.gpus)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_suggestion_fits(case: str) -> None:
+    """Guards suggestions: each, followed on its own, leaves something feasible."""
+    words = re.search(r"nearest changes? that fits?: (.*)", said(case))
+    assert words
+    for change in words[1].split(" or "):
+        assert len(run_search(load_inputs(changed(choices(case), change))).ranked), change
+
+
+@pytest.mark.parametrize(
+    ("case", "suggested"),
+    [
+        ("a prime count", "nearest change that fits: --gpus 16"),
+        ("a factor of three", "nearest changes that fit: --batch 8064 or --gpus"),
+        ("one GPU", "--gpus 2"),
+        ("a large prime", "--gpus 1024"),
+        ("a batch of one", "leave out --x and --y or --batch 64"),
+        ("a micro-batch", "leave out --micro-batch or --batch 8064"),
+        ("no halves", "--batch 128"),
+    ],
+)
+def test_suggestions_are_useful(case: str, suggested: str) -> None:
+    """Guards what is preferred: batches that every grid divides, counts that fill nodes, the nearest first."""
+    assert suggested in said(case)
+
+
+def test_what_binds_covers_every_grid() -> None:
+    """Guards the constraints named: their counts add up to all grids, each with a grid that breaks it."""
+    expected = (
+        "binding constraint of each grid: 2 of 4 hidden-by-yz (hidden (7168) is no multiple of y·z = 13), "
+        "1 heads-by-x (heads (56) is no multiple of x = 13), "
+        "1 batch-by-data-z (global_batch (8192) is no multiple of data·z = 13); "
+    )
+    assert said("a prime count").startswith(expected)
+    pinned = said("a batch of one")
+    assert pinned.startswith("binding constraint of each grid that has x=1, y=1: 7 of 7 batch-by-data-z (")
+    assert said("a micro-batch").startswith("binding constraint: micro-batch: 7 does not divide the share")
+    assert said("far too large").startswith("binding constraint: memory: the leanest configuration (")
