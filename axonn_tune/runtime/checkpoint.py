@@ -6,6 +6,7 @@ the position in the data, which is a function of it.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +23,7 @@ from axonn_tune.runtime.files import is_full
 from axonn_tune.runtime.folders import Folder, description
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.optimizer import AdamW, parameter_name
-from axonn_tune.runtime.pieces import Piece, described, piece_of, read, write, writes
+from axonn_tune.runtime.pieces import Piece, described, piece_of, read, write, written_here
 from axonn_tune.runtime.together import Ranks
 from axonn_tune.specs.launch import Launch
 
@@ -99,9 +100,9 @@ class Checkpointer:
 
     def _state(self, *, to_write: bool = False) -> Iterator[tuple[str, Piece]]:
         """Everything saved, as pieces; or what of it this rank writes."""
-        for turn, parameter in enumerate(self._optimizer.parameters):
-            if to_write and not writes(parameter, self._mesh, turn=turn):
-                continue
+        parameters = self._optimizer.parameters
+        chosen = written_here(parameters, self._mesh) if to_write else [True] * len(parameters)
+        for parameter in itertools.compress(parameters, chosen):
             name, moments = parameter_name(parameter), self._optimizer.moments(parameter)
             yield f"{PARAMETERS}{name}", piece_of(parameter, parameter.main)
             yield f"first_moments.{name}", piece_of(parameter, moments.first)

@@ -7,7 +7,7 @@ each tensor; whoever reads asks for other boxes, so any grid can read what any o
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,20 +67,31 @@ def piece_of(parameter: Matrix | Vector, values: torch.Tensor) -> Piece:
     return Piece((layout.real_rows, layout.columns), start, values[:real])
 
 
-def writes(parameter: Matrix | Vector, mesh: Mesh, *, turn: int) -> bool:
-    """Whether this rank, of those that hold the same shard, is the one to save it.
+def written_here(parameters: Sequence[Matrix | Vector], mesh: Mesh) -> list[bool]:
+    """Which parameters this rank saves, of those it shares with others: one rank does, and all get about as much."""
+    written = [False] * len(parameters)
+    # Elements dealt to each copy, for every kind of sharing.
+    dealt: dict[frozenset[str], list[int]] = {}
+    for number in sorted(range(len(parameters)), key=lambda one: -parameters[one].main.numel()):
+        place, copies, axes = _copy(parameters[number], mesh)
+        loads = dealt.setdefault(axes, [0] * copies)
+        lightest = loads.index(min(loads))
+        loads[lightest] += parameters[number].main.numel()
+        written[number] = lightest == place
+    return written
 
-    `turn`, another for each parameter, deals them out evenly.
-    """
+
+def _copy(parameter: Matrix | Vector, mesh: Mesh) -> tuple[int, int, frozenset[str]]:
+    """Which copy of its shard this rank holds, of how many, and the axes over which they repeat."""
     split: set[str | None] = {parameter.axis} if isinstance(parameter, Vector) else {"z", parameter.layout.column_axis}
     if isinstance(parameter, Matrix):
         split |= set(parameter.layout.row_axes)
+    repeated = [axis for axis in AXES if axis not in split]
     place, copies = 0, 1
-    for axis in AXES:
-        if axis not in split:
-            place = place * mesh.size(axis) + mesh.coordinate(axis)
-            copies *= mesh.size(axis)
-    return turn % copies == place
+    for axis in repeated:
+        place = place * mesh.size(axis) + mesh.coordinate(axis)
+        copies *= mesh.size(axis)
+    return place, copies, frozenset(repeated)
 
 
 def write(folder: Path, pieces: Mapping[str, Piece], group: dist.ProcessGroup | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +14,15 @@ import torch
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import Grid
 from axonn_tune.runtime import checkpoint
+from axonn_tune.runtime.communicate import Communicator
 from axonn_tune.runtime.folders import Folder
-from axonn_tune.runtime.pieces import described
+from axonn_tune.runtime.ledger import Ledger
+from axonn_tune.runtime.mesh import Mesh
+from axonn_tune.runtime.optimizer import parameter_name
+from axonn_tune.runtime.pieces import described, piece_of, written_here
+from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.transformer import Transformer
+from axonn_tune.specs.catalog import load_model
 from tests.runtime import saving
 from tests.runtime.pool import Pools
 
@@ -54,6 +63,29 @@ def test_files_do_not_depend_on_copies_or_padding(saved: dict[str, Path]) -> Non
     for folder in saved.values():
         written = sum(one.stat().st_size for one in folder.glob("step-*/*.distcp"))
         assert 8 * values < written < 1.5 * 8 * values
+
+
+@pytest.mark.parametrize(
+    "grid", [Grid(2, 1, 2, 2), Grid(1, 1, 1, 4), Grid(1, 3, 1, 2, order=("data", "z", "y", "x"))], ids=name
+)
+def test_copies_share_the_writing(grid: Grid) -> None:
+    """Guards that each element is written by exactly one rank, and none by much more of them than another."""
+    model = load_model("nano").document
+    single = torch.float32
+    settings = Settings(single, single, single, frozenset(), "none", 0, torch.device("meta"))
+    written: Counter[str] = Counter()
+    by_rank = []
+    for rank in range(grid.world):
+        mesh = Mesh(grid, rank, {})
+        store = Transformer(model, Communicator(mesh, Ledger()), settings, sequence=64, seed=0).store
+        parameters = [*store.matrices, *store.vectors]
+        chosen = itertools.compress(parameters, written_here(parameters, mesh))
+        sizes = {parameter_name(one): piece_of(one, one.main).values.numel() for one in chosen}
+        written.update(sizes)
+        by_rank.append(sum(sizes.values()))
+    whole = {parameter_name(one): torch.Size(piece_of(one, one.main).size).numel() for one in parameters}
+    assert written == whole
+    assert max(by_rank) < 1.1 * sum(by_rank) / grid.world
 
 
 def test_a_single_process_loads_without_a_process_group(saved: dict[str, Path]) -> None:
