@@ -20,6 +20,7 @@ from axonn_tune.runtime.settings import Settings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.workload import OVERLAPS, Overlap
 from tests.runtime.cases import BATCH, SEQUENCE, STEPS, WORKLOAD, Case, Training
+from tests.runtime.lateness import Late
 from tests.runtime.reference import Record, Tensors, train
 
 SEED = 3
@@ -51,11 +52,11 @@ def batches(vocab: int) -> list[Batch]:
     return [(step[:, :-1], step[:, 1:]) for step in tokens]
 
 
-def transformer(case: Case, mesh: Mesh, ledger: Ledger, overlaps: Collection[Overlap]) -> Transformer:
+def transformer(case: Case, communicator: Communicator, overlaps: Collection[Overlap]) -> Transformer:
     """The case's model on this rank, in fp64."""
     wide, device = torch.float64, torch.device("cpu")
     settings = Settings(wide, wide, wide, frozenset(overlaps), case.recompute, case.kept_layers, device)
-    return Transformer(case.training.model, Communicator(mesh, ledger), settings, sequence=SEQUENCE, seed=SEED)
+    return Transformer(case.training.model, communicator, settings, sequence=SEQUENCE, seed=SEED)
 
 
 def accumulate(model: Transformer, case: Case, batch: Batch) -> torch.Tensor:
@@ -75,7 +76,7 @@ def accumulate(model: Transformer, case: Case, batch: Batch) -> torch.Tensor:
 def serial(training: Training) -> Record:
     """The serial run, from the weights that the runtime begins with on one rank."""
     one = Case(training, Grid(), micro_batch=BATCH, recompute="none", kept_layers=0)
-    store = transformer(one, build_mesh(Grid()), Ledger(), ()).store
+    store = transformer(one, Communicator(build_mesh(Grid()), Ledger()), ()).store
     weights = {parameter_name(parameter): parameter.main for parameter in (*store.matrices, *store.vectors)}
     rates = [learning_rate(training.optimizer, step) for step in range(STEPS)]
     return train(training.model, weights, batches(training.model.vocab), training.optimizer, rates=rates)
@@ -84,37 +85,61 @@ def serial(training: Training) -> Record:
 def check(case: Case, record_path: Path) -> Report:
     """Train a case on this rank's place in its grid, with every overlap, and compare all there is to compare."""
     record: Record = torch.load(record_path, mmap=True, weights_only=False)
-    mesh, ledger, report = build_mesh(case.grid), Ledger(), Report()
+    mesh, report = build_mesh(case.grid), Report()
     try:
-        twin = transformer(case, mesh, twin_ledger := Ledger(), ())
-        twin_loss = accumulate(twin, case, batches(case.training.model.vocab)[0])
-        model = transformer(case, mesh, ledger, OVERLAPS)
+        model = transformer(case, Communicator(mesh, Ledger()), OVERLAPS)
         optimizer = AdamW(model.store, model.communicator, case.training.optimizer)
+        twin = without_overlap(model, case, report)
         for step, batch in enumerate(batches(case.training.model.vocab)):
             loss = accumulate(model, case, batch)
             if step == 0:
-                report.problems += differences((model, loss), (twin, twin_loss))
+                report.problems += differences(model, loss, twin)
             if step in COMPARED_GRADIENTS:
-                expected = record.gradients[step]
-                compare_tensors(report, case, f"gradient {step}", gradients(optimizer), expected, record.norms[step])
+                compare_tensors(report, case, optimizer, record.gradients[step], record.norms[step])
             result = optimizer.step(loss)
             report.hold("loss", f"step {step}", relative(result.loss, record.losses[step]), SCALARS)
             report.hold("norm", f"step {step}", relative(result.gradient_norm, record.norms[step]), SCALARS)
-        compare_tensors(report, case, "parameter", weights(optimizer), record.parameters, None)
-        report.problems += sent_otherwise(case, ledger, steps=STEPS)
-        report.problems += [f"without overlap: {said}" for said in sent_otherwise(case, twin_ledger, steps=1)]
+        compare_tensors(report, case, optimizer, record.parameters, None)
+        report.problems += sent_otherwise(case, model.communicator.ledger, steps=STEPS)
     finally:
         leave(mesh)
     return report
 
 
-def differences(one: tuple[Transformer, torch.Tensor], other: tuple[Transformer, torch.Tensor]) -> list[str]:
-    """Names of gradients, or the loss, that two runs do not have in common bit for bit."""
-    pairs = zip(parameters(one[0]), parameters(other[0]), strict=True)
-    found = [parameter_name(mine) for mine, theirs in pairs if not torch.equal(mine.gradient, theirs.gradient)]
-    if not torch.equal(one[1], other[1]):
-        found.append("the loss")
-    return [f"with overlap {name} is not what it is without" for name in found]
+def without_overlap(model: Transformer, case: Case, report: Report) -> Tensors:
+    """Loss and gradients of the first step with every wait directly after its issue; leaves the model as it was."""
+    ledger = model.communicator.ledger
+    # The same model with the same settings, so that weights are made once.
+    object.__setattr__(model.settings, "overlaps", frozenset())
+    loss = accumulate(model, case, batches(case.training.model.vocab)[0])
+    object.__setattr__(model.settings, "overlaps", frozenset(OVERLAPS))
+    report.problems += [f"without overlap: {said}" for said in sent_otherwise(case, ledger, steps=1)]
+    ledger.counts.clear()
+    found = {parameter_name(parameter): parameter.gradient.clone() for parameter in parameters(model)}
+    for parameter in parameters(model):
+        parameter.gradient.zero_()
+    return {**found, "the loss": loss}
+
+
+def late_network(case: Case) -> list[str]:
+    """What changes when every collective happens as late as overlap allows, against no overlap at all."""
+    mesh, report = build_mesh(case.grid), Report()
+    try:
+        model = transformer(case, Late(mesh, Ledger()), OVERLAPS)
+        twin = without_overlap(model, case, report)
+        loss = accumulate(model, case, batches(case.training.model.vocab)[0])
+        return [*report.problems, *differences(model, loss, twin)]
+    finally:
+        leave(mesh)
+
+
+def differences(model: Transformer, loss: torch.Tensor, twin: Tensors) -> list[str]:
+    """Names of gradients, or the loss, that are not those of the twin bit for bit."""
+    mine = {parameter_name(parameter): parameter.gradient for parameter in parameters(model)} | {"the loss": loss}
+    assert mine.keys() == twin.keys()
+    return [
+        f"with overlap {name} is not what it is without" for name in mine if not torch.equal(mine[name], twin[name])
+    ]
 
 
 def parameters(model: Transformer) -> list[Parameter]:
@@ -122,32 +147,16 @@ def parameters(model: Transformer) -> list[Parameter]:
     return [*model.store.matrices, *model.store.vectors]
 
 
-def gradients(optimizer: AdamW) -> list[tuple[Parameter, torch.Tensor]]:
-    """Each parameter with its gradient."""
-    return [(parameter, parameter.gradient) for parameter in optimizer.parameters]
-
-
-def weights(optimizer: AdamW) -> list[tuple[Parameter, torch.Tensor]]:
-    """Each parameter with its value."""
-    return [(parameter, parameter.main) for parameter in optimizer.parameters]
-
-
-def compare_tensors(
-    report: Report,
-    case: Case,
-    kind: str,
-    tensors: list[tuple[Parameter, torch.Tensor]],
-    expected: Tensors,
-    norm: float | None,
-) -> None:
-    """Hold shards against the serial run's tensors; `norm`: of the whole gradient, None for parameters.
+def compare_tensors(report: Report, case: Case, optimizer: AdamW, expected: Tensors, norm: float | None) -> None:
+    """Hold shards against the serial run's tensors: gradients with the norm of all, or parameters if there is none.
 
     Key biases of a model without rotary positions change nothing, so what they have is rounding: their
     gradients are held against the norm, their values against the learning rate.
     """
-    most = PARAMETERS if norm is None else GRADIENTS
+    kind, most = ("parameter", PARAMETERS) if norm is None else ("gradient", GRADIENTS)
     rounding = case.training.optimizer.learning_rate if norm is None else norm
-    for parameter, tensor in tensors:
+    for parameter in optimizer.parameters:
+        tensor = parameter.main if norm is None else parameter.gradient
         name = parameter_name(parameter)
         whole = expected[name]
         for part, columns, scale in _parts(case, name, whole, rounding):
