@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 
 from axonn_tune.cost.arithmetic import PLAIN
 from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
@@ -19,7 +19,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import dimensions, loss_chunks
 from axonn_tune.program.flops import executed_flops
 from axonn_tune.program.operations import GROUP_AXES, Collective, Computation
-from axonn_tune.program.schedule import build_schedule
+from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.size import Value
 from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.specs.machine import CollectiveKind, Machine
@@ -85,7 +85,7 @@ def price_configuration(model: Model, machine: Machine, workload: Workload, conf
     The candidate must satisfy the divisibility constraints; whether it fits into memory is for the
     caller to judge from the result.
     """
-    program = build_step(model, workload, recompute=configuration.recompute)
+    program, schedule = _program(model, workload, configuration.recompute)
     values, memory = _settled(model, machine, workload, configuration)
     rates = compute_rates(machine.accelerator, workload.precision)
     clock = Clock(rates, float(workload.element_sizes.compute), values, PLAIN)
@@ -98,7 +98,7 @@ def price_configuration(model: Model, machine: Machine, workload: Workload, conf
     )
     accumulation = int(values["A"])
     iteration_s = timeline.step_s(
-        build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch),
+        schedule,
         layers=model.layers,
         kept=int(values["kept"]),
         accumulation=accumulation,
@@ -119,6 +119,13 @@ def price_configuration(model: Model, machine: Machine, workload: Workload, conf
         rates=rates,
         intervals=tuple(timeline.intervals),
     )
+
+
+@lru_cache(maxsize=16)
+def _program(model: Model, workload: Workload, recompute: Recompute) -> tuple[StepProgram, StepSchedule]:
+    """Program and schedule, built once for all candidates that share them."""
+    program = build_step(model, workload, recompute=recompute)
+    return program, build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch)
 
 
 def _settled(
