@@ -48,6 +48,7 @@ _COMMANDS = {
     "explain": ("axonn_tune.cli.explain", "explain_command"),
     "sweep": ("axonn_tune.cli.sweep", "sweep_command"),
     "compare": ("axonn_tune.cli.compare", "compare"),
+    "run": ("axonn_tune.cli.run", "run_command"),
     "models": ("axonn_tune.cli.documents", "models_group"),
     "machines": ("axonn_tune.cli.documents", "machines_group"),
     "data": ("axonn_tune.cli.data", "data_command"),

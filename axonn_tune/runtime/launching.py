@@ -250,7 +250,7 @@ class Rank:
         if reason and (self.place.rank == 0 or self.watch is None):
             say_why(reason)
         if code == SAVED_ON_A_SIGNAL and self.place.rank == 0:
-            say_why("stopped by a signal; the state is saved", label="Stopped")
+            say_why("by a signal; the state is saved, and the next run goes on from it", label="Stopped")
         self._write_end(code, reason)
         return code
 

@@ -109,7 +109,8 @@ class AdamW:
         TrainingFailedError, on all ranks alike and before anything is changed, if either is not finite.
         """
         step = self.steps_done
-        mean_loss, norm = self._loss_and_norm(loss)
+        square, mean_loss = self.sums(loss).tolist()
+        norm = math.sqrt(square) if square >= 0.0 else math.nan
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
             raise TrainingFailedError(
                 f"step {step + 1}: loss {mean_loss}, gradient norm {norm}; the weights are those of step {step}"
@@ -124,17 +125,18 @@ class AdamW:
         torch._foreach_zero_([parameter.gradient for parameter in self.parameters])
         return StepResult(mean_loss, norm, rate)
 
-    def _loss_and_norm(self, loss: torch.Tensor) -> tuple[float, float]:
-        """Mean loss and norm of the whole gradient: one sum over all ranks, what several hold divided by how many."""
+    def sums(self, loss: torch.Tensor) -> torch.Tensor:
+        """Squared norm of the whole gradient, and the mean loss, float64 `[2]`.
+
+        One sum over all ranks; what several of them hold is divided by how many.
+        """
         squares = [
             torch.linalg.vector_norm(parameter.gradient, dtype=torch.float64) ** 2 / held
             for parameter, held in zip(self.parameters, self._copies, strict=True)
         ]
         mesh = self._communicator.mesh
         both = torch.stack([torch.stack(squares).sum(), loss.double() / (mesh.size("x") * mesh.size("y"))])
-        total = self._communicator.all_reduce(both, WORLD_AXES, "step", "gradient_norm").wait()
-        square, mean_loss = total.tolist()
-        return mean_loss, math.sqrt(square) if square >= 0.0 else math.nan
+        return self._communicator.all_reduce(both, WORLD_AXES, "step", "gradient_norm").wait()
 
     def _prepare_state(self) -> None:
         """Make the moments now, where torch would at the first step: a checkpoint can then be loaded into them."""

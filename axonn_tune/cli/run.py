@@ -1,0 +1,49 @@
+"""`axonn-tune run`: execute a launch config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from axonn_tune.cli.options import help_option
+
+
+@click.command("run", short_help="Execute a launch config on this host, or join in.")
+@click.argument("launch", metavar="LAUNCH.YAML")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Train up to this step. Default: the config's.")
+@click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
+@click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
+@click.option("--dry-run", is_flag=True, help="Build one rank without memory or network; print what it would use.")
+@help_option
+def run_command(*, launch: str, steps: int | None, resume: bool, directory: str | None, dry_run: bool) -> None:
+    """Train as LAUNCH.YAML says, on this host; under torchrun or srun, as the rank this process is.
+
+    One line a step goes to standard error, and each rank's metrics to a file in the run's folder. If the
+    launch config names a checkpoint.directory, the run goes on from its newest checkpoint. SIGTERM and
+    SIGUSR2 save and end with exit code 75.
+    """
+    import os
+
+    from axonn_tune.launch import local
+    from axonn_tune.specs.launch import Launch
+    from axonn_tune.specs.loading import load_document
+
+    document, path = load_document(launch, schema=Launch), Path(launch)
+    local.require_torch()
+    arguments = [
+        *([] if steps is None else ["--steps", str(steps)]),
+        *(["--resume"] if resume else []),
+        *([] if directory is None else ["--directory", directory]),
+    ]
+    if dry_run:
+        command = local.dry_run_command(path)
+    else:
+        command = local.command_of(document, path, arguments=arguments, environment=os.environ)
+        if not local.already_started(os.environ):
+            warning = local.crowding(document, cores=len(os.sched_getaffinity(0)))
+            if warning:
+                click.echo(f"Warning: {warning}", err=True)
+    code = local.run_command(command, document)
+    if code:
+        raise click.exceptions.Exit(code)

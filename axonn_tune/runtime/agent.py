@@ -1,0 +1,63 @@
+"""Starts all ranks of a launch config on this host with torchrun, and ends as they do.
+
+torchrun itself answers every failure with exit code 1 and a page of text; here the ranks' own codes and
+words count.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.run import main as torchrun
+
+from axonn_tune.errors import TrainingFailedError
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document
+
+_INTERRUPTED = 130
+
+
+def main(arguments: list[str]) -> int:
+    """Run `axonn_tune.runtime` with these arguments on every rank; the exit code that tells most."""
+    launch = load_document(arguments[0], schema=Launch)
+    # SIGTERM and SIGUSR2 are passed on, for the ranks to save; torchrun would kill them after 30 s.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for one in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(one, _pass_on)
+    world = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", str(launch.grid.world)]
+    try:
+        torchrun([*world, "-m", "axonn_tune.runtime", *arguments])
+    except ChildFailedError as error:
+        return code_of(error.failures)
+    except (SignalException, KeyboardInterrupt):
+        return _INTERRUPTED
+    return 0
+
+
+def code_of(failures: dict[int, ProcessFailure]) -> int:
+    """One exit code for all ranks: that of a failed training before any other, then the first rank's to end."""
+    lost = [rank for rank, failure in sorted(failures.items()) if failure.exitcode < 0]
+    codes = [failure.exitcode for failure in sorted(failures.values(), key=lambda one: one.timestamp)]
+    said = [code for code in codes if code > 0]
+    if not said:
+        print(f"Error: rank {', '.join(map(str, lost))}: ended by a signal", file=sys.stderr)
+    failed = TrainingFailedError.exit_code
+    return failed if failed in said or not said else said[0]
+
+
+def _pass_on(number: int, frame: FrameType | None) -> None:
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            os.kill(int(child), signal.SIGUSR2)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

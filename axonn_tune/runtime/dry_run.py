@@ -1,0 +1,165 @@
+"""One rank of a launch config without memory or network: `python -m axonn_tune.runtime.dry_run launch.yaml`.
+
+Tensors are on torch's meta device, which knows shapes only, and collectives go to a group that answers
+at once. So rank 0 of any world can be built and one step of it run here: what it would hold, and what it
+would send, compared with the program.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from axonn_tune.errors import AxonnTuneError, CheckFailedError
+from axonn_tune.runtime.launching import say_why
+from axonn_tune.runtime.ledger import Entry, Ledger, compare
+from axonn_tune.runtime.mesh import Mesh, build_mesh
+from axonn_tune.runtime.metrics import program_of
+from axonn_tune.runtime.trainer import Trainer, require_runnable
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document
+from axonn_tune.units import show_bytes
+
+_MEASURED = (2, 3)
+"""Micro-batches of the two steps that are run: what differs between them is one micro-batch's."""
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of every tensor made while it is on, until it is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self,
+        function: Any,  # noqa: ANN401 - torch's signature
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Run an operation and count what it made."""
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._forget, key, storage.nbytes())
+
+    def _forget(self, key: int, size_bytes: int) -> None:
+        self._known.discard(key)
+        self.live -= size_bytes
+
+
+class NoTokens:
+    """Batches with a shape and nothing in them."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._shape = (launch.micro_batch, launch.workload.sequence_length)
+
+    def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and targets, `[b, S]`."""
+        return torch.empty(self._shape, dtype=torch.int64, device="meta"), torch.empty(
+            self._shape, dtype=torch.int64, device="meta"
+        )
+
+
+def build(launch: Launch, mesh: Mesh) -> Trainer:
+    """The trainer of rank 0, on the meta device."""
+    return Trainer(launch, mesh, device=torch.device("meta"), source=NoTokens(launch))
+
+
+def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[Entry]:
+    """What rank 0 sends in a step of so many micro-batches."""
+    trainer.ledger.counts.clear()
+    trainer.launch = trainer.launch.model_copy(update={"grad_accumulation": micro_batches})
+    trainer.optimizer.sums(trainer.gradients(0))
+    return Counter(trainer.ledger.counts)
+
+
+def whole_ledger(trainer: Trainer) -> Ledger:
+    """The same for all micro-batches of the launch config, by running few: the number of calls is affine in them."""
+    wanted = trainer.launch.grad_accumulation
+    if wanted <= max(_MEASURED):
+        return Ledger(step_ledger(trainer, micro_batches=wanted))
+    fewer, more = (step_ledger(trainer, micro_batches=count) for count in _MEASURED)
+    each = Counter({entry: more[entry] - fewer[entry] for entry in more})
+    return Ledger(Counter({entry: more[entry] + (wanted - _MEASURED[1]) * each[entry] for entry in more}))
+
+
+def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[str]:
+    """What rank 0 holds, item by item."""
+    matrices, vectors = trainer.model.store.matrices, trainer.model.store.vectors
+    main = sum(one.main.nbytes for one in matrices)
+    small = sum(one.main.nbytes for one in vectors)
+    items = {
+        "main weights": main,
+        "optimizer moments": 2 * main,
+        "gradients": main,
+        "replicated vectors, all four": 4 * small,
+    }
+    items["activations, gathered weights, temporaries"] = peak_bytes - sum(items.values())
+    lines = [f"  {name:<44}{show_bytes(size):>10}" for name, size in items.items()]
+    lines.append(f"  {'peak of a step':<44}{show_bytes(peak_bytes):>10}")
+    if launch.predicted.memory_bytes is not None:
+        lines.append(f"  {'predicted':<44}{show_bytes(launch.predicted.memory_bytes):>10}")
+    return lines
+
+
+def ledger_lines(ledger: Ledger) -> list[str]:
+    """What rank 0 sends, largest first."""
+    rows = sorted(ledger.counts.items(), key=lambda row: -row[0].size_bytes * row[1])
+    return [
+        f"  {one.op:<15}{one.axis:<8}{one.phase:<10}{one.layer:<18}{count:>8,} × {show_bytes(one.size_bytes):>9}"
+        for one, count in rows
+    ]
+
+
+def dry_run(launch: Launch) -> list[str]:
+    """The report; CheckFailedError if what is sent differs from the program."""
+    require_runnable(launch)
+    grid = launch.grid.grid()
+    if grid.world > 1:
+        dist.init_process_group("fake", rank=0, world_size=grid.world)
+    with warnings.catch_warnings(), LiveBytes() as memory:
+        warnings.simplefilter("ignore")
+        trainer = build(launch, build_mesh(grid))
+        ledger = whole_ledger(trainer)
+    different = compare(ledger, *program_of(launch))
+    lines = [f"Memory of rank 0 of {grid.world}:", *memory_lines(launch, trainer, peak_bytes=memory.peak)]
+    lines += ["", "Collectives of one step and rank (full buffer of one call):", *ledger_lines(ledger), ""]
+    if different:
+        raise CheckFailedError("\n".join(["what is sent differs from the program:", *different]))
+    return [*lines, "They equal the program, which the prediction is made from."]
+
+
+def main(arguments: list[str]) -> int:
+    """Print the report; the exit code."""
+    try:
+        launch = load_document(arguments[0], schema=Launch)
+        print("\n".join(dry_run(launch)))
+    except AxonnTuneError as error:
+        say_why(str(error))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

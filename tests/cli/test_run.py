@@ -1,0 +1,74 @@
+"""`axonn-tune run`: what it refuses before anything starts, and the dry run."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from axonn_tune.errors import UsageError
+from axonn_tune.launch.local import command_of, crowding
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document
+from tests.cli.running import good, run
+
+
+def written(folder: Path, *, gpus: int = 8, options: str = "") -> Path:
+    """A launch config of nano."""
+    path = folder / "launch.yaml"
+    good(f"--gpus {gpus} --model nano --machine localhost -o {path} {options}")
+    return path
+
+
+def test_dry_run_compares_one_rank_with_the_program(tmp_path: Path) -> None:
+    """Guards the dry run: the collectives of a step of rank 0 of a world that is not there equal the program."""
+    path = written(tmp_path, options="--x 2 --y 2 --z 1 --data 2 --micro-batch 4 --recompute full")
+    command = [sys.executable, "-m", "axonn_tune", "run", str(path), "--dry-run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "They equal the program" in done.stdout
+    assert "optimizer moments" in done.stdout
+    assert "gradient_norm" in done.stdout
+
+
+def test_missing_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards users of the tuner alone."""
+    path, find = written(tmp_path), importlib.util.find_spec
+
+    def without_torch(name: str, *arguments: Any) -> Any:
+        return None if name == "torch" else find(name, *arguments)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_torch)
+    finished = run(f"run {path}")
+    assert finished.code == 5
+    assert "pip install 'axonn-tune[runtime]'" in finished.err
+
+
+def test_missing_file_is_a_usage_error() -> None:
+    """Guards the first mistake."""
+    assert run("run nowhere.yaml").code == 2
+
+
+def test_too_many_ranks_for_this_host(tmp_path: Path) -> None:
+    """Guards laptops: up to four ranks a core, with a warning, and scripts for the rest."""
+    launch = load_document(written(tmp_path), schema=Launch)
+    assert crowding(launch, cores=8) is None
+    assert crowding(launch, cores=2) == "8 ranks share 2 cores: times will be longer than predicted"
+    with pytest.raises(UsageError, match="--emit"):
+        crowding(launch, cores=1)
+
+
+def test_joins_a_world_that_is_being_started(tmp_path: Path) -> None:
+    """Guards `torchrun ... axonn-tune run` and srun: there this process is one rank; alone it starts all."""
+    path = written(tmp_path)
+    launch = load_document(path, schema=Launch)
+    for environment, module in (
+        ({"RANK": "1"}, "axonn_tune.runtime"),
+        ({"SLURM_NTASKS": "8"}, "axonn_tune.runtime"),
+        ({}, "axonn_tune.runtime.agent"),
+    ):
+        assert command_of(launch, path, arguments=[], environment=environment)[2] == module

@@ -1,0 +1,133 @@
+"""Whole runs, as a user starts them: two ranks equal one, a rank is killed, a signal comes and what follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.cli.main import main
+from axonn_tune.errors import UsageError
+from axonn_tune.runtime.launching import place_of, require_world
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document
+
+STEPS, PATIENCE_S = 6, 90.0
+
+
+def launch_file(folder: Path, *, gpus: int, checkpoints: bool = False, steps: int = STEPS) -> Path:
+    """A launch config of nano in fp64, small enough for a few steps a second."""
+    path = folder / f"launch-{gpus}.yaml"
+    chosen = ["--gpus", str(gpus), "--model", "nano", "--machine", "localhost", "--precision", "fp64", "--batch", "4"]
+    axes = ["--x", "1", "--y", "1", "--z", str(gpus), "--data", "1"]
+    assert main([*chosen, *axes, "--micro-batch", "1", "-q", "-o", str(path)]) == 0
+    text = path.read_text("utf-8").replace("\nsteps: 100", f"\nsteps: {steps}")
+    if checkpoints:
+        text = text.replace("\ncheckpoint:", f"\ncheckpoint:\n  directory: {folder / 'checkpoints'}")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def start(launch: Path, directory: Path) -> subprocess.Popen[str]:
+    """`axonn-tune run`, as a process."""
+    command = [sys.executable, "-m", "axonn_tune", "run", str(launch), "--directory", str(directory)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and what it said."""
+    _, said = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, said
+
+
+def recorded(directory: Path, rank: int = 0) -> list[dict[str, float]]:
+    """The steps in a rank's metrics."""
+    path = directory / f"metrics-rank{rank}.jsonl"
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return [line for line in lines if "step" in line]
+
+
+def wait_for_steps(directory: Path, count: int) -> None:
+    """Until so many steps are recorded."""
+    end = time.monotonic() + PATIENCE_S
+    while len(recorded(directory)) < count:
+        assert time.monotonic() < end, "no steps"
+        time.sleep(0.05)
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the ranks: children of the agent, which is the child of `run`."""
+    (agent,) = children(process.pid)
+    return children(agent)
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of a process' children, oldest first."""
+    return sorted(int(one) for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split())
+
+
+def test_stopped_and_resumed_run_of_two_ranks_equals_one_of_one(tmp_path: Path) -> None:
+    """Guards the loop: USR2 saves and ends with 75, the next run goes on, and all steps are those of a serial run."""
+    alone = start(launch_file(tmp_path, gpus=1), tmp_path / "alone")
+    assert ended(alone)[0] == 0
+    launch = launch_file(tmp_path, gpus=2, checkpoints=True, steps=500)
+    stopped = start(launch, tmp_path / "stopped")
+    wait_for_steps(tmp_path / "stopped", 2)
+    stopped.send_signal(signal.SIGUSR2)
+    code, said = ended(stopped)
+    assert code == 75, said
+    assert "state is saved" in said
+    done = recorded(tmp_path / "stopped")
+    assert len(recorded(tmp_path / "stopped", rank=1)) == len(done)
+    text = launch.read_text("utf-8").replace("\nsteps: 500", f"\nsteps: {len(done) + 2}")
+    launch.write_text(text, encoding="utf-8")
+    code, said = ended(start(launch, tmp_path / "resumed"))
+    assert code == 0, said
+    both = [*done, *recorded(tmp_path / "resumed")]
+    assert [line["step"] for line in both] == list(range(1, len(done) + 3))
+    for found, wanted in zip(both, recorded(tmp_path / "alone"), strict=False):
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-10)
+        assert found["gradient_norm"] == pytest.approx(wanted["gradient_norm"], rel=1e-8)
+
+
+def test_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
+    """Guards the promise: kill -9 of a rank ends the run within 10 s, with exit code 6 and that rank's number."""
+    process = start(launch_file(tmp_path, gpus=2, steps=5000), tmp_path / "run")
+    wait_for_steps(tmp_path / "run", 2)
+    others = ranks_of(process)
+    os.kill(others[1], signal.SIGKILL)
+    began = time.monotonic()
+    code, said = ended(process)
+    assert time.monotonic() - began < 10
+    assert code == 6
+    assert "Error: rank 1: its process ended without a word" in said
+    assert "Traceback" not in said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in others)
+
+
+def test_wrong_world_size_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    """Guards the first check."""
+    launch = load_document(launch_file(tmp_path, gpus=2), schema=Launch)
+    with pytest.raises(UsageError, match="1·1·2·1 needs 2 ranks, but 3 ranks were started"):
+        require_world(launch, 3)
+
+
+def test_place_is_torchruns_then_slurms_then_alone() -> None:
+    """Guards joining a world."""
+    master = {"MASTER_ADDR": "node1", "MASTER_PORT": "29400"}
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **master}
+    slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", **master}
+    assert place_of({**slurm, **torchrun}).rank == 3
+    assert place_of(slurm).rank == 5
+    assert place_of({}).world == 1
+    with pytest.raises(UsageError, match="MASTER_PORT must be too"):
+        place_of({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "here"})
