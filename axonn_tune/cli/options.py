@@ -136,20 +136,21 @@ def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
     ]
 
 
-def _limits() -> list[Callable[[F], F]]:
-    """Options that pin what would be searched."""
+def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
+    """Options that pin what would be searched; `ranks`: and the one that says what to rank by."""
     pins = [
         click.option(f"--{axis}", type=_COUNT, metavar="N", help=f"Only grids with this size of axis {axis}.")
         for axis in AXES
     ]
+    rank_by = click.option(
+        "--rank-by",
+        type=SuggestingChoice(RANK_BY),
+        default=RANK_BY[0],
+        show_default=True,
+        help="Time to rank by: all communication, its exposed part, or the whole step (iteration).",
+    )
     return [
-        click.option(
-            "--rank-by",
-            type=SuggestingChoice(RANK_BY),
-            default="communication",
-            show_default=True,
-            help="Time to rank by: all communication, its exposed part, or the whole step (iteration).",
-        ),
+        *([rank_by] if ranks else []),
         *pins,
         click.option(
             "--order",
@@ -202,10 +203,11 @@ def _execution() -> list[Callable[[F], F]]:
     ]
 
 
-def problem_options(*, required: bool = True, lists: bool = False) -> Callable[[F], F]:
+def problem_options(*, required: bool = True, lists: bool = False, ranks: bool = True) -> Callable[[F], F]:
     """Add the shared options to a command, which takes their values as one argument `chosen`.
 
-    required: --gpus and --model must be given; lists: the command has its own --gpus and --batch.
+    required: --gpus and --model must be given; lists: the command has its own --gpus and --batch;
+    ranks: --rank-by is among them.
     """
 
     def decorate(callback: F) -> F:
@@ -216,7 +218,7 @@ def problem_options(*, required: bool = True, lists: bool = False) -> Callable[[
             return callback(chosen=chosen, **parameters)
 
         decorated: Any = help_option(collected)
-        for option in reversed([*_inputs(required=required, lists=lists), *_limits(), *_execution()]):
+        for option in reversed([*_inputs(required=required, lists=lists), *_limits(ranks=ranks), *_execution()]):
             decorated = option(decorated)
         return decorated  # type: ignore[no-any-return]
 
@@ -259,13 +261,14 @@ def choices_of(chosen: Chosen) -> Choices:
     if chosen.gpus is None or chosen.model is None:
         missing = [name for name, value in (("--gpus", chosen.gpus), ("--model", chosen.model)) if value is None]
         raise click.UsageError(f"Missing option {' and '.join(missing)}.")
+    rank_by: Any = chosen.rank_by or RANK_BY[0]
     return Choices(
         gpus=chosen.gpus,
         model=chosen.model,
         machine=chosen.machine,
         workload=_workload(chosen),
         limits=_limits_of(chosen),
-        rank_by=chosen.rank_by,
+        rank_by=rank_by,
         settings=chosen.settings,
     )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from axonn_tune import __version__
-from axonn_tune.report.documents import origin_json
+from axonn_tune.report.ranking_json import Json, origin, to_text
 from axonn_tune.report.table import Heading, csv_table, markdown_table, seconds_cells, text_table
 from axonn_tune.units import GIB, TERA
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from axonn_tune.baselines.comparison import Comparison, Contender, Prediction
     from axonn_tune.search.inputs import Inputs
 
@@ -22,7 +24,7 @@ _HEADINGS = (
     Heading("way", left=True),
     Heading("layout", left=True),
     Heading("micro-\nbatch"),
-    Heading("steps"),
+    Heading("accumu-\nlation"),
     Heading("recompute", left=True),
     Heading("step\ns"),
     Heading("compute\ns"),
@@ -34,6 +36,11 @@ _HEADINGS = (
     Heading("paper's\ncount"),
     Heading("4D is\nfaster by"),
 )
+_NARROW = (0, 1, 5, 6, 7, 9, 10, 13)
+"""Columns shown unless all are asked for."""
+LEFT_OUT = (
+    "--wide adds the rest of each layout, micro-batch, accumulation, recompute, bubble, HFU and the paper's count."
+)
 _CSV = (
     *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
     *("iteration_s", "low_s", "high_s", "compute_s", "communication_s", "exposed_communication_s", "bubble_s"),
@@ -41,16 +48,27 @@ _CSV = (
 )
 
 
-def render(comparison: Comparison, inputs: Inputs, *, output_format: str, color: bool = False) -> str | dict[str, Any]:
-    """The comparison as text, or as a dictionary for `json`."""
+def render(
+    comparison: Comparison, inputs: Inputs, *, output_format: str, wide: bool = False, color: bool = False
+) -> str:
+    """The comparison as text; a table that is not `wide` shows the main columns, within 100 characters."""
     if output_format == "json":
-        return comparison_json(comparison, inputs)
+        return to_text(comparison_json(comparison, inputs))
     if output_format == "csv":
         return csv_table(_CSV, [_csv_row(comparison, each) for each in comparison.contenders])
     rows = _rows(comparison)
     if output_format == "md":
         return markdown_table(_HEADINGS, rows) + "\n" + "".join(f"- {line}\n" for line in remarks(comparison))
-    return text_table(_HEADINGS, rows, color=color) + "\n" + "".join(f"{line}\n" for line in remarks(comparison))
+    headings: Sequence[Heading] = _HEADINGS
+    if not wide:
+        headings = [_HEADINGS[column] for column in _NARROW]
+        rows = [[_narrow(row[column]) for column in _NARROW] for row in rows]
+    return text_table(headings, rows, color=color) + "\n" + "".join(f"{line}\n" for line in remarks(comparison))
+
+
+def _narrow(cell: str) -> str:
+    """A layout without what follows its sizes; other cells hold no comma."""
+    return cell.partition(",")[0]
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
@@ -155,15 +173,15 @@ def _csv_row(comparison: Comparison, contender: Contender) -> list[object]:
     return [known.get(name) for name in _CSV]
 
 
-def comparison_json(comparison: Comparison, inputs: Inputs) -> dict[str, Any]:
+def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
     """Everything, by the schema `axonn-tune/comparison/1`; times per step and rank."""
     overlap = comparison.overlap
     return {
         "schema": SCHEMA,
-        "axonn_tune": __version__,
+        "tool_version": __version__,
         "gpus": comparison.problem.gpus,
-        "model": origin_json(inputs.model),
-        "machine": origin_json(inputs.machine),
+        "model": origin(inputs.model),
+        "machine": origin(inputs.machine),
         "workload": comparison.problem.workload.model_dump(mode="json", by_alias=True),
         "memory_limit_bytes": comparison.limit_bytes,
         "contenders": [_contender_json(comparison, each) for each in comparison.contenders],
@@ -172,7 +190,7 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> dict[str, Any]:
     }
 
 
-def _contender_json(comparison: Comparison, contender: Contender) -> dict[str, Any]:
+def _contender_json(comparison: Comparison, contender: Contender) -> Json:
     found, endless = contender.prediction, contender.endless_memory
     return {
         "key": contender.key,
@@ -185,7 +203,7 @@ def _contender_json(comparison: Comparison, contender: Contender) -> dict[str, A
     }
 
 
-def prediction_json(found: Prediction) -> dict[str, Any]:
+def prediction_json(found: Prediction) -> Json:
     """One priced layout."""
     return {
         "layout": found.layout,

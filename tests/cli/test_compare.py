@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from axonn_tune import __version__
 from axonn_tune.cli.main import main
 
 SMALL = ("compare", "--gpus", "64", "--model", "5b", "--batch", "256")
@@ -41,13 +42,38 @@ def test_json_holds_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(run(capsys, *SMALL, "--format", "json"))
     assert found["schema"] == "axonn-tune/comparison/1"
     assert [each["key"] for each in found["contenders"]] == CONTENDERS
-    assert len(found["machine"]["sha256"]) == 64
+    assert found["tool_version"] == __version__
+    for kind, key in (("machine", "tiers"), ("model", "hidden")):
+        assert len(found[kind]["sha256"]) == 64
+        assert found[kind][key]
     best = found["contenders"][0]["prediction"]
     parts = best["compute_s"] + best["exposed_communication_s"] + best["bubble_s"]
     assert best["iteration_s"] == pytest.approx(parts)
     assert sum(part["seconds"] for part in best["traffic"]) == pytest.approx(best["communication_s"])
     assert best["low_s"] < best["iteration_s"] < best["high_s"]
     assert 0 < best["mfu"] <= best["hfu"] < 1
+
+
+@pytest.mark.parametrize("case", [("1024", "80b"), ("512", "40b"), ("64", "5b")])
+def test_the_table_fits_100_columns(case: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards terminals: at most nine columns and 100 characters; the rest with --wide, as standard error says."""
+    gpus, model = case
+    assert main(["compare", "--gpus", gpus, "--model", model]) == 0
+    narrow = capsys.readouterr()
+    table = narrow.out.partition("\n\n")[0].splitlines()
+    assert max(map(len, table)) <= 100
+    assert "--wide adds" in narrow.err
+    assert main(["compare", "--gpus", gpus, "--model", model, "--wide"]) == 0
+    wide = capsys.readouterr()
+    assert "recompute" in wide.out.splitlines()[1]
+    assert wide.err == ""
+    assert len(wide.out.partition("\n\n")[0].splitlines()) == len(table)
+
+
+def test_there_is_nothing_to_rank_by(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against an option without effect: 4D is compared at its fastest step."""
+    assert main([*SMALL, "--rank-by", "exposed"]) == 2
+    assert "No such option" in capsys.readouterr().err
 
 
 def test_csv_has_one_line_per_contender(capsys: pytest.CaptureFixture[str]) -> None:
