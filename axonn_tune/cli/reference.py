@@ -1,9 +1,14 @@
-"""Write docs/cli.md from the commands' own help: `python -m axonn_tune.cli.reference [--check]`."""
+"""Write what the docs show of the tool itself: `python -m axonn_tune.cli.reference [--check]`.
+
+docs/cli.md is the commands' own help; the example in docs/launch.md is what its command writes.
+"""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -11,6 +16,9 @@ import click
 from axonn_tune.cli.main import cli
 
 PATH = Path("docs/cli.md")
+LAUNCH_PATH = Path("docs/launch.md")
+EXAMPLE = "axonn-tune --gpus 1 --model nano --machine localhost -o launch.yaml"
+EXAMPLE_CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
 WIDTH = 100
 PREAMBLE = """\
 # Command line
@@ -27,6 +35,31 @@ def render(root: click.Command, name: str = "axonn-tune") -> str:
     return "\n".join([PREAMBLE, *sections])
 
 
+def render_launch_page(page: str) -> str:
+    """The page on launch configs with its example as `EXAMPLE` writes it, but for the date."""
+    before, fence, rest = page.partition("```yaml\n")
+    return before + fence + _launch_example() + rest[rest.index("```") :]
+
+
+def _launch_example() -> str:
+    from axonn_tune.launch.config import build_launch, launch_text
+    from axonn_tune.search.inputs import Choices, load_inputs
+    from axonn_tune.search.results import run_search
+
+    words = shlex.split(EXAMPLE)
+    gpus, model, machine = (words[words.index(option) + 1] for option in ("--gpus", "--model", "--machine"))
+    inputs = load_inputs(Choices(gpus=int(gpus), model=model, machine=machine))
+    launch = build_launch(
+        run_search(inputs).ranked.pricing(0),
+        model=inputs.model,
+        machine=inputs.machine,
+        workload=inputs.problem.workload,
+        command=EXAMPLE,
+        created=EXAMPLE_CREATED,
+    )
+    return launch_text(launch)
+
+
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
     context = click.Context(command, parent=parent, info_name=name, terminal_width=WIDTH, max_content_width=WIDTH)
     yield context.command_path, command.get_help(context)
@@ -40,12 +73,14 @@ def _helps(command: click.Command, name: str, parent: click.Context | None) -> I
 @click.command()
 @click.option("--check", is_flag=True, help="Write nothing; fail if the file differs.")
 def main(*, check: bool) -> None:
-    """Write docs/cli.md from the commands' own help."""
-    text = render(cli)
+    """Write docs/cli.md and the example in docs/launch.md."""
+    texts = {PATH: render(cli), LAUNCH_PATH: render_launch_page(LAUNCH_PATH.read_text(encoding="utf-8"))}
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if not check:
-        PATH.write_text(text, encoding="utf-8")
-    elif not PATH.exists() or PATH.read_text(encoding="utf-8") != text:
-        click.echo(f"{PATH} does not match the commands' help: run `make docs`", err=True)
+        for path in stale:
+            path.write_text(texts[path], encoding="utf-8")
+    elif stale:
+        click.echo(f"{' and '.join(map(str, stale))}: not what this version prints; run `make docs`", err=True)
         sys.exit(1)
 
 

@@ -71,8 +71,7 @@ def search_command(
     """
     from axonn_tune.search.results import run_search
 
-    if not output and (emit or pick != 1):
-        raise click.UsageError(f"{'--emit' if emit else '--pick'} says what to write: give -o FILE too.")
+    _check_output(output, emit=emit, pick=pick)
     results = run_search(load(chosen), costs=costs, variants=variants)
     results.require_row(pick)
     shown = _render(
@@ -92,6 +91,14 @@ def search_command(
         click.echo("\n" + "\n".join(remarks(results)), err=True)
     if output:
         _write(results, output=output, pick=pick, emit=emit, quiet=quiet)
+
+
+def _check_output(output: str | None, *, emit: str | None, pick: int) -> None:
+    """Refuse what to write without where to, and standard output, which has the ranking."""
+    if not output and (emit or pick != 1):
+        raise click.UsageError(f"{'--emit' if emit else '--pick'} says what to write: give -o FILE too.")
+    if output == "-":
+        raise click.UsageError("-o - : a launch config is a file of its own, and the ranking is on standard output.")
 
 
 def _render(
@@ -138,12 +145,16 @@ def _write(results: Results, *, output: str, pick: int, emit: str | None, quiet:
         workload=inputs.problem.workload,
         command=command_line(),
     )
-    write_launch(output, launch)
     written = [f"#{pick} as {output}"]
-    if emit:
-        from axonn_tune.launch.emit import ScriptKind, emit_script
+    if not emit:
+        write_launch(output, launch)
+    else:
+        from axonn_tune.launch.emit import ScriptKind, emit_script, script_text
 
         kinds: dict[str, ScriptKind] = {"torchrun": "torchrun", "slurm": "slurm"}
+        # What refuses a script refuses it here, before anything is written.
+        script_text(kinds[emit], launch=launch, machine=inputs.machine.document, launch_path=output)
+        write_launch(output, launch)
         script = emit_script(kinds[emit], launch=launch, machine=inputs.machine.document, launch_path=output)
         written.append(f"the script that starts it as {script}")
     if not quiet:

@@ -119,8 +119,8 @@ def _header(launch: Launch) -> list[str]:
         f"{launch.predicted.machine}, complete in itself.",
         f"Grid: {grid_line(launch)}.",
         f"Predicted: {prediction_line(launch)}.",
-        "Run it with the script that `axonn-tune ... --emit torchrun` or `--emit slurm` writes beside it. The runtime",
-        "they start, axonn_tune.runtime, is the next part of axonn-tune and not in this version.",
+        "Run it with the script that `axonn-tune ... --emit torchrun` or `--emit slurm` writes beside it. It starts",
+        "axonn_tune.runtime once per rank, which needs torch: the extra [runtime].",
         f"Written by {made.tool} {made.version}: {made.command}",
     ]
 

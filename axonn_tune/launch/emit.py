@@ -18,7 +18,9 @@ SUFFIXES: dict[ScriptKind, str] = {"torchrun": ".sh", "slurm": ".sbatch"}
 
 
 def script_text(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_path: str | Path) -> str:
-    """The script as text; UsageError as `torchrun_script` and `slurm_script`."""
+    """The script as text; UsageError as `torchrun_script` and `slurm_script`, or as `emit_script` for the path."""
+    if not _is_file_of_its_own(Path(launch_path), suffix=SUFFIXES[kind]):
+        raise UsageError(f"--emit needs a launch config in a file to write a script beside, not {str(launch_path)!r}")
     write: Callable[..., str] = {"torchrun": torchrun_script, "slurm": slurm_script}[kind]
     return write(launch, machine=machine, launch_path=Path(launch_path))
 
@@ -31,10 +33,9 @@ def emit_script(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_pa
     failure what was there stays.
     """
     path = Path(launch_path)
-    if not _is_file_of_its_own(path, suffix=SUFFIXES[kind]):
-        raise UsageError(f"--emit needs a launch config in a file to write a script beside, not {str(path)!r}")
+    text = script_text(kind, launch=launch, machine=machine, launch_path=path)
     target = path.with_name(path.stem + SUFFIXES[kind])
-    write_text_atomically(target, script_text(kind, launch=launch, machine=machine, launch_path=path))
+    write_text_atomically(target, text)
     try:
         # Whoever may read it may run it.
         mode = target.stat().st_mode

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from axonn_tune.errors import UsageError
-from axonn_tune.grid import divisors
 from axonn_tune.launch.config import count_ranks, grid_line, prediction_line
 from axonn_tune.launch.environment import comment
 from axonn_tune.specs.launch import Launch
@@ -31,11 +30,11 @@ def node_layout(launch: Launch) -> Layout:
         return Layout(nodes=1, ranks_per_node=world)
     if world % per_node == 0:
         return Layout(nodes=world // per_node, ranks_per_node=per_node)
-    fitting = max(divisor for divisor in divisors(world) if divisor < per_node)
+    below = world // per_node * per_node
     raise UsageError(
         f"{world} ranks do not fill nodes of {per_node}: {world} = {world // per_node} · {per_node} + "
-        f"{world % per_node}; take a multiple of {per_node}, or {fitting} ranks a node "
-        f"(--set machine.launcher.ranks_per_node={fitting})"
+        f"{world % per_node}; take a GPU count that fills nodes, such as {below} or {below + per_node} "
+        f"(fewer ranks on each node would lie otherwise than what was priced)"
     )
 
 
@@ -50,9 +49,7 @@ def heading_lines(launch: Launch, layout: Layout) -> list[str]:
         comment(f"{grid_line(launch)}."),
         *([comment(placed)] if last else []),
         comment(f"Predicted: {prediction_line(launch)}."),
-        comment(
-            f"Written by {made.tool} {made.version}; starts axonn_tune.runtime, which that version does not hold yet."
-        ),
+        comment(f"Written by {made.tool} {made.version}; starts axonn_tune.runtime once per rank."),
     ]
 
 

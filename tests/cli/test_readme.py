@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from axonn_tune.cli import reference
-from axonn_tune.cli.main import cli
+from axonn_tune.cli.main import cli, main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -75,3 +75,16 @@ def test_readme_lists_every_command() -> None:
 def test_reference_matches_the_help() -> None:
     """Guards docs/cli.md, which is generated."""
     assert (ROOT / "docs" / "cli.md").read_text("utf-8") == reference.render(cli), "run `make docs`"
+
+
+def test_the_example_of_a_launch_config_is_what_its_command_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards docs/launch.md: the command that the example names writes the example, on another day or version."""
+    shown = (ROOT / "docs" / "launch.md").read_text("utf-8").split("```yaml\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(reference.EXAMPLE)[1:]) == 0
+    written = Path("launch.yaml").read_text("utf-8")
+    assert reference.EXAMPLE in shown
+    changing = re.compile(r"^  (created|version): .*\n|(?<=^# Written by axonn-tune )\S+:", flags=re.MULTILINE)
+    assert changing.sub("", shown) == changing.sub("", written), "run `make docs`"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import subprocess
-import sys
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -328,34 +326,7 @@ def test_several_costs_show_where_they_disagree() -> None:
         assert config["ranks"] == {"paper": ranks.get(tuple(config[axis] for axis in AXES))}
 
 
-# Files and processes.
-
-
-def test_pick_and_emit_write_files(tmp_path: Path) -> None:
-    """Guards -o, --pick and --emit: the row asked for is written, and both files are named."""
-    path = tmp_path / "launch.yaml"
-    finished = good(f"--gpus 64 --model 20b -o {path} --pick 2 --emit slurm --format json")
-    assert str(path) in finished.err
-    assert (tmp_path / "launch.sbatch").is_file()
-    second = finished.document["configs"][1]
-    explained = good(f"explain {path} --format json").document["config"]
-    for key in (*AXES, "order", "micro_batch", "recompute", "communication_s", "iteration_s"):
-        assert explained[key] == second[key]
-    assert "axonn-tune --gpus 64 --model 20b -o" in path.read_text()
-
-
-def test_a_reader_that_stops_is_no_error() -> None:
-    """Guards `axonn-tune ... | head`: quiet, and no failure."""
-    program = "import sys; from axonn_tune.cli.main import main; sys.exit(main())"
-    command = [sys.executable, "-c", program, "--gpus", "1024", "--model", "80b", "--top", "0", "--format", "csv"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2]
-    ) as job:
-        assert job.stdout is not None
-        assert job.stderr is not None
-        job.stdout.close()
-        assert job.stderr.read() == b""
-    assert job.returncode == 0
+# Names.
 
 
 def test_choices_are_the_schemas() -> None:

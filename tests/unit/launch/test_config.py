@@ -100,7 +100,7 @@ def test_the_header_says_what_this_is() -> None:
     assert header[2].startswith("# Predicted: step ")
     assert "80%: " in header[2]
     assert "--emit torchrun" in header[3]
-    assert "not in this version" in header[4]
+    assert "axonn_tune.runtime once per rank" in header[4]
 
 
 def test_sections_stand_apart() -> None:
