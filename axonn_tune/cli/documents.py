@@ -16,14 +16,18 @@ if TYPE_CHECKING:
     from axonn_tune.specs.catalog import Kind, Loaded
 
 
+# Given to each command: names given through a context depend on which command ran first in a process.
+_help = click.help_option("-h", "--help")
+
+
 @click.group("models")
-@click.help_option("-h", "--help")
+@_help
 def models_group() -> None:
     """List, show, check and import models."""
 
 
 @click.group("machines")
-@click.help_option("-h", "--help")
+@_help
 def machines_group() -> None:
     """List, show and check machine profiles."""
 
@@ -49,7 +53,6 @@ def _load(kind: Kind, name: str, *, overrides: tuple[str, ...] = ()) -> Loaded[A
 
 def _list(kind: Kind, *, output_format: str) -> None:
     from axonn_tune.report import documents
-    from axonn_tune.report.console import stdout_console
     from axonn_tune.specs.catalog import available
 
     found: list[tuple[str, Loaded[Any]]] = []
@@ -63,7 +66,7 @@ def _list(kind: Kind, *, output_format: str) -> None:
         click.echo(json.dumps(documents.documents_json(kind, found), indent=2, ensure_ascii=False))
     else:
         table = documents.models_table(found) if kind == "model" else documents.machines_table(found)
-        stdout_console().print(table)
+        click.echo(table, nl=False)
 
 
 def _show(kind: Kind, name: str, *, overrides: tuple[str, ...], output_format: str) -> None:
@@ -96,6 +99,7 @@ def _add_common(group: click.Group, kind: Kind) -> None:
 
     @group.command("list", help=f"List the {plural} that can be named.")
     @click.option("--format", "output_format", type=output_format, default="table", show_default=True)
+    @_help
     def list_documents(*, output_format: str) -> None:
         _list(kind, output_format=output_format)
 
@@ -103,11 +107,13 @@ def _add_common(group: click.Group, kind: Kind) -> None:
     @click.argument("name", shell_complete=complete_names(kind))
     @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may be repeated.")
     @click.option("--format", "output_format", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True)
+    @_help
     def show_document(*, name: str, overrides: tuple[str, ...], output_format: str) -> None:
         _show(kind, name, overrides=overrides, output_format=output_format)
 
     @group.command("check", help=f"Check {kind} files (or names) and report everything wrong in them.")
     @click.argument("files", nargs=-1, required=True)
+    @_help
     def check_documents(*, files: tuple[str, ...]) -> None:
         _check(kind, files)
 
@@ -122,6 +128,7 @@ _add_common(machines_group, "machine")
 @click.option("--name", help="Name of the model; else that of its folder or file.")
 @click.option("--batch", type=click.IntRange(min=1), help="Sequences in a step; else about 4 million tokens.")
 @click.option("--seq", type=click.IntRange(min=1), help="Tokens in a sequence; else the longest it takes, up to 8192.")
+@_help
 def import_model(*, config: str, output: str | None, name: str | None, batch: int | None, seq: int | None) -> None:
     """Turn a local Hugging Face CONFIG (config.json, or its folder) into a model file.
 

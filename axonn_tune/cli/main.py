@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,10 +36,10 @@ Exit codes:
   1    a mistake in axonn-tune itself; please report it
   2    a wrong option or argument, or a wrong document
   3    no grid satisfies all constraints; the message names the binding one
-  4    a validation or regression check failed
-  5    something is missing here, or a file could not be written
-  6    training did not finish
-  75   stopped by a signal, state saved
+  4    a validation or regression check failed (reserved for validate and regress)
+  5    something is missing here, or the disk is full
+  6    training did not finish (run)
+  75   training stopped by a signal, state saved (run)
   130  interrupted
 """
 
@@ -139,10 +140,11 @@ class SearchUnlessNamed(click.Group):
 @click.option("--debug", is_flag=True, help="Show where an error came from. Also: AXONN_TUNE_DEBUG=1.")
 @help_option
 def cli(*, debug: bool) -> None:
-    """Find the fastest 4D grid to train a transformer on many GPUs.
+    """Rank the 4D grids on which many GPUs can train a transformer.
 
     Every grid x * y * z * data of the GPUs is priced by an analytical model of communication,
-    computation and memory; the best are listed, explained, and written as launch configs.
+    computation and memory; the best are listed, explained, and written as launch configs. Ranked by
+    predicted communication time, as the paper does; --rank-by iteration ranks by the whole step.
     """
     if debug:
         os.environ["AXONN_TUNE_DEBUG"] = "1"
@@ -150,6 +152,7 @@ def cli(*, debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; every error ends in one line, not in a traceback."""
+    _open_closed_streams()
     try:
         code = cli.main(
             args=None if arguments is None else list(arguments), prog_name="axonn-tune", standalone_mode=False
@@ -162,6 +165,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         return _report(error)
     return code if isinstance(code, int) else 0
+
+
+def _open_closed_streams() -> None:
+    """Stand in for standard streams that are closed, before a file of ours gets their number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _report(error: BaseException) -> int:

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from axonn_tune.cli.documents import machines_group, models_group
-from axonn_tune.errors import AxonnTuneError, DocumentError
-from axonn_tune.specs.catalog import available
+from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
+from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
@@ -48,6 +48,31 @@ def test_list_has_one_row_per_name(group: str) -> None:
     names = available("model" if group == "models" else "machine")
     assert [line.split()[0] for line in output.splitlines()[1:]] == list(names)
     assert "…" not in output
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_headings_are_whole_at_any_width(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards narrow terminals: the table is the same text, no word of it broken."""
+    wide = good(f"{group} list")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert good(f"{group} list") == wide
+
+
+@pytest.mark.parametrize("line", ["models list", "models show", "models check", "models import", "machines list"])
+def test_every_command_knows_h(line: str) -> None:
+    """Guards -h below a group."""
+    assert good(f"{line} -h") == good(f"{line} --help")
+
+
+@pytest.mark.parametrize("given", ["{0}/tiny", "{0}/tiny/config.json", "tiny"])
+def test_a_hugging_face_config_is_no_model_yet(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the way from a config.json to a model: the command that makes one is named."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    name = given.format(tmp_path)
+    with pytest.raises(UsageError, match=f"`axonn-tune models import {name} -o mymodel.yaml`"):
+        load_model(name)
 
 
 @pytest.mark.parametrize("group", GROUPS)
