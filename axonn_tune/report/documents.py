@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from axonn_tune.report.table import Heading, text_table
 
 if TYPE_CHECKING:
     from axonn_tune.specs.catalog import Loaded
@@ -34,12 +34,12 @@ _MACHINE_COLUMNS: tuple[tuple[str, Callable[[Machine], str]], ...] = (
 )
 
 
-def models_table(models: Sequence[tuple[str, Loaded[Model]]]) -> Table:
+def models_table(models: Sequence[tuple[str, Loaded[Model]]]) -> str:
     """One row per model, under the name it is found by."""
     return _table([title for title, _ in _MODEL_COLUMNS], _rows(models, _MODEL_COLUMNS), left={"family"})
 
 
-def machines_table(machines: Sequence[tuple[str, Loaded[Machine]]]) -> Table:
+def machines_table(machines: Sequence[tuple[str, Loaded[Machine]]]) -> str:
     """One row per machine, under the name it is found by."""
     titles = [title for title, _ in _MACHINE_COLUMNS]
     return _table(titles, _rows(machines, _MACHINE_COLUMNS), left={"accelerator", titles[4], "library"})
@@ -78,13 +78,10 @@ def _rows(documents: Sequence[tuple[str, Loaded[Any]]], columns: Sequence[tuple[
     return [[name, *(show(loaded.document) for _, show in columns)] for name, loaded in documents]
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: set[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("name", *titles):
-        table.add_column(title, justify="left" if title == "name" or title in left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: set[str]) -> str:
+    """Plain aligned text, as wide as it needs: no word of it is ever broken."""
+    headings = [Heading("name", left=True), *(Heading(title, left=title in left) for title in titles)]
+    return text_table(headings, rows)
 
 
 def _tier(tier: Tier) -> str:
