@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from axonn_tune.errors import EnvironmentProblem, UsageError
+from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError
 from axonn_tune.specs.launch import Launch
 
 RANKS_PER_CORE = 4
@@ -67,7 +67,9 @@ def run_command(command: Sequence[str], launch: Launch) -> int:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-    return code if code >= 0 else 6
+    if code == -signal.SIGPIPE:
+        return 0
+    return code if code >= 0 else TrainingFailedError.exit_code
 
 
 def dry_run_command(path: Path) -> list[str]:

@@ -38,12 +38,16 @@ class Local:
 
 @dataclass
 class Attention:
-    """Softmax attention on this rank's heads; qkv columns are grouped by key head: queries, key, value."""
+    """Softmax attention on this rank's heads; qkv columns are grouped by key head: queries, key, value.
+
+    core: what turns queries, keys and values `[b, heads, S, head_dim]` into outputs.
+    """
 
     model: Model
     heads: int
     kv_heads: int
     sequence: int
+    core: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
         """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
@@ -55,7 +59,7 @@ class Attention:
             queries, keys = rotate(queries), rotate(keys)
         if each > 1:
             keys, values = (one.repeat_interleave(each, dim=1) for one in (keys, values))
-        output = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        output = self.core(queries, keys, values, is_causal=True)
         return output.transpose(1, 2).reshape(-1, self.heads * dim)
 
 
