@@ -114,7 +114,7 @@ def padded_vocabulary(model: Model, *, tensor: int) -> int:
 def stage_memory(
     model: Model, workload: Workload, layout: Layout, *, software: Software, stage: int
 ) -> tuple[Item, ...]:
-    """Everything a rank of the first (0) or of the last stage holds at its peak."""
+    """Everything a rank of the first (0) or of the last stage holds at its peak: in the head or in a backward pass."""
     elements, length = workload.element_sizes, workload.sequence_length
     tokens, t = float(layout.micro_batch * length), layout.tensor
     kept = kept_per_block(model, elements, layout, software=software, sequence_length=length)
@@ -125,6 +125,11 @@ def stage_memory(
         in_flight = model.layers / layout.pipeline * (2.0 if layout.interleave > 1 else 1.0)
     # Softmax and gradient in 32 bits next to the logits, none of it cut into chunks of tokens.
     logits = (elements.compute + 2.0 * elements.statistics) * tokens * padded_vocabulary(model, tensor=t) / t
+    head = (Item("logits", logits if stage == layout.pipeline - 1 else 0.0),)
+    backward = (
+        Item("recomputed activations", again[layout.recompute]),
+        Item("backward temporaries", elements.compute * tokens * (2.0 * model.up_width / t + 2.0 * model.hidden)),
+    )
     return (
         *states(
             elements,
@@ -132,9 +137,7 @@ def stage_memory(
             sharing=layout.data if layout.distributed_optimizer else 1,
         ),
         Item("saved activations", in_flight * kept),
-        Item("recomputed activations", again[layout.recompute]),
-        Item("backward temporaries", elements.compute * tokens * (2.0 * model.up_width / t + 2.0 * model.hidden)),
-        Item("logits", logits if stage == layout.pipeline - 1 else 0.0),
+        *max(head, backward, key=total_bytes),
     )
 
 
