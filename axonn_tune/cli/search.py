@@ -97,7 +97,7 @@ def _check_output(output: str | None, *, emit: str | None, pick: int) -> None:
     """Refuse what to write without where to, and standard output, which has the ranking."""
     if not output and (emit or pick != 1):
         raise click.UsageError(f"{'--emit' if emit else '--pick'} says what to write: give -o FILE too.")
-    if output == "-":
+    if output in ("", "-"):
         raise click.UsageError("-o - : a launch config is a file of its own, and the ranking is on standard output.")
 
 

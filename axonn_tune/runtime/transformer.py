@@ -52,8 +52,9 @@ class Transformer:
         x = self.embedding.forward(tokens, gathers)
         saved: list[Saved] = []
         for block in self.blocks:
-            x, kept = block.forward(x, gathers, keep_weights=self._keeps_weights(block))
-            saved.append(kept)
+            x, of_block = block.forward(x, gathers, keep_weights=self._keeps_weights(block))
+            saved.append(of_block)
+            del of_block  # Or the last block's activations would live until all of backward is done.
         loss, gradient = self.head.forward_backward(x, targets.flatten(), gathers, gradients, scale=scale)
         for block in reversed(self.blocks):
             gradient = block.backward(saved.pop(), gradient, gathers, gradients)

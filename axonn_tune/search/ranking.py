@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -36,6 +37,9 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
 
 RankBy: TypeAlias = Literal["communication", "exposed", "iteration"]
+LARGEST_COUNT = 2**40
+"""Counts from here on would not fit the columns: products of them must stay exact."""
+
 RANK_BY: tuple[RankBy, ...] = ("communication", "exposed", "iteration")
 
 
@@ -207,7 +211,12 @@ def search(problem: Problem, *, variants: bool = False) -> Ranking:
 
 def _check(problem: Problem) -> None:
     """Refuse what no grid could satisfy and no constraint would name."""
-    model, workload = problem.model, problem.workload
+    model, workload, pins = problem.model, problem.workload, problem.limits.axes
+    if max(problem.gpus, workload.global_batch, workload.sequence_length) >= LARGEST_COUNT:
+        raise UsageError(f"GPU counts, batches and sequence lengths must be below {LARGEST_COUNT:,}")
+    if len(pins) == len(AXES) and prod(pins.values()) != problem.gpus:
+        asked = "·".join(str(pins[axis]) for axis in AXES)
+        raise UsageError(f"x·y·z·data = {asked} is {prod(pins.values())}, not {problem.gpus} GPUs")
     if model.learned_positions and workload.sequence_length > model.max_sequence_length:
         raise UsageError(
             f"sequence length {workload.sequence_length} exceeds the position table of {model.name} "

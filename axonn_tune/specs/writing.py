@@ -184,7 +184,11 @@ def _scalar(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         # Whole numbers look better without their .0, and schemas take an integer for a float.
-        return str(int(value)) if value.is_integer() and 0 < abs(value) < 1e15 else repr(value)
+        if value.is_integer() and 0 < abs(value) < 1e15:
+            return str(int(value))
+        digits, exponent = repr(value).partition("e")[::2]
+        # YAML 1.1 takes 1e-05 for text: it wants a point before the exponent.
+        return f"{digits if '.' in digits else digits + '.0'}e{exponent}" if exponent else digits
     return str(value) if isinstance(value, int) else _string(str(value))
 
 
