@@ -1,4 +1,7 @@
-"""How often a published step time lies inside the predicted interval; tracked, with a floor and a ceiling."""
+"""How often a published step time lies inside the predicted interval; tracked, with a floor and a ceiling.
+
+The intervals were set from these rows, so this holds them to their word and no more.
+"""
 
 from __future__ import annotations
 
