@@ -82,15 +82,15 @@ def require_world(launch: Launch, world: int) -> None:
         raise UsageError(f"the grid x·y·z·data = {product} needs {grid.world} ranks, but {ranks} started")
 
 
-def device_of(launch: Launch, place: Place) -> torch.device:
+def device_of(backend: str, place: Place) -> torch.device:
     """This rank's GPU under nccl, the CPU under gloo; EnvironmentProblem without such a GPU."""
-    if launch.backend == "gloo":
+    if backend == "gloo":
         return torch.device("cpu")
     found = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
     if place.local_rank >= found:
         raise EnvironmentProblem(
             f"rank {place.rank} needs GPU {place.local_rank} of its host for backend nccl, but torch finds {found}; "
-            "to run on CPUs, set `backend: gloo` in the launch config"
+            "on CPUs the backend is gloo, as `backend` in a launch config or as --backend of calibrate"
         )
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
@@ -123,7 +123,7 @@ class Rank:
         require_world(launch, place.world)
         require_runnable(launch)
         self._be_deterministic()
-        device = device_of(launch, place)
+        device = device_of(launch.backend, place)
         mesh = self._join(device)
         assert self.directory is not None, "joining settles it"
         steps = self.options.steps or launch.steps
