@@ -6,7 +6,7 @@ SPECIFIED_BY := setup.cfg constraints.txt pyproject.toml
 CODE := $(wildcard axonn_tune benchmarks configs machines tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types generated unit format docs bench fit clean
+.PHONY: help demo test check style types generated unit format docs accuracy bench fit clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -44,6 +44,9 @@ format: .venv/installed-dev ## format the code and mend what ruff can
 docs: .venv/installed-dev ## rewrite docs/cli.md and the JSON Schemas
 	@$(BIN)/python -m axonn_tune.specs.json_schemas
 	@$(BIN)/python -m axonn_tune.cli.reference
+
+accuracy: .venv/installed-dev ## predictions against published measurements; options in ARGS
+	@$(BIN)/axonn-tune validate --published $(ARGS)
 
 bench: .venv/installed-dev ## speed of the tool, and predictions against published measurements
 	@$(BIN)/python -m benchmarks.run $(ARGS)

@@ -28,7 +28,7 @@ def exchange_gradients(
     hides behind the next forward pass. A block's turn to hide behind comes with the last
     micro-batch; interleaved stages run p micro-batches through a chunk before the next one.
     """
-    sizes, blocks = workload.element_sizes, model.layers // layout.pipeline
+    sizes, blocks = workload.element_sizes, layout.blocks_of_stages(model.layers)[0]
     bucket = model.block_weights / layout.tensor + block_vectors(model, tensor=layout.tensor)
     rest = stage_parameters(model, layout, stage=0) - blocks * bucket
     sent: list[tuple[CollectiveKind, int, float]] = [("all_reduce", sizes.main, backward_s)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from axonn_tune.cost.compute import FUSED, Kernels
 from axonn_tune.grid import GroupShape, divisors, merged_shape
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
@@ -22,7 +23,7 @@ class Software:
     fused_accumulation: weight gradients are added inside their product; tensor_overlap: backward
     collectives of column-parallel layers run beside their products; pipeline_overlap: interleaved
     stages send beside computation; data_overlap: gradients are reduced (and new weights gathered)
-    layer by layer beside computation.
+    layer by layer beside computation; kernels: how far it fuses, how fast its host issues work.
     """
 
     fused_attention: bool = True
@@ -31,6 +32,7 @@ class Software:
     tensor_overlap: bool = True
     pipeline_overlap: bool = True
     data_overlap: bool = True
+    kernels: Kernels = FUSED
 
 
 CURRENT = Software()
@@ -65,11 +67,12 @@ class Layout:
     recompute: Recompute = "none"
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
+    context: int = 1
 
     @property
     def gpus(self) -> int:
-        """Ranks, tensor * pipeline * data."""
-        return self.tensor * self.pipeline * self.data
+        """Ranks, tensor * context * data * pipeline."""
+        return self.tensor * self.context * self.pipeline * self.data
 
     @property
     def tensor_group(self) -> GroupShape:
@@ -79,12 +82,25 @@ class Layout:
     @property
     def data_group(self) -> GroupShape:
         """Ranks that hold the same weights."""
-        return merged_shape([(self.data, self.tensor)])
+        return merged_shape([(self.data * self.context, self.tensor)])
 
     @property
     def embedding_group(self) -> GroupShape:
         """First and last stage, which share a tied table."""
-        return merged_shape([(2 if self.pipeline > 1 else 1, self.tensor * self.data * (self.pipeline - 1))])
+        inside = self.tensor * self.context * self.data
+        return merged_shape([(2 if self.pipeline > 1 else 1, inside * (self.pipeline - 1))])
+
+    @property
+    def context_group(self) -> GroupShape:
+        """Ranks that share the sequences of a micro-batch."""
+        return merged_shape([(self.context, self.tensor)])
+
+    def blocks_of_stages(self, layers: int) -> tuple[int, ...]:
+        """Blocks of each stage; those left over go to stages between the first and the last, which hold tables."""
+        each, left = divmod(layers, self.pipeline)
+        between = [*range(1, self.pipeline - 1), 0, self.pipeline - 1]
+        more = set(between[:left])
+        return tuple(each + (stage in more) for stage in range(self.pipeline))
 
     def micro_batches(self, workload: Workload) -> int:
         """Micro-batches of one pipeline in a step."""
@@ -93,24 +109,26 @@ class Layout:
     def words(self) -> str:
         """What is split how: `tensor=8 pipeline=2 data=64, interleave 3, sequence parallel, ...`."""
         parts = [f"tensor={self.tensor} pipeline={self.pipeline} data={self.data}"]
+        parts += [f"context {self.context}"] if self.context > 1 else []
         parts += [f"interleave {self.interleave}"] if self.interleave > 1 else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         parts += ["distributed optimizer"] if self.distributed_optimizer else []
         return ", ".join(parts)
 
 
-def broken_constraints(layout: Layout, model: Model, workload: Workload) -> list[str]:
-    """What Megatron-LM would refuse this layout for, each with its numbers."""
+def broken_constraints(layout: Layout, model: Model, workload: Workload, *, uneven_stages: bool = False) -> list[str]:
+    """What Megatron-LM would refuse this layout for, each with its numbers; newer releases allow uneven stages."""
     t, p, v = layout.tensor, layout.pipeline, layout.interleave
     must_divide = [
         ("heads", model.heads, "tensor", t),
         ("kv_heads", model.kv_heads, "tensor", t),
         ("ffn", model.ffn, "tensor", t),
-        ("layers", model.layers, "pipeline · interleave", p * v),
         ("global_batch", workload.global_batch, "data · micro-batch", layout.data * layout.micro_batch),
     ]
-    if layout.sequence_parallel:
-        must_divide.append(("sequence_length", workload.sequence_length, "tensor", t))
+    if not uneven_stages:
+        must_divide.insert(3, ("layers", model.layers, "pipeline · interleave", p * v))
+    if layout.sequence_parallel or layout.context > 1:
+        must_divide.append(("sequence_length", workload.sequence_length, "tensor · context", t * layout.context))
     if v > 1:
         must_divide.append(("micro-batches of an interleaved pipeline", layout.micro_batches(workload), "pipeline", p))
     found = [f"{what} ({value}) is no multiple of {of} = {by}" for what, value, of, by in must_divide if value % by]

@@ -6,61 +6,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from axonn_tune.baselines import stretches
 from axonn_tune.baselines.gradients import exchange_gradients
 from axonn_tune.baselines.layout import CURRENT, Layout, Software
 from axonn_tune.baselines.memory import (
     Item,
-    padded_vocabulary,
     peak_memory,
     stage_parameters,
     total_bytes,
 )
 from axonn_tune.baselines.network import Network, Traffic
+from axonn_tune.baselines.parts import Duration, Parts, PartsPricer
 from axonn_tune.baselines.pipeline import pipeline_time
-from axonn_tune.baselines.stretches import Block, Stretches
-from axonn_tune.cost.arithmetic import PLAIN
 from axonn_tune.cost.compute import compute_rates, kernel_time_s
-from axonn_tune.cost.durations import Clock
-from axonn_tune.program.dimensions import constants
-from axonn_tune.program.operations import Attention, MatMul
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
 
 @dataclass(frozen=True)
-class Duration:
-    """Time of a part of the step on one rank, and the FLOPs of its products and attention."""
-
-    compute_s: float = 0.0
-    communication_s: float = 0.0
-    exposed_s: float = 0.0
-    flops: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        """Computation and the communication nothing hides."""
-        return self.compute_s + self.exposed_s
-
-    def __add__(self, other: Duration) -> Duration:
-        return Duration(
-            self.compute_s + other.compute_s,
-            self.communication_s + other.communication_s,
-            self.exposed_s + other.exposed_s,
-            self.flops + other.flops,
-        )
-
-    def times(self, count: float) -> Duration:
-        """The part done `count` times."""
-        return Duration(
-            count * self.compute_s, count * self.communication_s, count * self.exposed_s, count * self.flops
-        )
-
-
-@dataclass(frozen=True)
 class MegatronPrice:
-    """Everything predicted of one layout, per step; memory and seconds of the fullest and the slowest rank."""
+    """Everything predicted of one layout, per step; memory and seconds of the fullest and the slowest rank.
+
+    compute_s: with what the accelerator waits for its host.
+    """
 
     layout: Layout
     micro_batches: int
@@ -91,23 +59,6 @@ class MegatronPrice:
         return total_bytes(self.memory)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Durations of one micro-batch: one block forward and backward, the embedding and the head both ways."""
-
-    forward: Duration
-    backward: Duration
-    embedding: Duration
-    head: Duration
-
-    def stages(self, blocks: float, pipeline: int) -> tuple[Duration, ...]:
-        """One micro-batch on each stage that differs: all of it, or the first, the last and those between."""
-        middle = (self.forward + self.backward).times(blocks)
-        if pipeline == 1:
-            return (middle + self.embedding + self.head,)
-        return (middle + self.embedding, *(middle for _ in range(pipeline - 2)), middle + self.head)
-
-
 class MegatronPricer:
     """Prices layouts of one model on one machine; parts of a micro-batch are priced once."""
 
@@ -116,8 +67,9 @@ class MegatronPricer:
     ) -> None:
         self.model, self.workload, self.software = model, workload, software
         self.network = Network(machine, gpus)
-        self.rates = compute_rates(machine.accelerator, workload.precision)
-        self._parts = lru_cache(maxsize=None)(self._price_parts)
+        self.rates = compute_rates(machine.accelerator, workload.precision, software.kernels)
+        pricer = PartsPricer(model, workload, software, self.network, self.rates)
+        self._parts = lru_cache(maxsize=None)(pricer.price)
 
     def parts(self, layout: Layout) -> Parts:
         """Durations of what a micro-batch consists of under a layout."""
@@ -126,9 +78,8 @@ class MegatronPricer:
     def price(self, layout: Layout) -> MegatronPrice:
         """Price a layout that Megatron-LM accepts; whether it fits is for the caller to judge."""
         m = layout.micro_batches(self.workload)
-        blocks = self.model.layers / layout.pipeline
         parts = self.parts(layout)
-        stages = parts.stages(blocks, layout.pipeline)
+        stages = parts.stages(layout.blocks_of_stages(self.model.layers))
         send = self._sends(layout, parts)
         times_s = tuple(stage.total_s + send.exposed_s for stage in stages)
         steady = pipeline_time(times_s, micro_batches=m, interleave=layout.interleave)
@@ -137,7 +88,7 @@ class MegatronPricer:
         return MegatronPrice(
             layout=layout,
             micro_batches=m,
-            compute_s=slowest.compute_s + end,
+            compute_s=slowest.compute_s + slowest.idle_s + end,
             traffic=(
                 Traffic("tensor", slowest.communication_s, slowest.exposed_s),
                 Traffic("pipeline", m * send.communication_s, m * send.exposed_s),
@@ -156,34 +107,6 @@ class MegatronPricer:
             executed_flops=m * sum(stage.flops for stage in stages) / layout.pipeline,
         )
 
-    def _price_parts(self, layout: Layout) -> Parts:
-        block = Block(self.model, self.workload.element_sizes, self.software, layout.sequence_parallel)
-        values = constants(self.model, self.workload) | {
-            "x": float(layout.tensor),
-            "b": float(layout.micro_batch),
-            "V": float(padded_vocabulary(self.model, tensor=layout.tensor)),
-        }
-        clock = Clock(self.rates, float(self.workload.element_sizes.compute), values, PLAIN)
-        return Parts(
-            forward=self._duration(stretches.block_forward(block), layout, clock),
-            backward=self._duration(stretches.block_backward(block, recompute=layout.recompute), layout, clock),
-            embedding=self._duration(stretches.embedding(block), layout, clock),
-            head=self._duration(stretches.head(block), layout, clock),
-        )
-
-    def _duration(self, parts: Stretches, layout: Layout, clock: Clock) -> Duration:
-        """Stretches one after the other; communication beside computation is exposed as far as it outlasts it."""
-        total = Duration()
-        for part in parts:
-            compute_s = sum(float(clock.run_s(step)) for step in part.computation)
-            sent_s = sum(
-                self.network.collective_s(step.kind, layout.tensor_group, float(step.size_bytes.evaluate(clock.values)))
-                for step in part.communication
-            )
-            exposed_s = max(0.0, sent_s - compute_s) if part.beside else sent_s
-            total += Duration(compute_s, sent_s, exposed_s, _flops(part, clock))
-        return total
-
     def _sends(self, layout: Layout, parts: Parts) -> Duration:
         """Sends of one micro-batch between stages: v forward and v backward.
 
@@ -193,8 +116,8 @@ class MegatronPricer:
         if layout.pipeline == 1:
             return Duration()
         size = float(self.workload.element_sizes.compute * layout.micro_batch * self.workload.sequence_length)
-        size *= self.model.hidden
-        sent_s = self.network.transfer_s(layout.tensor * layout.data, size / layout.tensor)
+        size *= self.model.hidden / layout.context
+        sent_s = self.network.transfer_s(layout.tensor * layout.context * layout.data, size / layout.tensor)
         if not layout.sequence_parallel:
             sent_s += self.network.collective_s("all_gather", layout.tensor_group, size)
         hidden = self.software.pipeline_overlap and layout.interleave > 1
@@ -208,7 +131,7 @@ class MegatronPricer:
         """Gradient norm and AdamW over what the rank's optimizer holds, as in the 4D program."""
         parameters = stage_parameters(self.model, layout, stage=0)
         if layout.distributed_optimizer:
-            parameters /= layout.data
+            parameters /= layout.data * layout.context
         main = self.workload.element_sizes.main
         norm_s = float(kernel_time_s(main * parameters, self.rates))
         return norm_s + float(kernel_time_s(7.0 * main * parameters, self.rates))
@@ -221,12 +144,8 @@ def _of_a_micro_batch(layout: Layout) -> Layout:
         micro_batch=layout.micro_batch,
         recompute=layout.recompute,
         sequence_parallel=layout.sequence_parallel,
+        context=layout.context,
     )
-
-
-def _flops(part: stretches.Stretch, clock: Clock) -> float:
-    counted = (step for step in part.computation if isinstance(step, MatMul | Attention))
-    return sum(float(step.calls.evaluate(clock.values)) * float(step.flops.evaluate(clock.values)) for step in counted)
 
 
 def best_of(layouts: Iterable[Layout], pricer: MegatronPricer, *, limit_bytes: float) -> MegatronPrice | None:

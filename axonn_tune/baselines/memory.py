@@ -30,7 +30,7 @@ def block_activations(
     Split over t: what lies inside tensor-parallel layers. The rest is split only by sequence parallelism.
     """
     e, t = elements.compute, layout.tensor
-    tokens = float(layout.micro_batch * sequence_length)
+    tokens = float(layout.micro_batch * sequence_length) / layout.context
     outside = tokens / t if layout.sequence_parallel else tokens
     mask = 1.0 if software.dropout else 0.0
     return (
@@ -49,7 +49,7 @@ def core_activations(
     model: Model, elements: ElementSizes, layout: Layout, *, software: Software, sequence_length: int
 ) -> Item:
     """What the attention core keeps: `5·a·s²·b` bytes unfused (softmax, its dropout and mask), else one sum a row."""
-    rows = float(layout.micro_batch * sequence_length) * model.heads / layout.tensor
+    rows = float(layout.micro_batch * sequence_length) / layout.context * model.heads / layout.tensor
     if software.fused_attention:
         return Item("softmax statistics", elements.statistics * rows)
     mask = (elements.compute + 1.0) if software.dropout else 0.0
@@ -95,7 +95,7 @@ def stage_parameters(model: Model, layout: Layout, *, stage: int) -> float:
         tables += 1
     if last and not (first and model.tied_embeddings):
         tables += 1
-    return model.layers / layout.pipeline * block + tables * table + (positions if first else 0)
+    return layout.blocks_of_stages(model.layers)[stage] * block + tables * table + (positions if first else 0)
 
 
 def block_vectors(model: Model, *, tensor: int) -> float:
@@ -116,7 +116,7 @@ def stage_memory(
 ) -> tuple[Item, ...]:
     """Everything a rank of the first (0) or of the last stage holds at its peak: in the head or in a backward pass."""
     elements, length = workload.element_sizes, workload.sequence_length
-    tokens, t = float(layout.micro_batch * length), layout.tensor
+    tokens, t = float(layout.micro_batch * length) / layout.context, layout.tensor
     kept = kept_per_block(model, elements, layout, software=software, sequence_length=length)
     items = block_activations(model, elements, layout, software=software, sequence_length=length)
     again = {"none": 0.0, "selective": items[-1].size_bytes, "full": sum(item.size_bytes for item in items)}
@@ -134,7 +134,7 @@ def stage_memory(
         *states(
             elements,
             parameters=stage_parameters(model, layout, stage=stage),
-            sharing=layout.data if layout.distributed_optimizer else 1,
+            sharing=layout.data * layout.context if layout.distributed_optimizer else 1,
         ),
         Item("saved activations", in_flight * kept),
         *max(head, backward, key=total_bytes),

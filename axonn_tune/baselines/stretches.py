@@ -22,6 +22,7 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import ElementSizes, Recompute
 
 V = symbol("V")
+LONGEST_FUSED_SOFTMAX = 2048
 WHOLE = TOKENS * H
 
 
@@ -45,6 +46,7 @@ class Block:
     elements: ElementSizes
     software: Software
     sequence_parallel: bool
+    fused_softmax: bool = True
 
     @property
     def element(self) -> int:
@@ -180,13 +182,40 @@ def attention_core(block: Block, phase: Phase) -> tuple[Computation, ...]:
     if block.software.fused_attention:
         return biased, Attention(phase, "attention.core", 4.0 * TOKENS * S * Q / X)
     rows, width = TOKENS * (Q / X) / block.model.head_dim, as_size(block.model.head_dim)
-    passes = 2.0 * block.element + (2.0 * block.element + 1.0) * block.software.dropout
     return (
         biased,
         MatMul(phase, "attention.core", rows, S, width, "NT"),
-        Kernel(phase, "attention.core", passes * rows * S),
+        *_softmax(block, phase, rows * S),
         MatMul(phase, "attention.core", rows, width, S, "NN"),
     )
+
+
+def _softmax(block: Block, phase: Phase, scores: Size) -> Iterator[Kernel]:
+    """Scaled masked softmax of all scores, in one kernel or step by step in fp32, then dropout."""
+    e, wide = block.element, block.elements.statistics
+    # Scale, mask, to fp32, softmax, back: what Megatron-LM does where its fused kernel refuses a shape.
+    by_step = (2.0 * e, 2.0 * e, e + wide, 2.0 * wide, wide + e)
+    for moved in (2.0 * e,) if block.fused_softmax else by_step:
+        yield Kernel(phase, "attention.core", moved * scores)
+    if block.software.dropout:
+        yield Kernel(phase, "attention.core", (2.0 * e + 1.0) * scores)
+
+
+def _softmax_backward(block: Block, scores: Size) -> Iterator[Kernel]:
+    e, wide = block.element, block.elements.statistics
+    if block.software.dropout:
+        yield Kernel("backward", "attention.core", (2.0 * e + 1.0) * scores)
+    by_step = (e + wide, 3.0 * wide, wide + e, 2.0 * e, 2.0 * e)
+    for moved in (3.0 * e,) if block.fused_softmax else by_step:
+        yield Kernel("backward", "attention.core", moved * scores)
+
+
+def fused_softmax_takes(*, sequence_length: int, rows: int) -> bool:
+    """Whether Megatron-LM's fused softmax takes scores of `rows` heads times sequences (fused_softmax.py).
+
+    Sequences of 17 to 2,048 in multiples of 4, and rows in multiples of the 4 that one thread block works on.
+    """
+    return 16 < sequence_length <= LONGEST_FUSED_SOFTMAX and sequence_length % 4 == 0 and rows % 4 == 0
 
 
 def attention_core_backward(block: Block) -> tuple[Computation, ...]:
@@ -195,10 +224,9 @@ def attention_core_backward(block: Block) -> tuple[Computation, ...]:
     if block.software.fused_attention:
         return Attention("backward", "attention.core", 10.0 * TOKENS * S * Q / X, backward=True), unbiased
     rows, width = TOKENS * (Q / X) / block.model.head_dim, as_size(block.model.head_dim)
-    passes = 3.0 * block.element + (2.0 * block.element + 1.0) * block.software.dropout
     scores = MatMul("backward", "attention.core", rows, S, width, "NT")
     values = MatMul("backward", "attention.core", rows, width, S, "NN")
-    return scores, values, Kernel("backward", "attention.core", passes * rows * S), values, values, unbiased
+    return scores, values, *_softmax_backward(block, rows * S), values, values, unbiased
 
 
 def embedding(block: Block) -> Stretches:

@@ -50,6 +50,8 @@ _COMMANDS = {
     "sweep": ("axonn_tune.cli.sweep", "sweep_command"),
     "compare": ("axonn_tune.cli.compare", "compare"),
     "run": ("axonn_tune.cli.run", "run_command"),
+    "lab": ("axonn_tune.cli.lab", "lab_group"),
+    "validate": ("axonn_tune.cli.validate", "validate_command"),
     "models": ("axonn_tune.cli.documents", "models_group"),
     "machines": ("axonn_tune.cli.documents", "machines_group"),
     "data": ("axonn_tune.cli.data", "data_command"),

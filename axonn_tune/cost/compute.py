@@ -15,6 +15,22 @@ from axonn_tune.units import bytes_per_s, seconds
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """What training software makes of an accelerator; as given here, kernels as well fused as the programs say.
+
+    traffic: bytes its element-wise kernels move over those the programs count; attention: time of its
+    attention over the profile's; dispatch_us: time in which its host issues one operation.
+    """
+
+    traffic: float = 1.0
+    attention: float = 1.0
+    dispatch_us: float = 0.0
+
+
+FUSED = Kernels()
+
+
+@dataclass(frozen=True)
 class ComputeRates:
     """What one rank computes with, in SI units, for one precision."""
 
@@ -25,19 +41,23 @@ class ComputeRates:
     attention_backward_flops_per_s: float
     memory_bytes_per_s: float
     kernel_launch_s: float
+    kernel_traffic: float
+    dispatch_s: float
 
 
-def compute_rates(accelerator: Accelerator, precision: Precision) -> ComputeRates:
-    """Rates of an accelerator; KeyError if it does not state a peak for this precision."""
+def compute_rates(accelerator: Accelerator, precision: Precision, kernels: Kernels = FUSED) -> ComputeRates:
+    """Rates of an accelerator under some software; KeyError if it does not state a peak for this precision."""
     lasting = accelerator.peak_flops_per_s(precision) * accelerator.training_share
     return ComputeRates(
         matmul_flops_per_s={layout: lasting * share for layout, share in accelerator.matmul_efficiency.items()},
         matmul_launch_s=seconds(accelerator.matmul_launch_us),
         tile=float(accelerator.matmul_tile),
-        attention_forward_flops_per_s=lasting * accelerator.attention_forward_efficiency,
-        attention_backward_flops_per_s=lasting * accelerator.attention_backward_efficiency,
+        attention_forward_flops_per_s=lasting * accelerator.attention_forward_efficiency / kernels.attention,
+        attention_backward_flops_per_s=lasting * accelerator.attention_backward_efficiency / kernels.attention,
         memory_bytes_per_s=bytes_per_s(accelerator.memory_bandwidth_gb_per_s) * accelerator.memory_efficiency,
         kernel_launch_s=seconds(accelerator.kernel_launch_us),
+        kernel_traffic=kernels.traffic,
+        dispatch_s=seconds(kernels.dispatch_us),
     )
 
 
@@ -66,6 +86,11 @@ def matmul_time_s(
 def kernel_time_s(size_bytes: Column, rates: ComputeRates) -> Column:
     """Time of an element-wise or reducing kernel that reads and writes `size_bytes` in all, s."""
     return rates.kernel_launch_s + size_bytes / rates.memory_bytes_per_s
+
+
+def unfused_kernel_time_s(size_bytes: Column, rates: ComputeRates) -> Column:
+    """The same of a kernel that would read and write `size_bytes` if the software fused it as the program does, s."""
+    return rates.kernel_launch_s + size_bytes * rates.kernel_traffic / rates.memory_bytes_per_s
 
 
 def attention_forward_time_s(flops: Column, rates: ComputeRates) -> Column:

@@ -40,7 +40,8 @@ class Clock:
             return price(step.flops.evaluate(self.values), self.rates)
         if step.size_bytes.coefficient == 0.0:
             return 0.0
-        return compute.kernel_time_s(step.size_bytes.evaluate(self.values), self.rates)
+        price_kernel = compute.kernel_time_s if step.phase == "step" else compute.unfused_kernel_time_s
+        return price_kernel(step.size_bytes.evaluate(self.values), self.rates)
 
     def run_s(self, step: Computation) -> Column:
         """Time a schedule spends on a computation where it stands: its calls in a row, s."""

@@ -10,7 +10,7 @@ from functools import lru_cache, reduce
 
 from axonn_tune.cost.arithmetic import PLAIN
 from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
-from axonn_tune.cost.compute import ComputeRates, compute_rates
+from axonn_tune.cost.compute import FUSED, ComputeRates, Kernels, compute_rates
 from axonn_tune.cost.durations import Clock, compute_s
 from axonn_tune.cost.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.cost.timeline import Interval, Timeline
@@ -79,15 +79,17 @@ class Pricing:
         return float(exposed_s(self.iteration_s, self.compute_s))
 
 
-def price_configuration(model: Model, machine: Machine, workload: Workload, configuration: Configuration) -> Pricing:
-    """Price one candidate by the alpha-beta model.
+def price_configuration(
+    model: Model, machine: Machine, workload: Workload, configuration: Configuration, *, kernels: Kernels = FUSED
+) -> Pricing:
+    """Price one candidate by the alpha-beta model; `kernels`: of the software that trains.
 
     The candidate must satisfy the divisibility constraints; whether it fits into memory is for the
     caller to judge from the result.
     """
     program, schedule = _program(model, workload, configuration.recompute)
     values, memory = _settled(model, machine, workload, configuration)
-    rates = compute_rates(machine.accelerator, workload.precision)
+    rates = compute_rates(machine.accelerator, workload.precision, kernels)
     clock = Clock(rates, float(workload.element_sizes.compute), values, PLAIN)
     prices = _CollectivePrices(machine, configuration.grid, values)
     timeline = Timeline(

@@ -1,0 +1,1 @@
+"""Predictions against published measurements: steps, collectives, matrix products, memory."""

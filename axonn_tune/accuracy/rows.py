@@ -1,0 +1,153 @@
+"""Rows of measured training steps: a CSV file with one row per measured layout.
+
+Columns may come in any order and more of them than are read; those in `NEEDED` must be there. An empty
+cell, `nan` or words where a number is expected mean that the source does not say.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from axonn_tune.errors import DocumentError, Problem, UsageError
+
+NEEDED = ("id", "gpu", "n_gpus", "framework", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One measured step; None where the source does not say. `step_s` is None in a row that only asks."""
+
+    id: str
+    line: int
+    dataset: str
+    family: str
+    framework: str
+    system: str
+    gpu: str
+    network: str
+    model: str
+    precision: str
+    attention: str
+    overlap: str
+    zero: str
+    recompute: str
+    notes: str
+    gpu_memory_gb: float | None
+    gpus: int
+    gpus_per_node: int | None
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    gated: bool
+    vocab: int
+    sequence_length: int
+    global_batch: int
+    micro_batch: int | None
+    tensor: int
+    pipeline: int
+    interleave: int | None
+    context: int
+    data: int
+    sequence_parallel: bool
+    step_s: float | None
+    memory_gib: float | None
+
+
+def read_steps(path: Path) -> tuple[StepRow, ...]:
+    """Every row of a file; UsageError if it cannot be read, DocumentError with all problems of its contents."""
+    rows, problems = [], []
+    for line, record in read_records(path, needed=NEEDED):
+        try:
+            rows.append(_step_row(record, line))
+        except ValueError as error:
+            problems.append(Problem(record.get("id", ""), str(error), line))
+    if problems:
+        raise DocumentError(str(path), problems)
+    return tuple(rows)
+
+
+def read_records(path: Path, *, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Records of a CSV file with their line numbers; errors as `read_steps`."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in needed if name not in (reader.fieldnames or ())]
+            if missing:
+                raise DocumentError(str(path), [Problem("", f"no column {name!r}", 1) for name in missing])
+            for record in reader:
+                yield reader.line_num, {name: (value or "").strip() for name, value in record.items() if name}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def number(record: Mapping[str, str], name: str) -> float | None:
+    """A number, or None if the cell is empty or holds words."""
+    try:
+        value = float(record.get(name, ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _count(record: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """A whole number from 1 up; ValueError if it is none and there is no default."""
+    value = number(record, name)
+    if value is None and default is not None:
+        return default
+    if value is None or value != int(value) or value < 1:
+        raise ValueError(f"{name} is {record.get(name, '')!r}, not a whole number from 1 up")
+    return int(value)
+
+
+def _maybe(record: Mapping[str, str], name: str) -> int | None:
+    return None if number(record, name) is None else _count(record, name)
+
+
+def _step_row(record: Mapping[str, str], line: int) -> StepRow:
+    tensor, pipeline, context = (_count(record, name, 1) for name in ("tp", "pp", "cp"))
+    gpus, heads = _count(record, "n_gpus"), _count(record, "heads")
+    words = {
+        name: record.get(name, "")
+        for name in (
+            *("id", "dataset", "framework", "system", "gpu", "network"),
+            "model",
+            "precision",
+            "overlap",
+            "notes",
+        )
+    }
+    return StepRow(
+        **words,
+        line=line,
+        family=record.get("family") or f"{record.get('model', '')}|{gpus}",
+        attention=record.get("attn", ""),
+        zero=record.get("zero_stage", ""),
+        recompute=record.get("recompute", ""),
+        gpu_memory_gb=number(record, "gpu_mem_gb"),
+        gpus=gpus,
+        gpus_per_node=_maybe(record, "gpus_per_node"),
+        layers=_count(record, "layers"),
+        hidden=_count(record, "hidden"),
+        heads=heads,
+        kv_heads=_count(record, "kv_heads", heads),
+        ffn=_count(record, "ffn"),
+        gated=record.get("gated_mlp", "").lower() in {"1", "1.0", "true", "yes"},
+        vocab=_count(record, "vocab"),
+        sequence_length=_count(record, "seq"),
+        global_batch=_count(record, "gbs"),
+        micro_batch=_maybe(record, "mbs"),
+        tensor=tensor,
+        pipeline=pipeline,
+        interleave=_maybe(record, "vpp"),
+        context=context,
+        data=_count(record, "dp", max(1, gpus // (tensor * pipeline * context))),
+        sequence_parallel=record.get("seq_parallel", "").lower() in {"1", "1.0", "true", "yes"},
+        step_s=number(record, "step_s"),
+        memory_gib=number(record, "mem_gib"),
+    )

@@ -1,0 +1,98 @@
+"""The machine of a row: the nearest shipped profile, with what the row says of memory, node and network."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from axonn_tune.accuracy.rows import StepRow
+from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.machine import Machine, Tier
+
+_PROFILES: tuple[tuple[str, str], ...] = (
+    ("perlmutter", "perlmutter"),
+    ("frontier", "frontier"),
+    ("mi250", "frontier"),
+    ("alps", "alps"),
+    ("gh200", "alps"),
+    ("gb200", "gb200-nvl72"),
+    ("b200", "dgx-b200"),
+    ("h200", "dgx-h200"),
+    ("h100", "dgx-h100"),
+    ("h800", "dgx-h100"),
+    ("a100", "dgx-a100"),
+    ("a800", "dgx-a100"),
+    ("v100", "dgx2-v100"),
+)
+"""Word in the system's or the accelerator's name, and the profile it means; the first found counts."""
+
+LINE_RATE_SHARE = 0.9
+"""Of a network's line rate, what collectives reach (DGX A100, H100 and B200: 0.89 to 0.95)."""
+
+
+def profile_of(row: StepRow) -> str | None:
+    """Name of the profile nearest to a row's machine, or None if no shipped one has its accelerator."""
+    for words in (row.system, row.gpu):
+        for word, profile in _PROFILES:
+            if word in words.lower() and _fits(profile, row.gpu):
+                return profile
+    return None
+
+
+def _fits(profile: str, gpu: str) -> bool:
+    """Whether a profile found by a system's name has the row's accelerator."""
+    chip = {"perlmutter": "a100", "frontier": "mi250", "alps": "gh200"}.get(profile)
+    return chip is None or chip in gpu.lower() or (chip == "gh200" and "h100" in gpu.lower())
+
+
+def machine_of(row: StepRow) -> Machine | None:
+    """The profile of a row, adjusted; None if no shipped one has its accelerator."""
+    name = profile_of(row)
+    if name is None:
+        return None
+    return _adjusted(name, row.gpu_memory_gb, row.gpus_per_node, node_gb_per_s(row))
+
+
+def node_gb_per_s(row: StepRow) -> float | None:
+    """Line rate of one node from the words of the row's network, GB/s; None if they do not say.
+
+    Read: `800 Gbps/node`, `400 Gb/s per GPU`, `8x HDR 200Gb/s`, `Omni-Path 100Gb x4/node`.
+    """
+    words = row.network
+    per_node = re.search(r"(\d+)\s*Gb(?:ps|/s|it/s)?\s*/\s*node", words)
+    if per_node:
+        return float(per_node[1]) / 8.0
+    several = re.search(r"(\d+)\s*x\s*[A-Za-z ]*(\d{2,4})\s*Gb", words) or re.search(
+        r"(\d+)\s*x\s+(?=(HDR|NDR|EDR))", words
+    )
+    if several:
+        rate = {"HDR": 200.0, "NDR": 400.0, "EDR": 100.0}.get(several[2]) or float(several[2])
+        return float(several[1]) * rate / 8.0
+    reverse = re.search(r"(\d{2,4})\s*Gb\S*\s*x\s*(\d+)\s*/\s*node", words)
+    if reverse:
+        return float(reverse[1]) * float(reverse[2]) / 8.0
+    each = re.search(r"(\d+)\s*Gb(?:ps|/s|it/s)\s*(?:per|/)\s*GPU", words)
+    if each and row.gpus_per_node:
+        return float(each[1]) * row.gpus_per_node / 8.0
+    return None
+
+
+@lru_cache(maxsize=256)
+def _adjusted(name: str, memory_gb: float | None, per_node: int | None, line_gb_per_s: float | None) -> Machine:
+    profile = load_machine(name).document
+    accelerator = profile.accelerator
+    if memory_gb is not None and abs(memory_gb / accelerator.memory_gib - 1.0) > 0.1:
+        accelerator = accelerator.model_copy(update={"memory_gib": memory_gb * 0.989})
+    tiers = list(profile.tiers)
+    if len(tiers) > 1:
+        tiers[0] = _of_node(tiers[0], per_node)
+        if line_gb_per_s is not None:
+            tiers[-1] = tiers[-1].model_copy(update={"bandwidth_gb_per_s": LINE_RATE_SHARE * line_gb_per_s})
+    return profile.model_copy(update={"accelerator": accelerator, "tiers": tuple(tiers)})
+
+
+def _of_node(tier: Tier, per_node: int | None) -> Tier:
+    """The innermost tier with as many ranks as the row's nodes have; a rack that is one domain stays one."""
+    if per_node is None or tier.ranks is None or per_node == tier.ranks or tier.ranks > 16:
+        return tier
+    return tier.model_copy(update={"ranks": per_node})

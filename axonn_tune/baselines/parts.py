@@ -1,0 +1,153 @@
+"""Durations of the parts of one micro-batch under Megatron-LM: a block both ways, embedding, head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from axonn_tune.baselines import stretches
+from axonn_tune.baselines.layout import Layout, Software
+from axonn_tune.baselines.memory import padded_vocabulary
+from axonn_tune.baselines.network import Network
+from axonn_tune.baselines.stretches import Block, Stretch, Stretches
+from axonn_tune.cost.arithmetic import PLAIN
+from axonn_tune.cost.compute import ComputeRates
+from axonn_tune.cost.durations import Clock
+from axonn_tune.program.dimensions import constants
+from axonn_tune.program.operations import Attention, MatMul
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Workload
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Time of a part of the step on one rank, and the FLOPs of its products and attention.
+
+    host_s: what the host needs to issue it; where that is more than the rest, the accelerator waits.
+    """
+
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    exposed_s: float = 0.0
+    flops: float = 0.0
+    host_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Computation and the communication nothing hides, or issuing them if that takes longer."""
+        return max(self.compute_s + self.exposed_s, self.host_s)
+
+    @property
+    def idle_s(self) -> float:
+        """Time in which the accelerator waits for the host."""
+        return self.total_s - self.compute_s - self.exposed_s
+
+    def __add__(self, other: Duration) -> Duration:
+        return Duration(
+            self.compute_s + other.compute_s,
+            self.communication_s + other.communication_s,
+            self.exposed_s + other.exposed_s,
+            self.flops + other.flops,
+            self.host_s + other.host_s,
+        )
+
+    def times(self, count: float) -> Duration:
+        """The part done `count` times."""
+        return Duration(
+            count * self.compute_s,
+            count * self.communication_s,
+            count * self.exposed_s,
+            count * self.flops,
+            count * self.host_s,
+        )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Durations of one micro-batch: one block forward and backward, the embedding and the head both ways."""
+
+    forward: Duration
+    backward: Duration
+    embedding: Duration
+    head: Duration
+
+    def stages(self, blocks: tuple[int, ...]) -> tuple[Duration, ...]:
+        """One micro-batch on each stage, by its blocks; the first has the embedding, the last the head."""
+        block = self.forward + self.backward
+        stages = [block.times(count) for count in blocks]
+        stages[0] += self.embedding
+        stages[-1] += self.head
+        return tuple(stages)
+
+
+@dataclass(frozen=True)
+class PartsPricer:
+    """Prices the parts of a micro-batch for one model, machine and software."""
+
+    model: Model
+    workload: Workload
+    software: Software
+    network: Network
+    rates: ComputeRates
+
+    def price(self, layout: Layout) -> Parts:
+        """Durations under a layout; its pipeline, data and interleaving do not matter."""
+        rows = layout.micro_batch * self.model.heads // layout.tensor
+        block = Block(
+            self.model,
+            self.workload.element_sizes,
+            self.software,
+            layout.sequence_parallel,
+            stretches.fused_softmax_takes(sequence_length=self.workload.sequence_length, rows=rows),
+        )
+        clock = Clock(self.rates, float(self.workload.element_sizes.compute), self._values(layout), PLAIN)
+        forward = stretches.block_forward(block)
+        backward = stretches.block_backward(block, recompute=layout.recompute)
+        again = 1.0 if layout.recompute == "none" else 2.0
+        return Parts(
+            forward=self._duration(forward, layout, clock) + self._context_exchange(layout, clock, again),
+            backward=self._duration(backward, layout, clock) + self._context_exchange(layout, clock, 1.0, passes=2.0),
+            embedding=self._duration(stretches.embedding(block), layout, clock),
+            head=self._duration(stretches.head(block), layout, clock),
+        )
+
+    def _values(self, layout: Layout) -> dict[str, float]:
+        return constants(self.model, self.workload) | {
+            "x": float(layout.tensor),
+            "b": layout.micro_batch / layout.context,
+            "V": float(padded_vocabulary(self.model, tensor=layout.tensor)),
+        }
+
+    def _duration(self, parts: Stretches, layout: Layout, clock: Clock) -> Duration:
+        """Stretches one after the other; communication beside computation is exposed as far as it outlasts it."""
+        total = Duration()
+        for part in parts:
+            compute_s = sum(float(clock.run_s(step)) for step in part.computation)
+            sent_s = sum(
+                self.network.collective_s(step.kind, layout.tensor_group, float(step.size_bytes.evaluate(clock.values)))
+                for step in part.communication
+            )
+            exposed_s = max(0.0, sent_s - compute_s) if part.beside else sent_s
+            issued = len(part.computation) + (len(part.communication) if layout.tensor > 1 else 0)
+            total += Duration(compute_s, sent_s, exposed_s, _flops(part, clock), issued * self.rates.dispatch_s)
+        return total
+
+    def _context_exchange(self, layout: Layout, clock: Clock, times: float, *, passes: float = 1.0) -> Duration:
+        """Keys and values of the other context ranks, all-gathered beside attention; their gradients are reduced."""
+        if layout.context == 1:
+            return Duration()
+        widths = 2.0 * self.model.kv_heads * self.model.head_dim / layout.tensor
+        size = self.workload.element_sizes.compute * layout.micro_batch * self.workload.sequence_length * widths
+        sent_s = passes * times * self.network.collective_s("all_gather", layout.context_group, size)
+        core_s = sum(
+            float(clock.run_s(step))
+            for step in stretches.attention_core(
+                Block(self.model, self.workload.element_sizes, self.software, True), "forward"
+            )
+            if isinstance(step, Attention)
+        )
+        return Duration(0.0, sent_s, max(0.0, sent_s - passes * times * core_s))
+
+
+def _flops(part: Stretch, clock: Clock) -> float:
+    counted = (step for step in part.computation if isinstance(step, MatMul | Attention))
+    return sum(float(step.calls.evaluate(clock.values)) * float(step.flops.evaluate(clock.values)) for step in counted)

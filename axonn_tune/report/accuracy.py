@@ -1,0 +1,110 @@
+"""Predictions against published measurements, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from axonn_tune.accuracy.quality import Errors
+from axonn_tune.accuracy.steps import Predicted
+from axonn_tune.accuracy.summary import StepSummary
+from axonn_tune.report.table import Heading, text_table
+
+SCHEMA = "axonn-tune/accuracy/1"
+
+
+def step_rows(predictions: tuple[Predicted, ...]) -> list[dict[str, Any]]:
+    """One object per row: `why_not` is null where there is a prediction."""
+    return [
+        {
+            "id": one.row.id,
+            "predicted_s": one.predicted_s,
+            "low_s": one.low_s,
+            "high_s": one.high_s,
+            "why_not": one.why_not or None,
+            "measured_s": one.row.step_s,
+            "error": one.error,
+            "memory_bytes": None if one.price is None else one.price.memory_bytes,
+        }
+        for one in predictions
+    ]
+
+
+def step_summary(summary: StepSummary) -> dict[str, Any]:
+    """The figures of a summary."""
+    return {
+        "rows": summary.rows,
+        "predicted": summary.predicted,
+        **asdict(summary.errors),
+        "spearman": summary.spearman,
+        "regret": summary.regret,
+        "best_in_top_5": summary.best_in_top_5,
+        "coverage": summary.coverage,
+        "by_source": {name: asdict(errors) for name, errors in summary.by_source.items()},
+        "by_framework": {name: asdict(errors) for name, errors in summary.by_framework.items()},
+        "by_accelerator": {name: asdict(errors) for name, errors in summary.by_accelerator.items()},
+        "families": [asdict(family) for family in summary.families],
+    }
+
+
+def to_json(document: dict[str, Any]) -> str:
+    """JSON text, nan as null."""
+    return json.dumps(_plain(document), indent=1, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def steps_text(summary: StepSummary) -> str:
+    """Errors by source, families, worst rows first, and what was not predicted."""
+    parts = [_errors_table("source", {**summary.by_source, "all": summary.errors})]
+    parts.append(_ranking_line(summary))
+    parts.append(_worst_table(summary.worst))
+    parts += [f"not predicted: {one.row.id}: {one.why_not}" for one in summary.not_predicted]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _errors_table(title: str, groups: dict[str, Errors]) -> str:
+    headings = [Heading(title, left=True), *map(Heading, ("rows", "mean", "median", "90%", "bias"))]
+    rows = [
+        [name, f"{one.rows:,}", f"{one.mape:.1%}", f"{one.median:.1%}", f"{one.p90:.1%}", f"{one.bias:+.1%}"]
+        for name, one in groups.items()
+    ]
+    return text_table(headings, rows)
+
+
+def _ranking_line(summary: StepSummary) -> str:
+    if not summary.families:
+        return ""
+    return (
+        f"{len(summary.families)} families of 5 rows or more: mean Spearman {summary.spearman:.3f}, mean regret "
+        f"{summary.regret:.1%}, measured best among the predicted five best {summary.best_in_top_5:.0%}\n"
+        f"80% intervals hold {summary.coverage:.0%} of the measured times\n"
+    )
+
+
+def _worst_table(worst: tuple[Predicted, ...]) -> str:
+    headings = [
+        *(Heading(name, left=True) for name in ("worst rows", "framework", "model", "layout")),
+        *map(Heading, ("measured, s", "predicted, s", "error")),
+    ]
+    rows = [
+        [
+            one.row.id,
+            one.row.framework,
+            one.row.model,
+            one.price.layout.words() if one.price else "",
+            f"{one.row.step_s:.3f}",
+            f"{one.predicted_s:.3f}",
+            f"{one.error:+.1%}",
+        ]
+        for one in worst
+    ]
+    return text_table(headings, rows)
