@@ -15,12 +15,16 @@ from axonn_tune.cli.options import help_option
 @click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
 @click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
 @click.option("--dry-run", is_flag=True, help="Build one rank without memory or network; print what it would use.")
+@click.option("--terms", is_flag=True, help="In the table at the end, one row for each collective of each layer.")
 @help_option
-def run_command(*, launch: str, steps: int | None, resume: bool, directory: str | None, dry_run: bool) -> None:
+def run_command(
+    *, launch: str, steps: int | None, resume: bool, directory: str | None, dry_run: bool, terms: bool
+) -> None:
     """Train as LAUNCH.YAML says, on this host; under torchrun or srun, as the rank this process is.
 
-    One line a step goes to standard error, and each rank's metrics to a file in the run's folder. If the
-    launch config names a checkpoint.directory, the run goes on from its newest checkpoint. SIGTERM and
+    One line a step goes to standard error, and each rank's metrics to a file in the run's folder. At the
+    end a table says what was measured beside what was predicted; summary.json holds it all. If the launch
+    config names a checkpoint.directory, the run goes on from its newest checkpoint. SIGTERM and
     SIGUSR2 save and end with exit code 75.
     """
     import os
@@ -28,13 +32,16 @@ def run_command(*, launch: str, steps: int | None, resume: bool, directory: str 
     from axonn_tune.launch import local
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_document
+    from axonn_tune.specs.runs import run_directory
 
     document, path = load_document(launch, schema=Launch), Path(launch)
     local.require_torch()
+    folder = run_directory(document) if directory is None else Path(directory)
     arguments = [
         *([] if steps is None else ["--steps", str(steps)]),
         *(["--resume"] if resume else []),
-        *([] if directory is None else ["--directory", directory]),
+        "--directory",
+        str(folder),
     ]
     if dry_run:
         command = local.dry_run_command(path)
@@ -45,5 +52,19 @@ def run_command(*, launch: str, steps: int | None, resume: bool, directory: str 
             if warning:
                 click.echo(f"Warning: {warning}", err=True)
     code = local.run_command(command, document)
+    if not dry_run and local.leads(os.environ):
+        _show_summary(folder, all_terms=terms)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _show_summary(folder: Path, *, all_terms: bool) -> None:
+    """The table of a run that got far enough to be measured."""
+    from axonn_tune.report.terms import summary_text
+    from axonn_tune.specs.loading import load_document
+    from axonn_tune.specs.runs import SUMMARY_NAME, Summary
+
+    path = folder / SUMMARY_NAME
+    if path.exists():
+        click.echo(f"\n{summary_text(load_document(path, schema=Summary), all_terms=all_terms)}", nl=False)
+        click.echo(f"All of it, and every collective: {path}", err=True)

@@ -30,6 +30,12 @@ def already_started(environment: Mapping[str, str]) -> bool:
     return "RANK" in environment or int(environment.get("SLURM_NTASKS", "1")) > 1
 
 
+def leads(environment: Mapping[str, str]) -> bool:
+    """Whether this process is rank 0, or starts all ranks."""
+    name = "RANK" if "RANK" in environment else "SLURM_PROCID"
+    return not already_started(environment) or environment.get(name) == "0"
+
+
 def crowding(launch: Launch, *, cores: int) -> str | None:
     """A warning if ranks share cores; UsageError if there are too many for this host."""
     ranks = launch.grid.world

@@ -2,13 +2,13 @@
 
 Each call returns a `Pending`; its result may be read after `wait()`. Collectives over a group of one
 do nothing and leave no trace. Gloo's own reduce-scatter is an all-reduce inside; here it is an
-all-to-all and a local sum in rank order, which sends half the bytes.
+all-to-all and a local sum in rank order, which sends half the bytes; the sum counts as its time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -16,21 +16,38 @@ import torch.distributed as dist
 from axonn_tune.program.operations import Phase
 from axonn_tune.runtime.ledger import Entry, Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.specs.machine import CollectiveKind
+from axonn_tune.runtime.timing import Call, Timer
 
 
 class Pending:
     """A collective under way. `wait` returns its result, however often it is called."""
 
     def __init__(
-        self, result: torch.Tensor, work: dist.Work | None, finish: Callable[[], torch.Tensor] | None = None
+        self,
+        result: torch.Tensor,
+        work: dist.Work | None,
+        finish: Callable[[], torch.Tensor] | None = None,
+        *,
+        call: Call | None = None,
     ) -> None:
         self._result = result
         self._work = work
         self._finish = finish
+        self._call = call
+        if call is not None and work is not None:
+            call.sent(work)
 
     def wait(self) -> torch.Tensor:
         """Block until the result is there (on CUDA: make the current stream wait for it)."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.halt()
+        result = self._settle()
+        if call is not None:
+            call.resume()
+        return result
+
+    def _settle(self) -> torch.Tensor:
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -45,6 +62,7 @@ class Communicator:
 
     mesh: Mesh
     ledger: Ledger
+    timer: Timer = field(default_factory=Timer)
 
     def all_reduce(
         self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str, *, largest: bool = False
@@ -53,9 +71,10 @@ class Communicator:
         group = self.mesh.groups[axis]
         if group is None:
             return Pending(tensor, None)
-        self._record("all_reduce", axis, phase, layer, tensor)
+        call = self._record(Entry("all_reduce", axis, phase, layer, tensor.nbytes), group)
         operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-        return Pending(tensor, dist.all_reduce(tensor, op=operation, group=group, async_op=True))
+        work = dist.all_reduce(tensor, op=operation, group=group, async_op=True)
+        return Pending(tensor, work, call=call)
 
     def all_gather(self, shard: torch.Tensor, axis: str, phase: Phase, layer: str) -> Pending:
         """Shards of the group, joined along dim 0 in rank order of the axis."""
@@ -64,8 +83,8 @@ class Communicator:
             return Pending(shard, None)
         shard = shard.contiguous()
         result = shard.new_empty((shard.shape[0] * self.mesh.size(axis), *shard.shape[1:]))
-        self._record("all_gather", axis, phase, layer, result)
-        return Pending(result, _all_gather(result, shard, group))
+        call = self._record(Entry("all_gather", axis, phase, layer, result.nbytes), group)
+        return Pending(result, _all_gather(result, shard, group), call=call)
 
     def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> Pending:
         """Sum over the group, cut along dim 0; this rank's piece."""
@@ -73,17 +92,19 @@ class Communicator:
         if group is None:
             return Pending(tensor, None)
         tensor, size = tensor.contiguous(), self.mesh.size(axis)
-        self._record("reduce_scatter", axis, phase, layer, tensor)
+        call = self._record(Entry("reduce_scatter", axis, phase, layer, tensor.nbytes), group)
         piece = (tensor.shape[0] // size, *tensor.shape[1:])
         if dist.get_backend(group) == "gloo":
             pieces = torch.empty_like(tensor)
             work = dist.all_to_all_single(pieces, tensor, group=group, async_op=True)
-            return Pending(pieces, work, lambda: _sum_in_order(pieces.view(size, *piece)))
+            return Pending(pieces, work, lambda: _sum_in_order(pieces.view(size, *piece)), call=call)
         result = tensor.new_empty(piece)
-        return Pending(result, _reduce_scatter(result, tensor, group))
+        return Pending(result, _reduce_scatter(result, tensor, group), call=call)
 
-    def _record(self, op: CollectiveKind, axis: str, phase: Phase, layer: str, full: torch.Tensor) -> None:
-        self.ledger.record(Entry(op, axis, phase, layer, full.numel() * full.element_size()))
+    def _record(self, entry: Entry, group: dist.ProcessGroup) -> Call | None:
+        """Count a call that is about to be issued, and note when, if this step is timed."""
+        self.ledger.record(entry)
+        return self.timer.issue(entry, group)
 
 
 def _sum_in_order(pieces: torch.Tensor) -> torch.Tensor:

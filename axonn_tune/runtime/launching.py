@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -26,10 +26,11 @@ from axonn_tune.runtime.data import batches
 from axonn_tune.runtime.ledger import compare
 from axonn_tune.runtime.loop import Loop
 from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.metrics import Metrics, program_of
+from axonn_tune.runtime.metrics import Metrics, program_of, resident_bytes
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.runtime.watch import Failure, Watch
 from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.runs import run_directory
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
 _START_TIMEOUT_S = 600.0
@@ -126,13 +127,14 @@ class Rank:
         device = device_of(launch.backend, place)
         mesh = self._join(device)
         assert self.directory is not None, "joining settles it"
-        steps = self.options.steps or launch.steps
+        steps, base_bytes = self.options.steps or launch.steps, resident_bytes(device)
         trainer = Trainer(launch, mesh, device=device, source=batches(launch, mesh))
         checkpointer = self._resume(trainer)
-        metrics = Metrics(launch, mesh, device, self.directory, steps)
+        metrics = Metrics(launch, mesh, device, self.directory, steps, base_bytes)
         loop = Loop(
             trainer, metrics, self.watch, checkpointer, launch.checkpoint.every_steps, lambda: self._be_strict(mesh)
         )
+        trainer.model.communicator.timer.start(device)
         before = trainer.optimizer.steps_done
         completed = loop.run(steps)
         self._require_program(trainer, steps=trainer.optimizer.steps_done - before)
@@ -267,11 +269,6 @@ class Rank:
         if self.directory is not None:
             text = json.dumps({"rank": self.place.rank, "exit_code": code, "reason": reason}, ensure_ascii=False)
             (self.directory / f"end-rank{self.place.rank}.json").write_text(text + "\n", encoding="utf-8")
-
-
-def run_directory(launch: Launch) -> Path:
-    """`runs/<time>-<model>`."""
-    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{launch.name}"
 
 
 def say_why(reason: str, *, label: str = "Error") -> None:

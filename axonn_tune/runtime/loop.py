@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from axonn_tune.runtime.checkpoint import Checkpointer
-from axonn_tune.runtime.metrics import Metrics
+from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.runtime.watch import Watch
 
@@ -32,13 +32,16 @@ class Loop:
     def run(self, steps: int) -> bool:
         """Train until `steps` are done; False if a signal ended it before, with the state saved if it can be."""
         done, first = self.trainer.optimizer.steps_done, True
+        timer, number = self.trainer.model.communicator.timer, -WARMUP_STEPS
         self._note_signals()
         while done < steps:
+            timer.begin_step(number)
             began_s = time.perf_counter()
             result = self.trainer.step(done, before_end=self._agree)
             self.trainer.synchronize()
-            done += 1
-            self.metrics.step(done, result, step_s=time.perf_counter() - began_s)
+            step_s = time.perf_counter() - began_s
+            done, number = done + 1, number + 1
+            self.metrics.step(done, result, step_s=step_s, times=timer.end_step())
             if first:
                 self.after_first()
                 first = False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import resource
 import socket
-import statistics
 import sys
+from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -19,17 +19,26 @@ from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.runtime.ledger import step_values
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.optimizer import StepResult
+from axonn_tune.runtime.summary import Machine, TimedStep, summarise
+from axonn_tune.runtime.timing import StepTimes
 from axonn_tune.specs.launch import Launch
-from axonn_tune.units import flops_per_s, show_bytes, show_seconds
+from axonn_tune.specs.runs import SUMMARY_NAME, Summary
+from axonn_tune.specs.writing import write_text_atomically
+from axonn_tune.units import counted, flops_per_s, show_bytes, show_seconds
 
 SCHEMA = "axonn-tune/metrics/1"
 WARMUP_STEPS = 2
 """Steps at the start of each run, also of a resumed one, that no summary counts: allocation, first connections."""
+WINDOW_STEPS = 32
+"""Timed steps, the last ones, that the summary is made from."""
 
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One line of the file. `step` counts from 1; the loss is the mean over all ranks' tokens."""
+    """One line of the file. `step` counts from 1; the loss is the mean over all ranks' tokens.
+
+    What collectives took is None, and `terms` empty, in a step that was not timed.
+    """
 
     step: int
     loss: float
@@ -41,19 +50,26 @@ class StepMetrics:
     hfu: float
     memory_bytes: int
     warmup: bool
+    exposed_communication_s: float | None
+    compute_s: float | None
+    terms: list[dict[str, object]]
 
 
 @dataclass
 class Metrics:
-    """Writes one rank's metrics; rank 0 speaks too."""
+    """Writes one rank's metrics; rank 0 speaks too, and writes the summary of all ranks.
+
+    `base_bytes`: what the process held before there was a model, by `resident_bytes`.
+    """
 
     launch: Launch
     mesh: Mesh
     device: torch.device
     directory: Path
     steps: int
+    base_bytes: int = 0
     talk: TextIO = field(default_factory=lambda: sys.stderr)
-    _times_s: list[float] = field(default_factory=list)
+    _timed: deque[TimedStep] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _seen: int = 0
 
     def __post_init__(self) -> None:
@@ -63,13 +79,16 @@ class Metrics:
         # Line by line, so that what a killed rank had measured is there to read.
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._write({"schema": SCHEMA, **self._heading()})
+        if self.mesh.rank == 0:
+            # Of an earlier run in the same folder.
+            (self.directory / SUMMARY_NAME).unlink(missing_ok=True)
 
-    def step(self, step: int, result: StepResult, *, step_s: float) -> None:
-        """Record a step, counted from 1, that took `step_s`."""
+    def step(self, step: int, result: StepResult, *, step_s: float, times: StepTimes | None) -> None:
+        """Record a step, counted from 1, that took `step_s`; `times` of its collectives if they were taken."""
         warmup = self._seen < WARMUP_STEPS
         self._seen += 1
-        if not warmup:
-            self._times_s.append(step_s)
+        if times is not None and not warmup:
+            self._timed.append(TimedStep(step_s, times))
         mfu, hfu = self._utilisation(step_s)
         found = StepMetrics(
             step=step,
@@ -80,8 +99,11 @@ class Metrics:
             tokens_per_s=step_tokens(self.launch.workload) / step_s,
             mfu=mfu,
             hfu=hfu,
-            memory_bytes=peak_memory_bytes(self.device),
+            memory_bytes=self._memory_bytes(),
             warmup=warmup,
+            exposed_communication_s=times.exposed_s if times else None,
+            compute_s=step_s - times.exposed_s if times else None,
+            terms=term_rows(times) if times else [],
         )
         self._write(asdict(found))
         if self.mesh.rank == 0:
@@ -92,19 +114,15 @@ class Metrics:
         print(line, file=self.talk, flush=True)
 
     def close(self) -> None:
-        """Sum up what was measured after the warm-up, beside the prediction."""
-        if self._times_s and self.mesh.rank == 0:
-            self.say(self._summary())
+        """Sum up what was measured after the warm-up, beside the prediction; all ranks together."""
+        if self._timed:
+            machine = Machine(self.device, self._device_name(), self._memory_bytes(), self._convention())
+            summary = summarise(self.launch, self.mesh, machine, self._timed, warmup=WARMUP_STEPS)
+            if self.mesh.rank == 0:
+                self.say(summary_line(summary))
+                text = summary.model_dump_json(by_alias=True, indent=2)
+                write_text_atomically(self.directory / SUMMARY_NAME, text + "\n")
         self._file.close()
-
-    def _summary(self) -> str:
-        typical_s, predicted = statistics.median(self._times_s), self.launch.predicted
-        mfu, hfu = self._utilisation(typical_s)
-        expected = f", predicted {show_seconds(predicted.iteration_s)}" if predicted.iteration_s is not None else ""
-        return (
-            f"step {show_seconds(typical_s)}{expected}; median of {len(self._times_s)}, the first {WARMUP_STEPS} left "
-            f"out; MFU {mfu:.1%}, HFU {hfu:.1%} of {predicted.peak_tflops:g} TFLOP/s ({predicted.accelerator})"
-        )
 
     def _utilisation(self, step_s: float) -> tuple[float, float]:
         """MFU of all ranks and HFU of this one, of the peak that the prediction was made with."""
@@ -113,13 +131,12 @@ class Metrics:
 
     def _heading(self) -> dict[str, object]:
         """What the lines below it need to be read: who measured, and by which conventions."""
-        cuda = self.device.type == "cuda"
         return {
             "tool_version": __version__,
             "torch_version": str(torch.__version__),
             "run": self.launch.name,
             "host": socket.gethostname(),
-            "device": torch.cuda.get_device_name(self.device) if cuda else f"cpu, {torch.get_num_threads()} threads",
+            "device": self._device_name(),
             "rank": self.mesh.rank,
             "coordinates": self.mesh.grid.coordinates(self.mesh.rank),
             "grid": self.launch.grid.model_dump(mode="json"),
@@ -127,9 +144,21 @@ class Metrics:
             "hfu_convention": "what this rank executes, recomputation and padding counted",
             "peak_tflops": self.launch.predicted.peak_tflops,
             "peak_of": self.launch.predicted.accelerator,
-            "memory_convention": "peak of what torch allocated" if cuda else "peak resident set of the process",
+            "memory_convention": self._convention(),
             "warmup_steps": WARMUP_STEPS,
         }
+
+    def _device_name(self) -> str:
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"cpu, {counted(torch.get_num_threads(), 'thread')}"
+
+    def _convention(self) -> str:
+        cuda = self.device.type == "cuda"
+        return "peak of what torch allocated" if cuda else "peak resident set, less that without a model"
+
+    def _memory_bytes(self) -> int:
+        return max(peak_memory_bytes(self.device) - self.base_bytes, 0)
 
     def _write(self, document: dict[str, object]) -> None:
         self._file.write(json.dumps(document, ensure_ascii=False) + "\n")
@@ -154,10 +183,46 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def resident_bytes(device: torch.device) -> int:
+    """What this process holds now that `peak_memory_bytes` will count, though no model needs it."""
+    if device.type == "cuda":
+        return 0
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
 def step_line(found: StepMetrics, *, steps: int) -> str:
     """One step for people."""
     return (
         f"step {found.step}/{steps}  loss {found.loss:.4f}  grad norm {found.gradient_norm:.3g}  "
         f"rate {found.learning_rate:.2e}  {show_seconds(found.step_s)}  {found.tokens_per_s:,.0f} tok/s  "
         f"MFU {found.mfu:.1%}  {show_bytes(found.memory_bytes)}"
+    )
+
+
+def term_rows(times: StepTimes) -> list[dict[str, object]]:
+    """Each collective of a step of this rank, named as the program names it; late peers are waited for in `seconds`."""
+    return [
+        {
+            "op": term.entry.op,
+            "axis": term.entry.axis,
+            "phase": term.entry.phase,
+            "layer": term.entry.layer,
+            "count": term.count,
+            "bytes": term.entry.size_bytes,
+            "seconds": term.seconds,
+            "exposed_s": term.exposed_s,
+        }
+        for term in times.terms()
+    ]
+
+
+def summary_line(summary: Summary) -> str:
+    """A whole run for people."""
+    predicted = summary.step_s.predicted
+    expected = "" if predicted is None else f", predicted {show_seconds(predicted)}"
+    return (
+        f"step {show_seconds(summary.step_s.measured)}{expected}; mean of {summary.averaged_steps} of the last "
+        f"{counted(summary.timed_steps, 'step')}, outliers and the first {summary.warmup_steps} left out; "
+        f"MFU {summary.mfu:.1%} of {summary.predicted_for.accelerator}"
     )

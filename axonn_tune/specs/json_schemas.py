@@ -17,6 +17,7 @@ from axonn_tune.specs.base import Document
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.runs import Summary
 from axonn_tune.specs.workload import Workload
 from axonn_tune.specs.writing import write_text_atomically
 
@@ -27,7 +28,13 @@ _EXTENDS = "Name or path of the document to build on; what this file says is lai
 
 def schema_texts() -> dict[str, str]:
     """Every schema as file name and JSON text."""
-    complete: dict[str, type[Document]] = {"model": Model, "machine": Machine, "workload": Workload, "launch": Launch}
+    complete: dict[str, type[Document]] = {
+        "model": Model,
+        "machine": Machine,
+        "workload": Workload,
+        "launch": Launch,
+        "summary": Summary,
+    }
     schemas = {f"{kind}.json": _schema(document) for kind, document in complete.items()}
     schemas |= {f"{kind}-derived.json": _derived(schemas[f"{kind}.json"]) for kind in ("model", "machine")}
     return {name: json.dumps(schema, indent=2, ensure_ascii=False) + "\n" for name, schema in schemas.items()}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.runtime.launching import place_of, require_world
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.runs import Summary
 
 STEPS, PATIENCE_S = 6, 90.0
 
@@ -47,7 +49,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
-def recorded(directory: Path, rank: int = 0) -> list[dict[str, float]]:
+def recorded(directory: Path, rank: int = 0) -> list[dict[str, Any]]:
     """The steps in a rank's metrics."""
     path = directory / f"metrics-rank{rank}.jsonl"
     if not path.exists():
@@ -97,6 +99,28 @@ def test_stopped_and_resumed_run_of_two_ranks_equals_one_of_one(tmp_path: Path) 
     for found, wanted in zip(both, recorded(tmp_path / "alone"), strict=False):
         assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-10)
         assert found["gradient_norm"] == pytest.approx(wanted["gradient_norm"], rel=1e-8)
+
+
+def test_terms_are_timed_and_shown_beside_the_prediction(tmp_path: Path) -> None:
+    """Guards predicted beside measured: each collective has a time on each rank, and all adds up."""
+    path = launch_file(tmp_path, gpus=2)
+    launch = load_document(path, schema=Launch)
+    shown, said = start(path, tmp_path / "run").communicate(timeout=PATIENCE_S)
+    planned = {(term.op, term.layer, term.phase): (term.count, term.bytes) for term in launch.predicted.terms}
+    for rank in (0, 1):
+        for line in recorded(tmp_path / "run", rank):
+            terms: list[dict[str, Any]] = line["terms"]
+            assert {(one["op"], one["layer"], one["phase"]): (one["count"], one["bytes"]) for one in terms} == planned
+            assert sum(one["exposed_s"] for one in terms) == pytest.approx(line["exposed_communication_s"])
+            assert line["compute_s"] + line["exposed_communication_s"] == pytest.approx(line["step_s"])
+    summary = load_document(tmp_path / "run" / "summary.json", schema=Summary)
+    assert {(one.op, one.layer, one.phase): (one.count, one.bytes) for one in summary.terms} == planned
+    assert all(one.predicted_s and 0 < one.measured_s <= one.elapsed_s for one in summary.terms)
+    assert summary.compute_s.measured + summary.exposed_communication_s.measured == pytest.approx(
+        summary.step_s.measured
+    )
+    assert "predicted beside measured" in shown, said
+    assert "reduce_scatter" in shown
 
 
 def test_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:

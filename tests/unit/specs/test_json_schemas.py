@@ -12,6 +12,7 @@ from axonn_tune.specs.json_schemas import FOLDER, main, outdated, schema_texts
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.runs import Summary
 from axonn_tune.specs.workload import Workload
 
 
@@ -47,7 +48,7 @@ def test_differences_are_found(
     assert "launch.json, model.json, old.json" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("document", [Model, Machine, Workload, Launch])
+@pytest.mark.parametrize("document", [Model, Machine, Workload, Launch, Summary])
 def test_every_field_is_described(document: type[Document]) -> None:
     """Guards the hover help of editors and the comments of written files: no key without a description."""
     missing = {

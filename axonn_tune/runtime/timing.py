@@ -1,0 +1,216 @@
+"""When each collective of a step was asked for, done and waited for: time per term, without a profiler.
+
+Three times make a call: *issued*, when the rank asked for it and its input was ready; *done*, when its
+result was there; and from *halted* to *resumed*, when nothing was computed for want of it. A call is
+charged from its issue, or from when the one before it in the same process group was done, because
+collectives of a group run one after the other.
+
+On CPUs the end comes from the work's future, which the thread that did the work completes, so it is
+right although nobody waits yet. On GPUs all marks are events: a stream of its own for each group waits
+for the collective and records its end, which holds up neither the host nor the computation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from axonn_tune.runtime.ledger import Entry
+
+Mark: TypeAlias = Any
+"""A point in time as a clock has it: seconds, or a CUDA event."""
+
+EVERY_STEPS = {"cpu": 1, "cuda": 10}
+"""Which steps are timed: on a GPU each call takes four events, some microseconds of the host's time."""
+
+
+class Clock(Protocol):
+    """Makes marks and says what lies between two of them."""
+
+    def mark(self) -> Mark:
+        """Now, as the computation sees it."""
+
+    def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
+        """Note a mark when the work of a group is done."""
+
+    def between_s(self, start: Mark, end: Mark) -> float:
+        """Seconds from one mark to another; on a GPU both must have been passed."""
+
+
+class HostClock:
+    """The host's clock."""
+
+    def mark(self) -> Mark:
+        """Now."""
+        return time.perf_counter()
+
+    def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
+        """By the thread that does the work, before it wakes whoever waits."""
+        work.get_future().add_done_callback(lambda future: note(time.perf_counter()))
+
+    def between_s(self, start: Mark, end: Mark) -> float:
+        """Seconds from one mark to another."""
+        return float(end - start)
+
+
+class DeviceClock:
+    """Events of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._observers: dict[int, torch.cuda.Stream] = {}
+
+    def mark(self) -> Mark:
+        """When the current stream gets here."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
+        """By a stream that waits for the group's work and does nothing else."""
+        key = id(group)
+        if key not in self._observers:
+            self._observers[key] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._observers[key]):
+            work.wait()
+            note(self.mark())
+
+    def between_s(self, start: Mark, end: Mark) -> float:
+        """Seconds from one event to another."""
+        return float(start.elapsed_time(end)) / 1e3
+
+
+@dataclass(slots=True)
+class Call:
+    """One collective under way, with its marks."""
+
+    entry: Entry
+    group: dist.ProcessGroup
+    clock: Clock
+    issued: Mark
+    done: Mark = None
+    halted: Mark = None
+    resumed: Mark = None
+
+    def sent(self, work: dist.Work) -> None:
+        """It is under way."""
+        self.clock.mark_end(work, self.group, self._end)
+
+    def halt(self) -> None:
+        """The computation stops for it."""
+        self.halted = self.clock.mark()
+
+    def resume(self) -> None:
+        """The computation goes on."""
+        self.resumed = self.clock.mark()
+
+    def _end(self, mark: Mark) -> None:
+        self.done = mark
+
+
+@dataclass(frozen=True)
+class TimedCall:
+    """A collective in seconds from the start of its step; `began_s`: issued, and its group free."""
+
+    entry: Entry
+    began_s: float
+    done_s: float
+    halted_s: float
+    resumed_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Time it took: until it was done, and to hand over the result once asked for."""
+        return max(self.done_s - self.began_s, 0.0) + max(self.resumed_s - max(self.done_s, self.halted_s), 0.0)
+
+    @property
+    def exposed_s(self) -> float:
+        """Time in which nothing was computed for want of it."""
+        return self.resumed_s - self.halted_s
+
+
+@dataclass(frozen=True)
+class TermTime:
+    """All calls of one collective in a step."""
+
+    entry: Entry
+    count: int
+    seconds: float
+    exposed_s: float
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Every collective of one step of one rank, in the order of issue, which is the same on all ranks."""
+
+    calls: tuple[TimedCall, ...]
+
+    @property
+    def exposed_s(self) -> float:
+        """Time of the step in which nothing was computed."""
+        return sum(call.exposed_s for call in self.calls)
+
+    def terms(self) -> list[TermTime]:
+        """Calls of the same name and size together, in order of their first."""
+        found: dict[Entry, list[TimedCall]] = defaultdict(list)
+        for call in self.calls:
+            found[call.entry].append(call)
+        return [
+            TermTime(entry, len(calls), sum(one.seconds for one in calls), sum(one.exposed_s for one in calls))
+            for entry, calls in found.items()
+        ]
+
+
+@dataclass
+class Timer:
+    """Times the collectives of some steps; without a clock, of none."""
+
+    clock: Clock | None = None
+    every_steps: int = 1
+    _on: bool = False
+    _start: Mark = None
+    _calls: list[Call] = field(default_factory=list)
+
+    def start(self, device: torch.device) -> None:
+        """Begin to time."""
+        self.clock = DeviceClock(device) if device.type == "cuda" else HostClock()
+        self.every_steps = EVERY_STEPS[device.type]
+
+    def begin_step(self, step: int) -> None:
+        """A step begins; its number decides whether it is timed, so all ranks time the same ones."""
+        self._on = self.clock is not None and step % self.every_steps == 0
+        if self.clock is not None and self._on:
+            self._start = self.clock.mark()
+
+    def end_step(self) -> StepTimes | None:
+        """What was timed, once the device has done all of the step; None if nothing was."""
+        calls, self._calls = self._calls, []
+        if self.clock is None or not self._on:
+            return None
+        self._on = False
+        return StepTimes(tuple(self._timed(self.clock, calls)))
+
+    def issue(self, entry: Entry, group: dist.ProcessGroup) -> Call | None:
+        """A collective is about to be issued; None if it is not timed."""
+        if self.clock is None or not self._on:
+            return None
+        call = Call(entry, group, self.clock, self.clock.mark())
+        self._calls.append(call)
+        return call
+
+    def _timed(self, clock: Clock, calls: list[Call]) -> Iterator[TimedCall]:
+        free_s: dict[int, float] = {}
+        for call in calls:
+            assert call.resumed is not None, f"{call.entry} was never waited for"
+            issued_s, done_s, halted_s, resumed_s = (
+                clock.between_s(self._start, mark) for mark in (call.issued, call.done, call.halted, call.resumed)
+            )
+            began_s = max(issued_s, free_s.get(id(call.group), issued_s))
+            free_s[id(call.group)] = max(began_s, done_s)
+            yield TimedCall(call.entry, began_s, done_s, halted_s, resumed_s)

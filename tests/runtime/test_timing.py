@@ -1,0 +1,95 @@
+"""Time per term: whose time it is, and what the computation stood still for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from axonn_tune.runtime.ledger import Entry
+from axonn_tune.runtime.summary import middle_half
+from axonn_tune.runtime.timing import StepTimes, TimedCall, Timer
+from tests.runtime import timing_tasks
+from tests.runtime.pool import Pools
+
+GATHER = Entry("all_gather", "z", "forward", "mlp.fc1", 4096)
+REDUCE = Entry("all_reduce", "z", "step", "vectors", 64)
+
+
+class ByHand:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def mark(self) -> float:
+        return self.now_s
+
+    def mark_end(self, work: Any, group: Any, note: Any) -> None:
+        work.append(note)
+
+    def between_s(self, start: float, end: float) -> float:
+        return end - start
+
+
+def test_a_collective_behind_another_of_its_group_is_charged_from_its_turn() -> None:
+    """Guards sums of seconds: time in the queue belongs to the collective that is being sent."""
+    clock, group, works = ByHand(), object(), ([], [])
+    timer = Timer(clock)
+    timer.begin_step(0)
+    calls = [timer.issue(entry, group) for entry in (GATHER, REDUCE)]  # type: ignore[arg-type]
+    for call, work, done_s in zip(calls, works, (3.0, 5.0), strict=True):
+        assert call is not None
+        call.sent(work)  # type: ignore[arg-type]
+        work[0](done_s)
+    for call, halted_s, resumed_s in zip(calls, (4.0, 4.5), (4.0, 5.0), strict=True):
+        assert call is not None
+        clock.now_s = halted_s
+        call.halt()
+        clock.now_s = resumed_s
+        call.resume()
+    times = timer.end_step()
+    assert times is not None
+    assert [call.seconds for call in times.calls] == [3.0, 2.0]
+    assert [call.exposed_s for call in times.calls] == [0.0, 0.5]
+    assert times.exposed_s == 0.5
+
+
+def test_what_follows_the_wait_counts() -> None:
+    """Guards the local sum of Gloo's reduce-scatter, which is part of its time though the network is done."""
+    assert TimedCall(GATHER, began_s=1.0, done_s=2.0, halted_s=4.0, resumed_s=4.5).seconds == 1.5
+    assert TimedCall(GATHER, began_s=1.0, done_s=4.2, halted_s=4.0, resumed_s=4.5).seconds == pytest.approx(3.5)
+
+
+def test_calls_of_one_name_and_size_are_one_term() -> None:
+    """Guards the aggregates in the metrics: counts, and sums in order of the first call."""
+    calls = (TimedCall(REDUCE, 0, 1, 0, 1), TimedCall(GATHER, 1, 3, 3, 3), TimedCall(REDUCE, 3, 6, 5, 6))
+    found = [(term.entry, term.count, term.seconds, term.exposed_s) for term in StepTimes(calls).terms()]
+    assert found == [(REDUCE, 2, 4, 2), (GATHER, 1, 2, 0)]
+
+
+def test_only_some_steps_are_timed() -> None:
+    """Guards the cost on GPUs: a step between two timed ones leaves no call, and no times."""
+    timer = Timer(ByHand(), every_steps=3)
+    for number in range(-2, 5):
+        timer.begin_step(number)
+        timed = timer.issue(GATHER, None) is not None  # type: ignore[arg-type]
+        timer._calls.clear()
+        assert (timer.end_step() is not None) == timed == (number in (0, 3))
+
+
+def test_ends_are_right_behind_computation_and_with_a_late_rank(pools: Pools) -> None:
+    """Guards the marks on real ranks: hidden means done long before it is read, and the late rank waits for nobody."""
+    early, late = pools(2).run(timing_tasks.one_late_rank)
+    for hidden, _ in (early, late):
+        assert hidden.done_s < hidden.halted_s
+        assert hidden.exposed_s < timing_tasks.LATE_S / 2
+    assert early[1].exposed_s > timing_tasks.LATE_S / 2
+    assert min(early[1].seconds, late[1].seconds) < timing_tasks.LATE_S / 2 < early[1].seconds
+
+
+def test_outliers_at_both_ends_are_left_out() -> None:
+    """Guards the means of the summary: every step of few, the middle of many."""
+    assert middle_half([3.0]) == [0]
+    assert middle_half([3.0, 1.0, 2.0]) == [0, 1, 2]
+    assert middle_half([9.0, 1.0, 2.0, 3.0, 0.1, 2.5, 2.2, 8.0]) == [2, 3, 5, 6]
