@@ -13,10 +13,10 @@ from pathlib import Path
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-from axonn_tune.errors import TrainingFailedError
+from axonn_tune.runtime.ends import exit_code_of
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 
@@ -36,21 +36,11 @@ def main(arguments: list[str]) -> int:
     try:
         torchrun([*world, "-m", "axonn_tune.runtime", *arguments])
     except ChildFailedError as error:
-        return code_of(error.failures)
+        failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+        return exit_code_of([(rank, failure.exitcode) for rank, failure in failures])
     except (SignalException, KeyboardInterrupt):
         return _INTERRUPTED
     return 0
-
-
-def code_of(failures: dict[int, ProcessFailure]) -> int:
-    """One exit code for all ranks: that of a failed training before any other, then the first rank's to end."""
-    lost = [rank for rank, failure in sorted(failures.items()) if failure.exitcode < 0]
-    codes = [failure.exitcode for failure in sorted(failures.values(), key=lambda one: one.timestamp)]
-    said = [code for code in codes if code > 0]
-    if not said:
-        print(f"Error: rank {', '.join(map(str, lost))}: ended by a signal", file=sys.stderr)
-    failed = TrainingFailedError.exit_code
-    return failed if failed in said or not said else said[0]
 
 
 def _pass_on(number: int, frame: FrameType | None) -> None:

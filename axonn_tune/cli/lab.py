@@ -1,0 +1,233 @@
+"""`axonn-tune lab`: an emulated two-tier cluster on this host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from axonn_tune.cli.options import help_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from axonn_tune.lab.control import Status
+    from axonn_tune.lab.lab import Lab
+    from axonn_tune.lab.verify import Check
+
+_CORE_BITS_PER_S = 400e6
+"""What the uplinks may carry together for each core; beyond it cores and not links set the pace."""
+
+
+@click.group("lab")
+@help_option
+def lab_group() -> None:
+    """Emulate a cluster of nodes on this Linux host, to run and validate without one.
+
+    Each rank gets a network namespace of its own. A rank's port and a node's uplink are limited to a rate in
+    each direction. Needs iproute2, and root or the right to make user namespaces. No interface, route or file
+    of the host is touched; what runs in a lab reaches nothing but the lab, and all of it ends with the lab.
+    """
+
+
+def _named() -> Callable[..., Callable[..., None]]:
+    return click.option("--name", default="lab", show_default=True, help="Which lab; several may be up at once.")
+
+
+@lab_group.command("up")
+@click.option("--nodes", type=click.IntRange(min=1), required=True, metavar="N", help="Number of nodes.")
+@click.option("--ranks-per-node", type=click.IntRange(min=1), required=True, metavar="R", help="Ranks on each node.")
+@click.option("--uplink", required=True, metavar="RATE", help="Of each node, each direction: 200mbit, 1gbit.")
+@click.option("--port", metavar="RATE", help="Of each rank, each direction. Default: twice the uplink's.")
+@click.option("--delay", metavar="TIME", help="Added to each packet between nodes, one way: 1ms, 250us.")
+@click.option("--no-verify", is_flag=True, help="Do not measure whether it does what was asked.")
+@_named()
+@help_option
+def up_command(
+    *, nodes: int, ranks_per_node: int, uplink: str, port: str | None, delay: str | None, no_verify: bool, name: str
+) -> None:
+    """Bring up a lab, and measure its rates and round trips.
+
+    Ends with exit code 4, and no lab, if they are not what was asked for.
+    """
+    from axonn_tune.errors import CheckFailedError
+    from axonn_tune.lab.control import end, find
+    from axonn_tune.lab.lab import Lab, start
+    from axonn_tune.lab.shape import Shape, parse_delay, parse_rate
+
+    rate = parse_rate(uplink)
+    port_rate = 2 * rate if port is None else parse_rate(port)
+    shape = Shape(nodes, ranks_per_node, rate, port_rate, 0.0 if delay is None else parse_delay(delay))
+    _warn_of_cores(shape.nodes * shape.uplink_bits_per_s)
+    start(name, shape, keep=True)
+    click.echo(f"lab {name!r} is up: {shape.words()}", err=True)
+    if no_verify:
+        return
+    try:
+        with Lab.attached(name) as lab:
+            _verify(lab)
+    except (Exception, KeyboardInterrupt) as error:
+        status = find(name)
+        if status is not None:
+            end(status)
+        if isinstance(error, CheckFailedError):
+            raise CheckFailedError(f"{error}; the lab is down again") from None
+        raise
+
+
+@lab_group.command("verify")
+@_named()
+@help_option
+def verify_command(*, name: str) -> None:
+    """Measure a lab's rates and round trips; exit code 4 if they are not what was asked for."""
+    from axonn_tune.lab.lab import Lab
+
+    with Lab.attached(name) as lab:
+        _verify(lab)
+
+
+@lab_group.command("down")
+@_named()
+@click.option("--all", "every", is_flag=True, help="All labs of this user.")
+@help_option
+def down_command(*, name: str, every: bool) -> None:
+    """End a lab, and everything that runs in it."""
+    from axonn_tune.errors import UsageError
+    from axonn_tune.lab.control import end, find, missing, names
+
+    for one in names() if every else [name]:
+        status = find(one)
+        if status is None:
+            raise UsageError(missing(one))
+        end(status)
+        click.echo(f"lab {one!r} is down", err=True)
+
+
+@lab_group.command("status")
+@help_option
+def status_command() -> None:
+    """List the labs of this user that are up."""
+    from axonn_tune.lab.control import find, names
+
+    found = [status for status in map(find, names()) if status is not None]
+    for status in found:
+        click.echo(_line(status))
+    if not found:
+        click.echo("no lab is up", err=True)
+
+
+@lab_group.command("exec", context_settings={"ignore_unknown_options": True})
+@_named()
+@click.argument("place", metavar="NODE.RANK")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@help_option
+def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
+    """Run COMMAND where a rank is: `axonn-tune lab exec 0.1 -- ip addr`; exit code as the command's.
+
+    Both numbers begin at 0. `switch` instead of a rank is where the bridges and uplinks are. RANK, WORLD_SIZE,
+    MASTER_ADDR and so on are set as torchrun would.
+    """
+    from axonn_tune.lab.inside import execute
+
+    code = execute(name, place, command)
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+@lab_group.command("run")
+@_named()
+@click.argument("launch", metavar="LAUNCH.YAML")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Train up to this step. Default: the config's.")
+@click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
+@click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
+@help_option
+def run_command(*, name: str, launch: str, steps: int | None, resume: bool, directory: str | None) -> None:
+    """Train as LAUNCH.YAML says, one rank in each place of a lab that is up; otherwise as `axonn-tune run`.
+
+    All ranks are forked from one process that has imported torch.
+    """
+    from axonn_tune.lab.lab import Lab
+    from axonn_tune.lab.running import exit_codes, require_world, train
+    from axonn_tune.launch.local import require_torch
+    from axonn_tune.runtime.ends import exit_code_of
+    from axonn_tune.specs.launch import Launch
+    from axonn_tune.specs.loading import load_document
+
+    document, path = load_document(launch, schema=Launch), Path(launch)
+    require_torch()
+    with Lab.attached(name) as lab:
+        require_world(document, lab.shape)
+        folder = None if directory is None else Path(directory)
+        outcomes = train(lab.ranks, path, steps=steps, resume=resume, directory=folder)
+    code = exit_code_of(exit_codes(outcomes))
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+@lab_group.command("profile")
+@_named()
+@click.option("-o", "--output", metavar="FILE", help="Write the YAML here instead of to standard output.")
+@help_option
+def profile_command(*, name: str, output: str | None) -> None:
+    """Print a machine profile of a lab that is up: rates as asked, latencies as measured.
+
+    Good for a first ranking; the rest are the placeholders of `localhost`.
+    """
+    from axonn_tune.lab.lab import Lab
+    from axonn_tune.lab.profile import profile
+    from axonn_tune.lab.verify import round_trip_s
+    from axonn_tune.specs.writing import to_yaml, write_text_atomically
+
+    with Lab.attached(name) as lab:
+        shape = lab.shape
+        inside = round_trip_s(lab.ranks, (0, 1)) if shape.ranks_per_node > 1 else 0.0
+        between = round_trip_s(lab.ranks, (0, shape.ranks_per_node)) if shape.nodes > 1 else 0.0
+    own_name = name if output is None else Path(output).stem
+    machine = profile(shape, name=own_name, rank_round_trip_s=inside, node_round_trip_s=between)
+    text = to_yaml(machine, header=[f"Written by axonn-tune lab profile for lab {name!r}."])
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    write_text_atomically(output, text)
+    click.echo(f"wrote {output}: {machine.description}", err=True)
+
+
+def _warn_of_cores(uplinks_bits_per_s: float) -> None:
+    import os
+
+    from axonn_tune.lab.shape import show_rate
+
+    cores = len(os.sched_getaffinity(0))
+    if uplinks_bits_per_s > _CORE_BITS_PER_S * cores:
+        click.echo(
+            f"Warning: uplinks of {show_rate(uplinks_bits_per_s)} together are more than {cores} cores carry; "
+            "the cores will set the pace, not the links",
+            err=True,
+        )
+
+
+def _verify(lab: Lab) -> None:
+    from axonn_tune.errors import CheckFailedError
+    from axonn_tune.lab.verify import verify
+
+    found = verify(lab.ranks)
+    click.echo(_table(found), nl=False)
+    wrong = [check for check in found if not check.agrees]
+    if wrong:
+        listed = "; ".join(f"{one.what}: asked {one.asked}, measured {one.measured}" for one in wrong)
+        raise CheckFailedError(f"{len(wrong)} of {len(found)} links are not as asked ({listed})")
+
+
+def _table(found: list[Check]) -> str:
+    width = max(len(one.what) for one in found)
+    rows = [("", "asked", "measured", ""), *((o.what, o.asked, o.measured, "ok" if o.agrees else "off") for o in found)]
+    return "".join(f"{row[0]:{width}}  {row[1]:>12}  {row[2]:>12}  {row[3]}".rstrip() + "\n" for row in rows)
+
+
+def _line(status: Status) -> str:
+    import time
+
+    rights = ", unprivileged" if status.unprivileged else ""
+    minutes = (time.time() - status.since_s) / 60
+    return f"{status.name}: {status.shape.words()}; up {minutes:.0f} min, process {status.holder}{rights}"

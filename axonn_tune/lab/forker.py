@@ -1,0 +1,212 @@
+"""The process inside a lab that forks its ranks: what takes long to import is imported once, here.
+
+`python -m axonn_tune.lab.forker NAME FD PARENT`, started by `Ranks`, which sends one request a run over the
+connection FD and gets one reply. Every run has fresh processes, one in each rank's namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, NoReturn
+
+from axonn_tune.errors import AxonnTuneError, UsageError
+from axonn_tune.lab.control import Access, join
+from axonn_tune.lab.messages import Outcome, Request
+from axonn_tune.lab.namespaces import die_with
+
+GRACE_S = 15.0
+"""How long the other ranks may take to end by themselves once one has failed."""
+_COMMAND_NOT_FOUND = 127
+
+
+@dataclass
+class _Rank:
+    number: int
+    pid: int
+    process: int
+    answer: int
+
+    def ended(self, place: int) -> Outcome:
+        """Collect the process and what it has left behind."""
+        _, status = os.waitpid(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        with os.fdopen(self.answer, "rb") as file:
+            file.seek(0)
+            written = file.read()
+        os.close(self.process)
+        value, error = pickle.loads(written) if written and code >= 0 else (None, None)
+        return Outcome(self.number, code, place, value, error)
+
+
+def main(arguments: list[str]) -> int:
+    """Join the lab, then serve runs until the connection closes; in a child, for only children are in the lab."""
+    name, connection, parent = arguments[0], Connection(int(arguments[1])), int(arguments[2])
+    # Ctrl-C reaches the ranks by itself; they say how it ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        access = join(name)
+        access.enter()
+        die_with(parent)
+        lock = _only_one(name)
+    except AxonnTuneError as error:
+        connection.send(error)
+        return error.exit_code
+    child = os.fork()
+    if child:
+        connection.close()
+        lock.close()
+        return abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    die_with(0)
+    connection.send(None)
+    _serve(connection, access)
+    return 0
+
+
+def _only_one(name: str) -> socket.socket:
+    """A name in the lab's own network, held for as long as its ranks may run."""
+    lock = socket.socket(socket.AF_UNIX)
+    try:
+        lock.bind("\0axonn-tune-lab-run")
+    except OSError as error:
+        raise UsageError(f"lab {name!r} is running something already; two runs would share its links") from error
+    return lock
+
+
+def _serve(connection: Connection, access: Access) -> None:
+    turn = 0
+    while True:
+        try:
+            request: Request = connection.recv()
+        except EOFError:
+            return
+        connection.send(_run(connection, access, request, turn))
+        turn += 1
+
+
+def _run(connection: Connection, access: Access, request: Request, turn: int) -> list[Outcome] | str:
+    """Outcomes by rank, or why nothing started."""
+    sys.path.extend(one for one in request.path if one not in sys.path)
+    try:
+        function = None if request.function is None else _imported(request.function)
+    except Exception:
+        return traceback.format_exc()
+    sys.stdout.flush()
+    ranks = [_start(connection, access, request, function, (rank, turn)) for rank in range(len(request.each))]
+    return _wait_for(connection, ranks, request.timeout_s)
+
+
+def _imported(reference: str) -> Callable[..., Any]:
+    module, _, name = reference.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _start(
+    connection: Connection,
+    access: Access,
+    request: Request,
+    function: Callable[..., Any] | None,
+    place: tuple[int, int],
+) -> _Rank:
+    rank, turn = place
+    answer, forker = os.memfd_create("answer"), os.getpid()
+    pid = os.fork()
+    if pid:
+        return _Rank(rank, pid, os.pidfd_open(pid), answer)
+    try:
+        die_with(forker)
+        connection.close()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        access.enter_rank(rank)
+        if request.realtime:
+            _be_realtime()
+        os.environ.update(access.status.shape.environment(rank, turn=turn) | dict(request.environment))
+        if function is None:
+            _execute(request.command)
+        _call(function, request.each[rank], answer)
+    finally:
+        os._exit(1)
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], answer: int) -> NoReturn:
+    """Call it, leave its value or error in `answer`, and end."""
+    value, error, code = None, None, 0
+    try:
+        value = function(*arguments)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except KeyboardInterrupt:
+        code = 130
+    except AxonnTuneError as raised:
+        error, code = str(raised), raised.exit_code
+    except BaseException:
+        error, code = traceback.format_exc(), 1
+    os.write(answer, pickle.dumps((value, error)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _execute(command: tuple[str, ...]) -> NoReturn:
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"Error: cannot run {command[0]!r}: {error.strerror}\n")
+        sys.stderr.flush()
+    os._exit(_COMMAND_NOT_FOUND)
+
+
+def _be_realtime() -> None:
+    """Before all ordinary processes, where that is allowed."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
+def _wait_for(connection: Connection, ranks: list[_Rank], timeout_s: float | None) -> list[Outcome]:
+    """Until all have ended; those that do not within the grace after a failure, or within the time, are killed."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    running, outcomes = {rank.process: rank for rank in ranks}, list[Outcome]()
+    while running:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = wait([connection, *running], left)
+        if not ready:
+            _signal(running, signal.SIGKILL)
+            deadline = None
+        for one in ready:
+            if isinstance(one, Connection):
+                _signal(running, _asked(connection))
+                continue
+            assert isinstance(one, int), "connections and process descriptors are waited for"
+            outcomes.append(running.pop(one).ended(len(outcomes)))
+            if outcomes[-1].code:
+                end = time.monotonic() + GRACE_S
+                deadline = end if deadline is None else min(deadline, end)
+    return sorted(outcomes, key=lambda outcome: outcome.rank)
+
+
+def _asked(connection: Connection) -> int:
+    """The signal the other side wants the ranks to get; if it is gone, that to end."""
+    try:
+        return int(connection.recv())
+    except EOFError:
+        os._exit(1)
+
+
+def _signal(running: dict[int, _Rank], number: int) -> None:
+    for rank in running.values():
+        signal.pidfd_send_signal(rank.process, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

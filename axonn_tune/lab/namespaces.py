@@ -1,0 +1,83 @@
+"""The kernel's namespaces, which Python 3.11 has no calls for: making them, entering them, dying with a parent.
+
+Linux only; every function raises OSError as the system call fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Kind(enum.IntFlag):
+    """Kinds of namespaces, as `clone(2)` numbers them."""
+
+    USER = 0x1000_0000
+    PID = 0x2000_0000
+    NETWORK = 0x4000_0000
+
+
+def unshare(kinds: Kind) -> None:
+    """Put this process (its children, for PID) into new namespaces; EPERM without the right to."""
+    _call("unshare", int(kinds))
+
+
+def enter(namespace: int, kind: Kind) -> None:
+    """Put this process (its children, for PID) into the namespace behind a file descriptor."""
+    _call("setns", namespace, int(kind))
+
+
+def opened(kind: str) -> int:
+    """A file descriptor of this process' namespace: `net`, `user`, or `pid_for_children`."""
+    return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def die_with(parent: int | None) -> None:
+    """Have the kernel kill this process when its parent ends, however that ends; None: no longer.
+
+    Whatever changes this process' rights undoes it, entering a user namespace above all.
+    """
+    _call("prctl", _PR_SET_PDEATHSIG, 0 if parent is None else int(signal.SIGKILL))
+    if parent is not None and os.getppid() != parent:
+        # It ended before it could be bound to.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def separate(kinds: Kind) -> bool:
+    """New namespaces as root, else inside a new user namespace; whether that was needed. OSError if neither may be."""
+    try:
+        unshare(kinds)
+    except PermissionError:
+        user, group = os.getuid(), os.getgid()
+        unshare(kinds | Kind.USER)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def inside(network: int) -> Iterator[None]:
+    """Stay in another network namespace for a while; processes started meanwhile begin there."""
+    before = opened("net")
+    enter(network, Kind.NETWORK)
+    try:
+        yield
+    finally:
+        enter(before, Kind.NETWORK)
+        os.close(before)
+
+
+def _call(name: str, *arguments: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, name)(*arguments, *([0] * (5 - len(arguments)) if name == "prctl" else [])) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -1,0 +1,134 @@
+"""Builds the cluster's network inside this process' namespaces, with iproute2 and a few kernel settings.
+
+One network namespace a rank, joined by veth pairs to its node's leaf bridge; each leaf bridge joined by
+one more pair, the uplink, to the spine bridge. Both ends of every pair hold a token bucket, so each
+direction has its rate. Bridges and the spine are in the namespace of the process that builds. No
+namespace has a route to the host, or to anything but the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from axonn_tune.errors import EnvironmentProblem
+from axonn_tune.lab.namespaces import Kind, enter, inside, opened, unshare
+from axonn_tune.lab.shape import INTERFACE, MTU_BYTES, PREFIX, Shape, address, down, leaf, port, up
+
+_SPINE = f"{PREFIX}-spine"
+_BURST_BYTES, _BURST_S = 2 * MTU_BYTES + 100, 5e-4
+"""About two packets: a larger bucket lets whole small messages through without waiting. But no less than what
+the rate brings while the kernel's timer may be late, or the rate is not reached."""
+_QUEUE_BYTES = 16 << 20
+"""Deep enough that nothing is dropped: a loss stalls TCP for 200 ms."""
+_SETTINGS = {
+    "ipv6/conf/all/disable_ipv6": "1",
+    "ipv6/conf/default/disable_ipv6": "1",
+    # Cubic probes for a rate that is known here, and may not be chosen without rights on the host.
+    "ipv4/tcp_congestion_control": "reno",
+    # Every collective begins after idling; without these two it would begin slowly, or as the last one ended.
+    "ipv4/tcp_slow_start_after_idle": "0",
+    "ipv4/tcp_no_metrics_save": "1",
+    # Less in flight than the queue holds.
+    "ipv4/tcp_wmem": "4096 65536 262144",
+    "ipv4/tcp_rmem": "4096 131072 1048576",
+    "ipv4/tcp_limit_output_bytes": "131072",
+}
+_MISSING_TOOLS = "the lab needs `{}` of iproute2, which is not here: apt-get install iproute2 (Debian, Ubuntu)"
+
+
+def require_tools() -> None:
+    """EnvironmentProblem unless `ip` and `tc` are at hand."""
+    for name in ("ip", "tc"):
+        _tool(name)
+
+
+def build(shape: Shape) -> list[int]:
+    """Make the network around this process' network namespace; each rank's namespace as a file descriptor.
+
+    EnvironmentProblem with the tool's own words if the kernel lacks something.
+    """
+    switch = opened("net")
+    namespaces = [_new_namespace(switch) for _ in range(shape.world)]
+    _settle(("ipv6/conf/all/disable_ipv6", "ipv6/conf/default/disable_ipv6"))
+    paths = [f"/proc/self/fd/{namespace}" for namespace in namespaces]
+    batch("ip", switch_links(shape, paths), keep=namespaces)
+    batch("tc", [bucket(link, rate) for link, rate in shape.links()])
+    for rank, namespace in enumerate(namespaces):
+        with inside(namespace):
+            _settle(_SETTINGS)
+            batch("ip", rank_links(rank))
+            batch("tc", [bucket(INTERFACE, shape.port_bits_per_s)])
+    os.close(switch)
+    return namespaces
+
+
+def switch_links(shape: Shape, namespaces: Sequence[str]) -> Iterator[str]:
+    """Lines for `ip`: bridges, uplinks, and a link to each rank's namespace, given as a path."""
+    yield "link set lo up"
+    yield from _bridge(_SPINE)
+    for node in range(shape.nodes):
+        yield from _bridge(leaf(node))
+        yield f"link add {up(node)} mtu {MTU_BYTES} type veth peer name {down(node)} mtu {MTU_BYTES}"
+        yield f"link set {up(node)} master {leaf(node)} up"
+        yield f"link set {down(node)} master {_SPINE} up"
+    for rank, namespace in enumerate(namespaces):
+        peer = f"peer name {INTERFACE} mtu {MTU_BYTES} netns {namespace}"
+        yield f"link add {port(rank)} mtu {MTU_BYTES} type veth {peer}"
+        yield f"link set {port(rank)} master {leaf(shape.node_of(rank))} up"
+
+
+def rank_links(rank: int) -> Iterator[str]:
+    """Lines for `ip` inside a rank's namespace: its address, and no route but to its like."""
+    yield "link set lo up"
+    yield f"addr add {address(rank)}/24 dev {INTERFACE}"
+    yield f"link set {INTERFACE} up"
+
+
+def bucket(link: str, rate_bits_per_s: float) -> str:
+    """The line for `tc` that limits what a link's end sends."""
+    burst_bytes = max(_BURST_BYTES, int(rate_bits_per_s / 8 * _BURST_S))
+    return f"qdisc add dev {link} root tbf rate {rate_bits_per_s:.0f}bit burst {burst_bytes} limit {_QUEUE_BYTES}"
+
+
+def batch(tool: str, lines: Iterable[str], *, keep: Sequence[int] = ()) -> None:
+    """Have one `ip` or `tc` do all lines; EnvironmentProblem with what it said. keep: open files to hand over."""
+    text = "".join(f"{line}\n" for line in lines)
+    command = [_tool(tool), "-batch", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, pass_fds=keep)
+    if done.returncode:
+        raise EnvironmentProblem(f"{tool} could not set up the lab's network: {done.stderr.strip()}")
+
+
+def _tool(name: str) -> str:
+    # Ordinary users of Debian do not have the last two in their PATH.
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]))
+    if found is None:
+        raise EnvironmentProblem(_MISSING_TOOLS.format(name))
+    return found
+
+
+def _new_namespace(back: int) -> int:
+    unshare(Kind.NETWORK)
+    namespace = opened("net")
+    enter(back, Kind.NETWORK)
+    return namespace
+
+
+def _bridge(name: str) -> Iterator[str]:
+    yield f"link add {name} type bridge"
+    yield f"link set {name} mtu {MTU_BYTES} up"
+
+
+def _settle(keys: Iterable[str]) -> None:
+    """Write settings of the current network namespace; those the kernel lacks are left out."""
+    for key in keys:
+        path = Path("/proc/sys/net") / key
+        if path.exists():
+            try:
+                path.write_text(_SETTINGS[key])
+            except OSError as error:
+                raise EnvironmentProblem(f"cannot set {path} for the lab: {error.strerror}") from error
