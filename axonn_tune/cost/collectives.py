@@ -7,6 +7,7 @@ over time. Sources:
 - ring, recursive: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations
   in MPICH", IJHPCA 19(1), 2005, sections 4.1 to 4.4.
 - ring latency by hop kind, tree: NCCL 2.30, `src/graph/tuning.cc`.
+- direct: the message counts alone; every rank of a domain sends at once.
 - sharing of links: arXiv 2305.13525, equation 7, with edges counted per link instead of rounded.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from axonn_tune.cost.arithmetic import Arithmetic, Column
 from axonn_tune.cost.placement import crossing
@@ -46,13 +47,25 @@ class Line:
 
 @dataclass(frozen=True)
 class Route:
-    """A group on a machine: hops of its ring by outermost tier crossed, and its bandwidth after sharing."""
+    """A group on a machine: hops of its ring by outermost tier crossed, and its bandwidth after sharing.
+
+    sharing: rings on each tier's busiest link, 0 on tiers that are not crossed; measured: the bandwidth is
+    one that the profile gives for just this shape.
+    """
 
     size: int
     hops: tuple[int, ...]
     domains: tuple[int, ...]
     outermost: int
+    sharing: tuple[int, ...]
     bandwidth_bytes_per_s: float
+    measured: bool = False
+
+    def over(self, tiers: tuple[Tier, ...]) -> Route:
+        """The same over tiers of other bandwidths."""
+        if self.measured or self.size == 1:
+            return self
+        return replace(self, bandwidth_bytes_per_s=_bandwidth(self.sharing, tiers))
 
 
 def route(shape: GroupShape, tiers: tuple[Tier, ...], world: int) -> Route:
@@ -63,7 +76,7 @@ def route(shape: GroupShape, tiers: tuple[Tier, ...], world: int) -> Route:
     `outermost` -1: it sends nothing.
     """
     if shape.size == 1:
-        return Route(size=1, hops=(), domains=(), outermost=-1, bandwidth_bytes_per_s=math.inf)
+        return Route(size=1, hops=(), domains=(), outermost=-1, sharing=(), bandwidth_bytes_per_s=math.inf)
     inner = [None if position == 0 else tiers[position - 1].ranks for position in range(len(tiers))]
     crossings = [crossing(shape, domain, world) for domain in inner[1:]]
     reaching = [shape.size, *(found.edges for found in crossings)]
@@ -72,20 +85,22 @@ def route(shape: GroupShape, tiers: tuple[Tier, ...], world: int) -> Route:
         for position, count in enumerate(reaching)
     )
     outermost = max(position for position, count in enumerate(reaching) if count)
-    available = [tiers[0].bandwidth_bytes_per_s]
-    available += [
-        tier.bandwidth_bytes_per_s / found.sharing
-        for tier, found in zip(tiers[1:], crossings, strict=True)
-        if found.edges
-    ]
+    sharing = (1, *(found.sharing if found.edges else 0 for found in crossings))
     measured = _measured_bandwidth(shape, tiers[outermost])
     return Route(
         size=shape.size,
         hops=hops,
         domains=tuple(max(count, 1) for count in reaching),
         outermost=outermost,
-        bandwidth_bytes_per_s=min(available) if measured is None else measured,
+        sharing=sharing,
+        bandwidth_bytes_per_s=_bandwidth(sharing, tiers) if measured is None else measured,
+        measured=measured is not None,
     )
+
+
+def _bandwidth(sharing: tuple[int, ...], tiers: tuple[Tier, ...]) -> float:
+    """Bandwidth of one ring: what its slowest link leaves it, bytes/s."""
+    return min(tier.bandwidth_bytes_per_s / rings for tier, rings in zip(tiers, sharing, strict=True) if rings)
 
 
 def _measured_bandwidth(shape: GroupShape, tier: Tier) -> float | None:
@@ -194,12 +209,32 @@ def hierarchical(
     return passes * latency * protocol.latency_factor, protocol.bandwidth_factor / (passes * per_byte)
 
 
+def direct(
+    kind: CollectiveKind, path: Route, tiers: tuple[Tier, ...], protocol: Protocol
+) -> tuple[float, float] | None:
+    """Every rank sends every other its piece at once, and sums what it gets: all-gather or reduce-scatter.
+
+    One latency for all messages; a link carries what all ranks behind it send to others: of each rank,
+    the share of the buffer that lies in other domains.
+    """
+    if kind == "all_reduce":
+        return None
+    time_per_byte = 0.0
+    for position, tier in enumerate(tiers[: path.outermost + 1]):
+        senders = 1 if position == 0 else tiers[position - 1].ranks or 1
+        leaving = senders * (1.0 - 1.0 / path.domains[position])
+        time_per_byte = max(time_per_byte, leaving / tier.bandwidth_bytes_per_s)
+    latency = tiers[path.outermost].latency_s
+    return latency * protocol.latency_factor, protocol.bandwidth_factor / time_per_byte
+
+
 _ALGORITHMS: dict[Algorithm, Callable[..., tuple[float, float] | None]] = {
     "ring": ring,
     "tree": tree,
     "recursive": recursive,
     "hierarchical": hierarchical,
     "in_switch": in_switch,
+    "direct": direct,
 }
 
 
@@ -207,11 +242,13 @@ def lines(kind: CollectiveKind, path: Route, machine: Machine) -> tuple[Line, ..
     """Every way the machine's library can run this collective over this route; none in a group of one."""
     if path.size == 1:
         return ()
+    tiers = machine.tiers_of(kind)
+    path = path if tiers is machine.tiers else path.over(tiers)
     found = []
     for algorithm in machine.library.algorithms[kind]:
         # NCCL reduces in the switch with its simple protocol only, the first of a profile.
         for protocol in machine.library.protocols[: 1 if algorithm == "in_switch" else None]:
-            priced = _ALGORITHMS[algorithm](kind, path, machine.tiers, protocol)
+            priced = _ALGORITHMS[algorithm](kind, path, tiers, protocol)
             if priced is not None:
                 found.append(Line(algorithm, protocol.name, machine.library.launch_s + priced[0], priced[1]))
     return tuple(found)

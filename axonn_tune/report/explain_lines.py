@@ -18,6 +18,7 @@ _ALGORITHMS = {
     "recursive": "α = launch + {passes}(latency of each of log2 p steps); β from what each step sends over its tier",
     "hierarchical": "α = launch + {passes}(ring inside a domain, then across); β from both parts in turn",
     "in_switch": "α = launch + a fixed latency; β = the switch's share of the bandwidth",
+    "direct": "α = launch + latency; β from what leaves the domain of the tightest tier",
 }
 
 
@@ -27,8 +28,10 @@ def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:
     for term in pricing.terms:
         key = (term.op, term.axis, term.line)
         if key not in found:
-            path = route(pricing.configuration.grid.group_shape(term.axis), problem.machine.tiers, problem.gpus)
-            found[key] = _sentence(term, path, problem.machine)
+            kind = term.collective.kind
+            machine = problem.machine.model_copy(update={"tiers": problem.machine.tiers_of(kind)})
+            path = route(pricing.configuration.grid.group_shape(term.axis), machine.tiers, problem.gpus)
+            found[key] = _sentence(term, path, machine)
     return list(found.values())
 
 

@@ -19,7 +19,7 @@ MACHINE_SCHEMA = "axonn-tune/machine/1"
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter", "all_reduce")
-Algorithm = Literal["ring", "recursive", "tree", "hierarchical", "in_switch"]
+Algorithm = Literal["ring", "recursive", "tree", "hierarchical", "in_switch", "direct"]
 MatmulLayout = Literal["NN", "NT", "TN"]
 
 
@@ -91,6 +91,13 @@ class MeasuredBandwidth(Document):
     bandwidth_gb_per_s: PositiveFloat = Field(description="Bus bandwidth of one group, GB/s.")
 
 
+class CollectiveFactors(Document):
+    """How one collective uses a tier: its latency and bandwidth as factors of the tier's."""
+
+    latency_factor: NonNegativeFloat = Field(description="Its latency of a hop over the tier's.")
+    bandwidth_factor: PositiveFloat = Field(description="Its bandwidth over the tier's.")
+
+
 class Tier(Sourced):
     """One level of the network: what connects the domains of the tier inside it.
 
@@ -106,6 +113,9 @@ class Tier(Sourced):
     measured: tuple[MeasuredBandwidth, ...] | None = Field(
         default=None, description="Group shapes whose bandwidth the counting rule does not give, measured."
     )
+    collectives: dict[CollectiveKind, CollectiveFactors] | None = Field(
+        default=None, description="Collectives that do not reach the tier's own latency and bandwidth, or surpass them."
+    )
 
     @property
     def latency_s(self) -> float:
@@ -116,6 +126,15 @@ class Tier(Sourced):
     def bandwidth_bytes_per_s(self) -> float:
         """Bandwidth, bytes/s."""
         return bytes_per_s(self.bandwidth_gb_per_s)
+
+    def used_by(self, kind: CollectiveKind) -> Tier:
+        """The tier as one collective finds it."""
+        factors = (self.collectives or {}).get(kind)
+        if factors is None:
+            return self
+        latency_us = self.latency_us * factors.latency_factor
+        bandwidth = self.bandwidth_gb_per_s * factors.bandwidth_factor
+        return self.model_copy(update={"latency_us": latency_us, "bandwidth_gb_per_s": bandwidth})
 
 
 class Protocol(Document):
@@ -222,6 +241,12 @@ class Machine(Document):
     uncertainty: Uncertainty = Field(description="Relative half-width of the 80% interval of a prediction.")
     launcher: Launcher = Field(description="How jobs start here.")
     paper: PaperTable | None = Field(default=None, description="For the paper's own cost models; absent: not for them.")
+
+    def tiers_of(self, kind: CollectiveKind) -> tuple[Tier, ...]:
+        """The tiers as one collective finds them: the very same if none says anything else."""
+        if not any(tier.collectives for tier in self.tiers):
+            return self.tiers
+        return tuple(tier.used_by(kind) for tier in self.tiers)
 
     @model_validator(mode="after")
     def _tiers_grow(self) -> Machine:

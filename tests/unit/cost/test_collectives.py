@@ -7,7 +7,7 @@ import pytest
 from axonn_tune.cost.arithmetic import PLAIN
 from axonn_tune.cost.collectives import collective_time_s, lines, route
 from axonn_tune.grid import GroupShape
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import CollectiveFactors, Machine
 from tests.unit.cost.machines import two_tier_machine
 
 WORLD = 64
@@ -131,3 +131,30 @@ def test_reduction_in_the_switch_moves_the_buffer_once() -> None:
     assert bandwidth == pytest.approx(80e9 / 2)
     assert by_algorithm(machine, "all_gather", CONTIGUOUS_16) == {}
     assert by_algorithm(machine, "all_reduce", STRIDED_4) == {}
+
+
+def test_direct_exchange_sends_all_that_leaves_a_node_at_once() -> None:
+    """Guards Gloo's reduce-scatter: one latency; four ranks send the three quarters meant for other nodes."""
+    machine = two_tier_machine(algorithms=("direct",))
+    latency, bandwidth = by_algorithm(machine, "reduce_scatter", CONTIGUOUS_16)["direct"]
+    assert latency == pytest.approx(5e-6 + 10e-6)
+    assert bandwidth == pytest.approx(80e9 / (4 * 3 / 4))
+    latency, bandwidth = by_algorithm(machine, "all_gather", GroupShape(((2, 2),)))["direct"]
+    assert (latency, bandwidth) == pytest.approx((5e-6 + 2e-6, 2 * 200e9))
+    assert by_algorithm(machine, "all_reduce", CONTIGUOUS_16) == {}
+
+
+def test_a_collective_with_factors_of_its_own() -> None:
+    """Guards calibrated profiles: factors of a tier change one collective, and scale with the tier's numbers."""
+    machine = two_tier_machine(algorithms=("ring",))
+    factors = {"all_gather": CollectiveFactors(latency_factor=3.0, bandwidth_factor=0.5)}
+    outer = machine.tiers[1].model_copy(update={"collectives": factors})
+    changed = machine.model_copy(update={"tiers": (machine.tiers[0], outer)})
+    assert by_algorithm(changed, "all_reduce", STRIDED_4) == by_algorithm(machine, "all_reduce", STRIDED_4)
+    latency, bandwidth = by_algorithm(changed, "all_gather", STRIDED_4)["ring"]
+    assert latency == pytest.approx(5e-6 + 3 * 3.0 * 10e-6)
+    assert bandwidth == pytest.approx(0.5 * 20e9 * 4 / 3)
+    faster = changed.model_copy(
+        update={"tiers": (machine.tiers[0], outer.model_copy(update={"bandwidth_gb_per_s": 160.0}))}
+    )
+    assert by_algorithm(faster, "all_gather", STRIDED_4)["ring"][1] == pytest.approx(2 * bandwidth)
