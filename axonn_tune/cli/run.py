@@ -53,12 +53,12 @@ def run_command(
                 click.echo(f"Warning: {warning}", err=True)
     code = local.run_command(command, document)
     if not dry_run and local.leads(os.environ):
-        _show_summary(folder, all_terms=terms)
+        show_summary(folder, all_terms=terms)
     if code:
         raise click.exceptions.Exit(code)
 
 
-def _show_summary(folder: Path, *, all_terms: bool) -> None:
+def show_summary(folder: Path, *, all_terms: bool) -> None:
     """The table of a run that got far enough to be measured."""
     from axonn_tune.report.terms import summary_text
     from axonn_tune.specs.loading import load_document
