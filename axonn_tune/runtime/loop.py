@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from axonn_tune.runtime.checkpoint import Checkpointer
+from axonn_tune.runtime.garbage import collect_after, garbage_between_steps
 from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.runtime.watch import Watch
@@ -31,28 +32,33 @@ class Loop:
 
     def run(self, steps: int) -> bool:
         """Train until `steps` are done; False if a signal ended it before, with the state saved if it can be."""
-        done, first = self.trainer.optimizer.steps_done, True
-        timer, number = self.trainer.model.communicator.timer, -WARMUP_STEPS
+        before = done = self.trainer.optimizer.steps_done
         self._note_signals()
-        while done < steps:
-            timer.begin_step(number)
-            began_s = time.perf_counter()
-            result = self.trainer.step(done, before_end=self._agree)
-            self.trainer.synchronize()
-            step_s = time.perf_counter() - began_s
-            done, number = done + 1, number + 1
-            self.metrics.step(done, result, step_s=step_s, times=timer.end_step())
-            if first:
-                self.after_first()
-                first = False
-            stopping = self._stops(done)
-            if self.checkpointer is not None and (stopping or done % self.every_steps == 0 or done == steps):
-                self.checkpointer.save()
-            if stopping:
-                break
+        with garbage_between_steps():
+            while done < steps:
+                done = self._step(done, number=done - before)
+                if done - before == 1:
+                    self.after_first()
+                collect_after(done - before)
+                stopping = self._stops(done)
+                if self.checkpointer is not None and (stopping or done % self.every_steps == 0 or done == steps):
+                    self.checkpointer.save()
+                if stopping:
+                    break
         if self.checkpointer is not None:
             self.checkpointer.close()
         return done >= steps
+
+    def _step(self, done: int, *, number: int) -> int:
+        """One step, timed and recorded: the `number`th of this run, from 0. Returns how many are done."""
+        timer = self.trainer.model.communicator.timer
+        timer.begin_step(number - WARMUP_STEPS)
+        began_s = time.perf_counter()
+        result = self.trainer.step(done, before_end=self._agree)
+        self.trainer.synchronize()
+        step_s = time.perf_counter() - began_s
+        self.metrics.step(done + 1, result, step_s=step_s, times=timer.end_step())
+        return done + 1
 
     def _agree(self, step: int) -> None:
         """Pass on a signal; rank 0 has all stop after this step, which none can end before rank 0 goes on."""
