@@ -1,38 +1,61 @@
 """One transformer block: forward and backward of every part, in the order the program lists them.
 
-Letters as in `axonn_tune.program.layers`: M tokens of this rank's micro-batch, `A[M, K_y]` a tensor
-whose dim K is split over axis y. Backward is explicit, so that every collective is issued where the
-schedule has it; only the attention core and the activation use autograd, on local tensors.
+Letters as in `axonn_tune.program.layers`: M tokens of this rank's micro-batch, or of one half of it
+where that is split, `A[M, K_y]` a tensor whose dim K is split over axis y. Backward is explicit, so that
+every collective is issued where the schedule has it; only the attention core and the activation use
+autograd, on local tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from axonn_tune.runtime.chains import Gathers, Gradients
-from axonn_tune.runtime.linear import Linear
-from axonn_tune.runtime.local import Attention, Local, activate
+from axonn_tune.runtime.linear import Linear, Result, together
+from axonn_tune.runtime.local import Attention, Dropout, Function, Local
 from axonn_tune.runtime.norm import Norm
 from axonn_tune.runtime.settings import Settings
 
 
 @dataclass
+class Weights:
+    """Gathered weights of one block in one micro-batch: gathered when first asked for, held until last asked for."""
+
+    gathers: Gathers
+    held: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def take(self, linear: Linear, *, last: bool) -> torch.Tensor:
+        """The gathered block of a layer's weight."""
+        if linear.layer not in self.held:
+            self.held[linear.layer] = self.gathers.take(linear.weight)
+        return self.held.pop(linear.layer) if last else self.held[linear.layer]
+
+
+@dataclass
 class Saved:
-    """What one block keeps from forward to backward."""
+    """What one part of a micro-batch keeps of a block from forward to backward; `tokens` numbers them for dropout."""
 
     x: torch.Tensor
+    tokens: torch.Tensor
     first: tuple[torch.Tensor, torch.Tensor]
-    second: tuple[torch.Tensor, torch.Tensor]
+    second: tuple[torch.Tensor, torch.Tensor] | None = None
     middle: torch.Tensor | None = None
     qkv: torch.Tensor | None = None
     up: torch.Tensor | None = None
     attention: Local | None = None
     activation: Local | None = None
     norms: tuple[torch.Tensor, torch.Tensor] | None = None
-    blocks: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Passed:
+    """What a block keeps of a micro-batch from forward to backward."""
+
+    parts: list[Saved]
+    weights: Weights
 
 
 @dataclass
@@ -46,7 +69,8 @@ class Block:
     up: Linear
     down: Linear
     attention: Attention
-    gated: bool
+    activation: Function
+    dropouts: tuple[Dropout, Dropout]
     settings: Settings
 
     @property
@@ -54,72 +78,104 @@ class Block:
         """In forward order."""
         return self.qkv, self.output, self.up, self.down
 
-    def _act(self, x: torch.Tensor) -> torch.Tensor:
-        return activate(x, gated=self.gated)
+    def forward(
+        self, parts: Sequence[torch.Tensor], tokens: Sequence[torch.Tensor], gathers: Gathers, *, keep_weights: bool
+    ) -> tuple[list[torch.Tensor], Passed]:
+        """`[M, H_y] → [M, H_y]` of each part, and what backward needs. `tokens`: numbers `[M]` of each part's."""
+        weights = Weights(gathers)
+        passes = [
+            self._forward(x, named, weights, last=number == len(parts) - 1 and not keep_weights)
+            for number, (x, named) in enumerate(zip(parts, tokens, strict=True))
+        ]
+        outputs, saved = zip(*together(passes), strict=True)
+        return list(outputs), Passed(list(saved), weights)
 
-    def forward(self, x: torch.Tensor, gathers: Gathers, *, keep_weights: bool) -> tuple[torch.Tensor, Saved]:
-        """`[M, H_y] → [M, H_y]`, and what backward needs."""
-        recompute, blocks = self.settings.recompute, {}
-
-        def take(linear: Linear) -> torch.Tensor:
-            block = gathers.take(linear.weight)
-            if keep_weights:
-                blocks[linear.layer] = block
-            return block
-
-        first = self.norms[0].statistics(x)
-        inner = self.norms[0].apply(x, first)
-        qkv = self.qkv.forward(inner, take(self.qkv), "forward")
+    def _forward(
+        self, x: torch.Tensor, tokens: torch.Tensor, weights: Weights, *, last: bool
+    ) -> Generator[None, None, tuple[torch.Tensor, Saved]]:
+        """One part; `last`: of those that use the weights."""
+        saved = Saved(x, tokens, self.norms[0].statistics(x))
+        inner = self.norms[0].apply(x, saved.first)
+        qkv = yield from self.qkv.forward(inner, weights.take(self.qkv, last=last), "forward")
         attention = Local.run(self.attention, qkv)
-        middle = x + self.output.forward(attention.value, take(self.output), "forward")
-        second = self.norms[1].statistics(middle)
-        outer = self.norms[1].apply(middle, second)
-        up = self.up.forward(outer, take(self.up), "forward")
-        activation = Local.run(self._act, up)
-        result = middle + self.down.forward(activation.value, take(self.down), "forward")
-        saved = Saved(x, first, second, blocks=blocks)
-        if recompute != "full":
+        output = yield from self.output.forward(attention.value, weights.take(self.output, last=last), "forward")
+        middle = x + self.dropouts[0](output, tokens)
+        saved.second = self.norms[1].statistics(middle)
+        outer = self.norms[1].apply(middle, saved.second)
+        up = yield from self.up.forward(outer, weights.take(self.up, last=last), "forward")
+        activation = Local.run(self.activation, up)
+        down = yield from self.down.forward(activation.value, weights.take(self.down, last=last), "forward")
+        if self.settings.recompute != "full":
             saved.middle, saved.qkv, saved.up = middle, qkv, up
-        if recompute == "none":
+        if self.settings.recompute == "none":
             saved.attention, saved.activation, saved.norms = attention, activation, (inner, outer)
-        return result, saved
+        return middle + self.dropouts[1](down, tokens), saved
 
-    def _recompute(self, saved: Saved, take: Callable[[Linear], torch.Tensor]) -> None:
-        """The forward pass again up to the activation; the gathered weights stay for backward."""
+    def _recompute(self, saved: Saved, weights: Weights) -> Generator[None, None, None]:
+        """The forward pass of one part again up to the activation; the gathered weights stay for backward."""
         inner = self.norms[0].apply(saved.x, saved.first)
-        saved.qkv = self.qkv.forward(inner, take(self.qkv), "recompute")
+        saved.qkv = yield from self.qkv.forward(inner, weights.take(self.qkv, last=False), "recompute")
         saved.attention = Local.run(self.attention, saved.qkv)
-        saved.middle = saved.x + self.output.forward(saved.attention.value, take(self.output), "recompute")
+        weight = weights.take(self.output, last=False)
+        output = yield from self.output.forward(saved.attention.value, weight, "recompute")
+        saved.middle = saved.x + self.dropouts[0](output, saved.tokens)
+        assert saved.second is not None, "statistics are always saved"
         outer = self.norms[1].apply(saved.middle, saved.second)
-        saved.up = self.up.forward(outer, take(self.up), "recompute")
-        saved.activation = Local.run(self._act, saved.up)
+        saved.up = yield from self.up.forward(outer, weights.take(self.up, last=False), "recompute")
+        saved.activation = Local.run(self.activation, saved.up)
         saved.norms = (inner, outer)
-        take(self.down)
+        weights.take(self.down, last=False)
 
-    def backward(self, saved: Saved, gradient: torch.Tensor, gathers: Gathers, gradients: Gradients) -> torch.Tensor:
-        """Gradient of the block's input."""
-
-        def take(linear: Linear) -> torch.Tensor:
-            if linear.layer not in saved.blocks:
-                saved.blocks[linear.layer] = gathers.take(linear.weight)
-            return saved.blocks[linear.layer]
-
+    def backward(
+        self, passed: Passed, output_gradients: Sequence[torch.Tensor], gradients: Gradients
+    ) -> list[torch.Tensor]:
+        """Gradient of each part's input."""
+        weights = passed.weights
         if self.settings.recompute == "full":
-            self._recompute(saved, take)
-        assert saved.middle is not None, "saved in forward, or just recomputed"
-        assert saved.qkv is not None, "saved in forward, or just recomputed"
-        assert saved.up is not None, "saved in forward, or just recomputed"
-        weight = take(self.down)
-        activation = saved.activation or Local.run(self._act, saved.up)
-        step = activation.backward(self.down.backward(activation.value, weight, gradient, gradients))
-        weight = take(self.up)
-        outer = saved.norms[1] if saved.norms else self.norms[1].apply(saved.middle, saved.second)
-        step = self.up.backward(outer, weight, step, gradients)
-        gradient = gradient + self.norms[1].backward(saved.middle, saved.second, step)
-        weight = take(self.output)
-        attention = saved.attention or Local.run(self.attention, saved.qkv)
-        step = attention.backward(self.output.backward(attention.value, weight, gradient, gradients))
-        weight = take(self.qkv)
-        inner = saved.norms[0] if saved.norms else self.norms[0].apply(saved.x, saved.first)
-        step = self.qkv.backward(inner, weight, step, gradients)
-        return gradient + self.norms[0].backward(saved.x, saved.first, step)
+            together([self._recompute(part, weights) for part in passed.parts])
+        middle = self._mlp_backward(passed.parts, output_gradients, weights, gradients)
+        return self._attention_backward(passed.parts, middle, weights, gradients)
+
+    def _mlp_backward(
+        self, parts: list[Saved], output_gradients: Sequence[torch.Tensor], weights: Weights, gradients: Gradients
+    ) -> list[torch.Tensor]:
+        """Gradient of what the second half of the block begins with."""
+        weight = weights.take(self.down, last=True)
+        activations = [part.activation or Local.run(self.activation, _present(part.up)) for part in parts]
+        steps = [self.dropouts[1](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
+        steps = self.down.backward([one.value for one in activations], weight, steps, gradients)
+        steps = [one.backward(step) for one, step in zip(activations, steps, strict=True)]
+        weight = weights.take(self.up, last=True)
+        middles = [(_present(part.middle), _present(part.second)) for part in parts]
+        outers = [
+            part.norms[1] if part.norms else self.norms[1].apply(*middle)
+            for part, middle in zip(parts, middles, strict=True)
+        ]
+        steps = self.up.backward(outers, weight, steps, gradients)
+        return [
+            one + self.norms[1].backward(*middle, step)
+            for one, middle, step in zip(output_gradients, middles, steps, strict=True)
+        ]
+
+    def _attention_backward(
+        self, parts: list[Saved], output_gradients: Sequence[torch.Tensor], weights: Weights, gradients: Gradients
+    ) -> list[torch.Tensor]:
+        """Gradient of what the block begins with."""
+        weight = weights.take(self.output, last=True)
+        attentions = [part.attention or Local.run(self.attention, _present(part.qkv)) for part in parts]
+        steps = [self.dropouts[0](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
+        steps = self.output.backward([one.value for one in attentions], weight, steps, gradients)
+        steps = [one.backward(step) for one, step in zip(attentions, steps, strict=True)]
+        weight = weights.take(self.qkv, last=True)
+        inners = [part.norms[0] if part.norms else self.norms[0].apply(part.x, part.first) for part in parts]
+        steps = self.qkv.backward(inners, weight, steps, gradients)
+        return [
+            one + self.norms[0].backward(part.x, part.first, step)
+            for one, part, step in zip(output_gradients, parts, steps, strict=True)
+        ]
+
+
+def _present(saved: Result | None) -> Result:
+    """What forward has saved, or recomputation just made."""
+    assert saved is not None, "saved in forward, or just recomputed"
+    return saved

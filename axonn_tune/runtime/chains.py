@@ -34,7 +34,7 @@ class Gathers:
 
     def _issue(self, link: tuple[Matrix, Phase, str]) -> Pending:
         matrix, phase, layer = link
-        return self._communicator.all_gather(matrix.main.to(self._settings.compute), "z", phase, layer)
+        return self._communicator.all_gather(matrix.value.to(self._settings.compute), "z", phase, layer)
 
 
 class Gradients:

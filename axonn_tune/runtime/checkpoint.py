@@ -6,7 +6,6 @@ the position in the data, which is a function of it.
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +21,8 @@ from axonn_tune.grid import AXES
 from axonn_tune.runtime.files import is_full
 from axonn_tune.runtime.folders import Folder, description
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.optimizer import AdamW, parameter_name
-from axonn_tune.runtime.pieces import Piece, described, piece_of, read, write, written_here
+from axonn_tune.runtime.optimizer import AdamW
+from axonn_tune.runtime.pieces import Piece, Pieces, described, pieces_of, read, write, written_here
 from axonn_tune.runtime.together import Ranks
 from axonn_tune.specs.launch import Launch
 
@@ -64,8 +63,8 @@ class Checkpointer:
     def save(self) -> None:
         """Copy the state to host memory, then return; the rest happens beside training."""
         self.wait()
-        state = {name: piece.staged() for name, piece in self._state(to_write=True)}
-        step, needed_bytes = self._optimizer.steps_done, sum(piece.whole_bytes for _, piece in self._state())
+        state = {name: [piece.staged() for piece in pieces] for name, pieces in self._state(to_write=True)}
+        step, needed_bytes = self._optimizer.steps_done, sum(pieces[0].whole_bytes for _, pieces in self._state())
         self._saving = self._thread.submit(self._write, step, state, needed_bytes)
 
     def wait(self) -> None:
@@ -88,6 +87,7 @@ class Checkpointer:
         self.wait()
         self._ranks.on_all(lambda: self._read(step))
         self._optimizer.steps_done = step
+        self._optimizer.loaded()
         return step
 
     def close(self) -> None:
@@ -98,17 +98,19 @@ class Checkpointer:
             self._thread.shutdown()
             self._ranks.close()
 
-    def _state(self, *, to_write: bool = False) -> Iterator[tuple[str, Piece]]:
+    def _state(self, *, to_write: bool = False) -> Iterator[tuple[str, list[Piece]]]:
         """Everything saved, as pieces; or what of it this rank writes."""
-        parameters = self._optimizer.parameters
-        chosen = written_here(parameters, self._mesh) if to_write else [True] * len(parameters)
-        for parameter in itertools.compress(parameters, chosen):
-            name, moments = parameter_name(parameter), self._optimizer.moments(parameter)
-            yield f"{PARAMETERS}{name}", piece_of(parameter, parameter.main)
-            yield f"first_moments.{name}", piece_of(parameter, moments.first)
-            yield f"second_moments.{name}", piece_of(parameter, moments.second)
+        buckets = self._optimizer.buckets
+        chosen = written_here(buckets, self._mesh)
+        for bucket in buckets:
+            moments = self._optimizer.moments(bucket)
+            for one in bucket.parameters:
+                if not to_write or one.name in chosen:
+                    yield f"{PARAMETERS}{one.name}", pieces_of(one, bucket, bucket.main)
+                    yield f"first_moments.{one.name}", pieces_of(one, bucket, moments.first)
+                    yield f"second_moments.{one.name}", pieces_of(one, bucket, moments.second)
 
-    def _write(self, step: int, state: dict[str, Piece], needed_bytes: int) -> None:
+    def _write(self, step: int, state: Pieces, needed_bytes: int) -> None:
         """The part beside training. Rank 0 makes, names and deletes folders."""
         try:
             begun = self._ranks.from_first(lambda: self._begin(step, needed_bytes))
@@ -167,10 +169,10 @@ class Checkpointer:
                 yield f"{name} is {there} there and {here} here"
 
 
-def _differences(saved: dict[str, tuple[tuple[int, ...], Any]], state: dict[str, Piece]) -> Iterator[str]:
+def _differences(saved: dict[str, tuple[tuple[int, ...], Any]], state: Pieces) -> Iterator[str]:
     """Parameters whose sizes differ, or that only one side has; moments go with their parameters."""
     there = {name.removeprefix(PARAMETERS): size for name, (size, _) in saved.items() if name.startswith(PARAMETERS)}
-    here = {name.removeprefix(PARAMETERS): one.size for name, one in state.items() if name.startswith(PARAMETERS)}
+    here = {name.removeprefix(PARAMETERS): one[0].size for name, one in state.items() if name.startswith(PARAMETERS)}
     for name in dict.fromkeys([*here, *there]):
         if here.get(name) != there.get(name):
             yield f"{name} is {_shown(there.get(name))} there and {_shown(here.get(name))} here"

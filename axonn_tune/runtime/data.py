@@ -128,9 +128,9 @@ class SyntheticTokens:
         return _shifted(ids % np.uint64(self.vocab))
 
 
-def batches(launch: Launch, mesh: Mesh) -> Batches:
-    """The data a launch config asks for, as this rank sees it; UsageError if the file does not fit the model."""
-    share = Share(
+def share_of(launch: Launch, mesh: Mesh) -> Share:
+    """Which sequences of a launch config's steps are this rank's."""
+    return Share(
         global_batch=launch.workload.global_batch,
         micro_batch=launch.micro_batch,
         accumulation=launch.grad_accumulation,
@@ -139,6 +139,11 @@ def batches(launch: Launch, mesh: Mesh) -> Batches:
         z=mesh.coordinate("z"),
         z_size=mesh.size("z"),
     )
+
+
+def batches(launch: Launch, mesh: Mesh) -> Batches:
+    """The data a launch config asks for, as this rank sees it; UsageError if the file does not fit the model."""
+    share = share_of(launch, mesh)
     sequence, seed, vocab = launch.workload.sequence_length, launch.data.seed, launch.model.vocab
     if launch.data.path is None:
         return SyntheticTokens(vocab, seed, sequence, share)

@@ -132,15 +132,17 @@ def whole_ledger(trainer: Trainer) -> Ledger:
 
 def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[str]:
     """What rank 0 holds, item by item."""
-    matrices, vectors = trainer.model.store.matrices, trainer.model.store.vectors
-    main = sum(one.main.nbytes for one in matrices)
-    small = sum(one.main.nbytes for one in vectors)
+    vectors = trainer.model.vectors
+    buckets = [bucket for bucket in trainer.model.store.buckets if bucket is not vectors]
+    main = sum(bucket.main.nbytes for bucket in buckets)
     items = {
         "main weights": main,
         "optimizer moments": 2 * main,
-        "gradients": main,
-        "replicated vectors, all four": 4 * small,
+        "gradients": sum(bucket.gradient.nbytes for bucket in buckets),
+        "replicated vectors, all four": 4 * vectors.main.nbytes,
     }
+    if launch.workload.shard_optimizer_over_data:
+        items["compute weights"] = sum(bucket.value.nbytes for bucket in buckets)
     items["activations, gathered weights, temporaries"] = peak_bytes - sum(items.values())
     lines = [f"  {name:<44}{show_bytes(size):>10}" for name, size in items.items()]
     lines.append(f"  {'peak of a step':<44}{show_bytes(peak_bytes):>10}")

@@ -56,6 +56,6 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
         file.write(len(text).to_bytes(8, "little") + text)
         for name, (size, kind) in sizes.items():
             values = torch.empty(size, dtype=found[name][1])
-            read(checkpoint, {name: Piece(size, (0,) * len(size), values)})
+            read(checkpoint, {name: [Piece(size, (0,) * len(size), values)]})
             file.write(values.to(kind).flatten().view(torch.uint8).numpy().data)
     return sum(torch.Size(size).numel() for size, _ in sizes.values())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -13,10 +14,15 @@ from axonn_tune.runtime.communicate import Communicator
 from axonn_tune.runtime.parameters import Matrix, Vector
 from axonn_tune.runtime.settings import Settings
 
+Result = TypeVar("Result")
+
 
 @dataclass
 class Linear:
-    """`O[M, n] = Σ_output_axis I[M, k] · W[k, n]`, with an optional bias added after the sum."""
+    """`O[M, n] = Σ_output_axis I[M, k] · W[k, n]`, with an optional bias added after the sum.
+
+    Backward takes the parts of a micro-batch together: their weight gradients are one.
+    """
 
     layer: str
     output_axis: str
@@ -27,20 +33,46 @@ class Linear:
     settings: Settings
     after: Callable[[], None] | None = None
 
-    def forward(self, x: torch.Tensor, block: torch.Tensor, phase: Phase) -> torch.Tensor:
-        """Product, all-reduce, bias."""
-        output = self.communicator.all_reduce(x @ block, self.output_axis, phase, self.layer).wait()
-        return output if self.bias is None else output + self.bias.main.to(output.dtype)
+    def forward(self, x: torch.Tensor, block: torch.Tensor, phase: Phase) -> Generator[None, None, torch.Tensor]:
+        """Product, all-reduce, bias; yields while the all-reduce is under way, so that another part may go on."""
+        pending = self.communicator.all_reduce(x @ block, self.output_axis, phase, self.layer)
+        if "output" not in self.settings.overlaps:
+            pending.wait()
+        yield
+        output = pending.wait()
+        return output if self.bias is None else output + self.bias.value.to(output.dtype)
 
     def backward(
-        self, x: torch.Tensor, block: torch.Tensor, gradient: torch.Tensor, gradients: Gradients
-    ) -> torch.Tensor:
-        """Gradient of the input; the weight's is under way when this returns."""
-        before = self.communicator.all_reduce(gradient @ block.t(), self.input_axis, "backward", self.layer)
-        if "input_gradient" not in self.settings.overlaps:
-            before.wait()
-        weight_gradient = x.t() @ gradient
+        self,
+        inputs: Sequence[torch.Tensor],
+        block: torch.Tensor,
+        output_gradients: Sequence[torch.Tensor],
+        gradients: Gradients,
+    ) -> list[torch.Tensor]:
+        """Gradient of each part's input; the weight's is under way when this returns."""
+        before = []
+        for gradient in output_gradients:
+            pending = self.communicator.all_reduce(gradient @ block.t(), self.input_axis, "backward", self.layer)
+            if "input_gradient" not in self.settings.overlaps:
+                pending.wait()
+            before.append(pending)
+        weight_gradient = inputs[0].t() @ output_gradients[0]
+        for x, gradient in zip(inputs[1:], output_gradients[1:], strict=True):
+            weight_gradient.addmm_(x.t(), gradient)
         if self.bias is not None:
-            self.bias.gradient += gradient.to(self.bias.gradient.dtype).sum(0)
+            for gradient in output_gradients:
+                self.bias.gradient += gradient.sum(0, dtype=self.bias.gradient.dtype)
         gradients.reduce(self.weight, weight_gradient, self.layer, self.after)
-        return before.wait()
+        return [pending.wait() for pending in before]
+
+
+def together(passes: Sequence[Generator[None, None, Result]]) -> list[Result]:
+    """Results of passes that run in turn: each goes on until it yields, then the next."""
+    results: dict[int, Result] = {}
+    while len(results) < len(passes):
+        for number, one in enumerate(passes):
+            try:
+                next(one)
+            except StopIteration as end:
+                results[number] = end.value
+    return [results[number] for number in range(len(passes))]

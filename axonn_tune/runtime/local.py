@@ -1,14 +1,26 @@
-"""What a rank computes alone between two collectives: attention on its heads, the activation."""
+"""What a rank computes alone between two collectives: attention on its heads, the activation, dropout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias, TypeVar, cast
 
 import torch
 import torch.nn.functional as functional
 
+from axonn_tune.runtime import initial
+from axonn_tune.runtime.settings import Settings
 from axonn_tune.specs.model import Model
+
+Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Compiled = TypeVar("Compiled", bound=Callable[..., object])
+
+
+def compiled(function: Compiled, settings: Settings) -> Compiled:
+    """The function by torch.compile, if the settings want that: what it does element by element becomes one kernel."""
+    return cast(Compiled, torch.compile(function, dynamic=False)) if settings.compile else function
 
 
 @dataclass
@@ -19,7 +31,7 @@ class Local:
     output: torch.Tensor
 
     @classmethod
-    def run(cls, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Local:
+    def run(cls, function: Function, x: torch.Tensor) -> Local:
         """Run a function of one tensor and keep its graph."""
         with torch.enable_grad():
             inputs = x.detach().requires_grad_()
@@ -40,7 +52,7 @@ class Local:
 class Attention:
     """Softmax attention on this rank's heads; qkv columns are grouped by key head: queries, key, value.
 
-    core: what turns queries, keys and values `[b, heads, S, head_dim]` into outputs.
+    core: what turns queries, keys and values `[b, heads, S, head_dim]` into outputs; turn: rotary positions.
     """
 
     model: Model
@@ -48,6 +60,7 @@ class Attention:
     kv_heads: int
     sequence: int
     core: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
+    turn: Function = field(default_factory=lambda: rotate)
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
         """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
@@ -56,7 +69,7 @@ class Attention:
         queries = grouped[..., :each, :].permute(0, 1, 3, 2, 4).reshape(-1, self.heads, self.sequence, dim)
         keys, values = (grouped[..., each + part, :] for part in (0, 1))
         if not self.model.learned_positions:
-            queries, keys = rotate(queries), rotate(keys)
+            queries, keys = self.turn(queries), self.turn(keys)
         if each > 1:
             keys, values = (one.repeat_interleave(each, dim=1) for one in (keys, values))
         output = self.core(queries, keys, values, is_causal=True)
@@ -71,6 +84,43 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
     cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     first, second = x[..., : dim // 2], x[..., dim // 2 :]
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+@dataclass
+class Dropout:
+    """Sets a share of elements to zero and scales the others up; which ones follows from their place in the run.
+
+    key: names the stream; columns: those of the tensor's hidden dim, `width` wide, that this rank has. Element
+    (token, feature) comes from counter `token · width + feature`, tokens being counted through the whole run: the same
+    on every grid, in recomputation and in backward, and nothing is kept.
+    """
+
+    share: float
+    key: tuple[int, int]
+    columns: range
+    width: int
+    scaled: Callable[..., torch.Tensor] = field(default_factory=lambda: dropped)
+
+    def __call__(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """`[M, H_y]` of the given token numbers `[M]`; its own gradient, too, as it only scales."""
+        if not self.share:
+            return x
+        return self.scaled(x, tokens, self.share, self.key, self.columns.start, self.width)
+
+
+def dropped(
+    x: torch.Tensor, tokens: torch.Tensor, share: float, key: tuple[int, int], start: int, width: int
+) -> torch.Tensor:
+    """Elements of `x[M, columns]` times 0 or `1 / (1 - share)`, by Philox of their counters."""
+    columns = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.int64)
+    word, _ = initial.philox(tokens[:, None] * width + columns, key)
+    keep = (word >= int(share * 2.0**32)).to(x.dtype)
+    return x * keep / (1.0 - share)
+
+
+def activation(settings: Settings, *, gated: bool) -> Function:
+    """The MLP's activation of `[M, G_x]`."""
+    return compiled(partial(activate, gated=gated), settings)
 
 
 def activate(x: torch.Tensor, *, gated: bool) -> torch.Tensor:

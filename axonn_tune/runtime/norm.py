@@ -45,9 +45,9 @@ class Norm:
     def apply(self, x: torch.Tensor, statistics: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """The norm's output, from saved statistics; sends nothing."""
         mean, scale = statistics
-        normal = (x.to(self.settings.statistics) - mean) * scale * self.weight.main
+        normal = (x.to(self.settings.statistics) - mean) * scale * self.weight.value
         if self.bias is not None:
-            normal = normal + self.bias.main
+            normal = normal + self.bias.value
         return normal.to(self.settings.compute)
 
     def backward(
@@ -60,7 +60,7 @@ class Norm:
         self.weight.gradient += (wide * normal).sum(0).to(self.weight.gradient.dtype)
         if self.bias is not None:
             self.bias.gradient += wide.sum(0).to(self.bias.gradient.dtype)
-        inner = wide * self.weight.main
+        inner = wide * self.weight.value
         sums = [(inner * normal).sum(-1)] if self.bias is None else [(inner * normal).sum(-1), inner.sum(-1)]
         total = self.communicator.all_reduce(torch.stack(sums), "y", "backward", self.name).wait() / self.width
         centred = inner - normal * total[0][:, None]

@@ -7,7 +7,7 @@ Padded rows start at zero, get no gradient and so stay zero.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -16,11 +16,10 @@ from axonn_tune.errors import TrainingFailedError
 from axonn_tune.grid import AXES
 from axonn_tune.program.tables import WORLD_AXES
 from axonn_tune.runtime.communicate import Communicator
+from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.parameters import Matrix, Store, Vector
+from axonn_tune.runtime.parameters import Bucket, Parameter, Store, Vector
 from axonn_tune.specs import launch
-
-Parameter = Matrix | Vector
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Moments:
-    """AdamW's state of one parameter: running means of its gradient and of the gradient's square."""
+    """AdamW's state of a bucket: running means of its gradient and of the gradient's square."""
 
     first: torch.Tensor
     second: torch.Tensor
@@ -50,31 +49,26 @@ def learning_rate(options: launch.Optimizer, step: int) -> float:
     return lowest + 0.5 * (1.0 + math.cos(math.pi * progress)) * (options.learning_rate - lowest)
 
 
-def parameter_name(parameter: Parameter) -> str:
-    """The same on every grid."""
-    return parameter.layout.name if isinstance(parameter, Matrix) else parameter.name
-
-
-def copies(parameter: Parameter, mesh: Mesh) -> int:
-    """How many ranks of the world hold the same elements of a parameter."""
-    split: set[str | None] = {parameter.axis} if isinstance(parameter, Vector) else {"z", parameter.layout.column_axis}
-    if isinstance(parameter, Matrix):
-        split |= set(parameter.layout.row_axes)
-    return prod(mesh.size(axis) for axis in AXES if axis not in split)
+def copies(parameter: Parameter, bucket: Bucket, mesh: Mesh) -> int:
+    """How many ranks of the world update the same elements of a parameter."""
+    return prod(mesh.size(axis) for axis in AXES if axis not in bucket.split_axes(parameter))
 
 
 class AdamW:
-    """AdamW over a store; gradients are read from the store and zeroed after each step."""
+    """AdamW over a store's buckets; gradients are read from them and zeroed after each step."""
 
     def __init__(self, store: Store, communicator: Communicator, options: launch.Optimizer) -> None:
         self._communicator, self._options = communicator, options
-        self.parameters: list[Parameter] = [*store.matrices, *store.vectors]
-        self._copies = [copies(parameter, communicator.mesh) for parameter in self.parameters]
-        for parameter in self.parameters:
-            parameter.main.grad = parameter.gradient
+        self.buckets = store.buckets
+        for bucket in self.buckets:
+            bucket.main.grad = bucket.own_gradient
+        decayed, plain = (
+            [one.main for one in self.buckets if isinstance(one.parameters[0], Vector) is vectors]
+            for vectors in (False, True)
+        )
         groups = [
-            {"params": [one.main for one in store.matrices], "weight_decay": options.weight_decay},
-            {"params": [one.main for one in store.vectors], "weight_decay": 0.0},
+            {"params": decayed, "weight_decay": options.weight_decay},
+            {"params": plain, "weight_decay": 0.0},
         ]
         self._adam = torch.optim.AdamW(
             groups,
@@ -89,17 +83,17 @@ class AdamW:
     @property
     def steps_done(self) -> int:
         """Optimizer steps so far."""
-        first = self._adam.state[self.parameters[0].main]["step"]
+        first = self._adam.state[self.buckets[0].main]["step"]
         return int(first.item())
 
     @steps_done.setter
     def steps_done(self, steps: int) -> None:
-        for parameter in self.parameters:
-            self._adam.state[parameter.main]["step"].fill_(steps)
+        for bucket in self.buckets:
+            self._adam.state[bucket.main]["step"].fill_(steps)
 
-    def moments(self, parameter: Parameter) -> Moments:
-        """The moments of a parameter: the tensors themselves, to save or to load into."""
-        state = self._adam.state[parameter.main]
+    def moments(self, bucket: Bucket) -> Moments:
+        """The moments of a bucket: the tensors themselves, to save or to load into."""
+        state = self._adam.state[bucket.main]
         return Moments(state["exp_avg"], state["exp_avg_sq"])
 
     def step(self, loss: torch.Tensor) -> StepResult:
@@ -117,31 +111,49 @@ class AdamW:
             )
         limit = self._options.gradient_clip_norm
         if limit is not None and norm > limit:
-            torch._foreach_mul_([parameter.gradient for parameter in self.parameters], limit / norm)
+            torch._foreach_mul_([bucket.own_gradient for bucket in self.buckets], limit / norm)
         rate = learning_rate(self._options, step)
         for group in self._adam.param_groups:
             group["lr"] = rate
         self._adam.step()
-        torch._foreach_zero_([parameter.gradient for parameter in self.parameters])
+        torch._foreach_zero_([bucket.gradient for bucket in self.buckets])
+        self.publish()
         return StepResult(mean_loss, norm, rate)
 
     def sums(self, loss: torch.Tensor) -> torch.Tensor:
         """Squared norm of the whole gradient, and the mean loss, float64 `[2]`.
 
-        One sum over all ranks; what several of them hold is divided by how many.
+        One sum over all ranks; what several of them update is divided by how many.
         """
-        squares = [
-            torch.linalg.vector_norm(parameter.gradient, dtype=torch.float64) ** 2 / held
-            for parameter, held in zip(self.parameters, self._copies, strict=True)
-        ]
-        mesh = self._communicator.mesh
-        both = torch.stack([torch.stack(squares).sum(), loss.double() / (mesh.size("x") * mesh.size("y"))])
+        mesh, tensors, shares = self._communicator.mesh, [], []
+        for bucket in self.buckets:
+            # Matrices of a bucket are split alike; vectors are not, and small.
+            alike = not isinstance(bucket.parameters[0], Vector)
+            tensors += [bucket.own_gradient] if alike else [one.gradient for one in bucket.parameters]
+            shares += [1.0 / copies(one, bucket, mesh) for one in bucket.parameters[: 1 if alike else None]]
+        norms = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in tensors])
+        square = (norms**2 * norms.new_tensor(shares)).sum()
+        both = torch.stack([square, loss.double() / (mesh.size("x") * mesh.size("y"))])
         return self._communicator.all_reduce(both, WORLD_AXES, "step", "gradient_norm").wait()
+
+    def publish(self) -> None:
+        """Give the weights of each part to all ranks that compute with them, where main weights are split over data."""
+        self._publish(self._communicator)
+
+    def loaded(self) -> None:
+        """As `publish`, after a checkpoint was loaded; not part of a step, so not in its ledger."""
+        self._publish(replace(self._communicator, ledger=Ledger()))
+
+    def _publish(self, communicator: Communicator) -> None:
+        for bucket in self.buckets:
+            if bucket.split:
+                mine = bucket.main.to(bucket.value.dtype)
+                bucket.value.copy_(communicator.all_gather(mine, "data", "step", bucket.layer).wait())
 
     def _prepare_state(self) -> None:
         """Make the moments now, where torch would at the first step: a checkpoint can then be loaded into them."""
-        for parameter in self.parameters:
-            main = parameter.main
+        for bucket in self.buckets:
+            main = bucket.main
             # A fused step wants its counter on the device, the others on the host.
             device = main.device if main.device.type == "cuda" else torch.device("cpu")
             self._adam.state[main] = {

@@ -2,12 +2,14 @@
 
 A matrix `W[rows, columns]` has its rows split over some axes and then over z, its columns over at
 most one axis. Gathering over z gives the block a product needs. Vectors are split over one axis and
-repeated on the others.
+repeated on the others. Buckets join them in memory: what is reduced and updated together lies together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 
@@ -33,29 +35,100 @@ class Layout:
 
 @dataclass
 class Matrix:
-    """One rank's shard of a matrix, in the main type, with its accumulated gradient.
+    """One rank's shard of a matrix, with its accumulated gradient in the main type.
 
-    gathered_rows: rows of the block gathered over z; row_range, column_range: those of the shard itself.
+    gathered_rows: rows of the block gathered over z; row_range, column_range: those of the shard itself; value: the
+    shard in the main type, or in the compute type where main weights are split over data.
     """
 
     layout: Layout
     gathered_rows: range
     row_range: range
     column_range: range
-    main: torch.Tensor
+    value: torch.Tensor
     gradient: torch.Tensor
+
+    @property
+    def name(self) -> str:
+        """The same on every grid."""
+        return self.layout.name
+
+    @property
+    def split_axes(self) -> frozenset[str]:
+        """Axes over which ranks hold different elements of `value`."""
+        column = {self.layout.column_axis} if self.layout.column_axis else set()
+        return frozenset({"z", *self.layout.row_axes, *column})
 
 
 @dataclass
 class Vector:
-    """A vector, split over one axis."""
+    """A vector in the main type, split over one axis."""
 
     name: str
     width: int
     axis: str
     piece: range
-    main: torch.Tensor
+    value: torch.Tensor
     gradient: torch.Tensor
+
+    @property
+    def split_axes(self) -> frozenset[str]:
+        """Axes over which ranks hold different elements."""
+        return frozenset({self.axis})
+
+
+Parameter: TypeAlias = Matrix | Vector
+
+
+@dataclass
+class Bucket:
+    """Parameters whose values lie in one piece of memory, and their gradients in another.
+
+    layer: what the program calls the reduction of their gradients; value, gradient: flat, padded to divide over data
+    where main weights are; own: elements that this rank's optimizer updates; main: these in the main type, a view of
+    `value` unless they are split.
+    """
+
+    layer: str
+    parameters: list[Parameter]
+    value: torch.Tensor
+    gradient: torch.Tensor
+    own: range
+    main: torch.Tensor
+    split: bool
+
+    @property
+    def own_gradient(self) -> torch.Tensor:
+        """Gradient of the elements that this rank's optimizer updates, a view."""
+        return self.gradient[self.own.start : self.own.stop]
+
+    def split_axes(self, parameter: Parameter) -> frozenset[str]:
+        """Axes over which ranks update different elements of a parameter."""
+        return parameter.split_axes | ({"data"} if self.split else set())
+
+    def rectangles(self, parameter: Parameter, flat: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
+        """What `flat`, laid out as `main`, holds of a parameter: `(first row, first column, values)`, views.
+
+        A run of elements is the end of a row, whole rows, and the beginning of one; of a vector it is one column.
+        At least one is returned, if an empty one.
+        """
+        begin = 0
+        for other in self.parameters:
+            if other is parameter:
+                break
+            begin += other.value.numel()
+        width = parameter.value[0].numel() if parameter.value.numel() else 1
+        start = max(begin, self.own.start) - begin
+        stop = min(begin + parameter.value.numel(), self.own.stop) - begin
+        found = []
+        while start < stop:
+            whole = (stop - start) // width if start % width == 0 else 0
+            length = whole * width if whole else min(stop - start, width - start % width)
+            offset = begin + start - self.own.start
+            columns = width if whole else length
+            found.append((start // width, start % width, flat[offset : offset + length].view(-1, columns)))
+            start += length
+        return found or [(0, 0, flat[:0].view(0, width))]
 
 
 @dataclass
@@ -68,29 +141,58 @@ class Store:
     device: torch.device
     matrices: list[Matrix] = field(default_factory=list)
     vectors: list[Vector] = field(default_factory=list)
+    buckets: list[Bucket] = field(default_factory=list)
 
     def matrix(self, layout: Layout) -> Matrix:
         """This rank's shard, initialised from counters: the same elements on every grid."""
         gathered = _part(range(layout.rows), layout.row_axes, self.mesh)
         rows = _part(gathered, ("z",), self.mesh)
         columns = _part(range(layout.columns), (layout.column_axis,) if layout.column_axis else (), self.mesh)
-        main = torch.zeros(len(rows), len(columns), dtype=self.dtype, device=self.device)
+        value = torch.zeros(len(rows), len(columns), dtype=self.dtype, device=self.device)
         real = range(rows.start, max(rows.start, min(rows.stop, layout.real_rows)))
-        if len(real) and not main.is_meta:
+        if len(real) and not value.is_meta:
             key = initial.key_of(self.seed, layout.name)
             counters = initial.counters(real, columns, width=layout.columns, device=self.device)
-            main[: len(real)] = (layout.deviation * initial.normal(counters, key)).to(self.dtype)
-        made = Matrix(layout, gathered, rows, columns, main, torch.zeros_like(main))
+            value[: len(real)] = (layout.deviation * initial.normal(counters, key)).to(self.dtype)
+        made = Matrix(layout, gathered, rows, columns, value, torch.zeros_like(value))
         self.matrices.append(made)
         return made
 
     def vector(self, name: str, width: int, axis: str, *, value: float) -> Vector:
         """This rank's piece of a vector that starts constant."""
         piece = _part(range(width), (axis,), self.mesh)
-        main = torch.full((len(piece),), value, dtype=self.dtype, device=self.device)
-        made = Vector(name, width, axis, piece, main, torch.zeros_like(main))
+        values = torch.full((len(piece),), value, dtype=self.dtype, device=self.device)
+        made = Vector(name, width, axis, piece, values, torch.zeros_like(values))
         self.vectors.append(made)
         return made
+
+    def bucket(self, layer: str, parameters: Sequence[Parameter], *, compute: torch.dtype | None = None) -> Bucket:
+        """Move parameters into one piece of memory; `compute`: keep values in it, and split the main ones over data."""
+        count = sum(one.value.numel() for one in parameters)
+        shares = self.mesh.size("data") if compute is not None else 1
+        share = -(-count // shares)
+        whole, gradient = (torch.zeros(share * shares, dtype=self.dtype, device=self.device) for _ in range(2))
+        for one, part in zip(parameters, _pieces(whole, parameters), strict=True):
+            part.copy_(one.value)
+        place = self.mesh.coordinate("data") if shares > 1 else 0
+        own = range(place * share, (place + 1) * share)
+        value, main = whole, whole
+        if compute is not None:
+            value, main = whole.to(compute, copy=True), whole[own.start : own.stop].clone()
+        for one, part, its in zip(parameters, _pieces(value, parameters), _pieces(gradient, parameters), strict=True):
+            one.value, one.gradient = part, its
+        made = Bucket(layer, list(parameters), value, gradient, own, main, split=compute is not None)
+        self.buckets.append(made)
+        return made
+
+
+def _pieces(flat: torch.Tensor, parameters: Sequence[Parameter]) -> list[torch.Tensor]:
+    """Views of a flat tensor in the shapes of parameters, one after the other."""
+    begin, found = 0, []
+    for one in parameters:
+        found.append(flat[begin : begin + one.value.numel()].view_as(one.value))
+        begin += one.value.numel()
+    return found
 
 
 def _part(whole: range, axes: tuple[str, ...], mesh: Mesh) -> range:

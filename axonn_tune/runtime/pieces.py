@@ -10,7 +10,7 @@ import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from torch.futures import Future
 from axonn_tune.grid import AXES
 from axonn_tune.runtime.files import is_full
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.parameters import Matrix, Vector
+from axonn_tune.runtime.parameters import Bucket, Parameter, Vector
 
 
 @dataclass(frozen=True)
@@ -56,36 +56,45 @@ class Piece:
         return ChunkStorageMetadata(torch.Size(self.start), self.values.size())
 
 
-def piece_of(parameter: Matrix | Vector, values: torch.Tensor) -> Piece:
-    """A parameter's shard, or a tensor laid out like it, without padded rows; a view."""
+Pieces: TypeAlias = Mapping[str, Sequence[Piece]]
+"""By the tensor's name, at least one each."""
+
+
+def pieces_of(parameter: Parameter, bucket: Bucket, flat: torch.Tensor) -> list[Piece]:
+    """What `flat`, laid out as the bucket's main weights, holds of a parameter, without padded rows; views."""
+    found = [_piece(parameter, *rectangle) for rectangle in bucket.rectangles(parameter, flat)]
+    return [piece for piece in found if piece.values.numel()] or found[:1]
+
+
+def _piece(parameter: Parameter, row: int, column: int, values: torch.Tensor) -> Piece:
+    """A rectangle of a shard as a piece of the whole; one of padding alone begins at the end, where it is empty."""
     if isinstance(parameter, Vector):
-        return Piece((parameter.width,), (parameter.piece.start,), values)
-    layout, rows = parameter.layout, parameter.row_range
-    real = min(max(layout.real_rows - rows.start, 0), len(rows))
-    # A shard of padding alone begins at the end, where it is empty.
-    start = min(rows.start, layout.real_rows), parameter.column_range.start
+        return Piece((parameter.width,), (parameter.piece.start + row,), values.flatten())
+    layout = parameter.layout
+    row += parameter.row_range.start
+    real = min(max(layout.real_rows - row, 0), len(values))
+    start = min(row, layout.real_rows), parameter.column_range.start + column
     return Piece((layout.real_rows, layout.columns), start, values[:real])
 
 
-def written_here(parameters: Sequence[Matrix | Vector], mesh: Mesh) -> list[bool]:
-    """Which parameters this rank saves, of those it shares with others: one rank does, and all get about as much."""
-    written = [False] * len(parameters)
+def written_here(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:
+    """Names of the parameters this rank saves, of those it shares with others: one rank does, all about as much."""
+    owned = [(parameter, bucket) for bucket in buckets for parameter in bucket.parameters]
+    written: set[str] = set()
     # Elements dealt to each copy, for every kind of sharing.
     dealt: dict[frozenset[str], list[int]] = {}
-    for number in sorted(range(len(parameters)), key=lambda one: -parameters[one].main.numel()):
-        place, copies, axes = _copy(parameters[number], mesh)
+    for parameter, bucket in sorted(owned, key=lambda one: -one[0].value.numel()):
+        place, copies, axes = _copy(bucket.split_axes(parameter), mesh)
         loads = dealt.setdefault(axes, [0] * copies)
         lightest = loads.index(min(loads))
-        loads[lightest] += parameters[number].main.numel()
-        written[number] = lightest == place
+        loads[lightest] += parameter.value.numel()
+        if lightest == place:
+            written.add(parameter.name)
     return written
 
 
-def _copy(parameter: Matrix | Vector, mesh: Mesh) -> tuple[int, int, frozenset[str]]:
-    """Which copy of its shard this rank holds, of how many, and the axes over which they repeat."""
-    split: set[str | None] = {parameter.axis} if isinstance(parameter, Vector) else {"z", parameter.layout.column_axis}
-    if isinstance(parameter, Matrix):
-        split |= set(parameter.layout.row_axes)
+def _copy(split: frozenset[str], mesh: Mesh) -> tuple[int, int, frozenset[str]]:
+    """Which copy of its elements this rank holds, of how many, and the axes over which they repeat."""
     repeated = [axis for axis in AXES if axis not in split]
     place, copies = 0, 1
     for axis in repeated:
@@ -94,7 +103,7 @@ def _copy(parameter: Matrix | Vector, mesh: Mesh) -> tuple[int, int, frozenset[s
     return place, copies, frozenset(repeated)
 
 
-def write(folder: Path, pieces: Mapping[str, Piece], group: dist.ProcessGroup | None) -> None:
+def write(folder: Path, pieces: Pieces, group: dist.ProcessGroup | None) -> None:
     """Write the pieces of all ranks, each given by one of them; CheckpointException on all if one fails.
 
     `group` None: this process holds everything.
@@ -113,7 +122,7 @@ def write(folder: Path, pieces: Mapping[str, Piece], group: dist.ProcessGroup | 
     writer.finish(metadata, [results.wait()])
 
 
-def read(folder: Path, pieces: Mapping[str, Piece]) -> None:
+def read(folder: Path, pieces: Pieces) -> None:
     """Fill pieces from a folder written by any grid; each rank reads on its own."""
     reader, planner = FileSystemReader(folder), _LoadPlanner()
     metadata = reader.read_metadata()
@@ -141,12 +150,12 @@ class _SavePlanner(DefaultSavePlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def create_local_plan(self) -> plans.SavePlan:
-        found = ((name, piece) for name, piece in self.state_dict.items() if piece.values.numel())
+        found = ((name, piece) for name, pieces in self.state_dict.items() for piece in pieces if piece.values.numel())
         self.plan = plans.SavePlan([_write_item(name, piece) for name, piece in found])
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:  # noqa: ANN401 - the library's signature
-        return self.state_dict[index.fqn].values
+        return _at(self.state_dict[index.fqn], index)
 
 
 class _LoadPlanner(DefaultLoadPlanner):
@@ -164,16 +173,15 @@ class _LoadPlanner(DefaultLoadPlanner):
         assert self.metadata is not None, "read before planning"
         saved = self.metadata.state_dict_metadata
         items: list[plans.ReadItem] = []
-        for name, piece in self.state_dict.items():
+        for name, pieces in self.state_dict.items():
             tensor = saved[name]
             assert isinstance(tensor, TensorStorageMetadata), f"{name} was saved as a tensor"
-            if piece.values.numel():
-                items += create_read_items_for_chunk_list(name, tensor, [piece.box()])
+            wanted = [piece.box() for piece in pieces if piece.values.numel()]
+            items += create_read_items_for_chunk_list(name, tensor, wanted)
         return plans.LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        values: torch.Tensor = self.state_dict[index.fqn].values
-        return values
+        return _at(self.state_dict[index.fqn], index)
 
 
 class _Writer(FileSystemWriter):
@@ -187,6 +195,11 @@ class _Writer(FileSystemWriter):
             if is_full(error):
                 raise OSError(errno.ENOSPC, "no space left on the disk, or in the quota") from error
             raise
+
+
+def _at(pieces: Sequence[Piece], index: MetadataIndex) -> torch.Tensor:
+    """Values of the piece that begins where an index says."""
+    return next(piece.values for piece in pieces if torch.Size(piece.start) == index.offset and piece.values.numel())
 
 
 def _write_item(name: str, piece: Piece) -> plans.WriteItem:

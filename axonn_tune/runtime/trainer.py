@@ -9,7 +9,7 @@ import torch
 from axonn_tune.errors import UsageError
 from axonn_tune.program.constraints import constraints
 from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.data import Batches
+from axonn_tune.runtime.data import Batches, share_of
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.optimizer import AdamW, StepResult
@@ -30,12 +30,13 @@ def require_runnable(launch: Launch) -> None:
     """UsageError with all that this runtime cannot execute of a launch config."""
     workload, model, grid = launch.workload, launch.model, launch.grid.grid()
     found = []
-    if workload.shard_optimizer_over_data:
-        found.append("workload.shard_optimizer_over_data: not yet supported; set it to false")
-    if workload.split_micro_batch:
-        found.append("workload.split_micro_batch: not yet supported; set it to false")
+    if workload.split_micro_batch and launch.micro_batch % 2:
+        found.append(f"workload.split_micro_batch: micro_batch is {launch.micro_batch}, which has no two equal halves")
     if workload.precision not in DTYPES:
-        found.append(f"workload.precision: {workload.precision} is not supported; {', '.join(DTYPES)} are")
+        found.append(
+            f"workload.precision: {workload.precision} needs loss scaling, which this runtime does not have; "
+            f"{', '.join(DTYPES)} run"
+        )
     if model.learned_positions and workload.sequence_length > model.max_sequence_length:
         found.append(
             f"workload.sequence_length ({workload.sequence_length}) is more than "
@@ -63,6 +64,10 @@ def settings_of(launch: Launch, device: torch.device) -> Settings:
         recompute=launch.recompute,
         kept_layers=launch.kept_layers,
         device=device,
+        parts=2 if launch.workload.split_micro_batch else 1,
+        split_main=launch.workload.shard_optimizer_over_data,
+        dropout=launch.dropout,
+        compile=launch.compile,
     )
 
 
@@ -78,6 +83,7 @@ class Trainer:
             launch.model, communicator, settings_of(launch, device), sequence=sequence, seed=launch.seed
         )
         self.optimizer = AdamW(self.model.store, communicator, launch.optimizer)
+        self._share = share_of(launch, mesh)
         self._scale = 1.0 / (launch.workload.global_batch * sequence)
 
     def gradients(self, step: int) -> torch.Tensor:
@@ -86,7 +92,10 @@ class Trainer:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for micro_step in range(last + 1):
             tokens, targets = (part.to(self.device) for part in self.source.batch(step, micro_step))
-            loss += self.model.micro_batch(tokens, targets, scale=self._scale, last=micro_step == last)
+            sequences = torch.from_numpy(self._share.sequences(step, micro_step)).to(self.device)
+            loss += self.model.micro_batch(
+                tokens, targets, scale=self._scale, last=micro_step == last, sequences=sequences
+            )
         self.model.finish_gradients()
         return loss
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
 from axonn_tune.program.operations import Phase
-from axonn_tune.runtime.block import Block, Saved
+from axonn_tune.runtime.block import Block, Passed
 from axonn_tune.runtime.buckets import DataBuckets
 from axonn_tune.runtime.chains import Gathers, Gradients
 from axonn_tune.runtime.communicate import Communicator
+from axonn_tune.runtime.initial import key_of
 from axonn_tune.runtime.linear import Linear
-from axonn_tune.runtime.local import Attention
+from axonn_tune.runtime.local import Attention, Dropout, activation, compiled, dropped, rotate
 from axonn_tune.runtime.norm import Norm
-from axonn_tune.runtime.parameters import Layout, Matrix, Store
+from axonn_tune.runtime.parameters import Bucket, Layout, Matrix, Store
 from axonn_tune.runtime.settings import Settings
 from axonn_tune.runtime.tables import Embedding, Head
 from axonn_tune.specs.model import Model
@@ -39,33 +41,56 @@ class Transformer:
         self.embedding = Embedding(self._token_table("embedding"), self._positions(), sequence, communicator)
         self.blocks = [self._block(number) for number in range(model.layers)]
         self.head = self._head()
+        self.dropout = self._dropout("embedding")
+        self._fill_buckets()
 
-    def micro_batch(self, tokens: torch.Tensor, targets: torch.Tensor, *, scale: float, last: bool) -> torch.Tensor:
+    def micro_batch(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        scale: float,
+        last: bool,
+        sequences: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Forward and backward of `[b, S]` tokens; adds to the gradients, returns loss · scale summed.
 
-        In the `last` micro-batch of a step the data-parallel buckets go out.
+        In the `last` micro-batch of a step the data-parallel buckets go out. `sequences`: numbers `[b]` of the
+        sequences, counted through the whole run, which dropout goes by; absent: from 0.
         """
         self.buckets.open = last
         gathers = Gathers(self.communicator, self.settings, list(self._gather_chain()))
         gradients = Gradients(self.communicator, self.settings)
-        tokens = tokens.flatten()
-        x = self.embedding.forward(tokens, gathers)
-        saved: list[Saved] = []
+        numbers = self._token_numbers(sequences, tokens)
+        tokens, halves = tokens.flatten(), self.settings.parts
+        x = self.dropout(self.embedding.forward(tokens, gathers), numbers)
+        parts, named = list(x.chunk(halves)), numbers.chunk(halves)
+        del x  # The blocks save what they need of it.
+        passed: list[Passed] = []
         for block in self.blocks:
-            x, of_block = block.forward(x, gathers, keep_weights=self._keeps_weights(block))
-            saved.append(of_block)
+            parts, of_block = block.forward(parts, named, gathers, keep_weights=self._keeps_weights(block))
+            passed.append(of_block)
             del of_block  # Or the last block's activations would live until all of backward is done.
-        loss, gradient = self.head.forward_backward(x, targets.flatten(), gathers, gradients, scale=scale)
+        loss, gradient = self.head.forward_backward(_joined(parts), targets.flatten(), gathers, gradients, scale=scale)
+        steps = list(gradient.chunk(halves))
+        del gradient, parts
         for block in reversed(self.blocks):
-            gradient = block.backward(saved.pop(), gradient, gathers, gradients)
-        self.embedding.backward(tokens, gradient, gradients)
+            steps = block.backward(passed.pop(), steps, gradients)
+        self.embedding.backward(tokens, self.dropout(_joined(steps), numbers), gradients)
         self._send_tables()
         return loss
 
     def finish_gradients(self) -> None:
         """Complete the gradients of a step: wait for the buckets, reduce the vectors."""
         self.buckets.finish()
-        self.buckets.reduce_vectors(self.store.vectors)
+        self.buckets.reduce_vectors(self.vectors)
+
+    def _token_numbers(self, sequences: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
+        """Number of each token `[M]`, counted through the whole run."""
+        if sequences is None:
+            sequences = torch.arange(tokens.shape[0], device=tokens.device)
+        places = torch.arange(self.sequence, device=tokens.device)
+        return (sequences[:, None] * self.sequence + places).flatten()
 
     def _gather_chain(self) -> Iterator[tuple[Matrix, Phase, str]]:
         """Every weight gather of a micro-batch, in order."""
@@ -86,9 +111,23 @@ class Transformer:
         return block.number >= self.model.layers - self.settings.kept_layers
 
     def _send_tables(self) -> None:
-        self.buckets.send("embedding", [self.embedding.table])
+        for bucket in self._tables:
+            self.buckets.send(bucket)
+
+    def _fill_buckets(self) -> None:
+        """Move all parameters into the buckets that the program reduces; send each when its last gradient is there."""
+        self._tables = [self._bucket("embedding", [self.embedding.table])]
         if self.embedding.positions is not None:
-            self.buckets.send("position", [self.embedding.positions])
+            self._tables.append(self._bucket("position", [self.embedding.positions]))
+        for block in self.blocks:
+            bucket = self._bucket("block", [linear.weight for linear in block.linears])
+            block.qkv.after = partial(self.buckets.send, bucket)
+        if self.head.table is not self.embedding.table:
+            self.head.after = partial(self.buckets.send, self._bucket("head", [self.head.table]))
+        self.vectors = self.store.bucket("vectors", self.store.vectors)
+
+    def _bucket(self, layer: str, matrices: list[Matrix]) -> Bucket:
+        return self.store.bucket(layer, matrices, compute=self.settings.compute if self.settings.split_main else None)
 
     def _token_table(self, name: str) -> Matrix:
         grid = self.communicator.mesh.grid
@@ -110,14 +149,11 @@ class Transformer:
         tied = self.model.tied_embeddings
         table = self.embedding.table if tied else self._token_table("head")
         norm = self._norm("head.norm", layer="head.norm")
-        head = Head(table, norm, self.model.vocab, self.communicator, self.settings)
-        if not tied:
-            head.after = lambda: self.buckets.send("head", [table])
-        return head
+        return Head(table, norm, self.model.vocab, self.communicator, self.settings)
 
     def _block(self, number: int) -> Block:
         model, x, name = self.model, self.communicator.mesh.grid.x, f"blocks.{number}"
-        block = Block(
+        return Block(
             number=number,
             norms=(
                 self._norm(f"{name}.attention.norm", layer="attention.norm"),
@@ -127,13 +163,21 @@ class Transformer:
             output=self._linear(name, "attention.output", (model.query_width, model.hidden), transposed=True),
             up=self._linear(name, "mlp.fc1", (model.hidden, model.up_width)),
             down=self._linear(name, "mlp.fc2", (model.ffn, model.hidden), transposed=True),
-            attention=Attention(model, model.heads // x, model.kv_heads // x, self.sequence),
-            gated=model.gated,
+            attention=Attention(
+                model, model.heads // x, model.kv_heads // x, self.sequence, turn=compiled(rotate, self.settings)
+            ),
+            activation=activation(self.settings, gated=model.gated),
+            dropouts=(self._dropout(f"{name}.attention.output"), self._dropout(f"{name}.mlp.fc2")),
             settings=self.settings,
         )
-        matrices = [linear.weight for linear in block.linears]
-        block.qkv.after = lambda: self.buckets.send("block", matrices)
-        return block
+
+    def _dropout(self, name: str) -> Dropout:
+        """Of a tensor `[M, H_y]`."""
+        mesh, hidden = self.communicator.mesh, self.model.hidden
+        share = hidden // mesh.size("y")
+        columns = range(mesh.coordinate("y") * share, (mesh.coordinate("y") + 1) * share)
+        key = key_of(self.store.seed, f"dropout.{name}")
+        return Dropout(self.settings.dropout, key, columns, hidden, compiled(dropped, self.settings))
 
     def _norm(self, name: str, *, layer: str) -> Norm:
         hidden = self.model.hidden
@@ -152,6 +196,11 @@ class Transformer:
         )
         bias = self.store.vector(f"{name}.bias", columns, column_axis, value=0.0) if self.model.biases else None
         return Linear(layer, row_axis, column_axis, weight, bias, self.communicator, self.settings)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The parts of a micro-batch as one."""
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def _padded(rows: int, multiple: int) -> int:

@@ -148,6 +148,13 @@ class Launch(Document):
     kept_layers: NonNegativeInt = Field(description="Layers, from the last, that keep gathered weights for backward.")
     steps: PositiveInt = Field(default=100, description="Optimizer steps to run.")
     seed: NonNegativeInt = Field(default=0, description="Seed of the initial weights and of dropout.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="Share of the embedding and of both outputs of a block set to zero; its time is not predicted.",
+    )
+    compile: bool = Field(
+        default=False, description="Elementwise work between collectives by torch.compile; needs a C++ compiler or Triton."
+    )
     deterministic: bool = Field(default=False, description="Bit-identical from run to run, at some cost in speed.")
     hang_timeout_s: PositiveFloat = Field(default=60.0, description="A collective that takes longer ends the run, s.")
     optimizer: Optimizer = Field(default=Optimizer(), description="How weights are updated.")

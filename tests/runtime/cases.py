@@ -18,6 +18,7 @@ BATCH, SEQUENCE, STEPS = 24, 16, 5
 WORKLOAD = Workload(global_batch=BATCH, sequence_length=SEQUENCE, precision="fp64")
 MOST_ACCUMULATION = {1: 4, 2: 4, 3: 4, 4: 4, 6: 2, 8: 2, 16: 2}
 # By world size: eight ranks on two cores wait for each other most of the time.
+DROPOUT = 0.1
 # Looked at for each place of the covering; and a beginning of the random numbers with which nothing stays uncovered.
 CANDIDATES, CHANCE = 40, 43
 
@@ -35,6 +36,7 @@ class Training:
     biases: bool
     kv_heads: int
     clipping: bool
+    dropout: float = 0.0
 
     @property
     def model(self) -> Model:
@@ -64,6 +66,14 @@ class Case:
     micro_batch: int
     recompute: Recompute
     kept_layers: int
+    split: bool = False
+    sharded: bool = False
+
+    @property
+    def workload(self) -> Workload:
+        """What a step processes."""
+        change = {"split_micro_batch": self.split, "shard_optimizer_over_data": self.sharded}
+        return WORKLOAD.model_copy(update=change)
 
     @property
     def accumulation(self) -> int:
@@ -77,13 +87,15 @@ class Case:
         tied, biased = "tied" if training.tied else "untied", "biased" if training.biases else "unbiased"
         clipped = "clipped" if training.clipping else "unclipped"
         run = f"{self.accumulation}x{self.micro_batch}-{self.recompute}-kept{self.kept_layers}"
+        run += "-split" * self.split + "-sharded" * self.sharded + "-dropout" * bool(training.dropout)
         return f"{sizes}-{wide or 'one'}-{training.family}-{tied}-{biased}-kv{training.kv_heads}-{run}-{clipped}"
 
     def values(self) -> tuple[object, ...]:
         """What the covering looks at, all but the grid."""
         innermost = next((axis for axis in self.grid.order if self.grid.axis_size(axis) > 1), None)
         shape = (self.training.tied, self.training.biases, self.training.kv_heads)
-        return shape, self.training.clipping, self.recompute, self.kept_layers, self.accumulation, innermost
+        training = (shape, self.training.clipping, self.training.dropout)
+        return *training, self.recompute, self.kept_layers, self.accumulation, innermost, self.split, self.sharded
 
 
 def grids() -> list[Grid]:
@@ -115,12 +127,15 @@ def _candidate(grid: Grid, family: str, chance: random.Random) -> Case:
     share = BATCH // (grid.z * grid.data)
     shape = chance.choice([shape for shape in SHAPES if shape[2] % grid.x == 0])
     steps = chance.choice([steps for steps in divisors(share) if steps <= MOST_ACCUMULATION[grid.world]])
+    dropout = chance.choice([0.0, DROPOUT])
     return Case(
-        training=Training(family, *shape, clipping=chance.random() < 0.5),
+        training=Training(family, *shape, clipping=chance.random() < 0.5, dropout=dropout),
         grid=replace(grid, order=chance.choice(distinct_orders(sizes)) if grid.world > 1 else PAPER_ORDER),
         micro_batch=share // steps,
         recompute=chance.choice(RECOMPUTES),
         kept_layers=chance.choice([0, 1, 2]),
+        split=share // steps % 2 == 0 and chance.random() < 0.5,
+        sharded=chance.random() < 0.5,
     )
 
 

@@ -6,7 +6,9 @@ Shares nothing with the runtime's forward and backward: only the initial weights
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as functional
@@ -15,6 +17,10 @@ from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import Model
 
 Tensors = dict[str, torch.Tensor]
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Tokens and targets `[B, S]`, and the numbers `[B]` of the sequences."""
+Masks = Callable[[torch.Tensor, str], torch.Tensor]
+"""What dropout multiplies `[b, S, H]` with, of sequences by their numbers, in a layer."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +39,22 @@ class Reference:
 
     model: Model
     weights: Tensors
+    masks: Masks
 
-    def loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of `[b, S]` tokens."""
-        model, weights = self.model, self.weights
+    def loss(self, tokens: torch.Tensor, targets: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of `[b, S]` tokens; `sequences`: their numbers `[b]`."""
+        model, weights, masks = self.model, self.weights, partial(self.masks, sequences)
         hidden = weights["embedding"][tokens]
         if model.family == "gpt":
             hidden = hidden + weights["position"][: tokens.shape[1]]
+        hidden = hidden * masks("embedding")
         for number in range(model.layers):
             block = f"blocks.{number}"
             inner = self._linear(self._norm(hidden, f"{block}.attention.norm"), f"{block}.attention.qkv")
-            hidden = hidden + self._linear(self._attention(inner), f"{block}.attention.output")
+            output = self._linear(self._attention(inner), f"{block}.attention.output")
+            hidden = hidden + output * masks(f"{block}.attention.output")
             inner = self._linear(self._norm(hidden, f"{block}.mlp.norm"), f"{block}.mlp.fc1")
-            hidden = hidden + self._linear(self._activation(inner), f"{block}.mlp.fc2")
+            hidden = hidden + self._linear(self._activation(inner), f"{block}.mlp.fc2") * masks(f"{block}.mlp.fc2")
         table = weights["embedding" if model.tied_embeddings else "head"][: model.vocab]
         logits = self._norm(hidden, "head.norm") @ table.t()
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -91,31 +100,28 @@ class Reference:
 def train(
     model: Model,
     weights: Tensors,
-    batches: list[tuple[torch.Tensor, torch.Tensor]],
+    batches: list[Batch],
     optimizer: Optimizer,
     *,
     rates: list[float],
-    accumulation: int = 1,
+    masks: Masks,
 ) -> Record:
-    """Train on batches of `[B, S]` tokens and targets, one step each, at the given learning rates.
+    """Train on batches, one step each, at the given learning rates.
 
     Gradients are recorded before clipping. Decay is for matrices alone.
     """
     own = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-    reference, record = Reference(model, own), Record([], [], [], {})
+    reference, record = Reference(model, own, masks), Record([], [], [], {})
     groups = [
         {"params": [weight for weight in own.values() if weight.dim() == 2], "weight_decay": optimizer.weight_decay},
         {"params": [weight for weight in own.values() if weight.dim() == 1], "weight_decay": 0.0},
     ]
     adam = torch.optim.AdamW(groups, betas=optimizer.betas, eps=optimizer.eps)
-    for (tokens, targets), rate in zip(batches, rates, strict=True):
+    for batch, rate in zip(batches, rates, strict=True):
         adam.zero_grad()
-        loss = 0.0
-        for part in zip(tokens.chunk(accumulation), targets.chunk(accumulation), strict=True):
-            share = reference.loss(*part) / accumulation
-            share.backward()  # type: ignore[no-untyped-call]
-            loss += share.item()
-        record.losses.append(loss)
+        loss = reference.loss(*batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        record.losses.append(loss.item())
         record.gradients.append({name: weight.grad.clone() for name, weight in own.items() if weight.grad is not None})
         norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in record.gradients[-1].values()))
         record.norms.append(norm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -15,9 +16,9 @@ from axonn_tune.runtime.communicate import Communicator
 from axonn_tune.runtime.data import Share, SyntheticTokens
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.optimizer import AdamW, Parameter, StepResult
-from axonn_tune.runtime.parameters import Vector
-from axonn_tune.runtime.pieces import piece_of
+from axonn_tune.runtime.optimizer import AdamW, StepResult
+from axonn_tune.runtime.parameters import Bucket
+from axonn_tune.runtime.pieces import Piece, pieces_of
 from axonn_tune.runtime.settings import Settings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
@@ -51,17 +52,21 @@ class Trainee:
         """Its checkpoints."""
         return Checkpointer(folder, keep=keep, mesh=self.mesh, optimizer=self.optimizer, run=run)
 
-    def tensors(self) -> list[tuple[Parameter, torch.Tensor]]:
-        """Everything a checkpoint holds, padding included."""
-        moments = [(one, self.optimizer.moments(one)) for one in self.optimizer.parameters]
+    def names(self) -> list[str]:
+        """Of all parameters."""
+        return [parameter.name for bucket in self.optimizer.buckets for parameter in bucket.parameters]
+
+    def tensors(self) -> list[tuple[Bucket, torch.Tensor]]:
+        """Everything a checkpoint holds, padding included, laid out as buckets are."""
+        moments = [(one, self.optimizer.moments(one)) for one in self.optimizer.buckets]
         return [(one, tensor) for one, pair in moments for tensor in (one.main, pair.first, pair.second)]
 
 
-def trainee(grid: Grid, *, seed: int = RUN.seed, model: Model = MODEL) -> Trainee:
-    """A fresh one, in fp64."""
+def trainee(grid: Grid, *, seed: int = RUN.seed, model: Model = MODEL, split: bool = False) -> Trainee:
+    """A fresh one, in fp64; `split`: main weights over data."""
     mesh = build_mesh(grid)
     communicator, wide = Communicator(mesh, Ledger()), torch.float64
-    settings = Settings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"))
+    settings = Settings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"), split_main=split)
     transformer = Transformer(model, communicator, settings, sequence=SEQUENCE, seed=seed)
     options = Optimizer(learning_rate=1e-2, warmup_steps=1, decay_steps=10)
     share = Share(
@@ -77,24 +82,31 @@ def trainee(grid: Grid, *, seed: int = RUN.seed, model: Model = MODEL) -> Traine
     return Trainee(mesh, transformer, AdamW(transformer.store, communicator, options), source)
 
 
-def marked(grid: Grid) -> Trainee:
+def marked(grid: Grid, *, split: bool = False) -> Trainee:
     """One whose every element tells the tensor and the place it belongs to, on any grid; padding stays zero."""
-    found = trainee(grid)
-    for number, (parameter, tensor) in enumerate(found.tensors()):
-        real = piece_of(parameter, tensor).values
-        if isinstance(parameter, Vector):
-            real.copy_(torch.arange(parameter.piece.start, parameter.piece.stop))
-        else:
-            rows = parameter.row_range.start + torch.arange(len(real))
-            columns = torch.arange(parameter.column_range.start, parameter.column_range.stop)
-            real.copy_(rows[:, None] * parameter.layout.columns + columns)
-        real += 1e6 * (number + 1)
+    found = trainee(grid, split=split)
+    numbers = {name: 3 * number for number, name in enumerate(sorted(found.names()))}
+    for kind, (bucket, tensor) in zip(cycle(range(3)), found.tensors(), strict=False):
+        tensor.zero_()
+        for parameter in bucket.parameters:
+            for piece in pieces_of(parameter, bucket, tensor):
+                mark(piece, numbers[parameter.name] + kind)
+    found.optimizer.loaded()
     return found
 
 
-def save_marked(grid: Grid, folder: Path, steps: int) -> None:
+def mark(piece: Piece, number: int) -> None:
+    """Fill a piece with numbers that tell where in which tensor each belongs."""
+    places = [
+        torch.arange(start, start + length) for start, length in zip(piece.start, piece.values.shape, strict=True)
+    ]
+    index = places[0] if len(places) == 1 else places[0][:, None] * piece.size[1] + places[1]
+    piece.values.copy_(index + 1e6 * number)
+
+
+def save_marked(grid: Grid, folder: Path, steps: int, split: bool = False) -> None:
     """Save a marked model; what changes while it is being written must not be in it."""
-    found = marked(grid)
+    found = marked(grid, split=split)
     found.optimizer.steps_done = steps
     saver = found.checkpoints(folder)
     saver.save()
@@ -103,20 +115,22 @@ def save_marked(grid: Grid, folder: Path, steps: int) -> None:
     saver.close()
 
 
-def differs_after_loading(grid: Grid, folder: Path) -> list[str]:
+def differs_after_loading(grid: Grid, folder: Path, split: bool = False) -> list[str]:
     """Tensors of this rank that a loaded checkpoint of a marked model gets wrong; padding counts."""
-    expected, found = marked(grid), trainee(grid, seed=RUN.seed + 1)
+    expected, found = marked(grid, split=split), trainee(grid, seed=RUN.seed + 1, split=split)
     saver = found.checkpoints(folder)
     step = saver.load_latest()
     saver.close()
     pairs = zip(expected.tensors(), found.tensors(), strict=True)
     wrong = [f"tensor {number}" for number, (a, b) in enumerate(pairs) if not torch.equal(a[1], b[1])]
+    values = zip(expected.optimizer.buckets, found.optimizer.buckets, strict=True)
+    wrong += [f"weights of {a.layer}" for a, b in values if not torch.equal(a.value, b.value)]
     return wrong + [f"step {step}"] * (found.optimizer.steps_done != step)
 
 
-def losses(grid: Grid, folder: Path, steps: int, resume: bool) -> list[StepResult]:
+def losses(grid: Grid, folder: Path, steps: int, resume: bool, split: bool = False) -> list[StepResult]:
     """Train some steps and save after the last; `resume` begins from a checkpoint, with other initial weights."""
-    found = trainee(grid, seed=RUN.seed + resume)
+    found = trainee(grid, seed=RUN.seed + resume, split=split)
     saver = found.checkpoints(folder)
     if resume:
         assert saver.load_latest() is not None, "there is one"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,24 +13,24 @@ import torch.distributed as dist
 from axonn_tune.grid import Grid
 from axonn_tune.program.step import build_step
 from axonn_tune.runtime.communicate import Communicator
+from axonn_tune.runtime.initial import key_of
 from axonn_tune.runtime.ledger import Ledger, compare, step_values
+from axonn_tune.runtime.local import Dropout
 from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.optimizer import AdamW, Parameter, learning_rate, parameter_name
-from axonn_tune.runtime.parameters import Matrix
+from axonn_tune.runtime.optimizer import AdamW, learning_rate
+from axonn_tune.runtime.parameters import Matrix, Parameter
 from axonn_tune.runtime.settings import Settings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.workload import OVERLAPS, Overlap
-from tests.runtime.cases import BATCH, SEQUENCE, STEPS, WORKLOAD, Case, Training
+from tests.runtime.cases import BATCH, SEQUENCE, STEPS, Case, Training
 from tests.runtime.lateness import Late
-from tests.runtime.reference import Record, Tensors, train
+from tests.runtime.reference import Batch, Record, Tensors, train
 
 SEED = 3
 GRADIENTS, PARAMETERS, SCALARS = 1e-12, 1e-10, 1e-12
 """Largest deviations: of gradients and parameters relative to the largest element of the tensor."""
 COMPARED_GRADIENTS = (0, STEPS - 1)
 """Steps whose gradients are held against the serial run's."""
-
-Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass
@@ -47,15 +48,21 @@ class Report:
 
 
 def batches(vocab: int) -> list[Batch]:
-    """Tokens and targets of each step, over all ranks."""
+    """Each step's, over all ranks."""
     tokens = torch.randint(0, vocab, (STEPS, BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(1))
-    return [(step[:, :-1], step[:, 1:]) for step in tokens]
+    numbers = torch.arange(STEPS * BATCH).view(STEPS, BATCH)
+    return [(step[:, :-1], step[:, 1:], named) for step, named in zip(tokens, numbers, strict=True)]
 
 
 def transformer(case: Case, communicator: Communicator, overlaps: Collection[Overlap]) -> Transformer:
     """The case's model on this rank, in fp64."""
     wide, device = torch.float64, torch.device("cpu")
-    settings = Settings(wide, wide, wide, frozenset(overlaps), case.recompute, case.kept_layers, device)
+    settings = Settings(
+        *(wide, wide, wide, frozenset(overlaps), case.recompute, case.kept_layers, device),
+        parts=2 if case.split else 1,
+        split_main=case.sharded,
+        dropout=case.training.dropout,
+    )
     return Transformer(case.training.model, communicator, settings, sequence=SEQUENCE, seed=SEED)
 
 
@@ -63,11 +70,13 @@ def accumulate(model: Transformer, case: Case, batch: Batch) -> torch.Tensor:
     """Gradients of one step of this rank's part of a batch, complete; its share of the loss."""
     mesh = model.communicator.mesh
     place = mesh.coordinate("data") * mesh.grid.z + mesh.coordinate("z")
-    tokens, targets = (whole.chunk(mesh.grid.z * mesh.grid.data)[place] for whole in batch)
-    parts = list(zip(tokens.split(case.micro_batch), targets.split(case.micro_batch), strict=True))
+    mine = (whole.chunk(mesh.grid.z * mesh.grid.data)[place] for whole in batch)
+    parts = list(zip(*(whole.split(case.micro_batch) for whole in mine), strict=True))
     losses = [
-        model.micro_batch(*part, scale=1 / (BATCH * SEQUENCE), last=number == len(parts) - 1)
-        for number, part in enumerate(parts)
+        model.micro_batch(
+            tokens, targets, scale=1 / (BATCH * SEQUENCE), last=number == len(parts) - 1, sequences=sequences
+        )
+        for number, (tokens, targets, sequences) in enumerate(parts)
     ]
     model.finish_gradients()
     return torch.stack(losses).sum()
@@ -77,9 +86,19 @@ def serial(training: Training) -> Record:
     """The serial run, from the weights that the runtime begins with on one rank."""
     one = Case(training, Grid(), micro_batch=BATCH, recompute="none", kept_layers=0)
     store = transformer(one, Communicator(build_mesh(Grid()), Ledger()), ()).store
-    weights = {parameter_name(parameter): parameter.main for parameter in (*store.matrices, *store.vectors)}
+    weights = {parameter.name: parameter.value for parameter in (*store.matrices, *store.vectors)}
     rates = [learning_rate(training.optimizer, step) for step in range(STEPS)]
-    return train(training.model, weights, batches(training.model.vocab), training.optimizer, rates=rates)
+    masks = partial(dropout_mask, training)
+    return train(training.model, weights, batches(training.model.vocab), training.optimizer, rates=rates, masks=masks)
+
+
+def dropout_mask(training: Training, sequences: torch.Tensor, layer: str) -> torch.Tensor:
+    """What the runtime's dropout does to ones `[b, S, H]`, on one rank."""
+    hidden = training.model.hidden
+    tokens = (sequences[:, None] * SEQUENCE + torch.arange(SEQUENCE)).flatten()
+    ones = torch.ones(len(tokens), hidden, dtype=torch.float64)
+    dropout = Dropout(training.dropout, key_of(SEED, f"dropout.{layer}"), range(hidden), hidden)
+    return dropout(ones, tokens).view(-1, SEQUENCE, hidden)
 
 
 def check(case: Case, record_path: Path) -> Report:
@@ -95,11 +114,12 @@ def check(case: Case, record_path: Path) -> Report:
             if step == 0:
                 report.problems += differences(model, loss, twin)
             if step in COMPARED_GRADIENTS:
-                compare_tensors(report, case, optimizer, record.gradients[step], record.norms[step])
+                compare_tensors(report, case, whole_gradients(model), record.gradients[step], record.norms[step])
             result = optimizer.step(loss)
             report.hold("loss", f"step {step}", relative(result.loss, record.losses[step]), SCALARS)
             report.hold("norm", f"step {step}", relative(result.gradient_norm, record.norms[step]), SCALARS)
-        compare_tensors(report, case, optimizer, record.parameters, None)
+        values = [(parameter, parameter.value) for parameter in parameters(model)]
+        compare_tensors(report, case, values, record.parameters, None)
         report.problems += sent_otherwise(case, model.communicator.ledger, steps=STEPS)
     finally:
         leave(mesh)
@@ -115,7 +135,7 @@ def without_overlap(model: Transformer, case: Case, report: Report) -> Tensors:
     object.__setattr__(model.settings, "overlaps", frozenset(OVERLAPS))
     report.problems += [f"without overlap: {said}" for said in sent_otherwise(case, ledger, steps=1)]
     ledger.counts.clear()
-    found = {parameter_name(parameter): parameter.gradient.clone() for parameter in parameters(model)}
+    found = {parameter.name: parameter.gradient.clone() for parameter in parameters(model)}
     for parameter in parameters(model):
         parameter.gradient.zero_()
     return {**found, "the loss": loss}
@@ -135,7 +155,7 @@ def late_network(case: Case) -> list[str]:
 
 def differences(model: Transformer, loss: torch.Tensor, twin: Tensors) -> list[str]:
     """Names of gradients, or the loss, that are not those of the twin bit for bit."""
-    mine = {parameter_name(parameter): parameter.gradient for parameter in parameters(model)} | {"the loss": loss}
+    mine = {parameter.name: parameter.gradient for parameter in parameters(model)} | {"the loss": loss}
     assert mine.keys() == twin.keys()
     return [
         f"with overlap {name} is not what it is without" for name in mine if not torch.equal(mine[name], twin[name])
@@ -147,7 +167,22 @@ def parameters(model: Transformer) -> list[Parameter]:
     return [*model.store.matrices, *model.store.vectors]
 
 
-def compare_tensors(report: Report, case: Case, optimizer: AdamW, expected: Tensors, norm: float | None) -> None:
+def whole_gradients(model: Transformer) -> list[tuple[Parameter, torch.Tensor]]:
+    """Complete gradients of this rank's shards, of which each rank has its part where optimizer state is split."""
+    mesh, found = model.communicator.mesh, list[tuple[Parameter, torch.Tensor]]()
+    for bucket in model.store.buckets:
+        gradient, begin = bucket.gradient, 0
+        if bucket.split:
+            gradient = Communicator(mesh, Ledger()).all_gather(bucket.own_gradient, "data", "step", "test").wait()
+        for one in bucket.parameters:
+            found.append((one, gradient[begin : begin + one.value.numel()].view_as(one.value)))
+            begin += one.value.numel()
+    return found
+
+
+def compare_tensors(
+    report: Report, case: Case, tensors: list[tuple[Parameter, torch.Tensor]], expected: Tensors, norm: float | None
+) -> None:
     """Hold shards against the serial run's tensors: gradients with the norm of all, or parameters if there is none.
 
     Key biases of a model without rotary positions change nothing, so what they have is rounding: their
@@ -155,9 +190,8 @@ def compare_tensors(report: Report, case: Case, optimizer: AdamW, expected: Tens
     """
     kind, most = ("parameter", PARAMETERS) if norm is None else ("gradient", GRADIENTS)
     rounding = case.training.optimizer.learning_rate if norm is None else norm
-    for parameter in optimizer.parameters:
-        tensor = parameter.main if norm is None else parameter.gradient
-        name = parameter_name(parameter)
+    for parameter, tensor in tensors:
+        name = parameter.name
         whole = expected[name]
         for part, columns, scale in _parts(case, name, whole, rounding):
             mine, theirs = _overlap(parameter, tensor, whole)
@@ -194,13 +228,17 @@ def _overlap(parameter: Parameter, tensor: torch.Tensor, whole: torch.Tensor) ->
 def sent_otherwise(case: Case, ledger: Ledger, *, steps: int) -> list[str]:
     """Where a ledger differs from the program; without optimizer there is no gradient norm."""
     training = case.training
-    program = build_step(training.model, WORKLOAD, recompute=case.recompute)
+    program = build_step(training.model, case.workload, recompute=case.recompute)
     values = step_values(
-        training.model, WORKLOAD, case.grid, micro_batch=case.micro_batch, kept_layers=case.kept_layers
+        training.model, case.workload, case.grid, micro_batch=case.micro_batch, kept_layers=case.kept_layers
     )
     assert values["A"] == case.accumulation, "the test's own arithmetic"
     found = compare(ledger, program, values, steps=steps)
-    return found if steps > 1 else [said for said in found if "gradient_norm" not in said]
+    return (
+        found
+        if steps > 1
+        else [said for said in found if "gradient_norm" not in said and "all_gather over data" not in said]
+    )
 
 
 def leave(mesh: Mesh) -> None:

@@ -14,7 +14,7 @@ from axonn_tune.program.operations import GROUP_AXES, Phase
 from axonn_tune.runtime.chains import Gradients
 from axonn_tune.runtime.communicate import Communicator, Pending
 from axonn_tune.runtime.ledger import Ledger
-from axonn_tune.runtime.linear import Linear
+from axonn_tune.runtime.linear import Linear, together
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.parameters import Layout, Store
 from axonn_tune.runtime.settings import Settings
@@ -84,14 +84,14 @@ def deviating(grid: Grid, forgotten: str | None, transposed: bool) -> set[str]:
     mesh = build_mesh(grid)
     generator = torch.Generator().manual_seed(0)
     x, gradient = (torch.randn(TOKENS, width, generator=generator).double() for width in (ROWS, COLUMNS))
-    whole = _linear(Mesh(Grid(), 0, {"z": None}), Ledger(), None, transposed=transposed).weight.main
+    whole = _linear(Mesh(Grid(), 0, {"z": None}), Ledger(), None, transposed=transposed).weight.value
     linear = _linear(mesh, Ledger(), forgotten, transposed=transposed)
     tokens = _piece(TOKENS, "z", mesh)
     inputs, outputs = _piece(ROWS, linear.output_axis, mesh), _piece(COLUMNS, linear.input_axis, mesh)
-    block = linear.communicator.all_gather(linear.weight.main, "z", "forward", "layer").wait()
+    block = linear.communicator.all_gather(linear.weight.value, "z", "forward", "layer").wait()
     gradients = Gradients(linear.communicator, linear.settings)
-    output = linear.forward(x[tokens, inputs], block, "forward")
-    input_gradient = linear.backward(x[tokens, inputs], block, gradient[tokens, outputs], gradients)
+    (output,) = together([linear.forward(x[tokens, inputs], block, "forward")])
+    (input_gradient,) = linear.backward([x[tokens, inputs]], block, [gradient[tokens, outputs]], gradients)
     gradients.finish()
     rows, columns = linear.weight.row_range, linear.weight.column_range
     weight_gradient = (x.t() @ gradient)[rows.start : rows.stop, columns.start : columns.stop]
@@ -110,7 +110,7 @@ def _linear(mesh: Mesh, ledger: Ledger, forgotten: str | None, *, transposed: bo
     settings = Settings(wide, wide, wide, frozenset(), "none", 0, device)
     layout = Layout("weight", ROWS, COLUMNS, (rows,), columns, real_rows=ROWS, deviation=1.0)
     weight = Store(mesh, 0, wide, device).matrix(layout)
-    return Linear("layer", rows, columns, weight, None, Skipping(mesh, ledger, forgotten), settings)
+    return Linear("layer", rows, columns, weight, None, Skipping(mesh, ledger, forgotten=forgotten), settings)
 
 
 def _piece(width: int, axis: str, mesh: Mesh) -> slice:

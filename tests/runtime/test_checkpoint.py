@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 from dataclasses import replace
@@ -18,8 +17,7 @@ from axonn_tune.runtime.communicate import Communicator
 from axonn_tune.runtime.folders import Folder
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.optimizer import parameter_name
-from axonn_tune.runtime.pieces import described, piece_of, written_here
+from axonn_tune.runtime.pieces import described, pieces_of, written_here
 from axonn_tune.runtime.settings import Settings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
@@ -65,25 +63,26 @@ def test_files_do_not_depend_on_copies_or_padding(saved: dict[str, Path]) -> Non
         assert 8 * values < written < 1.5 * 8 * values
 
 
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize(
     "grid", [Grid(2, 1, 2, 2), Grid(1, 1, 1, 4), Grid(1, 3, 1, 2, order=("data", "z", "y", "x"))], ids=name
 )
-def test_copies_share_the_writing(grid: Grid) -> None:
+def test_copies_share_the_writing(grid: Grid, split: bool) -> None:
     """Guards that each element is written by exactly one rank, and none by much more of them than another."""
     model = load_model("nano").document
     single = torch.float32
-    settings = Settings(single, single, single, frozenset(), "none", 0, torch.device("meta"))
+    settings = Settings(single, single, single, frozenset(), "none", 0, torch.device("meta"), split_main=split)
     written: Counter[str] = Counter()
     by_rank = []
     for rank in range(grid.world):
         mesh = Mesh(grid, rank, {})
-        store = Transformer(model, Communicator(mesh, Ledger()), settings, sequence=64, seed=0).store
-        parameters = [*store.matrices, *store.vectors]
-        chosen = itertools.compress(parameters, written_here(parameters, mesh))
-        sizes = {parameter_name(one): piece_of(one, one.main).values.numel() for one in chosen}
+        buckets = Transformer(model, Communicator(mesh, Ledger()), settings, sequence=64, seed=0).store.buckets
+        chosen, owned = written_here(buckets, mesh), [(one, bucket) for bucket in buckets for one in bucket.parameters]
+        pieces = {one.name: pieces_of(one, bucket, bucket.main) for one, bucket in owned}
+        sizes = {name: sum(piece.values.numel() for piece in pieces[name]) for name in chosen}
         written.update(sizes)
         by_rank.append(sum(sizes.values()))
-    whole = {parameter_name(one): torch.Size(piece_of(one, one.main).size).numel() for one in parameters}
+    whole = {name: torch.Size(found[0].size).numel() for name, found in pieces.items()}
     assert written == whole
     assert max(by_rank) < 1.1 * sum(by_rank) / grid.world
 

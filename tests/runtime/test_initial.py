@@ -91,7 +91,7 @@ def test_shards_of_any_grid_make_the_same_matrix(grid: Grid, layout: Layout) -> 
     for rank in range(grid.world):
         mine = shard(grid, rank, layout)
         rows, columns = slice(mine.row_range.start, mine.row_range.stop), mine.column_range
-        assert torch.equal(mine.main, whole[rows, columns.start : columns.stop])
+        assert torch.equal(mine.value, whole[rows, columns.start : columns.stop])
         held[rows, columns.start : columns.stop] += 1
     copies = grid.world * len(mine.row_range) * len(mine.column_range) // (layout.rows * layout.columns)
     assert (held == copies).all(), "the shards cover the matrix, each element as often as any other"
@@ -123,5 +123,5 @@ def test_meta_device_holds_no_values() -> None:
     """Guards checks of models no host could hold: shapes without a counter being made."""
     huge = Layout("huge", 2**20, 2**20, ("y",), "x", real_rows=2**20, deviation=0.02)
     made = store(Grid(1, 1, 2, 1), 0, device="meta").matrix(huge)
-    assert made.main.is_meta
-    assert made.main.shape == (2**19, 2**20)
+    assert made.value.is_meta
+    assert made.value.shape == (2**19, 2**20)

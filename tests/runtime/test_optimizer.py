@@ -16,7 +16,8 @@ from axonn_tune.errors import TrainingFailedError
 from axonn_tune.grid import Grid
 from axonn_tune.runtime.communicate import Communicator, Entry, Ledger
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.optimizer import AdamW, StepResult, learning_rate, parameter_name
+from axonn_tune.runtime.optimizer import AdamW, StepResult, learning_rate
+from axonn_tune.runtime.parameters import Parameter
 from axonn_tune.runtime.settings import Settings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
@@ -53,6 +54,11 @@ def training(grid: Grid, *, options: Optimizer = OPTIONS) -> Training:
     tokens = torch.randint(0, 512, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(0))
     part = tokens.chunk(grid.z * grid.data)[place["data"] * grid.z + place["z"]]
     return Training(model, AdamW(model.store, communicator, options), part)
+
+
+def parameters(one: Training) -> list[Parameter]:
+    """Everything it trains."""
+    return [*one.model.store.matrices, *one.model.store.vectors]
 
 
 def serve(rank: int, rendezvous: Path) -> None:
@@ -92,16 +98,16 @@ def test_first_step_by_hand() -> None:
     """Guards AdamW, clipping and decay: after one step every weight moves by rate · g/(|g| + eps), and decays first."""
     one = training(Grid())
     one.model.micro_batch(one.tokens[:, :-1], one.tokens[:, 1:], scale=1 / (BATCH * SEQUENCE), last=True)
-    before = [(parameter.main.clone(), parameter.gradient.clone()) for parameter in one.optimizer.parameters]
+    before = [(parameter.value.clone(), parameter.gradient.clone()) for parameter in parameters(one)]
     result = one.optimizer.step(torch.tensor(1.0))
     assert result.loss == 1.0
     norm = math.sqrt(sum(float((gradient**2).sum()) for _, gradient in before))
     assert result.gradient_norm == pytest.approx(norm, rel=1e-12)
-    for parameter, (main, gradient) in zip(one.optimizer.parameters, before, strict=True):
+    for parameter, (main, gradient) in zip(parameters(one), before, strict=True):
         clipped = gradient * 0.5 / norm
         decay = OPTIONS.weight_decay if main.dim() == 2 else 0.0
         expected = main * (1 - result.learning_rate * decay) - result.learning_rate * clipped / (clipped.abs() + 1e-8)
-        torch.testing.assert_close(parameter.main, expected, rtol=1e-12, atol=1e-15, msg=parameter_name(parameter))
+        torch.testing.assert_close(parameter.value, expected, rtol=1e-12, atol=1e-15, msg=parameter.name)
         assert not parameter.gradient.any(), "gradients start the next step at zero"
 
 
@@ -126,37 +132,17 @@ def test_non_finite_loss_changes_nothing(loss: float) -> None:
     """Guards the weights: the step is refused before they are touched."""
     one = training(Grid())
     one.step()
-    before = [parameter.main.clone() for parameter in one.optimizer.parameters]
+    before = [parameter.value.clone() for parameter in parameters(one)]
     with pytest.raises(TrainingFailedError, match="step 2"):
         one.optimizer.step(torch.tensor(loss))
     assert one.optimizer.steps_done == 1
-    for parameter, main in zip(one.optimizer.parameters, before, strict=True):
-        assert torch.equal(parameter.main, main)
+    for parameter, main in zip(parameters(one), before, strict=True):
+        assert torch.equal(parameter.value, main)
 
 
 def test_non_finite_gradient_is_refused() -> None:
     """Guards against a finite loss with a broken gradient."""
     one = training(Grid())
-    one.optimizer.parameters[0].gradient[0, 0] = math.nan
+    parameters(one)[0].gradient[0, 0] = math.nan
     with pytest.raises(TrainingFailedError, match="gradient norm nan"):
         one.optimizer.step(torch.tensor(1.0))
-
-
-def test_padding_stays_zero() -> None:
-    """Guards padded rows of the tables: no look-up, no loss, no decay moves them."""
-    model = load_model("nano").document.model_copy(update={"vocab": 509})
-    communicator = Communicator(build_mesh(Grid()), Ledger())
-    wide = torch.float64
-    settings = Settings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"))
-    transformer = Transformer(model, communicator, settings, sequence=SEQUENCE, seed=0)
-    table = transformer.embedding.table
-    table.main = torch.cat([table.main, torch.zeros(3, 192, dtype=wide)])
-    table.gradient, table.gathered_rows = torch.zeros_like(table.main), range(512)
-    optimizer = AdamW(transformer.store, communicator, OPTIONS)
-    tokens = torch.randint(0, 509, (2, SEQUENCE + 1), generator=torch.Generator().manual_seed(0))
-    for _ in range(2):
-        loss = transformer.micro_batch(tokens[:, :-1], tokens[:, 1:], scale=1 / (2 * SEQUENCE), last=True)
-        transformer.finish_gradients()
-        optimizer.step(loss)
-    assert not table.main[509:].any()
-    assert table.main[:509].any()

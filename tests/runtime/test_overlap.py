@@ -33,7 +33,7 @@ def open_collectives(overlaps: set[Overlap], recompute: Recompute) -> set[str]:
         communicator = Noting(build_mesh(case.grid), Ledger())
         model = steps.transformer(case, communicator, overlaps)
         tokens = torch.zeros(24, 16, dtype=torch.int64)
-        steps.accumulate(model, case, (tokens, tokens))
+        steps.accumulate(model, case, (tokens, tokens, torch.arange(24)))
     finally:
         dist.destroy_process_group()
     issued, waited = ({number for kind, number in communicator.events if kind == what} for what in ("issue", "wait"))
