@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -136,6 +137,15 @@ class TimedCall:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of the computation, such as the forward pass of one block, in seconds from the start of the step."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
 class TermTime:
     """All calls of one collective in a step."""
 
@@ -147,9 +157,14 @@ class TermTime:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Every collective of one step of one rank, in the order of issue, which is the same on all ranks."""
+    """Every collective of one step of one rank, in the order of issue, which is the same on all ranks.
+
+    unix_s: when the step began; parts: of the computation, in a traced step.
+    """
 
     calls: tuple[TimedCall, ...]
+    unix_s: float = 0.0
+    parts: tuple[Part, ...] = ()
 
     @property
     def exposed_s(self) -> float:
@@ -169,32 +184,47 @@ class StepTimes:
 
 @dataclass
 class Timer:
-    """Times the collectives of some steps; without a clock, of none."""
+    """Times the collectives of every `every_steps`th step, and of the first `traced_steps` with their parts.
+
+    Without a clock, of none.
+    """
 
     clock: Clock | None = None
     every_steps: int = 1
+    traced_steps: int = 0
     _on: bool = False
+    _traced: bool = False
     _start: Mark = None
+    _unix_s: float = 0.0
     _calls: list[Call] = field(default_factory=list)
+    _parts: list[tuple[str, Mark]] = field(default_factory=list)
 
-    def start(self, device: torch.device) -> None:
+    def start(self, device: torch.device, *, traced_steps: int = 0) -> None:
         """Begin to time."""
         self.clock = DeviceClock(device) if device.type == "cuda" else HostClock()
-        self.every_steps = EVERY_STEPS[device.type]
+        self.every_steps, self.traced_steps = EVERY_STEPS[device.type], traced_steps
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, number: int) -> None:
         """A step begins; its number decides whether it is timed, so all ranks time the same ones."""
-        self._on = self.clock is not None and step % self.every_steps == 0
+        self._traced = self.clock is not None and 0 <= number < self.traced_steps
+        self._on = self._traced or (self.clock is not None and number % self.every_steps == 0)
         if self.clock is not None and self._on:
-            self._start = self.clock.mark()
+            self._start, self._unix_s = self.clock.mark(), time.time()
 
     def end_step(self) -> StepTimes | None:
         """What was timed, once the device has done all of the step; None if nothing was."""
         calls, self._calls = self._calls, []
+        parts, self._parts = self._parts, []
         if self.clock is None or not self._on:
             return None
-        self._on = False
-        return StepTimes(tuple(self._timed(self.clock, calls)))
+        self._on = self._traced = False
+        timed = tuple(self._timed(self.clock, calls))
+        return StepTimes(timed, self._unix_s, tuple(self._named(self.clock, parts)))
+
+    def part(self, name: str) -> None:
+        """A part of the computation begins, and the one before it has ended; an empty name begins none."""
+        if self.clock is not None and self._traced:
+            self._parts.append((name, self.clock.mark()))
 
     def issue(self, entry: Entry, group: dist.ProcessGroup) -> Call | None:
         """A collective is about to be issued; None if it is not timed."""
@@ -203,6 +233,11 @@ class Timer:
         call = Call(entry, group, self.clock, self.clock.mark())
         self._calls.append(call)
         return call
+
+    def _named(self, clock: Clock, parts: list[tuple[str, Mark]]) -> Iterator[Part]:
+        for (name, start), (_, end) in pairwise(parts):
+            if name:
+                yield Part(name, clock.between_s(self._start, start), clock.between_s(self._start, end))
 
     def _timed(self, clock: Clock, calls: list[Call]) -> Iterator[TimedCall]:
         free_s: dict[int, float] = {}

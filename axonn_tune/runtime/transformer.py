@@ -58,7 +58,8 @@ class Transformer:
         In the `last` micro-batch of a step the data-parallel buckets go out. `sequences`: numbers `[b]` of the
         sequences, counted through the whole run, which dropout goes by; absent: from 0.
         """
-        self.buckets.open = last
+        self.buckets.open, part = last, self.communicator.timer.part
+        part("embedding, forward")
         gathers = Gathers(self.communicator, self.settings, list(self._gather_chain()))
         gradients = Gradients(self.communicator, self.settings)
         numbers = self._token_numbers(sequences, tokens)
@@ -68,20 +69,25 @@ class Transformer:
         del x  # The blocks save what they need of it.
         passed: list[Passed] = []
         for block in self.blocks:
+            part(f"block {block.number}, forward")
             parts, of_block = block.forward(parts, named, gathers, keep_weights=self._keeps_weights(block))
             passed.append(of_block)
             del of_block  # Or the last block's activations would live until all of backward is done.
+        part("head and loss")
         loss, gradient = self.head.forward_backward(_joined(parts), targets.flatten(), gathers, gradients, scale=scale)
         steps = list(gradient.chunk(halves))
         del gradient, parts
         for block in reversed(self.blocks):
+            part(f"block {block.number}, backward")
             steps = block.backward(passed.pop(), steps, gradients)
+        part("embedding, backward")
         self.embedding.backward(tokens, self.dropout(_joined(steps), numbers), gradients)
         self._send_tables()
         return loss
 
     def finish_gradients(self) -> None:
         """Complete the gradients of a step: wait for the buckets, reduce the vectors."""
+        self.communicator.timer.part("gradients and optimizer")
         self.buckets.finish()
         self.buckets.reduce_vectors(self.vectors)
 
