@@ -52,6 +52,17 @@ def test_any_grid_loads_what_any_other_saved(grid: Grid, saved: dict[str, Path],
         assert pools(grid.world).run(saving.differs_after_loading, grid, folder) == [[]] * grid.world
 
 
+@pytest.mark.parametrize(
+    ("grid", "other"), [(Grid(1, 1, 2, 2), Grid(2, 1, 1, 2)), (Grid(1, 1, 1, 3), Grid(1, 1, 1, 4))], ids=name
+)
+def test_stretches_of_optimizer_state_load_anywhere(grid: Grid, other: Grid, tmp_path: Path, pools: Pools) -> None:
+    """Guards state split over data, whose stretches begin and end within rows: saved as rectangles, read as others."""
+    pools(grid.world).run(saving.save_marked, grid, tmp_path, 1, True)
+    assert saving.differs_after_loading(SERIAL, tmp_path) == []
+    for split in (False, True):
+        assert pools(other.world).run(saving.differs_after_loading, other, tmp_path, split) == [[]] * other.world
+
+
 def test_files_do_not_depend_on_copies_or_padding(saved: dict[str, Path]) -> None:
     """Guards that replicas are saved once and padding never: all folders describe the same tensors."""
     found = [described(folder / f"step-{number + 1}") for number, folder in enumerate(saved.values())]
@@ -101,10 +112,10 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
 
 
 def test_resumed_on_another_grid(tmp_path: Path, pools: Pools) -> None:
-    """Guards the same across grids, within rounding."""
+    """Guards the same across grids, within rounding; the second with its optimizer state split."""
     whole = saving.losses(SERIAL, tmp_path / "whole", 4, False)
     first = pools(4).run(saving.losses, Grid(2, 1, 2, 1), tmp_path / "parts", 2, False)[0]
-    rest = pools(4).run(saving.losses, Grid(1, 2, 1, 2), tmp_path / "parts", 2, True)[3]
+    rest = pools(4).run(saving.losses, Grid(1, 2, 1, 2), tmp_path / "parts", 2, True, True)[3]
     for one, other in zip(whole, first + rest, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-12)
         assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-12)

@@ -77,16 +77,30 @@ def test_the_best_grids_of_80b_send_what_was_priced(position: int, ranking: Rank
     assert values == priced.values
 
 
+@pytest.mark.parametrize("split", [False, True], ids=["plain", "split"])
 @pytest.mark.parametrize("name", ["nano", "nano-llama"])
 @pytest.mark.parametrize("rank", [0, WORLD - 3])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int, name: str) -> None:
-    """Guards every collective of a step with real tensors, the optimizer's included, on any rank."""
-    model, sequence = load_model(name).document, 16
-    workload = Workload(global_batch=2 * grid.z * grid.data, sequence_length=sequence, precision="fp32")
-    wide = torch.float32
-    settings = Settings(wide, wide, wide, frozenset(OVERLAPS), "full", 1, torch.device("cpu"))
-    tokens = torch.zeros(1, sequence, dtype=torch.int64)
+def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int, name: str, split: bool) -> None:
+    """Guards every collective of a step with real tensors, the optimizer's included, on any rank.
+
+    `split`: micro-batches in halves, optimizer state over data, and bf16, whose weights are sent in another type.
+    """
+    model, sequence, micro_batch = load_model(name).document, 16, 2 if split else 1
+    workload = Workload(
+        global_batch=2 * grid.z * grid.data * micro_batch,
+        sequence_length=sequence,
+        precision="bf16" if split else "fp32",
+        split_micro_batch=split,
+        shard_optimizer_over_data=split,
+    )
+    wide, compute = torch.float32, torch.bfloat16 if split else torch.float32
+    settings = Settings(
+        *(compute, wide, wide, frozenset(OVERLAPS), "full", 1, torch.device("cpu")),
+        parts=micro_batch,
+        split_main=split,
+    )
+    tokens = torch.zeros(micro_batch, sequence, dtype=torch.int64)
     with fake_mesh(grid, rank) as mesh:
         transformer = Transformer(model, Communicator(mesh, Ledger()), settings, sequence=sequence, seed=0)
         optimizer = AdamW(transformer.store, transformer.communicator, Optimizer())
@@ -94,6 +108,6 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
             loss = transformer.micro_batch(tokens, tokens, scale=0.01, last=last)
         transformer.finish_gradients()
         optimizer.step(loss)
-    values = step_values(model, workload, grid, micro_batch=1, kept_layers=1)
+    values = step_values(model, workload, grid, micro_batch=micro_batch, kept_layers=1)
     program = build_step(model, workload, recompute="full")
     assert compare(transformer.communicator.ledger, program, values) == []

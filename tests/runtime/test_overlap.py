@@ -25,9 +25,9 @@ OPEN: dict[Overlap, set[str]] = {
 }
 
 
-def open_collectives(overlaps: set[Overlap], recompute: Recompute) -> set[str]:
+def open_collectives(overlaps: set[Overlap], recompute: Recompute, *, split: bool = False) -> set[str]:
     """Collectives that other collectives pass in one step of a rank of 2x2x2x2, by a network that sends nothing."""
-    case = Case(GPT, Grid(2, 2, 2, 2), micro_batch=3, recompute=recompute, kept_layers=1)
+    case = Case(GPT, Grid(2, 2, 2, 2), micro_batch=6, recompute=recompute, kept_layers=1, split=split)
     dist.init_process_group("fake", rank=5, world_size=16)
     try:
         communicator = Noting(build_mesh(case.grid), Ledger())
@@ -41,10 +41,18 @@ def open_collectives(overlaps: set[Overlap], recompute: Recompute) -> set[str]:
     return communicator.left_open()
 
 
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("recompute", RECOMPUTES)
-def test_without_overlap_each_wait_follows_its_issue(recompute: Recompute) -> None:
+def test_without_overlap_each_wait_follows_its_issue(recompute: Recompute, split: bool) -> None:
     """Guards the plain twin: it must not overlap, or the comparison with it would say nothing."""
-    assert open_collectives(set(), recompute) == set()
+    assert open_collectives(set(), recompute, split=split) == set()
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+def test_halves_hide_each_other(recompute: Recompute) -> None:
+    """Guards the one overlap that needs the micro-batch in two: forward all-reduces stay open meanwhile."""
+    assert open_collectives({"output"}, recompute, split=True) == {"all_reduce x", "all_reduce y"}
+    assert open_collectives({"output"}, recompute) == set()
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTES)
@@ -60,7 +68,17 @@ def test_an_overlap_keeps_its_own_collectives_open(overlap: Overlap, recompute: 
 def test_a_late_network_changes_no_bit(training: Training, recompute: Recompute, grid: Grid, pools: Pools) -> None:
     """Guards against buffers that are reused or read too early, which a quick network hides.
 
-    With kept layers and several micro-batches, where buffers live longest.
+    With kept layers and several micro-batches, where buffers live longest; with halves and split optimizer state
+    where there are halves.
     """
-    case = Case(training, grid, micro_batch=24 // grid.z // grid.data // 2, recompute=recompute, kept_layers=1)
+    micro_batch = 24 // grid.z // grid.data // 2
+    case = Case(
+        training,
+        grid,
+        micro_batch=micro_batch,
+        recompute=recompute,
+        kept_layers=1,
+        split=micro_batch % 2 == 0,
+        sharded=grid.data > 1,
+    )
     assert pools(grid.world).run(steps.late_network, case) == [[]] * grid.world

@@ -1,0 +1,46 @@
+"""Dropout by coordinate, and local functions through the compiler."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from axonn_tune.runtime.initial import key_of
+from axonn_tune.runtime.local import Dropout
+
+HIDDEN, SHARE = 96, 0.25
+
+
+def dropout(name: str = "embedding", columns: range = range(HIDDEN), share: float = SHARE) -> Dropout:
+    """One of a layer."""
+    return Dropout(share, key_of(0, f"dropout.{name}"), columns, HIDDEN)
+
+
+def test_the_share_and_the_scale() -> None:
+    """Guards that the mean stays: a quarter is gone, the others are four thirds."""
+    kept = dropout()(torch.ones(4096, HIDDEN, dtype=torch.float64), torch.arange(4096))
+    assert set(kept.unique().tolist()) == {0.0, 1 / (1 - SHARE)}
+    assert float((kept == 0).double().mean()) == pytest.approx(
+        SHARE, abs=5 * (SHARE * (1 - SHARE) / kept.numel()) ** 0.5
+    )
+
+
+def test_layers_and_tokens_are_independent() -> None:
+    """Guards the keys and the counters: another layer or later tokens have other elements dropped, as chance has it."""
+    ones, alike = torch.ones(512, HIDDEN), SHARE**2 + (1 - SHARE) ** 2
+    first = dropout()(ones, torch.arange(512)) == 0
+    for other in (dropout("blocks.0.mlp.fc2")(ones, torch.arange(512)), dropout()(ones, torch.arange(512, 1024))):
+        assert float((first == (other == 0)).double().mean()) == pytest.approx(alike, abs=0.01)
+
+
+def test_a_piece_is_cut_from_the_whole() -> None:
+    """Guards other grids: columns and tokens of a rank are dropped as they are on one rank."""
+    x, tokens = torch.randn(64, HIDDEN, dtype=torch.float64), 10**9 + torch.arange(64)
+    whole = dropout()(x, tokens)
+    assert torch.equal(dropout(columns=range(32, 64))(x[16:32, 32:64], tokens[16:32]), whole[16:32, 32:64])
+
+
+def test_none_is_the_tensor_itself() -> None:
+    """Guards the default, which costs nothing."""
+    x = torch.randn(4, HIDDEN)
+    assert dropout(share=0.0)(x, torch.arange(4)) is x
