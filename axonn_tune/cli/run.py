@@ -16,9 +16,19 @@ from axonn_tune.cli.options import help_option
 @click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
 @click.option("--dry-run", is_flag=True, help="Build one rank without memory or network; print what it would use.")
 @click.option("--terms", is_flag=True, help="In the table at the end, one row for each collective of each layer.")
+@click.option("--trace", type=click.IntRange(min=1), metavar="N", help="Write a trace of N steps after the warm-up.")
+@click.option("--trace-all", is_flag=True, help="With --trace: of every rank, not only the first.")
 @help_option
 def run_command(
-    *, launch: str, steps: int | None, resume: bool, directory: str | None, dry_run: bool, terms: bool
+    *,
+    launch: str,
+    steps: int | None,
+    resume: bool,
+    directory: str | None,
+    dry_run: bool,
+    terms: bool,
+    trace: int | None,
+    trace_all: bool,
 ) -> None:
     """Train as LAUNCH.YAML says, on this host; under torchrun or srun, as the rank this process is.
 
@@ -42,6 +52,8 @@ def run_command(
         *(["--resume"] if resume else []),
         "--directory",
         str(folder),
+        *([] if trace is None else ["--trace", str(trace)]),
+        *(["--trace-all"] if trace_all else []),
     ]
     if dry_run:
         command = local.dry_run_command(path)

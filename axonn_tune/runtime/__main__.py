@@ -19,10 +19,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=_count, metavar="N", help="train up to this step instead of the config's")
     parser.add_argument("--resume", action="store_true", help="fail if there is no checkpoint to resume from")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="for metrics; default: runs/<time>-<model>")
+    parser.add_argument("--trace", type=_count, metavar="N", default=0, help="trace N steps after the warm-up")
+    parser.add_argument("--trace-all", action="store_true", help="on every rank, not only the first")
     chosen = parser.parse_args(arguments)
     from axonn_tune.runtime.launching import Options, Rank, place_of, say_why
 
-    options = Options(chosen.steps, chosen.resume, chosen.directory)
+    options = Options(chosen.steps, chosen.resume, chosen.directory, chosen.trace, chosen.trace_all)
     try:
         place = place_of(os.environ)
         launch = load_document(chosen.launch, schema=Launch)

@@ -27,6 +27,7 @@ from axonn_tune.runtime.ledger import compare
 from axonn_tune.runtime.loop import Loop
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.metrics import Metrics, program_of, resident_bytes
+from axonn_tune.runtime.trace import Tracer
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.runtime.watch import Failure, Watch
 from axonn_tune.specs.launch import Launch
@@ -57,6 +58,8 @@ class Options:
     steps: int | None = None
     resume: bool = False
     directory: Path | None = None
+    trace_steps: int = 0
+    trace_all: bool = False
 
 
 def place_of(environment: Mapping[str, str]) -> Place:
@@ -131,14 +134,24 @@ class Rank:
         trainer = Trainer(launch, mesh, device=device, source=batches(launch, mesh))
         checkpointer = self._resume(trainer)
         metrics = Metrics(launch, mesh, device, self.directory, steps, base_bytes)
+        tracer = self._tracer(device)
         loop = Loop(
-            trainer, metrics, self.watch, checkpointer, launch.checkpoint.every_steps, lambda: self._be_strict(mesh)
+            trainer,
+            metrics,
+            self.watch,
+            checkpointer,
+            launch.checkpoint.every_steps,
+            lambda: self._be_strict(mesh),
+            tracer,
         )
-        trainer.model.communicator.timer.start(device)
+        # Every rank times the traced steps, so that a traced one is no slower than the others.
+        trainer.model.communicator.timer.start(device, traced_steps=self.options.trace_steps)
         before = trainer.optimizer.steps_done
         completed = loop.run(steps)
         self._require_program(trainer, steps=trainer.optimizer.steps_done - before)
         metrics.close()
+        if tracer is not None:
+            tracer.close()
         if completed:
             return 0
         if checkpointer is None:
@@ -205,6 +218,14 @@ class Rank:
         if found is not None and self.place.rank == 0:
             say_why(f"after step {found}, from {wanted.directory}", label="Resuming")
         return checkpointer
+
+    def _tracer(self, device: torch.device) -> Tracer | None:
+        """For the ranks that write a trace."""
+        options = self.options
+        if not options.trace_steps or (self.place.rank and not options.trace_all):
+            return None
+        assert self.directory is not None, "joining settles it"
+        return Tracer(options.trace_steps, self.directory, self.place.rank, self.launch.name, device)
 
     def _require_program(self, trainer: Trainer, *, steps: int) -> None:
         """Every collective was one the program has, or there is a mistake in one of them."""

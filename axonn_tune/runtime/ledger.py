@@ -20,6 +20,7 @@ from axonn_tune.program.size import Value
 from axonn_tune.program.step import StepProgram
 from axonn_tune.specs.machine import CollectiveKind
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.traces import term_name
 from axonn_tune.specs.workload import Workload
 
 Term: TypeAlias = tuple[CollectiveKind, str, Phase, str]
@@ -88,15 +89,10 @@ def compare(ledger: Ledger, program: StepProgram, values: Mapping[str, float], *
     for entry, count in ledger.counts.items():
         sent.setdefault(entry.term, {})[entry.size_bytes] = count
     return [
-        f"{_name(term)}: the program says {_calls(planned.get(term, {}))}, sent were {_calls(sent.get(term, {}))}"
+        f"{term_name(*term)}: the program says {_calls(planned.get(term, {}))}, sent were {_calls(sent.get(term, {}))}"
         for term in [*planned, *(term for term in sent if term not in planned)]
         if planned.get(term) != sent.get(term)
     ]
-
-
-def _name(term: Term) -> str:
-    op, axis, phase, layer = term
-    return f"{op} over {axis}, {phase}, {layer}"
 
 
 def _calls(counts: Mapping[int, int]) -> str:

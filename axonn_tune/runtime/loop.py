@@ -11,6 +11,7 @@ from types import FrameType
 from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.garbage import collect_after, garbage_between_steps
 from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics
+from axonn_tune.runtime.trace import Tracer
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.runtime.watch import Watch
 
@@ -27,6 +28,7 @@ class Loop:
     checkpointer: Checkpointer | None
     every_steps: int
     after_first: Callable[[], None]
+    tracer: Tracer | None = None
     _signalled: bool = False
     _stop_after: int | None = None
 
@@ -51,13 +53,19 @@ class Loop:
 
     def _step(self, done: int, *, number: int) -> int:
         """One step, timed and recorded: the `number`th of this run, from 0. Returns how many are done."""
-        timer = self.trainer.model.communicator.timer
-        timer.begin_step(number - WARMUP_STEPS)
+        timer, timed = self.trainer.model.communicator.timer, number - WARMUP_STEPS
+        if self.tracer is not None:
+            self.tracer.before_step(timed)
+        timer.begin_step(timed)
         began_s = time.perf_counter()
         result = self.trainer.step(done, before_end=self._agree)
+        timer.part("")
         self.trainer.synchronize()
         step_s = time.perf_counter() - began_s
-        self.metrics.step(done + 1, result, step_s=step_s, times=timer.end_step())
+        times = timer.end_step()
+        self.metrics.step(done + 1, result, step_s=step_s, times=times)
+        if self.tracer is not None:
+            self.tracer.after_step(timed, done + 1, times)
         return done + 1
 
     def _agree(self, step: int) -> None:

@@ -19,6 +19,7 @@ from axonn_tune.runtime.launching import place_of, require_world
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.runs import Summary
+from axonn_tune.specs.traces import COMPUTE_LANE, communication_lane, term_name
 
 STEPS, PATIENCE_S = 6, 90.0
 
@@ -36,9 +37,9 @@ def launch_file(folder: Path, *, gpus: int, checkpoints: bool = False, steps: in
     return path
 
 
-def start(launch: Path, directory: Path) -> subprocess.Popen[str]:
+def start(launch: Path, directory: Path, *options: str) -> subprocess.Popen[str]:
     """`axonn-tune run`, as a process."""
-    command = [sys.executable, "-m", "axonn_tune", "run", str(launch), "--directory", str(directory)]
+    command = [sys.executable, "-m", "axonn_tune", "run", str(launch), "--directory", str(directory), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
@@ -105,7 +106,7 @@ def test_terms_are_timed_and_shown_beside_the_prediction(tmp_path: Path) -> None
     """Guards predicted beside measured: each collective has a time on each rank, and all adds up."""
     path = launch_file(tmp_path, gpus=2)
     launch = load_document(path, schema=Launch)
-    shown, said = start(path, tmp_path / "run").communicate(timeout=PATIENCE_S)
+    shown, said = start(path, tmp_path / "run", "--trace", "2").communicate(timeout=PATIENCE_S)
     planned = {(term.op, term.layer, term.phase): (term.count, term.bytes) for term in launch.predicted.terms}
     for rank in (0, 1):
         for line in recorded(tmp_path / "run", rank):
@@ -121,6 +122,23 @@ def test_terms_are_timed_and_shown_beside_the_prediction(tmp_path: Path) -> None
     )
     assert "predicted beside measured" in shown, said
     assert "reduce_scatter" in shown
+    require_trace(tmp_path / "run", {term_name(op, "z", phase, layer) for op, layer, phase in planned})
+
+
+def require_trace(directory: Path, names: set[str]) -> None:
+    """Two steps of rank 0 alone, whose every collective has its name on the lane of its axis."""
+    assert not (directory / "trace-rank1.json").exists()
+    trace = json.loads((directory / "trace-rank0.json").read_text("utf-8"))
+    assert trace["otherData"]["steps"] == [3, 4]
+    lanes = {one["tid"]: one["args"]["name"] for one in trace["traceEvents"] if one["name"] == "thread_name"}
+    spans = [(lanes[one["tid"]], one) for one in trace["traceEvents"] if one["ph"] == "X"]
+    assert {one["name"] for lane, one in spans if lane == communication_lane("z")} <= names
+    computed = [one for lane, one in spans if lane == COMPUTE_LANE]
+    assert {"step 3", "block 1, backward", "head and loss"} <= {one["name"] for one in computed}
+    for step in computed[:1]:
+        inside = [one for one in computed if one["ts"] < step["ts"] + step["dur"]]
+        assert len(inside) > 20
+        assert all(one["ts"] + one["dur"] <= step["ts"] + step["dur"] + 1 for one in inside)
 
 
 def test_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
