@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from axonn_tune.cli.options import help_option
+
+if TYPE_CHECKING:
+    from axonn_tune.specs.launch import Launch
 
 
 @click.command("run", short_help="Execute a launch config on this host, or join in.")
@@ -59,15 +63,24 @@ def run_command(
         command = local.dry_run_command(path)
     else:
         command = local.command_of(document, path, arguments=arguments, environment=os.environ)
-        if not local.already_started(os.environ):
-            warning = local.crowding(document, cores=len(os.sched_getaffinity(0)))
-            if warning:
-                click.echo(f"Warning: {warning}", err=True)
+        _warn_of_crowding(document)
     code = local.run_command(command, document)
     if not dry_run and local.leads(os.environ):
         show_summary(folder, all_terms=terms)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _warn_of_crowding(launch: Launch) -> None:
+    """Where this process is to start all ranks."""
+    import os
+
+    from axonn_tune.launch import local
+
+    if not local.already_started(os.environ):
+        warning = local.crowding(launch, cores=len(os.sched_getaffinity(0)))
+        if warning:
+            click.echo(f"Warning: {warning}", err=True)
 
 
 def show_summary(folder: Path, *, all_terms: bool) -> None:
