@@ -49,6 +49,7 @@ _COMMANDS = {
     "explain": ("axonn_tune.cli.explain", "explain_command"),
     "sweep": ("axonn_tune.cli.sweep", "sweep_command"),
     "compare": ("axonn_tune.cli.compare", "compare"),
+    "calibrate": ("axonn_tune.cli.calibrate", "calibrate_command"),
     "run": ("axonn_tune.cli.run", "run_command"),
     "lab": ("axonn_tune.cli.lab", "lab_group"),
     "validate": ("axonn_tune.cli.validate", "validate_command"),

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 @click.option(
     "--pick", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="Row that -o writes."
 )
+@click.option("--tokens", metavar="FILE", help="Token file, as by `axonn-tune data`, that the launch config trains on.")
 @click.option("--emit", type=SuggestingChoice(("torchrun", "slurm")), help="Also write a script that starts it.")
 @quiet_option
 @color_option
@@ -60,6 +61,7 @@ def search_command(
     columns: str | None,
     output: str | None,
     pick: int,
+    tokens: str | None,
     emit: str | None,
     quiet: bool,
     color: bool | None,
@@ -71,7 +73,7 @@ def search_command(
     """
     from axonn_tune.search.results import run_search
 
-    _check_output(output, emit=emit, pick=pick)
+    _check_output(output, emit=emit, pick=pick, tokens=tokens)
     results = run_search(load(chosen), costs=costs, variants=variants)
     results.require_row(pick)
     shown = _render(
@@ -90,13 +92,14 @@ def search_command(
 
         click.echo("\n" + "\n".join(remarks(results)), err=True)
     if output:
-        _write(results, output=output, pick=pick, emit=emit, quiet=quiet)
+        _write(results, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
 
 
-def _check_output(output: str | None, *, emit: str | None, pick: int) -> None:
+def _check_output(output: str | None, *, emit: str | None, pick: int, tokens: str | None) -> None:
     """Refuse what to write without where to, and standard output, which has the ranking."""
-    if not output and (emit or pick != 1):
-        raise click.UsageError(f"{'--emit' if emit else '--pick'} says what to write: give -o FILE too.")
+    if not output and (emit or tokens or pick != 1):
+        option = "--emit" if emit else "--tokens" if tokens else "--pick"
+        raise click.UsageError(f"{option} says what to write: give -o FILE too.")
     if output in ("", "-"):
         raise click.UsageError("-o - : a launch config is a file of its own, and the ranking is on standard output.")
 
@@ -133,7 +136,7 @@ def _render(
     return tables.ranking_table(results, entries, names=names, limit_bytes=limit_bytes, color=use_color(wanted=color))
 
 
-def _write(results: Results, *, output: str, pick: int, emit: str | None, quiet: bool) -> None:
+def _write(results: Results, *, output: str, pick: int, tokens: str | None, emit: str | None, quiet: bool) -> None:
     """Write the launch config of a row, and the script that starts it."""
     from axonn_tune.launch.config import build_launch, write_launch
 
@@ -144,6 +147,7 @@ def _write(results: Results, *, output: str, pick: int, emit: str | None, quiet:
         machine=inputs.machine,
         workload=inputs.problem.workload,
         command=command_line(),
+        tokens=tokens,
     )
     written = [f"#{pick} as {output}"]
     if not emit:

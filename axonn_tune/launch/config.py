@@ -10,7 +10,7 @@ from axonn_tune import __version__
 from axonn_tune.cost.single import Pricing, Term
 from axonn_tune.cost.utilisation import performance
 from axonn_tune.launch.environment import launch_environment
-from axonn_tune.specs.launch import Axis, Launch, LaunchGrid, PredictedTerm, Prediction, Provenance
+from axonn_tune.specs.launch import Axis, Data, Launch, LaunchGrid, PredictedTerm, Prediction, Provenance
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
@@ -29,8 +29,9 @@ def build_launch(
     workload: Workload,
     command: str,
     created: datetime | None = None,
+    tokens: str | None = None,
 ) -> Launch:
-    """The launch config of a priced candidate; `created` is now unless given.
+    """The launch config of a priced candidate; `created` is now unless given, `tokens` a file to train on.
 
     `pricing` must be of the same model, machine and workload. UsageError if the machine's launcher
     sets a variable whose name no shell takes.
@@ -49,6 +50,7 @@ def build_launch(
         kept_layers=int(pricing.memory.kept_layers),
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),
+        data=Data(path=tokens),
         environment=launch_environment(machine.document, workload=workload),
         predicted=_prediction(pricing, model=model.document, machine=machine.document, workload=workload),
         provenance=Provenance(

@@ -66,6 +66,9 @@ class Accelerator(Sourced):
     )
     training_share: Share = Field(description="What of the rates of products and attention remains in long training.")
     matmul_launch_us: NonNegativeFloat = Field(description="Fixed time of one matrix product, µs.")
+    matmul_ramp: NonNegativeFloat = Field(
+        default=0.0, description="Steps of the summed dim that filling and emptying a product's pipeline costs."
+    )
     matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")
     attention_forward_efficiency: PositiveFloat = Field(
         description="Fused attention, forward: share of the peak, the causal half counted as full work."
@@ -227,6 +230,24 @@ class Launcher(Document):
     environment: tuple[EnvironmentVariable, ...] = Field(default=(), description="Variables every rank gets.")
 
 
+class Measurement(Document):
+    """What a measured profile was measured on and with, to compare with where it is used."""
+
+    created: str = Field(description="When, ISO 8601.")
+    tool_version: str = Field(description="Of axonn-tune.")
+    torch_version: str | None = Field(default=None, description="Of torch; absent: read from logs.")
+    hosts: tuple[str, ...] = Field(description="Host names.")
+    device: str = Field(description="What one rank computed on.")
+    ranks: PositiveInt = Field(description="Ranks that measured together.")
+    cores: PositiveInt | None = Field(default=None, description="CPU cores of the first host that ranks could use.")
+    network: str = Field(description="What the ranks talked through.")
+    samples: PositiveInt = Field(description="Points the numbers are fitted to, repeats counted.")
+    held_out_error: NonNegativeFloat | None = Field(
+        default=None, description="Mean error of collectives that a fit to the others had not seen."
+    )
+    outliers: tuple[str, ...] = Field(default=(), description="Points far off the fit, which had little pull on it.")
+
+
 class Machine(Document):
     """A machine profile."""
 
@@ -241,6 +262,10 @@ class Machine(Document):
     uncertainty: Uncertainty = Field(description="Relative half-width of the 80% interval of a prediction.")
     launcher: Launcher = Field(description="How jobs start here.")
     paper: PaperTable | None = Field(default=None, description="For the paper's own cost models; absent: not for them.")
+
+    measured: Measurement | None = Field(
+        default=None, description="Where and with what its numbers were measured; absent: not by this tool."
+    )
 
     def tiers_of(self, kind: CollectiveKind) -> tuple[Tier, ...]:
         """The tiers as one collective finds them: the very same if none says anything else."""

@@ -33,8 +33,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab": VOCABULARY | {"specs"},
     "published": set(),
     "accuracy": VOCABULARY | {"specs", "program", "cost", "baselines", "published"},
-    "report": VOCABULARY | {"specs", "program", "cost", "search", "launch", "baselines", "accuracy"},
-    "cli": VOCABULARY | {"specs", "program", "cost", "search", "launch", "baselines", "accuracy", "report", "runtime", "lab"},
+    "calibration": VOCABULARY | {"specs", "program", "cost", "search", "launch"},
+    "report": VOCABULARY | {"specs", "program", "cost", "search", "launch", "baselines", "accuracy", "calibration"},
+    "cli": VOCABULARY
+    | {
+        "specs",
+        "program",
+        "cost",
+        "search",
+        "launch",
+        "baselines",
+        "accuracy",
+        "calibration",
+        "report",
+        "runtime",
+        "lab",
+    },
 }
 # Libraries that stay in some layers, and those that may not be imported while a file is.
 STAYS_IN = {"pydantic": {"specs"}, "rich": {"report", "cli"}, "torch": {"runtime"}, "click": {"cli"}}

@@ -1,0 +1,153 @@
+"""What to measure for a model on a world of ranks, most wanted first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from axonn_tune.cost.single import Configuration, price_configuration, symbol_values
+from axonn_tune.grid import AXES, Grid, divisors
+from axonn_tune.launch.config import build_launch
+from axonn_tune.program.operations import MatMul
+from axonn_tune.program.step import build_step
+from axonn_tune.search.space import list_grids
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import Loaded
+from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine, MatmulLayout
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.points import (
+    AttentionProbe,
+    CollectiveProbe,
+    CopyProbe,
+    MatmulProbe,
+    Plan,
+    Probe,
+    StepProbe,
+    TransferProbe,
+)
+from axonn_tune.specs.workload import ELEMENT_SIZES, Workload
+
+MOST_SHAPES = 16
+"""Group shapes measured at most: each needs process groups of its own."""
+MOST_MATMULS = 7
+"""Products measured per layout."""
+
+Backend = Literal["gloo", "nccl"]
+KIB, MIB = 1024, 1024**2
+_FIRST_SIZES: dict[Backend, tuple[int, ...]] = {
+    "gloo": (1 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 8 * MIB),
+    "nccl": (8 * KIB, 256 * KIB, 4 * MIB, 64 * MIB, 512 * MIB),
+}
+_MORE_SIZES: dict[Backend, tuple[int, ...]] = {
+    "gloo": (4 * KIB, 48 * KIB, 384 * KIB, 3 * MIB),
+    "nccl": (64 * KIB, 1 * MIB, 16 * MIB, 192 * MIB),
+}
+_MOST_PARAMETERS: dict[Backend, int] = {"gloo": 50_000_000, "nccl": 2_000_000_000}
+"""Of the model that a rank trains alone."""
+_COPIES: dict[Backend, tuple[int, ...]] = {"gloo": (256 * KIB, 32 * MIB), "nccl": (16 * MIB, 512 * MIB)}
+
+
+def group_shapes(world: int) -> list[tuple[int, int]]:
+    """`(size, stride)` of every group over one axis that a grid of this world can have, most wanted first.
+
+    The whole world, then neighbours, then ranks as far apart as can be, then what lies between.
+    """
+    shapes = [(size, stride) for size in divisors(world)[1:] for stride in divisors(world // size)]
+
+    def wanted(shape: tuple[int, int]) -> tuple[int, int, int]:
+        size, stride = shape
+        place = 0 if size == world else 1 if stride == 1 else 2 if size * stride == world else 3
+        return place, -size, stride
+
+    return sorted(shapes, key=wanted)[:MOST_SHAPES]
+
+
+def build_plan(
+    model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, world: int, backend: Backend, budget_s: float
+) -> Plan:
+    """What to measure; `machine` says how ranks start, its numbers are of no account."""
+    launches = tuple(_alone(model, machine, workload, batch=batch) for batch in _local_batches(workload, world))
+    steps: list[Probe] = [StepProbe(launch=number) for number in range(len(launches))]
+    sequences = launches[0].micro_batch
+    attention: list[Probe] = [AttentionProbe(backward=backward, sequences=sequences) for backward in (False, True)]
+    copies: list[Probe] = [CopyProbe(size_bytes=size) for size in _COPIES[backend]]
+    element = ELEMENT_SIZES[workload.precision].compute
+    probes = [
+        *steps,
+        *attention,
+        *copies,
+        *_messages(world, _FIRST_SIZES[backend], element),
+        *matmuls(model.document, workload, world),
+        *_messages(world, _MORE_SIZES[backend], element),
+    ]
+    return Plan(
+        budget_s=budget_s, backend=backend, precision=workload.precision, launches=launches, probes=tuple(probes)
+    )
+
+
+def matmuls(model: Model, workload: Workload, world: int) -> list[Probe]:
+    """Products that training does on grids of this world, some of each layout, of all sizes there are."""
+    found: dict[MatmulLayout, Counter[tuple[int, int, int]]] = {"NN": Counter(), "NT": Counter(), "TN": Counter()}
+    program = build_step(model, workload, recompute="none")
+    grids = list_grids(world, model, workload)
+    for row in grids.sizes[grids.sound].tolist():
+        grid = Grid(**dict(zip(AXES, row, strict=True)))
+        batch = workload.global_batch // (grid.data * grid.z)
+        values = symbol_values(model, workload, Configuration(grid, batch, "none"))
+        for step, count in program.calls():
+            if isinstance(step, MatMul):
+                m, n, k = (round(float(size.evaluate(values))) for size in (step.m, step.n, step.k))
+                found[step.layout][m, n, k] += round(float(count.evaluate(values)))
+    return [
+        MatmulProbe(layout=layout, m=m, n=n, k=k)
+        for layout, shapes in found.items()
+        for m, n, k in _spread(sorted(shapes, key=lambda shape: (shape[0] * shape[1] * shape[2], shape)))
+    ]
+
+
+def _spread(ordered: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """At most `MOST_MATMULS` of them, the ends included, evenly between."""
+    if len(ordered) <= MOST_MATMULS:
+        return list(ordered)
+    return [ordered[round(place * (len(ordered) - 1) / (MOST_MATMULS - 1))] for place in range(MOST_MATMULS)]
+
+
+def _messages(world: int, sizes: Sequence[int], element: int) -> list[Probe]:
+    """Every collective over every group shape, and messages between neighbours, in these sizes."""
+    shapes = group_shapes(world)
+    collectives: list[Probe] = [
+        CollectiveProbe(op=op, group=group, stride=stride, size_bytes=_whole(size, group * element))
+        for size in sizes
+        for group, stride in shapes
+        for op in COLLECTIVE_KINDS
+    ]
+    strides = sorted({stride for _, stride in shapes})
+    transfers: list[Probe] = [TransferProbe(stride=stride, size_bytes=size) for size in sizes for stride in strides]
+    return [*collectives, *transfers]
+
+
+def _whole(size_bytes: int, multiple: int) -> int:
+    """Rounded up, so that every rank's shard has as many whole elements."""
+    return -(-size_bytes // multiple) * multiple
+
+
+def _local_batches(workload: Workload, world: int) -> tuple[int, ...]:
+    """Sequences of one rank's step: its share of the batch, and a quarter of that."""
+    share = max(1, workload.global_batch // world)
+    return tuple(dict.fromkeys((share, max(1, share // 4))))
+
+
+def _alone(model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, batch: int) -> Launch:
+    """A training step of one rank alone with this many sequences."""
+    small = workload.model_copy(update={"global_batch": batch})
+    cut = model.document.model_copy(update={"layers": _layers(model.document, machine.document.launcher.backend)})
+    pricing = price_configuration(cut, machine.document, small, Configuration(Grid(), batch, "none"))
+    shown = Loaded(cut, model.path, model.sha256)
+    return build_launch(pricing, model=shown, machine=machine, workload=small, command="axonn-tune calibrate")
+
+
+def _layers(model: Model, backend: Backend) -> int:
+    """Layers of the model that a rank alone trains: all, or as many as it can hold."""
+    room = _MOST_PARAMETERS[backend] - model.vocab * model.hidden
+    return max(1, min(model.layers, room // model.block_weights))

@@ -1,0 +1,277 @@
+"""The machine profile that measured points make: fitted numbers, each with where it comes from."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+import numpy as np
+
+from axonn_tune.calibration.communication import TRANSFER, CommunicationFit, fit_communication
+from axonn_tune.calibration.compute import ComputeFit, fit_compute
+from axonn_tune.calibration.words import probe_words
+from axonn_tune.errors import UsageError
+from axonn_tune.specs.machine import (
+    COLLECTIVE_KINDS,
+    Accelerator,
+    CollectiveFactors,
+    Library,
+    Machine,
+    Measurement,
+    Protocol,
+    Source,
+    Tier,
+    Uncertainty,
+)
+from axonn_tune.specs.points import Point, Probe, Setting
+from axonn_tune.specs.points_file import Measured
+from axonn_tune.units import GIB
+
+LOOPBACK = "loopback: CPU time, not a network"
+_QUANTILE = 0.8
+_LEAST_UNCERTAINTY = 0.02
+_LATENCY_FLOOR_US = 1e-3
+"""A tier needs some latency for its collectives to have factors of."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A profile with the fits behind it."""
+
+    machine: Machine
+    communication: CommunicationFit | None
+    compute: ComputeFit
+    medians: Mapping[Probe, float]
+
+
+def medians(points: Sequence[Point]) -> dict[Probe, float]:
+    """Median time of each probe, s, in the order first measured."""
+    samples: dict[Probe, list[float]] = {}
+    for point in points:
+        samples.setdefault(point.probe, []).append(point.seconds)
+    return {probe: statistics.median(found) for probe, found in samples.items()}
+
+
+def calibrate(measured: Measured, base: Machine, *, name: str, ranks_per_node: int | None = None) -> Calibration:
+    """Fit a profile to points; what is not measured is `base`'s. UsageError if there is too little to fit."""
+    setting, found = measured.setting, medians(measured.points)
+    per_node = ranks_per_node or _ranks_per_node(setting)
+    outline = base.model_copy(
+        update={"tiers": _tiers(setting, per_node), "library": _library(setting, base.library.launch_us)}
+    )
+    compute = fit_compute(found, setting)
+    world = len(setting.ranks)
+    communication = fit_communication(found, outline, world=world) if world > 1 else None
+    document = outline.model_copy(
+        update={
+            "name": name,
+            "description": _description(setting),
+            "accelerator": _accelerator(base.accelerator, compute, setting, per_node),
+            "uncertainty": _uncertainty(measured.points, found, compute, communication),
+            "launcher": base.launcher.model_copy(update={"backend": setting.backend, "ranks_per_node": per_node}),
+            "paper": None,
+            "measured": _measurement(measured, compute, communication),
+        }
+    )
+    if communication is not None:
+        document = document.model_copy(update=_network(outline, communication, setting))
+    return Calibration(Machine.model_validate(document.model_dump(by_alias=True)), communication, compute, found)
+
+
+def _origin(setting: Setting) -> str:
+    day = date.fromisoformat(setting.created[:10])
+    return f"axonn-tune calibrate, {_counted_ranks(setting)} on {setting.ranks[0].host}, {setting.library}, {day}"
+
+
+def _counted_ranks(setting: Setting) -> str:
+    return f"{len(setting.ranks)} ranks" if len(setting.ranks) > 1 else "1 rank"
+
+
+def is_loopback(setting: Setting) -> bool:
+    """Whether all ranks shared one host's network stack, so that nothing was sent over a network."""
+    return len({(place.host, place.network) for place in setting.ranks}) == 1 and setting.backend == "gloo"
+
+
+def _network_words(setting: Setting) -> str:
+    return LOOPBACK if is_loopback(setting) else f"{setting.library} between {len(_hosts(setting))} hosts"
+
+
+def _hosts(setting: Setting) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(place.host for place in setting.ranks))
+
+
+def _description(setting: Setting) -> str:
+    return f"Measured: {_counted_ranks(setting)} of {setting.ranks[0].device}; {_network_words(setting)}"
+
+
+def _ranks_per_node(setting: Setting) -> int:
+    """Consecutive ranks on a host; UsageError unless every host has as many."""
+    hosts = [place.host for place in setting.ranks]
+    counts = {hosts.count(host) for host in hosts}
+    per_node = hosts.count(hosts[0])
+    blocks = [hosts[begin : begin + per_node] for begin in range(0, len(hosts), per_node)]
+    if len(counts) > 1 or any(len(set(block)) > 1 for block in blocks):
+        raise UsageError(f"ranks do not lie on hosts in equal blocks of consecutive ones: {', '.join(hosts)}")
+    return per_node
+
+
+def _tiers(setting: Setting, per_node: int) -> tuple[Tier, ...]:
+    """The levels of the network, their rates still to be fitted."""
+    world = len(setting.ranks)
+    if per_node >= world or per_node == 1:
+        name = "loopback" if is_loopback(setting) else "network" if per_node == 1 else "node"
+        return (_unfitted(name),)
+    return _unfitted("node", ranks=per_node), _unfitted("network")
+
+
+def _unfitted(name: str, *, ranks: int | None = None) -> Tier:
+    later = Source(kind="fitted", source="to be fitted")
+    sources = {"latency_us": later, "bandwidth_gb_per_s": later}
+    if ranks is not None:
+        sources["ranks"] = Source(kind="fact", source="ranks of a host, or as given to calibrate")
+    return Tier(name=name, ranks=ranks, latency_us=1.0, bandwidth_gb_per_s=1.0, sources=sources)
+
+
+def _library(setting: Setting, launch_us: float) -> Library:
+    """How the runtime's collectives go over this backend, as lines of one protocol."""
+    gloo = setting.backend == "gloo"
+    source = "the runtime's reduce-scatter over Gloo is an all-to-all and a sum" if gloo else "fitted as rings"
+    return Library(
+        name="Gloo" if gloo else "NCCL",
+        version=setting.library,
+        launch_us=launch_us,
+        algorithms={
+            "all_gather": ("ring",),
+            "reduce_scatter": ("direct",) if gloo else ("ring",),
+            "all_reduce": ("ring",),
+        },
+        protocols=(Protocol(name="tcp" if gloo else "fitted", latency_factor=1.0, bandwidth_factor=1.0),),
+        sources={
+            "launch_us": Source(kind="fitted", source="to be fitted"),
+            "protocols": Source(kind="fact", source=source),
+        },
+    )
+
+
+def _network(outline: Machine, fit: CommunicationFit, setting: Setting) -> dict[str, object]:
+    """Tiers and library with fitted rates."""
+    source = Source(kind="fitted", source=_origin(setting))
+    launch = outline.library.model_copy(
+        update={
+            "launch_us": _rounded(fit.launch_s * 1e6),
+            "sources": outline.library.sources | {"launch_us": source},
+        }
+    )
+    tiers = tuple(_fitted_tier(tier, number, fit, source) for number, tier in enumerate(outline.tiers))
+    return {"tiers": tiers, "library": launch}
+
+
+def _fitted_tier(tier: Tier, number: int, fit: CommunicationFit, source: Source) -> Tier:
+    """A tier with the all-gather's rates, and what the others make of them."""
+    latency = {kind: fit.latency_s.get((kind, number), 0.0) * 1e6 for kind in COLLECTIVE_KINDS}
+    bandwidth = {kind: fit.bandwidth_bytes_per_s.get((kind, number)) for kind in COLLECTIVE_KINDS}
+    known = {kind: rate for kind, rate in bandwidth.items() if rate is not None}
+    plain = fit.bandwidth_bytes_per_s.get((TRANSFER, number))
+    if not known:
+        raise UsageError(f"too little was measured over tier {tier.name}: give calibrate more time with --budget")
+    own_us = max(*latency.values(), _LATENCY_FLOOR_US)
+    own_bandwidth = known.get("all_gather") or plain or max(known.values())
+    factors = {
+        kind: CollectiveFactors(
+            latency_factor=_rounded(latency[kind] / own_us), bandwidth_factor=_rounded(rate / own_bandwidth)
+        )
+        for kind, rate in known.items()
+    }
+    return tier.model_copy(
+        update={
+            "latency_us": _rounded(own_us),
+            "bandwidth_gb_per_s": _rounded(own_bandwidth / 1e9),
+            "collectives": factors,
+            "sources": tier.sources | dict.fromkeys(("latency_us", "bandwidth_gb_per_s", "collectives"), source),
+        }
+    )
+
+
+def _accelerator(base: Accelerator, fit: ComputeFit, setting: Setting, per_node: int) -> Accelerator:
+    place = setting.ranks[0]
+    shared = setting.backend == "gloo"
+    measured = Source(kind="measured", source=f"{_origin(setting)}, all ranks busy")
+    fitted = measured.model_copy(update={"kind": "fitted"})
+    numbers = {
+        "memory_gib": _rounded(setting.memory_bytes / GIB / (per_node if shared else 1)),
+        "memory_bandwidth_gb_per_s": _rounded(fit.copy_bytes_per_s / 1e9),
+        "peak_tflops": {setting.precision: _rounded(fit.peak_flops_per_s / 1e12)},
+        "memory_efficiency": _share(fit.memory_bytes_per_s / fit.copy_bytes_per_s),
+        "matmul_efficiency": {layout: _share(rate / fit.peak_flops_per_s) for layout, rate in fit.flops_per_s.items()},
+        "training_share": 1.0,
+        "matmul_launch_us": _rounded(fit.matmul_launch_s * 1e6),
+        "matmul_tile": fit.tile,
+        "attention_forward_efficiency": _rounded(fit.attention_forward_flops_per_s / fit.peak_flops_per_s),
+        "attention_backward_efficiency": _rounded(fit.attention_backward_flops_per_s / fit.peak_flops_per_s),
+        "kernel_launch_us": _rounded(fit.kernel_launch_s * 1e6),
+    }
+    as_measured = ("memory_gib", "memory_bandwidth_gb_per_s", "peak_tflops")
+    sources = {key: measured if key in as_measured else fitted for key in numbers}
+    reserved = {"reserved_memory_gib": base.sources["reserved_memory_gib"]}
+    name = f"1/{per_node} of {setting.cores} cores, {place.device}" if shared else place.device
+    return base.model_copy(update={"name": name, **numbers, "sources": sources | reserved})
+
+
+def _uncertainty(
+    points: Sequence[Point], found: Mapping[Probe, float], compute: ComputeFit, fit: CommunicationFit | None
+) -> Uncertainty:
+    """80% of the errors are smaller: of the fit, or of one sample, whichever is larger."""
+    spread = {
+        sends: [abs(point.seconds / found[point.probe] - 1.0) for point in points if _sends(point.probe) == sends]
+        for sends in (True, False)
+    }
+    communication = _quantile(spread[True])
+    if fit is not None:
+        errors = fit.held_out_errors or tuple(fit.errors.values())
+        communication = max(communication, _quantile([abs(error) for error in errors]))
+    computing = max(_quantile(spread[False]), _quantile([abs(error) for error in compute.solution.errors]))
+    source = Source(kind="measured", source="80% of the errors of the fit, and of single samples, are smaller")
+    return Uncertainty(
+        communication=_share(communication),
+        compute=_share(computing),
+        sources={"communication": source, "compute": source},
+    )
+
+
+def _sends(probe: Probe) -> bool:
+    return probe.what in ("collective", "transfer")
+
+
+def _quantile(errors: Sequence[float]) -> float:
+    return max(_LEAST_UNCERTAINTY, float(np.quantile(errors, _QUANTILE))) if errors else _LEAST_UNCERTAINTY
+
+
+def _measurement(measured: Measured, compute: ComputeFit, fit: CommunicationFit | None) -> Measurement:
+    setting = measured.setting
+    outliers = [*compute.outliers, *(fit.outliers if fit is not None else ())]
+    held_out = fit.held_out_errors if fit is not None else ()
+    return Measurement(
+        created=setting.created,
+        tool_version=setting.tool_version,
+        torch_version=setting.torch_version,
+        hosts=_hosts(setting),
+        device=setting.ranks[0].device,
+        ranks=len(setting.ranks),
+        cores=setting.cores,
+        network=_network_words(setting),
+        samples=len(measured.points),
+        held_out_error=_rounded(float(np.mean(np.abs(held_out)))) if held_out else None,
+        outliers=tuple(probe_words(probe) for probe in outliers),
+    )
+
+
+def _share(value: float) -> float:
+    """At most 1, and as a document writes it."""
+    return min(1.0, _rounded(value))
+
+
+def _rounded(value: float) -> float:
+    """Four digits: more is noise."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,78 @@
+"""One calibration from what was wanted to the profile written."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from axonn_tune.calibration.measuring import Job, rank_of, seconds_of, world_size
+from axonn_tune.calibration.plan import Backend, build_plan
+from axonn_tune.calibration.profile import Calibration, calibrate
+from axonn_tune.errors import UsageError
+from axonn_tune.launch import local
+from axonn_tune.search.inputs import WorkloadChoices, make_workload
+from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.points import Plan
+from axonn_tune.specs.points_file import read_points
+from axonn_tune.specs.workload import Precision
+from axonn_tune.specs.writing import to_yaml, write_text_atomically
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a calibration is asked for. `ranks`: how many to start here; None: one per core, or join a world."""
+
+    output: Path
+    points: Path
+    name: str
+    model: str
+    machine: str
+    precision: Precision | None
+    batch: int | None
+    backend: Backend
+    budget: str
+    ranks: int | None
+    ranks_per_node: int | None
+
+
+def is_first() -> bool:
+    """Whether this process is rank 0, or starts all ranks."""
+    return not local.already_started(os.environ) or rank_of(os.environ) == 0
+
+
+def job_of(wanted: Wanted, *, resume: bool) -> Job:
+    """How to measure; UsageError if ranks are to be started inside a world."""
+    joined = local.already_started(os.environ)
+    if joined and wanted.ranks is not None:
+        raise UsageError("--ranks starts ranks on this host, but this process is one of a world already started")
+    return Job(wanted.points, None if joined else _started(wanted), wanted.backend, resume)
+
+
+def plan_of(wanted: Wanted) -> Plan:
+    """What to measure."""
+    model, machine = load_model(wanted.model), load_machine(wanted.machine)
+    precision: Precision = wanted.precision or ("fp32" if wanted.backend == "gloo" else "bf16")
+    workload = make_workload(model.document, WorkloadChoices(batch=wanted.batch, precision=precision))
+    joined = local.already_started(os.environ)
+    return build_plan(
+        model,
+        machine,
+        workload,
+        world=world_size(os.environ) if joined else _started(wanted),
+        backend=wanted.backend,
+        budget_s=seconds_of(wanted.budget),
+    )
+
+
+def _started(wanted: Wanted) -> int:
+    return wanted.ranks or len(os.sched_getaffinity(0))
+
+
+def finish(wanted: Wanted) -> Calibration:
+    """Fit the points and write the profile."""
+    base = load_machine(wanted.machine).document
+    done = calibrate(read_points(wanted.points), base, name=wanted.name, ranks_per_node=wanted.ranks_per_node)
+    header = [f"{done.machine.description}.", f"Raw points: {wanted.points.name}. Units and sources: docs/machines.md."]
+    write_text_atomically(wanted.output, to_yaml(done.machine, header=header))
+    return done

@@ -1,0 +1,149 @@
+"""`axonn-tune calibrate`: measure this machine and write its profile."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from axonn_tune.cli.documents import complete_names
+from axonn_tune.cli.options import PRECISIONS, SuggestingChoice, help_option
+
+if TYPE_CHECKING:
+    from axonn_tune.calibration.measuring import Progress
+    from axonn_tune.calibration.profile import Calibration
+    from axonn_tune.calibration.session import Wanted
+    from axonn_tune.specs.points import Plan
+
+
+@click.command("calibrate", short_help="Measure this machine and write its profile.")
+@click.option("-o", "--output", required=True, metavar="FILE.YAML", help="Machine profile to write.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Ranks to start on this host. Default: one per core; under torchrun or srun, those that are started.",
+)
+@click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Time to measure in: 20s, 5m, 1h.")
+@click.option(
+    "--model",
+    default="nano",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Whose matrix products, attention and step are measured.",
+    shell_complete=complete_names("model"),
+)
+@click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: fp32, bf16 under nccl.")
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Sequences in a step. Default: the model's.")
+@click.option("--backend", type=SuggestingChoice(("gloo", "nccl")), default="gloo", show_default=True)
+@click.option(
+    "--machine",
+    default="localhost",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Profile that says what is not measured, such as how jobs start.",
+    shell_complete=complete_names("machine"),
+)
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Consecutive ranks that share the inner network tier. Default: those with one host name.",
+)
+@click.option("--name", help="Name of the profile. Default: that of the file.")
+@click.option("--points", metavar="FILE", help="File of raw points. Default: FILE.points.jsonl beside the output.")
+@click.option("--resume", is_flag=True, help="Go on with the raw points of a calibration that was cut off.")
+@help_option
+def calibrate_command(
+    *,
+    output: str,
+    ranks: int | None,
+    budget: str,
+    model: str,
+    precision: Any,
+    batch: int | None,
+    backend: Any,
+    machine: str,
+    ranks_per_node: int | None,
+    name: str | None,
+    points: str | None,
+    resume: bool,
+) -> None:
+    """Measure collectives, products and training steps on all ranks at once; write a machine profile.
+
+    Everything goes through the runtime's own code, over every group shape that a grid of these ranks can
+    have. Raw points are saved as they come. Under torchrun or srun this process is one rank of the world
+    that is being started; else it starts the ranks here, which then talk through loopback: CPU time, and
+    no model of a network.
+    """
+    from axonn_tune.calibration.session import Wanted
+
+    beside = f"{output.removesuffix('.yaml')}.points.jsonl"
+    wanted = Wanted(
+        output=Path(output),
+        points=Path(points or beside),
+        name=name or Path(output).stem,
+        model=model,
+        machine=machine,
+        precision=precision,
+        batch=batch,
+        backend=backend,
+        budget=budget,
+        ranks=ranks,
+        ranks_per_node=ranks_per_node,
+    )
+    _calibrate(wanted, resume=resume)
+
+
+def _calibrate(wanted: Wanted, *, resume: bool) -> None:
+    """Measure, and on rank 0 fit and write."""
+    from axonn_tune.calibration.measuring import measure
+    from axonn_tune.calibration.session import finish, is_first, job_of, plan_of
+    from axonn_tune.launch import local
+
+    local.require_torch()
+    plan, job, first = plan_of(wanted), job_of(wanted, resume=resume), is_first()
+    with _progress(plan, shown=first) as listen:
+        code = measure(job, plan, listen)
+    if code:
+        raise click.exceptions.Exit(code)
+    if first:
+        _say(finish(wanted), str(wanted.output))
+
+
+@contextmanager
+def _progress(plan: Plan, *, shown: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar of the time left on a terminal; nothing in a log."""
+    if not (shown and sys.stderr.isatty()):
+        yield lambda progress: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[points]} points"))
+    with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting ranks", total=plan.budget_s, points=0)
+
+        def listen(progress: Progress) -> None:
+            bar.update(
+                task,
+                completed=min(progress.elapsed_s, plan.budget_s),
+                points=progress.points,
+                description=f"measuring {progress.what}",
+            )
+
+        yield listen
+
+
+def _say(calibration: Calibration, output: str) -> None:
+    """What came out, in a few lines."""
+    from axonn_tune.report.calibration import calibration_lines
+
+    for line in calibration_lines(calibration):
+        click.echo(line)
+    click.echo(f"Wrote {output}.", err=True)
