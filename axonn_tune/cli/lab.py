@@ -141,25 +141,39 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Train up to this step. Default: the config's.")
 @click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
 @click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
+@click.option("--terms", is_flag=True, help="In the table at the end, one row for each collective of each layer.")
+@click.option("--realtime", is_flag=True, help="Before all other processes of this host (SCHED_RR); as root only.")
 @help_option
-def run_command(*, name: str, launch: str, steps: int | None, resume: bool, directory: str | None) -> None:
+def run_command(
+    *,
+    name: str,
+    launch: str,
+    steps: int | None,
+    resume: bool,
+    directory: str | None,
+    terms: bool,
+    realtime: bool,
+) -> None:
     """Train as LAUNCH.YAML says, one rank in each place of a lab that is up; otherwise as `axonn-tune run`.
 
     All ranks are forked from one process that has imported torch.
     """
+    from axonn_tune.cli.run import show_summary
     from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.running import exit_codes, require_world, train
     from axonn_tune.launch.local import require_torch
     from axonn_tune.runtime.ends import exit_code_of
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_document
+    from axonn_tune.specs.runs import run_directory
 
     document, path = load_document(launch, schema=Launch), Path(launch)
+    folder = run_directory(document) if directory is None else Path(directory)
     require_torch()
     with Lab.attached(name) as lab:
         require_world(document, lab.shape)
-        folder = None if directory is None else Path(directory)
-        outcomes = train(lab.ranks, path, steps=steps, resume=resume, directory=folder)
+        outcomes = train(lab.ranks, path, steps=steps, resume=resume, directory=folder, realtime=realtime)
+    show_summary(folder, all_terms=terms)
     code = exit_code_of(exit_codes(outcomes))
     if code:
         raise click.exceptions.Exit(code)

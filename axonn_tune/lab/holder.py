@@ -17,7 +17,7 @@ from typing import Any
 
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem
 from axonn_tune.lab.control import Status, answer, listen
-from axonn_tune.lab.namespaces import Kind, die_with, opened, separate
+from axonn_tune.lab.namespaces import Kind, die_with, let_go_of_streams, opened, separate
 from axonn_tune.lab.network import build, require_tools
 from axonn_tune.lab.shape import Shape
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     if wanted["keep"]:
         die_with(None)
     _say({"holder": status.holder})
-    _let_go_of_streams()
+    let_go_of_streams()
     while True:
         connection, _ = listener.accept()
         answer(connection, status, namespaces)
@@ -72,7 +72,7 @@ def _start_first(listener: socket.socket) -> None:
         return
     listener.close()
     os.close(end)
-    _let_go_of_streams()
+    let_go_of_streams()
     # Collects, without a word, processes whose parent has ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.read(holders_end, 1)
@@ -82,13 +82,6 @@ def _start_first(listener: socket.socket) -> None:
 def _say(said: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
-
-
-def _let_go_of_streams() -> None:
-    """Whoever reads what started this must see the end of it."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nothing, stream)
 
 
 if __name__ == "__main__":

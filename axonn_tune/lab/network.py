@@ -16,6 +16,7 @@ from pathlib import Path
 
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.lab.namespaces import Kind, enter, inside, opened, unshare
+from axonn_tune.lab.relay import start_relay
 from axonn_tune.lab.shape import INTERFACE, MTU_BYTES, PREFIX, Shape, address, down, leaf, port, up
 
 _SPINE = f"{PREFIX}-spine"
@@ -33,10 +34,12 @@ _SETTINGS = {
     "ipv4/tcp_slow_start_after_idle": "0",
     "ipv4/tcp_no_metrics_save": "1",
     # Less in flight than the queue holds.
-    "ipv4/tcp_wmem": "4096 65536 262144",
-    "ipv4/tcp_rmem": "4096 131072 1048576",
+    "ipv4/tcp_wmem": "4096 65536 {send_bytes}",
+    "ipv4/tcp_rmem": "4096 131072 {receive_bytes}",
     "ipv4/tcp_limit_output_bytes": "131072",
 }
+_SEND_BYTES, _RECEIVE_BYTES = 256 << 10, 1 << 20
+_NETEM_PACKETS = 100_000
 _MISSING_TOOLS = "the lab needs `{}` of iproute2, which is not here: apt-get install iproute2 (Debian, Ubuntu)"
 
 
@@ -53,26 +56,33 @@ def build(shape: Shape) -> list[int]:
     """
     switch = opened("net")
     namespaces = [_new_namespace(switch) for _ in range(shape.world)]
-    _settle(("ipv6/conf/all/disable_ipv6", "ipv6/conf/default/disable_ipv6"))
+    _settle(("ipv6/conf/all/disable_ipv6", "ipv6/conf/default/disable_ipv6"), shape)
     paths = [f"/proc/self/fd/{namespace}" for namespace in namespaces]
-    batch("ip", switch_links(shape, paths), keep=namespaces)
-    batch("tc", [bucket(link, rate) for link, rate in shape.links()])
+    netem = shape.delay_s > 0 and _has_netem()
+    relayed = shape.delay_s > 0 and not netem
+    if relayed:
+        start_relay(shape)
+    batch("ip", switch_links(shape, paths, relayed=relayed), keep=namespaces)
+    batch("tc", switch_limits(shape, netem=netem))
     for rank, namespace in enumerate(namespaces):
         with inside(namespace):
-            _settle(_SETTINGS)
+            _settle(_SETTINGS, shape)
             batch("ip", rank_links(rank))
             batch("tc", [bucket(INTERFACE, shape.port_bits_per_s)])
     os.close(switch)
     return namespaces
 
 
-def switch_links(shape: Shape, namespaces: Sequence[str]) -> Iterator[str]:
-    """Lines for `ip`: bridges, uplinks, and a link to each rank's namespace, given as a path."""
+def switch_links(shape: Shape, namespaces: Sequence[str], *, relayed: bool = False) -> Iterator[str]:
+    """Lines for `ip`: bridges, uplinks (made by the relay, if any), and a link to each rank's namespace, a path."""
     yield "link set lo up"
     yield from _bridge(_SPINE)
     for node in range(shape.nodes):
         yield from _bridge(leaf(node))
-        yield f"link add {up(node)} mtu {MTU_BYTES} type veth peer name {down(node)} mtu {MTU_BYTES}"
+        if relayed:
+            yield from (f"link set {end(node)} mtu {MTU_BYTES}" for end in (up, down))
+        else:
+            yield f"link add {up(node)} mtu {MTU_BYTES} type veth peer name {down(node)} mtu {MTU_BYTES}"
         yield f"link set {up(node)} master {leaf(node)} up"
         yield f"link set {down(node)} master {_SPINE} up"
     for rank, namespace in enumerate(namespaces):
@@ -88,10 +98,20 @@ def rank_links(rank: int) -> Iterator[str]:
     yield f"link set {INTERFACE} up"
 
 
-def bucket(link: str, rate_bits_per_s: float) -> str:
+def switch_limits(shape: Shape, *, netem: bool) -> Iterator[str]:
+    """Lines for `tc`: each end's rate; with netem, what a node sends to others is delayed first."""
+    delayed = {up(node) for node in range(shape.nodes)} if netem else set()
+    for link, rate in shape.links():
+        if link in delayed:
+            delay = f"netem delay {shape.delay_s * 1e6:.0f}us limit {_NETEM_PACKETS}"
+            yield f"qdisc add dev {link} root handle 1: {delay}"
+        yield bucket(link, rate, parent="parent 1:1" if link in delayed else "root")
+
+
+def bucket(link: str, rate_bits_per_s: float, *, parent: str = "root") -> str:
     """The line for `tc` that limits what a link's end sends."""
     burst_bytes = max(_BURST_BYTES, int(rate_bits_per_s / 8 * _BURST_S))
-    return f"qdisc add dev {link} root tbf rate {rate_bits_per_s:.0f}bit burst {burst_bytes} limit {_QUEUE_BYTES}"
+    return f"qdisc add dev {link} {parent} tbf rate {rate_bits_per_s:.0f}bit burst {burst_bytes} limit {_QUEUE_BYTES}"
 
 
 def batch(tool: str, lines: Iterable[str], *, keep: Sequence[int] = ()) -> None:
@@ -123,12 +143,24 @@ def _bridge(name: str) -> Iterator[str]:
     yield f"link set {name} mtu {MTU_BYTES} up"
 
 
-def _settle(keys: Iterable[str]) -> None:
+def _has_netem() -> bool:
+    """Whether this kernel can delay packets; tried on this namespace's own loopback."""
+    try:
+        batch("tc", ["qdisc add dev lo root netem delay 1ms", "qdisc del dev lo root"])
+    except EnvironmentProblem:
+        return False
+    return True
+
+
+def _settle(keys: Iterable[str], shape: Shape) -> None:
     """Write settings of the current network namespace; those the kernel lacks are left out."""
+    # A longer way holds more.
+    on_the_way_bytes = int(shape.uplink_bits_per_s / 8 * 2 * shape.delay_s)
+    send_bytes, receive_bytes = _SEND_BYTES + 2 * on_the_way_bytes, _RECEIVE_BYTES + 4 * on_the_way_bytes
     for key in keys:
         path = Path("/proc/sys/net") / key
         if path.exists():
             try:
-                path.write_text(_SETTINGS[key])
+                path.write_text(_SETTINGS[key].format(send_bytes=send_bytes, receive_bytes=receive_bytes))
             except OSError as error:
                 raise EnvironmentProblem(f"cannot set {path} for the lab: {error.strerror}") from error

@@ -31,10 +31,17 @@ def require_world(launch: Launch, shape: Shape) -> None:
 
 
 def train(
-    ranks: Ranks, path: Path, *, steps: int | None = None, resume: bool = False, directory: Path | None = None
+    ranks: Ranks,
+    path: Path,
+    *,
+    steps: int | None = None,
+    resume: bool = False,
+    directory: Path | None = None,
+    realtime: bool = False,
 ) -> list[Outcome]:
     """Run a launch config once, as `axonn-tune run` would with these options; how each rank ended, by rank.
 
+    realtime: before all ordinary processes of the host (SCHED_RR), where that is allowed.
     While it runs, SIGTERM and SIGUSR2 have the ranks save and stop, and Ctrl-C is left to them.
     """
 
@@ -45,7 +52,7 @@ def train(
     before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
     options = {"steps": steps, "resume": resume, "directory": directory}
     try:
-        return ranks.run(TRAIN, [(str(path), options)] * ranks.shape.world)
+        return ranks.run(TRAIN, [(str(path), options)] * ranks.shape.world, realtime=realtime)
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)

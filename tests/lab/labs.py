@@ -1,0 +1,98 @@
+"""Labs for tests: what a lab needs of this host, the command line as a process, and who is still there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.errors import AxonnTuneError
+from axonn_tune.lab.control import join
+from axonn_tune.lab.lab import Lab
+from axonn_tune.lab.shape import Shape
+
+PATIENCE_S = 60.0
+SMALL = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=100e6, port_bits_per_s=200e6)
+
+
+def can_make_labs() -> str | None:
+    """Why there can be no lab here, in the tool's own words; None if there can."""
+    try:
+        with Lab(Shape(nodes=1, ranks_per_node=1, uplink_bits_per_s=1e8, port_bits_per_s=1e8)):
+            return None
+    except AxonnTuneError as error:
+        return str(error)
+
+
+WHY_NOT = can_make_labs()
+needs_labs = pytest.mark.skipif(WHY_NOT is not None, reason=f"no lab can be made here: {WHY_NOT}")
+
+
+def start(*words: str, before: Iterable[str] = ()) -> subprocess.Popen[str]:
+    """`axonn-tune lab ...` as a process; before: a command that runs it."""
+    command = [*before, sys.executable, "-m", "axonn_tune", "lab", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(*words: str, before: Iterable[str] = ()) -> tuple[int, str, str]:
+    """The same to its end: exit code and what it wrote."""
+    process = start(*words, before=before)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, err
+
+
+def namespaces_of(name: str) -> list[int]:
+    """The network namespaces of a lab as the kernel numbers them: the switch's, then each rank's."""
+    access = join(name)
+    descriptors = [access.pids, access.switch, *access.ranks]
+    try:
+        return [os.fstat(one).st_ino for one in descriptors[1:]]
+    finally:
+        for one in descriptors:
+            os.close(one)
+
+
+def processes_in(namespaces: Iterable[int]) -> list[int]:
+    """Processes of this host whose network namespace is one of these."""
+    wanted, found = set(namespaces), []
+    for path in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            if path.stat().st_ino in wanted:
+                found.append(int(path.parts[2]))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def wait_until(holds: Callable[[], bool], *, within_s: float = PATIENCE_S) -> bool:
+    """Whether it comes to hold within the time."""
+    end = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def host_network() -> str:
+    """What `ip` knows of this host: names of namespaces, interfaces, routes."""
+    commands = (["ip", "netns"], ["ip", "-br", "link"], ["ip", "route"])
+    return "".join(subprocess.run(one, capture_output=True, text=True, check=True).stdout for one in commands)
+
+
+def whoami(rank: int) -> tuple[int, str, str]:
+    """What a function in a rank sees: its argument and torchrun's variables."""
+    return rank, os.environ["RANK"], os.environ["LOCAL_RANK"]
+
+
+def leave(rank: int, code: int) -> None:
+    """End rank 1 with a code, or by a signal if it is negative."""
+    if rank == 1 and code < 0:
+        os.kill(os.getpid(), -code)
+    if rank == 1:
+        sys.exit(code)

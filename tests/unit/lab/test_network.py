@@ -1,0 +1,92 @@
+"""The lines given to `ip` and `tc`, what is measured of a network, and its profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.lab.network import bucket, switch_limits, switch_links
+from axonn_tune.lab.profile import profile
+from axonn_tune.lab.shape import Shape
+from axonn_tune.lab.streams import rates
+from axonn_tune.lab.verify import rounds
+from axonn_tune.runtime.ends import exit_code_of
+from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.writing import to_yaml
+
+SHAPE = Shape(nodes=4, ranks_per_node=2, uplink_bits_per_s=2e8, port_bits_per_s=8e8, delay_s=1e-3)
+
+
+def test_every_end_of_every_link_has_a_name_of_its_own_and_a_rate() -> None:
+    """Guards both directions of both tiers; names fit the kernel's 15 characters and bear the prefix."""
+    links = dict(SHAPE.links())
+    assert len(links) == 2 * 4 + 8
+    assert links["axt-up3"] == links["axt-down3"] == 2e8
+    assert links["axt-port7"] == 8e8
+    largest = Shape(nodes=128, ranks_per_node=1, uplink_bits_per_s=1e8, port_bits_per_s=1e8)
+    assert all(name.startswith("axt") and len(name) <= 15 for name, _ in largest.links())
+    made = "\n".join(switch_links(SHAPE, [f"/proc/self/fd/{number}" for number in range(8)]))
+    assert all(made.count(f"{name} ") >= 2 for name in links), "made, and set up"
+
+
+def test_buckets_hold_two_packets_or_what_a_fast_link_needs() -> None:
+    """Guards the burst: larger lets small messages through for free, smaller loses rate to late timers."""
+    assert "rate 200000000bit burst 18100 " in bucket("a", 2e8)
+    assert "burst 50000 " in bucket("a", 8e8)
+
+
+def test_netem_delays_what_a_node_sends_before_its_rate() -> None:
+    """Guards the order, and that each packet between nodes is delayed once; written for kernels with netem."""
+    lines = list(switch_limits(SHAPE, netem=True))
+    assert lines[0] == "qdisc add dev axt-up0 root handle 1: netem delay 1000us limit 100000"
+    assert lines[1].startswith("qdisc add dev axt-up0 parent 1:1 tbf rate 200000000bit")
+    assert sum("netem" in line for line in lines) == 4
+    assert not any("netem" in line for line in switch_limits(SHAPE, netem=False))
+
+
+def test_rates_count_the_time_that_all_streams_ran() -> None:
+    """Guards sums over streams: one that goes on alone must not count as if it had shared."""
+    steady = [(0.1 * tick, 1_000_000 * tick) for tick in range(11)]
+    longer = [*steady, *((1.0 + 0.1 * tick, 10_000_000 + 5_000_000 * tick) for tick in range(1, 11))]
+    assert rates([steady, longer]) == pytest.approx([80e6, 80e6])
+    assert rates([steady, [(5.0, 0)]]) == [0.0, 0.0]
+
+
+def test_verification_covers_every_uplink_and_a_node() -> None:
+    """Guards `lab verify`: each node sends and receives, all ranks of a node share once, and ports are measured."""
+    found = list(rounds(SHAPE))
+    uplinks = [flow for one in found if one.what == "node" for flow in one.flows]
+    assert sorted(SHAPE.node_of(source) for source, _ in uplinks) == [0, 1, 2, 3]
+    assert sorted(SHAPE.node_of(target) for _, target in uplinks) == [0, 1, 2, 3]
+    assert [one.rate_bits_per_s for one in found if one.together] == [2e8]
+    assert [one.rate_bits_per_s for one in found if one.what == "rank"] == [8e8, 8e8]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "tiers"), [(4, 2, ["node", "cluster"]), (4, 1, ["cluster"]), (1, 4, ["node"])]
+)
+def test_profile_is_a_machine_with_the_rates_asked_for(
+    nodes: int, ranks: int, tiers: list[str], tmp_path: Path
+) -> None:
+    """Guards `lab profile`: it loads, in every shape, with bits made bytes and provenance for all."""
+    shape = Shape(nodes=nodes, ranks_per_node=ranks, uplink_bits_per_s=2e8, port_bits_per_s=4e8)
+    machine = profile(shape, name="mine", rank_round_trip_s=2e-5, node_round_trip_s=5e-5)
+    path = tmp_path / "mine.yaml"
+    path.write_text(to_yaml(machine), encoding="utf-8")
+    loaded = load_document(path, schema=Machine)
+    assert loaded == machine
+    assert [tier.name for tier in loaded.tiers] == tiers
+    assert loaded.tiers[-1].bandwidth_bytes_per_s == pytest.approx(25e6 if nodes > 1 else 50e6)
+    assert loaded.tiers[-1].ranks is None
+
+
+def test_one_exit_code_for_all_ranks() -> None:
+    """Guards what a caller sees: training failed before all else, then the first word, then a signal."""
+    assert exit_code_of([(0, 0), (1, 0)]) == 0
+    assert exit_code_of([(1, 130), (0, 6)]) == 6
+    assert exit_code_of([(1, 75), (0, 75)]) == 75
+    assert exit_code_of([(1, 2), (0, 1)]) == 2
+    assert exit_code_of([(1, -9), (0, 6)]) == 6
+    assert exit_code_of([(1, -9), (0, 0)]) == 6
