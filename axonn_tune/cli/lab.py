@@ -125,12 +125,19 @@ def status_command() -> None:
 def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
     """Run COMMAND where a rank is: `axonn-tune lab exec 0.1 -- ip addr`; exit code as the command's.
 
-    Both numbers begin at 0. `switch` instead of a rank is where the bridges and uplinks are. RANK, WORLD_SIZE,
-    MASTER_ADDR and so on are set as torchrun would.
+    Both numbers begin at 0. `all` instead of them runs it on every rank at once, `switch` where the bridges and
+    uplinks are. RANK, WORLD_SIZE, MASTER_ADDR and so on are set as torchrun would.
     """
     from axonn_tune.lab.inside import execute
+    from axonn_tune.lab.lab import Lab
+    from axonn_tune.lab.running import exit_codes
+    from axonn_tune.runtime.ends import exit_code_of
 
-    code = execute(name, place, command)
+    if place == "all":
+        with Lab.attached(name) as lab:
+            code = exit_code_of(exit_codes(lab.ranks.execute(command)))
+    else:
+        code = execute(name, place, command)
     if code:
         raise click.exceptions.Exit(code)
 

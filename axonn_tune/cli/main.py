@@ -36,10 +36,10 @@ Exit codes:
   1    a mistake in axonn-tune itself; please report it
   2    a wrong option or argument, or a wrong document
   3    no grid satisfies all constraints; the message names the binding one
-  4    a validation or regression check failed (reserved for validate and regress)
+  4    a validation or regression check failed, or a lab is not what was asked for
   5    something is missing here, or the disk is full
-  6    training did not finish (run)
-  75   training stopped by a signal, state saved (run)
+  6    training did not finish (run, lab run)
+  75   training stopped by a signal, state saved (run, lab run)
   130  interrupted
 """
 

@@ -2,7 +2,7 @@
 
 Each node's uplink is then a pair of TAP devices instead of a veth pair. What the node's end sends is read
 here, kept for the delay, and written to the spine's end; the other direction passes at once, so that a
-packet between two nodes is delayed once. Costs about 10 µs of a core for each packet.
+packet between two nodes is delayed once. It takes time of a core for each packet.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Shape:
         node, local = (int(match[1]), int(match[2])) if match else (self.nodes, 0)
         if node >= self.nodes or local >= self.ranks_per_node:
             last = f"{self.nodes - 1}.{self.ranks_per_node - 1}"
-            raise UsageError(f"no rank {name!r}: this lab has NODE.RANK from 0.0 to {last}, and `switch`")
+            raise UsageError(f"no rank {name!r}: this lab has NODE.RANK from 0.0 to {last}, `all`, and `switch`")
         return node * self.ranks_per_node + local
 
     def name_of(self, rank: int) -> str:

@@ -98,6 +98,14 @@ def test_ranks_reach_each_other_and_nothing_else(lab: Lab) -> None:
 
 
 @needs_labs
+def test_command_on_all_ranks(name: str) -> None:
+    """Guards `lab exec all`: torchrun's variables, and one exit code for all."""
+    with Lab(SMALL, name=name):
+        code, out, _ = run("exec", "--name", name, "all", "--", "sh", "-c", "echo $MASTER_ADDR; exit $LOCAL_RANK")
+    assert (code, out.split()) == (1, ["10.77.0.1"] * 4)
+
+
+@needs_labs
 def test_second_lab_or_run_of_a_name_is_refused(lab: Lab) -> None:
     """Guards measurements: two would share what one is believed to have alone."""
     lab.ranks.call(labs.whoami, [(rank,) for rank in range(4)])
