@@ -1,0 +1,245 @@
+"""What is measured side by side: the runtime, FSDP2, and DTensor tensor parallelism with FSDP2.
+
+All train the same model from the same weights on the same batches, one micro-batch a step, with AdamW over
+lists of tensors (`foreach`), clipping, and torch's scaled dot-product attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from axonn_tune.grid import Grid
+from axonn_tune.runtime.communicate import Communicator
+from axonn_tune.runtime.data import Share, SyntheticTokens, batches
+from axonn_tune.runtime.ledger import Ledger
+from axonn_tune.runtime.mesh import build_mesh
+from axonn_tune.runtime.optimizer import learning_rate
+from axonn_tune.runtime.trainer import Trainer, settings_of
+from axonn_tune.runtime.transformer import Transformer
+from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.launch import Launch, Optimizer
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import OVERLAPS, Overlap, Precision, Workload
+from benchmarks.launches import pinned_launch
+from benchmarks.reference_model import Reference
+
+CPU = torch.device("cpu")
+OPTIMIZER = Optimizer(warmup_steps=2)
+COMPUTE: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+"""Type that FSDP2 gathers weights and reduces gradients in; None: the parameters' own."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all contenders train."""
+
+    model_name: str
+    precision: Precision
+    global_batch: int
+    sequence: int
+    world: int
+
+    @property
+    def model(self) -> Model:
+        """The model document."""
+        return load_model(self.model_name).document
+
+    def share(self, place: int, places: int) -> Share:
+        """One of `places` equal parts of a step's batch."""
+        return Share(self.global_batch, self.global_batch // places, 1, data=place, data_size=places)
+
+    def tokens(self, share: Share) -> SyntheticTokens:
+        """The source of the batches."""
+        return SyntheticTokens(self.model.vocab, 0, self.sequence, share)
+
+
+@dataclass(frozen=True)
+class Ours:
+    """The runtime on a grid; kept: all layers keep their gathered weights for backward, or none does."""
+
+    grid: Grid
+    kept: bool = True
+    overlaps: tuple[Overlap, ...] = OVERLAPS
+
+    @property
+    def name(self) -> str:
+        """As the table calls it."""
+        grid = self.grid
+        kept = ", kept" if self.kept and grid.z > 1 else ""
+        overlap = "" if self.overlaps else ", no overlap"
+        return f"runtime {grid.x}·{grid.y}·{grid.z}·{grid.data}{kept}{overlap}"
+
+    def without_overlap(self) -> Ours:
+        """The same, waiting for each collective where it is issued."""
+        return replace(self, overlaps=())
+
+    def launch(self, job: Job) -> Launch:
+        """The launch config."""
+        workload = Workload(
+            global_batch=job.global_batch,
+            sequence_length=job.sequence,
+            precision=job.precision,
+            overlaps=self.overlaps,
+        )
+        return pinned_launch(
+            job.model_name, self.grid, workload, kept=self.kept, optimizer=OPTIMIZER, command="benchmark"
+        )
+
+    def build(self, job: Job, weights: Mapping[str, torch.Tensor]) -> RuntimeSteps:
+        """One rank of it; the runtime makes the same weights from its seed."""
+        launch = self.launch(job)
+        mesh = build_mesh(launch.grid.grid())
+        return RuntimeSteps(Trainer(launch, mesh, device=CPU, source=batches(launch, mesh)))
+
+
+@dataclass
+class RuntimeSteps:
+    """Trains with the runtime."""
+
+    trainer: Trainer
+
+    def step(self, step: int) -> float:
+        """One optimizer step; the loss."""
+        return self.trainer.step(step).loss
+
+
+@dataclass(frozen=True)
+class Peer:
+    """FSDP2 over `shard` ranks, replicated `replicate` times, of `tensor`-wise parallel groups.
+
+    keep: weights stay gathered from forward to backward (`reshard_after_forward=False`).
+    """
+
+    shard: int
+    tensor: int = 1
+    replicate: int = 1
+    keep: bool = False
+
+    @property
+    def name(self) -> str:
+        """As the table calls it."""
+        parts = ["FSDP2" if self.tensor == 1 else f"DTensor TP {self.tensor} + FSDP2", str(self.shard)]
+        replicated = f", replicated {self.replicate}" if self.replicate > 1 else ""
+        return " ".join(parts) + replicated + (", kept" if self.keep else "")
+
+    def build(self, job: Job, weights: Mapping[str, torch.Tensor]) -> PeerSteps:
+        """One rank of it."""
+        sizes = (self.replicate, self.shard, self.tensor)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard", "tensor"))
+        module = _module(job.model, weights)
+        if self.tensor > 1:
+            parallelize(module, mesh["tensor"])
+            # With it DTensor sums the gradient norm over both axes at once; it warns where it cannot.
+            mesh["shard", "tensor"]._flatten("shard_tensor")
+        data = mesh["replicate", "shard"] if self.replicate > 1 else mesh["shard"]
+        compute = COMPUTE[job.precision]
+        shard(module, data, policy=MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=compute), keep=self.keep)
+        place = mesh.get_local_rank("replicate") * self.shard + mesh.get_local_rank("shard")
+        return PeerSteps(module, job.tokens(job.share(place, self.replicate * self.shard)))
+
+
+Contender = Ours | Peer
+
+
+def _module(model: Model, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+    module = Reference(model)
+    module.load(weights)
+    return module
+
+
+def parallelize(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Tensor parallelism by DTensor: tables by rows, qkv and fc1 by columns, output and fc2 by rows."""
+    tables = {
+        "embedding": RowwiseParallel(input_layouts=Replicate()),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    parallelize_module(module, mesh, tables)
+    module.tie()
+    for block in module.blocks:
+        layers = {
+            "attention.qkv": ColwiseParallel(),
+            "attention.output": RowwiseParallel(),
+            "mlp.fc1": ColwiseParallel(),
+            "mlp.fc2": RowwiseParallel(),
+        }
+        parallelize_module(block, mesh, layers)
+
+
+def shard(module: nn.Module, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, keep: bool) -> None:
+    """FSDP2 on each block, then on what is left."""
+    for block in module.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+class PeerSteps:
+    """Trains a wrapped module."""
+
+    def __init__(self, module: nn.Module, source: SyntheticTokens) -> None:
+        self.module, self.source = module, source
+        parameters = list(module.parameters())
+        # Norms and biases of a tensor-parallel model lie on another mesh, and no list may mix meshes.
+        self.lists = _by_mesh(parameters)
+        groups = [
+            {"params": [one for one in found if (one.dim() == 2) == matrices], "weight_decay": decay}
+            for found in self.lists
+            for matrices, decay in ((True, OPTIMIZER.weight_decay), (False, 0.0))
+        ]
+        self.adam = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=OPTIMIZER.learning_rate,
+            betas=OPTIMIZER.betas,
+            eps=OPTIMIZER.eps,
+            foreach=True,
+        )
+
+    def step(self, step: int) -> float:
+        """One optimizer step; this rank's mean loss."""
+        tokens, targets = self.source.batch(step, 0)
+        loss = self.module(tokens, targets)
+        loss.backward()
+        self._clip()
+        for group in self.adam.param_groups:
+            group["lr"] = learning_rate(OPTIMIZER, step)
+        self.adam.step()
+        self.adam.zero_grad()
+        return loss.item()
+
+    def _clip(self) -> None:
+        assert OPTIMIZER.gradient_clip_norm is not None, "all contenders clip"
+        norms = [_norm([one.grad for one in found], foreach=True) for found in self.lists]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        for found in self.lists:
+            nn.utils.clip_grads_with_norm_(found, OPTIMIZER.gradient_clip_norm, norm, foreach=True)
+
+
+def _norm(gradients: list[torch.Tensor], *, foreach: bool) -> torch.Tensor:
+    """Norm of all elements, summed over the ranks that hold them."""
+    norm = nn.utils.get_total_norm(gradients, foreach=foreach)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _by_mesh(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    found: dict[object, list[nn.Parameter]] = {}
+    for one in parameters:
+        assert isinstance(one, DTensor), "FSDP2 makes every parameter one"
+        found.setdefault(one.device_mesh, []).append(one)
+    return list(found.values())
+
+
+def initial_weights(job: Job) -> dict[str, torch.Tensor]:
+    """The weights that the runtime begins with, whole, by their names there."""
+    launch = Ours(Grid()).launch(replace(job, world=1))
+    communicator = Communicator(build_mesh(Grid()), Ledger())
+    store = Transformer(
+        job.model, communicator, settings_of(launch, CPU), sequence=job.sequence, seed=launch.seed
+    ).store
+    return {one.name: one.value for one in (*store.matrices, *store.vectors)}

@@ -1,0 +1,150 @@
+"""The runtime's GPT and Llama as ordinary modules, the way a PyTorch user would write them.
+
+M tokens are `[b, S]`; the parallel wrappers of torch may split any module's parameters, so widths are read
+from tensors. Columns of qkv are grouped by key head (queries, key, value), gate and up alternate: a split over
+output columns then gives each rank whole heads and whole pairs, as it does in the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+from axonn_tune.specs.model import Model
+
+EPSILON = 1e-5
+
+
+class Attention(nn.Module):
+    """Causal softmax attention."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+        self.qkv = nn.Linear(model.hidden, model.qkv_width, bias=model.biases)
+        self.output = nn.Linear(model.query_width, model.hidden, bias=model.biases)
+
+    def forward(self, x: torch.Tensor, turn: torch.Tensor | None) -> torch.Tensor:
+        """`[b, S, H] → [b, S, H]`; turn: cosines and sines of rotary positions, `[2, S, head_dim / 2]`."""
+        dim, each = self.model.head_dim, self.model.heads // self.model.kv_heads
+        grouped = self.qkv(x).unflatten(-1, (-1, each + 2, dim)).transpose(1, 2)
+        queries = grouped[..., :each, :].transpose(2, 3).flatten(1, 2)
+        keys, values = grouped[..., each, :], grouped[..., each + 1, :]
+        if turn is not None:
+            queries, keys = rotate(queries, turn), rotate(keys, turn)
+        attended = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=each > 1)
+        found: torch.Tensor = self.output(attended.transpose(1, 2).flatten(2))
+        return found
+
+
+class Perceptron(nn.Module):
+    """GELU between two linear layers, or SiLU(gate) · up for Llama."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.gated = model.gated
+        self.fc1 = nn.Linear(model.hidden, model.up_width, bias=model.biases)
+        self.fc2 = nn.Linear(model.ffn, model.hidden, bias=model.biases)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[b, S, H] → [b, S, H]`."""
+        up = self.fc1(x)
+        if self.gated:
+            gate, up = up.unflatten(-1, (-1, 2)).unbind(-1)
+            up = functional.silu(gate) * up
+        else:
+            up = functional.gelu(up)
+        found: torch.Tensor = self.fc2(up)
+        return found
+
+
+class Block(nn.Module):
+    """Attention and perceptron, each behind a norm and beside a residual."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = _norm(model), _norm(model)
+        self.attention, self.mlp = Attention(model), Perceptron(model)
+
+    def forward(self, x: torch.Tensor, turn: torch.Tensor | None) -> torch.Tensor:
+        """`[b, S, H] → [b, S, H]`."""
+        x = x + self.attention(self.attention_norm(x), turn)
+        found: torch.Tensor = x + self.mlp(self.mlp_norm(x))
+        return found
+
+
+class Reference(nn.Module):
+    """The whole model, from tokens to their loss."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+        self.embedding = nn.Embedding(model.vocab, model.hidden)
+        learned = model.learned_positions
+        self.position = nn.Embedding(model.max_sequence_length, model.hidden) if learned else None
+        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
+        self.norm = _norm(model)
+        self.head = nn.Linear(model.hidden, model.vocab, bias=False)
+        self.tie()
+
+    def tie(self) -> None:
+        """Make embedding and head one parameter where the model says so; again after they were wrapped."""
+        if self.model.tied_embeddings:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of tokens `[b, S]`, in single precision at least."""
+        x, turn = self.embedding(tokens), None
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        if self.position is not None:
+            x = x + self.position(places)
+        else:
+            turn = turns(places, self.model.head_dim).to(x.dtype)
+        for block in self.blocks:
+            x = block(x, turn)
+        logits = self.head(self.norm(x)).flatten(0, 1)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return functional.cross_entropy(wide, targets.flatten())
+
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy the runtime's parameters, by their names there, into these; matrices are stored transposed here."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.copy_(_stored(name, weights[runtime_name(name)]))
+
+
+def runtime_name(name: str) -> str:
+    """What the runtime calls a parameter of this model: `blocks.0.mlp.fc1.weight`, `embedding`, `head.norm.bias`."""
+    if name in ("embedding.weight", "position.weight", "head.weight"):
+        return name.removesuffix(".weight")
+    if name.startswith("norm."):
+        return f"head.{name}"
+    return name.replace("attention_norm", "attention.norm").replace("mlp_norm", "mlp.norm")
+
+
+def _stored(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Linear layers keep their weights output first; tables are rows in both."""
+    linear = name.startswith("blocks.") and value.dim() == 2
+    return value.t() if linear else value
+
+
+def _norm(model: Model) -> nn.Module:
+    kind = nn.LayerNorm if model.family == "gpt" else nn.RMSNorm
+    return kind(model.hidden, eps=EPSILON)
+
+
+def turns(places: torch.Tensor, dim: int) -> torch.Tensor:
+    """Cosines and sines of rotary positions, base 10,000, float64 `[2, S, dim / 2]`."""
+    frequency = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=places.device) / dim)
+    angle = places[:, None] * frequency
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+def rotate(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """Turn the pairs (i, i + dim / 2) of `[.., S, dim]`."""
+    first, second = x.chunk(2, dim=-1)
+    cosine, sine = turn
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
