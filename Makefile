@@ -48,8 +48,9 @@ docs: .venv/installed-dev ## rewrite docs/cli.md and the JSON Schemas
 accuracy: .venv/installed-dev ## predictions against published measurements; options in ARGS
 	@$(BIN)/axonn-tune validate --published $(ARGS)
 
-bench: .venv/installed-dev ## speed of the tool, and predictions against published measurements
+bench: .venv/installed-dev ## speed of the tool, and of the runtime's steps beside FSDP2 and DTensor; options in ARGS
 	@$(BIN)/python -m benchmarks.run $(ARGS)
+	@$(BIN)/python -m benchmarks.runtime_steps $(ARGS)
 
 fit: .venv/installed-dev ## fit machine profiles to measurements; options in ARGS
 	@$(BIN)/python -m benchmarks.fit $(ARGS)
