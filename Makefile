@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 SPECIFIED_BY := setup.cfg constraints.txt pyproject.toml
+DEMO := build/demo
+DEMO_RANKS := 4
+DEMO_STEPS := 25
 CODE := $(wildcard axonn_tune benchmarks configs machines tests)
 
 .DEFAULT_GOAL := help
@@ -12,11 +15,19 @@ CODE := $(wildcard axonn_tune benchmarks configs machines tests)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: .venv/installed ## install, rank all grids of an 80b model on 1,024 GPUs, write the launch config
-	@mkdir -p build/demo
-	@$(BIN)/axonn-tune --gpus 1024 --model 80b -o build/demo/launch.yaml
-	@printf '\nThe launch config of the first row is build/demo/launch.yaml. It begins:\n\n'
-	@head -n 24 build/demo/launch.yaml
+demo: .venv/installed-runtime ## install; rank grids of an 80b model; then measure this machine, search and train here
+	@mkdir -p $(DEMO)
+	@rm -rf $(DEMO)/run $(DEMO)/here.points.jsonl
+	@echo '1. All grids of an 80b model on 1,024 GPUs; the launch config of the first is $(DEMO)/80b.yaml.'
+	@$(BIN)/axonn-tune --gpus 1024 --model 80b -o $(DEMO)/80b.yaml
+	@printf '\n2. This machine, measured with $(DEMO_RANKS) ranks: $(DEMO)/here.yaml.\n'
+	@$(BIN)/axonn-tune calibrate --ranks $(DEMO_RANKS) --budget 20s --model nano -o $(DEMO)/here.yaml
+	@printf "\n3. Python's own source as text to train on, and the best grid for a small model here.\n"
+	@$(BIN)/axonn-tune data --python-stdlib -o $(DEMO)/tokens.bin
+	@$(BIN)/axonn-tune --gpus $(DEMO_RANKS) --model nano --machine $(DEMO)/here.yaml --precision fp32 --no-overlap \
+		--rank-by iteration --tokens $(DEMO)/tokens.bin -o $(DEMO)/launch.yaml
+	@printf '\n4. $(DEMO)/launch.yaml, run: $(DEMO_STEPS) steps, then predicted beside measured.\n'
+	@$(BIN)/axonn-tune run $(DEMO)/launch.yaml --steps $(DEMO_STEPS) --directory $(DEMO)/run
 
 test: style types generated ## everything: style, types, generated files, all tests
 	@$(BIN)/python -m pytest
@@ -65,9 +76,14 @@ clean: ## remove .venv and everything built
 	@$(PIP) install --constraint constraints.txt --editable .
 	@touch $@
 
-.venv/installed-dev: .venv/installed
+.venv/installed-runtime: .venv/installed
+	@echo 'installing torch into .venv' >&2
+	@$(PIP) install --constraint constraints.txt --editable '.[runtime]'
+	@touch $@
+
+.venv/installed-dev: .venv/installed-runtime
 	@echo 'installing the development tools into .venv' >&2
-	@$(PIP) install --constraint constraints.txt --editable '.[dev,runtime]'
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 .venv/bin/python:

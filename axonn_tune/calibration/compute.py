@@ -7,6 +7,7 @@ relative errors finds them all at once.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -25,7 +26,7 @@ from axonn_tune.specs.points import AttentionProbe, CopyProbe, MatmulProbe, Prob
 ComputeProbe: TypeAlias = MatmulProbe | AttentionProbe | StepProbe
 LAYOUTS: tuple[MatmulLayout, ...] = ("NN", "NT", "TN")
 _TILES = (1, 8, 16, 32, 64, 128)
-_MATMUL, _KERNEL, _BYTE = "matmul_launch_s", "kernel_launch_s", "byte_s"
+_MATMUL, _RAMP, _KERNEL, _BYTE = "matmul_launch_s", "ramp_flop_s", "kernel_launch_s", "byte_s"
 _FORWARD, _BACKWARD = "attention_forward_flop_s", "attention_backward_flop_s"
 
 
@@ -34,6 +35,7 @@ class ComputeFit:
     """Fitted rates, SI units; tile: the rounding of rows and columns that fits best; peak: of the best product."""
 
     matmul_launch_s: float
+    matmul_ramp: float
     kernel_launch_s: float
     memory_bytes_per_s: float
     copy_bytes_per_s: float
@@ -56,12 +58,14 @@ def fit_compute(measured: Mapping[Probe, float], setting: Setting) -> ComputeFit
     found = tried[tile].values
     copies = [2.0 * probe.size_bytes / seconds for probe, seconds in measured.items() if isinstance(probe, CopyProbe)]
     rates = [2.0 * probe.m * probe.n * probe.k / measured[probe] for probe in probes if isinstance(probe, MatmulProbe)]
+    flops_per_s = {layout: _rate(found[layout], max(rates)) for layout in LAYOUTS}
     return ComputeFit(
         matmul_launch_s=found[_MATMUL],
+        matmul_ramp=found[_RAMP] * statistics.fmean(flops_per_s.values()),
         kernel_launch_s=found[_KERNEL],
         memory_bytes_per_s=_rate(found[_BYTE], max(copies)),
         copy_bytes_per_s=max(copies),
-        flops_per_s={layout: _rate(found[layout], max(rates)) for layout in LAYOUTS},
+        flops_per_s=flops_per_s,
         attention_forward_flops_per_s=_rate(found[_FORWARD], max(rates)),
         attention_backward_flops_per_s=_rate(found[_BACKWARD], max(rates)),
         peak_flops_per_s=max(rates),
@@ -116,7 +120,9 @@ def _terms(step: Computation, values: Mapping[str, float], tile: int) -> Iterato
     if isinstance(step, MatMul):
         m, n, k = (float(size.evaluate(values)) for size in (step.m, step.n, step.k))
         yield _MATMUL, 1.0
-        yield step.layout, 2.0 * ceil(m / tile) * tile * ceil(n / tile) * tile * k
+        tiled = ceil(m / tile) * tile * ceil(n / tile) * tile
+        yield step.layout, 2.0 * tiled * k
+        yield _RAMP, 2.0 * tiled
     elif isinstance(step, Attention):
         yield _KERNEL, 1.0
         yield _BACKWARD if step.backward else _FORWARD, float(step.flops.evaluate(values))

@@ -35,14 +35,12 @@ MOST_MATMULS = 7
 
 Backend = Literal["gloo", "nccl"]
 KIB, MIB = 1024, 1024**2
-_FIRST_SIZES: dict[Backend, tuple[int, ...]] = {
-    "gloo": (1 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 8 * MIB),
-    "nccl": (8 * KIB, 256 * KIB, 4 * MIB, 64 * MIB, 512 * MIB),
+_SIZES: dict[Backend, tuple[int, ...]] = {
+    "gloo": (2 * KIB, 1 * MIB, 64 * KIB, 256 * KIB, 16 * KIB, 4 * MIB, 512 * KIB, 8 * KIB, 16 * MIB),
+    "nccl": (8 * KIB, 64 * MIB, 1 * MIB, 8 * MIB, 256 * KIB, 512 * MIB, 32 * KIB, 2 * MIB, 192 * MIB),
 }
-_MORE_SIZES: dict[Backend, tuple[int, ...]] = {
-    "gloo": (4 * KIB, 48 * KIB, 384 * KIB, 3 * MIB),
-    "nccl": (64 * KIB, 1 * MIB, 16 * MIB, 192 * MIB),
-}
+"""Messages, most wanted first."""
+_ESSENTIAL_SIZES = 2
 _MOST_PARAMETERS: dict[Backend, int] = {"gloo": 50_000_000, "nccl": 2_000_000_000}
 """Of the model that a rank trains alone."""
 _COPIES: dict[Backend, tuple[int, ...]] = {"gloo": (256 * KIB, 32 * MIB), "nccl": (16 * MIB, 512 * MIB)}
@@ -68,26 +66,35 @@ def build_plan(
 ) -> Plan:
     """What to measure; `machine` says how ranks start, its numbers are of no account."""
     launches = tuple(_alone(model, machine, workload, batch=batch) for batch in _local_batches(workload, world))
-    steps: list[Probe] = [StepProbe(launch=number) for number in range(len(launches))]
+    steps = [StepProbe(launch=number) for number in range(len(launches))]
     sequences = launches[0].micro_batch
-    attention: list[Probe] = [AttentionProbe(backward=backward, sequences=sequences) for backward in (False, True)]
-    copies: list[Probe] = [CopyProbe(size_bytes=size) for size in _COPIES[backend]]
-    element = ELEMENT_SIZES[workload.precision].compute
-    probes = [
-        *steps,
+    attention = [AttentionProbe(backward=backward, sequences=sequences) for backward in (False, True)]
+    copies = [CopyProbe(size_bytes=size) for size in _COPIES[backend]]
+    element, sizes = ELEMENT_SIZES[workload.precision].compute, _SIZES[backend]
+    products = matmuls(model.document, workload, world)
+    essential: list[Probe] = [
+        *(product for found in products.values() for product in {found[0]: None, found[-1]: None}),
         *attention,
         *copies,
-        *_messages(world, _FIRST_SIZES[backend], element),
-        *matmuls(model.document, workload, world),
-        *_messages(world, _MORE_SIZES[backend], element),
+        *steps,
+        *_messages(world, sizes[:_ESSENTIAL_SIZES], element),
+    ]
+    others: list[Probe] = [
+        *(product for found in products.values() for product in found[1:-1]),
+        *_messages(world, sizes[_ESSENTIAL_SIZES:], element),
     ]
     return Plan(
-        budget_s=budget_s, backend=backend, precision=workload.precision, launches=launches, probes=tuple(probes)
+        budget_s=budget_s,
+        backend=backend,
+        precision=workload.precision,
+        launches=launches,
+        probes=(*essential, *others),
+        essential=len(essential),
     )
 
 
-def matmuls(model: Model, workload: Workload, world: int) -> list[Probe]:
-    """Products that training does on grids of this world, some of each layout, of all sizes there are."""
+def matmuls(model: Model, workload: Workload, world: int) -> dict[MatmulLayout, list[MatmulProbe]]:
+    """Products that training does on grids of this world, smallest first, some of each layout."""
     found: dict[MatmulLayout, Counter[tuple[int, int, int]]] = {"NN": Counter(), "NT": Counter(), "TN": Counter()}
     program = build_step(model, workload, recompute="none")
     grids = list_grids(world, model, workload)
@@ -99,11 +106,13 @@ def matmuls(model: Model, workload: Workload, world: int) -> list[Probe]:
             if isinstance(step, MatMul):
                 m, n, k = (round(float(size.evaluate(values))) for size in (step.m, step.n, step.k))
                 found[step.layout][m, n, k] += round(float(count.evaluate(values)))
-    return [
-        MatmulProbe(layout=layout, m=m, n=n, k=k)
-        for layout, shapes in found.items()
-        for m, n, k in _spread(sorted(shapes, key=lambda shape: (shape[0] * shape[1] * shape[2], shape)))
-    ]
+    ordered = {
+        layout: sorted(shapes, key=lambda one: (one[0] * one[1] * one[2], one)) for layout, shapes in found.items()
+    }
+    return {
+        layout: [MatmulProbe(layout=layout, m=m, n=n, k=k) for m, n, k in _spread(shapes)]
+        for layout, shapes in ordered.items()
+    }
 
 
 def _spread(ordered: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -27,7 +27,7 @@ from axonn_tune.specs.machine import (
 )
 from axonn_tune.specs.points import Point, Probe, Setting
 from axonn_tune.specs.points_file import Measured
-from axonn_tune.units import GIB
+from axonn_tune.units import GIB, counted
 
 LOOPBACK = "loopback: CPU time, not a network"
 _QUANTILE = 0.8
@@ -77,7 +77,9 @@ def calibrate(measured: Measured, base: Machine, *, name: str, ranks_per_node: i
     )
     if communication is not None:
         document = document.model_copy(update=_network(outline, communication, setting))
-    return Calibration(Machine.model_validate(document.model_dump(by_alias=True)), communication, compute, found)
+    return Calibration(
+        Machine.model_validate(document.model_dump(by_alias=True, exclude_unset=True)), communication, compute, found
+    )
 
 
 def _origin(setting: Setting) -> str:
@@ -207,6 +209,7 @@ def _accelerator(base: Accelerator, fit: ComputeFit, setting: Setting, per_node:
         "matmul_efficiency": {layout: _share(rate / fit.peak_flops_per_s) for layout, rate in fit.flops_per_s.items()},
         "training_share": 1.0,
         "matmul_launch_us": _rounded(fit.matmul_launch_s * 1e6),
+        "matmul_ramp": _rounded(fit.matmul_ramp),
         "matmul_tile": fit.tile,
         "attention_forward_efficiency": _rounded(fit.attention_forward_flops_per_s / fit.peak_flops_per_s),
         "attention_backward_efficiency": _rounded(fit.attention_backward_flops_per_s / fit.peak_flops_per_s),
@@ -214,9 +217,8 @@ def _accelerator(base: Accelerator, fit: ComputeFit, setting: Setting, per_node:
     }
     as_measured = ("memory_gib", "memory_bandwidth_gb_per_s", "peak_tflops")
     sources = {key: measured if key in as_measured else fitted for key in numbers}
-    reserved = {"reserved_memory_gib": base.sources["reserved_memory_gib"]}
-    name = f"1/{per_node} of {setting.cores} cores, {place.device}" if shared else place.device
-    return base.model_copy(update={"name": name, **numbers, "sources": sources | reserved})
+    name = f"CPU: {setting.cores} cores of {place.device} for {counted(per_node, 'rank')}" if shared else place.device
+    return base.model_copy(update={"name": name, **numbers, "sources": {**base.sources, **sources}})
 
 
 def _uncertainty(

@@ -59,7 +59,6 @@ class Agenda:
 
     plan: Plan
     samples: dict[int, list[float]] = field(default_factory=dict)
-    skipped: set[int] = field(default_factory=set)
     began_s: float = field(default_factory=time.monotonic)
     _position: int = 0
     _round: int = 0
@@ -77,16 +76,15 @@ class Agenda:
 
     def next(self) -> Task | None:
         """The next sample to take; None when time is up or there is enough of all."""
-        while self.elapsed_s < self.plan.budget_s and self._round < MOST_ROUNDS:
+        while self._round < MOST_ROUNDS and (self.elapsed_s < self.plan.budget_s or self._owes()):
             if self._position == len(self.plan.probes):
                 self._position, self._round = 0, self._round + 1
                 continue
             number, self._position = self._position, self._position + 1
-            if number in self.skipped or len(self.samples.get(number, ())) > self._round:
+            if len(self.samples.get(number, ())) > self._round:
                 continue
             expected_s = self._expected_s(number)
-            if expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE and self._is_long(number):
-                self.skipped.add(number)
+            if expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE and self._may_go(number):
                 continue
             calls = 3 if expected_s is None else min(_MOST_CALLS, max(1, round(self.window_s / expected_s)))
             return Task(number, calls, self.window_s)
@@ -121,9 +119,13 @@ class Agenda:
         largest = max(found, default=None)
         return None if largest is None else largest[1] * probe.size_bytes / largest[0]
 
-    def _is_long(self, number: int) -> bool:
-        """Whether a probe may be left out: only a message that is large beside others of its kind."""
-        return together(self.plan.probes[number]) and number not in self.samples
+    def _owes(self) -> bool:
+        """Whether something essential is still to come in the first round."""
+        return self._round == 0 and self._position < self.plan.essential
+
+    def _may_go(self, number: int) -> bool:
+        """Whether a probe may be left out for taking long."""
+        return together(self.plan.probes[number]) and number >= self.plan.essential
 
 
 @dataclass
@@ -133,11 +135,10 @@ class Prober:
     bench: Bench
     ranks: Ranks
     device: torch.device
-    _kept: dict[int, Work] = field(default_factory=dict)
 
     def sample(self, probe: Probe, task: Task) -> tuple[float, int]:
         """Seconds of one call and calls counted, the same on all ranks."""
-        work = self._work(probe, task.number)
+        work = work_of(probe, self.bench)
         self._barrier()
         work()
         self._synchronize()
@@ -148,14 +149,6 @@ class Prober:
         seconds, calls = self._timed(work, task.window_s)
         rate = self._over_ranks([1.0 / seconds], dist.ReduceOp.SUM)[0]
         return self._world() / rate, calls
-
-    def _work(self, probe: Probe, number: int) -> Work:
-        """A step is kept, since its model takes time to make; others would only hold memory."""
-        if probe.what != "step":
-            return work_of(probe, self.bench)
-        if number not in self._kept:
-            self._kept[number] = work_of(probe, self.bench)
-        return self._kept[number]
 
     def _counted(self, work: Work, calls: int) -> tuple[float, int]:
         began_s = time.perf_counter()

@@ -60,6 +60,7 @@ class Bench:
         self._plan, self._rank, self._world, self._device = plan, rank, world, device
         self._dtype = DTYPES[plan.precision][0]
         self._communicators: dict[tuple[int, int], Communicator] = {}
+        self._trainer: Trainer | None = None
 
     def collective(self, probe: CollectiveProbe) -> Work:
         """One call over all groups of the shape at once; all ranks must call this together."""
@@ -123,13 +124,15 @@ class Bench:
         """One training step of this rank alone."""
         launch: Launch = self._plan.launches[probe.launch]
         alone = Mesh(Grid(), 0, dict.fromkeys(GROUP_AXES))
-        trainer = Trainer(launch, alone, device=self._device, source=batches(launch, alone))
-        done = 0
+        source = batches(launch, alone)
+        if self._trainer is None:
+            self._trainer = Trainer(launch, alone, device=self._device, source=source)
+        trainer = self._trainer
 
         def run() -> None:
-            nonlocal done
-            trainer.step(done)
-            done += 1
+            # Launch configs of one plan differ in the size of the batch alone.
+            trainer.source = source
+            trainer.step(0)
 
         return run
 

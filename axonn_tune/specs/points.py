@@ -82,6 +82,7 @@ class Plan(Document):
     precision: Precision = Field(description="Number format of what is sent and computed.")
     launches: tuple[Launch, ...] = Field(min_length=1, description="Steps of one rank that probes refer to.")
     probes: tuple[Probe, ...] = Field(min_length=1, description="What to measure.")
+    essential: NonNegativeInt = Field(description="So many, from the first, are measured even if the time is over.")
 
 
 class RankPlace(Document):
