@@ -6,6 +6,7 @@ words count.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from types import FrameType
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import get_args_parser
 from torch.distributed.run import main as torchrun
 
 from axonn_tune.runtime.ends import exit_code_of
@@ -21,26 +23,34 @@ from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 
 _INTERRUPTED = 130
+_TORCHRUNS_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
 
 
 def main(arguments: list[str]) -> int:
     """Run `axonn_tune.runtime` with these arguments on every rank; the exit code that tells most."""
     launch = load_document(arguments[0], schema=Launch)
-    # SIGTERM and SIGUSR2 are passed on, for the ranks to save; torchrun would kill them after 30 s.
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")
+    # What the ranks say is enough.
+    logging.disable(logging.ERROR)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for one in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(one, _pass_on)
     world = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", str(launch.grid.world)]
     try:
-        torchrun([*world, "-m", "axonn_tune.runtime", *arguments])
+        torchrun([*world, *_leave_signals(), "-m", "axonn_tune.runtime", *arguments])
     except ChildFailedError as error:
         failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         return exit_code_of([(rank, failure.exitcode) for rank, failure in failures])
     except (SignalException, KeyboardInterrupt):
         return _INTERRUPTED
     return 0
+
+
+def _leave_signals() -> list[str]:
+    """SIGTERM and SIGUSR2 are passed on, for the ranks to save; torchrun would kill them after 30 s."""
+    # Newer versions have an option and overwrite the variable, older ones have the variable alone.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = _TORCHRUNS_SIGNALS
+    known = vars(get_args_parser().parse_args(["script"]))
+    return ["--signals-to-handle", _TORCHRUNS_SIGNALS] if "signals_to_handle" in known else []
 
 
 def _pass_on(number: int, frame: FrameType | None) -> None:

@@ -3,6 +3,11 @@
 Each call returns a `Pending`; its result may be read after `wait()`. Collectives over a group of one
 do nothing and leave no trace. Gloo's own reduce-scatter is an all-reduce inside; here it is an
 all-to-all and a local sum in rank order, which sends half the bytes; the sum counts as its time.
+
+Under NCCL each group has a stream of its own. Why nothing is read too early there and no memory reused too
+early, whatever CUDA_DEVICE_MAX_CONNECTIONS says, stands in docs/decisions/0012: a collective starts after
+an event on the stream that issues it, the stream that waits is held by another, and a `Pending` keeps
+what is sent until then.
 """
 
 from __future__ import annotations
@@ -28,9 +33,12 @@ class Pending:
         work: dist.Work | None,
         finish: Callable[[], torch.Tensor] | None = None,
         *,
+        sent: torch.Tensor | None = None,
         call: Call | None = None,
     ) -> None:
         self._result = result
+        # Else its memory could be given away while a stream that computation does not wait for still reads it.
+        self._sent = sent
         self._work = work
         self._finish = finish
         self._call = call
@@ -50,7 +58,7 @@ class Pending:
     def _settle(self) -> torch.Tensor:
         if self._work is not None:
             self._work.wait()
-            self._work = None
+            self._work = self._sent = None
         if self._finish is not None:
             self._result, self._finish = self._finish(), None
         return self._result
@@ -84,7 +92,7 @@ class Communicator:
         shard = shard.contiguous()
         result = shard.new_empty((shard.shape[0] * self.mesh.size(axis), *shard.shape[1:]))
         call = self._record(Entry("all_gather", axis, phase, layer, result.nbytes), group)
-        return Pending(result, _all_gather(result, shard, group), call=call)
+        return Pending(result, _all_gather(result, shard, group), sent=shard, call=call)
 
     def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> Pending:
         """Sum over the group, cut along dim 0; this rank's piece."""
@@ -97,9 +105,9 @@ class Communicator:
         if dist.get_backend(group) == "gloo":
             pieces = torch.empty_like(tensor)
             work = dist.all_to_all_single(pieces, tensor, group=group, async_op=True)
-            return Pending(pieces, work, lambda: _sum_in_order(pieces.view(size, *piece)), call=call)
+            return Pending(pieces, work, lambda: _sum_in_order(pieces.view(size, *piece)), sent=tensor, call=call)
         result = tensor.new_empty(piece)
-        return Pending(result, _reduce_scatter(result, tensor, group), call=call)
+        return Pending(result, _reduce_scatter(result, tensor, group), sent=tensor, call=call)
 
     def _record(self, entry: Entry, group: dist.ProcessGroup) -> Call | None:
         """Count a call that is about to be issued, and note when, if this step is timed."""

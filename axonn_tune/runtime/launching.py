@@ -24,7 +24,7 @@ from axonn_tune.grid import AXES
 from axonn_tune.runtime.checkpoint import Checkpointer, Run
 from axonn_tune.runtime.data import batches
 from axonn_tune.runtime.ledger import compare
-from axonn_tune.runtime.loop import Loop
+from axonn_tune.runtime.loop import START_TIMEOUT_S, Loop
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.metrics import Metrics, program_of, resident_bytes
 from axonn_tune.runtime.trace import Tracer
@@ -34,9 +34,7 @@ from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.runs import run_directory
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
-_START_TIMEOUT_S = 600.0
-"""For connecting and the first step, which allocates and compiles."""
-_ROOT_CAUSE_S = 3.0
+_ROOT_CAUSE_S = 6.0
 """How long a rank whose connection broke waits to hear which rank was lost, before it names itself."""
 
 
@@ -135,15 +133,7 @@ class Rank:
         checkpointer = self._resume(trainer)
         metrics = Metrics(launch, mesh, device, self.directory, steps, base_bytes)
         tracer = self._tracer(device)
-        loop = Loop(
-            trainer,
-            metrics,
-            self.watch,
-            checkpointer,
-            launch.checkpoint.every_steps,
-            lambda: self._be_strict(mesh),
-            tracer,
-        )
+        loop = self._loop(trainer, metrics, checkpointer, tracer)
         # Every rank times the traced steps, so that a traced one is no slower than the others.
         trainer.model.communicator.timer.start(device, traced_steps=self.options.trace_steps)
         before = trainer.optimizer.steps_done
@@ -161,6 +151,16 @@ class Rank:
             )
         return SAVED_ON_A_SIGNAL
 
+    def _loop(
+        self, trainer: Trainer, metrics: Metrics, checkpointer: Checkpointer | None, tracer: Tracer | None
+    ) -> Loop:
+        if self.watch is not None:
+            self.watch.issued = lambda: trainer.ledger.issued
+        every_steps = self.launch.checkpoint.every_steps
+        return Loop(
+            trainer, metrics, self.watch, checkpointer, every_steps, lambda: self._be_strict(trainer.mesh), tracer
+        )
+
     def _join(self, device: torch.device) -> Mesh:
         """Process groups, the run directory that rank 0 chooses, and the watch."""
         place = self.place
@@ -172,7 +172,7 @@ class Rank:
             init_method=f"tcp://{place.address}:{place.port}" if "TORCHELASTIC_RUN_ID" not in os.environ else "env://",
             rank=place.rank,
             world_size=place.world,
-            timeout=timedelta(seconds=max(_START_TIMEOUT_S, self.launch.hang_timeout_s)),
+            timeout=timedelta(seconds=max(START_TIMEOUT_S, self.launch.hang_timeout_s)),
         )
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -240,7 +240,12 @@ class Rank:
             torch.use_deterministic_algorithms(True)
 
     def _be_strict(self, mesh: Mesh) -> None:
-        """From the second step on, a collective that takes longer than the launch config allows ends the run."""
+        """From the second step on, a collective that takes longer than the launch config allows ends the run.
+
+        Under NCCL that would abort ranks that wait, before anybody could say for whom; there the watch counts.
+        """
+        if self.launch.backend == "nccl":
+            return
         # torch has no public way to change it after a group is made.
         set_timeout = dist.distributed_c10d._set_pg_timeout
         for group in {id(group): group for group in mesh.groups.values() if group is not None}.values():

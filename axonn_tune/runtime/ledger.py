@@ -45,13 +45,15 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """Collectives issued, counted."""
+    """Collectives issued, counted: each, and all together so far."""
 
     counts: Counter[Entry] = field(default_factory=Counter)
+    issued: int = 0
 
     def record(self, entry: Entry) -> None:
         """Count one call."""
         self.counts[entry] += 1
+        self.issued += 1
 
 
 def step_values(

@@ -15,6 +15,8 @@ from axonn_tune.runtime.trace import Tracer
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.runtime.watch import Watch
 
+START_TIMEOUT_S = 600.0
+"""For connecting, and for the first step, which allocates and compiles."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
@@ -31,6 +33,7 @@ class Loop:
     tracer: Tracer | None = None
     _signalled: bool = False
     _stop_after: int | None = None
+    _longest_s: float = 0.0
 
     def run(self, steps: int) -> bool:
         """Train until `steps` are done; False if a signal ended it before, with the state saved if it can be."""
@@ -56,17 +59,26 @@ class Loop:
         timer, timed = self.trainer.model.communicator.timer, number - WARMUP_STEPS
         if self.tracer is not None:
             self.tracer.before_step(timed)
+        if self.watch is not None:
+            self.watch.begin_step(self._limit_s(first=number == 0))
         timer.begin_step(timed)
         began_s = time.perf_counter()
         result = self.trainer.step(done, before_end=self._agree)
         timer.part("")
         self.trainer.synchronize()
         step_s = time.perf_counter() - began_s
+        self._longest_s = max(self._longest_s, step_s)
+        if self.watch is not None:
+            self.watch.end_step()
         times = timer.end_step()
         self.metrics.step(done + 1, result, step_s=step_s, times=times)
         if self.tracer is not None:
             self.tracer.after_step(timed, done + 1, times)
         return done + 1
+
+    def _limit_s(self, *, first: bool) -> float:
+        """What a step may take before it counts as hung: one collective more than twice the longest so far."""
+        return START_TIMEOUT_S if first else self.trainer.launch.hang_timeout_s + 2.0 * self._longest_s
 
     def _agree(self, step: int) -> None:
         """Pass on a signal; rank 0 has all stop after this step, which none can end before rank 0 goes on."""

@@ -3,23 +3,35 @@
 A process that dies, however it dies, closes its connections at once; one that hangs or is stopped does
 not. So this tells a lost rank from a slow one, which the time-out of a collective cannot. The same
 connections carry the wish to stop, agreed between two steps.
+
+A step that does not end in time ends the run too, whatever the backend: under NCCL a rank that waits for
+another waits in the driver, and raises nothing. Every rank that notices says how many collectives it has
+issued. Who is silent, or else has issued fewest, is whom the others wait for. A silent process is killed
+by those beside it: it may be stopped, and deaf to everything else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import selectors
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 LOST = "its process ended without a word (killed, out of memory, or crashed)"
 _GATHER_S = 1.5
 """After a time-out, how long rank 0 waits for the others' before it names those that say nothing."""
+_ANSWER_S = 5.0
+"""How long another rank then waits for rank 0, before it names that one."""
+_LOOK_S = 0.5
+"""How often a rank looks whether its step is late."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +46,12 @@ class Failure:
 
 @dataclass
 class _Line:
-    """One connection: whole messages out of what has arrived."""
+    """One connection: whole messages out of what has arrived. `process`: the other end's, see `own_process`."""
 
     connection: socket.socket
     rank: int = -1
     rest: bytes = b""
+    process: tuple[str, int] = ("", 0)
     finished: bool = False
 
     def send(self, message: dict[str, Any]) -> None:
@@ -64,12 +77,15 @@ class Watch:
     rank: int
     world: int
     on_failure: Callable[[Failure], None]
+    issued: Callable[[], int] = lambda: 0
     stop_after: int | None = None
     asked_to_stop: bool = False
     _lines: list[_Line] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _acknowledged: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    _timed_out: set[int] = field(default_factory=set)
+    _timed_out: dict[int, int] = field(default_factory=dict)
+    _late_at_s: float | None = None
+    _unanswered_at_s: float | None = None
     _over: bool = False
 
     def serve(self) -> tuple[int, Callable[[str], None]]:
@@ -83,7 +99,8 @@ class Watch:
                 line = _Line(connection)
                 hello = line.receive()
                 if hello and hello[0].get("token") == token:
-                    line.rank = int(hello[0]["rank"])
+                    line.rank, line.process = int(hello[0]["rank"]), tuple(hello[0]["process"])
+                    line.send({"process": own_process()})
                     self._lines.append(line)
             listener.close()
             self._start()
@@ -93,18 +110,29 @@ class Watch:
     def join(self, address: tuple[str, int], token: str) -> None:
         """Another rank: connect to rank 0."""
         line = _Line(socket.create_connection(address, timeout=300.0), rank=0)
-        line.send({"token": token, "rank": self.rank})
+        line.send({"token": token, "rank": self.rank, "process": own_process()})
         self._lines.append(line)
         self._start()
 
     def fail(self, reason: str, *, code: int, timed_out: bool = False) -> None:
         """Tell everybody that this rank fails. After a time-out rank 0 finds out first who did not answer."""
         if timed_out and not self.rank:
-            self._name_the_silent(reason)
+            self._note_time_out(0, self.issued(), reason)
             return
         self._over = not timed_out
+        told = {"failed": self.rank, "reason": reason, "code": code, "timed_out": timed_out, "issued": self.issued()}
         for line in self._lines:
-            line.send({"failed": self.rank, "reason": reason, "code": code, "timed_out": timed_out})
+            line.send(told)
+        if timed_out:
+            self._unanswered_at_s = time.monotonic() + _ANSWER_S
+
+    def begin_step(self, limit_s: float) -> None:
+        """A step begins, which has to end within `limit_s`."""
+        self._late_at_s = time.monotonic() + limit_s
+
+    def end_step(self) -> None:
+        """It has ended."""
+        self._late_at_s = None
 
     def finish(self) -> None:
         """Say that this rank ends in good order."""
@@ -134,8 +162,21 @@ class Watch:
 
     def _run(self) -> None:
         while self._selector.get_map():
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(_LOOK_S):
                 self._read(key.data)
+            self._look()
+
+    def _look(self) -> None:
+        """Whether this rank's step is late, and whether rank 0 is there to be told."""
+        now_s = time.monotonic()
+        if self._over:
+            return
+        if self._late_at_s is not None and now_s > self._late_at_s:
+            self._late_at_s = None
+            self.fail("a step did not end in time", code=6, timed_out=True)
+        elif self._unanswered_at_s is not None and now_s > self._unanswered_at_s:
+            words = "rank 0 did not answer: a collective or a step took too long"
+            self._failed(Failure(0, words, 6, told=False), silent={0})
 
     def _read(self, line: _Line) -> None:
         messages = line.receive()
@@ -150,13 +191,13 @@ class Watch:
     def _handle(self, line: _Line, message: dict[str, Any]) -> None:
         if "failed" in message:
             if message["timed_out"] and not self.rank:
-                self._timed_out.add(line.rank)
-                if len(self._timed_out) == 1:
-                    threading.Thread(target=self._name_the_silent, args=(message["reason"],), daemon=True).start()
+                self._note_time_out(line.rank, message["issued"], message["reason"])
                 return
             self._failed(Failure(message["failed"], message["reason"], message["code"], told=line.rank == 0))
         elif "finished" in message:
             line.finished = True
+        elif "process" in message:
+            line.process = tuple(message["process"])
         elif "stop_please" in message:
             self.asked_to_stop = True
         elif "stop_after" in message:
@@ -165,22 +206,57 @@ class Watch:
         else:
             self._acknowledged.release()
 
-    def _name_the_silent(self, reason: str) -> None:
-        """Rank 0, after a collective timed out: who has not said so is what the others waited for."""
-        time.sleep(_GATHER_S)
-        silent = sorted({line.rank for line in self._lines if not line.finished} - self._timed_out)
-        if silent:
-            shown = ", ".join(map(str, silent[:8])) + (", ..." if len(silent) > 8 else "")
-            self._failed(Failure(silent[0], f"rank {shown} did not answer: {reason}", 6, told=False))
-        else:
-            self._failed(Failure(self.rank, reason, 6, told=False))
+    def _note_time_out(self, rank: int, issued: int, reason: str) -> None:
+        """Rank 0: a rank has waited too long, after so many collectives; the first to say so starts the search."""
+        first = not self._timed_out
+        self._timed_out[rank] = issued
+        if first:
+            threading.Thread(target=self._name_the_late, args=(reason,), daemon=True).start()
 
-    def _failed(self, failure: Failure) -> None:
-        """The first failure heard of ends this rank, and through rank 0 all others."""
+    def _name_the_late(self, reason: str) -> None:
+        """Rank 0, after a time-out: who says nothing, or has issued fewest collectives, held up the others."""
+        time.sleep(_GATHER_S)
+        self._timed_out.setdefault(0, self.issued())
+        silent = {line.rank for line in self._lines if not line.finished} - self._timed_out.keys()
+        fewest, most = min(self._timed_out.values()), max(self._timed_out.values())
+        behind = [rank for rank, issued in self._timed_out.items() if issued == fewest and fewest < most]
+        if silent:
+            words = f"rank {_shown(silent)} did not answer: {reason}"
+            self._failed(Failure(min(silent), words, 6, told=False), silent=silent)
+        elif behind:
+            words = f"rank {_shown(behind)} hangs, after {fewest} collectives of {most}: {reason}"
+            self._failed(Failure(min(behind), words, 6, told=False))
+        else:
+            words = f"all ranks wait, after {most} collectives each: {reason}; the network or a device hangs"
+            self._failed(Failure(self.rank, words, 6, told=False))
+
+    def _kill(self, ranks: Collection[int]) -> None:
+        """End the processes of ranks that say nothing, where they are beside this one and still connected."""
+        here, _ = own_process()
+        for line in self._lines:
+            place, number = line.process
+            if line.rank in ranks and place == here and number != os.getpid():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(number, signal.SIGKILL)
+
+    def _failed(self, failure: Failure, *, silent: Collection[int] = ()) -> None:
+        """The first failure heard of ends this rank, through rank 0 all others, and what is silent."""
         if self._over:
             return
         self._over = True
         if not self.rank:
             for line in self._lines:
                 line.send({"failed": failure.rank, "reason": failure.reason, "code": failure.code, "timed_out": False})
+        self._kill(silent)
         self.on_failure(failure)
+
+
+def own_process() -> tuple[str, int]:
+    """Where process numbers mean the same, and this process' number there."""
+    return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}", os.getpid()
+
+
+def _shown(ranks: Iterable[int]) -> str:
+    """At most eight of them, by number."""
+    found = sorted(ranks)
+    return ", ".join(map(str, found[:8])) + (", ..." if len(found) > 8 else "")

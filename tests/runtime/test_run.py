@@ -156,6 +156,32 @@ def test_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in others)
 
 
+def test_hanging_rank_ends_all_and_is_named(tmp_path: Path) -> None:
+    """Guards the promise: a rank that stands still ends the run after hang_timeout_s, by name, and is gone."""
+    path = launch_file(tmp_path, gpus=2, steps=5000)
+    path.write_text(path.read_text("utf-8").replace("hang_timeout_s: 60", "hang_timeout_s: 3"), encoding="utf-8")
+    process = start(path, tmp_path / "run")
+    wait_for_steps(tmp_path / "run", 2)
+    others = ranks_of(process)
+    os.kill(others[1], signal.SIGSTOP)
+    began = time.monotonic()
+    code, said = ended(process)
+    assert time.monotonic() - began < 20
+    assert code == 6
+    assert "Error: rank 1 did not answer: a collective took longer than 3 s" in said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in others)
+
+
+def test_a_signal_without_checkpoints_says_that_nothing_is_saved(tmp_path: Path) -> None:
+    """Guards whoever waits for 75 to start again: without a checkpoint directory there is nothing to go on from."""
+    process = start(launch_file(tmp_path, gpus=2, steps=5000), tmp_path / "run")
+    wait_for_steps(tmp_path / "run", 2)
+    process.send_signal(signal.SIGTERM)
+    code, said = ended(process)
+    assert code == 6
+    assert "nothing is saved, because the launch config has no checkpoint.directory" in said
+
+
 def test_wrong_world_size_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
     """Guards the first check."""
     launch = load_document(launch_file(tmp_path, gpus=2), schema=Launch)
