@@ -5,7 +5,7 @@ do nothing and leave no trace. Gloo's own reduce-scatter is an all-reduce inside
 all-to-all and a local sum in rank order, which sends half the bytes; the sum counts as its time.
 
 Under NCCL each group has a stream of its own. Why nothing is read too early there and no memory reused too
-early, whatever CUDA_DEVICE_MAX_CONNECTIONS says, stands in docs/decisions/0012: a collective starts after
+early, whatever CUDA_DEVICE_MAX_CONNECTIONS says, stands in docs/decisions/0013: a collective starts after
 an event on the stream that issues it, the stream that waits is held by another, and a `Pending` keeps
 what is sent until then.
 """
