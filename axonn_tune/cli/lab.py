@@ -129,15 +129,8 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
     uplinks are. RANK, WORLD_SIZE, MASTER_ADDR and so on are set as torchrun would.
     """
     from axonn_tune.lab.inside import execute
-    from axonn_tune.lab.lab import Lab
-    from axonn_tune.lab.running import exit_codes
-    from axonn_tune.runtime.ends import exit_code_of
 
-    if place == "all":
-        with Lab.attached(name) as lab:
-            code = exit_code_of(exit_codes(lab.ranks.execute(command)))
-    else:
-        code = execute(name, place, command)
+    code = _execute_on_all(name, command) if place == "all" else execute(name, place, command)
     if code:
         raise click.exceptions.Exit(code)
 
@@ -212,6 +205,16 @@ def profile_command(*, name: str, output: str | None) -> None:
         return
     write_text_atomically(output, text)
     click.echo(f"wrote {output}: {machine.description}", err=True)
+
+
+def _execute_on_all(name: str, command: tuple[str, ...]) -> int:
+    # Not imported for one rank: numpy, behind these, starts threads, and no process with threads may enter a lab.
+    from axonn_tune.lab.lab import Lab
+    from axonn_tune.lab.running import exit_codes
+    from axonn_tune.runtime.ends import exit_code_of
+
+    with Lab.attached(name) as lab:
+        return exit_code_of(exit_codes(lab.ranks.execute(command)))
 
 
 def _warn_of_cores(uplinks_bits_per_s: float) -> None:

@@ -16,7 +16,7 @@ from axonn_tune.lab.control import join
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.shape import Shape
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 SMALL = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=100e6, port_bits_per_s=200e6)
 
 

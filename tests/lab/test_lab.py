@@ -127,7 +127,7 @@ def test_killed_lab_leaves_nothing(name: str) -> None:
     assert wait_until(lambda: len(labs.processes_in(namespaces[-1:])) >= 2), "the command and what it started"
     assert labs.host_network() == before
     os.kill(status.holder, signal.SIGKILL)
-    sleeping.communicate(timeout=10)
+    sleeping.communicate(timeout=labs.PATIENCE_S)
     assert sleeping.returncode == 128 + signal.SIGKILL
     assert wait_until(lambda: labs.processes_in(namespaces) == [], within_s=10)
     assert (find(name), name in names()) == (None, False)
