@@ -41,7 +41,9 @@ class Sourced(Document):
     @model_validator(mode="after")
     def _every_number_has_a_source(self) -> Sourced:
         given = {key for key in self.model_fields_set if key not in self._unsourced and getattr(self, key) is not None}
-        missing = sorted(given - self.sources.keys())
+        # A default that was written down says no more than one that was not.
+        defaults = {key for key in given if getattr(self, key) == type(self).model_fields[key].get_default()}
+        missing = sorted(given - defaults - self.sources.keys())
         if missing:
             raise ValueError(f"no provenance in 'sources' for {', '.join(missing)}")
         unknown = sorted(self.sources.keys() - given)
