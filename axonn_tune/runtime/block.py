@@ -94,14 +94,13 @@ class Block:
         self, x: torch.Tensor, tokens: torch.Tensor, weights: Weights, *, last: bool
     ) -> Generator[None, None, tuple[torch.Tensor, Saved]]:
         """One part; `last`: of those that use the weights."""
-        saved = Saved(x, tokens, self.norms[0].statistics(x))
-        inner = self.norms[0].apply(x, saved.first)
+        inner, first = self.norms[0].forward(x)
+        saved = Saved(x, tokens, first)
         qkv = yield from self.qkv.forward(inner, weights.take(self.qkv, last=last), "forward")
         attention = Local.run(self.attention, qkv)
         output = yield from self.output.forward(attention.value, weights.take(self.output, last=last), "forward")
-        middle = x + self.dropouts[0](output, tokens)
-        saved.second = self.norms[1].statistics(middle)
-        outer = self.norms[1].apply(middle, saved.second)
+        middle = self.dropouts[0](output, tokens).add_(x)
+        outer, saved.second = self.norms[1].forward(middle)
         up = yield from self.up.forward(outer, weights.take(self.up, last=last), "forward")
         activation = Local.run(self.activation, up)
         down = yield from self.down.forward(activation.value, weights.take(self.down, last=last), "forward")
@@ -109,7 +108,7 @@ class Block:
             saved.middle, saved.qkv, saved.up = middle, qkv, up
         if self.settings.recompute == "none":
             saved.attention, saved.activation, saved.norms = attention, activation, (inner, outer)
-        return middle + self.dropouts[1](down, tokens), saved
+        return self.dropouts[1](down, tokens).add_(middle), saved
 
     def _recompute(self, saved: Saved, weights: Weights) -> Generator[None, None, None]:
         """The forward pass of one part again up to the activation; the gathered weights stay for backward."""
@@ -118,7 +117,7 @@ class Block:
         saved.attention = Local.run(self.attention, saved.qkv)
         weight = weights.take(self.output, last=False)
         output = yield from self.output.forward(saved.attention.value, weight, "recompute")
-        saved.middle = saved.x + self.dropouts[0](output, saved.tokens)
+        saved.middle = self.dropouts[0](output, saved.tokens).add_(saved.x)
         assert saved.second is not None, "statistics are always saved"
         outer = self.norms[1].apply(saved.middle, saved.second)
         saved.up = yield from self.up.forward(outer, weights.take(self.up, last=False), "recompute")
@@ -153,7 +152,7 @@ class Block:
         ]
         steps = self.up.backward(outers, weight, steps, gradients)
         return [
-            one + self.norms[1].backward(*middle, step)
+            self.norms[1].backward(*middle, step).add_(one)
             for one, middle, step in zip(output_gradients, middles, steps, strict=True)
         ]
 
@@ -170,7 +169,7 @@ class Block:
         inners = [part.norms[0] if part.norms else self.norms[0].apply(part.x, part.first) for part in parts]
         steps = self.qkv.backward(inners, weight, steps, gradients)
         return [
-            one + self.norms[0].backward(part.x, part.first, step)
+            self.norms[0].backward(part.x, part.first, step).add_(one)
             for one, part, step in zip(output_gradients, parts, steps, strict=True)
         ]
 

@@ -59,6 +59,6 @@ class Gradients:
         if self._pending is not None:
             matrix, pending, after = self._pending
             self._pending = None
-            matrix.gradient += pending.wait().to(matrix.gradient.dtype)
+            matrix.gradient += pending.wait()
             if after is not None:
                 after()

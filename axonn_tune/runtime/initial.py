@@ -8,6 +8,7 @@ Every rank computes its own rectangle and no other element.
 from __future__ import annotations
 
 import hashlib
+from typing import TypeAlias
 
 import torch
 
@@ -15,6 +16,9 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
+
+Key: TypeAlias = tuple[int, int] | tuple[torch.Tensor, torch.Tensor]
+"""Two 32-bit words."""
 
 
 def key_of(seed: int, name: str) -> tuple[int, int]:
@@ -30,11 +34,12 @@ def _product(word: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.T
     return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
-def philox(counter: torch.Tensor, key: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+def philox(counter: torch.Tensor, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
     """Two 32-bit words for each int64 counter, as int64."""
     first, second = counter & _LOW, (counter >> 32) & _LOW
     third, fourth = torch.zeros_like(first), torch.zeros_like(first)
-    left, right = key
+    left: int | torch.Tensor = key[0]
+    right: int | torch.Tensor = key[1]
     for _ in range(_ROUNDS):
         high_first, low_first = _product(first, _MULTIPLIERS[0])
         high_third, low_third = _product(third, _MULTIPLIERS[1])

@@ -40,7 +40,7 @@ class Linear:
             pending.wait()
         yield
         output = pending.wait()
-        return output if self.bias is None else output + self.bias.value.to(output.dtype)
+        return output if self.bias is None else output.add_(self.bias.value)
 
     def backward(
         self,

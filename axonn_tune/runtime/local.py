@@ -66,14 +66,27 @@ class Attention:
         """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
         dim, each = self.model.head_dim, self.heads // self.kv_heads
         grouped = qkv.view(-1, self.sequence, self.kv_heads, each + 2, dim).transpose(1, 2)
-        queries = grouped[..., :each, :].permute(0, 1, 3, 2, 4).reshape(-1, self.heads, self.sequence, dim)
-        keys, values = (grouped[..., each + part, :] for part in (0, 1))
+        grouped_queries, keys, values = torch.split(grouped, [each, 1, 1], dim=-2)
+        queries = grouped_queries.transpose(2, 3).reshape(-1, self.heads, self.sequence, dim)
+        keys, values = keys.squeeze(-2), values.squeeze(-2)
         if not self.model.learned_positions:
             queries, keys = self.turn(queries), self.turn(keys)
         if each > 1:
             keys, values = (one.repeat_interleave(each, dim=1) for one in (keys, values))
         output = self.core(queries, keys, values, is_causal=True)
         return output.transpose(1, 2).reshape(-1, self.heads * dim)
+
+
+def attention_core(settings: Settings) -> Callable[..., torch.Tensor]:
+    """Scaled dot-product attention; on CPUs at least in fp32, since bf16's backward pass is five times slower there."""
+    if settings.device.type == "cpu" and settings.compute.itemsize < torch.float32.itemsize:
+        return _wide_core
+    return functional.scaled_dot_product_attention
+
+
+def _wide_core(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
+    wide = functional.scaled_dot_product_attention(queries.float(), keys.float(), values.float(), is_causal=is_causal)
+    return wide.to(queries.dtype)
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
@@ -105,15 +118,17 @@ class Dropout:
         """`[M, H_y]` of the given token numbers `[M]`; its own gradient, too, as it only scales."""
         if not self.share:
             return x
-        return self.scaled(x, tokens, self.share, self.key, self.columns.start, self.width)
+        # A tensor: the compiler would make a kernel of its own for each pair of numbers.
+        key = torch.tensor(self.key, device=x.device)
+        return self.scaled(x, tokens, key, self.share, self.columns.start, self.width)
 
 
 def dropped(
-    x: torch.Tensor, tokens: torch.Tensor, share: float, key: tuple[int, int], start: int, width: int
+    x: torch.Tensor, tokens: torch.Tensor, key: torch.Tensor, share: float, start: int, width: int
 ) -> torch.Tensor:
-    """Elements of `x[M, columns]` times 0 or `1 / (1 - share)`, by Philox of their counters."""
+    """Elements of `x[M, columns]` times 0 or `1 / (1 - share)`, by Philox of their counters under `key[2]`."""
     columns = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.int64)
-    word, _ = initial.philox(tokens[:, None] * width + columns, key)
+    word, _ = initial.philox(tokens[:, None] * width + columns, (key[0], key[1]))
     keep = (word >= int(share * 2.0**32)).to(x.dtype)
     return x * keep / (1.0 - share)
 

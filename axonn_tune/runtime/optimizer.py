@@ -75,8 +75,7 @@ class AdamW:
             lr=options.learning_rate,
             betas=options.betas,
             eps=options.eps,
-            fused=store.device.type == "cuda",
-            foreach=store.device.type == "cpu",
+            fused=store.device.type in ("cpu", "cuda"),
         )
         self._prepare_state()
 
@@ -131,7 +130,7 @@ class AdamW:
             alike = not isinstance(bucket.parameters[0], Vector)
             tensors += [bucket.own_gradient] if alike else [one.gradient for one in bucket.parameters]
             shares += [1.0 / copies(one, bucket, mesh) for one in bucket.parameters[: 1 if alike else None]]
-        norms = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in tensors])
+        norms = torch.stack(torch._foreach_norm(tensors, dtype=torch.float64))
         square = (norms**2 * norms.new_tensor(shares)).sum()
         both = torch.stack([square, loss.double() / (mesh.size("x") * mesh.size("y"))])
         return self._communicator.all_reduce(both, WORLD_AXES, "step", "gradient_norm").wait()

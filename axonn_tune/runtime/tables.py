@@ -96,9 +96,9 @@ class Head:
         self, x: torch.Tensor, targets: torch.Tensor, gathers: Gathers, gradients: Gradients, *, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss · scale summed over this rank's targets `[M]`, and the gradient of `x[M, H_y]`."""
-        statistics = self.norm.statistics(x)
+        normal, statistics = self.norm.forward(x)
         block = gathers.take(self.table)
-        hidden = gather_hidden(self.norm.apply(x, statistics), self.communicator, "forward", "head")
+        hidden = gather_hidden(normal, self.communicator, "forward", "head")
         chunks = loss_chunks(len(targets))
         losses, hidden_gradients = [], []
         weight_gradient = torch.zeros_like(block)

@@ -15,7 +15,7 @@ from axonn_tune.runtime.chains import Gathers, Gradients
 from axonn_tune.runtime.communicate import Communicator
 from axonn_tune.runtime.initial import key_of
 from axonn_tune.runtime.linear import Linear
-from axonn_tune.runtime.local import Attention, Dropout, activation, compiled, dropped, rotate
+from axonn_tune.runtime.local import Attention, Dropout, activation, attention_core, compiled, dropped, rotate
 from axonn_tune.runtime.norm import Norm
 from axonn_tune.runtime.parameters import Bucket, Layout, Matrix, Store
 from axonn_tune.runtime.settings import Settings
@@ -170,7 +170,9 @@ class Transformer:
             up=self._linear(name, "mlp.fc1", (model.hidden, model.up_width)),
             down=self._linear(name, "mlp.fc2", (model.ffn, model.hidden), transposed=True),
             attention=Attention(
-                model, model.heads // x, model.kv_heads // x, self.sequence, turn=compiled(rotate, self.settings)
+                *(model, model.heads // x, model.kv_heads // x, self.sequence),
+                core=attention_core(self.settings),
+                turn=compiled(rotate, self.settings),
             ),
             activation=activation(self.settings, gated=model.gated),
             dropouts=(self._dropout(f"{name}.attention.output"), self._dropout(f"{name}.mlp.fc2")),

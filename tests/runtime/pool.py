@@ -15,7 +15,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 GRACE_S = 2.0
 """How long the other ranks may still answer once one has failed."""
 MOST_TASKS = 24
