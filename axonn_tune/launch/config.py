@@ -48,6 +48,7 @@ def build_launch(
         grad_accumulation=pricing.accumulation,
         recompute=configuration.recompute,
         kept_layers=int(pricing.memory.kept_layers),
+        compile=launcher.backend == "nccl",
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),
         data=Data(path=tokens),
