@@ -1,7 +1,7 @@
 """What is measured side by side: the runtime, FSDP2, and DTensor tensor parallelism with FSDP2.
 
-All train the same model from the same weights on the same batches, one micro-batch a step, with AdamW over
-lists of tensors (`foreach`), clipping, and torch's scaled dot-product attention.
+All train the same model from the same weights on the same batches, one micro-batch a step, with torch's fused
+AdamW, clipping over lists of tensors, and torch's scaled dot-product attention (in fp32 at least, on CPUs).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from axonn_tune.runtime.data import Share, SyntheticTokens, batches
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import learning_rate
+from axonn_tune.runtime.parameters import Parameter
 from axonn_tune.runtime.trainer import Trainer, settings_of
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
@@ -149,13 +150,13 @@ class Peer:
 Contender = Ours | Peer
 
 
-def _module(model: Model, weights: Mapping[str, torch.Tensor]) -> nn.Module:
+def _module(model: Model, weights: Mapping[str, torch.Tensor]) -> Reference:
     module = Reference(model)
     module.load(weights)
     return module
 
 
-def parallelize(module: nn.Module, mesh: DeviceMesh) -> None:
+def parallelize(module: Reference, mesh: DeviceMesh) -> None:
     """Tensor parallelism by DTensor: tables by rows, qkv and fc1 by columns, output and fc2 by rows."""
     tables = {
         "embedding": RowwiseParallel(input_layouts=Replicate()),
@@ -173,7 +174,7 @@ def parallelize(module: nn.Module, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, layers)
 
 
-def shard(module: nn.Module, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, keep: bool) -> None:
+def shard(module: Reference, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, keep: bool) -> None:
     """FSDP2 on each block, then on what is left."""
     for block in module.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
@@ -183,7 +184,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, policy: MixedPrecisionPolicy, 
 class PeerSteps:
     """Trains a wrapped module."""
 
-    def __init__(self, module: nn.Module, source: SyntheticTokens) -> None:
+    def __init__(self, module: Reference, source: SyntheticTokens) -> None:
         self.module, self.source = module, source
         parameters = list(module.parameters())
         # Norms and biases of a tensor-parallel model lie on another mesh, and no list may mix meshes.
@@ -198,7 +199,7 @@ class PeerSteps:
             lr=OPTIMIZER.learning_rate,
             betas=OPTIMIZER.betas,
             eps=OPTIMIZER.eps,
-            foreach=True,
+            fused=True,
         )
 
     def step(self, step: int) -> float:
@@ -211,19 +212,19 @@ class PeerSteps:
             group["lr"] = learning_rate(OPTIMIZER, step)
         self.adam.step()
         self.adam.zero_grad()
-        return loss.item()
+        return float(loss.item())
 
     def _clip(self) -> None:
         assert OPTIMIZER.gradient_clip_norm is not None, "all contenders clip"
-        norms = [_norm([one.grad for one in found], foreach=True) for found in self.lists]
+        norms = [_norm([one.grad for one in found if one.grad is not None]) for found in self.lists]
         norm = torch.linalg.vector_norm(torch.stack(norms))
         for found in self.lists:
             nn.utils.clip_grads_with_norm_(found, OPTIMIZER.gradient_clip_norm, norm, foreach=True)
 
 
-def _norm(gradients: list[torch.Tensor], *, foreach: bool) -> torch.Tensor:
+def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Norm of all elements, summed over the ranks that hold them."""
-    norm = nn.utils.get_total_norm(gradients, foreach=foreach)
+    norm = nn.utils.get_total_norm(gradients, foreach=True)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
@@ -242,4 +243,5 @@ def initial_weights(job: Job) -> dict[str, torch.Tensor]:
     store = Transformer(
         job.model, communicator, settings_of(launch, CPU), sequence=job.sequence, seed=launch.seed
     ).store
-    return {one.name: one.value for one in (*store.matrices, *store.vectors)}
+    parameters: list[Parameter] = [*store.matrices, *store.vectors]
+    return {one.name: one.value for one in parameters}

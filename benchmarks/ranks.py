@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 ANSWER_S = 300.0
+PARENT_CHECK_S = 5.0
 
 
 class Steps(Protocol):
@@ -94,23 +95,31 @@ def _together(parts: Sequence[Step]) -> Step:
 
 
 def _serve(rank: int, world: int, build: Callable[[], Steps], store: Path, pipe: Connection) -> None:
-    """A rank's life: join the group, build, then train on request until the pipe closes."""
+    """A rank's life: join the group, build, then train on request for as long as its parent lives."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    parent = os.getppid()
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
         contender, done = build(), 0
         pipe.send([])
         while True:
-            count = pipe.recv()
+            count = _request(pipe, parent)
             dist.barrier()
             pipe.send([_timed(contender, done + number) for number in range(count)])
             done += count
-    except EOFError:
-        os._exit(0)
     except Exception:
         pipe.send(traceback.format_exc())
     os._exit(1)
+
+
+def _request(pipe: Connection, parent: int) -> int:
+    """How many steps to do next. A dead parent closes no pipe, whose other end later ranks have inherited."""
+    while not pipe.poll(PARENT_CHECK_S):
+        if os.getppid() != parent:
+            os._exit(1)
+    count: int = pipe.recv()
+    return count
 
 
 def _timed(contender: Steps, number: int) -> Step:

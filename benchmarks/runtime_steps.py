@@ -63,10 +63,10 @@ class Comparison:
 
 def grids(world: int) -> list[Grid]:
     """Every grid of a world."""
-    return [Grid(*(int(size) for size in row)) for row in factorizations(world)]
+    return [Grid(int(x), int(y), int(z), int(data)) for x, y, z, data in factorizations(world)]
 
 
-def candidates(world: int) -> list[Contender]:
+def candidates(world: int) -> list[Ours]:
     """The runtime on every grid; where weights are split over z, gathered once a step and twice."""
     return [Ours(grid, kept=kept) for grid in grids(world) for kept in (True, False) if kept or grid.z > 1]
 
@@ -133,14 +133,15 @@ def _medians(rounds: list[list[Step]]) -> list[float]:
     return [statistics.median(step.wall_s for step in one) for one in rounds]
 
 
-def compare(job: Job, *, rounds: int) -> Comparison:
-    """Find the runtime's best grid, then measure it, without overlap too, against everything else."""
+def compare(job: Job, *, rounds: int, grid: Grid | None = None) -> Comparison:
+    """Find the runtime's best grid unless given, then measure it, without overlap too, against everything else."""
     weights = initial_weights(job)
-    every = candidates(job.world)
-    search, _ = measure(job, every, weights, rounds=SEARCH_ROUNDS)
-    fastest = min(range(len(every)), key=lambda number: search[number].step_s)
-    best = every[fastest]
-    assert isinstance(best, Ours), "candidates are the runtime's"
+    search: list[Figures] = []
+    best = Ours(grid or Grid(data=job.world))
+    if grid is None:
+        every = candidates(job.world)
+        search, _ = measure(job, every, weights, rounds=SEARCH_ROUNDS)
+        best = every[min(range(len(every)), key=lambda number: search[number].step_s)]
     chosen = [best, best.without_overlap(), *(one for one in same_layouts(job.world) if one != best)]
     figures, apart = measure(job, [*chosen, *peers(job.world)], weights, rounds=rounds)
     return Comparison(job, search, figures, apart)
@@ -152,16 +153,17 @@ def show(found: Comparison) -> None:
 
     console, job = stdout_console(), found.job
     title = f"{job.model_name}, {job.precision}, {job.world} ranks, {job.global_batch} sequences of {job.sequence}"
-    names = ("x·y·z·data", "step, s", "rounds, s", "ratio", "Python CPU, s", "Gloo CPU, s")
+    names = ("", "step, s", "rounds, s", "ratio", "Python CPU, s", "Gloo CPU, s")
     table = Table(*names, title=title)
     for one in found.figures:
         spread = f"{one.fastest_round_s:.3f} to {one.slowest_round_s:.3f}"
         cpu = f"{one.thread_cpu_s:.3f}", f"{one.gloo_cpu_s:.3f}"
         table.add_row(one.name, f"{one.step_s:.3f}", spread, f"{one.ratio:.2f}", *cpu)
     console.print(table)
-    order = sorted(found.search, key=lambda one: one.step_s)
-    said = ", ".join(f"{one.name.removeprefix('runtime ')} {one.step_s:.3f}" for one in order)
-    console.print(f"Every grid of the runtime, step, s: {said}.", markup=False)
+    if found.search:
+        order = sorted(found.search, key=lambda one: one.step_s)
+        said = ", ".join(f"{one.name.removeprefix('runtime ')} {one.step_s:.3f}" for one in order)
+        console.print(f"Every grid of the runtime, step, s: {said}.", markup=False)
     console.print(f"Losses of the first {WARM_UP_STEPS} steps agree to {found.losses_agree_to:.1e}, relatively.\n")
 
 
@@ -172,6 +174,11 @@ def host() -> str:
     return f"{cores} cores, load average {load:.1f} at the start, {versions}"
 
 
+def _grid(text: str) -> Grid:
+    x, y, z, data = (int(size) for size in text.split(","))
+    return Grid(x, y, z, data)
+
+
 def main() -> int:
     """Run the benchmark; 1 if contenders train different models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -179,6 +186,7 @@ def main() -> int:
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--ranks", type=int, action="append", help="may be repeated; default: 4 and 2")
     parser.add_argument("--precision", choices=tuple(AGREEMENT), action="append", help="default: both")
+    parser.add_argument("--grid", type=_grid, metavar="X,Y,Z,DATA", help="the runtime's; default: measure all first")
     parser.add_argument("--model", default="mini")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a step")
     parser.add_argument("--seq", type=int, help="tokens in a sequence; default: the model's")
@@ -186,10 +194,10 @@ def main() -> int:
     torch.set_num_threads(1)
     sequence = chosen.seq or load_model(chosen.model).document.defaults.sequence_length
     where, found = host(), []
-    for world in chosen.ranks or (4, 2):
+    for world in [chosen.grid.world] if chosen.grid else chosen.ranks or (4, 2):
         for precision in chosen.precision or tuple(AGREEMENT):
             job = Job(chosen.model, precision, chosen.batch, sequence, world)
-            found.append(compare(job, rounds=chosen.runs))
+            found.append(compare(job, rounds=chosen.runs, grid=chosen.grid))
             if chosen.format == "table":
                 show(found[-1])
     if chosen.format == "json":

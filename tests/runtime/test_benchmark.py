@@ -53,7 +53,7 @@ def found_transposed(name: str, right: torch.Tensor) -> bool:
 @pytest.mark.slow
 def test_contenders_train_the_same_model() -> None:
     """Guards `make bench`: on two ranks all contenders start, and their first losses agree."""
-    options = ["--model", "nano", "--ranks", "2", "--precision", "fp32", "--runs", "1", "--format", "json"]
+    options = ["--model", "nano", "--grid", "1,1,2,1", "--precision", "fp32", "--runs", "1", "--format", "json"]
     command = [sys.executable, "-m", "benchmarks.runtime_steps", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
