@@ -50,7 +50,7 @@ def fit_communication(measured: Mapping[Probe, float], machine: Machine, *, worl
         held_out = tuple(part.predict(probe) / measured[probe] - 1.0 for probe in left_out if part.knows(probe))
     whole = _fit(probes, measured, machine, world)
     errors: dict[Probe, float] = dict(zip(probes, whole.solution.errors, strict=True))
-    latency, bandwidth = whole.rates()
+    latency, bandwidth = whole.rates(measured)
     return CommunicationFit(
         whole.solution.values[LAUNCH],
         latency,
@@ -105,8 +105,13 @@ class _Fitted:
         row = self.shares[probe].row(self.tight(probe))
         return sum(self.solution.values[name] * factor for name, factor in row.items())
 
-    def rates(self) -> tuple[dict[tuple[str, int], float], dict[tuple[str, int], float]]:
-        """α and β by transport and tier, for those that were measured."""
+    def rates(
+        self, measured: Mapping[Probe, float]
+    ) -> tuple[dict[tuple[str, int], float], dict[tuple[str, int], float]]:
+        """α and β by transport and tier, for those that were measured.
+
+        Noise can hide that bytes take time; then β is the largest that any single point shows.
+        """
         latency, bandwidth = {}, {}
         for name, value in self.solution.values.items():
             if name == LAUNCH:
@@ -114,8 +119,13 @@ class _Fitted:
             letter, transport, tier = name.split(":")
             if letter == "alpha":
                 latency[transport, int(tier)] = value
-            elif value > 0.0:
-                bandwidth[transport, int(tier)] = 1.0 / value
+            else:
+                seen = [
+                    shares.loads[int(tier)] / measured[probe]
+                    for probe, shares in self.shares.items()
+                    if shares.transport == transport and int(tier) in shares.loads
+                ]
+                bandwidth[transport, int(tier)] = 1.0 / value if value > 0.0 else max(seen)
         return latency, bandwidth
 
 

@@ -207,6 +207,8 @@ def probe_world(
             agenda.record(task.number, seconds)
             log.add(Point(probe=probe, seconds=seconds, calls=calls))
             progress(sum(map(len, agenda.samples.values())), agenda.elapsed_s, probe.what)
+    if log is not None:
+        log.close()
 
 
 def _setting(plan: Plan, device: torch.device, ranks: Ranks) -> Setting:

@@ -11,12 +11,13 @@ from typing import TextIO, TypeVar
 from pydantic import ValidationError
 
 from axonn_tune.errors import DocumentError, EnvironmentProblem, Problem, UsageError
+from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.points import Point, Setting
 
 D = TypeVar("D", Setting, Point)
 
-_SAME = ("backend", "precision", "torch_version", "library", "launches")
+_SAME = ("backend", "precision", "torch_version", "library")
 """What must be as it was for a calibration to go on."""
 
 
@@ -58,10 +59,18 @@ class PointLog:
         assert self._file is not None, "opened before"
         self._file.write(point.model_dump_json() + "\n")
 
+    def close(self) -> None:
+        """Write no more."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def _existing(self, setting: Setting) -> Measured:
         found = read_points(self.path)
         before, now = found.setting, setting
         different = [name for name in _SAME if getattr(before, name) != getattr(now, name)]
+        if [_trained(launch) for launch in before.launches] != [_trained(launch) for launch in now.launches]:
+            different.append("model or batch")
         if [place.host for place in before.ranks] != [place.host for place in now.ranks]:
             different.append(f"ranks ({len(before.ranks)} then, {len(now.ranks)} now)")
         if different:
@@ -70,6 +79,11 @@ class PointLog:
                 f"{', '.join(different)}"
             )
         return found
+
+
+def _trained(launch: Launch) -> tuple[object, ...]:
+    """What a step is a step of, whenever its launch config was written."""
+    return launch.model, launch.workload, launch.micro_batch
 
 
 def read_points(path: str | Path) -> Measured:
