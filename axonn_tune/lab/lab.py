@@ -3,8 +3,8 @@
     with Lab(Shape(nodes=4, ranks_per_node=2, uplink_bits_per_s=200e6, port_bits_per_s=800e6)) as lab:
         values = lab.ranks.call("mypackage.mymodule:function", [(rank,) for rank in range(8)])
 
-The lab ends with the `with`, and with this process however that ends. `Lab.attached` uses one that
-`axonn-tune lab up` has started, and leaves it up.
+The lab ends with the `with`, and with the thread that began it, however that ends: begin it in the main
+thread. `Lab.attached` uses one that `axonn-tune lab up` has started, and leaves it up.
 """
 
 from __future__ import annotations
