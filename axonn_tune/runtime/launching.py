@@ -230,6 +230,9 @@ class Rank:
     def _require_program(self, trainer: Trainer, *, steps: int) -> None:
         """Every collective was one the program has, or there is a mistake in one of them."""
         different = compare(trainer.ledger, *program_of(self.launch), steps=steps) if steps else []
+        if different and self.directory is not None:
+            text = json.dumps({"rank": self.place.rank, "differs": different}, ensure_ascii=False)
+            (self.directory / f"differs-rank{self.place.rank}.json").write_text(text + "\n", encoding="utf-8")
         if different and self.place.rank == 0:
             print("The collectives sent differ from the program:", *different, sep="\n  ", file=sys.stderr)
 
