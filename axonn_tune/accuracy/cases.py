@@ -105,6 +105,7 @@ def _layouts(row: StepRow, model: Model, workload: Workload) -> Iterator[Layout]
 
 def _open_layouts(row: StepRow) -> Iterator[Layout]:
     """The row's degrees, with each recomputation it may mean."""
+    zero = _zero_stage(row)
     for recompute in _recomputes(row.recompute):
         yield Layout(
             tensor=row.tensor,
@@ -114,9 +115,19 @@ def _open_layouts(row: StepRow) -> Iterator[Layout]:
             interleave=row.interleave or 1,
             recompute=recompute,
             sequence_parallel=row.sequence_parallel and row.tensor > 1,
-            distributed_optimizer=row.zero.split(".")[0] not in {"", "0"},
+            distributed_optimizer=zero >= 1,
             context=row.context,
+            sharded_gradients=zero >= 2,
+            sharded_weights=zero >= 3,
         )
+
+
+def _zero_stage(row: StepRow) -> int:
+    """ZeRO stage; where words describe sharding instead, gradients are taken to be sharded."""
+    first = row.zero[:1]
+    if first.isdigit():
+        return int(first)
+    return 2 if "shard" in row.zero.lower() or "fsdp" in row.zero.lower() else 0
 
 
 def _recomputes(words: str) -> tuple[Recompute, ...]:

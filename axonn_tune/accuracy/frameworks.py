@@ -1,65 +1,101 @@
-"""What the software of a row does: how it fuses, what it overlaps, how fast its host issues work."""
+"""What the software of a row does: how it fuses, what it overlaps, how fast its host issues work.
+
+Its numbers are in `published/kernels.csv`, with their sources; `python -m benchmarks.software` fits them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
+from axonn_tune.accuracy.records import read_records
 from axonn_tune.accuracy.rows import StepRow
-from axonn_tune.baselines.layout import Software
+from axonn_tune.accuracy.shipped import SHIPPED
+from axonn_tune.baselines.layout import CURRENT, KORTHIKANTI_2022, NARAYANAN_2021, Software
+from axonn_tune.cost.compute import Kernels
+
+CUDNN_ON_HOPPER = 0.5
+"""Time of attention of cuDNN and FlashAttention-3 over FlashAttention-2's on Hopper (arXiv 2407.08608, figure 5)."""
 
 
 @dataclass(frozen=True)
 class Framework:
     """A training framework: what its software does, and whether its GPT layers have biases.
 
-    sharded: parameters are split over the data-parallel ranks (FSDP, ZeRO-3).
+    kernels: the software in kernels.csv that it uses; sharded: parameters are split over the data-parallel
+    ranks (FSDP, ZeRO-3); newest_attention: its attention uses what Hopper adds; known: it was in the fit.
     """
 
     name: str
     software: Software
+    kernels: str
     biases: bool = True
     sharded: bool = False
+    newest_attention: bool = False
+    known: bool = True
 
 
-EAGER = Software(tensor_overlap=False, pipeline_overlap=False)
-MEGATRON_2021 = Software(
-    fused_attention=False,
-    dropout=True,
-    fused_accumulation=False,
-    tensor_overlap=False,
-    pipeline_overlap=False,
-    data_overlap=False,
+_EAGER = replace(CURRENT, tensor_overlap=False, pipeline_overlap=False)
+_CORE = replace(CURRENT, gradient_bytes=2)
+_XLA = Framework("xla", CURRENT, "core", biases=False, sharded=True, newest_attention=True)
+_MEGATRON_CORE = Framework("megatron-core", _CORE, "core", biases=False, newest_attention=True)
+_FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
+    ("megatron-deepspeed", Framework("megatron-deepspeed", NARAYANAN_2021, "megatron-deepspeed")),
+    ("zero-3", Framework("deepspeed", NARAYANAN_2021, "megatron-deepspeed", sharded=True)),
+    ("ptd-p", Framework("megatron-2021", NARAYANAN_2021, "megatron-lm")),
+    ("scatter-gather", Framework("megatron-2021", NARAYANAN_2021, "megatron-lm")),
+    ("megatron-core", _MEGATRON_CORE),
+    ("nemo", _MEGATRON_CORE),
+    ("bridge", _MEGATRON_CORE),
+    ("megascale", Framework("megascale", CURRENT, "core")),
+    ("meta", Framework("meta-4d", CURRENT, "core", biases=False, newest_attention=True)),
+    ("megatron", Framework("megatron-lm", KORTHIKANTI_2022, "megatron-lm")),
+    ("fsdp", Framework("fsdp", _EAGER, "eager", biases=False, sharded=True)),
+    ("torchtitan", Framework("fsdp", _EAGER, "eager", biases=False, sharded=True)),
+    ("maxtext", _XLA),
+    ("paxml", _XLA),
+    ("jax", _XLA),
+    ("xla", _XLA),
 )
-MEGATRON_2022 = replace(MEGATRON_2021, fused_accumulation=True, tensor_overlap=True)
-MEGATRON_CORE = Software()
+"""Word in a framework's name, and what it means; the first found counts."""
 
-_KNOWN: tuple[tuple[str, Framework], ...] = (
-    ("megatron-deepspeed", Framework("megatron-deepspeed", MEGATRON_2021)),
-    ("zero-3", Framework("deepspeed", MEGATRON_2021, sharded=True)),
-    ("ptd-p", Framework("megatron-2021", MEGATRON_2021)),
-    ("scatter-gather", Framework("megatron-2021", MEGATRON_2021)),
-    ("megatron-core", Framework("megatron-core", MEGATRON_CORE, biases=False)),
-    ("nemo", Framework("megatron-core", MEGATRON_CORE, biases=False)),
-    ("megatron-bridge", Framework("megatron-core", MEGATRON_CORE, biases=False)),
-    ("megascale", Framework("megascale", MEGATRON_CORE)),
-    ("meta", Framework("megatron-core", MEGATRON_CORE, biases=False)),
-    ("megatron", Framework("megatron-lm", MEGATRON_2022)),
-    ("fsdp", Framework("fsdp", EAGER, biases=False, sharded=True)),
-    ("maxtext", Framework("xla", MEGATRON_CORE, biases=False, sharded=True)),
-    ("paxml", Framework("xla", MEGATRON_CORE, biases=False, sharded=True)),
-)
+_UNKNOWN = Framework("unknown", _EAGER, "compiled", biases=False, known=False)
 
 
 def framework_of(row: StepRow) -> Framework:
-    """The framework a row names, with what the row itself says of attention and overlap."""
+    """The framework a row names, with what the row itself says of attention, overlap and compilation."""
     words = row.framework.lower()
-    found = next((known for word, known in _KNOWN if word in words), None)
-    if found is None:
-        found = Framework("unknown", EAGER, biases=False, sharded=row.zero.startswith("3"))
-    if row.zero.startswith("3") or (row.zero.startswith("2") and row.tensor == row.pipeline == 1):
-        found = replace(found, sharded=True)
+    found = next((known for word, known in _FRAMEWORKS if word in words), _UNKNOWN)
+    said = f"{row.overlap} {row.notes}".lower()
+    if found.kernels == "eager" and "compile" in said and "eager" not in row.overlap.lower():
+        found = replace(found, kernels="compiled")
     attention = row.attention.lower()
-    if attention and attention != "nan":
-        fused = ("flash" in attention or "sdpa" in attention) and "no flash" not in attention
+    if attention not in {"", "nan"}:
+        fused = ("flash" in attention or "sdpa" in attention or "cudnn" in attention) and "no flash" not in attention
         found = replace(found, software=replace(found.software, fused_attention=fused))
-    return found
+    elif found.name == "megatron-core" and any(chip in row.gpu.lower() for chip in ("a100", "v100")):
+        found = replace(found, software=replace(found.software, fused_attention=False))
+    kernels = software_kernels(found.kernels)
+    if found.newest_attention and any(chip in row.gpu.lower() for chip in ("h100", "h200", "h800", "gh200")):
+        kernels = replace(kernels, attention=kernels.attention * CUDNN_ON_HOPPER)
+    return replace(found, software=replace(found.software, kernels=kernels))
+
+
+@cache
+def software_kernels(name: str) -> Kernels:
+    """Numbers of one software in kernels.csv."""
+    return kernels_from(name, {key: value for (software, key), value in kernel_numbers().items() if software == name})
+
+
+def kernels_from(name: str, numbers: Mapping[str, float]) -> Kernels:
+    """Numbers by parameter as one value; `name` is whose they are."""
+    assert numbers, f"no numbers of {name}"
+    return Kernels(**numbers)
+
+
+@cache
+def kernel_numbers() -> dict[tuple[str, str], float]:
+    """Every number of kernels.csv by software and parameter."""
+    records = read_records(SHIPPED / "kernels.csv", needed=("software", "parameter", "value"))
+    return {(record["software"], record["parameter"]): float(record["value"]) for _, record in records}

@@ -6,13 +6,14 @@ cell, `nan` or words where a number is expected mean that the source does not sa
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from axonn_tune.errors import DocumentError, Problem, UsageError
+from axonn_tune.accuracy.records import number, read_records
+from axonn_tune.accuracy.shipped import SHIPPED
+from axonn_tune.errors import DocumentError, Problem
 
 NEEDED = ("id", "gpu", "n_gpus", "framework", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
 
@@ -72,29 +73,6 @@ def read_steps(path: Path) -> tuple[StepRow, ...]:
     return tuple(rows)
 
 
-def read_records(path: Path, *, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Records of a CSV file with their line numbers; errors as `read_steps`."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in needed if name not in (reader.fieldnames or ())]
-            if missing:
-                raise DocumentError(str(path), [Problem("", f"no column {name!r}", 1) for name in missing])
-            for record in reader:
-                yield reader.line_num, {name: (value or "").strip() for name, value in record.items() if name}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
-
-
-def number(record: Mapping[str, str], name: str) -> float | None:
-    """A number, or None if the cell is empty or holds words."""
-    try:
-        value = float(record.get(name, ""))
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
 def _count(record: Mapping[str, str], name: str, default: int | None = None) -> int:
     """A whole number from 1 up; ValueError if it is none and there is no default."""
     value = number(record, name)
@@ -109,7 +87,23 @@ def _maybe(record: Mapping[str, str], name: str) -> int | None:
     return None if number(record, name) is None else _count(record, name)
 
 
-def _step_row(record: Mapping[str, str], line: int) -> StepRow:
+@cache
+def _blemishes() -> tuple[dict[str, str], ...]:
+    """Columns that published rows are known to state wrongly, with what is taken instead, and why."""
+    return tuple(record for _, record in read_records(SHIPPED / "blemishes.csv", needed=("dataset", "column")))
+
+
+def _mended(record: Mapping[str, str]) -> dict[str, str]:
+    """A record with known blemishes of its data set replaced."""
+    mended = dict(record)
+    for blemish in _blemishes():
+        if (mended.get("dataset"), mended.get(blemish["column"])) == (blemish["dataset"], blemish["stated"]):
+            mended[blemish["column"]] = blemish["taken"]
+    return mended
+
+
+def _step_row(stated: Mapping[str, str], line: int) -> StepRow:
+    record = _mended(stated)
     tensor, pipeline, context = (_count(record, name, 1) for name in ("tp", "pp", "cp"))
     gpus, heads = _count(record, "n_gpus"), _count(record, "heads")
     words = {

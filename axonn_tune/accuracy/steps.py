@@ -10,6 +10,7 @@ from axonn_tune.accuracy.intervals import bounds_s
 from axonn_tune.accuracy.rows import StepRow
 from axonn_tune.baselines.layout import Layout
 from axonn_tune.baselines.megatron import MegatronPricer
+from axonn_tune.baselines.parts import Parts
 from axonn_tune.cost.memory import memory_limit_bytes
 from axonn_tune.cost.single import Configuration, Pricing, price_configuration
 from axonn_tune.grid import Grid
@@ -63,6 +64,7 @@ class Pricers:
 
     def __init__(self) -> None:
         self._known: dict[object, MegatronPricer] = {}
+        self._parts: dict[object, dict[object, Parts]] = {}
 
     def best(self, case: Case) -> Price:
         """The fastest of a case's layouts that fits into memory, or the leanest if none does."""
@@ -74,8 +76,8 @@ class Pricers:
         return min(prices, key=lambda price: price.memory_bytes)
 
     def price(self, case: Case, layout: Layout) -> Price:
-        """One layout: as a 4D grid where weights are sharded over the data-parallel ranks, else as Megatron-LM's."""
-        if case.framework.sharded and layout.pipeline == layout.context == 1:
+        """One layout: as a 4D grid if nothing but weights is split, over data-parallel ranks; else as Megatron-LM's."""
+        if case.framework.sharded and layout.tensor == layout.pipeline == layout.context == 1:
             return _as_grid(case, layout)
         pricer = self._pricer(case)
         price = pricer.price(layout)
@@ -85,9 +87,21 @@ class Pricers:
         key = (case.row.gpus, case.model, case.workload, case.software, id(case.machine))
         if key not in self._known:
             self._known[key] = MegatronPricer(
-                case.model, case.machine, case.workload, gpus=case.row.gpus, software=case.software
+                case.model,
+                case.machine,
+                case.workload,
+                gpus=case.row.gpus,
+                software=case.software,
+                known=self._parts.setdefault(_of_parts(case), {}),
             )
         return self._known[key]
+
+
+def _of_parts(case: Case) -> object:
+    """What the durations of a micro-batch's parts depend on: not on layers and batch."""
+    one_layer = case.model.model_copy(update={"layers": 1, "name": ""})
+    one = case.workload.model_copy(update={"global_batch": 1})
+    return case.row.gpus, str(one_layer), str(one), case.software, id(case.machine)
 
 
 def limit_bytes(case: Case) -> float:
@@ -96,9 +110,11 @@ def limit_bytes(case: Case) -> float:
 
 
 def _as_grid(case: Case, layout: Layout) -> Price:
-    """FSDP is the grid (1, 1, G, 1), with tensor parallelism (x, 1, z, 1)."""
-    configuration = Configuration(Grid(x=layout.tensor, z=layout.data), layout.micro_batch, layout.recompute, 0)
-    pricing = price_configuration(case.model, case.machine, case.workload, configuration, kernels=case.software.kernels)
+    """FSDP is the grid (1, 1, G, 1)."""
+    configuration = Configuration(Grid(z=layout.data), layout.micro_batch, layout.recompute, 0)
+    waits: dict[str, object] = {} if case.software.data_overlap else {"overlaps": ()}
+    workload = case.workload.model_copy(update=waits)
+    pricing = price_configuration(case.model, case.machine, workload, configuration, kernels=case.software.kernels)
     host_s = pricing.rates.dispatch_s * _issued(pricing)
     step_s = max(pricing.iteration_s, host_s)
     return Price(layout, step_s, pricing.exposed_communication_s, float(pricing.memory.total_bytes))

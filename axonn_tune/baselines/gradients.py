@@ -31,9 +31,12 @@ def exchange_gradients(
     sizes, blocks = workload.element_sizes, layout.blocks_of_stages(model.layers)[0]
     bucket = model.block_weights / layout.tensor + block_vectors(model, tensor=layout.tensor)
     rest = stage_parameters(model, layout, stage=0) - blocks * bucket
-    sent: list[tuple[CollectiveKind, int, float]] = [("all_reduce", sizes.main, backward_s)]
+    gradient_bytes = software.gradient_bytes or sizes.main
+    sent: list[tuple[CollectiveKind, int, float]] = [("all_reduce", gradient_bytes, backward_s)]
     if layout.distributed_optimizer:
-        sent = [("reduce_scatter", sizes.main, backward_s), ("all_gather", sizes.compute, forward_s)]
+        sent = [("reduce_scatter", gradient_bytes, backward_s), ("all_gather", sizes.compute, forward_s)]
+    if layout.sharded_weights:
+        sent = layout.micro_batches(workload) * [*sent, ("all_gather", sizes.compute, backward_s)]
     turn = layout.pipeline if layout.interleave > 1 else 1
     seconds = exposed_s = 0.0
     for kind, element_bytes, beside_s in sent:

@@ -23,7 +23,8 @@ class Software:
     fused_accumulation: weight gradients are added inside their product; tensor_overlap: backward
     collectives of column-parallel layers run beside their products; pipeline_overlap: interleaved
     stages send beside computation; data_overlap: gradients are reduced (and new weights gathered)
-    layer by layer beside computation; kernels: how far it fuses, how fast its host issues work.
+    layer by layer beside computation; gradient_bytes: of one accumulated gradient, those of a main weight
+    if None; kernels: how far it fuses, how fast its host issues work.
     """
 
     fused_attention: bool = True
@@ -32,6 +33,7 @@ class Software:
     tensor_overlap: bool = True
     pipeline_overlap: bool = True
     data_overlap: bool = True
+    gradient_bytes: int | None = None
     kernels: Kernels = FUSED
 
 
@@ -57,7 +59,10 @@ NARAYANAN_2021 = Software(
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to run a step: degrees of parallelism, and what is split, kept or computed again."""
+    """One way to run a step: degrees of parallelism, and what is split, kept or computed again.
+
+    distributed_optimizer, sharded_gradients, sharded_weights: ZeRO 1, 2 and 3 over the data-parallel ranks.
+    """
 
     tensor: int = 1
     pipeline: int = 1
@@ -68,6 +73,8 @@ class Layout:
     sequence_parallel: bool = False
     distributed_optimizer: bool = False
     context: int = 1
+    sharded_gradients: bool = False
+    sharded_weights: bool = False
 
     @property
     def gpus(self) -> int:
@@ -112,7 +119,8 @@ class Layout:
         parts += [f"context {self.context}"] if self.context > 1 else []
         parts += [f"interleave {self.interleave}"] if self.interleave > 1 else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
-        parts += ["distributed optimizer"] if self.distributed_optimizer else []
+        parts += ["sharded weights"] if self.sharded_weights else []
+        parts += ["distributed optimizer"] if self.distributed_optimizer and not self.sharded_weights else []
         return ", ".join(parts)
 
 

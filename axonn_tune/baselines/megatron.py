@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from axonn_tune.baselines.gradients import exchange_gradients
 from axonn_tune.baselines.layout import CURRENT, Layout, Software
@@ -21,6 +20,7 @@ from axonn_tune.cost.compute import compute_rates, kernel_time_s
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
+from axonn_tune.units import seconds
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,28 @@ class MegatronPricer:
     """Prices layouts of one model on one machine; parts of a micro-batch are priced once."""
 
     def __init__(
-        self, model: Model, machine: Machine, workload: Workload, *, gpus: int, software: Software = CURRENT
+        self,
+        model: Model,
+        machine: Machine,
+        workload: Workload,
+        *,
+        gpus: int,
+        software: Software = CURRENT,
+        known: dict[object, Parts] | None = None,
     ) -> None:
+        """`known`: parts shared with pricers that differ in layers and batch alone."""
         self.model, self.workload, self.software = model, workload, software
-        self.network = Network(machine, gpus)
+        self.network = Network(machine, gpus, call_s=seconds(software.kernels.collective_us))
         self.rates = compute_rates(machine.accelerator, workload.precision, software.kernels)
-        pricer = PartsPricer(model, workload, software, self.network, self.rates)
-        self._parts = lru_cache(maxsize=None)(pricer.price)
+        self._pricer = PartsPricer(model, workload, software, self.network, self.rates)
+        self._known: dict[object, Parts] = {} if known is None else known
 
     def parts(self, layout: Layout) -> Parts:
         """Durations of what a micro-batch consists of under a layout."""
-        return self._parts(_of_a_micro_batch(layout))
+        key = _of_a_micro_batch(layout)
+        if key not in self._known:
+            self._known[key] = self._pricer.price(layout)
+        return self._known[key]
 
     def price(self, layout: Layout) -> MegatronPrice:
         """Price a layout that Megatron-LM accepts; whether it fits is for the caller to judge."""

@@ -74,13 +74,24 @@ def blocks_in_flight(model: Model, layout: Layout, *, micro_batches: int) -> flo
     return min(full, float(micro_batches) * model.layers / p)
 
 
-def states(elements: ElementSizes, *, parameters: float, sharing: int) -> tuple[Item, ...]:
-    """AdamW, 18 bytes a parameter in 16 bits; `sharing` ranks split what the optimizer holds (ZeRO-1)."""
+def states(
+    elements: ElementSizes, layout: Layout, *, parameters: float, gradient_bytes: int | None = None
+) -> tuple[Item, ...]:
+    """AdamW, 18 bytes a parameter in 16 bits, less what the data-parallel ranks split (ZeRO 1 to 3)."""
     copies = 3.0 if elements.main != elements.compute else 2.0
+    ranks = layout.data * layout.context
     return (
-        Item("weights", elements.compute * parameters),
-        Item("gradients", elements.main * parameters),
-        Item("main weights and moments", copies * elements.main * parameters / sharing),
+        Item("weights", elements.compute * parameters / (ranks if layout.sharded_weights else 1)),
+        Item(
+            "gradients",
+            (gradient_bytes or elements.main)
+            * parameters
+            / (ranks if layout.sharded_gradients or layout.sharded_weights else 1),
+        ),
+        Item(
+            "main weights and moments",
+            copies * elements.main * parameters / (ranks if layout.distributed_optimizer else 1),
+        ),
     )
 
 
@@ -125,6 +136,7 @@ def stage_memory(
         in_flight = model.layers / layout.pipeline * (2.0 if layout.interleave > 1 else 1.0)
     # Softmax and gradient in 32 bits next to the logits, none of it cut into chunks of tokens.
     logits = (elements.compute + 2.0 * elements.statistics) * tokens * padded_vocabulary(model, tensor=t) / t
+    gathered = 2.0 * elements.compute * model.block_weights / t
     head = (Item("logits", logits if stage == layout.pipeline - 1 else 0.0),)
     backward = (
         Item("recomputed activations", again[layout.recompute]),
@@ -133,9 +145,11 @@ def stage_memory(
     return (
         *states(
             elements,
+            layout,
             parameters=stage_parameters(model, layout, stage=stage),
-            sharing=layout.data * layout.context if layout.distributed_optimizer else 1,
+            gradient_bytes=software.gradient_bytes,
         ),
+        Item("gathered weights", gathered if layout.sharded_weights else 0.0),
         Item("saved activations", in_flight * kept),
         *max(head, backward, key=total_bytes),
     )

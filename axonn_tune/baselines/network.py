@@ -33,8 +33,10 @@ def transfer_time_s(size_bytes: float, *, stride: int, tiers: tuple[Tier, ...], 
 class Network:
     """Prices what is sent in one world of ranks; remembers the lines of each group."""
 
-    def __init__(self, machine: Machine, world: int) -> None:
+    def __init__(self, machine: Machine, world: int, *, call_s: float = 0.0) -> None:
+        """`call_s`: what the software adds to each collective."""
         self.machine = machine
+        self.call_s = call_s
         self.world = world
         self._lines: dict[tuple[CollectiveKind, GroupShape], tuple[tuple[float, float], ...]] = {}
 
@@ -43,7 +45,7 @@ class Network:
         key = (kind, shape)
         if key not in self._lines:
             found = lines(kind, route(shape, self.machine.tiers, self.world), self.machine)
-            self._lines[key] = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in found)
+            self._lines[key] = tuple((self.call_s + line.latency_s, line.bandwidth_bytes_per_s) for line in found)
         return float(collective_time_s(self._lines[key], size_bytes, PLAIN))
 
     def transfer_s(self, stride: int, size_bytes: float) -> float:

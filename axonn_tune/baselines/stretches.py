@@ -54,6 +54,11 @@ class Block:
         return self.elements.compute
 
     @property
+    def aligned_heads(self) -> bool:
+        """Whether each head's rows start at multiples of 16 bytes."""
+        return self.model.head_dim * self.element % 16 == 0
+
+    @property
     def outside(self) -> Size:
         """Tokens a rank works on outside the tensor-parallel layers."""
         return TOKENS / X if self.sequence_parallel else TOKENS
@@ -182,11 +187,12 @@ def attention_core(block: Block, phase: Phase) -> tuple[Computation, ...]:
     if block.software.fused_attention:
         return biased, Attention(phase, "attention.core", 4.0 * TOKENS * S * Q / X)
     rows, width = TOKENS * (Q / X) / block.model.head_dim, as_size(block.model.head_dim)
+    aligned = block.aligned_heads
     return (
         biased,
-        MatMul(phase, "attention.core", rows, S, width, "NT"),
+        MatMul(phase, "attention.core", rows, S, width, "NT", aligned=aligned),
         *_softmax(block, phase, rows * S),
-        MatMul(phase, "attention.core", rows, width, S, "NN"),
+        MatMul(phase, "attention.core", rows, width, S, "NN", aligned=aligned),
     )
 
 
@@ -224,8 +230,8 @@ def attention_core_backward(block: Block) -> tuple[Computation, ...]:
     if block.software.fused_attention:
         return Attention("backward", "attention.core", 10.0 * TOKENS * S * Q / X, backward=True), unbiased
     rows, width = TOKENS * (Q / X) / block.model.head_dim, as_size(block.model.head_dim)
-    scores = MatMul("backward", "attention.core", rows, S, width, "NT")
-    values = MatMul("backward", "attention.core", rows, width, S, "NN")
+    scores = MatMul("backward", "attention.core", rows, S, width, "NT", aligned=block.aligned_heads)
+    values = MatMul("backward", "attention.core", rows, width, S, "NN", aligned=block.aligned_heads)
     return scores, values, *_softmax_backward(block, rows * S), values, values, unbiased
 
 

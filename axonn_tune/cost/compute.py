@@ -18,12 +18,17 @@ from axonn_tune.units import bytes_per_s, seconds
 class Kernels:
     """What training software makes of an accelerator; as given here, kernels as well fused as the programs say.
 
-    traffic: bytes its element-wise kernels move over those the programs count; attention: time of its
-    attention over the profile's; dispatch_us: time in which its host issues one operation.
+    products, attention: time of its matrix products and attention over the profile's; traffic: bytes its
+    element-wise kernels move over those the programs count; operation_us, collective_us: what one operation or
+    collective costs the accelerator beyond the profile's launch times; dispatch_us: time in which the host
+    issues an operation.
     """
 
-    traffic: float = 1.0
+    products: float = 1.0
     attention: float = 1.0
+    traffic: float = 1.0
+    operation_us: float = 0.0
+    collective_us: float = 0.0
     dispatch_us: float = 0.0
 
 
@@ -35,7 +40,9 @@ class ComputeRates:
     """What one rank computes with, in SI units, for one precision."""
 
     matmul_flops_per_s: dict[MatmulLayout, float]
+    unaligned_flops_per_s: float
     matmul_launch_s: float
+    matmul_ramp: float
     tile: float
     attention_forward_flops_per_s: float
     attention_backward_flops_per_s: float
@@ -49,13 +56,17 @@ def compute_rates(accelerator: Accelerator, precision: Precision, kernels: Kerne
     """Rates of an accelerator under some software; KeyError if it does not state a peak for this precision."""
     lasting = accelerator.peak_flops_per_s(precision) * accelerator.training_share
     return ComputeRates(
-        matmul_flops_per_s={layout: lasting * share for layout, share in accelerator.matmul_efficiency.items()},
-        matmul_launch_s=seconds(accelerator.matmul_launch_us),
+        matmul_flops_per_s={
+            layout: lasting * share / kernels.products for layout, share in accelerator.matmul_efficiency.items()
+        },
+        unaligned_flops_per_s=accelerator.unaligned_flops_per_s(precision) * accelerator.training_share,
+        matmul_launch_s=seconds(accelerator.matmul_launch_us + kernels.operation_us),
+        matmul_ramp=accelerator.matmul_ramp,
         tile=float(accelerator.matmul_tile),
         attention_forward_flops_per_s=lasting * accelerator.attention_forward_efficiency / kernels.attention,
         attention_backward_flops_per_s=lasting * accelerator.attention_backward_efficiency / kernels.attention,
         memory_bytes_per_s=bytes_per_s(accelerator.memory_bandwidth_gb_per_s) * accelerator.memory_efficiency,
-        kernel_launch_s=seconds(accelerator.kernel_launch_us),
+        kernel_launch_s=seconds(accelerator.kernel_launch_us + kernels.operation_us),
         kernel_traffic=kernels.traffic,
         dispatch_s=seconds(kernels.dispatch_us),
     )
@@ -70,14 +81,17 @@ def matmul_time_s(
     element_bytes: float,
     rates: ComputeRates,
     arithmetic: Arithmetic,
+    aligned: bool = True,
 ) -> Column:
     """Time of `O[m, n] = A[m, k] · B[k, n]`, s: launch + max(FLOPs / rate, bytes / memory bandwidth).
 
-    Rows and columns of the output are rounded up to whole tiles, since a partial tile costs a whole one.
+    Rows and columns of the output are rounded up to whole tiles, since a partial tile costs a whole one;
+    each tile takes `matmul_ramp` more steps of k to fill its pipeline and to write its result.
     """
     tiled_m = arithmetic.floor((m + (rates.tile - 1.0)) / rates.tile) * rates.tile
     tiled_n = arithmetic.floor((n + (rates.tile - 1.0)) / rates.tile) * rates.tile
-    arithmetic_s = 2.0 * tiled_m * tiled_n * k / rates.matmul_flops_per_s[layout]
+    rate = rates.matmul_flops_per_s[layout] if aligned else rates.unaligned_flops_per_s
+    arithmetic_s = 2.0 * tiled_m * tiled_n * (k + rates.matmul_ramp) / rate
     traffic_s = element_bytes * (m * k + k * n + m * n) / rates.memory_bytes_per_s
     busy_s: Column = arithmetic.larger(arithmetic_s, traffic_s)
     return rates.matmul_launch_s + busy_s

@@ -34,6 +34,7 @@ class Clock:
                 element_bytes=self.element_bytes,
                 rates=self.rates,
                 arithmetic=self.arithmetic,
+                aligned=step.aligned,
             )
         if isinstance(step, Attention):
             price = compute.attention_backward_time_s if step.backward else compute.attention_forward_time_s

@@ -40,7 +40,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class MatMul:
-    """A product `O[m, n] = A[m, k] · B[k, n]` on one rank, done `calls` times."""
+    """A product `O[m, n] = A[m, k] · B[k, n]` on one rank, done `calls` times.
+
+    aligned: rows start at multiples of 16 bytes; where they do not, matrix units stand idle.
+    """
 
     phase: Phase
     layer: str
@@ -49,6 +52,7 @@ class MatMul:
     k: Size
     layout: MatmulLayout
     calls: Size = ONCE
+    aligned: bool = True
 
     @property
     def flops(self) -> Size:

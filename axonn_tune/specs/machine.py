@@ -87,6 +87,10 @@ class Accelerator(Sourced):
         """Dense matrix peak, FLOP/s; KeyError if the accelerator does not state this precision."""
         return flops_per_s(self.peak_tflops[precision])
 
+    def unaligned_flops_per_s(self, precision: Precision) -> float:
+        """Peak of products whose rows are not aligned to 16 bytes, FLOP/s: that of fp32, without matrix units."""
+        return flops_per_s(self.peak_tflops.get("fp32", self.peak_tflops[precision]))
+
 
 class MeasuredBandwidth(Document):
     """Bandwidth measured for one group shape, all such groups running at once."""

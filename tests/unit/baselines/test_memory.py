@@ -49,14 +49,14 @@ def test_states_are_as_published(model: Model, pipeline: int, published_gib: flo
     """Guards the 18 bytes a parameter; the figure leaves out the tables, of which these stages hold one."""
     parameters = stage_parameters(model, Layout(8, pipeline), stage=0)
     table = 2048 * model.hidden + model.vocab * model.hidden / 8
-    assert total_bytes(states(SIZES, parameters=parameters - table, sharing=1)) / GIB == pytest.approx(
+    assert total_bytes(states(SIZES, Layout(), parameters=parameters - table)) / GIB == pytest.approx(
         published_gib, rel=0.02
     )
 
 
 def test_distributed_optimizer_splits_twelve_of_eighteen_bytes() -> None:
     """Guards ZeRO-1 by a hand value: 6 + 12/d bytes a parameter."""
-    assert total_bytes(states(SIZES, parameters=1.0, sharing=4)) == 9.0
+    assert total_bytes(states(SIZES, Layout(data=4, distributed_optimizer=True), parameters=1.0)) == 9.0
 
 
 def test_a_short_step_fills_no_pipeline() -> None:
