@@ -110,22 +110,18 @@ class _Fitted:
     ) -> tuple[dict[tuple[str, int], float], dict[tuple[str, int], float]]:
         """α and β by transport and tier, for those that were measured.
 
-        Noise can hide that bytes take time; then β is the largest that any single point shows.
+        Where another tier is always tighter, or noise hides that bytes take time, β is the largest that any
+        single point shows.
         """
-        latency, bandwidth = {}, {}
-        for name, value in self.solution.values.items():
-            if name == LAUNCH:
-                continue
-            letter, transport, tier = name.split(":")
-            if letter == "alpha":
-                latency[transport, int(tier)] = value
-            else:
-                seen = [
-                    shares.loads[int(tier)] / measured[probe]
-                    for probe, shares in self.shares.items()
-                    if shares.transport == transport and int(tier) in shares.loads
-                ]
-                bandwidth[transport, int(tier)] = 1.0 / value if value > 0.0 else max(seen)
+        latency: dict[tuple[str, int], float] = {}
+        bandwidth: dict[tuple[str, int], float] = {}
+        values = self.solution.values
+        for probe, shares in self.shares.items():
+            for tier, load in shares.loads.items():
+                key = (shares.transport, tier)
+                latency[key] = values.get(_alpha(*key), 0.0)
+                fitted = values.get(_beta(*key), 0.0)
+                bandwidth[key] = 1.0 / fitted if fitted else max(bandwidth.get(key, 0.0), load / measured[probe])
         return latency, bandwidth
 
 

@@ -68,7 +68,7 @@ def calibrate(measured: Measured, base: Machine, *, name: str, ranks_per_node: i
         update={
             "name": name,
             "description": _description(setting),
-            "accelerator": _accelerator(base.accelerator, compute, setting, per_node),
+            "accelerator": _accelerator(base.accelerator, compute, setting),
             "uncertainty": _uncertainty(measured.points, found, compute, communication),
             "launcher": base.launcher.model_copy(update={"backend": setting.backend, "ranks_per_node": per_node}),
             "paper": None,
@@ -196,13 +196,14 @@ def _fitted_tier(tier: Tier, number: int, fit: CommunicationFit, source: Source)
     )
 
 
-def _accelerator(base: Accelerator, fit: ComputeFit, setting: Setting, per_node: int) -> Accelerator:
+def _accelerator(base: Accelerator, fit: ComputeFit, setting: Setting) -> Accelerator:
     place = setting.ranks[0]
     shared = setting.backend == "gloo"
+    on_host = [other.host for other in setting.ranks].count(place.host)
     measured = Source(kind="measured", source=f"{_origin(setting)}, all ranks busy")
     fitted = measured.model_copy(update={"kind": "fitted"})
     numbers = {
-        "memory_gib": _rounded(setting.memory_bytes / GIB / (per_node if shared else 1)),
+        "memory_gib": _rounded(setting.memory_bytes / GIB / (on_host if shared else 1)),
         "memory_bandwidth_gb_per_s": _rounded(fit.copy_bytes_per_s / 1e9),
         "peak_tflops": {setting.precision: _rounded(fit.peak_flops_per_s / 1e12)},
         "memory_efficiency": _share(fit.memory_bytes_per_s / fit.copy_bytes_per_s),
@@ -217,7 +218,10 @@ def _accelerator(base: Accelerator, fit: ComputeFit, setting: Setting, per_node:
     }
     as_measured = ("memory_gib", "memory_bandwidth_gb_per_s", "peak_tflops")
     sources = {key: measured if key in as_measured else fitted for key in numbers}
-    name = f"CPU: {setting.cores} cores of {place.device} for {counted(per_node, 'rank')}" if shared else place.device
+    sources["training_share"] = Source(
+        kind="fact", source="the rates were measured with all ranks busy"
+    )
+    name = f"CPU: {setting.cores} cores of {place.device} for {counted(on_host, 'rank')}" if shared else place.device
     return base.model_copy(update={"name": name, **numbers, "sources": {**base.sources, **sources}})
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from axonn_tune.specs.catalog import Kind, Loaded
+    from axonn_tune.specs.machine import Machine
 
 
 # Given to each command: names given through a context depend on which command ran first in a process.
@@ -84,12 +85,24 @@ def _check(kind: Kind, names: tuple[str, ...]) -> None:
     errors: list[AxonnTuneError] = []
     for name in names:
         try:
-            click.echo(f"ok {_load(kind, name).path}")
+            loaded = _load(kind, name)
+            click.echo(f"ok {loaded.path}")
+            if kind == "machine":
+                _warn_elsewhere(loaded)
         except AxonnTuneError as error:
             errors.append(error)
     if errors:
         listed = "\n".join(str(error) for error in errors)
         raise UsageError(f"{listed}\n{len(errors)} of {len(names)} cannot be used")
+
+
+def _warn_elsewhere(loaded: Loaded[Machine]) -> None:
+    """Say what is different here from where a profile was measured."""
+    from axonn_tune.calibration.elsewhere import differences, here
+
+    if loaded.document.measured is not None:
+        for difference in differences(loaded.document.measured, here()):
+            click.echo(f"Warning: {loaded.path}: {difference}; its times may not hold here", err=True)
 
 
 def _add_common(group: click.Group, kind: Kind) -> None:

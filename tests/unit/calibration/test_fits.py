@@ -124,3 +124,12 @@ def test_hosts_must_hold_equal_blocks() -> None:
     """Guards the tiers, which describe equal nodes of consecutive ranks."""
     with pytest.raises(UsageError, match="equal blocks"):
         calibrated(synthetic.points(WORLD, synthetic.cluster(two_tiers()), noise=0.0), ranks_per_host=3)
+
+
+def test_a_tier_that_is_never_the_tightest_still_has_rates() -> None:
+    """Guards tiers behind a slower one: what the points show at least is taken, not nothing."""
+    fast = synthetic.cluster(two_tiers())
+    slow_inside = fast.tiers[0].model_copy(update={"bandwidth_gb_per_s": 1e-3})
+    machine = fast.model_copy(update={"tiers": (slow_inside, fast.tiers[1].model_copy(update={"collectives": None}))})
+    found = calibrated(synthetic.points(WORLD, machine, noise=0.0)).machine
+    assert all(set(tier.collectives or ()) == set(COLLECTIVE_KINDS) for tier in found.tiers)
