@@ -13,12 +13,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from axonn_tune.files import write_text_atomically
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import write_launch
 from axonn_tune.report.console import stdout_console
 from axonn_tune.specs.launch import Data, Optimizer
 from axonn_tune.specs.workload import Workload
-from axonn_tune.specs.writing import write_text_atomically
 from benchmarks.curve_figure import Curve, figure
 from benchmarks.launches import pinned_launch
 

@@ -10,13 +10,14 @@ from axonn_tune.calibration.measuring import Job, rank_of, seconds_of, world_siz
 from axonn_tune.calibration.plan import Backend, build_plan
 from axonn_tune.calibration.profile import Calibration, calibrate
 from axonn_tune.errors import UsageError
+from axonn_tune.files import write_text_atomically
 from axonn_tune.launch import local
 from axonn_tune.search.inputs import WorkloadChoices, make_workload
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.points import Plan
 from axonn_tune.specs.points_file import read_points
 from axonn_tune.specs.workload import Precision
-from axonn_tune.specs.writing import to_yaml, write_text_atomically
+from axonn_tune.specs.writing import to_yaml
 
 
 @dataclass(frozen=True)

@@ -148,8 +148,9 @@ def import_model(*, config: str, output: str | None, name: str | None, batch: in
     What would change the cost noticeably and cannot be expressed is refused; what was left out
     because it hardly matters is named in the description.
     """
+    from axonn_tune.files import write_text_atomically
     from axonn_tune.specs.hugging_face import model_from_hf_config
-    from axonn_tune.specs.writing import to_yaml, write_text_atomically
+    from axonn_tune.specs.writing import to_yaml
 
     model = model_from_hf_config(config, name=name, global_batch=batch, sequence_length=seq)
     text = to_yaml(model, header=[f"Imported by axonn-tune from {config}"])

@@ -188,10 +188,11 @@ def profile_command(*, name: str, output: str | None) -> None:
 
     Good for a first ranking; the rest are the placeholders of `localhost`.
     """
+    from axonn_tune.files import write_text_atomically
     from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.profile import profile
     from axonn_tune.lab.verify import round_trip_s
-    from axonn_tune.specs.writing import to_yaml, write_text_atomically
+    from axonn_tune.specs.writing import to_yaml
 
     with Lab.attached(name) as lab:
         shape = lab.shape

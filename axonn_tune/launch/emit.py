@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from axonn_tune.errors import EnvironmentProblem, UsageError
+from axonn_tune.files import write_text_atomically
 from axonn_tune.launch.slurm import slurm_script
 from axonn_tune.launch.torchrun import torchrun_script
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.writing import write_text_atomically
 
 ScriptKind: TypeAlias = Literal["torchrun", "slurm"]
 SUFFIXES: dict[ScriptKind, str] = {"torchrun": ".sh", "slurm": ".sbatch"}

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from axonn_tune import __version__
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError
+from axonn_tune.files import is_full
 from axonn_tune.grid import AXES
-from axonn_tune.runtime.files import is_full
 from axonn_tune.runtime.folders import Folder, description
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.optimizer import AdamW

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from axonn_tune.errors import UsageError
+from axonn_tune.files import replacing
 from axonn_tune.runtime.checkpoint import PARAMETERS
-from axonn_tune.runtime.files import replacing
 from axonn_tune.runtime.folders import Folder, description
 from axonn_tune.runtime.pieces import Piece, described, read
 

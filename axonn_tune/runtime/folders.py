@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from axonn_tune.runtime.files import sync_folder
+from axonn_tune.files import sync_folder
 
 SCHEMA = "axonn-tune/checkpoint/1"
 _MARKER = "checkpoint.json"

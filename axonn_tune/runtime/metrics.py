@@ -14,6 +14,7 @@ from typing import TextIO
 import torch
 
 from axonn_tune import __version__
+from axonn_tune.files import write_text_atomically
 from axonn_tune.program.flops import MFU_CONVENTION, executed_flops, model_flops, step_tokens
 from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.runtime.ledger import step_values
@@ -23,7 +24,6 @@ from axonn_tune.runtime.summary import Machine, TimedStep, summarise
 from axonn_tune.runtime.timing import StepTimes
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.runs import SUMMARY_NAME, Summary
-from axonn_tune.specs.writing import write_text_atomically
 from axonn_tune.units import counted, flops_per_s, show_bytes, show_seconds
 
 SCHEMA = "axonn-tune/metrics/1"

@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.futures import Future
 
+from axonn_tune.files import is_full
 from axonn_tune.grid import AXES
-from axonn_tune.runtime.files import is_full
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.parameters import Bucket, Parameter, Vector
 

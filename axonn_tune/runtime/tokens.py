@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.errors import UsageError
-from axonn_tune.runtime.files import replacing
+from axonn_tune.files import replacing
 
 MAGIC = b"AXNTOKEN"
 VERSION = 1

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from axonn_tune import __version__
+from axonn_tune.files import write_text_atomically
 from axonn_tune.runtime.ledger import Entry
 from axonn_tune.runtime.timing import StepTimes
 from axonn_tune.specs.traces import COMPUTE_LANE, Span, communication_lane, term_name, trace_text
-from axonn_tune.specs.writing import write_text_atomically
 
 SCHEMA = "axonn-tune/trace/1"
 

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from axonn_tune.files import write_text_atomically
 from axonn_tune.specs.base import Document
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.runs import Summary
 from axonn_tune.specs.workload import Workload
-from axonn_tune.specs.writing import write_text_atomically
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

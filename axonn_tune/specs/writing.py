@@ -1,17 +1,11 @@
-"""Writes documents as commented YAML, and files so that they are either whole or not there."""
+"""Writes documents as commented YAML."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
-import os
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, UsageError
 from axonn_tune.specs.base import Document
 from axonn_tune.specs.yaml_reader import read_scalar
 
@@ -25,7 +19,6 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")
 # Keys that say themselves what they hold.
 _UNCOMMENTED = frozenset({"schema", "name", "description", "source"})
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def to_yaml(document: Document, *, header: Sequence[str] = ()) -> str:
@@ -40,64 +33,6 @@ def to_yaml(document: Document, *, header: Sequence[str] = ()) -> str:
         lines.append("")
     lines += _section(document, indent=0, commented=True)
     return "\n".join(lines) + "\n"
-
-
-def write_text_atomically(path: str | Path, text: str) -> None:
-    """Replace a file by `text` in one step: on any failure the old file stays and nothing new is left.
-
-    UsageError if the folder is missing or the path is a folder; EnvironmentProblem if the disk is
-    full or writing is not permitted. A device or pipe (`/dev/stdout`) is written to directly.
-    """
-    target = Path(os.path.realpath(path))
-    try:
-        existing = target.stat().st_mode if target.exists() else None
-        if existing is not None and stat.S_ISDIR(existing):
-            raise UsageError(f"cannot write {str(path)!r}: it is a folder")
-        if existing is not None and not stat.S_ISREG(existing):
-            with target.open("w", encoding="utf-8") as device:
-                device.write(text)
-            return
-        _replace(target, text, mode=existing)
-    except OSError as error:
-        raise _explained(path, error) from error
-
-
-def _replace(target: Path, text: str, *, mode: int | None) -> None:
-    # A name of its own, short, so that a target with the longest allowed name still works.
-    temporary = target.parent / f".axonn-tune-{os.getpid()}-{os.urandom(4).hex()}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            if mode is not None:
-                os.fchmod(descriptor, stat.S_IMODE(mode))
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the file system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _explained(path: str | Path, error: OSError) -> AxonnTuneError:
-    if error.errno in _FULL:
-        return EnvironmentProblem(f"cannot write {str(path)!r}: {error.strerror}; what was there before is unchanged")
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return UsageError(f"cannot write {str(path)!r}: there is no folder {str(Path(path).parent)!r}")
-    if error.errno == errno.ENAMETOOLONG:
-        return UsageError(f"cannot write {str(path)!r}: the name is too long")
-    return EnvironmentProblem(f"cannot write {str(path)!r}: {error.strerror}")
 
 
 def _given(document: Document) -> Iterator[tuple[str, object, str | None]]:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from axonn_tune import files
 from axonn_tune.errors import EnvironmentProblem, UsageError
-from axonn_tune.runtime import files, tokens
+from axonn_tune.runtime import tokens
 from axonn_tune.runtime.data import Batches, Share, SyntheticTokens, TokenSource, permuted
 
 SEQUENCE, BATCH = 8, 12

@@ -15,13 +15,14 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from tests.unit import house
 
-VOCABULARY = {"errors", "units", "grid"}
+VOCABULARY = {"errors", "units", "grid", "files"}
 # What each layer may import beside itself and the package's own version.
 MAY_IMPORT: dict[str, set[str]] = {
     "": set(),
     "__main__": {"cli"},
     "errors": set(),
     "units": set(),
+    "files": {"errors"},
     "grid": {"errors", "units"},
     "specs": VOCABULARY,
     "program": VOCABULARY | {"specs"},

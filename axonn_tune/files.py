@@ -1,0 +1,96 @@
+"""Files and folders that are either whole or not there, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, UsageError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """A file open for writing that takes its name only when the block ends well; else the old one stays as it was.
+
+    UsageError if the folder is missing or the path is a folder; EnvironmentProblem if the disk is full
+    or writing is not permitted. A device or pipe (`/dev/stdout`) is written to directly.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = None
+    try:
+        mode = target.stat().st_mode if target.exists() else None
+        if mode is not None and stat.S_ISDIR(mode):
+            raise UsageError(f"cannot write {str(path)!r}: it is a folder")
+        if mode is not None and not stat.S_ISREG(mode):
+            with target.open("wb") as device:
+                yield device
+            return
+        # A name of its own, short, so that a target with the longest allowed name still works.
+        temporary = target.parent / f".axonn-tune-{os.getpid()}-{os.urandom(4).hex()}.tmp"
+        with _new_file(temporary, mode) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        # Reading errors of the block name the file read; those of the file written name ours, or none.
+        if error.filename in (None, str(temporary), str(target)):
+            raise _explained(path, error) from error
+        raise
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def write_text_atomically(path: str | Path, text: str) -> None:
+    """Replace a file by `text` in one step, with errors as of `replacing`."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable, where the file system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a full disk, a quota or a file-size limit is behind an error."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _FULL:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _new_file(path: Path, mode: int | None) -> BinaryIO:
+    """A file that must not exist yet, with the permissions of the one it is to replace."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    if mode is not None:
+        os.fchmod(descriptor, stat.S_IMODE(mode))
+    return os.fdopen(descriptor, "w+b")
+
+
+def _explained(path: str | Path, error: OSError) -> AxonnTuneError:
+    words = error.strerror or str(error)
+    if error.errno in _FULL:
+        return EnvironmentProblem(f"cannot write {str(path)!r}: {words}; what was there before is unchanged")
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return UsageError(f"cannot write {str(path)!r}: there is no folder {str(Path(path).parent)!r}")
+    if error.errno == errno.ENAMETOOLONG:
+        return UsageError(f"cannot write {str(path)!r}: the name is too long")
+    return EnvironmentProblem(f"cannot write {str(path)!r}: {words}")
