@@ -14,9 +14,9 @@ from math import ceil
 from typing import TypeAlias
 
 from axonn_tune.calibration.least_squares import Row, Solution, solve
-from axonn_tune.cost.single import Configuration, symbol_values
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import Grid
+from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import Attention, Computation, Kernel, MatMul
 from axonn_tune.program.size import as_size
 from axonn_tune.program.step import build_step
@@ -104,7 +104,7 @@ def _operations(probe: ComputeProbe, setting: Setting) -> Iterator[tuple[Computa
         return
     launch = setting.launches[probe.launch if isinstance(probe, StepProbe) else 0]
     batch = probe.sequences if isinstance(probe, AttentionProbe) else launch.micro_batch
-    values = symbol_values(launch.model, launch.workload, Configuration(Grid(), batch, "none"))
+    values = symbol_values(launch.model, launch.workload, Grid(), micro_batch=batch)
     values |= {"kept": float(launch.kept_layers), "unkept": float(launch.model.layers - launch.kept_layers)}
     for step, count in build_step(launch.model, launch.workload, recompute="none").calls():
         if not isinstance(step, MatMul | Attention | Kernel):

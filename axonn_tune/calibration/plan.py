@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from axonn_tune.cost.single import Configuration, price_configuration, symbol_values
+from axonn_tune.cost.single import Configuration, price_configuration
 from axonn_tune.grid import AXES, Grid, divisors
 from axonn_tune.launch.config import build_launch
+from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import MatMul
 from axonn_tune.program.step import build_step
 from axonn_tune.search.space import list_grids
@@ -101,7 +102,7 @@ def matmuls(model: Model, workload: Workload, world: int) -> dict[MatmulLayout, 
     for row in grids.sizes[grids.sound].tolist():
         grid = Grid(**dict(zip(AXES, row, strict=True)))
         batch = workload.global_batch // (grid.data * grid.z)
-        values = symbol_values(model, workload, Configuration(grid, batch, "none"))
+        values = symbol_values(model, workload, grid, micro_batch=batch)
         for step, count in program.calls():
             if isinstance(step, MatMul):
                 m, n, k = (round(float(size.evaluate(values))) for size in (step.m, step.n, step.k))

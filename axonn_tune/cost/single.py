@@ -16,11 +16,10 @@ from axonn_tune.cost.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.cost.timeline import Interval, Timeline
 from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.grid import Grid
-from axonn_tune.program.dimensions import dimensions, loss_chunks
+from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.flops import executed_flops
 from axonn_tune.program.operations import GROUP_AXES, Collective, Computation
 from axonn_tune.program.schedule import StepSchedule, build_schedule
-from axonn_tune.program.size import Value
 from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.specs.machine import CollectiveKind, Machine
 from axonn_tune.specs.model import Model
@@ -134,7 +133,7 @@ def _settled(
     model: Model, machine: Machine, workload: Workload, configuration: Configuration
 ) -> tuple[dict[str, float], Memory]:
     """Values of all symbols, and the memory that decides how many layers keep their gathered weights."""
-    values = symbol_values(model, workload, configuration)
+    values = symbol_values(model, workload, configuration.grid, micro_batch=configuration.micro_batch)
     asked = configuration.kept_layers
     memory = price_memory(
         model,
@@ -147,16 +146,6 @@ def _settled(
     )
     kept = float(memory.kept_layers)
     return {**values, "kept": kept, "unkept": float(model.layers) - kept}, memory
-
-
-def symbol_values(model: Model, workload: Workload, configuration: Configuration) -> dict[str, float]:
-    """Values of the program's symbols for one candidate, `kept` and `unkept` left out."""
-    grid = configuration.grid
-    axes: dict[str, Value] = {axis: float(grid.axis_size(axis)) for axis in ("x", "y", "z", "data")}
-    axes["b"] = float(configuration.micro_batch)
-    chunks = float(loss_chunks(configuration.micro_batch * workload.sequence_length))
-    found = dimensions(model, workload, axes, chunks=chunks, floor=PLAIN.floor)
-    return {name: float(value) for name, value in found.items()}
 
 
 @dataclass(frozen=True)

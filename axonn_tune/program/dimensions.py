@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import floor
 
-from axonn_tune.grid import divisors
+from axonn_tune.grid import AXES, Grid, divisors
 from axonn_tune.program.size import Value
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -73,3 +74,20 @@ def dimensions(
         "parameters": layers * block + tables * table + position,
         "vectors": layers * block_vectors + norm_vectors * hidden / y,
     }
+
+
+def symbol_values(model: Model, workload: Workload, grid: Grid, *, micro_batch: int) -> dict[str, float]:
+    """Values of every symbol but `kept` and `unkept`, for one grid."""
+    axes: dict[str, Value] = {axis: float(grid.axis_size(axis)) for axis in AXES}
+    axes["b"] = float(micro_batch)
+    chunks = float(loss_chunks(micro_batch * workload.sequence_length))
+    found = dimensions(model, workload, axes, chunks=chunks, floor=lambda value: float(floor(float(value))))
+    return {name: float(value) for name, value in found.items()}
+
+
+def step_values(
+    model: Model, workload: Workload, grid: Grid, *, micro_batch: int, kept_layers: int
+) -> dict[str, float]:
+    """Values of every symbol for one step of one rank."""
+    kept = {"kept": float(kept_layers), "unkept": float(model.layers - kept_layers)}
+    return symbol_values(model, workload, grid, micro_batch=micro_batch) | kept

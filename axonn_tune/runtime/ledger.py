@@ -10,18 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import floor, prod
+from math import prod
 from typing import TypeAlias
 
-from axonn_tune.grid import Grid, split_axes
-from axonn_tune.program.dimensions import dimensions, loss_chunks
+from axonn_tune.grid import split_axes
 from axonn_tune.program.operations import Phase
-from axonn_tune.program.size import Value
 from axonn_tune.program.step import StepProgram
 from axonn_tune.specs.machine import CollectiveKind
-from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import term_name
-from axonn_tune.specs.workload import Workload
 
 Term: TypeAlias = tuple[CollectiveKind, str, Phase, str]
 """Operation, axis, phase and layer: what a collective is called."""
@@ -54,18 +50,6 @@ class Ledger:
         """Count one call."""
         self.counts[entry] += 1
         self.issued += 1
-
-
-def step_values(
-    model: Model, workload: Workload, grid: Grid, *, micro_batch: int, kept_layers: int
-) -> dict[str, float]:
-    """Values of the program's symbols for one step of one rank."""
-    axes: dict[str, Value] = {axis: float(grid.axis_size(axis)) for axis in ("x", "y", "z", "data")}
-    axes["b"] = float(micro_batch)
-    chunks = float(loss_chunks(micro_batch * workload.sequence_length))
-    found = dimensions(model, workload, axes, chunks=chunks, floor=lambda value: float(floor(float(value))))
-    kept = {"kept": float(kept_layers), "unkept": float(model.layers - kept_layers)}
-    return {name: float(value) for name, value in found.items()} | kept
 
 
 def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[Entry]:

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.grid import Grid
+from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.step import build_step
 from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.ledger import Entry, Ledger, compare, step_values
+from axonn_tune.runtime.ledger import Entry, Ledger, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.settings import Settings

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.cost.single import Configuration, symbol_values
 from axonn_tune.grid import Grid
+from axonn_tune.program.dimensions import step_values, symbol_values
 from axonn_tune.program.step import StepProgram, build_step
-from axonn_tune.runtime.ledger import Entry, Ledger, compare, expected, step_values
+from axonn_tune.runtime.ledger import Entry, Ledger, compare, expected
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import Workload
 
@@ -77,5 +77,5 @@ def test_one_rank_sends_nothing(program: StepProgram) -> None:
 def test_values_are_those_that_were_priced(grid: Grid, name: str) -> None:
     """Guards the contract between the halves: runtime and cost model fill in the same numbers."""
     model = load_model(name).document
-    priced = symbol_values(model, WORKLOAD, Configuration(grid, 2, "none")) | {"kept": 1.0, "unkept": model.layers - 1}
+    priced = symbol_values(model, WORKLOAD, grid, micro_batch=2) | {"kept": 1.0, "unkept": model.layers - 1}
     assert step_values(model, WORKLOAD, grid, micro_batch=2, kept_layers=1) == priced

@@ -2,9 +2,8 @@
 
 import pytest
 
-from axonn_tune.cost.single import Configuration, symbol_values
 from axonn_tune.grid import Grid
-from axonn_tune.program.dimensions import loss_chunks
+from axonn_tune.program.dimensions import loss_chunks, symbol_values
 from axonn_tune.program.step import build_step
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.model import Model
@@ -19,7 +18,7 @@ def volumes(
     model: Model, workload: Workload, grid: Grid, *, recompute: Recompute, kept: float = 0.0, micro_batch: int = 4
 ) -> dict[tuple[str, str, str, str], tuple[float, float]]:
     """(count, bytes of one call) of every collective by (op, axis, phase, layer)."""
-    values = symbol_values(model, workload, Configuration(grid, micro_batch, recompute))
+    values = symbol_values(model, workload, grid, micro_batch=micro_batch)
     values |= {"kept": kept, "unkept": model.layers - kept}
     return {
         (one.kind, one.axis, one.phase, one.layer): (
