@@ -108,36 +108,42 @@ def weights(some: Sequence[Case]) -> Floats:
     return np.asarray(raw * np.sqrt(len(raw) / np.sum(raw * raw)))
 
 
-def bent(errors: Floats) -> Floats:
-    """Errors whose squares grow only linearly beyond a few percent, so that outliers have little pull."""
-    ratio = errors / LINEAR_BEYOND
-    return np.asarray(np.sign(errors) * np.sqrt(2.0 * (np.sqrt(1.0 + ratio * ratio) - 1.0)))
-
-
 def fit(parameters: Parameters) -> tuple[Floats, Floats]:
-    """Logarithms of the best numbers, and the derivatives of the logarithms of all predictions by them."""
-    from scipy.optimize import least_squares
+    """Logarithms of the best numbers, and the derivatives of the logarithms of all predictions by them.
 
-    some = cases()
-    share, truth = weights(some), np.log(measured_s(some))
-
-    def residuals(logs: Floats) -> Floats:
-        errors = np.log(predicted_s(some, parameters.mapping(logs))) - truth
-        return np.concatenate([share * bent(errors), (logs - parameters.start) / PRIOR_SPREAD])
-
-    found = least_squares(residuals, parameters.start, diff_step=5e-3, max_nfev=5)
-    return np.asarray(found.x), derivatives(found.x, parameters, some)
+    Gauss-Newton steps with weights that fall as errors grow; each shorter than the last.
+    """
+    some, logs = cases(), parameters.start.copy()
+    truth = np.log(measured_s(some))
+    for length in (1.0, 0.7, 0.5):
+        predicted, slopes = derivatives(logs, parameters, some)
+        logs = logs + length * newton_step(logs, parameters, predicted - truth, slopes, weights(some))
+    return logs, derivatives(logs, parameters, some)[1]
 
 
-def derivatives(logs: Floats, parameters: Parameters, some: Sequence[Case]) -> Floats:
-    """∂ log(predicted) / ∂ log(parameter), one row per case."""
+def newton_step(logs: Floats, parameters: Parameters, errors: Floats, slopes: Floats, share: Floats) -> Floats:
+    """One step down the weighted squares of the errors, held by the prior."""
+    pull = share**2 / np.sqrt(1.0 + (errors / LINEAR_BEYOND) ** 2) / LINEAR_BEYOND**2
+    normal = slopes.T @ (pull[:, None] * slopes) + np.eye(len(logs)) / PRIOR_SPREAD**2
+    gradient = slopes.T @ (pull * errors) + (logs - parameters.start) / PRIOR_SPREAD**2
+    return np.asarray(np.clip(-np.linalg.solve(normal, gradient), -0.5, 0.5))
+
+
+def derivatives(logs: Floats, parameters: Parameters, some: Sequence[Case]) -> tuple[Floats, Floats]:
+    """log(predicted), and ∂ log(predicted) / ∂ log(parameter) with one row per case."""
     here = np.log(predicted_s(some, parameters.mapping(logs)))
-    columns = []
-    for position in range(len(logs)):
-        moved = logs.copy()
+    slopes = np.zeros((len(some), len(logs)))
+    for position, name in enumerate(parameters.names):
+        moved, touched = logs.copy(), [at for at, case in enumerate(some) if _touches(name, case)]
         moved[position] += 0.01
-        columns.append((np.log(predicted_s(some, parameters.mapping(moved))) - here) / 0.01)
-    return np.stack(columns, axis=1)
+        after = np.log(predicted_s([some[at] for at in touched], parameters.mapping(moved)))
+        slopes[touched, position] = (after - here[touched]) / 0.01
+    return here, slopes
+
+
+def _touches(name: str, case: Case) -> bool:
+    """Whether a parameter plays a part in a case's price."""
+    return name.split(":")[0] in {case.framework.kernels, profile_of(case.row)}
 
 
 def folds(logs: Floats, slopes: Floats, parameters: Parameters, key: Callable[[StepRow], str]) -> Floats:
@@ -149,14 +155,11 @@ def folds(logs: Floats, slopes: Floats, parameters: Parameters, key: Callable[[S
     some = cases()
     errors = np.log(predicted_s(some, parameters.mapping(logs))) - np.log(measured_s(some))
     names = np.array([key(case.row) for case in some])
-    pull = weights(some) ** 2 / np.sqrt(1.0 + (errors / LINEAR_BEYOND) ** 2) / LINEAR_BEYOND**2
-    found = errors.copy()
+    found, share = errors.copy(), weights(some)
     for name in np.unique(names):
         out = names == name
-        a, r, w = slopes[~out], errors[~out], pull[~out]
-        normal = a.T @ (w[:, None] * a) + np.eye(len(logs)) / PRIOR_SPREAD**2
-        step = -np.linalg.solve(normal, a.T @ (w * r) + (logs - parameters.start) / PRIOR_SPREAD**2)
-        found[out] = errors[out] + slopes[out] @ np.clip(step, -0.5, 0.5)
+        step = newton_step(logs, parameters, errors[~out], slopes[~out], share[~out])
+        found[out] = errors[out] + slopes[out] @ step
     return found
 
 
@@ -198,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     parameters = shipped_parameters()
     if options.as_shipped:
-        logs, slopes = parameters.start, derivatives(parameters.start, parameters, cases())
+        logs, slopes = parameters.start, derivatives(parameters.start, parameters, cases())[1]
     else:
         logs, slopes = fit(parameters)
     for name, value, start in zip(parameters.names, np.exp(logs), np.exp(parameters.start), strict=True):

@@ -4,10 +4,35 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Protocol
 
-from axonn_tune.accuracy.rows import StepRow
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine, Tier
+
+
+class Site(Protocol):
+    """What a row says of the machine it ran on; None where it does not say."""
+
+    @property
+    def system(self) -> str:
+        """The cluster, in words."""
+
+    @property
+    def gpu(self) -> str:
+        """The accelerator."""
+
+    @property
+    def network(self) -> str:
+        """What joins the nodes, in words."""
+
+    @property
+    def gpu_memory_gb(self) -> float | None:
+        """Memory of one accelerator, GB."""
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        """Accelerators in one node."""
+
 
 _PROFILES: tuple[tuple[str, str], ...] = (
     ("perlmutter", "perlmutter"),
@@ -15,22 +40,32 @@ _PROFILES: tuple[tuple[str, str], ...] = (
     ("mi250", "frontier"),
     ("alps", "alps"),
     ("gh200", "alps"),
+    ("p5.48", "aws-p5"),
     ("gb200", "gb200-nvl72"),
+    ("gb300", "gb300-nvl72"),
     ("b200", "dgx-b200"),
+    ("b300", "dgx-b300"),
     ("h200", "dgx-h200"),
     ("h100", "dgx-h100"),
     ("h800", "dgx-h100"),
     ("a100", "dgx-a100"),
     ("a800", "dgx-a100"),
-    ("v100", "dgx2-v100"),
+    ("dgx-2", "dgx2-v100"),
+    ("v100", "dgx1-v100"),
 )
 """Word in the system's or the accelerator's name, and the profile it means; the first found counts."""
+
+_OWN_NETWORK = {"perlmutter", "frontier", "alps"}
+"""Profiles of one machine, whose network was measured: what a row says of it adds nothing."""
+
+LARGEST_NODE = 16
+"""An innermost domain of more ranks is a rack."""
 
 LINE_RATE_SHARE = 0.9
 """Of a network's line rate, what collectives reach (DGX A100, H100 and B200: 0.89 to 0.95)."""
 
 
-def profile_of(row: StepRow) -> str | None:
+def profile_of(row: Site) -> str | None:
     """Name of the profile nearest to a row's machine, or None if no shipped one has its accelerator."""
     for words in (row.system, row.gpu):
         for word, profile in _PROFILES:
@@ -41,11 +76,11 @@ def profile_of(row: StepRow) -> str | None:
 
 def _fits(profile: str, gpu: str) -> bool:
     """Whether a profile found by a system's name has the row's accelerator."""
-    chip = {"perlmutter": "a100", "frontier": "mi250", "alps": "gh200"}.get(profile)
+    chip = {"perlmutter": "a100", "frontier": "mi250", "alps": "gh200", "aws-p5": "h100"}.get(profile)
     return chip is None or chip in gpu.lower() or (chip == "gh200" and "h100" in gpu.lower())
 
 
-def machine_of(row: StepRow) -> Machine | None:
+def machine_of(row: Site) -> Machine | None:
     """The profile of a row, adjusted; None if no shipped one has its accelerator."""
     name = profile_of(row)
     if name is None:
@@ -53,7 +88,7 @@ def machine_of(row: StepRow) -> Machine | None:
     return _adjusted(name, row.gpu_memory_gb, row.gpus_per_node, node_gb_per_s(row))
 
 
-def node_gb_per_s(row: StepRow) -> float | None:
+def node_gb_per_s(row: Site) -> float | None:
     """Line rate of one node from the words of the row's network, GB/s; None if they do not say.
 
     Read: `800 Gbps/node`, `400 Gb/s per GPU`, `8x HDR 200Gb/s`, `Omni-Path 100Gb x4/node`.
@@ -86,13 +121,16 @@ def _adjusted(name: str, memory_gb: float | None, per_node: int | None, line_gb_
     tiers = list(profile.tiers)
     if len(tiers) > 1:
         tiers[0] = _of_node(tiers[0], per_node)
-        if line_gb_per_s is not None:
-            tiers[-1] = tiers[-1].model_copy(update={"bandwidth_gb_per_s": LINE_RATE_SHARE * line_gb_per_s})
+        if line_gb_per_s is not None and name not in _OWN_NETWORK:
+            # What a rack is in one domain has as many nodes' links.
+            nodes = (tiers[0].ranks or 1) / per_node if per_node and (tiers[0].ranks or 0) > LARGEST_NODE else 1.0
+            update = {"bandwidth_gb_per_s": LINE_RATE_SHARE * line_gb_per_s * nodes}
+            tiers[-1] = tiers[-1].model_copy(update=update)
     return profile.model_copy(update={"accelerator": accelerator, "tiers": tuple(tiers)})
 
 
 def _of_node(tier: Tier, per_node: int | None) -> Tier:
     """The innermost tier with as many ranks as the row's nodes have; a rack that is one domain stays one."""
-    if per_node is None or tier.ranks is None or per_node == tier.ranks or tier.ranks > 16:
+    if per_node is None or tier.ranks is None or per_node == tier.ranks or tier.ranks > LARGEST_NODE:
         return tier
     return tier.model_copy(update={"ranks": per_node})

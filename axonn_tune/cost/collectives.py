@@ -25,11 +25,11 @@ from axonn_tune.specs.machine import Algorithm, CollectiveKind, Machine, Protoco
 TREE_BANDWIDTH_SHARE = 0.92
 """A tree reaches this share of the ring's bandwidth (NCCL tuning.cc)."""
 
-IN_SWITCH_SHARE = 0.78
+IN_SWITCH_SHARE = 0.76
 """Share of a rank's bandwidth that a reduction in the switch reaches."""
 
-IN_SWITCH_LATENCY_S = 14e-6
-"""Fixed latency of a reduction in the switch (NCCL tuning.cc has 18 to 25 µs; 14 fits H100, H200 and B200)."""
+IN_SWITCH_LATENCY_S = 50e-6
+"""Fixed latency of a reduction in the switch: fits H100, H200, B200 and B300 (NCCL tuning.cc: 18 to 25 µs)."""
 
 _PASSES: dict[CollectiveKind, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 """Times the buffer goes around: an all-reduce is a reduce-scatter and an all-gather."""
@@ -148,7 +148,7 @@ def in_switch(
 ) -> tuple[float, float] | None:
     """Reduction in the inner switch (NVLS), a tree across domains: all-reduce of 3 ranks a domain or more.
 
-    Each rank sends and receives its buffer once, at 0.78 of its bandwidth (H100, H200 and B200 alike,
+    Each rank sends and receives its buffer once, at 0.76 of its bandwidth (H100, H200 and B200 alike,
     see docs/machines.md); across domains the uplink carries it once for two domains, twice for more.
     """
     inside = path.size // path.domains[1] if len(tiers) > 1 else path.size

@@ -4,15 +4,59 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from axonn_tune.accuracy.judged import Judged, errors_by_group
+from axonn_tune.accuracy.published import Accuracy
 from axonn_tune.accuracy.quality import Errors
 from axonn_tune.accuracy.steps import Predicted
 from axonn_tune.accuracy.summary import StepSummary
 from axonn_tune.report.table import Heading, text_table
 
 SCHEMA = "axonn-tune/accuracy/1"
+
+
+def document(found: Accuracy) -> dict[str, Any]:
+    """Everything, as JSON: `rows` are the steps; each other kind has a summary and rows of its own."""
+    kinds = {"collectives": found.collectives, "gemm": found.products, "memory": found.memory}
+    return {
+        "schema": SCHEMA,
+        "summary": step_summary(found.summary),
+        "rows": step_rows(found.steps),
+        **{name: _judged(judged) for name, judged in kinds.items() if judged},
+    }
+
+
+def _judged(judged: tuple[Judged, ...]) -> dict[str, Any]:
+    return {
+        "summary": {name: asdict(errors) for name, errors in errors_by_group(judged).items()},
+        "rows": [
+            {"id": one.id, "predicted": one.predicted, "measured": one.measured, "why_not": one.why_not or None}
+            for one in judged
+        ],
+    }
+
+
+def text(found: Accuracy) -> str:
+    """Everything, for a person."""
+    parts = [steps_text(found.summary)] if found.steps else []
+    for title, judged in (
+        ("collectives of 1 MiB and more", found.collectives),
+        ("matrix products of 10 GFLOP and more", found.products),
+        ("memory", found.memory),
+    ):
+        if judged:
+            parts.append(_errors_table(title, errors_by_group(judged)))
+            parts.append(_reasons(judged))
+    return "\n".join(part for part in parts if part)
+
+
+def _reasons(judged: tuple[Judged, ...]) -> str:
+    """Why rows were not predicted, with how many there are."""
+    counts = Counter(one.why_not for one in judged if one.why_not)
+    return "".join(f"not predicted: {count:,} rows: {why}\n" for why, count in counts.most_common())
 
 
 def step_rows(predictions: tuple[Predicted, ...]) -> list[dict[str, Any]]:
@@ -49,9 +93,9 @@ def step_summary(summary: StepSummary) -> dict[str, Any]:
     }
 
 
-def to_json(document: dict[str, Any]) -> str:
+def to_json(content: dict[str, Any]) -> str:
     """JSON text, nan as null."""
-    return json.dumps(_plain(document), indent=1, allow_nan=False) + "\n"
+    return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
