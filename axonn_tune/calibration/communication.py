@@ -36,11 +36,18 @@ class CommunicationFit:
     outliers: tuple[Probe, ...]
     held_out_errors: tuple[float, ...] = ()
 
+    @property
+    def held_out_error(self) -> float | None:
+        """Mean of what was held out, None without any."""
+        errors = [abs(error) for error in self.held_out_errors]
+        return float(f"{sum(errors) / len(errors):.4g}") if errors else None
 
-def fit_communication(measured: Mapping[Probe, float], machine: Machine, *, world: int) -> CommunicationFit:
+
+def fit_communication(measured: Mapping[Probe, float], machine: Machine, *, world: int | None) -> CommunicationFit:
     """Fit all transports and tiers at once; `machine` gives tiers and algorithms, its rates are of no account.
 
-    The fit of three quarters is judged by the last quarter before all are fitted.
+    world: ranks that took part, or None where each group was a world of its own. The fit of three quarters
+    is judged by the last quarter before all are fitted.
     """
     probes: list[Probe] = [probe for probe in measured if _communicates(probe)]
     kept, left_out = _split(probes)
@@ -125,9 +132,9 @@ class _Fitted:
         return latency, bandwidth
 
 
-def _fit(chosen: Sequence[Probe], measured: Mapping[Probe, float], machine: Machine, world: int) -> _Fitted:
+def _fit(chosen: Sequence[Probe], measured: Mapping[Probe, float], machine: Machine, world: int | None) -> _Fitted:
     """Fit some probes, until the tightest tiers stay the same."""
-    shares = {probe: _shares(probe, machine, world) for probe in measured if _communicates(probe)}
+    shares = {probe: _shares(probe, machine, world or _size(probe)) for probe in measured if _communicates(probe)}
     times = [measured[probe] for probe in chosen]
     tight = {probe: max(shares[probe].loads) for probe in chosen}
     for _ in range(_ROUNDS):
@@ -137,6 +144,11 @@ def _fit(chosen: Sequence[Probe], measured: Mapping[Probe, float], machine: Mach
             break
         tight = now
     return fitted
+
+
+def _size(probe: Probe) -> int:
+    assert isinstance(probe, CollectiveProbe), "only collectives have a world of their own"
+    return probe.group
 
 
 def _communicates(probe: Probe) -> bool:

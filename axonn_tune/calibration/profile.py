@@ -38,11 +38,11 @@ _LATENCY_FLOOR_US = 1e-3
 
 @dataclass(frozen=True)
 class Calibration:
-    """A profile with the fits behind it."""
+    """A profile with the fits behind it, and the median time of each probe; no fit where nothing was measured."""
 
     machine: Machine
     communication: CommunicationFit | None
-    compute: ComputeFit
+    compute: ComputeFit | None
     medians: Mapping[Probe, float]
 
 
@@ -162,15 +162,15 @@ def _network(outline: Machine, fit: CommunicationFit, setting: Setting) -> dict[
     source = Source(kind="fitted", source=_origin(setting))
     launch = outline.library.model_copy(
         update={
-            "launch_us": _rounded(fit.launch_s * 1e6),
+            "launch_us": rounded(fit.launch_s * 1e6),
             "sources": outline.library.sources | {"launch_us": source},
         }
     )
-    tiers = tuple(_fitted_tier(tier, number, fit, source) for number, tier in enumerate(outline.tiers))
+    tiers = tuple(fitted_tier(tier, number, fit, source) for number, tier in enumerate(outline.tiers))
     return {"tiers": tiers, "library": launch}
 
 
-def _fitted_tier(tier: Tier, number: int, fit: CommunicationFit, source: Source) -> Tier:
+def fitted_tier(tier: Tier, number: int, fit: CommunicationFit, source: Source) -> Tier:
     """A tier with the all-gather's rates, and what the others make of them."""
     latency = {kind: fit.latency_s.get((kind, number), 0.0) * 1e6 for kind in COLLECTIVE_KINDS}
     bandwidth = {kind: fit.bandwidth_bytes_per_s.get((kind, number)) for kind in COLLECTIVE_KINDS}
@@ -182,14 +182,14 @@ def _fitted_tier(tier: Tier, number: int, fit: CommunicationFit, source: Source)
     own_bandwidth = known.get("all_gather") or plain or max(known.values())
     factors = {
         kind: CollectiveFactors(
-            latency_factor=_rounded(latency[kind] / own_us), bandwidth_factor=_rounded(rate / own_bandwidth)
+            latency_factor=rounded(latency[kind] / own_us), bandwidth_factor=rounded(rate / own_bandwidth)
         )
         for kind, rate in known.items()
     }
     return tier.model_copy(
         update={
-            "latency_us": _rounded(own_us),
-            "bandwidth_gb_per_s": _rounded(own_bandwidth / 1e9),
+            "latency_us": rounded(own_us),
+            "bandwidth_gb_per_s": rounded(own_bandwidth / 1e9),
             "collectives": factors,
             "sources": tier.sources | dict.fromkeys(("latency_us", "bandwidth_gb_per_s", "collectives"), source),
         }
@@ -203,24 +203,22 @@ def _accelerator(base: Accelerator, fit: ComputeFit, setting: Setting) -> Accele
     measured = Source(kind="measured", source=f"{_origin(setting)}, all ranks busy")
     fitted = measured.model_copy(update={"kind": "fitted"})
     numbers = {
-        "memory_gib": _rounded(setting.memory_bytes / GIB / (on_host if shared else 1)),
-        "memory_bandwidth_gb_per_s": _rounded(fit.copy_bytes_per_s / 1e9),
-        "peak_tflops": {setting.precision: _rounded(fit.peak_flops_per_s / 1e12)},
+        "memory_gib": rounded(setting.memory_bytes / GIB / (on_host if shared else 1)),
+        "memory_bandwidth_gb_per_s": rounded(fit.copy_bytes_per_s / 1e9),
+        "peak_tflops": {setting.precision: rounded(fit.peak_flops_per_s / 1e12)},
         "memory_efficiency": _share(fit.memory_bytes_per_s / fit.copy_bytes_per_s),
         "matmul_efficiency": {layout: _share(rate / fit.peak_flops_per_s) for layout, rate in fit.flops_per_s.items()},
         "training_share": 1.0,
-        "matmul_launch_us": _rounded(fit.matmul_launch_s * 1e6),
-        "matmul_ramp": _rounded(fit.matmul_ramp),
+        "matmul_launch_us": rounded(fit.matmul_launch_s * 1e6),
+        "matmul_ramp": rounded(fit.matmul_ramp),
         "matmul_tile": fit.tile,
-        "attention_forward_efficiency": _rounded(fit.attention_forward_flops_per_s / fit.peak_flops_per_s),
-        "attention_backward_efficiency": _rounded(fit.attention_backward_flops_per_s / fit.peak_flops_per_s),
-        "kernel_launch_us": _rounded(fit.kernel_launch_s * 1e6),
+        "attention_forward_efficiency": rounded(fit.attention_forward_flops_per_s / fit.peak_flops_per_s),
+        "attention_backward_efficiency": rounded(fit.attention_backward_flops_per_s / fit.peak_flops_per_s),
+        "kernel_launch_us": rounded(fit.kernel_launch_s * 1e6),
     }
     as_measured = ("memory_gib", "memory_bandwidth_gb_per_s", "peak_tflops")
     sources = {key: measured if key in as_measured else fitted for key in numbers}
-    sources["training_share"] = Source(
-        kind="fact", source="the rates were measured with all ranks busy"
-    )
+    sources["training_share"] = Source(kind="fact", source="the rates were measured with all ranks busy")
     name = f"CPU: {setting.cores} cores of {place.device} for {counted(on_host, 'rank')}" if shared else place.device
     return base.model_copy(update={"name": name, **numbers, "sources": {**base.sources, **sources}})
 
@@ -233,10 +231,7 @@ def _uncertainty(
         sends: [abs(point.seconds / found[point.probe] - 1.0) for point in points if _sends(point.probe) == sends]
         for sends in (True, False)
     }
-    communication = _quantile(spread[True])
-    if fit is not None:
-        errors = fit.held_out_errors or tuple(fit.errors.values())
-        communication = max(communication, _quantile([abs(error) for error in errors]))
+    communication = max(_quantile(spread[True]), communication_uncertainty(fit) if fit is not None else 0.0)
     computing = max(_quantile(spread[False]), _quantile([abs(error) for error in compute.solution.errors]))
     source = Source(kind="measured", source="80% of the errors of the fit, and of single samples, are smaller")
     return Uncertainty(
@@ -244,6 +239,12 @@ def _uncertainty(
         compute=_share(computing),
         sources={"communication": source, "compute": source},
     )
+
+
+def communication_uncertainty(fit: CommunicationFit) -> float:
+    """80% of what the fit had not seen is nearer; of what it was made of, if nothing was held out."""
+    errors = fit.held_out_errors or tuple(fit.errors.values())
+    return _share(_quantile([abs(error) for error in errors]))
 
 
 def _sends(probe: Probe) -> bool:
@@ -257,7 +258,6 @@ def _quantile(errors: Sequence[float]) -> float:
 def _measurement(measured: Measured, compute: ComputeFit, fit: CommunicationFit | None) -> Measurement:
     setting = measured.setting
     outliers = [*compute.outliers, *(fit.outliers if fit is not None else ())]
-    held_out = fit.held_out_errors if fit is not None else ()
     return Measurement(
         created=setting.created,
         tool_version=setting.tool_version,
@@ -268,16 +268,16 @@ def _measurement(measured: Measured, compute: ComputeFit, fit: CommunicationFit 
         cores=setting.cores,
         network=_network_words(setting),
         samples=len(measured.points),
-        held_out_error=_rounded(float(np.mean(np.abs(held_out)))) if held_out else None,
+        held_out_error=fit.held_out_error if fit is not None else None,
         outliers=tuple(probe_words(probe) for probe in outliers),
     )
 
 
 def _share(value: float) -> float:
     """At most 1, and as a document writes it."""
-    return min(1.0, _rounded(value))
+    return min(1.0, rounded(value))
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     """Four digits: more is noise."""
     return float(f"{value:.4g}")

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from axonn_tune.calibration.from_logs import profile_from_logs
+from axonn_tune.calibration.logs import read_log
 from axonn_tune.calibration.measuring import Job, rank_of, seconds_of, world_size
 from axonn_tune.calibration.plan import Backend, build_plan
 from axonn_tune.calibration.profile import Calibration, calibrate
@@ -22,11 +24,11 @@ from axonn_tune.specs.writing import to_yaml
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a calibration is asked for. `ranks`: how many to start here; None: one per core, or join a world."""
+    """What a calibration is asked for, as on the command line; None leaves it to the defaults."""
 
-    output: Path
-    points: Path
-    name: str
+    output: str
+    points: str | None
+    name: str | None
     model: str
     machine: str
     precision: Precision | None
@@ -35,6 +37,21 @@ class Wanted:
     budget: str
     ranks: int | None
     ranks_per_node: int | None
+    resume: bool
+    logs: tuple[str, ...]
+    log_ranks: int | None
+    log_nodes: int | None
+    plot: str | None
+
+    @property
+    def points_path(self) -> Path:
+        """File of raw points."""
+        return Path(self.points or f"{self.output.removesuffix('.yaml')}.points.jsonl")
+
+    @property
+    def profile_name(self) -> str:
+        """Name of the profile."""
+        return self.name or Path(self.output).stem
 
 
 def is_first() -> bool:
@@ -42,12 +59,12 @@ def is_first() -> bool:
     return not local.already_started(os.environ) or rank_of(os.environ) == 0
 
 
-def job_of(wanted: Wanted, *, resume: bool) -> Job:
+def job_of(wanted: Wanted) -> Job:
     """How to measure; UsageError if ranks are to be started inside a world."""
     joined = local.already_started(os.environ)
     if joined and wanted.ranks is not None:
         raise UsageError("--ranks starts ranks on this host, but this process is one of a world already started")
-    return Job(wanted.points, None if joined else _started(wanted), wanted.backend, resume)
+    return Job(wanted.points_path, None if joined else _started(wanted), wanted.backend, wanted.resume)
 
 
 def plan_of(wanted: Wanted) -> Plan:
@@ -72,8 +89,19 @@ def _started(wanted: Wanted) -> int:
 
 def finish(wanted: Wanted) -> Calibration:
     """Fit the points and write the profile."""
-    base = load_machine(wanted.machine).document
-    done = calibrate(read_points(wanted.points), base, name=wanted.name, ranks_per_node=wanted.ranks_per_node)
-    header = [f"{done.machine.description}.", f"Raw points: {wanted.points.name}. Units and sources: docs/machines.md."]
+    base, measured = load_machine(wanted.machine).document, read_points(wanted.points_path)
+    done = calibrate(measured, base, name=wanted.profile_name, ranks_per_node=wanted.ranks_per_node)
+    return _written(done, wanted, f"Raw points: {wanted.points_path.name}")
+
+
+def finish_logs(wanted: Wanted) -> Calibration:
+    """Fit the network of a profile to logs and write it."""
+    logs = [read_log(path, ranks=wanted.log_ranks, nodes=wanted.log_nodes) for path in wanted.logs]
+    done = profile_from_logs(logs, load_machine(wanted.machine).document, name=wanted.profile_name)
+    return _written(done, wanted, f"Logs: {', '.join(Path(path).name for path in wanted.logs)}")
+
+
+def _written(done: Calibration, wanted: Wanted, origin: str) -> Calibration:
+    header = [f"{done.machine.description}.", f"{origin}. Units and sources: docs/machines.md."]
     write_text_atomically(wanted.output, to_yaml(done.machine, header=header))
     return done

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from axonn_tune.calibration.profile import Calibration
     from axonn_tune.calibration.session import Wanted
     from axonn_tune.specs.points import Plan
+
+
+def _collected(callback: Callable[[Wanted], None]) -> Callable[..., None]:
+    """The command's options as one value."""
+
+    @functools.wraps(callback)
+    def collected(**parameters: Any) -> None:  # noqa: ANN401
+        from axonn_tune.calibration.session import Wanted
+
+        callback(Wanted(**parameters))
+
+    return collected
 
 
 @click.command("calibrate", short_help="Measure this machine and write its profile.")
@@ -57,22 +69,20 @@ if TYPE_CHECKING:
 @click.option("--name", help="Name of the profile. Default: that of the file.")
 @click.option("--points", metavar="FILE", help="File of raw points. Default: FILE.points.jsonl beside the output.")
 @click.option("--resume", is_flag=True, help="Go on with the raw points of a calibration that was cut off.")
+@click.option(
+    "--from-logs",
+    "logs",
+    multiple=True,
+    metavar="FILE",
+    help="Measure nothing: fit the network of --machine to a log of nccl-tests, rccl-tests (text or JSON) or OSU "
+    "collectives. May be repeated.",
+)
+@click.option("--log-ranks", type=click.IntRange(min=2), metavar="N", help="Ranks of a log that does not say it.")
+@click.option("--log-nodes", type=click.IntRange(min=1), metavar="N", help="Nodes of a log that does not say it.")
+@click.option("--plot", metavar="FILE", help="Draw points and fit into this .svg file.")
 @help_option
-def calibrate_command(
-    *,
-    output: str,
-    ranks: int | None,
-    budget: str,
-    model: str,
-    precision: Any,
-    batch: int | None,
-    backend: Any,
-    machine: str,
-    ranks_per_node: int | None,
-    name: str | None,
-    points: str | None,
-    resume: bool,
-) -> None:
+@_collected
+def calibrate_command(wanted: Wanted) -> None:
     """Measure collectives, products and training steps on all ranks at once; write a machine profile.
 
     Everything goes through the runtime's own code, over every group shape that a grid of these ranks can
@@ -80,39 +90,30 @@ def calibrate_command(
     that is being started; else it starts the ranks here, which then talk through loopback: CPU time, and
     no model of a network.
     """
-    from axonn_tune.calibration.session import Wanted
+    from axonn_tune.calibration import session
+    from axonn_tune.report import fit_plot
 
-    beside = f"{output.removesuffix('.yaml')}.points.jsonl"
-    wanted = Wanted(
-        output=Path(output),
-        points=Path(points or beside),
-        name=name or Path(output).stem,
-        model=model,
-        machine=machine,
-        precision=precision,
-        batch=batch,
-        backend=backend,
-        budget=budget,
-        ranks=ranks,
-        ranks_per_node=ranks_per_node,
-    )
-    _calibrate(wanted, resume=resume)
+    if wanted.plot:
+        fit_plot.require_svg(wanted.plot)
+    if wanted.logs:
+        _say(session.finish_logs(wanted), wanted)
+    elif _measured(wanted):
+        _say(session.finish(wanted), wanted)
 
 
-def _calibrate(wanted: Wanted, *, resume: bool) -> None:
-    """Measure, and on rank 0 fit and write."""
+def _measured(wanted: Wanted) -> bool:
+    """Measure; whether this process is the one to fit and write."""
     from axonn_tune.calibration.measuring import measure
-    from axonn_tune.calibration.session import finish, is_first, job_of, plan_of
+    from axonn_tune.calibration.session import is_first, job_of, plan_of
     from axonn_tune.launch import local
 
     local.require_torch()
-    plan, job, first = plan_of(wanted), job_of(wanted, resume=resume), is_first()
+    plan, job, first = plan_of(wanted), job_of(wanted), is_first()
     with _progress(plan, shown=first) as listen:
         code = measure(job, plan, listen)
     if code:
         raise click.exceptions.Exit(code)
-    if first:
-        _say(finish(wanted), str(wanted.output))
+    return first
 
 
 @contextmanager
@@ -140,10 +141,16 @@ def _progress(plan: Plan, *, shown: bool) -> Iterator[Callable[[Progress], None]
         yield listen
 
 
-def _say(calibration: Calibration, output: str) -> None:
-    """What came out, in a few lines."""
+def _say(calibration: Calibration, wanted: Wanted) -> None:
+    """What came out, in a few lines, and drawn."""
+    from axonn_tune.files import write_text_atomically
     from axonn_tune.report.calibration import calibration_lines
+    from axonn_tune.report.fit_plot import fit_svg
 
     for line in calibration_lines(calibration):
         click.echo(line)
-    click.echo(f"Wrote {output}.", err=True)
+    written = [wanted.output]
+    if wanted.plot:
+        write_text_atomically(wanted.plot, fit_svg(calibration))
+        written.append(wanted.plot)
+    click.echo(f"Wrote {' and '.join(written)}.", err=True)

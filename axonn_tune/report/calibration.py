@@ -13,7 +13,8 @@ def calibration_lines(done: Calibration) -> Iterator[str]:
     """The numbers that matter, how well they fit, and what was left out."""
     machine = done.machine
     yield f"{machine.name}: {machine.description}"
-    yield _compute_line(machine)
+    if done.compute is not None:
+        yield _compute_line(machine)
     yield from _network_lines(machine)
     yield from _fit_lines(done)
 
@@ -46,9 +47,10 @@ def _fit_lines(done: Calibration) -> Iterator[str]:
         if measured.held_out_error is not None
         else ""
     )
+    computed = f", of computation within {uncertainty.compute:.0%}" if done.compute is not None else ""
     yield (
-        f"{counted(measured.samples, 'point')}; 80% of collectives within {uncertainty.communication:.0%}, of "
-        f"computation within {uncertainty.compute:.0%}{unseen}"
+        f"{counted(measured.samples, 'point')}; 80% of collectives within {uncertainty.communication:.0%}"
+        f"{computed}{unseen}"
     )
     if measured.outliers:
         yield f"outliers, of little weight in the fit: {'; '.join(measured.outliers)}"

@@ -1,0 +1,211 @@
+"""Reads what other benchmarks of collectives print: nccl-tests and rccl-tests as text and JSON, OSU as text.
+
+Sizes are those of the full (gathered or reduced) buffer, as nccl-tests has them; OSU's all-gather counts one
+rank's part. Times are out of place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from axonn_tune.errors import DocumentError, Problem
+from axonn_tune.specs.loading import read_text
+from axonn_tune.specs.machine import CollectiveKind
+from axonn_tune.units import seconds
+
+_KINDS: dict[str, CollectiveKind] = {
+    "allgather": "all_gather",
+    "allreduce": "all_reduce",
+    "reducescatter": "reduce_scatter",
+    "reducescatterblock": "reduce_scatter",
+}
+_STARTING = re.compile(r"# Collective test starting: (?:\S*/)?(\w+?)_perf")
+_RANK = re.compile(r"#\s+Rank\s+(\d+) Group\s+\d+ Pid\s+\d+ on\s+(\S+) device\s+\d+ \[[^\]]*\] (.+)")
+_VERSION = re.compile(r"(?:nccl-library=|NCCL version |RCCL version )(\S+)")
+_OSU = re.compile(r"# OSU MPI(?:-CUDA|-ROCM)? (\S+(?: \S+)*?) Latency Test")
+_ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\s+\S+\s+-?\d+\s")
+
+
+@dataclass(frozen=True)
+class LogRow:
+    """One collective of a log: all ranks of the run in one group, nodes filled one after the other."""
+
+    op: CollectiveKind
+    ranks: int
+    nodes: int
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Log:
+    """What one file holds."""
+
+    rows: tuple[LogRow, ...]
+    library: str
+    hosts: tuple[str, ...]
+    device: str
+
+
+def read_log(path: str | Path, *, ranks: int | None = None, nodes: int | None = None) -> Log:
+    """Read one log, whatever wrote it.
+
+    ranks, nodes: of the run, for OSU, which prints neither; and for a log without its list of devices. UsageError
+    if the file cannot be read, DocumentError with every line that is wrong, units included.
+    """
+    text = read_text(Path(path))
+    try:
+        if text.lstrip()[:1] in ("{", "["):
+            return _json_log(text, str(path))
+        if _OSU.search(text):
+            return _osu_log(text, ranks=ranks, nodes=nodes)
+        return _text_log(text, str(path), ranks=ranks, nodes=nodes)
+    except _Wrong as error:
+        raise DocumentError(str(path), error.problems) from None
+
+
+class _Wrong(Exception):
+    def __init__(self, *problems: tuple[int | None, str]) -> None:
+        self.problems = [Problem("", message, line) for line, message in problems]
+        super().__init__()
+
+
+def _kind(name: str) -> CollectiveKind:
+    found = _KINDS.get(re.sub(r"[^a-z]", "", name.lower()))
+    if found is None:
+        raise _Wrong((None, f"holds {name}, not an all-gather, a reduce-scatter or an all-reduce"))
+    return found
+
+
+def _text_log(text: str, name: str, *, ranks: int | None, nodes: int | None) -> Log:
+    """nccl-tests and rccl-tests; old versions do not say which collective it is, so the file's name must."""
+    lines = text.splitlines()
+    starting = _STARTING.search(text)
+    op = _kind(starting[1]) if starting else _kind_of_name(name)
+    places = [found for line in lines if (found := _RANK.match(line))]
+    hosts = tuple(dict.fromkeys(place[2] for place in places))
+    ranks, nodes = ranks or len(places), nodes or len(hosts)
+    if not ranks or not nodes:
+        raise _Wrong((None, "lists no devices, so it does not say how many ranks and nodes ran: give --log-ranks"))
+    _check_units(lines)
+    problems: list[tuple[int | None, str]] = []
+    rows = [
+        LogRow(op, ranks, nodes, size, time)
+        for number, line in enumerate(lines, 1)
+        if _ROW.match(line)
+        for size, time in _row(line, number, problems)
+    ]
+    _require(rows, problems)
+    version = _VERSION.search(text)
+    library = f"{'RCCL' if 'rccl' in text.lower() else 'NCCL'} {version[1] if version else 'of a log'}"
+    return Log(tuple(rows), library, hosts, places[0][3].strip() if places else "")
+
+
+def _check_units(lines: list[str]) -> None:
+    """Times in µs, as every version prints them; another unit in the header means another tool."""
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#") and "(B)" in line and "(us)" not in line:
+            raise _Wrong((number, f"the column of times is not in (us): {' '.join(line.split())}"))
+
+
+def _row(line: str, number: int, problems: list[tuple[int | None, str]]) -> Iterator[tuple[int, float]]:
+    """Size and time of a row, `size count type redop root time algbw busbw #wrong ...`, if it has any."""
+    words = line.split()
+    try:
+        size, time, bandwidth = int(words[0]), float(words[5]), float(words[6])
+        float(words[7])
+    except (IndexError, ValueError):
+        problems.append((number, "a row of results is cut off or holds something else"))
+        return
+    # Printed with two decimals, so small rows say nothing of their bandwidth.
+    if bandwidth > 1.0 and not 0.9 < size / (time * 1e3) / bandwidth < 1.1:
+        problems.append((number, f"{size} bytes in {time:g} µs are not {bandwidth:g} GB/s: are the units mixed?"))
+    if size and time:
+        yield size, seconds(time)
+
+
+def _kind_of_name(name: str) -> CollectiveKind:
+    plain = re.sub(r"[^a-z]", "", Path(name).stem.lower())
+    for word, kind in _KINDS.items():
+        if word in plain:
+            return kind
+    raise _Wrong((None, "does not say which collective it measured; name the file after it, as in all_gather.txt"))
+
+
+def _json_log(text: str, name: str) -> Log:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise _Wrong((getattr(error, "lineno", None), f"is no complete JSON: {error}")) from error
+    try:
+        return _rccl_json(found) if isinstance(found, list) else _nccl_json(found, name)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise _Wrong((None, f"is no result of nccl-tests or rccl-tests: {error!r} is missing or wrong")) from error
+
+
+def _nccl_json(found: dict[str, Any], name: str) -> Log:
+    """nccl-tests -J."""
+    program = Path(found["args"][0]).name.split("_perf")[0]
+    devices = found["config"]["devices"]
+    hosts = tuple(dict.fromkeys(str(device["hostname"]) for device in devices))
+    op = _kind(program) if program else _kind_of_name(name)
+    rows = [
+        LogRow(op, len(devices), len(hosts), int(row["size"]), seconds(float(row["out_of_place"]["time"])))
+        for row in found["results"]
+        if row["out_of_place"] is not None
+    ]
+    _require(rows, [])
+    return Log(tuple(rows), f"NCCL {found['nccl_version']}", hosts, str(devices[0]["device_info"]))
+
+
+def _rccl_json(found: list[dict[str, Any]]) -> Log:
+    """rccl-tests -Z json."""
+    rows = [
+        LogRow(_kind(row["name"]), int(row["ranks"]), int(row["nodes"]), int(row["size"]), seconds(float(row["time"])))
+        for row in found
+        if not row["inPlace"]
+    ]
+    _require(rows, [])
+    return Log(tuple(rows), "RCCL of a log", (), "")
+
+
+def _osu_log(text: str, *, ranks: int | None, nodes: int | None) -> Log:
+    """OSU micro-benchmarks of collectives."""
+    if not ranks:
+        raise _Wrong((None, "an OSU log does not say how many ranks ran: give --log-ranks, and --log-nodes"))
+    rows: list[LogRow] = []
+    problems: list[tuple[int | None, str]] = []
+    op: CollectiveKind | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _OSU.match(line):
+            op = _kind(found[1])
+        elif line.startswith("# Size") and "(us)" not in line:
+            problems.append((number, f"times are not in (us): {' '.join(line.split())}"))
+        elif op is not None and re.match(r"\s*\d", line):
+            rows += _osu_row(line, number, op, ranks, nodes or 1, problems)
+    _require(rows, problems)
+    return Log(tuple(rows), "MPI (OSU micro-benchmarks)", (), "")
+
+
+def _osu_row(
+    line: str, number: int, op: CollectiveKind, ranks: int, nodes: int, problems: list[tuple[int | None, str]]
+) -> Iterator[LogRow]:
+    words = line.split()
+    try:
+        size, time = int(words[0]), float(words[1])
+    except (IndexError, ValueError):
+        problems.append((number, "a row of results is cut off or holds something else"))
+        return
+    yield LogRow(op, ranks, nodes, size * (ranks if op == "all_gather" else 1), seconds(time))
+
+
+def _require(rows: list[LogRow], problems: list[tuple[int | None, str]]) -> None:
+    if problems:
+        raise _Wrong(*problems)
+    if not rows:
+        raise _Wrong((None, "holds no result"))

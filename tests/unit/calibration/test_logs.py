@@ -1,0 +1,168 @@
+"""Logs of other benchmarks: read, refused where they are torn, and fitted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.calibration.from_logs import profile_from_logs
+from axonn_tune.calibration.logs import LogRow, read_log
+from axonn_tune.cost.collectives import lines, route
+from axonn_tune.errors import DocumentError, UsageError
+from axonn_tune.grid import GroupShape
+from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.machine import Protocol
+
+TEXT = """# nccl-tests version 2.17.6 nccl-headers=22501 nccl-library=22501
+# Collective test starting: all_gather_perf
+# nThread 1 nGpus 1 minBytes 1048576 maxBytes 4194304 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
+#
+# Using devices
+#  Rank  0 Group  0 Pid   1946 on       n1 device  0 [0000:0f:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid   1947 on       n2 device  0 [0000:15:00] NVIDIA H100 80GB HBM3
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+     1048576        131072     float    none      -1    35.00   29.96   14.98       0    34.00   30.84   15.42     N/A
+     2097152        262144     float    none      -1    50.00   41.94   20.97       0    49.00   42.80   21.40     N/A
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 18.0
+"""
+OSU = """
+# OSU MPI Allgather Latency Test v7.4
+# Datatype: MPI_CHAR.
+# Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
+1                       2.81              1.89              3.73          10
+1048576               104.30            104.26            104.33          10
+"""
+DEVICES = [
+    {"rank": rank, "group": 0, "pid": 7, "hostname": "n1", "device": rank, "device_hex": "0", "device_info": "H100"}
+    for rank in range(8)
+]
+NCCL_JSON = {
+    "version": 1,
+    "args": ["/opt/build/all_reduce_perf", "-b", "8"],
+    "nccl_version": 22501,
+    "config": {"ngpus": 1, "devices": DEVICES},
+    "results": [
+        {"size": 1024, "count": 256, "out_of_place": {"time": 20.5, "alg_bw": 0.05}, "in_place": {"time": 20.0}},
+        {"size": 2048, "count": 512, "out_of_place": None, "in_place": {"time": 20.0}},
+    ],
+}
+RCCL_JSON = [
+    {"numCycle": 0, "name": "ReduceScatter", "nodes": 2, "ranks": 16, "size": 4096, "inPlace": 0, "time": 30.0},
+    {"numCycle": 0, "name": "ReduceScatter", "nodes": 2, "ranks": 16, "size": 4096, "inPlace": 1, "time": 29.0},
+]
+
+
+def written(folder: Path, text: str, name: str = "log.txt") -> Path:
+    """A log."""
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+def test_text_of_nccl_tests(tmp_path: Path) -> None:
+    """Guards the columns, ranks and hosts, and that in-place times are not taken."""
+    log = read_log(written(tmp_path, TEXT))
+    assert log.rows == (
+        LogRow("all_gather", 2, 2, 1048576, pytest.approx(35e-6)),
+        LogRow("all_gather", 2, 2, 2097152, pytest.approx(50e-6)),
+    )
+    assert (log.library, log.hosts, log.device) == ("NCCL 22501", ("n1", "n2"), "NVIDIA H100 80GB HBM3")
+
+
+def test_old_text_is_named_by_its_file(tmp_path: Path) -> None:
+    """Guards versions that do not say which collective they measure."""
+    old = TEXT.replace("# Collective test starting: all_gather_perf\n", "")
+    assert read_log(written(tmp_path, old, "reduce_scatter-2.log")).rows[0].op == "reduce_scatter"
+    with pytest.raises(DocumentError, match="does not say which collective"):
+        read_log(written(tmp_path, old))
+
+
+def test_json_of_nccl_tests_and_rccl_tests(tmp_path: Path) -> None:
+    """Guards both formats; what has no out-of-place time is left out."""
+    assert read_log(written(tmp_path, json.dumps(NCCL_JSON))).rows == (
+        LogRow("all_reduce", 8, 1, 1024, pytest.approx(20.5e-6)),
+    )
+    assert read_log(written(tmp_path, json.dumps(RCCL_JSON))).rows == (
+        LogRow("reduce_scatter", 16, 2, 4096, pytest.approx(30e-6)),
+    )
+
+
+def test_osu_counts_one_ranks_part(tmp_path: Path) -> None:
+    """Guards sizes: an all-gather of OSU is named by what one rank gives."""
+    rows = read_log(written(tmp_path, OSU), ranks=4, nodes=2).rows
+    assert rows[1] == LogRow("all_gather", 4, 2, 4 * 1048576, pytest.approx(104.3e-6))
+    with pytest.raises(DocumentError, match="give --log-ranks"):
+        read_log(written(tmp_path, OSU))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TEXT[: TEXT.index("41.94") + 2], r"log.txt:13: a row of results is cut off"),
+        (TEXT.replace("(us)", "(ms)"), r"log.txt:11: the column of times is not in \(us\)"),
+        (TEXT.replace("50.00   41.94", "50.00   419.4"), "log.txt:13: .*are the units mixed"),
+        (TEXT[: TEXT.index("     1048576")], "holds no result"),
+        (TEXT.replace("all_gather_perf", "alltoall_perf"), "holds alltoall, not an all-gather"),
+        (json.dumps(NCCL_JSON)[:-30], "is no complete JSON"),
+        (json.dumps({"results": []}), "is no result of nccl-tests or rccl-tests"),
+        ("hello\n", "does not say which collective"),
+    ],
+)
+def test_wrong_logs_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    """Guards against fitting torn logs and mixed units: file and line are named."""
+    with pytest.raises(DocumentError, match=message):
+        read_log(written(tmp_path, text))
+
+
+def made_up_logs(folder: Path) -> list[Path]:
+    """All-gathers on a half, 1, 2 and 4 nodes of 8: 3 µs and 300 GB/s inside, 15 µs and 100 GB/s outside, launch 8."""
+    base = load_machine("dgx-h100").document
+    rates = ((3.0, 300.0), (15.0, 100.0))
+    tiers = tuple(
+        tier.model_copy(update={"latency_us": latency, "bandwidth_gb_per_s": bandwidth, "measured": None})
+        for tier, (latency, bandwidth) in zip(base.tiers, rates, strict=True)
+    )
+    ring = base.library.model_copy(
+        update={
+            "launch_us": 8.0,
+            "algorithms": {"all_gather": ("ring",), "all_reduce": ("ring",), "reduce_scatter": ("ring",)},
+            "protocols": (Protocol(name="one", latency_factor=1.0, bandwidth_factor=1.0),),
+        }
+    )
+    machine = base.model_copy(update={"tiers": tiers, "library": ring})
+    paths = []
+    # Half a node too: with full ones alone, launch and the latency inside cannot be told apart.
+    for ranks, nodes in ((4, 1), (8, 1), (16, 2), (32, 4)):
+        (line,) = lines("all_gather", route(GroupShape(((ranks, 1),)), tiers, ranks), machine)
+        records = [
+            {"name": "AllGather", "nodes": nodes, "ranks": ranks, "size": size, "inPlace": 0}
+            | {"time": 1e6 * (line.latency_s + size / line.bandwidth_bytes_per_s)}
+            for size in (2**14, 2**18, 2**22, 2**26, 2**30)
+        ]
+        paths.append(written(folder, json.dumps(records), f"{ranks}.json"))
+    return paths
+
+
+def test_network_is_fitted_to_logs(tmp_path: Path) -> None:
+    """Guards the profile: both tiers found again, everything else as in the profile it builds on."""
+    base = load_machine("dgx-h100").document
+    logs = [read_log(path) for path in made_up_logs(tmp_path)]
+    found = profile_from_logs(logs, base, name="from-logs").machine
+    assert [tier.name for tier in found.tiers] == [tier.name for tier in base.tiers]
+    inner, outer = (tier.used_by("all_gather") for tier in found.tiers)
+    assert (inner.latency_us, inner.bandwidth_gb_per_s) == pytest.approx((3.0, 300.0), rel=0.02)
+    assert (outer.latency_us, outer.bandwidth_gb_per_s) == pytest.approx((15.0, 100.0), rel=0.02)
+    assert found.library.launch_us == pytest.approx(8.0, rel=0.05)
+    assert found.accelerator == base.accelerator
+
+
+def test_logs_of_other_nodes_are_refused(tmp_path: Path) -> None:
+    """Guards placement: 16 ranks on 2 nodes do not fit a machine with 4 GPUs a node."""
+    logs = [read_log(path) for path in made_up_logs(tmp_path)]
+    with pytest.raises(UsageError, match="nodes of perlmutter hold 4"):
+        profile_from_logs(logs, load_machine("perlmutter").document, name="x")
