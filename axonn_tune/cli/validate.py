@@ -6,12 +6,17 @@ from pathlib import Path
 
 import click
 
+from axonn_tune.cli.options import Chosen, problem_options
+from axonn_tune.cli.validate_runs import Wanted, run_options, validate_runs
+
 _FILE = click.Path(path_type=Path)
 
 
-@click.command("validate", short_help="Compare predictions with measurements.")
+@click.command("validate", short_help="Run configurations, and compare with the predictions.")
+@run_options
+@problem_options(required=False)
 @click.option("--published", is_flag=True, help="Predict published measurements, and say how far off each is.")
-@click.option("--rows", type=_FILE, metavar="FILE", help="Training steps, CSV, instead of those shipped.")
+@click.option("--rows", type=_FILE, metavar="FILE", help="With --published: steps, CSV, instead of those shipped.")
 @click.option("--collectives", type=_FILE, metavar="FILE", help="Collectives, CSV, instead of those shipped.")
 @click.option("--gemm", type=_FILE, metavar="FILE", help="Matrix products, CSV, instead of those shipped.")
 @click.option("--memory", type=_FILE, metavar="FILE", help="Memory, CSV, instead of those shipped.")
@@ -20,6 +25,8 @@ _FILE = click.Path(path_type=Path)
 @click.option("--figure", type=_FILE, metavar="FILE", help="Draw predicted against measured (needs matplotlib).")
 def validate_command(
     *,
+    chosen: Chosen,
+    wanted: Wanted,
     published: bool,
     rows: Path | None,
     collectives: Path | None,
@@ -31,16 +38,21 @@ def validate_command(
 ) -> None:
     """Set predictions against measured times.
 
+    Runs the best configurations of a ranking, or LAUNCH configs, in turn and repeatedly, each time in
+    fresh processes, and compares what was measured with what was predicted: each configuration, axis and
+    collective, computation, exposed communication and step. Losses and gradient norms must be those of
+    one rank alone, and every collective one the program has; else the exit code is 4.
+
     With --published, against what others measured: training steps, collectives, matrix products and
     memory. Files given replace the measurements shipped with the tool, and the other kinds are left
     out; docs/accuracy.md lists their columns.
     """
+    if not published:
+        validate_runs(chosen, wanted, output_format=output_format)
+        return
     from axonn_tune.accuracy.published import Files, judge
-    from axonn_tune.errors import UsageError
     from axonn_tune.report import accuracy as report
 
-    if not published:
-        raise UsageError("say what to validate: --published")
     found = judge(Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory), worst=worst)
     if figure is not None:
         from axonn_tune.report.accuracy_figure import draw

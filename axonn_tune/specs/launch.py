@@ -45,6 +45,14 @@ class LaunchGrid(Document):
         """Number of ranks."""
         return self.x * self.y * self.z * self.data
 
+    @property
+    def label(self) -> str:
+        """Such as `x2·y1·z2·data2 (data,x,z)`: sizes, then the axes above 1, fastest-varying rank first."""
+        sizes = {"x": self.x, "y": self.y, "z": self.z, "data": self.data}
+        wide = [axis for axis in self.order if sizes[axis] > 1]
+        product = "·".join(f"{axis}{size}" for axis, size in sizes.items())
+        return f"{product} ({','.join(wide)})" if wide else product
+
 
 class LaunchVariable(EnvironmentVariable):
     """An environment variable of every rank."""

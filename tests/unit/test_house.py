@@ -35,7 +35,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "published": set(),
     "accuracy": VOCABULARY | {"specs", "program", "cost", "baselines", "published"},
     "calibration": VOCABULARY | {"specs", "program", "cost", "search", "launch"},
-    "report": VOCABULARY | {"specs", "program", "cost", "search", "launch", "baselines", "accuracy", "calibration"},
+    "validation": VOCABULARY | {"specs", "program", "cost", "search", "launch", "lab", "accuracy", "calibration"},
+    "report": VOCABULARY
+    | {"specs", "program", "cost", "search", "launch", "baselines", "accuracy", "calibration", "validation"},
     "cli": VOCABULARY
     | {
         "specs",
@@ -46,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "baselines",
         "accuracy",
         "calibration",
+        "validation",
         "report",
         "runtime",
         "lab",

@@ -1,0 +1,193 @@
+"""What `axonn-tune validate` does with configurations: runs them, and compares."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from axonn_tune.cli.options import Chosen, command_line, load, parse_order
+
+if TYPE_CHECKING:
+    from axonn_tune.specs.measurements import Measurements
+    from axonn_tune.validation.choice import Chosen as Selected
+    from axonn_tune.validation.places import Ranks
+    from axonn_tune.validation.rounds import Extent, Progress
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to run, and how, beside the options of a search: named as their parameters."""
+
+    launches: tuple[str, ...]
+    top: int
+    everything: bool
+    orders: tuple[tuple[str, ...], ...]
+    also_blocking: bool
+    repeats: int
+    steps: int
+    lab: str | None
+    realtime: bool
+    start_with: str | None
+    no_serial: bool
+    runs: str | None
+    output: str | None
+
+
+def _orders(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
+    return tuple(parse_order(ctx, param, value) for value in values)
+
+
+_SOME, _FEW = click.IntRange(min=1), click.IntRange(min=0)
+_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.argument("launches", nargs=-1, metavar="[LAUNCH.YAML]..."),
+    click.option("--top", type=_FEW, default=5, show_default=True, metavar="N", help="Run the first N; 0: all."),
+    click.option("--all", "everything", is_flag=True, help="Run all of the ranking."),
+    click.option(
+        "--also-order",
+        "orders",
+        multiple=True,
+        callback=_orders,
+        metavar="AXES",
+        help="Run each grid in this order of axes too. May be repeated.",
+    ),
+    click.option("--also-blocking", is_flag=True, help="Run each configuration without overlaps too."),
+    click.option(
+        "--repeats", type=_SOME, default=3, show_default=True, metavar="N", help="Rounds through all configurations."
+    ),
+    click.option(
+        "--steps",
+        type=click.IntRange(min=3),
+        default=8,
+        show_default=True,
+        metavar="N",
+        help="Steps of each run; the first two count for nothing.",
+    ),
+    click.option("--lab", metavar="NAME", help="Run on the ranks of this lab, which is up."),
+    click.option("--realtime", is_flag=True, help="With --lab: before all else on this host (SCHED_RR); as root only."),
+    click.option(
+        "--start-with", metavar="COMMAND", help="What starts all ranks, before a rank's command: 'srun --ntasks=8'."
+    ),
+    click.option("--no-serial", is_flag=True, help="Do not train on one rank alone to compare losses with."),
+    click.option("--runs", metavar="DIR", help="Keep the folder of each run in here."),
+    click.option("-o", "--output", metavar="FILE.YAML", help="Write every time that was measured here."),
+)
+
+
+def run_options(callback: F) -> F:
+    """Add the options to a command, which takes their values as one argument `wanted`."""
+
+    @functools.wraps(callback)
+    def collected(**parameters: Any) -> Any:  # noqa: ANN401
+        wanted = Wanted(**{each.name: parameters.pop(each.name) for each in fields(Wanted)})
+        return callback(wanted=wanted, **parameters)
+
+    decorated: Any = collected
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None:
+    """Run, compare, print; CheckFailedError if something trained wrong or sent other than the program says."""
+    from axonn_tune.errors import CheckFailedError
+    from axonn_tune.launch.local import require_torch
+    from axonn_tune.report.validation import validation_json, validation_text
+    from axonn_tune.validation.comparison import Comparison
+    from axonn_tune.validation.rounds import Extent
+
+    require_torch()
+    selected = _select(chosen, wanted)
+    extent = Extent(wanted.repeats, wanted.steps, alone=not wanted.no_serial)
+    with _ranks(wanted) as ranks, _folder(wanted.runs) as folder:
+        comparison = Comparison(_measure(selected, ranks, extent, folder, wanted.output))
+    render = validation_json if output_format == "json" else validation_text
+    click.echo(render(comparison), nl=False)
+    if not comparison.sound:
+        raise CheckFailedError(comparison.blame or "some ranks did not send what the program says")
+
+
+def _select(chosen: Chosen, wanted: Wanted) -> Selected:
+    from axonn_tune.validation.choice import Selection, from_files, from_ranking
+
+    if wanted.launches:
+        machine = chosen.machine if _given("machine") else None
+        return from_files(wanted.launches, machine=machine, command=command_line())
+    selection = Selection(0 if wanted.everything else wanted.top, wanted.orders, wanted.also_blocking)
+    return from_ranking(load(chosen), selection, command=command_line())
+
+
+def _given(name: str) -> bool:
+    """Whether an option was given, and does not have its default."""
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+@contextmanager
+def _ranks(wanted: Wanted) -> Iterator[Ranks]:
+    """The ranks to run on; UsageError if they are named twice."""
+    import shlex
+
+    from axonn_tune.errors import UsageError
+    from axonn_tune.lab.lab import Lab
+    from axonn_tune.validation.places import LabRanks, StartedRanks
+
+    if wanted.lab is None:
+        if wanted.realtime:
+            raise UsageError("--realtime is for the ranks of a lab: give --lab too")
+        yield StartedRanks(tuple(shlex.split(wanted.start_with or "")))
+        return
+    if wanted.start_with is not None:
+        raise UsageError("--lab and --start-with both say where the ranks are")
+    with Lab.attached(wanted.lab) as lab:
+        yield LabRanks(lab, realtime=wanted.realtime)
+
+
+@contextmanager
+def _folder(kept: str | None) -> Iterator[Path]:
+    """Where runs leave their folders."""
+    import tempfile
+
+    if kept is not None:
+        yield Path(kept)
+        return
+    with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
+        yield Path(folder)
+
+
+def _measure(selected: Selected, ranks: Ranks, extent: Extent, folder: Path, output: str | None) -> Measurements:
+    """Run all; the file is written after each round, so that a validation that is cut off leaves whole rounds."""
+    from axonn_tune.files import write_text_atomically
+    from axonn_tune.specs.writing import to_yaml
+    from axonn_tune.validation.rounds import measure
+
+    def save(found: Measurements) -> None:
+        if output is not None:
+            write_text_atomically(output, to_yaml(found, header=[f"Written by {found.command}"]))
+
+    found = measure(selected, ranks, extent, folder=folder, listen=_say, save=save)
+    if output is not None:
+        click.echo(f"wrote {output}", err=True)
+    return found
+
+
+def _say(progress: Progress) -> None:
+    """One line after each run."""
+    from axonn_tune.units import show_seconds
+
+    predicted, measured = progress.launch.predicted, progress.outcome.times
+    expected = "" if predicted.iteration_s is None else f", predicted {show_seconds(predicted.iteration_s)}"
+    minutes, seconds = divmod(round(progress.left_s), 60)
+    click.echo(
+        f"[{progress.done}/{progress.of}] {progress.name}: step {show_seconds(measured.step_s)}{expected}; "
+        f"{minutes}:{seconds:02d} left",
+        err=True,
+    )

@@ -1,0 +1,130 @@
+"""The measurement file: what `axonn-tune validate` ran, where, and every time it took, beside what was predicted."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt
+from axonn_tune.specs.launch import LaunchGrid, NonNegativeInt
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Recompute, Workload
+
+MEASUREMENT_SCHEMA = "axonn-tune/measurement/1"
+
+
+class Place(Document):
+    """Where everything ran: what has to be the same for two measurements to be comparable."""
+
+    network: str = Field(description="What the ranks talked through.")
+    host: str = Field(description="Rank 0's host.")
+    processor: str = Field(description="Rank 0's CPU.")
+    cores: PositiveInt = Field(description="CPU cores that the ranks of one host shared.")
+    device: str = Field(description="What rank 0 computed with.")
+    ranks: PositiveInt = Field(description="Number of ranks.")
+    ranks_per_node: PositiveInt = Field(description="Ranks on each node.")
+    backend: str = Field(description="torch.distributed backend.")
+    torch_version: str = Field(description="Version of torch.")
+
+
+class RunTimes(Document):
+    """One run of a configuration, in fresh processes. Times of one step and rank, means over its middle steps."""
+
+    began: str = Field(description="When, ISO 8601.")
+    load: NonNegativeFloat = Field(description="Processes of this host that wanted a core when it began.")
+    step_s: PositiveFloat = Field(description="One step, s.")
+    compute_s: NonNegativeFloat = Field(description="The step without its exposed communication, s.")
+    communication_s: NonNegativeFloat = Field(description="All collectives, hidden ones included, s.")
+    exposed_communication_s: NonNegativeFloat = Field(description="The part no computation hides, s.")
+    memory_bytes: NonNegativeFloat = Field(description="Peak of the rank that held most.")
+    steps_s: tuple[PositiveFloat, ...] = Field(description="Each step after the warm-up, mean over ranks, s.")
+    losses: tuple[float, ...] = Field(description="Loss of each step, the warm-up included.")
+    gradient_norms: tuple[float, ...] = Field(description="Global gradient norm of each step, the warm-up included.")
+    differs: tuple[str, ...] = Field(default=(), description="Collectives that were not sent as the program says.")
+
+
+class MeasuredTerm(Document):
+    """All calls of one collective in one step of one rank: predicted, and as each run has measured it."""
+
+    op: str = Field(description="Collective: all_gather, reduce_scatter, all_reduce.")
+    axis: str = Field(description="Grid axis, or several.")
+    phase: str = Field(description="forward, recompute, backward or step.")
+    layer: str = Field(description="Layer, such as mlp.fc1.")
+    count: PositiveInt = Field(description="Calls per step and rank.")
+    bytes: PositiveInt = Field(description="Full (gathered or reduced) buffer of one call.")
+    group: PositiveInt = Field(description="Ranks taking part.")
+    predicted_s: NonNegativeFloat | None = Field(description="Predicted time of all calls, s.")
+    predicted_exposed_s: NonNegativeFloat | None = Field(description="Predicted: the part no computation hides, s.")
+    measured_s: tuple[NonNegativeFloat, ...] = Field(description="Of each run, as in summary.json, s.")
+    exposed_s: tuple[NonNegativeFloat, ...] = Field(description="Of each run: computing stood still for it, s.")
+    steps_s: tuple[tuple[NonNegativeFloat, ...], ...] = Field(
+        description="Of each run, each step after the warm-up: mean over ranks, late peers waited for, s."
+    )
+
+
+class PredictedStep(Document):
+    """What was predicted of one step of one rank."""
+
+    step_s: PositiveFloat | None = Field(description="One step, s.")
+    low_s: NonNegativeFloat | None = Field(description="Lower end of its 80% interval, s.")
+    high_s: PositiveFloat | None = Field(description="Upper end, s.")
+    compute_s: NonNegativeFloat | None = Field(description="Kernels, s.")
+    communication_s: NonNegativeFloat = Field(description="All collectives, hidden ones included, s.")
+    exposed_communication_s: NonNegativeFloat | None = Field(description="The part no computation hides, s.")
+    memory_bytes: NonNegativeFloat | None = Field(description="Peak of one rank.")
+
+
+class MeasuredConfiguration(Document):
+    """One configuration: what it is, what was predicted of it, and every run."""
+
+    grid: LaunchGrid = Field(description="How the ranks are arranged.")
+    micro_batch: PositiveInt = Field(description="Sequences one rank processes at a time.")
+    recompute: Recompute = Field(description="What the backward pass computes again.")
+    kept_layers: NonNegativeInt = Field(description="Layers that keep gathered weights for backward.")
+    workload: Workload = Field(description="What is trained.")
+    predicted: PredictedStep = Field(description="What was predicted.")
+    runs: tuple[RunTimes, ...] = Field(min_length=1, description="Every run.")
+    terms: tuple[MeasuredTerm, ...] = Field(description="Each collective.")
+
+    @model_validator(mode="after")
+    def _terms_have_every_run(self) -> MeasuredConfiguration:
+        """Each term has one time for each run."""
+        for term in self.terms:
+            if not len(term.measured_s) == len(term.exposed_s) == len(term.steps_s) == len(self.runs):
+                raise ValueError(
+                    f"{term.op} over {term.axis} has {len(term.measured_s)} times, but there were {len(self.runs)} runs"
+                )
+        return self
+
+    @property
+    def name(self) -> str:
+        """The grid with its order, and whether overlaps are off."""
+        return self.grid.label + ("" if self.workload.overlaps else " no overlap")
+
+
+class Serial(Document):
+    """The same training on one rank alone, to be equal to."""
+
+    losses: tuple[float, ...] = Field(description="Loss of each step.")
+    gradient_norms: tuple[float, ...] = Field(description="Global gradient norm of each step.")
+
+
+class Measurements(Document):
+    """What `axonn-tune validate` has measured."""
+
+    schema_: Literal["axonn-tune/measurement/1"] = Field(
+        alias="schema", description="Kind and version of this document: axonn-tune/measurement/1."
+    )
+    created: str = Field(description="When it was written, ISO 8601.")
+    tool_version: str = Field(description="Of axonn-tune.")
+    command: str = Field(description="Command line.")
+    place: Place = Field(description="Where everything ran.")
+    warmup_steps: NonNegativeInt = Field(description="Steps at the start of each run that no time is made of.")
+    model_sha256: str = Field(description="Of the model file, what it extends, and overrides.")
+    machine_sha256: str = Field(description="The same for the machine.")
+    model: Model = Field(description="The whole model document.")
+    machine: Machine = Field(description="The whole machine profile that was predicted for.")
+    serial: Serial | None = Field(default=None, description="One rank alone; absent: it did not run.")
+    configurations: tuple[MeasuredConfiguration, ...] = Field(min_length=1, description="What was run.")
