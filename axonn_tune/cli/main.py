@@ -53,6 +53,7 @@ _COMMANDS = {
     "run": ("axonn_tune.cli.run", "run_command"),
     "lab": ("axonn_tune.cli.lab", "lab_group"),
     "validate": ("axonn_tune.cli.validate", "validate_command"),
+    "regress": ("axonn_tune.cli.regress", "regress_command"),
     "models": ("axonn_tune.cli.documents", "models_group"),
     "machines": ("axonn_tune.cli.documents", "machines_group"),
     "data": ("axonn_tune.cli.data", "data_command"),

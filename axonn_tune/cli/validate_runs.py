@@ -118,17 +118,26 @@ def _select(chosen: Chosen, wanted: Wanted) -> Selected:
     from axonn_tune.validation.choice import Selection, from_files, from_ranking
 
     if wanted.launches:
-        machine = chosen.machine if _given("machine") else None
+        refuse_search(f"{', '.join(wanted.launches)} {'says' if len(wanted.launches) == 1 else 'say'}")
+        machine = chosen.machine if given("machine") else None
         return from_files(wanted.launches, machine=machine, command=command_line())
     selection = Selection(0 if wanted.everything else wanted.top, wanted.orders, wanted.also_blocking)
     return from_ranking(load(chosen), selection, command=command_line())
 
 
-def _given(name: str) -> bool:
+def given(name: str) -> bool:
     """Whether an option was given, and does not have its default."""
     from click.core import ParameterSource
 
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def refuse_search(words: str) -> None:
+    """click.UsageError if options of a search other than --machine were given where `words` has said all."""
+    names = [each.name for each in fields(Chosen) if each.name != "machine" and given(each.name)]
+    if names:
+        flags = [param.opts[0] for param in click.get_current_context().command.params if param.name in names]
+        raise click.UsageError(f"{words} all of it: leave out {', '.join(flags)}.")
 
 
 @contextmanager

@@ -15,8 +15,10 @@ from typing import Any
 
 from axonn_tune.files import write_text_atomically
 from axonn_tune.specs.base import Document
+from axonn_tune.specs.baseline import Baseline
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.measurements import Measurements
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.runs import Summary
 from axonn_tune.specs.workload import Workload
@@ -34,6 +36,8 @@ def schema_texts() -> dict[str, str]:
         "workload": Workload,
         "launch": Launch,
         "summary": Summary,
+        "measurement": Measurements,
+        "baseline": Baseline,
     }
     schemas = {f"{kind}.json": _schema(document) for kind, document in complete.items()}
     schemas |= {f"{kind}-derived.json": _derived(schemas[f"{kind}.json"]) for kind in ("model", "machine")}

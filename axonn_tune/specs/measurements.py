@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt
-from axonn_tune.specs.launch import LaunchGrid, NonNegativeInt
+from axonn_tune.specs.launch import Launch, LaunchGrid, NonNegativeInt
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
@@ -74,6 +74,20 @@ class PredictedStep(Document):
     communication_s: NonNegativeFloat = Field(description="All collectives, hidden ones included, s.")
     exposed_communication_s: NonNegativeFloat | None = Field(description="The part no computation hides, s.")
     memory_bytes: NonNegativeFloat | None = Field(description="Peak of one rank.")
+
+    @classmethod
+    def of(cls, launch: Launch) -> PredictedStep:
+        """What a launch config says."""
+        predicted = launch.predicted
+        return cls(
+            step_s=predicted.iteration_s,
+            low_s=predicted.low_s,
+            high_s=predicted.high_s,
+            compute_s=predicted.compute_s,
+            communication_s=predicted.communication_s,
+            exposed_communication_s=predicted.exposed_communication_s,
+            memory_bytes=predicted.memory_bytes,
+        )
 
 
 class MeasuredConfiguration(Document):

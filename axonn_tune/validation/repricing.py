@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeAlias
 
-from axonn_tune.cost.single import Configuration, Term, price_configuration
+from axonn_tune.cost.single import Configuration, Pricing, Term, price_configuration
 from axonn_tune.grid import Grid, split_axes
+from axonn_tune.specs.baseline import BaselineConfiguration
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
 from axonn_tune.specs.measurements import MeasuredConfiguration, MeasuredTerm, Measurements, PredictedStep
+from axonn_tune.specs.model import Model
 from axonn_tune.validation.comparison import Pair, Quality, quality
+
+Settled: TypeAlias = MeasuredConfiguration | BaselineConfiguration
+"""A configuration of which nothing is left open."""
 
 _PASSES: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 PAPER = "paper, true bytes"
@@ -21,15 +27,17 @@ def repriced(measurements: Measurements, machine: Machine) -> Measurements:
     return measurements.model_copy(update={"machine": machine, "configurations": found})
 
 
-def _repriced(
-    measurements: Measurements, machine: Machine, configuration: MeasuredConfiguration
-) -> MeasuredConfiguration:
+def price(model: Model, machine: Machine, configuration: Settled) -> Pricing:
+    """What a profile makes of a configuration now."""
     settled = Configuration(
         configuration.grid.grid(), configuration.micro_batch, configuration.recompute, configuration.kept_layers
     )
-    priced = price_configuration(measurements.model, machine, configuration.workload, settled)
-    by_name = {(term.op, term.axis, term.phase, term.layer, round(term.size_bytes)): term for term in priced.terms}
-    predicted = PredictedStep(
+    return price_configuration(model, machine, configuration.workload, settled)
+
+
+def predicted_step(priced: Pricing) -> PredictedStep:
+    """A prediction without its interval, which is the profile's and not the configuration's."""
+    return PredictedStep(
         step_s=priced.iteration_s,
         low_s=None,
         high_s=None,
@@ -38,11 +46,18 @@ def _repriced(
         exposed_communication_s=priced.exposed_communication_s,
         memory_bytes=float(priced.memory.total_bytes),
     )
+
+
+def _repriced(
+    measurements: Measurements, machine: Machine, configuration: MeasuredConfiguration
+) -> MeasuredConfiguration:
+    priced = price(measurements.model, machine, configuration)
+    by_name = {(term.op, term.axis, term.phase, term.layer, round(term.size_bytes)): term for term in priced.terms}
     terms = tuple(
         _with(term, by_name.get((term.op, term.axis, term.phase, term.layer, term.bytes)))
         for term in configuration.terms
     )
-    return configuration.model_copy(update={"predicted": predicted, "terms": terms})
+    return configuration.model_copy(update={"predicted": predicted_step(priced), "terms": terms})
 
 
 def _with(measured: MeasuredTerm, priced: Term | None) -> MeasuredTerm:

@@ -144,22 +144,13 @@ def _processor() -> str:
 
 
 def _configuration(launch: Launch, outcomes: Sequence[Outcome]) -> MeasuredConfiguration:
-    predicted = launch.predicted
     return MeasuredConfiguration(
         grid=launch.grid,
         micro_batch=launch.micro_batch,
         recompute=launch.recompute,
         kept_layers=launch.kept_layers,
         workload=launch.workload,
-        predicted=PredictedStep(
-            step_s=predicted.iteration_s,
-            low_s=predicted.low_s,
-            high_s=predicted.high_s,
-            compute_s=predicted.compute_s,
-            communication_s=predicted.communication_s,
-            exposed_communication_s=predicted.exposed_communication_s,
-            memory_bytes=predicted.memory_bytes,
-        ),
+        predicted=PredictedStep.of(launch),
         runs=tuple(outcome.times for outcome in outcomes),
         terms=_terms(outcomes),
     )
