@@ -102,9 +102,9 @@ def measured_s(some: Iterable[Case]) -> Floats:
 
 
 def weights(some: Sequence[Case]) -> Floats:
-    """Each data set counts by the root of its rows, so that the largest does not decide alone."""
+    """A data set counts by the root of its rows: the largest neither decides alone nor counts as one of the small."""
     names = [case.row.dataset for case in some]
-    raw = np.array([1.0 / np.sqrt(names.count(name)) for name in names])
+    raw = np.array([names.count(name) ** -0.25 for name in names])
     return np.asarray(raw * np.sqrt(len(raw) / np.sum(raw * raw)))
 
 

@@ -41,16 +41,17 @@ _CORE = replace(CURRENT, gradient_bytes=2)
 _XLA = Framework("xla", CURRENT, "core", biases=False, sharded=True, newest_attention=True)
 _MEGATRON_CORE = Framework("megatron-core", _CORE, "core", biases=False, newest_attention=True)
 _FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
+    ("bigscience", Framework("megatron-deepspeed", NARAYANAN_2021, "megatron-2021")),
     ("megatron-deepspeed", Framework("megatron-deepspeed", NARAYANAN_2021, "megatron-deepspeed")),
-    ("zero-3", Framework("deepspeed", NARAYANAN_2021, "megatron-deepspeed", sharded=True)),
-    ("ptd-p", Framework("megatron-2021", NARAYANAN_2021, "megatron-lm")),
-    ("scatter-gather", Framework("megatron-2021", NARAYANAN_2021, "megatron-lm")),
+    ("zero-3", Framework("deepspeed", NARAYANAN_2021, "megatron-2021", sharded=True)),
+    ("ptd-p", Framework("megatron-2021", NARAYANAN_2021, "megatron-2021")),
+    ("scatter-gather", Framework("megatron-2021", NARAYANAN_2021, "megatron-2021")),
     ("megatron-core", _MEGATRON_CORE),
     ("nemo", _MEGATRON_CORE),
     ("bridge", _MEGATRON_CORE),
     ("megascale", Framework("megascale", CURRENT, "core")),
     ("meta", Framework("meta-4d", CURRENT, "core", biases=False, newest_attention=True)),
-    ("megatron", Framework("megatron-lm", KORTHIKANTI_2022, "megatron-lm")),
+    ("megatron", Framework("megatron-lm", KORTHIKANTI_2022, "megatron-2021")),
     ("fsdp", Framework("fsdp", _EAGER, "eager", biases=False, sharded=True)),
     ("torchtitan", Framework("fsdp", _EAGER, "eager", biases=False, sharded=True)),
     ("maxtext", _XLA),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from axonn_tune.baselines import stretches
 from axonn_tune.baselines.layout import Layout, Software
@@ -18,28 +18,27 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
 
+BACKWARD_DISPATCH_SHARE = 0.5
+"""Host time of an operation in the backward pass over one in the forward: autograd issues it without Python."""
+
+
 @dataclass(frozen=True)
 class Duration:
     """Time of a part of the step on one rank, and the FLOPs of its products and attention.
 
-    host_s: what the host needs to issue it; where that is more than the rest, the accelerator waits.
+    idle_s: time in which the accelerator waits for its host to issue work.
     """
 
     compute_s: float = 0.0
     communication_s: float = 0.0
     exposed_s: float = 0.0
     flops: float = 0.0
-    host_s: float = 0.0
+    idle_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        """Computation and the communication nothing hides, or issuing them if that takes longer."""
-        return max(self.compute_s + self.exposed_s, self.host_s)
-
-    @property
-    def idle_s(self) -> float:
-        """Time in which the accelerator waits for the host."""
-        return self.total_s - self.compute_s - self.exposed_s
+        """Computation, the communication nothing hides, and waiting for the host."""
+        return self.compute_s + self.exposed_s + self.idle_s
 
     def __add__(self, other: Duration) -> Duration:
         return Duration(
@@ -47,7 +46,7 @@ class Duration:
             self.communication_s + other.communication_s,
             self.exposed_s + other.exposed_s,
             self.flops + other.flops,
-            self.host_s + other.host_s,
+            self.idle_s + other.idle_s,
         )
 
     def times(self, count: float) -> Duration:
@@ -57,7 +56,7 @@ class Duration:
             count * self.communication_s,
             count * self.exposed_s,
             count * self.flops,
-            count * self.host_s,
+            count * self.idle_s,
         )
 
 
@@ -104,8 +103,8 @@ class PartsPricer:
         backward = stretches.block_backward(block, recompute=layout.recompute)
         again = 1.0 if layout.recompute == "none" else 2.0
         return Parts(
-            forward=self._duration(forward, layout, clock) + self._context_exchange(layout, clock, again),
-            backward=self._duration(backward, layout, clock) + self._context_exchange(layout, clock, 1.0, passes=2.0),
+            forward=self._issued(forward, layout, clock) + self._context_exchange(layout, clock, again),
+            backward=self._issued(backward, layout, clock) + self._context_exchange(layout, clock, 1.0, passes=2.0),
             embedding=self._duration(stretches.embedding(block), layout, clock),
             head=self._duration(stretches.head(block), layout, clock),
         )
@@ -127,9 +126,18 @@ class PartsPricer:
                 for step in part.communication
             )
             exposed_s = max(0.0, sent_s - compute_s) if part.beside else sent_s
-            issued = len(part.computation) + (len(part.communication) if layout.tensor > 1 else 0)
-            total += Duration(compute_s, sent_s, exposed_s, _flops(part, clock), issued * self.rates.dispatch_s)
+            total += Duration(compute_s, sent_s, exposed_s, _flops(part, clock))
         return total
+
+    def _issued(self, parts: Stretches, layout: Layout, clock: Clock) -> Duration:
+        """Stretches of one pass, which lasts as long as issuing it at least: the host runs ahead within a pass only."""
+        busy = self._duration(parts, layout, clock)
+        issued = sum(
+            BACKWARD_DISPATCH_SHARE if step.phase == "backward" else 1.0
+            for part in parts
+            for step in (*part.computation, *(part.communication if layout.tensor > 1 else ()))
+        )
+        return replace(busy, idle_s=max(0.0, issued * self.rates.dispatch_s - busy.total_s))
 
     def _context_exchange(self, layout: Layout, clock: Clock, times: float, *, passes: float = 1.0) -> Duration:
         """Keys and values of the other context ranks, all-gathered beside attention; their gradients are reduced."""

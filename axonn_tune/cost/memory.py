@@ -116,10 +116,10 @@ def saved_per_block(model: Model, workload: Workload, *, recompute: Recompute) -
 def gather_buffers_bytes(
     workload: Workload, values: Mapping[str, Value], *, recompute: Recompute, arithmetic: Arithmetic
 ) -> tuple[Column, Column]:
-    """Buffers of gathered weights, and of weight gradients before their reduce-scatter.
+    """Two alternating buffers of the largest weight, and what a block computed again holds beyond them.
 
-    Two alternating buffers of the largest weight each; with full recomputation the gathered weights
-    of the block being computed live through its backward pass, beside the next one's first.
+    With full recomputation the gathered weights of that block live through its backward pass, beside
+    the next one's first; those of a kept block are held already. Gradients have two buffers as well.
     """
     element = workload.element_sizes.compute
     largest: Value = 0.0
@@ -127,7 +127,7 @@ def gather_buffers_bytes(
         largest = arithmetic.larger(largest, (element * H * width / (X * Y)).evaluate(values))
     largest = arithmetic.larger(largest, (element * H * _V / (X * Y)).evaluate(values))
     block = kept_layer_bytes(workload).evaluate(values)
-    return (block + largest if recompute == "full" else 2.0 * largest), 2.0 * largest
+    return 2.0 * largest, (arithmetic.larger(block - largest, 0.0) if recompute == "full" else 0.0 * largest)
 
 
 Items: TypeAlias = tuple[tuple[str, Column], ...]
@@ -169,8 +169,8 @@ def price_memory(
     keeps none.
     """
     lasting = _priced(lasting_items(model, workload, recompute=recompute), values)
-    gathered, gradients = gather_buffers_bytes(workload, values, recompute=recompute, arithmetic=arithmetic)
-    lasting += (("gathered weights", gathered), ("unreduced weight gradients", gradients))
+    buffers, block = gather_buffers_bytes(workload, values, recompute=recompute, arithmetic=arithmetic)
+    lasting += (("gathered weights", buffers), ("unreduced weight gradients", buffers))
     head = _priced(head_items(workload), values)
     backward = _priced(backward_items(workload, recompute=recompute), values)
     total = _sum(lasting) + arithmetic.larger(_sum(head), _sum(backward))
@@ -179,8 +179,9 @@ def price_memory(
     kept = arithmetic.smaller(arithmetic.larger(room, 0.0), float(model.layers))
     if kept_layers is not None:
         kept = 0.0 * kept + kept_layers
-    kept_bytes = kept * per_layer
-    return Memory((*lasting, ("kept gathered weights", kept_bytes)), head, backward, total + kept_bytes, kept)
+    # The block computed again is one that is kept, as long as there are any: backward begins with those.
+    held = arithmetic.larger(kept * per_layer, block)
+    return Memory((*lasting, ("gathered weights of whole blocks", held)), head, backward, total + held, kept)
 
 
 def _priced(items: tuple[MemoryItem, ...], values: Mapping[str, Value]) -> Items:

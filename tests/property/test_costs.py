@@ -134,7 +134,7 @@ def test_rank_and_coordinates_are_a_bijection(grid: Grid, data: st.DataObject) -
 
 def memory_bytes(model: Model, workload: Workload, grid: Grid, recompute: Recompute) -> float:
     """Memory of one rank without kept layers, at micro-batch 1."""
-    values = symbol_values(model, workload, Configuration(grid, 1, recompute))
+    values = symbol_values(model, workload, grid, micro_batch=1)
     priced = price_memory(
         model, workload, values, recompute=recompute, limit_bytes=1e15, arithmetic=PLAIN, kept_layers=0.0
     )
