@@ -36,7 +36,11 @@ class Weights:
 
 @dataclass
 class Saved:
-    """What one part of a micro-batch keeps of a block from forward to backward; `tokens` numbers them for dropout."""
+    """What one part of a micro-batch keeps of a block from forward to backward.
+
+    x, middle: residual stream `[M, H_y]` at the start and after attention; tokens: their numbers `[M]`, for dropout;
+    first, second: statistics of the norms; norms: their outputs `[M, H_y]`; qkv: `[M, N_x]`; up: `[M, G_x]`.
+    """
 
     x: torch.Tensor
     tokens: torch.Tensor
@@ -84,8 +88,8 @@ class Block:
         """`[M, H_y] → [M, H_y]` of each part, and what backward needs. `tokens`: numbers `[M]` of each part's."""
         weights = Weights(gathers)
         passes = [
-            self._forward(x, named, weights, last=number == len(parts) - 1 and not keep_weights)
-            for number, (x, named) in enumerate(zip(parts, tokens, strict=True))
+            self._forward(x, numbers, weights, last=number == len(parts) - 1 and not keep_weights)
+            for number, (x, numbers) in enumerate(zip(parts, tokens, strict=True))
         ]
         outputs, saved = zip(*together(passes), strict=True)
         return list(outputs), Passed(list(saved), weights)
@@ -141,19 +145,19 @@ class Block:
         """Gradient of what the second half of the block begins with."""
         weight = weights.take(self.down, last=True)
         activations = [part.activation or Local.run(self.activation, _present(part.up)) for part in parts]
-        steps = [self.dropouts[1](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
-        steps = self.down.backward([one.value for one in activations], weight, steps, gradients)
-        steps = [one.backward(step) for one, step in zip(activations, steps, strict=True)]
+        part_gradients = [self.dropouts[1](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
+        part_gradients = self.down.backward([one.value for one in activations], weight, part_gradients, gradients)
+        part_gradients = [one.backward(gradient) for one, gradient in zip(activations, part_gradients, strict=True)]
         weight = weights.take(self.up, last=True)
         middles = [(_present(part.middle), _present(part.second)) for part in parts]
         outers = [
             part.norms[1] if part.norms else self.norms[1].apply(*middle)
             for part, middle in zip(parts, middles, strict=True)
         ]
-        steps = self.up.backward(outers, weight, steps, gradients)
+        part_gradients = self.up.backward(outers, weight, part_gradients, gradients)
         return [
-            self.norms[1].backward(*middle, step).add_(one)
-            for one, middle, step in zip(output_gradients, middles, steps, strict=True)
+            self.norms[1].backward(*middle, gradient).add_(one)
+            for one, middle, gradient in zip(output_gradients, middles, part_gradients, strict=True)
         ]
 
     def _attention_backward(
@@ -162,15 +166,15 @@ class Block:
         """Gradient of what the block begins with."""
         weight = weights.take(self.output, last=True)
         attentions = [part.attention or Local.run(self.attention, _present(part.qkv)) for part in parts]
-        steps = [self.dropouts[0](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
-        steps = self.output.backward([one.value for one in attentions], weight, steps, gradients)
-        steps = [one.backward(step) for one, step in zip(attentions, steps, strict=True)]
+        part_gradients = [self.dropouts[0](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
+        part_gradients = self.output.backward([one.value for one in attentions], weight, part_gradients, gradients)
+        part_gradients = [one.backward(gradient) for one, gradient in zip(attentions, part_gradients, strict=True)]
         weight = weights.take(self.qkv, last=True)
         inners = [part.norms[0] if part.norms else self.norms[0].apply(part.x, part.first) for part in parts]
-        steps = self.qkv.backward(inners, weight, steps, gradients)
+        part_gradients = self.qkv.backward(inners, weight, part_gradients, gradients)
         return [
-            self.norms[0].backward(part.x, part.first, step).add_(one)
-            for one, part, step in zip(output_gradients, parts, steps, strict=True)
+            self.norms[0].backward(part.x, part.first, gradient).add_(one)
+            for one, part, gradient in zip(output_gradients, parts, part_gradients, strict=True)
         ]
 
 

@@ -37,6 +37,6 @@ class DataBuckets:
         self._sent.clear()
 
     def reduce_vectors(self, bucket: Bucket) -> None:
-        """Sum the gradients of the replicated vectors over z, then data."""
+        """Sum the gradients of the replicated vectors over z, then data, in place, and wait."""
         for axis in ("z", "data"):
             self.communicator.all_reduce(bucket.gradient, axis, "step", bucket.layer).wait()

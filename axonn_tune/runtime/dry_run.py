@@ -117,6 +117,7 @@ def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[Entry]:
     trainer.ledger.counts.clear()
     trainer.launch = trainer.launch.model_copy(update={"grad_accumulation": micro_batches})
     trainer.optimizer.sums(trainer.gradients(0))
+    trainer.optimizer.publish()
     return Counter(trainer.ledger.counts)
 
 

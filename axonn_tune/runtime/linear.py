@@ -34,7 +34,10 @@ class Linear:
     after: Callable[[], None] | None = None
 
     def forward(self, x: torch.Tensor, block: torch.Tensor, phase: Phase) -> Generator[None, None, torch.Tensor]:
-        """Product, all-reduce, bias; yields while the all-reduce is under way, so that another part may go on."""
+        """`I[M, k] → O[M, n]`: product, all-reduce, bias.
+
+        Yields while the all-reduce is under way, so that another part may go on.
+        """
         pending = self.communicator.all_reduce(x @ block, self.output_axis, phase, self.layer)
         if "output" not in self.settings.overlaps:
             pending.wait()
@@ -49,7 +52,10 @@ class Linear:
         output_gradients: Sequence[torch.Tensor],
         gradients: Gradients,
     ) -> list[torch.Tensor]:
-        """Gradient of each part's input; the weight's is under way when this returns."""
+        """`dI[M, k] = Σ_input_axis dO · Wᵀ` of each part, from its `I[M, k]` and `dO[M, n]`.
+
+        `dW[k, n] = Iᵀ · dO` of all parts together is under way when this returns.
+        """
         before = []
         for gradient in output_gradients:
             pending = self.communicator.all_reduce(gradient @ block.t(), self.input_axis, "backward", self.layer)
@@ -71,6 +77,8 @@ def together(passes: Sequence[Generator[None, None, Result]]) -> list[Result]:
     results: dict[int, Result] = {}
     while len(results) < len(passes):
         for number, one in enumerate(passes):
+            if number in results:
+                continue
             try:
                 next(one)
             except StopIteration as end:

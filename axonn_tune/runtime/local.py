@@ -103,13 +103,14 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
 class Dropout:
     """Sets a share of elements to zero and scales the others up; which ones follows from their place in the run.
 
-    key: names the stream; columns: those of the tensor's hidden dim, `width` wide, that this rank has. Element
-    (token, feature) comes from counter `token · width + feature`, tokens being counted through the whole run: the same
-    on every grid, in recomputation and in backward, and nothing is kept.
+    key: two words that name the stream, a tensor because the compiler would make a kernel for each pair of numbers, on
+    the device because copying it there would hold up the host; columns: those of the tensor's hidden dim, `width` wide,
+    that this rank has. Element (token, feature) comes from counter `token · width + feature`, tokens being counted
+    through the whole run: the same on every grid, in recomputation and in backward, and nothing is kept.
     """
 
     share: float
-    key: tuple[int, int]
+    key: torch.Tensor
     columns: range
     width: int
     scaled: Callable[..., torch.Tensor] = field(default_factory=lambda: dropped)
@@ -118,9 +119,7 @@ class Dropout:
         """`[M, H_y]` of the given token numbers `[M]`; its own gradient, too, as it only scales."""
         if not self.share:
             return x
-        # A tensor: the compiler would make a kernel of its own for each pair of numbers.
-        key = torch.tensor(self.key, device=x.device)
-        return self.scaled(x, tokens, key, self.share, self.columns.start, self.width)
+        return self.scaled(x, tokens, self.key, self.share, self.columns.start, self.width)
 
 
 def dropped(

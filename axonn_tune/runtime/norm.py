@@ -19,7 +19,10 @@ Statistics = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass
 class Norm:
-    """LayerNorm, or RMSNorm if it has no bias, of `[M, H_y]`: statistics are combined over y."""
+    """LayerNorm, or RMSNorm if it has no bias, of `[M, H_y]`: statistics are combined over y.
+
+    native: torch's own kernel does it where one rank of a CPU holds the whole hidden dim.
+    """
 
     name: str
     width: int
@@ -27,6 +30,7 @@ class Norm:
     bias: Vector | None
     communicator: Communicator
     settings: Settings
+    native: bool = True
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -37,7 +41,8 @@ class Norm:
     @property
     def _whole_on_cpu(self) -> bool:
         """Whether torch's own kernel can do it: five times as fast as a dozen small ones. GPUs have `compile`."""
-        return self.communicator.mesh.size("y") == 1 and self.bias is not None and self.settings.device.type == "cpu"
+        alone, on_cpu = self.communicator.mesh.size("y") == 1, self.settings.device.type == "cpu"
+        return self.native and alone and on_cpu and self.bias is not None
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Statistics]:
         """The norm's output and the statistics to save."""
@@ -50,7 +55,7 @@ class Norm:
         return self.apply(x, statistics), statistics
 
     def apply(self, x: torch.Tensor, statistics: Statistics) -> torch.Tensor:
-        """The norm's output once more, from saved statistics; sends nothing."""
+        """The norm's output once more; sends nothing. From saved statistics, or, where torch's kernel does it, anew."""
         if self._whole_on_cpu:
             return self._native(x)[0]
         bias = None if self.bias is None else self.bias.value
@@ -84,9 +89,9 @@ class Norm:
         return result
 
 
-def moments(x: torch.Tensor, kind: torch.dtype, with_mean: bool) -> torch.Tensor:  # noqa: FBT001 - compiled as it is
+def moments(x: torch.Tensor, dtype: torch.dtype, with_mean: bool) -> torch.Tensor:  # noqa: FBT001 - compiled as it is
     """Of each token's share of the hidden dim: mean and squares about it `[2, M]`, or sum of squares `[1, M]`."""
-    wide = x.to(kind)
+    wide = x.to(dtype)
     if not with_mean:
         return (wide * wide).sum(-1)[None]
     mean = wide.mean(-1)
@@ -109,11 +114,11 @@ def normalized(
     scale: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    kind: torch.dtype,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """`(x - mean) · scale · weight + bias`, computed in the statistics type."""
     normal = (x.to(mean.dtype) - mean) * scale * weight
-    return (normal if bias is None else normal + bias).to(kind)
+    return (normal if bias is None else normal + bias).to(dtype)
 
 
 def gradient_sums(

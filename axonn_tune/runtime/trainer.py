@@ -92,12 +92,16 @@ class Trainer:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for micro_step in range(last + 1):
             tokens, targets = (part.to(self.device) for part in self.source.batch(step, micro_step))
-            sequences = torch.from_numpy(self._share.sequences(step, micro_step)).to(self.device)
+            sequences = self._sequences(step, micro_step) if self.launch.dropout else None
             loss += self.model.micro_batch(
                 tokens, targets, scale=self._scale, last=micro_step == last, sequences=sequences
             )
         self.model.finish_gradients()
         return loss
+
+    def _sequences(self, step: int, micro_step: int) -> torch.Tensor:
+        """Numbers `[b]` of a micro-batch's sequences, which dropout goes by."""
+        return torch.from_numpy(self._share.sequences(step, micro_step)).to(self.device)
 
     def step(self, step: int, *, before_end: Callable[[int], None] = lambda step: None) -> StepResult:
         """One optimizer step; `before_end` runs before the collective that every rank needs to end it."""

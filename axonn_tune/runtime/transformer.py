@@ -65,23 +65,23 @@ class Transformer:
         numbers = self._token_numbers(sequences, tokens)
         tokens, halves = tokens.flatten(), self.settings.parts
         x = self.dropout(self.embedding.forward(tokens, gathers), numbers)
-        parts, named = list(x.chunk(halves)), numbers.chunk(halves)
+        parts, numbers_of_parts = list(x.chunk(halves)), numbers.chunk(halves)
         del x  # The blocks save what they need of it.
         passed: list[Passed] = []
         for block in self.blocks:
             part(f"block {block.number}, forward")
-            parts, of_block = block.forward(parts, named, gathers, keep_weights=self._keeps_weights(block))
+            parts, of_block = block.forward(parts, numbers_of_parts, gathers, keep_weights=self._keeps_weights(block))
             passed.append(of_block)
             del of_block  # Or the last block's activations would live until all of backward is done.
         part("head and loss")
         loss, gradient = self.head.forward_backward(_joined(parts), targets.flatten(), gathers, gradients, scale=scale)
-        steps = list(gradient.chunk(halves))
+        part_gradients = list(gradient.chunk(halves))
         del gradient, parts
         for block in reversed(self.blocks):
             part(f"block {block.number}, backward")
-            steps = block.backward(passed.pop(), steps, gradients)
+            part_gradients = block.backward(passed.pop(), part_gradients, gradients)
         part("embedding, backward")
-        self.embedding.backward(tokens, self.dropout(_joined(steps), numbers), gradients)
+        self.embedding.backward(tokens, self.dropout(_joined(part_gradients), numbers), gradients)
         self._send_tables()
         return loss
 
@@ -184,7 +184,7 @@ class Transformer:
         mesh, hidden = self.communicator.mesh, self.model.hidden
         share = hidden // mesh.size("y")
         columns = range(mesh.coordinate("y") * share, (mesh.coordinate("y") + 1) * share)
-        key = key_of(self.store.seed, f"dropout.{name}")
+        key = torch.tensor(key_of(self.store.seed, f"dropout.{name}"), device=self.settings.device)
         return Dropout(self.settings.dropout, key, columns, hidden, compiled(dropped, self.settings))
 
     def _norm(self, name: str, *, layer: str) -> Norm:

@@ -161,7 +161,8 @@ class Launch(Document):
         description="Share of the embedding and of both outputs of a block set to zero; its time is not predicted.",
     )
     compile: bool = Field(
-        default=False, description="Elementwise work between collectives by torch.compile; needs a C++ compiler or Triton."
+        default=False,
+        description="Elementwise work between collectives by torch.compile; needs a C++ compiler or Triton.",
     )
     deterministic: bool = Field(default=False, description="Bit-identical from run to run, at some cost in speed.")
     hang_timeout_s: PositiveFloat = Field(default=60.0, description="A collective that takes longer ends the run, s.")

@@ -24,9 +24,10 @@ def written(folder: Path, *, gpus: int = 8, options: str = "") -> Path:
     return path
 
 
-def test_dry_run_compares_one_rank_with_the_program(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", " --shard-optimizer --split-micro-batch"], ids=["plain", "split"])
+def test_dry_run_compares_one_rank_with_the_program(more: str, tmp_path: Path) -> None:
     """Guards the dry run: the collectives of a step of rank 0 of a world that is not there equal the program."""
-    path = written(tmp_path, options="--x 2 --y 2 --z 1 --data 2 --micro-batch 4 --recompute full")
+    path = written(tmp_path, options="--x 2 --y 2 --z 1 --data 2 --micro-batch 4 --recompute full" + more)
     command = [sys.executable, "-m", "axonn_tune", "run", str(path), "--dry-run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

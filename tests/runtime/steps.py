@@ -98,7 +98,7 @@ def dropout_mask(training: Training, sequences: torch.Tensor, layer: str) -> tor
     hidden = training.model.hidden
     tokens = (sequences[:, None] * SEQUENCE + torch.arange(SEQUENCE)).flatten()
     ones = torch.ones(len(tokens), hidden, dtype=torch.float64)
-    dropout = Dropout(training.dropout, key_of(SEED, f"dropout.{layer}"), range(hidden), hidden)
+    dropout = Dropout(training.dropout, torch.tensor(key_of(SEED, f"dropout.{layer}")), range(hidden), hidden)
     return dropout(ones, tokens).view(-1, SEQUENCE, hidden)
 
 

@@ -1,4 +1,4 @@
-"""Dropout by coordinate, and local functions through the compiler."""
+"""Dropout by coordinate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HIDDEN, SHARE = 96, 0.25
 
 def dropout(name: str = "embedding", columns: range = range(HIDDEN), share: float = SHARE) -> Dropout:
     """One of a layer."""
-    return Dropout(share, key_of(0, f"dropout.{name}"), columns, HIDDEN)
+    return Dropout(share, torch.tensor(key_of(0, f"dropout.{name}")), columns, HIDDEN)
 
 
 def test_the_share_and_the_scale() -> None:
