@@ -16,6 +16,7 @@ from axonn_tune.cli.options import Chosen, command_line, load, parse_order
 if TYPE_CHECKING:
     from axonn_tune.specs.measurements import Measurements
     from axonn_tune.validation.choice import Chosen as Selected
+    from axonn_tune.validation.comparison import Comparison
     from axonn_tune.validation.places import Ranks
     from axonn_tune.validation.rounds import Extent, Progress
 
@@ -39,6 +40,7 @@ class Wanted:
     no_serial: bool
     runs: str | None
     output: str | None
+    update: bool
 
 
 def _orders(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
@@ -78,6 +80,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--no-serial", is_flag=True, help="Do not train on one rank alone to compare losses with."),
     click.option("--runs", metavar="DIR", help="Keep the folder of each run in here."),
     click.option("-o", "--output", metavar="FILE.YAML", help="Write every time that was measured here."),
+    click.option("--update", is_flag=True, help="Fold what was learnt into the machine's file, and say what changed."),
 )
 
 
@@ -105,11 +108,15 @@ def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None
 
     require_torch()
     selected = _select(chosen, wanted)
+    if wanted.update:
+        _require_own(selected)
     extent = Extent(wanted.repeats, wanted.steps, alone=not wanted.no_serial)
     with _ranks(wanted) as ranks, _folder(wanted.runs) as folder:
         comparison = Comparison(_measure(selected, ranks, extent, folder, wanted.output))
     render = validation_json if output_format == "json" else validation_text
     click.echo(render(comparison), nl=False)
+    if wanted.update and comparison.sound:
+        _update(comparison, selected)
     if not comparison.sound:
         raise CheckFailedError(comparison.blame or "some ranks did not send what the program says")
 
@@ -186,6 +193,38 @@ def _measure(selected: Selected, ranks: Ranks, extent: Extent, folder: Path, out
     if output is not None:
         click.echo(f"wrote {output}", err=True)
     return found
+
+
+def _require_own(selected: Selected) -> None:
+    """UsageError unless the machine profile is a file of the user's own."""
+    from axonn_tune.errors import UsageError
+    from axonn_tune.specs.lookup import is_shipped
+
+    path, name = selected.machine.path, selected.machine.document.name
+    if is_shipped("machine", path):
+        raise UsageError(
+            f"--update would write into {str(path)!r}, which comes with the tool; make one of your own first: "
+            f"`axonn-tune machines show {name} > mine.yaml`"
+        )
+
+
+def _update(comparison: Comparison, selected: Selected) -> None:
+    """Write the profile anew, and say what changed and what it brings."""
+    from axonn_tune.files import write_text_atomically
+    from axonn_tune.specs.writing import to_yaml
+    from axonn_tune.validation.comparison import Comparison
+    from axonn_tune.validation.repricing import repriced
+    from axonn_tune.validation.update import updated
+
+    learnt = updated(comparison.measurements, selected.machine.document)
+    write_text_atomically(selected.machine.path, to_yaml(learnt.machine, header=[f"Updated by {command_line()}"]))
+    click.echo(f"\nChanged in {selected.machine.path}:", err=True)
+    for change in learnt.changes:
+        click.echo(f"  {change.words}", err=True)
+    after = Comparison(repriced(comparison.measurements, learnt.machine))
+    for what in ("communication", "step"):
+        before, now = comparison.quality_of(what).mape, after.quality_of(what).mape
+        click.echo(f"Mean error of {what} in these runs: {before:.1%}, now {now:.1%}", err=True)
 
 
 def _say(progress: Progress) -> None:

@@ -61,6 +61,11 @@ def _search_path(kind: Kind) -> Iterator[Path]:
     yield _shipped(kind)
 
 
+def is_shipped(kind: Kind, path: Path) -> bool:
+    """Whether a file came with the tool."""
+    return _shipped(kind).resolve() in path.resolve().parents
+
+
 def _shipped(kind: Kind) -> Path:
     """Folder of the shipped files: the installed package, or its source folder in a checkout."""
     try:

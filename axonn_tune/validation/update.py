@@ -1,0 +1,145 @@
+"""What runs taught of a machine, folded back into its profile: few factors, each a median, each said.
+
+For every collective and tier one factor of its latency, from terms that mostly wait, and one of its bandwidth,
+from terms that mostly send; and one of all computation. Medians: a term that was disturbed has no pull.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal, TypeAlias
+
+from axonn_tune.cost.collectives import lines, route
+from axonn_tune.specs.machine import (
+    COLLECTIVE_KINDS,
+    Accelerator,
+    CollectiveFactors,
+    CollectiveKind,
+    Machine,
+    Source,
+    Tier,
+)
+from axonn_tune.specs.measurements import MeasuredConfiguration, MeasuredTerm, Measurements
+
+Part: TypeAlias = Literal["latency", "bandwidth"]
+_Key: TypeAlias = tuple[CollectiveKind, int, Part]
+_LEAST_TERMS = 3
+"""A factor from fewer terms would be their noise."""
+_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Change:
+    """One number of a profile that moved. what: in words; factor: of the time it stands for; terms: behind it."""
+
+    what: str
+    factor: float
+    terms: int
+
+    @property
+    def words(self) -> str:
+        """For a person."""
+        return f"{self.what}: {self.factor - 1.0:+.1%} time, the median of {self.terms}"
+
+
+@dataclass(frozen=True)
+class Update:
+    """A profile with what was learnt, and what that is."""
+
+    machine: Machine
+    changes: tuple[Change, ...]
+
+
+def updated(measurements: Measurements, machine: Machine) -> Update:
+    """The profile that explains the measurements better; `measurements` must hold its predictions."""
+    source = f"runs of {measurements.model.name} on {measurements.place.ranks} ranks, {measurements.created[:10]}"
+    found = _factors(measurements, machine)
+    tiers = tuple(_tier(tier, number, found, source) for number, tier in enumerate(machine.tiers))
+    computing = _computing(measurements)
+    accelerator = _accelerator(machine.accelerator, computing, source) if computing else machine.accelerator
+    changes = [_change(machine, key, ratios) for key, ratios in found.items()]
+    if computing:
+        changes.append(Change("computation", median(computing), len(computing)))
+    changed = machine.model_copy(update={"tiers": tiers, "accelerator": accelerator})
+    # Validated: model_copy alone would let a share above 1 through.
+    checked = Machine.model_validate(changed.model_dump(by_alias=True, exclude_unset=True))
+    return Update(checked, tuple(changes))
+
+
+def _change(machine: Machine, key: _Key, ratios: list[float]) -> Change:
+    kind, tier, part = key
+    return Change(f"{part} of {kind} over tier {machine.tiers[tier].name}", median(ratios), len(ratios))
+
+
+def _factors(measurements: Measurements, machine: Machine) -> dict[_Key, list[float]]:
+    """Measured / predicted of the terms of each collective, tier and part that has enough."""
+    found: dict[_Key, list[float]] = {}
+    for configuration in measurements.configurations:
+        for term in configuration.terms:
+            key = _key(term, configuration, machine)
+            if key is not None and term.predicted_s:
+                found.setdefault(key, []).append(median(term.measured_s) / term.predicted_s)
+    return {key: ratios for key, ratios in sorted(found.items()) if len(ratios) >= _LEAST_TERMS and median(ratios) > 0}
+
+
+def _key(term: MeasuredTerm, configuration: MeasuredConfiguration, machine: Machine) -> _Key | None:
+    """What a term's time is mostly made of."""
+    grid = configuration.grid.grid()
+    path = route(grid.group_shape(term.axis), machine.tiers, grid.world)
+    kind = next((one for one in COLLECTIVE_KINDS if one == term.op), None)
+    if kind is None or path.outermost < 0:
+        return None
+    ways = lines(kind, path, machine)
+    line = min(ways, key=lambda one: one.latency_s + term.bytes / one.bandwidth_bytes_per_s)
+    waits = line.latency_s > term.bytes / line.bandwidth_bytes_per_s
+    return kind, path.outermost, "latency" if waits else "bandwidth"
+
+
+def _tier(tier: Tier, number: int, found: Mapping[_Key, list[float]], source: str) -> Tier:
+    """The tier with its factors of each collective multiplied."""
+    factors = dict(tier.collectives or {})
+    for kind in COLLECTIVE_KINDS:
+        latency, bandwidth = found.get((kind, number, "latency")), found.get((kind, number, "bandwidth"))
+        if latency or bandwidth:
+            before = factors.get(kind) or CollectiveFactors(latency_factor=1.0, bandwidth_factor=1.0)
+            factors[kind] = CollectiveFactors(
+                latency_factor=_rounded(before.latency_factor * (median(latency) if latency else 1.0)),
+                bandwidth_factor=_rounded(before.bandwidth_factor / (median(bandwidth) if bandwidth else 1.0)),
+            )
+    if factors == dict(tier.collectives or {}):
+        return tier
+    sources = tier.sources | {"collectives": _source(tier.sources, "collectives", source)}
+    return tier.model_copy(update={"collectives": factors, "sources": sources})
+
+
+def _computing(measurements: Measurements) -> list[float]:
+    """Measured / predicted computation of each configuration."""
+    pairs = [
+        (median(run.compute_s for run in one.runs), one.predicted.compute_s) for one in measurements.configurations
+    ]
+    return [measured / predicted for measured, predicted in pairs if predicted and measured]
+
+
+def _accelerator(before: Accelerator, ratios: list[float], source: str) -> Accelerator:
+    """All rates divided, all fixed times multiplied by the median."""
+    factor = median(ratios)
+    changed: dict[str, object] = {
+        "peak_tflops": {precision: _rounded(peak / factor) for precision, peak in before.peak_tflops.items()},
+        "memory_bandwidth_gb_per_s": _rounded(before.memory_bandwidth_gb_per_s / factor),
+        "matmul_launch_us": _rounded(before.matmul_launch_us * factor),
+        "kernel_launch_us": _rounded(before.kernel_launch_us * factor),
+    }
+    sources = before.sources | {name: _source(before.sources, name, source) for name in changed}
+    return before.model_copy(update=changed | {"sources": sources})
+
+
+def _source(sources: Mapping[str, Source], name: str, source: str) -> Source:
+    """Where a number came from, and what then changed it; only the last change is kept."""
+    before = sources[name].source.partition("; then fitted to ")[0] if name in sources else "the tier's own"
+    return Source(kind="fitted", source=f"{before}; then fitted to {source}")
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
