@@ -43,7 +43,15 @@ _SIZES: dict[Backend, tuple[int, ...]] = {
 """Messages, most wanted first."""
 _ESSENTIAL_SIZES = 2
 _MOST_PARAMETERS: dict[Backend, int] = {"gloo": 50_000_000, "nccl": 2_000_000_000}
-"""Of the model that a rank trains alone."""
+"""Of the model that a rank trains alone, as far as fewer layers and a smaller vocabulary can make it."""
+_TABLES_SHARE = 4
+"""A vocabulary takes at most one in so many of these parameters."""
+_MOST_FLOPS: dict[Backend, float] = {"gloo": 2e10, "nccl": 1e13}
+"""Of one product: a fraction of a second, for every probe is run several times."""
+_MOST_BYTES: dict[Backend, int] = {"gloo": 128 * MIB, "nccl": 1024 * MIB}
+"""Of one activation: products hold two of them, attention and steps about ten."""
+_STEP_SHARE = 4
+"""A step, which keeps the activations of many layers, has one in so many of the tokens that products may have."""
 _COPIES: dict[Backend, tuple[int, ...]] = {"gloo": (256 * KIB, 32 * MIB), "nccl": (16 * MIB, 512 * MIB)}
 
 
@@ -66,13 +74,18 @@ def build_plan(
     model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, world: int, backend: Backend, budget_s: float
 ) -> Plan:
     """What to measure; `machine` says how ranks start, its numbers are of no account."""
-    launches = tuple(_alone(model, machine, workload, batch=batch) for batch in _local_batches(workload, world))
+    most_tokens = _most_tokens(model.document, workload, backend)
+    short = _shortened(workload, most_tokens)
+    launches = tuple(
+        _alone(model, machine, short, batch=batch, backend=backend)
+        for batch in _local_batches(short, world, most_tokens // _STEP_SHARE)
+    )
     steps = [StepProbe(launch=number) for number in range(len(launches))]
     sequences = launches[0].micro_batch
     attention = [AttentionProbe(backward=backward, sequences=sequences) for backward in (False, True)]
     copies = [CopyProbe(size_bytes=size) for size in _COPIES[backend]]
     element, sizes = ELEMENT_SIZES[workload.precision].compute, _SIZES[backend]
-    products = matmuls(model.document, workload, world)
+    products = matmuls(model.document, workload, world, backend=backend)
     essential: list[Probe] = [
         *(product for found in products.values() for product in {found[0]: None, found[-1]: None}),
         *attention,
@@ -94,14 +107,35 @@ def build_plan(
     )
 
 
-def matmuls(model: Model, workload: Workload, world: int) -> dict[MatmulLayout, list[MatmulProbe]]:
-    """Products that training does on grids of this world, smallest first, some of each layout."""
+def _most_tokens(model: Model, workload: Workload, backend: Backend) -> int:
+    """Tokens of one product at most, so that neither its FLOPs nor its operands are beyond what a rank can do.
+
+    A power of two. Training splits as large batches into micro-batches; what those are is not known before the search.
+    """
+    widest = max(model.qkv_width, model.up_width, model.hidden)
+    element = ELEMENT_SIZES[workload.precision].compute
+    most = min(_MOST_FLOPS[backend] / (2.0 * model.hidden * widest), _MOST_BYTES[backend] / (element * widest))
+    return 1 << max(0, int(most).bit_length() - 1)
+
+
+def _shortened(workload: Workload, most_tokens: int) -> Workload:
+    """With sequences no longer than that."""
+    return workload.model_copy(update={"sequence_length": min(workload.sequence_length, most_tokens)})
+
+
+def matmuls(model: Model, workload: Workload, world: int, *, backend: Backend) -> dict[MatmulLayout, list[MatmulProbe]]:
+    """Products that training does on grids of this world, smallest first, some of each layout.
+
+    With micro-batches of what a rank can do at once, and without those that are too large even so.
+    """
+    most_tokens = _most_tokens(model, workload, backend)
+    workload = _shortened(workload, most_tokens)
     found: dict[MatmulLayout, Counter[tuple[int, int, int]]] = {"NN": Counter(), "NT": Counter(), "TN": Counter()}
     program = build_step(model, workload, recompute="none")
     grids = list_grids(world, model, workload)
     for row in grids.sizes[grids.sound].tolist():
         grid = Grid(**dict(zip(AXES, row, strict=True)))
-        batch = workload.global_batch // (grid.data * grid.z)
+        batch = min(workload.global_batch // (grid.data * grid.z), most_tokens // workload.sequence_length)
         values = symbol_values(model, workload, grid, micro_batch=batch)
         for step, count in program.calls():
             if isinstance(step, MatMul):
@@ -111,9 +145,14 @@ def matmuls(model: Model, workload: Workload, world: int) -> dict[MatmulLayout, 
         layout: sorted(shapes, key=lambda one: (one[0] * one[1] * one[2], one)) for layout, shapes in found.items()
     }
     return {
-        layout: [MatmulProbe(layout=layout, m=m, n=n, k=k) for m, n, k in _spread(shapes)]
+        layout: [MatmulProbe(layout=layout, m=m, n=n, k=k) for m, n, k in _spread(_doable(shapes, backend))]
         for layout, shapes in ordered.items()
     }
+
+
+def _doable(ordered: Sequence[tuple[int, int, int]], backend: Backend) -> Sequence[tuple[int, int, int]]:
+    """Those that take no longer than a probe may, at least the smallest."""
+    return [(m, n, k) for m, n, k in ordered if 2.0 * m * n * k <= _MOST_FLOPS[backend]] or ordered[:1]
 
 
 def _spread(ordered: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -142,22 +181,26 @@ def _whole(size_bytes: int, multiple: int) -> int:
     return -(-size_bytes // multiple) * multiple
 
 
-def _local_batches(workload: Workload, world: int) -> tuple[int, ...]:
-    """Sequences of one rank's step: its share of the batch, and a quarter of that."""
-    share = max(1, workload.global_batch // world)
+def _local_batches(workload: Workload, world: int, most_tokens: int) -> tuple[int, ...]:
+    """Sequences of one rank's step: its share of the batch, at most these tokens, and a quarter of that."""
+    share = max(1, min(workload.global_batch // world, most_tokens // workload.sequence_length))
     return tuple(dict.fromkeys((share, max(1, share // 4))))
 
 
-def _alone(model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, batch: int) -> Launch:
+def _alone(
+    model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, batch: int, backend: Backend
+) -> Launch:
     """A training step of one rank alone with this many sequences."""
     small = workload.model_copy(update={"global_batch": batch})
-    cut = model.document.model_copy(update={"layers": _layers(model.document, machine.document.launcher.backend)})
+    cut = _cut(model.document, backend)
     pricing = price_configuration(cut, machine.document, small, Configuration(Grid(), batch, "none"))
     shown = Loaded(cut, model.path, model.sha256)
     return build_launch(pricing, model=shown, machine=machine, workload=small, command="axonn-tune calibrate")
 
 
-def _layers(model: Model, backend: Backend) -> int:
-    """Layers of the model that a rank alone trains: all, or as many as it can hold."""
-    room = _MOST_PARAMETERS[backend] - model.vocab * model.hidden
-    return max(1, min(model.layers, room // model.block_weights))
+def _cut(model: Model, backend: Backend) -> Model:
+    """What a rank alone can hold of a model: all of it, or a smaller vocabulary and fewer layers."""
+    most = _MOST_PARAMETERS[backend]
+    vocab = min(model.vocab, most // _TABLES_SHARE // model.hidden)
+    layers = (most - vocab * model.hidden) // model.block_weights
+    return model.model_copy(update={"vocab": vocab, "layers": max(1, min(model.layers, layers))})

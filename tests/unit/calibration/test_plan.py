@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from axonn_tune.calibration.measuring import seconds_of
-from axonn_tune.calibration.plan import MOST_SHAPES, group_shapes
+from axonn_tune.calibration.plan import MOST_SHAPES, Backend, build_plan, group_shapes
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES, Grid, distinct_orders, factorizations
+from axonn_tune.search.inputs import WorkloadChoices, make_workload
+from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.units import GIB
 from tests.unit.calibration.synthetic import plan
 
 
@@ -53,3 +56,30 @@ def test_times_are_read() -> None:
     for text in ("", "5 minutes", "0s", "-3s"):
         with pytest.raises(UsageError, match="--budget"):
             seconds_of(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "backend", "most_bytes", "most_flops"),
+    [
+        ("5b", 4, "gloo", 0.5 * GIB, 2e10),
+        ("5b", 8, "nccl", 4 * GIB, 1e13),
+        ("llama3-405b", 16, "nccl", 8 * GIB, 1e13),
+    ],
+)
+def test_large_models_are_measured_in_pieces_that_fit(
+    name: str, world: int, backend: Backend, most_bytes: float, most_flops: float
+) -> None:
+    """Guards `calibrate --model` with models for clusters: a rank's whole batch at once fits into no memory."""
+    model, machine = load_model(name), load_machine("localhost" if backend == "gloo" else "dgx-h100")
+    workload = make_workload(model.document, WorkloadChoices(precision="fp32" if backend == "gloo" else "bf16"))
+    found = build_plan(model, machine, workload, world=world, backend=backend, budget_s=60.0)
+    element = 4 if backend == "gloo" else 2
+    for probe in found.probes:
+        if probe.what == "matmul":
+            m, n, k = probe.m, probe.n, probe.k
+            assert element * (m * n + m * k + n * k) <= most_bytes
+            assert 2.0 * m * n * k <= most_flops
+    for launch in found.launches:
+        tokens = launch.micro_batch * launch.workload.sequence_length
+        assert element * tokens * launch.model.up_width <= most_bytes / 4
+        assert launch.model.layers < model.document.layers
