@@ -22,7 +22,7 @@ LAUNCH = "launch_s"
 _ROUNDS = 8
 _NO_LATENCY_US, _ENDLESS_GB_PER_S = 0.0, 1e15
 _HELD_OUT = 4
-"""Every fourth pair of a shape and a size is left out to check the fit of the others."""
+"""Every fourth probe is left out to check the fit of the others, among which its shape and size occur again."""
 
 
 @dataclass(frozen=True)

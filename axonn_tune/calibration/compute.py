@@ -32,7 +32,10 @@ _FORWARD, _BACKWARD = "attention_forward_flop_s", "attention_backward_flop_s"
 
 @dataclass(frozen=True)
 class ComputeFit:
-    """Fitted rates, SI units; tile: the rounding of rows and columns that fits best; peak: of the best product."""
+    """Fitted rates, SI units; tile: the rounding of rows and columns that fits best; peak: of the best product.
+
+    copy_bytes_per_s: of memory, not of a cache.
+    """
 
     matmul_launch_s: float
     matmul_ramp: float
@@ -56,15 +59,15 @@ def fit_compute(measured: Mapping[Probe, float], setting: Setting) -> ComputeFit
     tried = {tile: solve([row_of(probe, setting, tile) for probe in probes], times) for tile in _TILES}
     tile = min(_TILES, key=lambda one: tried[one].typical_error)
     found = tried[tile].values
-    copies = [2.0 * probe.size_bytes / seconds for probe, seconds in measured.items() if isinstance(probe, CopyProbe)]
+    copy_rate = _copy_rate(measured)
     rates = [2.0 * probe.m * probe.n * probe.k / measured[probe] for probe in probes if isinstance(probe, MatmulProbe)]
     flops_per_s = {layout: _rate(found[layout], max(rates)) for layout in LAYOUTS}
     return ComputeFit(
         matmul_launch_s=found[_MATMUL],
         matmul_ramp=found[_RAMP] * statistics.fmean(flops_per_s.values()),
         kernel_launch_s=found[_KERNEL],
-        memory_bytes_per_s=_rate(found[_BYTE], max(copies)),
-        copy_bytes_per_s=max(copies),
+        memory_bytes_per_s=_rate(found[_BYTE], copy_rate),
+        copy_bytes_per_s=copy_rate,
         flops_per_s=flops_per_s,
         attention_forward_flops_per_s=_rate(found[_FORWARD], max(rates)),
         attention_backward_flops_per_s=_rate(found[_BACKWARD], max(rates)),
@@ -80,6 +83,12 @@ def _require_enough(measured: Mapping[Probe, float]) -> None:
     missing = [what for what in (*LAYOUTS, "attention", "copy", "step") if what not in there]
     if missing:
         raise UsageError(f"not measured in time: {', '.join(missing)}; give calibrate more with --budget")
+
+
+def _copy_rate(measured: Mapping[Probe, float]) -> float:
+    """Bytes read and written per second by the largest copy: smaller ones stay in a cache."""
+    copies = {probe.size_bytes: seconds for probe, seconds in measured.items() if isinstance(probe, CopyProbe)}
+    return 2.0 * max(copies) / copies[max(copies)]
 
 
 def _rate(time_per_one: float, most: float) -> float:

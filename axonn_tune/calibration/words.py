@@ -25,6 +25,6 @@ def probe_words(probe: Probe) -> str:
     if isinstance(probe, CopyProbe):
         return f"copy of {show_bytes(probe.size_bytes)}"
     if isinstance(probe, AttentionProbe):
-        return f"attention {'backward' if probe.backward else 'forward'} of {probe.sequences} sequences"
+        return f"attention {'forward and backward' if probe.backward else 'forward'} of {probe.sequences} sequences"
     assert isinstance(probe, StepProbe), "the last kind of probe"
     return f"training step {probe.launch + 1} of a rank alone"

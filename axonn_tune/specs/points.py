@@ -1,8 +1,4 @@
-"""What a calibration measures, and what it has measured: the plan, and the file of points.
-
-The file holds JSON lines: first where and with what was measured, then one point per line, written as it
-comes, so that a calibration that was cut off goes on where it stood.
-"""
+"""What a calibration measures, and what it has measured: the plan, the setting, and points."""
 
 from __future__ import annotations
 
@@ -14,8 +10,6 @@ from axonn_tune.specs.base import Document, PositiveFloat, PositiveInt
 from axonn_tune.specs.launch import Launch, NonNegativeInt
 from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
 from axonn_tune.specs.workload import Precision
-
-POINTS_SCHEMA = "axonn-tune/points/1"
 
 
 class CollectiveProbe(Document):
@@ -57,7 +51,7 @@ class AttentionProbe(Document):
     """The attention core of the model on every rank at once."""
 
     what: Literal["attention"] = "attention"
-    backward: bool = Field(description="Its gradient instead of itself.")
+    backward: bool = Field(description="With its gradient.")
     sequences: PositiveInt = Field(description="Sequences.")
 
 

@@ -1,4 +1,8 @@
-"""The file of points: written line by line while a calibration measures, read back to go on or to fit."""
+"""The file of points: written line by line while a calibration measures, read back to go on or to fit.
+
+JSON lines: first where and with what was measured, then one point per line, written as it comes, so that a
+calibration that was cut off goes on where it stood.
+"""
 
 from __future__ import annotations
 

@@ -110,5 +110,5 @@ def _seconds(probe: Probe, machine: Machine, world: int) -> float:
     if isinstance(probe, TransferProbe):
         return 1e-3 + probe.size_bytes * min(probe.stride, 2) / 25e6
     if probe.what == "copy":
-        return 2.0 * probe.size_bytes / 8e9
+        return 2.0 * probe.size_bytes / (8e9 if probe.size_bytes > 2**20 else 50e9)
     return sum(COMPUTE[name] * factor for name, factor in row_of(probe, setting(world), 1).items())

@@ -61,7 +61,7 @@ def test_latency_and_bandwidth_of_each_collective_and_tier_are_found(noise: floa
 
 
 def test_compute_rates_are_found() -> None:
-    """Guards the joint fit of products, attention and steps."""
+    """Guards the joint fit of products, attention and steps, and memory's rate, which a copy in a cache is not."""
     truth = synthetic.COMPUTE
     found = calibrated(synthetic.points(WORLD, synthetic.cluster(two_tiers()), noise=0.02)).compute
     assert found.tile == 1
