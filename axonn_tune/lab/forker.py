@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.lab.control import Access, join
 from axonn_tune.lab.messages import Outcome, Request
-from axonn_tune.lab.namespaces import die_with
+from axonn_tune.processes import die_with
 
 GRACE_S = 15.0
 """How long the other ranks may take to end by themselves once one has failed."""

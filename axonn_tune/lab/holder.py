@@ -17,9 +17,10 @@ from typing import Any
 
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem
 from axonn_tune.lab.control import Status, answer, listen
-from axonn_tune.lab.namespaces import Kind, die_with, let_go_of_streams, opened, separate
+from axonn_tune.lab.namespaces import Kind, let_go_of_streams, opened, separate
 from axonn_tune.lab.network import build, require_tools
 from axonn_tune.lab.shape import Shape
+from axonn_tune.processes import die_with
 
 NO_RIGHTS = (
     "the lab needs network namespaces, which this system refuses ({}): run it as root (sudo axonn-tune lab ..., or a "

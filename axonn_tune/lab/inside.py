@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from axonn_tune.lab.control import Access, join
-from axonn_tune.lab.namespaces import die_with
+from axonn_tune.processes import die_with
 
 SWITCH = "switch"
 _NOT_FOUND = 127

@@ -1,4 +1,4 @@
-"""The kernel's namespaces, which Python 3.11 has no calls for: making them, entering them, dying with a parent.
+"""The kernel's namespaces, which Python 3.11 has no calls for: making them, entering them.
 
 Linux only; every function raises OSError as the system call fails.
 """
@@ -6,14 +6,14 @@ Linux only; every function raises OSError as the system call fails.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import enum
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+from axonn_tune.processes import system_call
+
+_PR_SET_TIMERSLACK = 29
 
 
 class Kind(enum.IntFlag):
@@ -26,12 +26,12 @@ class Kind(enum.IntFlag):
 
 def unshare(kinds: Kind) -> None:
     """Put this process (its children, for PID) into new namespaces; EPERM without the right to."""
-    _call("unshare", int(kinds))
+    system_call("unshare", int(kinds))
 
 
 def enter(namespace: int, kind: Kind) -> None:
     """Put this process (its children, for PID) into the namespace behind a file descriptor."""
-    _call("setns", namespace, int(kind))
+    system_call("setns", namespace, int(kind))
 
 
 def opened(kind: str) -> int:
@@ -39,20 +39,9 @@ def opened(kind: str) -> int:
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def die_with(parent: int | None) -> None:
-    """Have the kernel kill this process when its parent ends, however that ends; None: no longer.
-
-    Whatever changes this process' rights undoes it, entering a user namespace above all.
-    """
-    _call("prctl", _PR_SET_PDEATHSIG, 0 if parent is None else int(signal.SIGKILL))
-    if parent is not None and os.getppid() != parent:
-        # It ended before it could be bound to.
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def be_exact() -> None:
     """Wake up when asked to, and not up to 50 µs later to save power."""
-    _call("prctl", _PR_SET_TIMERSLACK, 1)
+    system_call("prctl", _PR_SET_TIMERSLACK, 1)
 
 
 def let_go_of_streams() -> None:
@@ -86,10 +75,3 @@ def inside(network: int) -> Iterator[None]:
     finally:
         enter(before, Kind.NETWORK)
         os.close(before)
-
-
-def _call(name: str, *arguments: int) -> None:
-    library = ctypes.CDLL(None, use_errno=True)
-    if getattr(library, name)(*arguments, *([0] * (5 - len(arguments)) if name == "prctl" else [])) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")

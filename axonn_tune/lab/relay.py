@@ -17,8 +17,9 @@ import struct
 import time
 
 from axonn_tune.errors import EnvironmentProblem
-from axonn_tune.lab.namespaces import be_exact, die_with, let_go_of_streams
+from axonn_tune.lab.namespaces import be_exact, let_go_of_streams
 from axonn_tune.lab.shape import MTU_BYTES, Shape, down, up
+from axonn_tune.processes import die_with
 
 _DEVICE = "/dev/net/tun"
 _TUNSETIFF = 0x400454CA

@@ -15,7 +15,7 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from tests.unit import house
 
-VOCABULARY = {"errors", "units", "grid", "files"}
+VOCABULARY = {"errors", "units", "grid", "files", "processes"}
 # What each layer may import beside itself and the package's own version.
 MAY_IMPORT: dict[str, set[str]] = {
     "": set(),
@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "units": set(),
     "files": {"errors"},
+    "processes": set(),
     "grid": {"errors", "units"},
     "specs": VOCABULARY,
     "program": VOCABULARY | {"specs"},
