@@ -7,7 +7,6 @@ became slower fails beyond its tolerance.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -39,10 +38,8 @@ class Finding:
 
     @property
     def change(self) -> float | None:
-        """now / before - 1."""
-        if self.before is None or self.now is None:
-            return None
-        return self.now / self.before - 1.0 if self.before else (0.0 if not self.now else math.inf)
+        """now / before - 1; None where either is missing, or was nothing."""
+        return self.now / self.before - 1.0 if self.before and self.now is not None else None
 
 
 @dataclass(frozen=True)

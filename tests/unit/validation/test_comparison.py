@@ -1,0 +1,133 @@
+"""Predicted beside measured: figures of known data, verdicts, and what else could have been predicted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from axonn_tune.report.validation import validation_json, validation_text
+from axonn_tune.specs.loading import parse_document
+from axonn_tune.specs.measurements import MeasuredConfiguration, Measurements
+from axonn_tune.specs.writing import to_yaml
+from axonn_tune.validation.comparison import Comparison, Pair, quality
+from axonn_tune.validation.repricing import Network, paper_communication_s, repriced
+from axonn_tune.validation.verdict import blame, judge
+from tests.unit.validation import made
+
+
+def test_all_a_quarter_longer() -> None:
+    """Guards the figures: ranks agree, the best is the best, and every prediction is a fifth short."""
+    comparison = Comparison(made.measurements(lambda number: 1.25))
+    for found in (comparison.quality_of("step"), comparison.quality_of("communication")):
+        assert found.mape == pytest.approx(0.2)
+        assert found.bias == pytest.approx(-0.2)
+        assert found.spearman == pytest.approx(1.0)
+        assert (found.regret, found.best) == (0.0, 1)
+    assert all(share.mape == pytest.approx(0.2) for share in (*comparison.axes, *comparison.collectives))
+
+
+def test_regret_is_what_the_choice_costs() -> None:
+    """Guards regret: the predicted best takes 2 s where 1.6 s would do."""
+    found = quality("step", [Pair(1.0, 2.0), Pair(1.1, 1.6), Pair(3.0, 3.0)])
+    assert found.regret == pytest.approx(0.25)
+    assert found.best == 2
+    assert found.spearman == pytest.approx(0.5)
+    assert math.isnan(quality("step", []).mape)
+
+
+def test_repeats_count_by_their_median() -> None:
+    """Guards robustness: one disturbed run of three moves nothing but the spread."""
+    once = made.measurements(runs=3)
+    first = once.configurations[0]
+    slow = first.runs[1].model_copy(update={"step_s": 10.0 * first.runs[1].step_s})
+    changed = first.model_copy(update={"runs": (first.runs[0], slow, first.runs[2])})
+    row = Comparison(once.model_copy(update={"configurations": (changed,)})).rows[0]
+    assert row.step_s.error == pytest.approx(0.0)
+    assert row.step_s.spread == pytest.approx(9.0)
+
+
+def test_file_loads_back_equal() -> None:
+    """Guards the measurement file."""
+    document = made.measurements(runs=2)
+    assert parse_document(to_yaml(document), schema=Measurements) == document
+
+
+def trained(configuration: MeasuredConfiguration, *, loss: float = 0.0, norm: float = 0.0) -> MeasuredConfiguration:
+    """The configuration with its first loss or norm off by a share."""
+    run = configuration.runs[0]
+    losses = (made.LOSSES[0] * (1.0 + loss), made.LOSSES[1])
+    norms = (made.NORMS[0] * (1.0 + norm), made.NORMS[1])
+    return configuration.model_copy(
+        update={"runs": (run.model_copy(update={"losses": losses, "gradient_norms": norms}),)}
+    )
+
+
+def test_verdicts_in_words() -> None:
+    """Guards the verdict: equal, within rounding, wrong and in which part; nothing to compare with says so."""
+    document = made.measurements()
+    one, serial = document.configurations[0], document.serial
+    assert judge(one, serial).words == "equal"
+    assert judge(trained(one, loss=1e-4), serial).words == "within rounding (1e-04)"
+    assert "loss of step 1 is off by 5.0%, so the forward pass" in judge(trained(one, loss=0.05), serial).words
+    assert "gradient norm of step 1 is off by 50.0%, so the gradients" in judge(trained(one, norm=0.5), serial).words
+    assert judge(trained(one, loss=math.nan), serial).agreement == "wrong"
+    assert judge(one, None).words == "not compared"
+
+
+@pytest.mark.parametrize("axis", ["x", "y", "z", "data"])
+def test_wrong_axis_is_named(axis: str) -> None:
+    """Guards the blame: whatever splits one axis is wrong, and just that axis is said."""
+    document = made.measurements()
+    broken = [trained(one, norm=0.5) if one.grid.grid().axis_size(axis) > 1 else one for one in document.configurations]
+    comparison = Comparison(document.model_copy(update={"configurations": tuple(broken)}))
+    assert comparison.blame == f"wrong wherever {axis} is split, and nowhere else"
+    assert not comparison.sound
+    assert f"Training is wrong wherever {axis} is split" in validation_text(comparison)
+
+
+def test_two_axes_that_are_wrong_together() -> None:
+    """Guards the blame where no axis alone is at fault."""
+    document = made.measurements()
+    pairs = []
+    for one in document.configurations:
+        changed = trained(one, norm=0.5) if one.grid.x > 1 and one.grid.z > 1 else one
+        pairs.append((changed, judge(changed, document.serial)))
+    assert blame(pairs) == "wrong wherever x and z together are split, and nowhere else"
+
+
+def test_collectives_that_differ_from_the_program_fail() -> None:
+    """Guards the ledger: what was sent otherwise is shown, and is no success."""
+    document = made.measurements()
+    first = document.configurations[0]
+    differs = first.runs[0].model_copy(update={"differs": ("all_reduce over x: none (on 8 of the ranks)",)})
+    changed = (first.model_copy(update={"runs": (differs,)}), *document.configurations[1:])
+    comparison = Comparison(document.model_copy(update={"configurations": changed}))
+    assert not comparison.sound
+    assert "all_reduce over x: none" in validation_text(comparison)
+    assert '"sound": false' in validation_json(comparison)
+
+
+def test_same_profile_prices_the_same() -> None:
+    """Guards repricing: predictions of the same profile are those in the file, term by term."""
+    document = made.measurements()
+    again = repriced(document, document.machine)
+    for before, now in zip(document.configurations, again.configurations, strict=True):
+        assert now.predicted.step_s == before.predicted.step_s
+        assert [term.predicted_s for term in now.terms] == [term.predicted_s for term in before.terms]
+
+
+def test_paper_rule_by_hand() -> None:
+    """Guards the paper's rule: ring bytes of what is really sent, over β_inter / min(G_node, inner axes)."""
+    document = made.measurements()
+    network = Network(node_ranks=4, inside=dict.fromkeys(KINDS, 100.0), between=dict.fromkeys(KINDS, 10.0))
+    assert network.bandwidth("all_reduce", inner=1, group=4) == 100.0
+    assert network.bandwidth("all_reduce", inner=1, group=8) == 10.0
+    assert network.bandwidth("all_reduce", inner=2, group=4) == 5.0
+    assert network.bandwidth("all_reduce", inner=8, group=2) == 2.5
+    only_data = next(one for one in document.configurations if one.grid.data == 8)
+    sent = sum(2 * 7 / 8 * term.bytes * term.count for term in only_data.terms)
+    assert paper_communication_s(only_data, network) == pytest.approx(sent / 10.0)
+
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce")
