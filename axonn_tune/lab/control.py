@@ -8,6 +8,7 @@ gets what the lab is, and, to join it, its namespaces as file descriptors.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -69,12 +70,14 @@ def require_name(name: str) -> str:
 
 
 def listen(name: str) -> socket.socket:
-    """The socket that is the lab of this name; UsageError if there is one."""
+    """The socket that is the lab of this name; UsageError if there is one, EnvironmentProblem if there can be none."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(_address(require_name(name)))
     except OSError as error:
         listener.close()
+        if error.errno != errno.EADDRINUSE:
+            raise EnvironmentProblem(f"cannot make the socket of lab {name!r}: {error.strerror or error}") from error
         raise UsageError(
             f"a lab named {name!r} is up already: use it, end it with `axonn-tune lab down --name {name}`, "
             "or choose another --name"
@@ -94,7 +97,7 @@ def answer(connection: socket.socket, status: Status, namespaces: list[int]) -> 
 
 
 def find(name: str) -> Status | None:
-    """The lab of this name, if it is up."""
+    """The lab of this name, if it is up; EnvironmentProblem if it does not answer."""
     try:
         return _ask(name, STATUS)[0]
     except ConnectionError:
@@ -133,31 +136,46 @@ def end(status: Status) -> None:
             signal.pidfd_send_signal(process, signal.SIGKILL)
     finally:
         os.close(process)
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + _PATIENCE_S
     while find(status.name) == status:
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             raise EnvironmentProblem(f"process {status.holder}, which holds lab {status.name!r}, does not end")
         time.sleep(0.01)
 
 
 def _ask(name: str, word: bytes) -> tuple[Status, list[int]]:
-    """ConnectionError if the lab is not up, or just ends."""
+    """ConnectionError if the lab is not up, or just ends; EnvironmentProblem if its holder does not answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_PATIENCE_S)
         connection.connect(_address(require_name(name)))
         if _user_of(connection) != os.getuid():
             raise EnvironmentProblem(f"the socket of lab {name!r} belongs to another user's process")
-        connection.send(word)
-        text, namespaces, _, _ = socket.recv_fds(connection, _LONGEST_REPLY, MOST_RANKS + 3)
+        try:
+            connection.send(word)
+            text, namespaces, _, _ = socket.recv_fds(connection, _LONGEST_REPLY, MOST_RANKS + 3)
+        except TimeoutError:
+            holder = _holder_of(connection)
+            raise EnvironmentProblem(
+                f"process {holder}, which holds lab {name!r}, does not answer; if it is stopped, "
+                f"`kill -CONT {holder}` lets it go on, and `kill -KILL {holder}` ends the lab"
+            ) from None
     if not text:
         raise ConnectionRefusedError
     said = json.loads(text)
     return Status(**said | {"shape": Shape(**said["shape"])}), namespaces
 
 
+def _holder_of(connection: socket.socket) -> int:
+    return int.from_bytes(_credentials(connection)[:4], "little")
+
+
 def _user_of(connection: socket.socket) -> int:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(credentials[4:8], "little")
+    return int.from_bytes(_credentials(connection)[4:8], "little")
+
+
+def _credentials(connection: socket.socket) -> bytes:
+    """Process, user and group of the other side, four bytes each."""
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
 
 
 def _address(name: str) -> str:

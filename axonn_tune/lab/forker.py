@@ -87,9 +87,12 @@ def _serve(connection: Connection, access: Access) -> None:
     turn = 0
     while True:
         try:
-            request: Request = connection.recv()
+            request: Request | int = connection.recv()
         except EOFError:
             return
+        if isinstance(request, int):
+            # A signal for ranks that have ended meanwhile.
+            continue
         connection.send(_run(connection, access, request, turn))
         turn += 1
 
@@ -135,6 +138,8 @@ def _start(
         if function is None:
             _execute(request.command)
         _call(function, request.each[rank], answer)
+    except BaseException:
+        _leave(answer, None, traceback.format_exc())
     finally:
         os._exit(1)
 
@@ -152,10 +157,20 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], answer: int)
         error, code = str(raised), raised.exit_code
     except BaseException:
         error, code = traceback.format_exc(), 1
-    os.write(answer, pickle.dumps((value, error)))
+    try:
+        _leave(answer, value, error)
+    except Exception:
+        # It returned what cannot be sent.
+        _leave(answer, None, traceback.format_exc())
+        code = code or 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _leave(answer: int, value: object, error: str | None) -> None:
+    """Leave what becomes the outcome's value and error."""
+    os.write(answer, pickle.dumps((value, error)))
 
 
 def _execute(command: tuple[str, ...]) -> NoReturn:

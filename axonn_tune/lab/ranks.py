@@ -45,6 +45,7 @@ class Ranks:
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
             )
         self._connection = Connection(ours.detach())
+        self._held: list[int] | None = None
         problem = self._receive()
         if problem is not None:
             self.close()
@@ -81,12 +82,16 @@ class Ranks:
         realtime: bool = False,
         timeout_s: float | None = None,
     ) -> list[Any]:
-        """As `run`, but returns what each rank's function returned; the first rank's error to fail is raised."""
+        """As `run`, but returns what each rank's function returned.
+
+        Raises the error of the first rank to fail, of the kind that its exit code says, else TrainingFailedError.
+        """
         outcomes = self.run(function, each, realtime=realtime, timeout_s=timeout_s)
         failed = sorted((one for one in outcomes if one.code), key=lambda one: one.place)
         if failed:
             first = failed[0]
-            said = first.error or f"ended by signal {-first.code}"
+            ended = f"ended by signal {-first.code}" if first.code < 0 else f"ended with exit code {first.code}"
+            said = first.error or ended
             raise _KINDS.get(first.code, TrainingFailedError)(f"rank {first.rank}: {said}")
         return [one.value for one in outcomes]
 
@@ -96,7 +101,10 @@ class Ranks:
         return self._ask(Request([()] * self.shape.world, None, tuple(command), variables))
 
     def signal(self, number: int) -> None:
-        """Send a signal to every rank of the run that is under way."""
+        """Send a signal to every rank of the run that is under way; without one nothing happens."""
+        if self._held is not None:
+            self._held.append(number)
+            return
         self._connection.send(number)
 
     def close(self) -> None:
@@ -109,7 +117,14 @@ class Ranks:
             self._process.wait()
 
     def _ask(self, request: Request) -> list[Outcome]:
-        self._connection.send(request)
+        # A signal handler may run in the midst of this, and what it sends would stand inside of the request.
+        self._held = []
+        try:
+            self._connection.send(request)
+        finally:
+            held, self._held = self._held, None
+        for number in held:
+            self._connection.send(number)
         answer = self._receive()
         if isinstance(answer, str):
             raise AxonnTuneError(f"the ranks could not start:\n{answer}")

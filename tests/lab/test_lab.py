@@ -80,7 +80,18 @@ def test_functions_run_on_every_rank(lab: Lab) -> None:
     assert codes == [0, 6, 0, 0]
     with pytest.raises(TrainingFailedError, match="rank 1: ended by signal 9"):
         lab.ranks.call(labs.leave, [(rank, -9) for rank in range(4)])
+    with pytest.raises(TrainingFailedError, match="rank 1: ended with exit code 6"):
+        lab.ranks.call(labs.leave, [(rank, 6) for rank in range(4)])
+    with pytest.raises(TrainingFailedError, match=r"rank 0: (.|\n)*pickle"):
+        lab.ranks.call(labs.unsendable)
     assert [one.code for one in lab.ranks.execute(["sh", "-c", "exit $RANK"])] == [0, 1, 2, 3]
+
+
+@needs_labs
+def test_a_signal_between_runs_is_for_nobody(lab: Lab) -> None:
+    """Guards SIGTERM just before ranks start or after the last has ended: the next run is as any other."""
+    lab.ranks.signal(signal.SIGUSR2)
+    assert len(lab.ranks.call(labs.whoami, [(rank,) for rank in range(4)])) == 4
 
 
 @needs_labs
