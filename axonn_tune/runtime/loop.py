@@ -21,6 +21,27 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
 @dataclass
+class StepLimit:
+    """What a step may take before it counts as hung: one collective more than twice the longest so far.
+
+    The first step, which may compile for minutes, counts for nothing but the limit of the second.
+    """
+
+    hang_timeout_s: float
+    _ended: int = 0
+    _longest_s: float = 0.0
+
+    def next_s(self) -> float:
+        """Of the step that is about to begin."""
+        return self.hang_timeout_s + 2.0 * self._longest_s if self._ended else START_TIMEOUT_S
+
+    def note(self, step_s: float) -> None:
+        """A step has ended."""
+        self._longest_s = max(self._longest_s, step_s) if self._ended > 1 else step_s
+        self._ended += 1
+
+
+@dataclass
 class Loop:
     """Runs a trainer up to a number of steps. `watch` is None for a rank alone."""
 
@@ -33,7 +54,9 @@ class Loop:
     tracer: Tracer | None = None
     _signalled: bool = False
     _stop_after: int | None = None
-    _longest_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._limit = StepLimit(self.trainer.launch.hang_timeout_s)
 
     def run(self, steps: int) -> bool:
         """Train until `steps` are done; False if a signal ended it before, with the state saved if it can be."""
@@ -60,14 +83,14 @@ class Loop:
         if self.tracer is not None:
             self.tracer.before_step(timed)
         if self.watch is not None:
-            self.watch.begin_step(self._limit_s(first=number == 0))
+            self.watch.begin_step(self._limit.next_s())
         timer.begin_step(timed)
         began_s = time.perf_counter()
         result = self.trainer.step(done, before_end=self._agree)
         timer.part("")
         self.trainer.synchronize()
         step_s = time.perf_counter() - began_s
-        self._longest_s = max(self._longest_s, step_s)
+        self._limit.note(step_s)
         if self.watch is not None:
             self.watch.end_step()
         times = timer.end_step()
@@ -75,10 +98,6 @@ class Loop:
         if self.tracer is not None:
             self.tracer.after_step(timed, done + 1, times)
         return done + 1
-
-    def _limit_s(self, *, first: bool) -> float:
-        """What a step may take before it counts as hung: one collective more than twice the longest so far."""
-        return START_TIMEOUT_S if first else self.trainer.launch.hang_timeout_s + 2.0 * self._longest_s
 
     def _agree(self, step: int) -> None:
         """Pass on a signal; rank 0 has all stop after this step, which none can end before rank 0 goes on."""

@@ -30,6 +30,9 @@ _GATHER_S = 1.5
 """After a time-out, how long rank 0 waits for the others' before it names those that say nothing."""
 _ANSWER_S = 5.0
 """How long another rank then waits for rank 0, before it names that one."""
+_GREETING_S = 5.0
+"""What a connection may take to say who it is: a rank does so at once, a stranger never."""
+_GREETING_BYTES = 65536
 _LOOK_S = 0.5
 """How often a rank looks whether its step is late."""
 
@@ -57,6 +60,20 @@ class _Line:
     def send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def greeting(self, token: str) -> dict[str, Any] | None:
+        """The first message, however many pieces it comes in; None unless it comes in time and holds the token."""
+        end_s = time.monotonic() + _GREETING_S
+        with contextlib.suppress(ValueError):
+            while len(self.rest) < _GREETING_BYTES:
+                self.connection.settimeout(max(end_s - time.monotonic(), 1e-3))
+                messages = self.receive()
+                if messages is None:
+                    return None
+                if messages:
+                    hello: object = messages[0]
+                    return hello if isinstance(hello, dict) and hello.get("token") == token else None
+        return None
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Messages that have arrived; None once the other side is gone."""
@@ -87,6 +104,8 @@ class Watch:
     _late_at_s: float | None = None
     _unanswered_at_s: float | None = None
     _over: bool = False
+    # Between the main thread, the one that reads, and the search for who is late.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def serve(self) -> tuple[int, Callable[[str], None]]:
         """Rank 0: listen; returns the port, and what accepts the others once they know port and token."""
@@ -97,11 +116,13 @@ class Watch:
             while len(self._lines) < self.world - 1:
                 connection, _ = listener.accept()
                 line = _Line(connection)
-                hello = line.receive()
-                if hello and hello[0].get("token") == token:
-                    line.rank, line.process = int(hello[0]["rank"]), tuple(hello[0]["process"])
-                    line.send({"process": own_process()})
-                    self._lines.append(line)
+                hello = line.greeting(token)
+                if hello is None:
+                    connection.close()
+                    continue
+                line.rank, line.process = int(hello["rank"]), tuple(hello["process"])
+                line.send({"process": own_process()})
+                self._lines.append(line)
             listener.close()
             self._start()
 
@@ -119,7 +140,7 @@ class Watch:
         if timed_out and not self.rank:
             self._note_time_out(0, self.issued(), reason)
             return
-        self._over = not timed_out
+        self._over = self._over or not timed_out
         told = {"failed": self.rank, "reason": reason, "code": code, "timed_out": timed_out, "issued": self.issued()}
         for line in self._lines:
             line.send(told)
@@ -182,6 +203,7 @@ class Watch:
         messages = line.receive()
         if messages is None:
             self._selector.unregister(line.connection)
+            line.connection.close()
             if not line.finished and not self._over:
                 self._failed(Failure(line.rank, LOST, 6, told=False))
             return
@@ -208,18 +230,20 @@ class Watch:
 
     def _note_time_out(self, rank: int, issued: int, reason: str) -> None:
         """Rank 0: a rank has waited too long, after so many collectives; the first to say so starts the search."""
-        first = not self._timed_out
-        self._timed_out[rank] = issued
+        with self._lock:
+            first = not self._timed_out
+            self._timed_out[rank] = issued
         if first:
             threading.Thread(target=self._name_the_late, args=(reason,), daemon=True).start()
 
     def _name_the_late(self, reason: str) -> None:
         """Rank 0, after a time-out: who says nothing, or has issued fewest collectives, held up the others."""
         time.sleep(_GATHER_S)
-        self._timed_out.setdefault(0, self.issued())
-        silent = {line.rank for line in self._lines if not line.finished} - self._timed_out.keys()
-        fewest, most = min(self._timed_out.values()), max(self._timed_out.values())
-        behind = [rank for rank, issued in self._timed_out.items() if issued == fewest and fewest < most]
+        with self._lock:
+            timed_out = {0: self.issued(), **self._timed_out}
+        silent = {line.rank for line in self._lines if not line.finished} - timed_out.keys()
+        fewest, most = min(timed_out.values()), max(timed_out.values())
+        behind = [rank for rank, issued in timed_out.items() if issued == fewest and fewest < most]
         if silent:
             words = f"rank {_shown(silent)} did not answer: {reason}"
             self._failed(Failure(min(silent), words, 6, told=False), silent=silent)
@@ -241,9 +265,10 @@ class Watch:
 
     def _failed(self, failure: Failure, *, silent: Collection[int] = ()) -> None:
         """The first failure heard of ends this rank, through rank 0 all others, and what is silent."""
-        if self._over:
-            return
-        self._over = True
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
         if not self.rank:
             for line in self._lines:
                 line.send({"failed": failure.rank, "reason": failure.reason, "code": failure.code, "timed_out": False})

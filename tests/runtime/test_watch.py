@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import queue
+import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 
 import pytest
 
+from axonn_tune.runtime import watch
+from axonn_tune.runtime.loop import START_TIMEOUT_S, StepLimit
 from axonn_tune.runtime.watch import Failure, Watch
 
 PATIENCE_S, LIMIT_S = 30.0, 0.2
@@ -30,6 +35,64 @@ def watches(world: int) -> tuple[list[Watch], Failures]:
         one.join(("localhost", port), "token")
     accepting.join()
     return found, told
+
+
+def greet(port: int, pieces: Iterable[bytes]) -> socket.socket:
+    """Connect to rank 0 and say something in pieces."""
+    connection = socket.create_connection(("localhost", port))
+    for piece in pieces:
+        connection.sendall(piece)
+        time.sleep(0.1)
+    return connection
+
+
+def test_strangers_are_sent_away_and_a_cut_greeting_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the start from whoever else connects to an open port, and from where TCP cuts a message."""
+    monkeypatch.setattr(watch, "_GREETING_S", 1.0)
+    first = Watch(0, 2, lambda failure: None)
+    port, accept = first.serve()
+    accepting = threading.Thread(target=accept, args=("token",), daemon=True)
+    accepting.start()
+    wrong = json.dumps({"token": "guessed", "rank": 1, "process": ["", 0]}).encode() + b"\n"
+    strangers = [greet(port, pieces) for pieces in ([], [b"GET / HTTP/1.1\r\n"], [b"[1]\n"], [wrong])]
+    hello = json.dumps({"token": "token", "rank": 1, "process": ["", 0]}).encode() + b"\n"
+    rank = greet(port, (hello[:9], hello[9:]))
+    accepting.join(PATIENCE_S)
+    assert not accepting.is_alive()
+    assert b"process" in rank.recv(65536)
+    for one in (*strangers, rank):
+        with one:
+            assert one is rank or one.recv(65536) == b""
+
+
+def test_one_search_for_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the main thread and the one that reads, which note a time-out at the same moment."""
+
+    class Slow(dict[int, int]):
+        def __len__(self) -> int:
+            found = super().__len__()
+            time.sleep(0.1)
+            return found
+
+    searches: list[str] = []
+    monkeypatch.setattr(Watch, "_name_the_late", lambda self, reason: searches.append(reason))
+    first = Watch(0, 3, lambda failure: None)
+    first._timed_out = Slow()
+    noting = [threading.Thread(target=first._note_time_out, args=(rank, 7, "late")) for rank in range(3)]
+    for one in noting:
+        one.start()
+    for one in noting:
+        one.join()
+    assert searches == ["late"]
+
+
+def test_a_first_step_that_compiles_does_not_count() -> None:
+    """Guards hang_timeout_s after minutes of compilation: they allow the second step more, and no other."""
+    limit, found = StepLimit(60.0), []
+    for step_s in (200.0, 3.0, 5.0, 4.0):
+        found.append(limit.next_s())
+        limit.note(step_s)
+    assert [*found, limit.next_s()] == [START_TIMEOUT_S, 460.0, 66.0, 70.0, 70.0]
 
 
 @pytest.mark.parametrize("hanging", [0, 2])
