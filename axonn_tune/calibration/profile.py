@@ -97,7 +97,11 @@ def is_loopback(setting: Setting) -> bool:
 
 
 def _network_words(setting: Setting) -> str:
-    return LOOPBACK if is_loopback(setting) else f"{setting.library} between {len(_hosts(setting))} hosts"
+    if is_loopback(setting):
+        return LOOPBACK
+    hosts, networks = len(_hosts(setting)), len({(place.host, place.network) for place in setting.ranks})
+    places = counted(hosts, "host") if networks == hosts else f"{networks} networks of {counted(hosts, 'host')}"
+    return f"{setting.library} between {places}"
 
 
 def _hosts(setting: Setting) -> tuple[str, ...]:
@@ -109,14 +113,28 @@ def _description(setting: Setting) -> str:
 
 
 def _ranks_per_node(setting: Setting) -> int:
-    """Consecutive ranks on a host; UsageError unless every host has as many."""
+    """Consecutive ranks on a node: as whoever started them has told all, else on a host.
+
+    UsageError unless every node has as many.
+    """
+    told = {place.node_ranks for place in setting.ranks}
+    if None in told:
+        return _ranks_per_host(setting)
+    per_node = max(count for count in told if count is not None)
+    if len(told) > 1 or len(setting.ranks) % per_node:
+        sizes = ", ".join(str(place.node_ranks) for place in setting.ranks)
+        raise UsageError(f"nodes do not have as many ranks each; LOCAL_WORLD_SIZE, rank by rank: {sizes}")
+    return per_node
+
+
+def _ranks_per_host(setting: Setting) -> int:
     hosts = [place.host for place in setting.ranks]
     counts = {hosts.count(host) for host in hosts}
-    per_node = hosts.count(hosts[0])
-    blocks = [hosts[begin : begin + per_node] for begin in range(0, len(hosts), per_node)]
+    per_host = hosts.count(hosts[0])
+    blocks = [hosts[begin : begin + per_host] for begin in range(0, len(hosts), per_host)]
     if len(counts) > 1 or any(len(set(block)) > 1 for block in blocks):
         raise UsageError(f"ranks do not lie on hosts in equal blocks of consecutive ones: {', '.join(hosts)}")
-    return per_node
+    return per_host
 
 
 def _tiers(setting: Setting, per_node: int) -> tuple[Tier, ...]:
@@ -132,7 +150,7 @@ def _unfitted(name: str, *, ranks: int | None = None) -> Tier:
     later = Source(kind="fitted", source="to be fitted")
     sources = {"latency_us": later, "bandwidth_gb_per_s": later}
     if ranks is not None:
-        sources["ranks"] = Source(kind="fact", source="ranks of a host, or as given to calibrate")
+        sources["ranks"] = Source(kind="fact", source="ranks of a node or host, or as given to calibrate")
     return Tier(name=name, ranks=ranks, latency_us=1.0, bandwidth_gb_per_s=1.0, sources=sources)
 
 

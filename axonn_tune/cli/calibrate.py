@@ -64,7 +64,7 @@ def _collected(callback: Callable[[Wanted], None]) -> Callable[..., None]:
     "--ranks-per-node",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Consecutive ranks that share the inner network tier. Default: those with one host name.",
+    help="Consecutive ranks that share the inner network tier. Default: LOCAL_WORLD_SIZE, else those of one host.",
 )
 @click.option("--name", help="Name of the profile. Default: that of the file.")
 @click.option("--points", metavar="FILE", help="File of raw points. Default: FILE.points.jsonl beside the output.")

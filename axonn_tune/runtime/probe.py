@@ -218,6 +218,7 @@ def _setting(plan: Plan, device: torch.device, ranks: Ranks) -> Setting:
         network=str(Path("/proc/self/ns/net").readlink()),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         threads=torch.get_num_threads(),
+        node_ranks=int(os.environ["LOCAL_WORLD_SIZE"]) if os.environ.get("LOCAL_WORLD_SIZE") else None,
     )
     places: list[RankPlace | None] = [own]
     if ranks.group is not None:

@@ -86,6 +86,9 @@ class RankPlace(Document):
     network: str = Field(description="Network namespace, as the kernel names it; empty if it has no name.")
     device: str = Field(description="What it computed on.")
     threads: PositiveInt = Field(description="Threads it computed with.")
+    node_ranks: PositiveInt | None = Field(
+        default=None, description="Ranks on its node, as LOCAL_WORLD_SIZE says; null if nothing said it."
+    )
 
 
 class Setting(Document):

@@ -120,6 +120,21 @@ def test_too_little_is_refused() -> None:
         calibrated(points)
 
 
+def test_nodes_of_one_host_are_told_apart() -> None:
+    """Guards `lab exec all -- axonn-tune calibrate`: all ranks have one host name, LOCAL_WORLD_SIZE tells its nodes."""
+    points, one_host = synthetic.points(WORLD, synthetic.cluster(two_tiers()), noise=0.0), synthetic.setting(WORLD)
+    places = tuple(
+        place.model_copy(update={"node_ranks": 2, "network": f"net:[{rank}]"})
+        for rank, place in enumerate(one_host.ranks)
+    )
+    measured = Measured(one_host.model_copy(update={"ranks": places}), tuple(points))
+    found = calibrate(measured, load_machine("localhost").document, name="found").machine
+    assert [(tier.name, tier.ranks) for tier in found.tiers] == [("node", 2), ("network", None)]
+    assert found.launcher.ranks_per_node == 2
+    assert found.measured is not None
+    assert found.measured.network.endswith("between 8 networks of 1 host")
+
+
 def test_hosts_must_hold_equal_blocks() -> None:
     """Guards the tiers, which describe equal nodes of consecutive ranks."""
     with pytest.raises(UsageError, match="equal blocks"):
