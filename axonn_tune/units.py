@@ -5,6 +5,7 @@ from __future__ import annotations
 GIB = 1024.0**3
 GB = 1e9
 TERA = 1e12
+MILLI = 1e-3
 MICRO = 1e-6
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from axonn_tune.report.table import Heading, seconds_cells, text_table
 from axonn_tune.specs.runs import Quantity, Summary, SummaryTerm
-from axonn_tune.units import counted, show_bytes, show_seconds
+from axonn_tune.units import MILLI, counted, show_bytes, show_seconds
 
 _WIDTH = 100
-_MILLI = 1e3
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,10 @@ def _collectives(groups: Sequence[Group], *, all_terms: bool) -> str:
         Heading("predicted,\nms"), Heading("measured,\nms"), Heading("measured /\npredicted"),
         Heading("exposed,\npredicted,\nms"), Heading("exposed,\nmeasured,\nms"),
     ]  # fmt: skip
-    taken = seconds_cells([_ms(group.predicted_s) for group in groups])
+    predicted = seconds_cells([_ms(group.predicted_s) for group in groups])
     measured = seconds_cells([_ms(group.measured_s) for group in groups])
-    exposed = seconds_cells([_ms(group.predicted_exposed_s) for group in groups])
-    stood = seconds_cells([_ms(group.measured_exposed_s) for group in groups])
+    exposed_predicted = seconds_cells([_ms(group.predicted_exposed_s) for group in groups])
+    exposed_measured = seconds_cells([_ms(group.measured_exposed_s) for group in groups])
     rows = [
         [
             group.op,
@@ -138,11 +137,11 @@ def _collectives(groups: Sequence[Group], *, all_terms: bool) -> str:
             *([group.phase, group.layer] if all_terms else []),
             str(group.ranks),
             str(group.count),
-            taken[number],
+            predicted[number],
             measured[number],
             ratio(group.measured_s, group.predicted_s),
-            exposed[number],
-            stood[number],
+            exposed_predicted[number],
+            exposed_measured[number],
         ]
         for number, group in enumerate(groups)
     ]
@@ -150,7 +149,7 @@ def _collectives(groups: Sequence[Group], *, all_terms: bool) -> str:
 
 
 def _ms(value_s: float | None) -> float | None:
-    return None if value_s is None else value_s * _MILLI
+    return None if value_s is None else value_s / MILLI
 
 
 def _notes(summary: Summary) -> Iterator[str]:

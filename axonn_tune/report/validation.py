@@ -9,13 +9,12 @@ from typing import Any
 
 from axonn_tune.report.accuracy import to_json
 from axonn_tune.report.table import Heading, seconds_cells, text_table
-from axonn_tune.units import counted, show_bytes
+from axonn_tune.units import MILLI, counted, show_bytes
 from axonn_tune.validation.comparison import Comparison, Pair, Quality, Row, Share
 from axonn_tune.validation.repricing import paper_quality
 
 SCHEMA = "axonn-tune/validation/1"
 _WIDTH = 100
-_MILLI = 1e3
 
 
 def validation_text(comparison: Comparison) -> str:
@@ -119,8 +118,8 @@ def _other_cells(rows: Sequence[Row]) -> list[list[str]]:
 
 def _both(pairs: Sequence[Pair]) -> tuple[list[str], list[str], list[str]]:
     """Predicted, measured, ms, and the error."""
-    predicted = seconds_cells([None if pair.predicted is None else pair.predicted * _MILLI for pair in pairs])
-    measured = seconds_cells([pair.measured * _MILLI for pair in pairs])
+    predicted = seconds_cells([None if pair.predicted is None else pair.predicted / MILLI for pair in pairs])
+    measured = seconds_cells([pair.measured / MILLI for pair in pairs])
     return predicted, measured, [percent(pair.error) for pair in pairs]
 
 
@@ -133,12 +132,12 @@ def _share_cells(shares: Sequence[Share]) -> list[list[str]]:
     columns = [
         [one.name for one in shares],
         [str(one.configurations) for one in shares],
-        seconds_cells([one.predicted_s * _MILLI for one in shares]),
-        seconds_cells([one.measured_s * _MILLI for one in shares]),
+        seconds_cells([one.predicted_s / MILLI for one in shares]),
+        seconds_cells([one.measured_s / MILLI for one in shares]),
         [percent(one.predicted_s / one.measured_s - 1.0 if one.measured_s else None) for one in shares],
         [f"{one.mape:.1%}" for one in shares],
-        seconds_cells([one.predicted_exposed_s * _MILLI for one in shares]),
-        seconds_cells([one.measured_exposed_s * _MILLI for one in shares]),
+        seconds_cells([one.predicted_exposed_s / MILLI for one in shares]),
+        seconds_cells([one.measured_exposed_s / MILLI for one in shares]),
     ]
     return [list(cells) for cells in zip(*columns, strict=True)]
 

@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from axonn_tune.units import MICRO
+
 COMPUTE_LANE = "compute"
-_MICRO = 1e6
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def trace_text(spans: Sequence[Span], *, process: str, number: int, notes: Mappi
             "name": span.name,
             "pid": number,
             "tid": lanes[span.lane],
-            "ts": round(span.start_s * _MICRO, 3),
-            "dur": round((span.end_s - span.start_s) * _MICRO, 3),
+            "ts": round(span.start_s / MICRO, 3),
+            "dur": round((span.end_s - span.start_s) / MICRO, 3),
             "args": dict(span.details),
         }
         for span in spans
