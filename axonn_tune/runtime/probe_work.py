@@ -16,9 +16,9 @@ from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime.communicate import Communicator, Pending
 from axonn_tune.runtime.data import batches
 from axonn_tune.runtime.ledger import Ledger
-from axonn_tune.runtime.local import Attention, Local
+from axonn_tune.runtime.local import Attention, Local, attention_core, compiled, rotate
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.trainer import DTYPES, Trainer
+from axonn_tune.runtime.trainer import DTYPES, Trainer, settings_of
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.points import (
     AttentionProbe,
@@ -110,10 +110,12 @@ class Bench:
         return lambda: target.copy_(source)
 
     def attention(self, probe: AttentionProbe) -> Work:
-        """The attention core of the plan's first model with all its heads."""
+        """The attention core that trains the plan's first model, with all its heads."""
         launch = self._plan.launches[0]
         model, sequence = launch.model, launch.workload.sequence_length
-        attention = Attention(model, model.heads, model.kv_heads, sequence)
+        settings = settings_of(launch, self._device)
+        core, turn = attention_core(settings), compiled(rotate, settings)
+        attention = Attention(model, model.heads, model.kv_heads, sequence, core=core, turn=turn)
         qkv = self._normal(probe.sequences * sequence, model.qkv_width)
         if not probe.backward:
             return lambda: Local.run(attention, qkv)
