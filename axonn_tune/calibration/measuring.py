@@ -11,10 +11,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from axonn_tune.errors import TrainingFailedError, UsageError
 from axonn_tune.specs.points import Plan
 
+_STANDARD_ERROR = 2
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -36,8 +38,8 @@ class Job:
     backend: str
     resume: bool
 
-    def command(self, plan: Path) -> list[str]:
-        """What to run."""
+    def command(self, plan: Path, *, progress: int) -> list[str]:
+        """What to run; progress: the descriptor to tell it to."""
         started = [] if self.ranks is None else ["--ranks", str(self.ranks)]
         resumed = ["--resume"] if self.resume else []
         module = "axonn_tune.runtime.probe_ranks"
@@ -49,6 +51,10 @@ class Job:
             str(self.points),
             "--backend",
             self.backend,
+            "--progress",
+            str(progress),
+            "--parent",
+            str(os.getpid()),
             *started,
             *resumed,
         ]
@@ -67,11 +73,6 @@ def world_size(environment: Mapping[str, str]) -> int:
     return int(environment.get("WORLD_SIZE") or environment.get("SLURM_NTASKS") or 1)
 
 
-def rank_of(environment: Mapping[str, str]) -> int:
-    """This process's rank in that world."""
-    return int(environment.get("RANK") or environment.get("SLURM_PROCID") or 0)
-
-
 def measure(job: Job, plan: Plan, listen: Callable[[Progress], None]) -> int:
     """Run the plan on all ranks, or on this one of them; points are in the job's file afterwards.
 
@@ -82,14 +83,26 @@ def measure(job: Job, plan: Plan, listen: Callable[[Progress], None]) -> int:
         path.write_text(plan.model_dump_json(by_alias=True), encoding="utf-8")
         # As many threads as in training, where a launch config sets the same.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        process = subprocess.Popen(job.command(path), stdout=subprocess.PIPE, text=True, env=environment)
-        assert process.stdout is not None, "a pipe was asked for"
-        try:
-            for line in process.stdout:
-                listen(Progress(**json.loads(line)))
-            code = process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
+        reading, writing = os.pipe()
+        with os.fdopen(reading, encoding="utf-8") as told:
+            try:
+                # Standard output is the profile's; what libraries print there is for whoever reads of errors.
+                process = subprocess.Popen(
+                    job.command(path, progress=writing), stdout=_STANDARD_ERROR, pass_fds=[writing], env=environment
+                )
+            finally:
+                os.close(writing)
+            code = _heard(process, told, listen)
     return code if code >= 0 else TrainingFailedError.exit_code
+
+
+def _heard(process: subprocess.Popen[bytes], told: TextIO, listen: Callable[[Progress], None]) -> int:
+    """Listen to the end; the exit code."""
+    try:
+        for line in told:
+            listen(Progress(**json.loads(line)))
+        return process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from axonn_tune.calibration.from_logs import profile_from_logs
 from axonn_tune.calibration.logs import read_log
-from axonn_tune.calibration.measuring import Job, rank_of, seconds_of, world_size
+from axonn_tune.calibration.measuring import Job, seconds_of, world_size
 from axonn_tune.calibration.plan import Backend, build_plan
 from axonn_tune.calibration.profile import Calibration, calibrate
 from axonn_tune.errors import UsageError
@@ -52,11 +52,6 @@ class Wanted:
     def profile_name(self) -> str:
         """Name of the profile."""
         return self.name or Path(self.output).stem
-
-
-def is_first() -> bool:
-    """Whether this process is rank 0, or starts all ranks."""
-    return not local.already_started(os.environ) or rank_of(os.environ) == 0
 
 
 def job_of(wanted: Wanted) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,11 +105,11 @@ def calibrate_command(wanted: Wanted) -> None:
 def _measured(wanted: Wanted) -> bool:
     """Measure; whether this process is the one to fit and write."""
     from axonn_tune.calibration.measuring import measure
-    from axonn_tune.calibration.session import is_first, job_of, plan_of
+    from axonn_tune.calibration.session import job_of, plan_of
     from axonn_tune.launch import local
 
     local.require_torch()
-    plan, job, first = plan_of(wanted), job_of(wanted), is_first()
+    plan, job, first = plan_of(wanted), job_of(wanted), local.leads(os.environ)
     with _progress(plan, shown=first) as listen:
         code = measure(job, plan, listen)
     if code:

@@ -1,5 +1,8 @@
 """Starts a calibration: `python -m axonn_tune.runtime.probe_ranks --ranks N PLAN POINTS`, or joins one.
 
+What is printed is for people; progress goes, as one JSON document a line, to a descriptor of its own, for
+libraries print to standard output as they like.
+
 Under torchrun, srun, or whatever else sets RANK and WORLD_SIZE, this process is one rank, and only rank 0
 needs the plan. Otherwise it imports torch once and forks the ranks, which takes a tenth of the time
 that starting each from nothing would.
@@ -17,11 +20,13 @@ import tempfile
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
 
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError
+from axonn_tune.processes import die_with
 from axonn_tune.runtime.launching import (
     Place,
     device_of,
@@ -37,16 +42,18 @@ from axonn_tune.specs.points_file import PointLog
 
 _TIMEOUT = timedelta(seconds=120)
 """A collective that takes longer means that a rank is lost."""
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank is told. `plan` and `points` are read and written by rank 0 alone."""
+    """What every rank is told. `plan`, `points` and `progress`, a descriptor, are rank 0's alone."""
 
     plan: Path
     points: Path
     backend: str
     resume: bool
+    progress: int | None = None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,8 +64,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, metavar="N", help="start this many here; absent: join as the rank it is")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--resume", action="store_true", help="go on with a file of points")
+    parser.add_argument("--progress", type=int, metavar="FD", help="file descriptor that rank 0 tells its progress")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end with this process, which started this one")
     chosen = parser.parse_args(arguments)
-    job = Job(chosen.plan, chosen.points, chosen.backend, chosen.resume)
+    if chosen.parent is not None:
+        die_with(chosen.parent)
+    job = Job(chosen.plan, chosen.points, chosen.backend, chosen.resume, chosen.progress)
     if chosen.ranks is not None:
         return start(chosen.ranks, job)
     place = place_of(os.environ)
@@ -71,14 +82,20 @@ def start(ranks: int, job: Job) -> int:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # The optimizer would import it in every rank, seconds of work each.
     importlib.import_module("torch._dynamo")
+    starter = os.getpid()
     with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
         children: dict[int, int] = {}
         for rank in range(ranks):
             child = os.fork()
             if not child:
+                die_with(starter)
                 end_process(rank_main(Place(rank, ranks, rank), job, method=f"file://{folder}/meeting"))
             children[child] = rank
-        return _outcome(children)
+        try:
+            return _outcome(children)
+        except KeyboardInterrupt:
+            # The terminal has interrupted the ranks too; those that are left end with this process.
+            return _INTERRUPTED
 
 
 def _outcome(children: dict[int, int]) -> int:
@@ -107,9 +124,9 @@ def rank_main(place: Place, job: Job, *, method: str) -> int:
             )
         plan = Plan.model_validate_json(job.plan.read_bytes()) if first else None
         log = PointLog(job.points) if first else None
-        probe_world(plan, log, device=device, resume=job.resume, progress=_say)
+        probe_world(plan, log, device=device, resume=job.resume, progress=partial(_tell, job.progress))
     except KeyboardInterrupt:
-        return 130
+        return _INTERRUPTED
     except AxonnTuneError as error:
         if first:
             say_why(str(error))
@@ -129,9 +146,11 @@ def _broken(rank: int, error: Exception) -> int:
     return EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
 
 
-def _say(points: int, elapsed_s: float, what: str) -> None:
+def _tell(descriptor: int | None, points: int, elapsed_s: float, what: str) -> None:
     """One line of JSON for whoever shows progress."""
-    print(json.dumps({"points": points, "elapsed_s": round(elapsed_s, 2), "what": what}), flush=True)
+    if descriptor is not None:
+        said = json.dumps({"points": points, "elapsed_s": round(elapsed_s, 2), "what": what})
+        os.write(descriptor, f"{said}\n".encode())
 
 
 if __name__ == "__main__":
