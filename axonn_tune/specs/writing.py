@@ -47,7 +47,8 @@ def _given(document: Document) -> Iterator[tuple[str, object, str | None]]:
 def _section(document: Document, *, indent: int, commented: bool) -> Iterator[str]:
     for key, value, description in _given(document):
         comment = description if commented and key not in _UNCOMMENTED else None
-        compact = not isinstance(value, Document)
+        # A section without anything in it would read as null.
+        compact = not isinstance(value, Document) or not any(_given(value))
         yield from _entry(key, value, indent=indent, comment=comment, commented=commented, compact=compact)
 
 
