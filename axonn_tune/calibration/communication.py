@@ -14,7 +14,7 @@ from axonn_tune.calibration.least_squares import Row, Solution, solve
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.grid import GroupShape
 from axonn_tune.specs.machine import Machine, Tier
-from axonn_tune.specs.points import CollectiveProbe, Probe, TransferProbe
+from axonn_tune.specs.points import CollectiveProbe, Probe, TransferProbe, collective_or_message
 
 TRANSFER = "transfer"
 """Beside the collectives, what else is sent: plain messages."""
@@ -49,7 +49,7 @@ def fit_communication(measured: Mapping[Probe, float], machine: Machine, *, worl
     world: ranks that took part, or None where each group was a world of its own. The fit of three quarters
     is judged by the last quarter before all are fitted.
     """
-    probes: list[Probe] = [probe for probe in measured if _communicates(probe)]
+    probes: list[Probe] = [probe for probe in measured if collective_or_message(probe)]
     kept, left_out = _split(probes)
     held_out: tuple[float, ...] = ()
     if left_out:
@@ -134,7 +134,9 @@ class _Fitted:
 
 def _fit(chosen: Sequence[Probe], measured: Mapping[Probe, float], machine: Machine, world: int | None) -> _Fitted:
     """Fit some probes, until the tightest tiers stay the same."""
-    shares = {probe: _shares(probe, machine, world or _size(probe)) for probe in measured if _communicates(probe)}
+    shares = {
+        probe: _shares(probe, machine, world or _size(probe)) for probe in measured if collective_or_message(probe)
+    }
     times = [measured[probe] for probe in chosen]
     tight = {probe: max(shares[probe].loads) for probe in chosen}
     for _ in range(_ROUNDS):
@@ -149,10 +151,6 @@ def _fit(chosen: Sequence[Probe], measured: Mapping[Probe, float], machine: Mach
 def _size(probe: Probe) -> int:
     assert isinstance(probe, CollectiveProbe), "only collectives have a world of their own"
     return probe.group
-
-
-def _communicates(probe: Probe) -> bool:
-    return isinstance(probe, CollectiveProbe | TransferProbe)
 
 
 def _shares(probe: Probe, machine: Machine, world: int) -> _Shares:

@@ -25,7 +25,7 @@ from axonn_tune.specs.machine import (
     Tier,
     Uncertainty,
 )
-from axonn_tune.specs.points import Point, Probe, Setting
+from axonn_tune.specs.points import Point, Probe, Setting, collective_or_message
 from axonn_tune.specs.points_file import Measured
 from axonn_tune.units import GIB, counted
 
@@ -246,7 +246,11 @@ def _uncertainty(
 ) -> Uncertainty:
     """80% of the errors are smaller: of the fit, or of one sample, whichever is larger."""
     spread = {
-        sends: [abs(point.seconds / found[point.probe] - 1.0) for point in points if _sends(point.probe) == sends]
+        sends: [
+            abs(point.seconds / found[point.probe] - 1.0)
+            for point in points
+            if collective_or_message(point.probe) == sends
+        ]
         for sends in (True, False)
     }
     communication = max(_quantile(spread[True]), communication_uncertainty(fit) if fit is not None else 0.0)
@@ -263,10 +267,6 @@ def communication_uncertainty(fit: CommunicationFit) -> float:
     """80% of what the fit had not seen is nearer; of what it was made of, if nothing was held out."""
     errors = fit.held_out_errors or tuple(fit.errors.values())
     return _share(_quantile([abs(error) for error in errors]))
-
-
-def _sends(probe: Probe) -> bool:
-    return probe.what in ("collective", "transfer")
 
 
 def _quantile(errors: Sequence[float]) -> float:

@@ -135,8 +135,8 @@ def _wait_for_echo(connection: socket.socket) -> None:
 
 def _round_trip(connection: socket.socket, number: int) -> float:
     packet = number.to_bytes(64, "little")
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     connection.send(packet)
     while connection.recv(128) != packet:
         pass
-    return time.perf_counter() - began
+    return time.perf_counter() - began_s

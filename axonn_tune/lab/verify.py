@@ -33,7 +33,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing asked for and measured, in words, and whether they agree."""
+    """One thing asked for and measured, in words, and whether they agree. value: bit/s of a rate, s of a round trip."""
 
     what: str
     asked: str

@@ -22,7 +22,16 @@ import torch.distributed as dist
 from axonn_tune import __version__
 from axonn_tune.runtime.probe_work import Bench, Work, work_of
 from axonn_tune.runtime.together import Ranks
-from axonn_tune.specs.points import CollectiveProbe, Plan, Point, Probe, RankPlace, Setting, TransferProbe
+from axonn_tune.specs.points import (
+    CollectiveProbe,
+    Plan,
+    Point,
+    Probe,
+    RankPlace,
+    Setting,
+    TransferProbe,
+    collective_or_message,
+)
 from axonn_tune.specs.points_file import PointLog
 
 MOST_ROUNDS = 15
@@ -46,11 +55,6 @@ class Task:
     number: int
     calls: int
     window_s: float
-
-
-def together(probe: Probe) -> bool:
-    """Whether ranks take part in one call, or each makes its own."""
-    return isinstance(probe, CollectiveProbe | TransferProbe)
 
 
 @dataclass
@@ -125,7 +129,7 @@ class Agenda:
 
     def _may_go(self, number: int) -> bool:
         """Whether a probe may be left out for taking long."""
-        return together(self.plan.probes[number]) and number >= self.plan.essential
+        return collective_or_message(self.plan.probes[number]) and number >= self.plan.essential
 
 
 @dataclass
@@ -143,7 +147,7 @@ class Prober:
         work()
         self._synchronize()
         self._barrier()
-        if together(probe):
+        if collective_or_message(probe):
             seconds, calls = self._counted(work, task.calls)
             return self._over_ranks([seconds], dist.ReduceOp.MAX)[0], calls
         seconds, calls = self._timed(work, task.window_s)

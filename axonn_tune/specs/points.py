@@ -68,6 +68,11 @@ Probe: TypeAlias = Annotated[
 ]
 
 
+def collective_or_message(probe: Probe) -> bool:
+    """Whether ranks take part in one call; else each makes its own."""
+    return isinstance(probe, CollectiveProbe | TransferProbe)
+
+
 class Plan(Document):
     """What to measure, most wanted first; the whole list is gone through again and again while time is left."""
 
