@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from statistics import median
 
 import numpy as np
 
@@ -12,7 +10,7 @@ from axonn_tune.specs.machine import Machine, MatmulLayout
 from benchmarks.fitting import NUISANCE, Floats, Predict, Stage
 from benchmarks.rows import MatmulRow, matmul_rows, matmul_times_s
 
-TRAINING_FLOPS = 1e10
+TRAINING_FLOPS = 1e9
 """Smaller products are left out: training has few of them, and they are all launch time."""
 
 LARGE_FLOPS = 5e10
@@ -24,37 +22,29 @@ LAYOUTS: tuple[MatmulLayout, ...] = ("NN", "NT", "TN")
 
 def matmul_stages() -> tuple[Stage, ...]:
     """Launch time and forward efficiency per accelerator, then the other layouts where they were measured."""
-    a100, hopper = sustained_share("A100"), sustained_share("H100")
     return (
-        forward_stage("dgx-a100", "A100", sustained=a100),
+        forward_stage("dgx-a100", "A100"),
         layout_stage("dgx-a100", "A100-PCIe"),
-        forward_stage("dgx-h100", "H100", sustained=hopper),
-        forward_stage("dgx-h200", "H200", sustained=hopper),
-        forward_stage("dgx-b200", "B200", sustained=1.0),
+        forward_stage("dgx-h100", "H100"),
+        forward_stage("dgx-h200", "H200"),
+        forward_stage("dgx-b200", "B200", ramp=False),
         layout_stage("dgx-b200", "B200"),
     )
 
 
-def sustained_share(gpu: str) -> float:
-    """Speed of one shape once clocks and power have settled, over its speed in a short burst; at most 1."""
-    best = next(row for row in matmul_rows() if row.gpu == gpu and row.layout == "best")
-    bursts = [
-        row.flops / row.time_s
-        for row in matmul_rows()
-        if (row.gpu, row.layout, row.m, row.n) == (gpu, "linear", best.m, best.n) and _near(row.k, best.k)
-    ]
-    return min(1.0, best.flops / best.time_s / median(bursts))
+def forward_stage(machine: str, gpu: str, *, ramp: bool = True) -> Stage:
+    """Fit on short bursts; what long training leaves of their speed is the profile's `training_share`.
 
-
-def forward_stage(machine: str, gpu: str, *, sustained: float) -> Stage:
-    """Fit on short bursts, which run faster than a long training does by 1 / `sustained`."""
+    B200 shows no ramp.
+    """
     rows = tuple(row for row in matmul_rows() if (row.gpu, row.layout) == (gpu, "linear"))
     rows = tuple(row for row in rows if row.flops >= TRAINING_FLOPS)
 
     def predict(profile: Machine, _: Mapping[str, float]) -> Floats:
-        return matmul_times_s(profile, rows, layout="NN", speed=1.0 / sustained)
+        return matmul_times_s(profile, rows, layout="NN")
 
-    parameters = {"accelerator.matmul_launch_us": 5.0, EFFICIENCY + "NN": 0.75}
+    parameters = {"accelerator.matmul_launch_us": 5.0, EFFICIENCY + "NN": 0.8}
+    parameters |= {"accelerator.matmul_ramp": 60.0} if ramp else {}
     return _stage(machine, "forward products", parameters, rows=rows, predict=predict)
 
 
@@ -89,7 +79,3 @@ def _stage(
         large=np.array([row.flops >= LARGE_FLOPS for row in rows]),
         upper={path: 1.0 for path in parameters if path.startswith(EFFICIENCY)},
     )
-
-
-def _near(k: int, other: int) -> bool:
-    return abs(math.log(k / other)) < 0.15

@@ -20,7 +20,7 @@ from axonn_tune.accuracy.quality import errors_of, families
 from axonn_tune.accuracy.rows import StepRow, read_steps
 from axonn_tune.accuracy.shipped import SHIPPED
 from axonn_tune.accuracy.sites import profile_of
-from axonn_tune.accuracy.steps import Predicted, Pricers
+from axonn_tune.accuracy.steps import Predicted, Price, Pricers
 from axonn_tune.cost.compute import Kernels
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine
@@ -183,12 +183,19 @@ def report(errors: Floats, title: str) -> str:
     return "\n".join(shown)
 
 
+def widths(errors: Floats, key: Callable[[Case], str]) -> dict[str, float]:
+    """What 80% of |log(predicted / measured)| stay below, by group and of all."""
+    groups: dict[str, list[float]] = {}
+    for error, case in zip(np.abs(errors).tolist(), cases(), strict=True):
+        groups.setdefault(key(case), []).append(error)
+        groups.setdefault("all", []).append(error)
+    return {name: float(np.quantile(found, 0.8)) for name, found in sorted(groups.items())}
+
+
 def ranked_pairs(errors: Floats) -> list[Predicted]:
     """Cases with the predictions that these errors mean."""
-    from axonn_tune.accuracy.steps import Price
-
     return [
-        Predicted(case.row, Price(case.layouts[0], float(case.row.step_s or 0.0) * float(np.exp(error)), 0.0, 0.0))
+        Predicted(case.row, Price(case.layouts[0], float(case.row.step_s or 0.0) * float(np.exp(error)), 0.0))
         for case, error in zip(cases(), errors, strict=True)
     ]
 
@@ -215,7 +222,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "framework": lambda row: row.framework,
         }
         for word, key in kept_out.items():
-            print(report(folds(logs, slopes, parameters, key), f"each {word} by a fit without it"))
+            found = folds(logs, slopes, parameters, key)
+            print(report(found, f"each {word} by a fit without it"))
+            widest = widths(found, lambda case: case.framework.kernels)
+            print("  80% of errors stay below: " + ", ".join(f"{name} {width:.3f}" for name, width in widest.items()))
     return 0
 
 

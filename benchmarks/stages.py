@@ -10,7 +10,6 @@ from axonn_tune.specs.machine import CollectiveKind, Machine
 from benchmarks.fitting import Floats, Stage
 from benchmarks.matmul_stages import matmul_stages
 from benchmarks.rows import CollectiveRow, collective_rows, collective_times_s
-from benchmarks.training_stages import training_stages
 
 MIB = 1024**2
 BANDWIDTH_FROM = 32 * MIB
@@ -22,7 +21,7 @@ ALL: tuple[CollectiveKind, ...] = (*RINGS, "all_reduce")
 
 def stages() -> tuple[Stage, ...]:
     """Every fit, in the order in which one builds on another."""
-    return (*_inside_nodes(), *_across_nodes(), *_frontier(), *matmul_stages(), *training_stages())
+    return (*_inside_nodes(), *_across_nodes(), *_frontier(), *matmul_stages())
 
 
 def _inside_nodes() -> list[Stage]:

@@ -102,27 +102,23 @@ def _mended(record: Mapping[str, str]) -> dict[str, str]:
     return mended
 
 
+_WORDS = {
+    **{name: name for name in ("id", "dataset", "framework", "system", "gpu", "network", "model", "precision")},
+    **{name: name for name in ("overlap", "notes", "recompute")},
+    "attention": "attn",
+    "zero": "zero_stage",
+}
+"""Fields that are words, and their columns."""
+
+
 def _step_row(stated: Mapping[str, str], line: int) -> StepRow:
     record = _mended(stated)
     tensor, pipeline, context = (_count(record, name, 1) for name in ("tp", "pp", "cp"))
     gpus, heads = _count(record, "n_gpus"), _count(record, "heads")
-    words = {
-        name: record.get(name, "")
-        for name in (
-            *("id", "dataset", "framework", "system", "gpu", "network"),
-            "model",
-            "precision",
-            "overlap",
-            "notes",
-        )
-    }
     return StepRow(
-        **words,
+        **{field: record.get(column, "") for field, column in _WORDS.items()},
         line=line,
         family=record.get("family") or f"{record.get('model', '')}|{gpus}",
-        attention=record.get("attn", ""),
-        zero=record.get("zero_stage", ""),
-        recompute=record.get("recompute", ""),
         gpu_memory_gb=number(record, "gpu_mem_gb"),
         gpus=gpus,
         gpus_per_node=_maybe(record, "gpus_per_node"),
@@ -131,7 +127,7 @@ def _step_row(stated: Mapping[str, str], line: int) -> StepRow:
         heads=heads,
         kv_heads=_count(record, "kv_heads", heads),
         ffn=_count(record, "ffn"),
-        gated=record.get("gated_mlp", "").lower() in {"1", "1.0", "true", "yes"},
+        gated=_flag(record, "gated_mlp"),
         vocab=_count(record, "vocab"),
         sequence_length=_count(record, "seq"),
         global_batch=_count(record, "gbs"),
@@ -141,7 +137,11 @@ def _step_row(stated: Mapping[str, str], line: int) -> StepRow:
         interleave=_maybe(record, "vpp"),
         context=context,
         data=_count(record, "dp", max(1, gpus // (tensor * pipeline * context))),
-        sequence_parallel=record.get("seq_parallel", "").lower() in {"1", "1.0", "true", "yes"},
+        sequence_parallel=_flag(record, "seq_parallel"),
         step_s=number(record, "step_s"),
         memory_gib=number(record, "mem_gib"),
     )
+
+
+def _flag(record: Mapping[str, str], name: str) -> bool:
+    return record.get(name, "").lower() in {"1", "1.0", "true", "yes"}

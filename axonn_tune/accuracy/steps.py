@@ -22,11 +22,10 @@ MEMORY_TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class Price:
-    """One layout of a row, priced; compute_s and waiting_s add up to step_s."""
+    """One layout of a row, priced."""
 
     layout: Layout
     step_s: float
-    waiting_s: float
     memory_bytes: float
 
 
@@ -81,7 +80,7 @@ class Pricers:
             return _as_grid(case, layout)
         pricer = self._pricer(case)
         price = pricer.price(layout)
-        return Price(layout, price.iteration_s, price.exposed_communication_s + price.bubble_s, price.memory_bytes)
+        return Price(layout, price.iteration_s, price.memory_bytes)
 
     def _pricer(self, case: Case) -> MegatronPricer:
         key = (case.row.gpus, case.model, case.workload, case.software, id(case.machine))
@@ -117,7 +116,7 @@ def _as_grid(case: Case, layout: Layout) -> Price:
     pricing = price_configuration(case.model, case.machine, workload, configuration, kernels=case.software.kernels)
     host_s = pricing.rates.dispatch_s * _issued(pricing)
     step_s = max(pricing.iteration_s, host_s)
-    return Price(layout, step_s, pricing.exposed_communication_s, float(pricing.memory.total_bytes))
+    return Price(layout, step_s, float(pricing.memory.total_bytes))
 
 
 def _issued(pricing: Pricing) -> float:
@@ -134,5 +133,5 @@ def _predict(row: StepRow, pricers: Pricers) -> Predicted:
     if price.memory_bytes > limit_bytes(case):
         needed, there = price.memory_bytes / GIB, memory_limit_bytes(case.machine.accelerator) / GIB
         return Predicted(row, why_not=f"does not fit: needs {needed:.1f} GiB of {there:.1f} GiB")
-    low_s, high_s = bounds_s(case, step_s=price.step_s, waiting_s=price.waiting_s)
+    low_s, high_s = bounds_s(case, step_s=price.step_s)
     return Predicted(row, price, low_s, high_s)

@@ -1,0 +1,115 @@
+"""Ranking figures against hand values, and how rows are read."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.accuracy.cases import Refusal, case_of
+from axonn_tune.accuracy.quality import errors_of, family_quality, kendall, ranks, spearman
+from axonn_tune.accuracy.rows import StepRow, read_steps
+from axonn_tune.accuracy.shipped import SHIPPED
+from axonn_tune.accuracy.sites import node_gb_per_s
+from axonn_tune.accuracy.steps import predict_steps
+from axonn_tune.errors import DocumentError
+
+HEADER = "id,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,pp,dp,precision,network,gpus_per_node\n"
+ROW = "r1,{gpu},8,{framework},24,2048,16,8192,51200,2048,64,2,2,1,4,{precision},{network},8\n"
+
+
+def row(tmp_path: Path, **words: str) -> StepRow:
+    """One row of a file that says only what it must."""
+    given = {"gpu": "A100-SXM", "framework": "Megatron-LM", "precision": "bf16", "network": ""} | words
+    path = tmp_path / "rows.csv"
+    path.write_text(HEADER + ROW.format(**given), encoding="utf-8")
+    return read_steps(path)[0]
+
+
+def test_ranks_share_ties() -> None:
+    """Guards Spearman: equal values share the mean of their ranks."""
+    assert ranks([3.0, 1.0, 3.0]) == [2.5, 1.0, 2.5]
+
+
+def test_correlations_know_both_ends() -> None:
+    """Guards signs and the undefined case."""
+    assert spearman([1, 2, 3], [2, 4, 9]) == pytest.approx(1.0)
+    assert kendall([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
+    assert math.isnan(spearman([1, 1], [1, 2]))
+
+
+def test_regret_is_what_the_choice_costs() -> None:
+    """Guards regret: the predicted best takes 12 where the best takes 10; that one is predicted second."""
+    quality = family_quality("f", [(1.0, 12.0), (2.0, 10.0), (3.0, 20.0)])
+    assert (quality.regret, quality.best_rank) == (pytest.approx(0.2), 2)
+
+
+def test_errors_keep_their_sign_in_the_bias() -> None:
+    """Guards the summary: means of sizes, and of signed errors."""
+    found = errors_of([0.1, -0.3])
+    assert (found.mape, found.bias) == (pytest.approx(0.2), pytest.approx(-0.1))
+
+
+@pytest.mark.parametrize(
+    ("words", "gb_per_s"),
+    [
+        ("800 Gbps/node IB", 100.0),
+        ("NDR 400 Gb/s per GPU InfiniBand", 400.0),
+        ("8x HDR 200Gb/s IB per node", 200.0),
+        ("Omni-Path 100Gb x4/node", 50.0),
+        ("not stated", None),
+    ],
+)
+def test_line_rates_are_read_from_words(tmp_path: Path, words: str, gb_per_s: float | None) -> None:
+    """Guards the network of a row: rates per node, per GPU and per link."""
+    assert node_gb_per_s(row(tmp_path, network=words)) == gb_per_s
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [({"gpu": "Abacus 9"}, "no machine profile"), ({"precision": "fp8"}, "not modelled")],
+)
+def test_rows_out_of_scope_say_why(tmp_path: Path, words: dict[str, str], why: str) -> None:
+    """Guards honesty: what cannot be predicted is refused in words, never guessed."""
+    refused = case_of(row(tmp_path, **words))
+    assert isinstance(refused, Refusal)
+    assert why in refused.why
+
+
+def test_unknown_software_gets_a_wider_interval(tmp_path: Path) -> None:
+    """Guards intervals: software that no fit has seen is predicted with more doubt than one that it has."""
+    known, unknown = (
+        predict_steps([row(tmp_path, framework=name)])[0] for name in ("Megatron-LM", "Nobody's trainer 1.0")
+    )
+    assert unknown.high_s / unknown.low_s > known.high_s / known.low_s  # type: ignore[operator]
+
+
+def test_what_does_not_fit_is_not_timed(tmp_path: Path) -> None:
+    """Guards out-of-memory rows: 1T parameters on 8 GPUs have no step time."""
+    path = tmp_path / "rows.csv"
+    path.write_text(HEADER + "r1,A100-SXM,8,Megatron-LM,128,25600,160,102400,51200,2048,64,1,8,1,1,bf16,,8\n", "utf-8")
+    predicted = predict_steps(read_steps(path))[0]
+    assert predicted.predicted_s is None
+    assert predicted.why_not.startswith("does not fit")
+
+
+def test_every_problem_of_a_file_is_told(tmp_path: Path) -> None:
+    """Guards error messages: the line and the cell, for all wrong rows at once."""
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        HEADER + ROW.format(gpu="A100", framework="x", precision="", network="").replace("24", "-1"), "utf-8"
+    )
+    with pytest.raises(DocumentError, match="layers is '-1'"):
+        read_steps(path)
+
+
+def test_shipped_rows_name_a_known_source() -> None:
+    """Guards provenance: every shipped row's source has an address."""
+    import csv
+
+    with (SHIPPED / "sources.csv").open(encoding="utf-8", newline="") as file:
+        known = {record["source"] for record in csv.DictReader(file)}
+    for name in ("steps", "collectives", "gemm", "memory"):
+        with (SHIPPED / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            assert {record["source"] for record in csv.DictReader(file)} <= known
