@@ -41,6 +41,7 @@ class Wanted:
     runs: str | None
     output: str | None
     update: bool
+    fastest: bool
 
 
 def _orders(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
@@ -80,6 +81,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--no-serial", is_flag=True, help="Do not train on one rank alone to compare losses with."),
     click.option("--runs", metavar="DIR", help="Keep the folder of each run in here."),
     click.option("-o", "--output", metavar="FILE.YAML", help="Write every time that was measured here."),
+    click.option("--fastest", is_flag=True, help="Compare each configuration's fastest run, not the median of all."),
     click.option("--update", is_flag=True, help="Fold what was learnt into the machine's file, and say what changed."),
 )
 
@@ -103,7 +105,7 @@ def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.launch.local import require_torch
     from axonn_tune.report.validation import validation_json, validation_text
-    from axonn_tune.validation.comparison import Comparison
+    from axonn_tune.validation.comparison import Comparison, fastest_runs
     from axonn_tune.validation.rounds import Extent
 
     require_torch()
@@ -112,7 +114,8 @@ def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None
         _require_own(selected)
     extent = Extent(wanted.repeats, wanted.steps, alone=not wanted.no_serial)
     with _ranks(wanted) as ranks, _folder(wanted.runs) as folder:
-        comparison = Comparison(_measure(selected, ranks, extent, folder, wanted.output))
+        measured = _measure(selected, ranks, extent, folder, wanted.output)
+    comparison = Comparison(fastest_runs(measured) if wanted.fastest else measured)
     render = validation_json if output_format == "json" else validation_text
     click.echo(render(comparison), nl=False)
     if wanted.update and comparison.sound:

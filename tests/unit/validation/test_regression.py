@@ -95,6 +95,8 @@ def test_predictions_alone() -> None:
         floors=Floors(spearman=0.9),
     )
     assert parse_document(to_yaml(alone), schema=Baseline) == alone
+    bare = alone.model_copy(update={"floors": Floors()})
+    assert parse_document(to_yaml(bare), schema=Baseline) == bare
     found = check(alone)
     assert {one.gate for one in found.findings} == {"predictions"}
     assert "no measurements" in check(alone, measurements=made.measurements()).warnings[0]
