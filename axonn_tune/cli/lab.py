@@ -162,19 +162,22 @@ def run_command(
     from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.running import exit_codes, require_world, train
     from axonn_tune.launch.local import require_torch
-    from axonn_tune.runtime.ends import exit_code_of
+    from axonn_tune.runtime.ends import exit_code_of, say_if_lost
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.runs import run_directory
+    from axonn_tune.specs.runs import remove_outcome, run_directory
 
     document, path = load_document(launch, schema=Launch), Path(launch)
     folder = run_directory(document) if directory is None else Path(directory)
     require_torch()
     with Lab.attached(name) as lab:
         require_world(document, lab.shape)
+        remove_outcome(folder)
         outcomes = train(lab.ranks, path, steps=steps, resume=resume, directory=folder, realtime=realtime)
     show_summary(folder, all_terms=terms)
-    code = exit_code_of(exit_codes(outcomes))
+    ended = exit_codes(outcomes)
+    say_if_lost(ended)
+    code = exit_code_of(ended)
     if code:
         raise click.exceptions.Exit(code)
 
@@ -212,10 +215,12 @@ def _execute_on_all(name: str, command: tuple[str, ...]) -> int:
     # Not imported for one rank: numpy, behind these, starts threads, and no process with threads may enter a lab.
     from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.running import exit_codes
-    from axonn_tune.runtime.ends import exit_code_of
+    from axonn_tune.runtime.ends import exit_code_of, say_if_lost
 
     with Lab.attached(name) as lab:
-        return exit_code_of(exit_codes(lab.ranks.execute(command)))
+        ended = exit_codes(lab.ranks.execute(command))
+    say_if_lost(ended)
+    return exit_code_of(ended)
 
 
 def _warn_of_cores(uplinks_bits_per_s: float) -> None:

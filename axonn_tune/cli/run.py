@@ -46,29 +46,31 @@ def run_command(
     from axonn_tune.launch import local
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.runs import run_directory
+    from axonn_tune.specs.runs import remove_outcome, run_directory
 
     document, path = load_document(launch, schema=Launch), Path(launch)
     local.require_torch()
     folder = run_directory(document) if directory is None else Path(directory)
-    arguments = [
-        *([] if steps is None else ["--steps", str(steps)]),
-        *(["--resume"] if resume else []),
-        "--directory",
-        str(folder),
-        *([] if trace is None else ["--trace", str(trace)]),
-        *(["--trace-all"] if trace_all else []),
-    ]
     if dry_run:
         command = local.dry_run_command(path)
     else:
+        arguments = ["--directory", str(folder), *_numbered(steps=steps, trace=trace)]
+        arguments += [*(["--resume"] if resume else []), *(["--trace-all"] if trace_all else [])]
         command = local.command_of(document, path, arguments=arguments, environment=os.environ)
         _warn_of_crowding(document)
+    reports = not dry_run and local.leads(os.environ)
+    if reports:
+        remove_outcome(folder)
     code = local.run_command(command, document)
-    if not dry_run and local.leads(os.environ):
+    if reports:
         show_summary(folder, all_terms=terms)
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _numbered(**given: int | None) -> list[str]:
+    """Options with a number, those that were given."""
+    return [word for name, number in given.items() if number is not None for word in (f"--{name}", str(number))]
 
 
 def _warn_of_crowding(launch: Launch) -> None:

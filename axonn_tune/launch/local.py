@@ -13,6 +13,7 @@ from types import FrameType
 
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError
 from axonn_tune.specs.launch import Launch
+from axonn_tune.units import counted
 
 RANKS_PER_CORE = 4
 """More than this and ranks mostly wait for each other's turn."""
@@ -46,7 +47,8 @@ def crowding(launch: Launch, *, cores: int) -> str | None:
             f"{ranks} ranks are more than {RANKS_PER_CORE} for each of this host's {cores} cores; "
             "to start them on several hosts, write a script with `axonn-tune ... -o launch.yaml --emit torchrun|slurm`"
         )
-    return f"{ranks} ranks share {cores} cores: times will be longer than predicted"
+    # Whether a profile allows for that, as one calibrated with as many ranks does, its accelerator's name tells.
+    return f"{ranks} ranks share {counted(cores, 'core')}; what was predicted for is {launch.predicted.accelerator!r}"
 
 
 def command_of(launch: Launch, path: Path, *, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:

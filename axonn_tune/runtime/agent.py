@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import get_args_parser
 from torch.distributed.run import main as torchrun
 
-from axonn_tune.runtime.ends import exit_code_of
+from axonn_tune.runtime.ends import exit_code_of, say_if_lost
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 
@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> int:
         torchrun([*world, *_leave_signals(), "-m", "axonn_tune.runtime", *arguments])
     except ChildFailedError as error:
         failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-        return exit_code_of([(rank, failure.exitcode) for rank, failure in failures])
+        ended = [(rank, failure.exitcode) for rank, failure in failures]
+        say_if_lost(ended)
+        return exit_code_of(ended)
     except (SignalException, KeyboardInterrupt):
         return _INTERRUPTED
     return 0

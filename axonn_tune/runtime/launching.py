@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
+from axonn_tune.files import write_text_atomically
 from axonn_tune.grid import AXES
 from axonn_tune.runtime.checkpoint import Checkpointer, Run
 from axonn_tune.runtime.data import batches
@@ -31,7 +32,7 @@ from axonn_tune.runtime.trace import Tracer
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.runtime.watch import Failure, Watch
 from axonn_tune.specs.launch import Launch
-from axonn_tune.specs.runs import run_directory
+from axonn_tune.specs.runs import differences_name, remove_outcome, run_directory
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
 _ROOT_CAUSE_S = 6.0
@@ -193,9 +194,10 @@ class Rank:
         return build_mesh(self.launch.grid.grid())
 
     def _make_directory(self) -> Path:
-        """The run's folder: as asked, or `runs/<time>-<model>`."""
+        """The run's folder, as asked or `runs/<time>-<name>`, without what an earlier run has left in it."""
         folder = self.options.directory or run_directory(self.launch)
         folder.mkdir(parents=True, exist_ok=True)
+        remove_outcome(folder)
         return folder
 
     def _resume(self, trainer: Trainer) -> Checkpointer | None:
@@ -232,7 +234,7 @@ class Rank:
         different = compare(trainer.ledger, *program_of(self.launch), steps=steps) if steps else []
         if different and self.directory is not None:
             text = json.dumps({"rank": self.place.rank, "differs": different}, ensure_ascii=False)
-            (self.directory / f"differs-rank{self.place.rank}.json").write_text(text + "\n", encoding="utf-8")
+            write_text_atomically(self.directory / differences_name(self.place.rank), text + "\n")
         if different and self.place.rank == 0:
             print("The collectives sent differ from the program:", *different, sep="\n  ", file=sys.stderr)
 
@@ -282,7 +284,6 @@ class Rank:
             say_why(reason)
         if code == SAVED_ON_A_SIGNAL and self.place.rank == 0:
             say_why("by a signal; the state is saved, and the next run goes on from it", label="Stopped")
-        self._write_end(code, reason)
         return code
 
     def _end_for_another(self, failure: Failure) -> None:
@@ -290,14 +291,7 @@ class Rank:
         reason = failure.reason if failure.reason.startswith("rank ") else f"rank {failure.rank}: {failure.reason}"
         if not failure.told:
             say_why(reason)
-        self._write_end(failure.code, reason)
         end_process(failure.code)
-
-    def _write_end(self, code: int, reason: str) -> None:
-        """For whoever started torchrun, which turns every exit code into 1."""
-        if self.directory is not None:
-            text = json.dumps({"rank": self.place.rank, "exit_code": code, "reason": reason}, ensure_ascii=False)
-            (self.directory / f"end-rank{self.place.rank}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def say_why(reason: str, *, label: str = "Error") -> None:

@@ -79,15 +79,12 @@ class Metrics:
         # Line by line, so that what a killed rank had measured is there to read.
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._write({"schema": SCHEMA, **self._heading()})
-        if self.mesh.rank == 0:
-            # Of an earlier run in the same folder.
-            (self.directory / SUMMARY_NAME).unlink(missing_ok=True)
 
     def step(self, step: int, result: StepResult, *, step_s: float, times: StepTimes | None) -> None:
         """Record a step, counted from 1, that took `step_s`; `times` of its collectives if they were taken."""
         warmup = self._seen < WARMUP_STEPS
         self._seen += 1
-        if times is not None and not warmup:
+        if times is not None and not warmup and not self._slowed(times):
             self._timed.append(TimedStep(step_s, times))
         mfu, hfu = self._utilisation(step_s)
         found = StepMetrics(
@@ -108,6 +105,10 @@ class Metrics:
         self._write(asdict(found))
         if self.mesh.rank == 0:
             self.say(step_line(found, steps=self.steps))
+
+    def _slowed(self, times: StepTimes) -> bool:
+        """Whether torch's profiler recorded a rank's kernels, which all others then wait for."""
+        return times.traced and self.device.type == "cuda"
 
     def say(self, line: str) -> None:
         """A line for people."""

@@ -167,6 +167,11 @@ class StepTimes:
     parts: tuple[Part, ...] = ()
 
     @property
+    def traced(self) -> bool:
+        """Whether this step is part of a trace."""
+        return bool(self.parts)
+
+    @property
     def exposed_s(self) -> float:
         """Time of the step in which nothing was computed."""
         return sum(call.exposed_s for call in self.calls)
@@ -207,7 +212,9 @@ class Timer:
     def begin_step(self, number: int) -> None:
         """A step begins; its number decides whether it is timed, so all ranks time the same ones."""
         self._traced = self.clock is not None and 0 <= number < self.traced_steps
-        self._on = self._traced or (self.clock is not None and number % self.every_steps == 0)
+        # The step that follows a trace waits for the profiler to end.
+        since = number - self.traced_steps - 1 if self.traced_steps else number
+        self._on = self._traced or (self.clock is not None and since % self.every_steps == 0)
         if self.clock is not None and self._on:
             self._start, self._unix_s = self.clock.mark(), time.time()
 

@@ -11,7 +11,6 @@ from pydantic import Field
 from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt
 from axonn_tune.specs.launch import Launch, NonNegativeInt
 
-SUMMARY_SCHEMA = "axonn-tune/summary/1"
 SUMMARY_NAME = "summary.json"
 
 
@@ -92,3 +91,14 @@ class Summary(Document):
 def run_directory(launch: Launch) -> Path:
     """Where a run of a launch config goes unless told otherwise: `runs/<time>-<name>`."""
     return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{launch.name}"
+
+
+def differences_name(rank: int | str) -> str:
+    """File of what a rank has sent that the program does not have, if anything; `*` for all ranks'."""
+    return f"differs-rank{rank}.json"
+
+
+def remove_outcome(directory: Path) -> None:
+    """Delete what a run leaves at its end, before another one in the same folder; metrics are gone on with."""
+    for path in (directory / SUMMARY_NAME, *directory.glob(differences_name("*"))):
+        path.unlink(missing_ok=True)

@@ -49,6 +49,16 @@ def test_missing_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.Monke
     assert "pip install 'axonn-tune[runtime]'" in finished.err
 
 
+def test_what_an_earlier_run_left_is_not_shown(tmp_path: Path) -> None:
+    """Guards a folder used again: a run that fails before its first step has no table, least of all another run's."""
+    path = written(tmp_path, gpus=1)
+    for name in ("summary.json", "differs-rank0.json"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    finished = run(f"run {path} --resume --directory {tmp_path}")
+    assert (finished.code, finished.out) == (2, "")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["launch.yaml"]
+
+
 def test_missing_file_is_a_usage_error() -> None:
     """Guards the first mistake."""
     assert run("run nowhere.yaml").code == 2
@@ -58,7 +68,7 @@ def test_too_many_ranks_for_this_host(tmp_path: Path) -> None:
     """Guards laptops: up to four ranks a core, with a warning, and scripts for the rest."""
     launch = load_document(written(tmp_path), schema=Launch)
     assert crowding(launch, cores=8) is None
-    assert crowding(launch, cores=2) == "8 ranks share 2 cores: times will be longer than predicted"
+    assert crowding(launch, cores=2) == "8 ranks share 2 cores; what was predicted for is 'one CPU core'"
     with pytest.raises(UsageError, match="--emit"):
         crowding(launch, cores=1)
 

@@ -78,6 +78,19 @@ def test_only_some_steps_are_timed() -> None:
         assert (timer.end_step() is not None) == timed == (number in (0, 3))
 
 
+def test_the_step_after_a_trace_is_not_timed() -> None:
+    """Guards times on GPUs: the profiler ends while that step begins, and every other rank waits for it."""
+    timer = Timer(ByHand(), every_steps=3, traced_steps=3)
+    timed = []
+    for number in range(10):
+        timer.begin_step(number)
+        timer.part("embedding")
+        timer.part("")
+        times = timer.end_step()
+        timed += [(number, times.traced)] if times is not None else []
+    assert timed == [(0, True), (1, True), (2, True), (4, False), (7, False)]
+
+
 def test_ends_are_right_behind_computation_and_with_a_late_rank(pools: Pools) -> None:
     """Guards the marks on real ranks: hidden means done long before it is read, and the late rank waits for nobody."""
     early, late = pools(2).run(timing_tasks.one_late_rank)

@@ -11,7 +11,7 @@ from axonn_tune.lab.profile import profile
 from axonn_tune.lab.shape import Shape
 from axonn_tune.lab.streams import rates
 from axonn_tune.lab.verify import rounds
-from axonn_tune.runtime.ends import exit_code_of
+from axonn_tune.runtime.ends import exit_code_of, say_if_lost
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.writing import to_yaml
@@ -70,7 +70,7 @@ def test_verification_covers_every_uplink_and_a_node() -> None:
 def test_profile_is_a_machine_with_the_rates_asked_for(
     nodes: int, ranks: int, tiers: list[str], tmp_path: Path
 ) -> None:
-    """Guards `lab profile`: it loads, in every shape, with bits made bytes and provenance for all."""
+    """Guards `lab profile`: it loads, in every shape, with bits made bytes, α a round trip, provenance for all."""
     shape = Shape(nodes=nodes, ranks_per_node=ranks, uplink_bits_per_s=2e8, port_bits_per_s=4e8)
     machine = profile(shape, name="mine", rank_round_trip_s=2e-5, node_round_trip_s=5e-5)
     path = tmp_path / "mine.yaml"
@@ -79,6 +79,7 @@ def test_profile_is_a_machine_with_the_rates_asked_for(
     assert loaded == machine
     assert [tier.name for tier in loaded.tiers] == tiers
     assert loaded.tiers[-1].bandwidth_bytes_per_s == pytest.approx(25e6 if nodes > 1 else 50e6)
+    assert loaded.tiers[-1].latency_s == pytest.approx(5e-5 if nodes > 1 else 2e-5)
     assert loaded.tiers[-1].ranks is None
 
 
@@ -90,3 +91,11 @@ def test_one_exit_code_for_all_ranks() -> None:
     assert exit_code_of([(1, 2), (0, 1)]) == 2
     assert exit_code_of([(1, -9), (0, 6)]) == 6
     assert exit_code_of([(1, -9), (0, 0)]) == 6
+
+
+def test_ranks_that_a_signal_ended_are_named_unless_one_has_said_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards a run whose ranks were all killed, by the system for want of memory perhaps: which, and by what."""
+    say_if_lost([(1, -9), (0, 6)])
+    assert capsys.readouterr().err == ""
+    say_if_lost([(1, -9), (0, -15)])
+    assert capsys.readouterr().err == "Error: rank 0: ended by SIGTERM; rank 1: ended by SIGKILL\n"
