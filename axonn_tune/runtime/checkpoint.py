@@ -79,7 +79,7 @@ class Checkpointer:
         TrainingFailedError if it belongs to another model or run.
         """
         self.wait()
-        steps = self._ranks.from_first(self._folder.steps)
+        steps = self._ranks.from_first(self._folder.recover)
         return self.load(steps[-1]) if steps else None
 
     def load(self, step: int) -> int:

@@ -40,6 +40,14 @@ class Folder:
         numbered = ((int(match[1]), one) for one in self.path.iterdir() if (match := _NAME.fullmatch(one.name)))
         return sorted(step for step, one in numbered if description(one) is not None)
 
+    def recover(self) -> list[int]:
+        """The same, once a checkpoint that is complete but for its name has it: its run was killed just before."""
+        for left in self.path.glob(f"step-*{_LEFT_OVER}"):
+            target = left.with_suffix("")
+            if _NAME.fullmatch(target.name) and not target.exists() and description(left) is not None:
+                left.rename(target)
+        return self.steps()
+
     def begin(self, step: int) -> Path:
         """An empty folder to write the checkpoint of a step into; removes what earlier attempts left."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -73,6 +81,7 @@ class Folder:
 
     def clean(self) -> None:
         """Delete what was begun and not finished."""
+        self.recover()
         for left in self.path.glob(f"step-*{_LEFT_OVER}"):
             shutil.rmtree(left, ignore_errors=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +188,17 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     saver.close()
     assert sorted(one.name for one in tmp_path.iterdir()) == ["step-10", "step-9"]
     assert Folder(tmp_path).steps() == [9, 10]
+
+
+def test_a_kill_between_two_names_loses_nothing(tmp_path: Path) -> None:
+    """Guards the only checkpoint while a step is saved again: the old one has lost its name, the new has none yet."""
+    saving.save_marked(SERIAL, tmp_path, 1)
+    shutil.copytree(tmp_path / "step-1", tmp_path / "step-1.old.tmp")
+    (tmp_path / "step-1").rename(tmp_path / "step-1.tmp")
+    assert saving.trainee(SERIAL).checkpoints(tmp_path).load_latest() == 1
+    (tmp_path / "step-1").rename(tmp_path / "step-1.tmp")
+    Folder(tmp_path).begin(2)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["step-1", "step-2.tmp"]
 
 
 def test_marker_says_what_it_is(tmp_path: Path) -> None:
