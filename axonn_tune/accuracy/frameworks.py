@@ -80,7 +80,8 @@ def framework_of(row: StepRow) -> Framework:
     kernels = software_kernels(found.kernels)
     if found.newest_attention and any(chip in row.gpu.lower() for chip in ("h100", "h200", "h800", "gh200")):
         kernels = replace(kernels, attention=kernels.attention * CUDNN_ON_HOPPER)
-    return replace(found, software=replace(found.software, kernels=kernels))
+    sharded = found.sharded or row.zero.startswith("3")
+    return replace(found, sharded=sharded, software=replace(found.software, kernels=kernels))
 
 
 @cache

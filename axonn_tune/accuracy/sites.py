@@ -34,13 +34,18 @@ class Site(Protocol):
         """Accelerators in one node."""
 
 
-_PROFILES: tuple[tuple[str, str], ...] = (
-    ("perlmutter", "perlmutter"),
-    ("frontier", "frontier"),
+_SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("perlmutter", "perlmutter", ("a100",)),
+    ("frontier", "frontier", ("mi250",)),
+    ("alps", "alps", ("gh200", "h100")),
+    ("p5.48", "aws-p5", ("h100",)),
+    ("dgx-2", "dgx2-v100", ("v100",)),
+)
+"""Word in a system's name, the profile it means, and the accelerators that system has."""
+
+_ACCELERATORS: tuple[tuple[str, str], ...] = (
     ("mi250", "frontier"),
-    ("alps", "alps"),
     ("gh200", "alps"),
-    ("p5.48", "aws-p5"),
     ("gb200", "gb200-nvl72"),
     ("gb300", "gb300-nvl72"),
     ("b200", "dgx-b200"),
@@ -50,10 +55,9 @@ _PROFILES: tuple[tuple[str, str], ...] = (
     ("h800", "dgx-h100"),
     ("a100", "dgx-a100"),
     ("a800", "dgx-a100"),
-    ("dgx-2", "dgx2-v100"),
     ("v100", "dgx1-v100"),
 )
-"""Word in the system's or the accelerator's name, and the profile it means; the first found counts."""
+"""Word in an accelerator's name, and the profile it means; the first found counts."""
 
 _OWN_NETWORK = {"perlmutter", "frontier", "alps"}
 """Profiles of one machine, whose network was measured: what a row says of it adds nothing."""
@@ -67,17 +71,11 @@ LINE_RATE_SHARE = 0.9
 
 def profile_of(row: Site) -> str | None:
     """Name of the profile nearest to a row's machine, or None if no shipped one has its accelerator."""
-    for words in (row.system, row.gpu):
-        for word, profile in _PROFILES:
-            if word in words.lower() and _fits(profile, row.gpu):
-                return profile
-    return None
-
-
-def _fits(profile: str, gpu: str) -> bool:
-    """Whether a profile found by a system's name has the row's accelerator."""
-    chip = {"perlmutter": "a100", "frontier": "mi250", "alps": "gh200", "aws-p5": "h100"}.get(profile)
-    return chip is None or chip in gpu.lower() or (chip == "gh200" and "h100" in gpu.lower())
+    system, gpu = row.system.lower(), row.gpu.lower()
+    for word, profile, chips in _SYSTEMS:
+        if word in system and any(chip in gpu for chip in chips):
+            return profile
+    return next((profile for word, profile in _ACCELERATORS if word in gpu), None)
 
 
 def machine_of(row: Site) -> Machine | None:
