@@ -10,6 +10,8 @@ import click
 from axonn_tune.cli.options import help_option
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from axonn_tune.specs.launch import Launch
 
 
@@ -54,7 +56,7 @@ def run_command(
     if dry_run:
         command = local.dry_run_command(path)
     else:
-        arguments = ["--directory", str(folder), *_numbered(steps=steps, trace=trace)]
+        arguments = ["--directory", str(folder), *_numbered({"steps": steps, "trace": trace})]
         arguments += [*(["--resume"] if resume else []), *(["--trace-all"] if trace_all else [])]
         command = local.command_of(document, path, arguments=arguments, environment=os.environ)
         _warn_of_crowding(document)
@@ -68,7 +70,7 @@ def run_command(
         raise click.exceptions.Exit(code)
 
 
-def _numbered(**given: int | None) -> list[str]:
+def _numbered(given: Mapping[str, int | None]) -> list[str]:
     """Options with a number, those that were given."""
     return [word for name, number in given.items() if number is not None for word in (f"--{name}", str(number))]
 
