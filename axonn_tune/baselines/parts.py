@@ -17,7 +17,6 @@ from axonn_tune.program.operations import Attention, MatMul
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
-
 BACKWARD_DISPATCH_SHARE = 0.5
 """Host time of an operation in the backward pass over one in the forward: autograd issues it without Python."""
 
