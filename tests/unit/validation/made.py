@@ -8,7 +8,7 @@ from functools import cache
 from axonn_tune.search.inputs import Choices, WorkloadChoices, load_inputs
 from axonn_tune.search.space import Limits
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.launch import Launch, PredictedTerm
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.measurements import (
     MeasuredConfiguration,
@@ -104,23 +104,24 @@ def _configuration(launch: Launch, factor: float, runs: int) -> MeasuredConfigur
         workload=launch.workload,
         predicted=predicted,
         runs=(one,) * runs,
-        terms=tuple(
-            MeasuredTerm(
-                op=term.op,
-                axis=term.axis,
-                phase=term.phase,
-                layer=term.layer,
-                count=term.count,
-                bytes=round(term.bytes),
-                group=term.group,
-                predicted_s=term.seconds,
-                predicted_exposed_s=term.exposed_s,
-                measured_s=(term.seconds * factor,) * runs,
-                exposed_s=(term.exposed_s * factor,) * runs,
-                steps_s=((term.seconds * factor,),) * runs,
-            )
-            for term in launch.predicted.terms
-        ),
+        terms=tuple(_term(term, factor, runs) for term in launch.predicted.terms),
+    )
+
+
+def _term(term: PredictedTerm, factor: float, runs: int) -> MeasuredTerm:
+    return MeasuredTerm(
+        op=term.op,
+        axis=term.axis,
+        phase=term.phase,
+        layer=term.layer,
+        count=term.count,
+        bytes=round(term.bytes),
+        group=term.group,
+        predicted_s=term.seconds,
+        predicted_exposed_s=term.exposed_s,
+        measured_s=(term.seconds * factor,) * runs,
+        exposed_s=(term.exposed_s * factor,) * runs,
+        steps_s=((term.seconds * factor,),) * runs,
     )
 
 
