@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt
-from axonn_tune.specs.launch import LaunchGrid, NonNegativeInt
+from axonn_tune.specs.launch import LaunchGrid, NonNegativeInt, configuration_name
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.measurements import Place, PredictedStep
 from axonn_tune.specs.model import Model
@@ -40,8 +40,10 @@ class BaselineConfiguration(Document):
 
     @property
     def name(self) -> str:
-        """The grid with its order, and whether overlaps are off."""
-        return self.grid.label + ("" if self.workload.overlaps else " no overlap")
+        """What it is called in tables: see `configuration_name`."""
+        return configuration_name(
+            self.grid, micro_batch=self.micro_batch, recompute=self.recompute, workload=self.workload
+        )
 
 
 class Tolerances(Document):

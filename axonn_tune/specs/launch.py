@@ -54,6 +54,12 @@ class LaunchGrid(Document):
         return f"{product} ({','.join(wide)})" if wide else product
 
 
+def configuration_name(grid: LaunchGrid, *, micro_batch: int, recompute: Recompute, workload: Workload) -> str:
+    """Such as `x2·y1·z2·data2 (data,x,z) b4`: grid with order, micro-batch, then recomputation and missing overlaps."""
+    recomputed = "" if recompute == "none" else f" {recompute}"
+    return f"{grid.label} b{micro_batch}{recomputed}" + ("" if workload.overlaps else " no overlap")
+
+
 class LaunchVariable(EnvironmentVariable):
     """An environment variable of every rank."""
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt
-from axonn_tune.specs.launch import Launch, LaunchGrid, NonNegativeInt
+from axonn_tune.specs.launch import Launch, LaunchGrid, NonNegativeInt, configuration_name
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
@@ -114,8 +114,10 @@ class MeasuredConfiguration(Document):
 
     @property
     def name(self) -> str:
-        """The grid with its order, and whether overlaps are off."""
-        return self.grid.label + ("" if self.workload.overlaps else " no overlap")
+        """What it is called in tables: see `configuration_name`."""
+        return configuration_name(
+            self.grid, micro_batch=self.micro_batch, recompute=self.recompute, workload=self.workload
+        )
 
 
 class Serial(Document):

@@ -13,7 +13,7 @@ from axonn_tune.launch.config import build_launch
 from axonn_tune.search.inputs import Inputs
 from axonn_tune.search.results import run_search
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.launch import Launch, configuration_name
 from axonn_tune.specs.loading import Loaded, load_file
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
@@ -74,7 +74,25 @@ def from_files(paths: Sequence[str], *, machine: str | None, command: str) -> Ch
     profile = load_machine(machine or first.predicted.machine)
     model = Loaded(first.model, Path(paths[0]), first.provenance.model_sha256)
     launches = tuple(predicted_anew(document, model, profile, command=command) for document in documents)
+    _require_different(paths, launches)
     return Chosen(launches, model, profile, command)
+
+
+def name_of(launch: Launch) -> str:
+    """What tables call a launch config."""
+    return configuration_name(
+        launch.grid, micro_batch=launch.micro_batch, recompute=launch.recompute, workload=launch.workload
+    )
+
+
+def _require_different(paths: Sequence[str], launches: Sequence[Launch]) -> None:
+    """UsageError if two have one name: comparisons go by names."""
+    known: dict[str, str] = {}
+    for path, launch in zip(paths, launches, strict=True):
+        name = name_of(launch)
+        if name in known:
+            raise UsageError(f"{path} is the configuration of {known[name]} again: {name}")
+        known[name] = path
 
 
 def predicted_anew(launch: Launch, model: Loaded[Model], machine: Loaded[Machine], *, command: str) -> Launch:

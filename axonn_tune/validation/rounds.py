@@ -21,7 +21,7 @@ from axonn_tune.specs.measurements import (
     PredictedStep,
     Serial,
 )
-from axonn_tune.validation.choice import Chosen, serial
+from axonn_tune.validation.choice import Chosen, name_of, serial
 from axonn_tune.validation.folder import Outcome, read_outcome
 from axonn_tune.validation.places import Ranks, train_alone
 
@@ -38,8 +38,8 @@ class Progress:
 
     @property
     def name(self) -> str:
-        """The grid with its order, and whether overlaps are off."""
-        return self.launch.grid.label + ("" if self.launch.workload.overlaps else " no overlap")
+        """What was run, as tables call it."""
+        return name_of(self.launch)
 
 
 @dataclass(frozen=True)
