@@ -10,7 +10,7 @@ from typing import Any
 from axonn_tune.report.accuracy import to_json
 from axonn_tune.report.table import Heading, seconds_cells, text_table
 from axonn_tune.units import MILLI, counted, show_bytes
-from axonn_tune.validation.comparison import Comparison, Pair, Quality, Row, Share
+from axonn_tune.validation.comparison import Comparison, Gain, Pair, Quality, Row, Share
 from axonn_tune.validation.repricing import paper_quality
 
 SCHEMA = "axonn-tune/validation/1"
@@ -25,6 +25,7 @@ def validation_text(comparison: Comparison) -> str:
         text_table(_OTHERS, _other_cells(rows)),
         text_table([Heading("axis", left=True), *_SHARES], _share_cells(comparison.axes)),
         text_table([Heading("collective", left=True), *_SHARES], _share_cells(comparison.collectives)),
+        *([text_table(_GAINS, [_gain_cells(one) for one in comparison.gains])] if comparison.gains else []),
         text_table(_QUALITIES, [_quality_cells(one) for one in qualities(comparison)]),
     ]
     notes = "\n".join(textwrap.fill(line, width=_WIDTH, subsequent_indent="  ") for line in notes_of(comparison))
@@ -46,6 +47,7 @@ def validation_json(comparison: Comparison) -> str:
         "quality": {one.what: asdict(one) for one in qualities(comparison)},
         "axes": [asdict(one) for one in comparison.axes],
         "collectives": [asdict(one) for one in comparison.collectives],
+        "gains": [asdict(one) for one in comparison.gains],
         "configurations": [_row_json(row) for row in comparison.rows],
     }
     return to_json(document)
@@ -88,6 +90,7 @@ _SHARES = [
     Heading("in"), Heading("predicted,\nms"), Heading("measured,\nms"), Heading("error"), Heading("mean\n|error|"),
     Heading("exposed,\npredicted,\nms"), Heading("\nmeasured,\nms"),
 ]  # fmt: skip
+_GAINS = [Heading("gain of overlapping", left=True), Heading("predicted"), Heading("measured")]
 _QUALITIES = [
     Heading("", left=True), Heading("Spearman"), Heading("regret of\npredicted best"), Heading("its place"),
     Heading("mean\n|error|"), Heading("mean\nerror"), Heading("worst\nerror"),
@@ -140,6 +143,10 @@ def _share_cells(shares: Sequence[Share]) -> list[list[str]]:
         seconds_cells([one.measured_exposed_s / MILLI for one in shares]),
     ]
     return [list(cells) for cells in zip(*columns, strict=True)]
+
+
+def _gain_cells(one: Gain) -> list[str]:
+    return [one.name, percent(one.predicted), percent(one.measured)]
 
 
 def _quality_cells(one: Quality) -> list[str]:

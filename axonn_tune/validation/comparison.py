@@ -74,6 +74,15 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What overlapping is worth: 1 - step with overlaps / step without."""
+
+    name: str
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
 class Comparison:
     """A measurement file, compared."""
 
@@ -114,6 +123,13 @@ class Comparison:
             [term for term in one.terms if axis in (None, term.axis) and op in (None, term.op)]
             for one in self.measurements.configurations
         ]
+
+    @cached_property
+    def gains(self) -> tuple[Gain, ...]:
+        """Of every configuration that ran with overlaps and without."""
+        blocking = {_twin(row): row for row in self.rows if not row.configuration.workload.overlaps}
+        pairs = [(row, blocking.get(_twin(row))) for row in self.rows if row.configuration.workload.overlaps]
+        return tuple(_gain(row.configuration.name, row.step_s, twin.step_s) for row, twin in pairs if twin is not None)
 
     @cached_property
     def blame(self) -> str | None:
@@ -168,6 +184,19 @@ def _pair(predicted: float | None, runs: Sequence[RunTimes], value: Callable[[Ru
     values = [value(run) for run in runs]
     middle = median(values)
     return Pair(predicted, middle, (max(values) - min(values)) / middle if middle else 0.0)
+
+
+def _twin(row: Row) -> tuple[object, ...]:
+    """What two configurations share that differ in their overlaps alone."""
+    one = row.configuration
+    return one.grid, one.micro_batch, one.recompute, one.kept_layers
+
+
+def _gain(name: str, overlapped: Pair, blocking: Pair) -> Gain:
+    predicted = 0.0
+    if overlapped.predicted is not None and blocking.predicted:
+        predicted = 1.0 - overlapped.predicted / blocking.predicted
+    return Gain(name, predicted, 1.0 - overlapped.measured / blocking.measured)
 
 
 def quality(what: str, pairs: Iterable[Pair]) -> Quality:

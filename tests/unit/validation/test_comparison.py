@@ -47,6 +47,25 @@ def test_repeats_count_by_their_median() -> None:
     assert row.step_s.spread == pytest.approx(9.0)
 
 
+def test_gain_of_overlapping() -> None:
+    """Guards the gain: a step of 0.8 of what it takes without overlaps is one of 20%, measured and predicted alike."""
+    document = made.measurements()
+    one = document.configurations[0]
+    run, step_s = one.runs[0], one.predicted.step_s
+    assert step_s is not None
+    slow = one.model_copy(
+        update={
+            "workload": one.workload.model_copy(update={"overlaps": ()}),
+            "predicted": one.predicted.model_copy(update={"step_s": step_s / 0.8}),
+            "runs": (run.model_copy(update={"step_s": run.step_s / 0.8}),),
+        }
+    )
+    comparison = Comparison(document.model_copy(update={"configurations": (one, slow)}))
+    (gain,) = comparison.gains
+    assert (gain.predicted, gain.measured) == (pytest.approx(0.2), pytest.approx(0.2))
+    assert "gain of overlapping" in validation_text(comparison)
+
+
 def test_file_loads_back_equal() -> None:
     """Guards the measurement file."""
     document = made.measurements(runs=2)
