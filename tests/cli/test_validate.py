@@ -1,0 +1,98 @@
+"""`axonn-tune validate` with launch configs, and `axonn-tune regress`: one rank for real, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.specs.catalog import find
+from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.measurements import Measurements
+from tests.cli.running import good, run
+
+SEARCH = "--gpus 1 --model nano --batch 2 --precision fp32"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two configurations of one rank, run once, and folded into a profile."""
+    folder = tmp_path_factory.mktemp("measured")
+    shutil.copy(find("machine", "localhost"), folder / "mine.yaml")
+    path = folder / "measured.yaml"
+    launches = []
+    for micro_batch in (1, 2):
+        launches.append(str(folder / f"{micro_batch}.yaml"))
+        good(f"{SEARCH} --machine {folder}/mine.yaml --micro-batch {micro_batch} -q -o {launches[-1]}")
+    options = f"--machine {folder}/mine.yaml --repeats 2 --steps 4 --update -o {path}"
+    done = good(f"validate {' '.join(launches)} {options}")
+    (folder / "out.txt").write_text(done.out, "utf-8")
+    (folder / "err.txt").write_text(done.err, "utf-8")
+    return path
+
+
+def test_two_runs_of_two_configurations(measured: Path) -> None:
+    """Guards the whole of it on one rank: raw times of every run, equal losses, progress, the update."""
+    found = load_document(measured, schema=Measurements)
+    assert [len(one.runs) for one in found.configurations] == [2, 2]
+    assert all(len(run.steps_s) == 2 and len(run.losses) == 4 for one in found.configurations for run in one.runs)
+    assert [one.micro_batch for one in found.configurations] == [1, 2]
+    out, err = ((measured.parent / name).read_text("utf-8") for name in ("out.txt", "err.txt"))
+    assert "Every rank sent what the program says" in out
+    assert "wrong" not in out
+    assert "[4/4] x1·y1·z1·data1" in err
+    assert "0:00 left" in err
+    assert "computation:" in err
+    assert "then fitted to runs of nano" in (measured.parent / "mine.yaml").read_text("utf-8")
+
+
+def test_record_and_check(measured: Path, tmp_path: Path) -> None:
+    """Guards regress from end to end: recorded, passes; with no error allowed, fails with 4 and says where."""
+    base = tmp_path / "base.yaml"
+    good(f"regress {base} --record --measurement {measured} --reason first")
+    done = good(f"regress {base} --measurement {measured} --junit {tmp_path}/j.xml --markdown {tmp_path}/m.md")
+    assert "none beyond its tolerance" in done.out
+    assert (tmp_path / "j.xml").read_text("utf-8").count("<testsuite ") == 3
+    assert "## axonn-tune regress" in (tmp_path / "m.md").read_text("utf-8")
+    failed = run(f"regress {base} --floor step_error=0%")
+    assert failed.code == 4
+    assert "FAIL" in failed.out
+    assert "1 of 4 accuracy" in failed.err
+
+
+def test_predictions_alone_and_another_machine(tmp_path: Path) -> None:
+    """Guards the gate that needs no runs: the same tool agrees with itself, another machine does not, and warns."""
+    base = tmp_path / "base.yaml"
+    good(f"regress {base} --record --gpus 8 --model nano --top 3")
+    good(f"regress {base}")
+    other = run(f"regress {base} --machine frontier")
+    assert other.code == 4
+    assert "Warning: predicted for machine profile 'frontier'" in other.out
+    assert other.out.count("FAIL") >= 3
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("regress {empty}", "the file is empty"),
+        ("regress {folder}/none.yaml", "no file"),
+        ("regress {base} --gpus 8", "says all of it: leave out --gpus"),
+        ("regress {base} --tolerance steps=1", "no 'steps', did you mean 'step'?"),
+        ("regress {base} --floor regret=much", "write a number or a percentage"),
+        ("regress {base} --measurement {base}", "this is a baseline document"),
+        ("validate {base}", "this is a baseline document"),
+        ("validate --gpus 1 --model nano --machine localhost --update", "comes with the tool"),
+        ("validate --gpus 1 --model nano --machine localhost --realtime", "give --lab too"),
+        ("validate --gpus 4 --model nano --machine localhost --lab nowhere", "no lab named 'nowhere' is up"),
+        ("validate --gpus 64 --model nano --machine localhost", "64 ranks are more than"),
+    ],
+)
+def test_refusals(line: str, message: str, tmp_path: Path) -> None:
+    """Guards bad input: exit code 2 and what is wrong, before anything runs or is written."""
+    base, empty = tmp_path / "base.yaml", tmp_path / "empty.yaml"
+    good(f"regress {base} --record --gpus 8 --model nano --top 1")
+    empty.write_text("", "utf-8")
+    done = run(line.format(folder=tmp_path, base=base, empty=empty))
+    assert done.code == 2, done.err
+    assert message in " ".join(done.err.split())

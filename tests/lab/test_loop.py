@@ -1,0 +1,159 @@
+"""The whole loop: a cluster comes up, is calibrated, grids are ranked and run, and predictions must hold.
+
+The gate is that of `axonn-tune regress`: floors for rank correlation and regret. Noise on two shared cores
+passes them; a model without latency, without shared links, or with two axes swapped does not, on the same runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from axonn_tune.cli.main import main
+from axonn_tune.cost import collectives
+from axonn_tune.cost.single import Pricing
+from axonn_tune.lab.lab import Lab
+from axonn_tune.lab.shape import Shape
+from axonn_tune.report.regression import regression_text
+from axonn_tune.report.validation import validation_text
+from axonn_tune.search.inputs import Choices, Inputs, WorkloadChoices, load_inputs
+from axonn_tune.search.space import Limits
+from axonn_tune.specs.baseline import Floors, Tolerances
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.measurements import Measurements
+from axonn_tune.specs.model import Model
+from axonn_tune.validation import regression
+from axonn_tune.validation.baseline import from_measurements
+from axonn_tune.validation.choice import Chosen, Selection, from_ranking, name_of
+from axonn_tune.validation.comparison import Comparison
+from axonn_tune.validation.places import LabRanks, Ranks, StartedRanks
+from axonn_tune.validation.regression import Finding
+from axonn_tune.validation.repricing import Settled
+from axonn_tune.validation.rounds import Extent, measure
+from tests.lab.labs import WHY_NOT
+
+WORLD, BATCH = 4, 8
+LONGEST_STEP_S = 2.0
+SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=60e6, port_bits_per_s=200e6, delay_s=2e-3)
+FLOORS = Floors(spearman=0.85, regret=0.25)
+LOOPBACK_FLOORS = Floors(regret=1.0)
+"""Loopback is CPU time and no network: only gross mistakes show."""
+CALIBRATE = "calibrate --model nano --batch 8 --ranks-per-node 2 --budget 20s -o"
+
+
+def lab_machine(folder: Path, lab: Lab) -> Path:
+    """A profile of the lab, measured for half a minute."""
+    path = folder / "lab.yaml"
+    outcomes = lab.ranks.execute([sys.executable, "-m", "axonn_tune", *CALIBRATE.split(), str(path)])
+    assert [one.code for one in outcomes] == [0] * WORLD
+    return path
+
+
+def inputs(machine: Path | str, *, micro_batch: int | None = None) -> Inputs:
+    """The search whose configurations run."""
+    limits = Limits(recompute="none", micro_batch=micro_batch)
+    workload = WorkloadChoices(batch=BATCH, precision="fp32")
+    return load_inputs(Choices(gpus=WORLD, model="nano", machine=str(machine), workload=workload, limits=limits))
+
+
+def chosen(machine: Path) -> Chosen:
+    """All grids, some in another order, and some in single sequences: as many bytes in more messages."""
+    every = from_ranking(inputs(machine), Selection(0, (("data", "z", "y", "x"),)), command="test")
+    small = from_ranking(inputs(machine, micro_batch=1), Selection(6), command="test")
+    launches = {name_of(one): one for one in (*every.launches, *small.launches)}
+    quick = [one for one in launches.values() if (one.predicted.iteration_s or 0.0) < LONGEST_STEP_S]
+    return Chosen(tuple(quick), every.model, every.machine, every.command)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurements]:
+    """Everything run once on a lab with delay, without where there can be none."""
+    if WHY_NOT is not None:
+        pytest.skip(f"no lab can be made here: {WHY_NOT}")
+    folder = tmp_path_factory.mktemp("loop")
+    with Lab(SHAPE) as lab:
+        yield run(chosen(lab_machine(folder, lab)), LabRanks(lab, realtime=os.getuid() == 0), folder)
+
+
+def run(selected: Chosen, ranks: Ranks, folder: Path, *, steps: int = 4) -> Measurements:
+    """One round."""
+    return measure(
+        selected, ranks, Extent(1, steps), folder=folder / "runs", listen=lambda progress: None, save=lambda found: None
+    )
+
+
+def gate(measurements: Measurements, floors: Floors) -> list[Finding]:
+    """What `axonn-tune regress` says of accuracy, failures alone."""
+    baseline = from_measurements(measurements, reason="test", tolerances=Tolerances(), floors=floors)
+    found = regression.check(baseline)
+    print(regression_text(found))
+    return [one for one in found.of("accuracy") if one.failed]
+
+
+def test_predictions_hold_on_the_lab(measured: Measurements) -> None:
+    """Guards the loop: what the tuner ranks first is nearly the fastest, ranks agree, training is right everywhere."""
+    comparison = Comparison(measured)
+    print(validation_text(comparison))
+    assert comparison.sound
+    assert gate(measured, FLOORS) == []
+
+
+def without_latency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every hop and call is free."""
+    original = regression.price
+
+    def broken(model: Model, machine: Machine, configuration: Settled) -> Pricing:
+        tiers = tuple(tier.model_copy(update={"latency_us": 0.0}) for tier in machine.tiers)
+        library = machine.library.model_copy(update={"launch_us": 0.0})
+        return original(model, machine.model_copy(update={"tiers": tiers, "library": library}), configuration)
+
+    monkeypatch.setattr(regression, "price", broken)
+
+
+def without_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ring has its links to itself."""
+
+    def alone(sharing: tuple[int, ...], tiers: tuple[Any, ...]) -> float:
+        return float(min(tier.bandwidth_bytes_per_s for tier, rings in zip(tiers, sharing, strict=True) if rings))
+
+    monkeypatch.setattr(collectives, "_bandwidth", alone)
+
+
+def with_axes_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """x is taken for y, and y for x."""
+    original = regression.price
+
+    def broken(model: Model, machine: Machine, configuration: Settled) -> Pricing:
+        grid = configuration.grid
+        swapped = grid.model_copy(update={"x": grid.y, "y": grid.x})
+        return original(model, machine, configuration.model_copy(update={"grid": swapped}))
+
+    monkeypatch.setattr(regression, "price", broken)
+
+
+@pytest.mark.parametrize("break_it", [without_latency, without_sharing, with_axes_swapped])
+def test_gate_fails_with_a_wrong_model(
+    measured: Measurements, break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards the gate itself, on the same runs."""
+    break_it(monkeypatch)
+    assert gate(measured, FLOORS) != []
+
+
+@pytest.mark.skipif(WHY_NOT is None, reason="a lab can be made here, which tells more")
+def test_loop_on_loopback(tmp_path: Path) -> None:
+    """Guards the loop where no lab can be made: plain ranks that share this host's cores, and no network to predict."""
+    print(f"plain ranks on localhost, no lab: {WHY_NOT}")
+    machine = tmp_path / "here.yaml"
+    words = f"calibrate --ranks {WORLD} --model nano --batch {BATCH} --budget 10s -o {machine}"
+    assert main(words.split()) == 0
+    best = from_ranking(inputs(machine), Selection(4), command="test")
+    found = run(best, StartedRanks(), tmp_path)
+    print(validation_text(Comparison(found)))
+    assert Comparison(found).sound
+    assert gate(found, LOOPBACK_FLOORS) == []
