@@ -20,7 +20,7 @@ MOST_ACCUMULATION = {1: 4, 2: 4, 3: 4, 4: 4, 6: 2, 8: 2, 16: 2}
 # By world size: eight ranks on two cores wait for each other most of the time.
 DROPOUT = 0.1
 # Looked at for each place of the covering; and a beginning of the random numbers with which nothing stays uncovered.
-CANDIDATES, CHANCE = 40, 43
+CANDIDATES, CHANCE = 40, 239
 
 # Tied tables, biases, kv heads: every pair of values of two of them is there.
 SHAPES = ((True, True, 24), (False, True, 12), (True, False, 12), (False, False, 24))

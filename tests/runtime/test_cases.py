@@ -21,10 +21,10 @@ def test_every_grid_is_there_with_both_families() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_two_values_meet(family: str) -> None:
-    """Guards the covering: shape, clipping, recompute, kept layers, accumulation and innermost axis, in pairs."""
+    """Guards the covering: every two values of two dimensions, halves, split state and dropout among them."""
     chosen = [case for case in cases() if case.training.family == family and case.grid.world > 1]
     values = [set(dimension) for dimension in zip(*(case.values() for case in chosen), strict=True)]
-    assert [len(dimension) for dimension in values] == [4, 2, 3, 3, 4, 4]
+    assert [len(dimension) for dimension in values] == [4, 2, 2, 3, 3, 4, 4, 2, 2]
     met = set().union(*(pairs(case) for case in chosen))
     for (one, first), (other, second) in itertools.combinations(enumerate(values), 2):
         for mine, theirs in itertools.product(first, second):
