@@ -24,7 +24,7 @@ from tests.unit.cost.machines import two_tier_machine
 COUNTS = st.sampled_from([1, 2, 6, 7, 8, 12, 16, 24, 48])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(strategies.models(), strategies.machines(), strategies.workloads(), COUNTS, st.randoms(use_true_random=False))
 def test_scalar_twin_equals_the_columns(
     model: Model, machine: Machine, workload: Workload, gpus: int, random: Any
@@ -46,7 +46,7 @@ def with_tier(machine: Machine, number: int, **changes: float) -> Machine:
     return machine.model_copy(update={"tiers": tuple(tiers)})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     strategies.models(),
     strategies.machines(),
@@ -107,7 +107,6 @@ def test_a_larger_group_never_moves_fewer_bytes(sent_by: tuple[CollectiveKind, s
     assert all(late <= early for early, late in zip(*bytes_per_s, strict=True))
 
 
-@settings(deadline=None)
 @given(strategies.models(), strategies.machines(), strategies.workloads(), st.sampled_from(RECOMPUTES))
 def test_a_grid_of_ones_communicates_nothing(
     model: Model, machine: Machine, workload: Workload, recompute: Recompute
@@ -157,7 +156,7 @@ def test_memory_never_grows_with_z_or_with_sharded_data(
         assert memory_bytes(divisible, workload, wider, recompute) <= here
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(strategies.models(), strategies.machines(), strategies.workloads(), COUNTS)
 def test_rankings_are_sorted_and_complete(model: Model, machine: Machine, workload: Workload, gpus: int) -> None:
     """Guards the answer itself: best first, every grid once, ranked and rejected together all of them."""
