@@ -1,7 +1,8 @@
 """The whole loop: a cluster comes up, is calibrated, grids are ranked and run, and predictions must hold.
 
-The gate is that of `axonn-tune regress`: floors for rank correlation and regret. Noise on two shared cores
-passes them; a model without latency, without shared links, or with two axes swapped does not, on the same runs.
+The gate is that of `axonn-tune regress`: floors for rank correlation, regret and the error of steps. Noise on two
+shared cores passes them; a model without latency, without shared links, or with two axes swapped does not, on the
+same runs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 from axonn_tune.cli.main import main
 from axonn_tune.cost import collectives
 from axonn_tune.cost.single import Pricing
+from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.shape import Shape
 from axonn_tune.report.regression import regression_text
@@ -29,8 +32,8 @@ from axonn_tune.specs.measurements import Measurements
 from axonn_tune.specs.model import Model
 from axonn_tune.validation import regression
 from axonn_tune.validation.baseline import from_measurements
-from axonn_tune.validation.choice import Chosen, Selection, from_ranking, name_of
-from axonn_tune.validation.comparison import Comparison
+from axonn_tune.validation.choice import Chosen, Selection, from_ranking
+from axonn_tune.validation.comparison import Comparison, fastest_runs
 from axonn_tune.validation.places import LabRanks, Ranks, StartedRanks
 from axonn_tune.validation.regression import Finding
 from axonn_tune.validation.repricing import Settled
@@ -38,12 +41,12 @@ from axonn_tune.validation.rounds import Extent, measure
 from tests.lab.labs import WHY_NOT
 
 WORLD, BATCH = 4, 8
-LONGEST_STEP_S = 2.0
-SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=60e6, port_bits_per_s=200e6, delay_s=2e-3)
-FLOORS = Floors(spearman=0.85, regret=0.25)
+LONGEST_STEP_S = 2.5
+SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=60e6, port_bits_per_s=200e6, delay_s=4e-3)
+FLOORS = Floors(spearman=0.8, regret=0.25, step_error=0.13)
 LOOPBACK_FLOORS = Floors(regret=1.0)
 """Loopback is CPU time and no network: only gross mistakes show."""
-CALIBRATE = "calibrate --model nano --batch 8 --ranks-per-node 2 --budget 20s -o"
+CALIBRATE = "calibrate --model nano --batch 8 --ranks-per-node 2 --budget 30s -o"
 
 
 def lab_machine(folder: Path, lab: Lab) -> Path:
@@ -54,36 +57,45 @@ def lab_machine(folder: Path, lab: Lab) -> Path:
     return path
 
 
-def inputs(machine: Path | str, *, micro_batch: int | None = None) -> Inputs:
+def inputs(machine: Path | str) -> Inputs:
     """The search whose configurations run."""
-    limits = Limits(recompute="none", micro_batch=micro_batch)
     workload = WorkloadChoices(batch=BATCH, precision="fp32")
+    limits = Limits(recompute="none")
     return load_inputs(Choices(gpus=WORLD, model="nano", machine=str(machine), workload=workload, limits=limits))
 
 
 def chosen(machine: Path) -> Chosen:
-    """All grids, some in another order, and some in single sequences: as many bytes in more messages."""
+    """All grids, some in another order too, but those that take long."""
     every = from_ranking(inputs(machine), Selection(0, (("data", "z", "y", "x"),)), command="test")
-    small = from_ranking(inputs(machine, micro_batch=1), Selection(6), command="test")
-    launches = {name_of(one): one for one in (*every.launches, *small.launches)}
-    quick = [one for one in launches.values() if (one.predicted.iteration_s or 0.0) < LONGEST_STEP_S]
-    return Chosen(tuple(quick), every.model, every.machine, every.command)
+    quick = [one for one in every.launches if (one.predicted.iteration_s or 0.0) < LONGEST_STEP_S]
+    return replace(every, launches=tuple(quick))
+
+
+def possible_shape() -> Shape:
+    """With delay where this host can give it, else without."""
+    try:
+        with Lab(SHAPE):
+            return SHAPE
+    except EnvironmentProblem as error:
+        print(f"no delay between the nodes of this lab: {error}")
+        return replace(SHAPE, delay_s=0.0)
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurements]:
-    """Everything run once on a lab with delay, without where there can be none."""
+    """Everything run on a lab with delay between its nodes."""
     if WHY_NOT is not None:
         pytest.skip(f"no lab can be made here: {WHY_NOT}")
     folder = tmp_path_factory.mktemp("loop")
-    with Lab(SHAPE) as lab:
+    with Lab(possible_shape()) as lab:
         yield run(chosen(lab_machine(folder, lab)), LabRanks(lab, realtime=os.getuid() == 0), folder)
 
 
-def run(selected: Chosen, ranks: Ranks, folder: Path, *, steps: int = 4) -> Measurements:
-    """One round."""
-    return measure(
-        selected, ranks, Extent(1, steps), folder=folder / "runs", listen=lambda progress: None, save=lambda found: None
+def run(selected: Chosen, ranks: Ranks, folder: Path, *, repeats: int = 2) -> Measurements:
+    """Rounds of four steps, of which the fastest count: other work on this host only adds time."""
+    extent = Extent(repeats, steps=4)
+    return fastest_runs(
+        measure(selected, ranks, extent, folder=folder / "runs", listen=lambda progress: None, save=lambda found: None)
     )
 
 
@@ -141,6 +153,8 @@ def test_gate_fails_with_a_wrong_model(
     measured: Measurements, break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards the gate itself, on the same runs."""
+    if break_it is without_latency and "delay" not in measured.place.network:
+        pytest.skip("this lab has no delay, so latency matters little")
     break_it(monkeypatch)
     assert gate(measured, FLOORS) != []
 
@@ -153,7 +167,7 @@ def test_loop_on_loopback(tmp_path: Path) -> None:
     words = f"calibrate --ranks {WORLD} --model nano --batch {BATCH} --budget 10s -o {machine}"
     assert main(words.split()) == 0
     best = from_ranking(inputs(machine), Selection(4), command="test")
-    found = run(best, StartedRanks(), tmp_path)
+    found = run(best, StartedRanks(), tmp_path, repeats=1)
     print(validation_text(Comparison(found)))
     assert Comparison(found).sound
     assert gate(found, LOOPBACK_FLOORS) == []
