@@ -87,7 +87,7 @@ def test_normal_values_are_normal() -> None:
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_shards_of_any_grid_make_the_same_matrix(grid: Grid, layout: Layout) -> None:
     """Guards equal initial weights: every rank's shard is its rectangle of what one rank alone would hold."""
-    whole, held = shard(Grid(), 0, layout).main, torch.zeros(layout.rows, layout.columns)
+    whole, held = shard(Grid(), 0, layout).value, torch.zeros(layout.rows, layout.columns)
     for rank in range(grid.world):
         mine = shard(grid, rank, layout)
         rows, columns = slice(mine.row_range.start, mine.row_range.stop), mine.column_range
@@ -99,7 +99,7 @@ def test_shards_of_any_grid_make_the_same_matrix(grid: Grid, layout: Layout) -> 
 
 def test_padding_is_zero_and_values_are_not() -> None:
     """Guards the padded rows of tables, which must never get a value."""
-    whole = shard(Grid(), 0, LAYOUTS[2]).main
+    whole = shard(Grid(), 0, LAYOUTS[2]).value
     assert not whole[41:].any()
     assert whole[:41].all()
 
@@ -107,16 +107,16 @@ def test_padding_is_zero_and_values_are_not() -> None:
 def test_names_and_seeds_make_other_values() -> None:
     """Guards against two parameters that begin alike."""
     one = store(Grid(), 0)
-    first, second = (one.matrix(LAYOUTS[number]).main / LAYOUTS[number].deviation for number in (0, 1))
+    first, second = (one.matrix(LAYOUTS[number]).value / LAYOUTS[number].deviation for number in (0, 1))
     assert not torch.isclose(first, second).any()
     other = Store(Mesh(Grid(), 0, {}), seed=6, dtype=torch.float64, device=torch.device("cpu"))
-    assert not torch.isclose(other.matrix(LAYOUTS[0]).main / 0.02, first).any()
+    assert not torch.isclose(other.matrix(LAYOUTS[0]).value / 0.02, first).any()
 
 
 def test_narrow_types_round_the_same_values() -> None:
     """Guards runs in other number formats: they begin with the fp64 values, rounded once."""
-    narrow = store(Grid(), 0, dtype=torch.float32).matrix(LAYOUTS[0]).main
-    assert torch.equal(narrow, shard(Grid(), 0, LAYOUTS[0]).main.float())
+    narrow = store(Grid(), 0, dtype=torch.float32).matrix(LAYOUTS[0]).value
+    assert torch.equal(narrow, shard(Grid(), 0, LAYOUTS[0]).value.float())
 
 
 def test_meta_device_holds_no_values() -> None:
