@@ -77,6 +77,15 @@ class Attention:
         return output.transpose(1, 2).reshape(-1, self.heads * dim)
 
 
+def attention_on(model: Model, settings: Settings, *, sequence: int, shares: int) -> Attention:
+    """Attention on one of `shares` equal shares of the heads, as training has it."""
+    return Attention(
+        *(model, model.heads // shares, model.kv_heads // shares, sequence),
+        core=attention_core(settings),
+        turn=compiled(rotate, settings),
+    )
+
+
 def attention_core(settings: Settings) -> Callable[..., torch.Tensor]:
     """Scaled dot-product attention; on CPUs at least in fp32, since bf16's backward pass is five times slower there."""
     if settings.device.type == "cpu" and settings.compute.itemsize < torch.float32.itemsize:

@@ -145,9 +145,9 @@ class Store:
 
     def matrix(self, layout: Layout) -> Matrix:
         """This rank's shard, initialised from counters: the same elements on every grid."""
-        gathered = _part(range(layout.rows), layout.row_axes, self.mesh)
-        rows = _part(gathered, ("z",), self.mesh)
-        columns = _part(range(layout.columns), (layout.column_axis,) if layout.column_axis else (), self.mesh)
+        gathered = part_of(range(layout.rows), layout.row_axes, self.mesh)
+        rows = part_of(gathered, ("z",), self.mesh)
+        columns = part_of(range(layout.columns), (layout.column_axis,) if layout.column_axis else (), self.mesh)
         value = torch.zeros(len(rows), len(columns), dtype=self.dtype, device=self.device)
         real = range(rows.start, max(rows.start, min(rows.stop, layout.real_rows)))
         if len(real) and not value.is_meta:
@@ -160,7 +160,7 @@ class Store:
 
     def vector(self, name: str, width: int, axis: str, *, value: float) -> Vector:
         """This rank's piece of a vector that starts constant."""
-        piece = _part(range(width), (axis,), self.mesh)
+        piece = part_of(range(width), (axis,), self.mesh)
         values = torch.full((len(piece),), value, dtype=self.dtype, device=self.device)
         made = Vector(name, width, axis, piece, values, torch.zeros_like(values))
         self.vectors.append(made)
@@ -195,7 +195,7 @@ def _pieces(flat: torch.Tensor, parameters: Sequence[Parameter]) -> list[torch.T
     return found
 
 
-def _part(whole: range, axes: tuple[str, ...], mesh: Mesh) -> range:
+def part_of(whole: range, axes: tuple[str, ...], mesh: Mesh) -> range:
     """The part of a range that belongs to this rank, split over axes one after the other."""
     for axis in axes:
         size, place = mesh.grid.axis_size(axis), mesh.coordinate(axis)

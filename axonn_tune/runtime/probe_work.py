@@ -16,7 +16,7 @@ from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime.communicate import Communicator, Pending
 from axonn_tune.runtime.data import batches
 from axonn_tune.runtime.ledger import Ledger
-from axonn_tune.runtime.local import Attention, Local, attention_core, compiled, rotate
+from axonn_tune.runtime.local import Local, attention_on
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.trainer import DTYPES, Trainer, settings_of
 from axonn_tune.specs.launch import Launch
@@ -113,9 +113,7 @@ class Bench:
         """The attention core that trains the plan's first model, with all its heads."""
         launch = self._plan.launches[0]
         model, sequence = launch.model, launch.workload.sequence_length
-        settings = settings_of(launch, self._device)
-        core, turn = attention_core(settings), compiled(rotate, settings)
-        attention = Attention(model, model.heads, model.kv_heads, sequence, core=core, turn=turn)
+        attention = attention_on(model, settings_of(launch, self._device), sequence=sequence, shares=1)
         qkv = self._normal(probe.sequences * sequence, model.qkv_width)
         if not probe.backward:
             return lambda: Local.run(attention, qkv)

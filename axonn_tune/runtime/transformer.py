@@ -15,9 +15,9 @@ from axonn_tune.runtime.chains import Gathers, Gradients
 from axonn_tune.runtime.communicate import Communicator
 from axonn_tune.runtime.initial import key_of
 from axonn_tune.runtime.linear import Linear
-from axonn_tune.runtime.local import Attention, Dropout, activation, attention_core, compiled, dropped, rotate
+from axonn_tune.runtime.local import Dropout, activation, attention_on, compiled, dropped
 from axonn_tune.runtime.norm import Norm
-from axonn_tune.runtime.parameters import Bucket, Layout, Matrix, Store
+from axonn_tune.runtime.parameters import Bucket, Layout, Matrix, Store, part_of
 from axonn_tune.runtime.settings import Settings
 from axonn_tune.runtime.tables import Embedding, Head
 from axonn_tune.specs.model import Model
@@ -158,7 +158,7 @@ class Transformer:
         return Head(table, norm, self.model.vocab, self.communicator, self.settings)
 
     def _block(self, number: int) -> Block:
-        model, x, name = self.model, self.communicator.mesh.grid.x, f"blocks.{number}"
+        model, shares, name = self.model, self.communicator.mesh.size("x"), f"blocks.{number}"
         return Block(
             number=number,
             norms=(
@@ -169,11 +169,7 @@ class Transformer:
             output=self._linear(name, "attention.output", (model.query_width, model.hidden), transposed=True),
             up=self._linear(name, "mlp.fc1", (model.hidden, model.up_width)),
             down=self._linear(name, "mlp.fc2", (model.ffn, model.hidden), transposed=True),
-            attention=Attention(
-                *(model, model.heads // x, model.kv_heads // x, self.sequence),
-                core=attention_core(self.settings),
-                turn=compiled(rotate, self.settings),
-            ),
+            attention=attention_on(model, self.settings, sequence=self.sequence, shares=shares),
             activation=activation(self.settings, gated=model.gated),
             dropouts=(self._dropout(f"{name}.attention.output"), self._dropout(f"{name}.mlp.fc2")),
             settings=self.settings,
@@ -181,9 +177,8 @@ class Transformer:
 
     def _dropout(self, name: str) -> Dropout:
         """Of a tensor `[M, H_y]`."""
-        mesh, hidden = self.communicator.mesh, self.model.hidden
-        share = hidden // mesh.size("y")
-        columns = range(mesh.coordinate("y") * share, (mesh.coordinate("y") + 1) * share)
+        hidden = self.model.hidden
+        columns = part_of(range(hidden), ("y",), self.communicator.mesh)
         key = torch.tensor(key_of(self.store.seed, f"dropout.{name}"), device=self.settings.device)
         return Dropout(self.settings.dropout, key, columns, hidden, compiled(dropped, self.settings))
 

@@ -6,14 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt
-from axonn_tune.specs.launch import LaunchGrid, NonNegativeInt, configuration_name
+from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import Place, PredictedStep
+from axonn_tune.specs.measurements import Place, PredictedConfiguration
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Recompute, Workload
-
-BASELINE_SCHEMA = "axonn-tune/baseline/1"
 
 
 class MeasuredStep(Document):
@@ -27,23 +23,10 @@ class MeasuredStep(Document):
     spread: NonNegativeFloat = Field(description="Of the step: slowest less fastest run over the median.")
 
 
-class BaselineConfiguration(Document):
+class BaselineConfiguration(PredictedConfiguration):
     """One configuration as it was."""
 
-    grid: LaunchGrid = Field(description="How the ranks are arranged.")
-    micro_batch: PositiveInt = Field(description="Sequences one rank processes at a time.")
-    recompute: Recompute = Field(description="What the backward pass computes again.")
-    kept_layers: NonNegativeInt = Field(description="Layers that keep gathered weights for backward.")
-    workload: Workload = Field(description="What is trained.")
-    predicted: PredictedStep = Field(description="What was predicted.")
     measured: MeasuredStep | None = Field(default=None, description="What was measured; absent: nothing.")
-
-    @property
-    def name(self) -> str:
-        """What it is called in tables: see `configuration_name`."""
-        return configuration_name(
-            self.grid, micro_batch=self.micro_batch, recompute=self.recompute, workload=self.workload
-        )
 
 
 class Tolerances(Document):

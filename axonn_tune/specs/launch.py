@@ -13,7 +13,6 @@ from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
-LAUNCH_SCHEMA = "axonn-tune/launch/1"
 VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 Axis = Literal["x", "y", "z", "data"]

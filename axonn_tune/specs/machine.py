@@ -15,8 +15,6 @@ from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, Pos
 from axonn_tune.specs.workload import Precision
 from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
 
-MACHINE_SCHEMA = "axonn-tune/machine/1"
-
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 Algorithm = Literal["ring", "recursive", "tree", "hierarchical", "in_switch", "direct"]

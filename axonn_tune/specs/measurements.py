@@ -12,8 +12,6 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
-MEASUREMENT_SCHEMA = "axonn-tune/measurement/1"
-
 
 class Place(Document):
     """Where everything ran: what has to be the same for two measurements to be comparable."""
@@ -90,8 +88,8 @@ class PredictedStep(Document):
         )
 
 
-class MeasuredConfiguration(Document):
-    """One configuration: what it is, what was predicted of it, and every run."""
+class PredictedConfiguration(Document):
+    """One configuration: what it is, and what was predicted of it."""
 
     grid: LaunchGrid = Field(description="How the ranks are arranged.")
     micro_batch: PositiveInt = Field(description="Sequences one rank processes at a time.")
@@ -99,6 +97,18 @@ class MeasuredConfiguration(Document):
     kept_layers: NonNegativeInt = Field(description="Layers that keep gathered weights for backward.")
     workload: Workload = Field(description="What is trained.")
     predicted: PredictedStep = Field(description="What was predicted.")
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables: see `configuration_name`."""
+        return configuration_name(
+            self.grid, micro_batch=self.micro_batch, recompute=self.recompute, workload=self.workload
+        )
+
+
+class MeasuredConfiguration(PredictedConfiguration):
+    """One configuration with every run."""
+
     runs: tuple[RunTimes, ...] = Field(min_length=1, description="Every run.")
     terms: tuple[MeasuredTerm, ...] = Field(description="Each collective.")
 
@@ -111,13 +121,6 @@ class MeasuredConfiguration(Document):
                     f"{term.op} over {term.axis} has {len(term.measured_s)} times, but there were {len(self.runs)} runs"
                 )
         return self
-
-    @property
-    def name(self) -> str:
-        """What it is called in tables: see `configuration_name`."""
-        return configuration_name(
-            self.grid, micro_batch=self.micro_batch, recompute=self.recompute, workload=self.workload
-        )
 
 
 class Serial(Document):
