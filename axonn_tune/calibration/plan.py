@@ -12,7 +12,7 @@ from axonn_tune.launch.config import build_launch
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import MatMul
 from axonn_tune.program.step import build_step
-from axonn_tune.search.space import list_grids
+from axonn_tune.ranking.space import list_grids
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine, MatmulLayout

@@ -14,7 +14,7 @@ from axonn_tune.calibration.profile import Calibration, calibrate
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.launch import local
-from axonn_tune.search.inputs import WorkloadChoices, make_workload
+from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.points import Plan
 from axonn_tune.specs.points_file import read_points

@@ -11,8 +11,8 @@ from click.core import ParameterSource
 from axonn_tune.cli.options import Chosen, format_option, load, problem_options
 
 if TYPE_CHECKING:
+    from axonn_tune.ranking.inputs import Inputs
     from axonn_tune.report.explain import Subject
-    from axonn_tune.search.inputs import Inputs
 
 
 @click.command("explain", short_help="Explain one configuration, term by term.")
@@ -43,8 +43,8 @@ def explain_command(*, chosen: Chosen, launch: str | None, pick: int, output_for
 
 def _subject(inputs: Inputs, *, pick: int) -> Subject:
     """The configuration to explain; NothingFeasibleError if the options leave none."""
+    from axonn_tune.ranking.results import run_search
     from axonn_tune.report.explain import Subject
-    from axonn_tune.search.results import run_search
 
     results = run_search(inputs)
     results.require_any()
@@ -54,7 +54,7 @@ def _subject(inputs: Inputs, *, pick: int) -> Subject:
 
 def _launch_inputs(path: str, chosen: Chosen) -> Inputs:
     """What a launch config describes, on its machine or on the one named."""
-    from axonn_tune.search.inputs import launch_inputs
+    from axonn_tune.ranking.inputs import launch_inputs
 
     ctx = click.get_current_context()
     given = {each.name for each in fields(Chosen) if ctx.get_parameter_source(each.name) is ParameterSource.COMMANDLINE}

@@ -24,8 +24,8 @@ import click
 from axonn_tune.cli.documents import complete_names
 
 if TYPE_CHECKING:
-    from axonn_tune.search.inputs import Choices, Inputs, WorkloadChoices
-    from axonn_tune.search.space import Limits
+    from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices
+    from axonn_tune.ranking.space import Limits
 
     BaseChoice = click.Choice[str]
 else:
@@ -249,14 +249,14 @@ color_option = click.option("--color/--no-color", default=None, help="Default: i
 
 def load(chosen: Chosen) -> Inputs:
     """Load the documents of the shared options and build the problem."""
-    from axonn_tune.search.inputs import load_inputs
+    from axonn_tune.ranking.inputs import load_inputs
 
     return load_inputs(choices_of(chosen))
 
 
 def choices_of(chosen: Chosen) -> Choices:
     """The shared options as the search takes them."""
-    from axonn_tune.search.inputs import Choices
+    from axonn_tune.ranking.inputs import Choices
 
     if chosen.gpus is None or chosen.model is None:
         missing = [name for name, value in (("--gpus", chosen.gpus), ("--model", chosen.model)) if value is None]
@@ -274,7 +274,7 @@ def choices_of(chosen: Chosen) -> Choices:
 
 
 def _workload(chosen: Chosen) -> WorkloadChoices:
-    from axonn_tune.search.inputs import WorkloadChoices
+    from axonn_tune.ranking.inputs import WorkloadChoices
 
     return WorkloadChoices(
         batch=chosen.batch,
@@ -288,7 +288,7 @@ def _workload(chosen: Chosen) -> WorkloadChoices:
 
 
 def _limits_of(chosen: Chosen) -> Limits:
-    from axonn_tune.search.space import Limits
+    from axonn_tune.ranking.space import Limits
 
     pins = {axis: size for axis in AXES if (size := getattr(chosen, axis)) is not None}
     return Limits(

@@ -43,8 +43,8 @@ def render_launch_page(page: str) -> str:
 
 def _launch_example() -> str:
     from axonn_tune.launch.config import build_launch, launch_text
-    from axonn_tune.search.inputs import Choices, load_inputs
-    from axonn_tune.search.results import run_search
+    from axonn_tune.ranking.inputs import Choices, load_inputs
+    from axonn_tune.ranking.results import run_search
 
     words = shlex.split(EXAMPLE)
     gpus, model, machine = (words[words.index(option) + 1] for option in ("--gpus", "--model", "--machine"))

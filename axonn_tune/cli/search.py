@@ -19,7 +19,7 @@ from axonn_tune.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.search.results import Results
+    from axonn_tune.ranking.results import Results
 
 
 @click.command("search", short_help="Rank every grid of a number of GPUs.")
@@ -71,7 +71,7 @@ def search_command(
     The ranking goes to standard output; why the first beats the second, ties, and what was rejected
     go to standard error.
     """
-    from axonn_tune.search.results import run_search
+    from axonn_tune.ranking.results import run_search
 
     _check_output(output, emit=emit, pick=pick, tokens=tokens)
     results = run_search(load(chosen), costs=costs, variants=variants)

@@ -12,7 +12,7 @@ from axonn_tune.cli.options import Chosen, choices_of, color_option, format_opti
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from axonn_tune.search.sweep import Point
+    from axonn_tune.ranking.sweep import Point
 
 
 @click.command("sweep", short_help="Scale over GPU counts, batches and models.")
@@ -30,7 +30,7 @@ def sweep_command(
     Efficiency is the throughput of one GPU relative to the first feasible count of the same model and batch.
     """
     from axonn_tune.errors import NothingFeasibleError
-    from axonn_tune.search.sweep import parse_numbers, sweep
+    from axonn_tune.ranking.sweep import parse_numbers, sweep
 
     gpus = parse_numbers(counts, option="--gpus")
     sizes = parse_numbers(batches, option="--batch") if batches else (None,)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from axonn_tune.baselines.comparison import Comparison, Contender, Prediction
-    from axonn_tune.search.inputs import Inputs
+    from axonn_tune.ranking.inputs import Inputs
 
 SCHEMA = "axonn-tune/comparison/1"
 PETA = 1000.0 * TERA

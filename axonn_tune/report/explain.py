@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from axonn_tune.cost.breakdown import Work, hidden_behind, hidden_s, work_by_kind
 from axonn_tune.cost.single import Pricing, Term
+from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.report.explain_lines import line_sentences
 from axonn_tune.report.explain_words import words
 from axonn_tune.report.table import Heading, markdown_table, seconds_cells, text_table
-from axonn_tune.search.entries import Entry
-from axonn_tune.search.inputs import Inputs
 from axonn_tune.units import GIB, show_bytes, show_seconds
 
 _GB, _TERA = 1e9, 1e12

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from axonn_tune.cost.single import Pricing
 from axonn_tune.grid import Grid
-from axonn_tune.search.entries import Entry
-from axonn_tune.search.inputs import Inputs
+from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.specs.machine import Machine
 from axonn_tune.units import show_bytes, show_seconds
 

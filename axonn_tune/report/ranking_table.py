@@ -8,6 +8,8 @@ from functools import partial
 from typing import TypeAlias
 
 from axonn_tune.errors import UsageError, suggest
+from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.results import Results
 from axonn_tune.report.table import (
     Heading,
     aligned_cells,
@@ -16,8 +18,6 @@ from axonn_tune.report.table import (
     seconds_cells,
     text_table,
 )
-from axonn_tune.search.entries import Entry
-from axonn_tune.search.results import Results
 from axonn_tune.units import GIB
 
 Cells: TypeAlias = Callable[[Sequence[Entry]], list[str]]

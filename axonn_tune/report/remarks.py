@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from axonn_tune.grid import AXES
-from axonn_tune.search.entries import Entry, TermEntry
-from axonn_tune.search.results import Results
+from axonn_tune.ranking.entries import Entry, TermEntry
+from axonn_tune.ranking.results import Results
 from axonn_tune.units import counted, show_seconds
 
 _MOST_DIFFERENCES = 3

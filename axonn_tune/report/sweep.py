@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from axonn_tune import __version__
+from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.sweep import Point
 from axonn_tune.report.ranking_json import Json, entry_fields, origin
 from axonn_tune.report.table import (
     Heading,
@@ -14,8 +16,6 @@ from axonn_tune.report.table import (
     seconds_cells,
     text_table,
 )
-from axonn_tune.search.entries import Entry
-from axonn_tune.search.sweep import Point
 
 SCHEMA = "axonn-tune/sweep/1"
 NOTHING = "-"

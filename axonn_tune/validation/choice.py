@@ -10,8 +10,8 @@ from axonn_tune.cost.single import Configuration, Pricing, price_configuration
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import build_launch
-from axonn_tune.search.inputs import Inputs
-from axonn_tune.search.results import run_search
+from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.results import run_search
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import Launch, configuration_name
 from axonn_tune.specs.loading import Loaded, load_file

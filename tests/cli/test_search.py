@@ -14,8 +14,8 @@ import pytest
 from axonn_tune.cli import options
 from axonn_tune.cost.paper import PaperBackend, price_paper
 from axonn_tune.grid import AXES, count_factorizations
-from axonn_tune.search.inputs import Choices, load_inputs
-from axonn_tune.search.ranking import RANK_BY, search
+from axonn_tune.ranking.choosing import RANK_BY, search
+from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES, Precision, Workload
 from tests.cli.running import good, run

@@ -8,7 +8,7 @@ import io
 import pytest
 
 from axonn_tune.errors import UsageError
-from axonn_tune.search.sweep import parse_numbers
+from axonn_tune.ranking.sweep import parse_numbers
 from tests.cli.running import good, run
 
 

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.step import build_step
+from axonn_tune.ranking.choosing import Ranking, search
+from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.runtime.communicate import Communicator
 from axonn_tune.runtime.ledger import Entry, Ledger, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.settings import Settings
 from axonn_tune.runtime.transformer import Transformer
-from axonn_tune.search.inputs import Choices, load_inputs
-from axonn_tune.search.ranking import Ranking, search
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.workload import OVERLAPS, Workload

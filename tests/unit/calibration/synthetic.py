@@ -9,7 +9,7 @@ from axonn_tune.calibration.compute import row_of
 from axonn_tune.calibration.plan import build_plan
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.grid import GroupShape
-from axonn_tune.search.inputs import WorkloadChoices, make_workload
+from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import CollectiveFactors, Machine, Tier
 from axonn_tune.specs.points import CollectiveProbe, Plan, Point, Probe, RankPlace, Setting, TransferProbe

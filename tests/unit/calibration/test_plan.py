@@ -8,7 +8,7 @@ from axonn_tune.calibration.measuring import seconds_of
 from axonn_tune.calibration.plan import MOST_SHAPES, Backend, build_plan, group_shapes
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES, Grid, distinct_orders, factorizations
-from axonn_tune.search.inputs import WorkloadChoices, make_workload
+from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.units import GIB
 from tests.unit.calibration.synthetic import plan

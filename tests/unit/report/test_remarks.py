@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.results import Results, run_search
+from axonn_tune.ranking.space import Limits
 from axonn_tune.report import remarks
 from axonn_tune.report.ranking_json import to_text
-from axonn_tune.search.inputs import Choices, load_inputs
-from axonn_tune.search.results import Results, run_search
-from axonn_tune.search.space import Limits
 
 
 def results(gpus: int = 256, model: str = "20b", **given: Any) -> Results:

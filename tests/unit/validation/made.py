@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from axonn_tune.search.inputs import Choices, WorkloadChoices, load_inputs
-from axonn_tune.search.space import Limits
+from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
+from axonn_tune.ranking.space import Limits
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import Launch, PredictedTerm
 from axonn_tune.specs.machine import Machine

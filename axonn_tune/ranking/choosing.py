@@ -19,7 +19,7 @@ from axonn_tune.grid import AXES, Grid
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import build_step
-from axonn_tune.search.space import (
+from axonn_tune.ranking.space import (
     ORDERS,
     Fitting,
     Grids,

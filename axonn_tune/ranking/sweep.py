@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from axonn_tune.errors import UsageError
-from axonn_tune.search.entries import Entry
-from axonn_tune.search.inputs import Choices, Inputs, load_inputs
-from axonn_tune.search.results import run_search
+from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.inputs import Choices, Inputs, load_inputs
+from axonn_tune.ranking.results import run_search
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)(?:x(\d+)|\+(\d+))?")
 _MOST_VALUES = 10_000
@@ -97,7 +97,7 @@ def _point(inputs: Inputs) -> Point:
     if len(results.ranked):
         return Point(inputs, results.ranked.entry(0, terms=False), "", None)
     # Imported here: most sweeps find something everywhere.
-    from axonn_tune.search.nearest import nearest_change
+    from axonn_tune.ranking.nearest import nearest_change
 
     return Point(inputs, None, nearest_change(inputs.problem), None)
 

@@ -15,9 +15,9 @@ from axonn_tune.grid import AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.flops import executed_flops
 from axonn_tune.program.step import build_step
-from axonn_tune.search.entries import Entry, Sizes, term_entries
-from axonn_tune.search.ranking import Candidate, Problem, Ranking, Searched, ranking_metric
-from axonn_tune.search.space import Fitting
+from axonn_tune.ranking.choosing import Candidate, Problem, Ranking, Searched, ranking_metric
+from axonn_tune.ranking.entries import Entry, Sizes, term_entries
+from axonn_tune.ranking.space import Fitting
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 
 PINNED = "pinned"

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from axonn_tune.errors import NothingFeasibleError, UsageError
-from axonn_tune.search.alpha_beta_ranking import AlphaBetaRanking
-from axonn_tune.search.entries import Entry, RankedGrids, Sizes
-from axonn_tune.search.inputs import Inputs
-from axonn_tune.search.ranking import Problem, Searched, search
+from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking
+from axonn_tune.ranking.choosing import Problem, Searched, search
+from axonn_tune.ranking.entries import Entry, RankedGrids, Sizes
+from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.units import counted
 
 
@@ -55,14 +55,14 @@ def _rank(problem: Problem, *, cost: str, variants: bool = False) -> RankedGrids
     if variants:
         raise UsageError(f"{cost} ranks grids, not candidates: leave out --variants")
     # Imported here: the paper's model is not needed to rank by ours.
-    from axonn_tune.search.paper_ranking import rank_by_paper
+    from axonn_tune.ranking.by_paper import rank_by_paper
 
     return rank_by_paper(problem, backend=cost)
 
 
 def nothing_feasible(problem: Problem, searched: Searched) -> str:
     """Why nothing is ranked, and the nearest change that helps."""
-    from axonn_tune.search.nearest import nearest_change
+    from axonn_tune.ranking.nearest import nearest_change
 
     only = searched.grids == 1
     if searched.feasible:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 from axonn_tune.cost.single import Pricing
 from axonn_tune.grid import AXES
-from axonn_tune.search.ranking import Searched
+from axonn_tune.ranking.choosing import Searched
 
 Sizes: TypeAlias = tuple[int, int, int, int]
 """Axis sizes in the order of `AXES`."""

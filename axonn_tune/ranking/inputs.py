@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES
-from axonn_tune.search.ranking import Problem, RankBy
-from axonn_tune.search.space import Limits
+from axonn_tune.ranking.choosing import Problem, RankBy
+from axonn_tune.ranking.space import Limits
 from axonn_tune.specs.catalog import Loaded, load_machine, load_model
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.search.inputs import Choices, WorkloadChoices, load_inputs
-from axonn_tune.search.nearest import nearest_change
-from axonn_tune.search.results import run_search
-from axonn_tune.search.space import Limits
+from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
+from axonn_tune.ranking.nearest import nearest_change
+from axonn_tune.ranking.results import run_search
+from axonn_tune.ranking.space import Limits
 
 CASES: dict[str, dict[str, Any]] = {
     "a prime count": {"gpus": 13},

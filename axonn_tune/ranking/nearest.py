@@ -9,8 +9,8 @@ import numpy as np
 
 from axonn_tune.grid import AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
-from axonn_tune.search.ranking import Problem
-from axonn_tune.search.space import Fitting, Grids, Limits, Shapes, fit_memory, list_grids, list_shapes
+from axonn_tune.ranking.choosing import Problem
+from axonn_tune.ranking.space import Fitting, Grids, Limits, Shapes, fit_memory, list_grids, list_shapes
 from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import GIB
 

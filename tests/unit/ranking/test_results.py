@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from axonn_tune.errors import DocumentError, NothingFeasibleError, UsageError
-from axonn_tune.search.alpha_beta_ranking import AlphaBetaRanking, count_ties
-from axonn_tune.search.inputs import Choices, WorkloadChoices, load_inputs, make_workload
-from axonn_tune.search.results import run_search
-from axonn_tune.search.space import Limits
+from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, count_ties
+from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs, make_workload
+from axonn_tune.ranking.results import run_search
+from axonn_tune.ranking.space import Limits
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import OVERLAPS
 

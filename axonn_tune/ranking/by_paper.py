@@ -20,9 +20,9 @@ from axonn_tune.cost.paper import (
 from axonn_tune.cost.single import Pricing
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid
-from axonn_tune.search.alpha_beta_ranking import AlphaBetaRanking, count_ties
-from axonn_tune.search.entries import Entry, Sizes, TermEntry
-from axonn_tune.search.ranking import Problem, Searched, search
+from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, count_ties
+from axonn_tune.ranking.choosing import Problem, Searched, search
+from axonn_tune.ranking.entries import Entry, Sizes, TermEntry
 
 BACKENDS: tuple[PaperBackend, ...] = get_args(PaperBackend)
 _NO_ENTRY = f"{NO_BANDWIDTH_ENTRY}: the machine's paper table has no bandwidth for one of the groups"
