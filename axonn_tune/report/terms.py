@@ -168,8 +168,8 @@ def _notes(summary: Summary) -> Iterator[str]:
     )
     if summary.terms:
         yield (
-            "A collective counts for as long as the last rank to arrive sees it. Exposed time is what a rank stands "
-            "still for, waiting for late ranks included, so it can be more."
+            f"A collective takes, {summary.seconds_convention}. Exposed time is what a rank stands still for, waiting "
+            "for late ranks included, so it can be more."
         )
     if any(term.predicted_s is None for term in summary.terms):
         yield (

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from axonn_tune import __version__
 from axonn_tune.program.flops import model_flops, step_tokens
+from axonn_tune.runtime.in_flight import ONE_CLOCK, SHARED, SHORTEST, running_system, shares_s
 from axonn_tune.runtime.ledger import Entry
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.timing import StepTimes
@@ -39,11 +40,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class TermMeans:
-    """All calls of one collective: means over steps and ranks, s. `shortest_s`: of each call the group's shortest."""
+    """All calls of one collective: means over steps and ranks, s. seconds: what the network took, see `in_flight`."""
 
     entry: Entry
     count: int
-    shortest_s: float
+    seconds: float
     elapsed_s: float
     exposed_s: float
 
@@ -52,13 +53,13 @@ def summarise(launch: Launch, mesh: Mesh, machine: Machine, steps: Sequence[Time
     """The summary of a run from the last timed `steps` of every rank; all ranks must call this together.
 
     A collective that waits for a late rank takes longer for those that were early, which says nothing
-    about the network. So of each call the shortest time of any rank of its group counts, which needs no
-    common clock.
+    about the network: `in_flight` says what counts instead.
     """
     durations_s = _mean_over_ranks(torch.tensor([one.step_s for one in steps], dtype=torch.float64), mesh, machine)
     chosen = middle_half(durations_s.tolist())
     step_s = float(durations_s[chosen].mean())
-    terms = _term_means(mesh, machine, [steps[number].times for number in chosen])
+    one_clock = _share_a_clock(mesh, steps[0].times)
+    terms = _term_means(launch, mesh, machine, [steps[number].times for number in chosen], one_clock=one_clock)
     exposed_s, predicted = sum(term.exposed_s for term in terms), launch.predicted
     memory = _over_ranks(
         torch.tensor([machine.memory_bytes], dtype=torch.float64), mesh, machine, dist.ReduceOp.MAX
@@ -74,12 +75,13 @@ def summarise(launch: Launch, mesh: Mesh, machine: Machine, steps: Sequence[Time
         warmup_steps=warmup,
         step_s=Quantity(predicted=predicted.iteration_s, measured=step_s),
         compute_s=Quantity(predicted=predicted.compute_s, measured=max(step_s - exposed_s, 0.0)),
-        communication_s=Quantity(predicted=predicted.communication_s, measured=sum(term.shortest_s for term in terms)),
+        communication_s=Quantity(predicted=predicted.communication_s, measured=sum(term.seconds for term in terms)),
         exposed_communication_s=Quantity(predicted=predicted.exposed_communication_s, measured=exposed_s),
         memory_bytes=Quantity(predicted=predicted.memory_bytes, measured=float(memory)),
         memory_convention=machine.memory_convention,
         tokens_per_s=step_tokens(launch.workload) / step_s,
         mfu=model_flops(launch.model, launch.workload) / (step_s * peak),
+        seconds_convention=ONE_CLOCK + SHARED if one_clock else SHORTEST,
         terms=tuple(_beside(launch, mesh, term) for term in terms),
     )
 
@@ -91,25 +93,58 @@ def middle_half(durations_s: Sequence[float]) -> list[int]:
     return sorted(order[quarter : len(order) - quarter])
 
 
-def _term_means(mesh: Mesh, machine: Machine, steps: Sequence[StepTimes]) -> list[TermMeans]:
+def _share_a_clock(mesh: Mesh, step: StepTimes) -> bool:
+    """Whether all ranks' times are by the clock of one host."""
+    mine = running_system() if step.host_s is not None else ""
+    systems: list[str] = [mine] * mesh.grid.world
+    if mesh.grid.world > 1:
+        dist.all_gather_object(systems, mine)
+    return bool(mine) and len(set(systems)) == 1
+
+
+def _term_means(
+    launch: Launch, mesh: Mesh, machine: Machine, steps: Sequence[StepTimes], *, one_clock: bool
+) -> list[TermMeans]:
     """The terms of a step, each call of which every rank has in the same place."""
     entries = [call.entry for call in steps[0].calls]
     elapsed_s = torch.tensor([[call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
     exposed_s = torch.tensor([[call.exposed_s for call in one.calls] for one in steps], dtype=torch.float64)
-    shortest_s = elapsed_s.clone()
-    for axis in dict.fromkeys(entry.axis for entry in entries):
-        columns = [number for number, entry in enumerate(entries) if entry.axis == axis]
-        shortest_s[:, columns] = _over_ranks(
-            shortest_s[:, columns], mesh, machine, dist.ReduceOp.MIN, group=mesh.groups[axis]
-        )
+    if one_clock:
+        seconds = _in_flight_s(launch, mesh, machine, steps)
+    else:
+        seconds = _over_groups(elapsed_s, entries, mesh, machine, dist.ReduceOp.MIN)
     names = list(dict.fromkeys(entries))
     calls = [[number for number, entry in enumerate(entries) if entry == name] for name in names]
-    means = torch.stack([shortest_s, elapsed_s, exposed_s]).mean(1)
+    means = torch.stack([seconds, elapsed_s, exposed_s]).mean(1)
     sums = torch.tensor([[float(row[columns].sum()) for columns in calls] for row in means], dtype=torch.float64)
     return [
         TermMeans(name, len(columns), *values)
         for name, columns, values in zip(names, calls, _mean_over_ranks(sums, mesh, machine).T.tolist(), strict=True)
     ]
+
+
+def _in_flight_s(launch: Launch, mesh: Mesh, machine: Machine, steps: Sequence[StepTimes]) -> torch.Tensor:
+    """Seconds of each call of each step, by the clock that all ranks share. Shape (steps, calls)."""
+    entries = [call.entry for call in steps[0].calls]
+    host_s = torch.tensor([[one.host_s] for one in steps], dtype=torch.float64)
+    began_s = torch.tensor([[call.began_s for call in one.calls] for one in steps], dtype=torch.float64)
+    ended_s = torch.tensor([[call.began_s + call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
+    both_s = torch.stack([began_s, ended_s]) + host_s
+    began_s, ended_s = _over_groups(both_s, entries, mesh, machine, dist.ReduceOp.MAX)
+    lanes = [term.tier if (term := _predicted(launch, entry)) else entry.axis for entry in entries]
+    rows = [list(zip(*row, strict=True)) for row in zip(began_s.tolist(), ended_s.tolist(), strict=True)]
+    return torch.tensor([shares_s(row, lanes) for row in rows], dtype=torch.float64)
+
+
+def _over_groups(
+    values: torch.Tensor, entries: Sequence[Entry], mesh: Mesh, machine: Machine, operation: dist.ReduceOp.RedOpType
+) -> torch.Tensor:
+    """A value of each call combined over the call's own group. Shape of values: (…, calls)."""
+    found = values.clone()
+    for axis in dict.fromkeys(entry.axis for entry in entries):
+        columns = [number for number, entry in enumerate(entries) if entry.axis == axis]
+        found[..., columns] = _over_ranks(found[..., columns], mesh, machine, operation, group=mesh.groups[axis])
+    return found
 
 
 def _over_ranks(
@@ -143,7 +178,7 @@ def _beside(launch: Launch, mesh: Mesh, measured: TermMeans) -> SummaryTerm:
         group=mesh.size(entry.axis),
         tier=predicted.tier if predicted else None,
         predicted_s=predicted.seconds if predicted else None,
-        measured_s=measured.shortest_s,
+        measured_s=measured.seconds,
         elapsed_s=measured.elapsed_s,
         predicted_exposed_s=predicted.exposed_s if predicted else None,
         measured_exposed_s=measured.exposed_s,

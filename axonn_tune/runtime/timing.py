@@ -159,12 +159,14 @@ class TermTime:
 class StepTimes:
     """Every collective of one step of one rank, in the order of issue, which is the same on all ranks.
 
-    unix_s: when the step began; parts: of the computation, in a traced step.
+    unix_s: when the step began; parts: of the computation, in a traced step; host_s: its begin by the
+    clock that all processes of a host share, None on a GPU.
     """
 
     calls: tuple[TimedCall, ...]
     unix_s: float = 0.0
     parts: tuple[Part, ...] = ()
+    host_s: float | None = None
 
     @property
     def traced(self) -> bool:
@@ -226,7 +228,8 @@ class Timer:
             return None
         self._on = self._traced = False
         timed = tuple(self._timed(self.clock, calls))
-        return StepTimes(timed, self._unix_s, tuple(self._named(self.clock, parts)))
+        host_s = self._start if isinstance(self.clock, HostClock) else None
+        return StepTimes(timed, self._unix_s, tuple(self._named(self.clock, parts)), host_s)
 
     def part(self, name: str) -> None:
         """A part of the computation begins, and the one before it has ended; an empty name begins none."""

@@ -52,9 +52,7 @@ class SummaryTerm(Document):
     group: PositiveInt = Field(description="Ranks taking part.")
     tier: str | None = Field(description="Outermost network tier it was predicted to cross.")
     predicted_s: NonNegativeFloat | None = Field(description="Predicted time of all calls, s.")
-    measured_s: NonNegativeFloat = Field(
-        description="Measured: of each call the shortest time of any rank of its group, which waits for nobody, s."
-    )
+    measured_s: NonNegativeFloat = Field(description="Measured, by the summary's seconds_convention, s.")
     elapsed_s: NonNegativeFloat = Field(description="Measured: the mean over ranks instead, late peers waited for, s.")
     predicted_exposed_s: NonNegativeFloat | None = Field(description="Predicted: the part no computation hides, s.")
     measured_exposed_s: NonNegativeFloat = Field(
@@ -85,6 +83,7 @@ class Summary(Document):
     memory_convention: str = Field(description="What was measured as memory.")
     tokens_per_s: PositiveFloat = Field(description="Tokens of all ranks together, per second, measured.")
     mfu: NonNegativeFloat = Field(description="Model FLOPs over the peak that the prediction assumes, measured.")
+    seconds_convention: str = Field(description="What counts as a collective's time, so that late ranks do not.")
     terms: tuple[SummaryTerm, ...] = Field(description="Each collective's share.")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from axonn_tune.runtime.in_flight import shares_s
 from axonn_tune.runtime.ledger import Entry
 from axonn_tune.runtime.summary import middle_half
 from axonn_tune.runtime.timing import StepTimes, TimedCall, Timer
@@ -99,6 +100,16 @@ def test_ends_are_right_behind_computation_and_with_a_late_rank(pools: Pools) ->
         assert hidden.exposed_s < timing_tasks.LATE_S / 2
     assert early[1].exposed_s > timing_tasks.LATE_S / 2
     assert min(early[1].seconds, late[1].seconds) < timing_tasks.LATE_S / 2 < early[1].seconds
+
+
+def test_calls_in_flight_at_once_share_the_time() -> None:
+    """Guards the measured side of the comparison: per lane, seconds sum to the time in which any call was in flight."""
+    assert shares_s([(0.0, 4.0), (2.0, 6.0), (7.0, 8.0)], ["a", "a", "a"]) == [3.0, 3.0, 1.0]
+    assert shares_s([(0.0, 4.0), (2.0, 6.0), (1.0, 1.0)], ["a", "b", "a"]) == [4.0, 4.0, 0.0]
+    assert shares_s([(0.0, 6.0), (0.0, 3.0), (2.0, 4.0)], ["a", "a", "a"]) == pytest.approx(
+        [1 + 1 / 3 + 2.5, 1 + 1 / 3, 5 / 6]
+    )
+    assert shares_s([], []) == []
 
 
 def test_outliers_at_both_ends_are_left_out() -> None:

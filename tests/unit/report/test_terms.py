@@ -34,6 +34,7 @@ def summary(*terms: SummaryTerm, accelerator: str = "one CPU core", device: str 
         exposed_communication_s=Quantity(predicted=None, measured=0.05),
         memory_bytes=Quantity(predicted=1e6, measured=2e6),
         memory_convention="counted",
+        seconds_convention="as seen",
         tokens_per_s=1000.0,
         mfu=0.1,
         terms=terms,
