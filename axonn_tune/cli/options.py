@@ -17,15 +17,15 @@ import functools
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
 from axonn_tune.cli.documents import complete_names
 
 if TYPE_CHECKING:
-    from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices
-    from axonn_tune.ranking.space import Limits
+    from axonn_tune.api.options import Options
+    from axonn_tune.ranking.inputs import Inputs
 
     BaseChoice = click.Choice[str]
 else:
@@ -40,6 +40,9 @@ RECOMPUTES = ("none", "selective", "full")
 OVERLAPS = ("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output")
 AXES = ("x", "y", "z", "data")
 DEFAULT_MACHINE = "perlmutter"
+
+_NOT_OPTIONS = {"gpus", "model", "machine", "batch", "rank_by", "settings"}
+"""Fields of `Chosen` that the functions of the package take by themselves, or by another name."""
 
 WORDS = "axonn_tune.words"
 """Key of the words of the command line in a context's `meta`."""
@@ -62,10 +65,13 @@ def parse_order(ctx: click.Context, param: click.Parameter, value: str | None) -
     """A permutation of the axes, such as `y,x,z,data`, as a tuple."""
     if value is None:
         return None
-    axes = tuple(axis.strip() for axis in value.split(","))
-    if sorted(axes) != sorted(AXES):
-        raise click.BadParameter(f"{value!r} must name each of x, y, z and data once, as in x,y,z,data", ctx, param)
-    return axes
+    from axonn_tune.api import options
+    from axonn_tune.errors import UsageError
+
+    try:
+        return options.parse_order(value)
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
 
 
 @dataclass(frozen=True)
@@ -244,57 +250,43 @@ def command_line() -> str:
 
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print the result alone, no remarks.")
+html_option = click.option(
+    "--html", metavar="FILE", help="Also write a report here: one self-contained HTML file. Needs the extra [report]."
+)
 color_option = click.option("--color/--no-color", default=None, help="Default: in a terminal, unless NO_COLOR is set.")
 
 
 def load(chosen: Chosen) -> Inputs:
     """Load the documents of the shared options and build the problem."""
+    from axonn_tune.api.options import make_choices
     from axonn_tune.ranking.inputs import load_inputs
 
-    return load_inputs(choices_of(chosen))
+    return load_inputs(make_choices(**problem_of(chosen), rank_by=rank_by(chosen), options=options_of(chosen)))
 
 
-def choices_of(chosen: Chosen) -> Choices:
-    """The shared options as the search takes them."""
-    from axonn_tune.ranking.inputs import Choices
+class ProblemOptions(TypedDict):
+    """What is trained where, as the functions of the package take it."""
 
+    model: str
+    gpus: int
+    machine: str
+    batch: int | None
+
+
+def problem_of(chosen: Chosen) -> ProblemOptions:
+    """What is trained where; click.UsageError if it is not said."""
     if chosen.gpus is None or chosen.model is None:
         missing = [name for name, value in (("--gpus", chosen.gpus), ("--model", chosen.model)) if value is None]
         raise click.UsageError(f"Missing option {' and '.join(missing)}.")
-    rank_by: Any = chosen.rank_by or RANK_BY[0]
-    return Choices(
-        gpus=chosen.gpus,
-        model=chosen.model,
-        machine=chosen.machine,
-        workload=_workload(chosen),
-        limits=_limits_of(chosen),
-        rank_by=rank_by,
-        settings=chosen.settings,
-    )
+    return {"model": chosen.model, "gpus": chosen.gpus, "machine": chosen.machine, "batch": chosen.batch}
 
 
-def _workload(chosen: Chosen) -> WorkloadChoices:
-    from axonn_tune.ranking.inputs import WorkloadChoices
-
-    return WorkloadChoices(
-        batch=chosen.batch,
-        seq=chosen.seq,
-        precision=chosen.precision,
-        shard_optimizer=chosen.shard_optimizer,
-        split_micro_batch=chosen.split_micro_batch,
-        overlaps=chosen.overlap,
-        no_overlaps=chosen.no_overlap,
-    )
+def rank_by(chosen: Chosen) -> Any:  # noqa: ANN401 - one of RANK_BY
+    """What to rank by; the first of all for a command that does not ask."""
+    return chosen.rank_by or RANK_BY[0]
 
 
-def _limits_of(chosen: Chosen) -> Limits:
-    from axonn_tune.ranking.space import Limits
-
-    pins = {axis: size for axis in AXES if (size := getattr(chosen, axis)) is not None}
-    return Limits(
-        order=chosen.order,
-        recompute=chosen.recompute,
-        micro_batch=chosen.micro_batch,
-        kept_layers=chosen.kept_layers,
-        axes=pins,
-    )
+def options_of(chosen: Chosen) -> Options:
+    """The other shared options, as the functions of the package take them."""
+    named: Any = {each.name: getattr(chosen, each.name) for each in fields(Chosen) if each.name not in _NOT_OPTIONS}
+    return {**named, "set": chosen.settings}

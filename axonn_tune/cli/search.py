@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -13,13 +14,16 @@ from axonn_tune.cli.options import (
     color_option,
     command_line,
     format_option,
-    load,
+    options_of,
+    problem_of,
     problem_options,
     quiet_option,
+    rank_by,
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.ranking.results import Results
+    from axonn_tune.api.options import Cost
+    from axonn_tune.api.search import Format, Script, SearchResult
 
 
 @click.command("search", short_help="Rank every grid of a number of GPUs.")
@@ -52,17 +56,17 @@ if TYPE_CHECKING:
 def search_command(
     *,
     chosen: Chosen,
-    costs: tuple[str, ...],
+    costs: tuple[Cost, ...],
     top: int,
     with_rejected: bool,
     variants: bool,
-    output_format: str,
+    output_format: Format,
     wide: bool,
     columns: str | None,
     output: str | None,
     pick: int,
     tokens: str | None,
-    emit: str | None,
+    emit: Script | None,
     quiet: bool,
     color: bool | None,
 ) -> None:
@@ -71,28 +75,26 @@ def search_command(
     The ranking goes to standard output; why the first beats the second, ties, and what was rejected
     go to standard error.
     """
-    from axonn_tune.ranking.results import run_search
+    from axonn_tune.api.search import search
+    from axonn_tune.report.table import use_color
 
     _check_output(output, emit=emit, pick=pick, tokens=tokens)
-    results = run_search(load(chosen), costs=costs, variants=variants)
-    results.require_row(pick)
-    shown = _render(
-        results,
+    found = search(**problem_of(chosen), rank_by=rank_by(chosen), cost=costs, variants=variants, **options_of(chosen))
+    found.results.require_row(pick)
+    shown = found.render(
+        output_format,
         top=top,
-        with_rejected=with_rejected,
-        output_format=output_format,
+        rejected=with_rejected,
         wide=wide,
-        columns=columns,
-        color=color,
+        columns=columns.split(",") if columns else None,
+        color=use_color(wanted=color),
     )
     click.echo(shown, nl=False, color=True)
-    results.require_any()
+    found.results.require_any()
     if output_format in ("table", "md") and not quiet:
-        from axonn_tune.report.remarks import remarks
-
-        click.echo("\n" + "\n".join(remarks(results)), err=True)
+        click.echo("\n" + "\n".join(found.remarks), err=True)
     if output:
-        _write(results, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
+        _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
 
 
 def _check_output(output: str | None, *, emit: str | None, pick: int, tokens: str | None) -> None:
@@ -104,62 +106,11 @@ def _check_output(output: str | None, *, emit: str | None, pick: int, tokens: st
         raise click.UsageError("-o - : a launch config is a file of its own, and the ranking is on standard output.")
 
 
-def _render(
-    results: Results,
-    *,
-    top: int,
-    with_rejected: bool,
-    output_format: str,
-    wide: bool,
-    columns: str | None,
-    color: bool | None,
-) -> str:
-    """The ranking in the wanted format."""
-    from axonn_tune.cost.memory import memory_limit_bytes
-
-    entries = results.listed(top=top, terms=output_format == "json", rejected=with_rejected)
-    limit_bytes = memory_limit_bytes(results.inputs.problem.machine.accelerator)
-    if output_format == "json":
-        from axonn_tune.report.ranking_json import ranking_document, to_text
-
-        return to_text(ranking_document(results, entries, limit_bytes=limit_bytes))
-    from axonn_tune.report import ranking_table as tables
-    from axonn_tune.report.table import use_color
-
-    if output_format == "csv":
-        return tables.ranking_csv(results, entries, limit_bytes=limit_bytes)
-    names = columns.split(",") if columns else tables.default_columns(results, entries, wide=wide)
-    if not entries:
-        return ""
-    if output_format == "md":
-        return tables.ranking_markdown(results, entries, names=names, limit_bytes=limit_bytes)
-    return tables.ranking_table(results, entries, names=names, limit_bytes=limit_bytes, color=use_color(wanted=color))
-
-
-def _write(results: Results, *, output: str, pick: int, tokens: str | None, emit: str | None, quiet: bool) -> None:
+def _write(
+    found: SearchResult, *, output: str, pick: int, tokens: str | None, emit: Script | None, quiet: bool
+) -> None:
     """Write the launch config of a row, and the script that starts it."""
-    from axonn_tune.launch.config import build_launch, write_launch
-
-    inputs = results.inputs
-    launch = build_launch(
-        results.ranked.pricing(pick - 1),
-        model=inputs.model,
-        machine=inputs.machine,
-        workload=inputs.problem.workload,
-        command=command_line(),
-        tokens=tokens,
-    )
-    written = [f"#{pick} as {output}"]
-    if not emit:
-        write_launch(output, launch)
-    else:
-        from axonn_tune.launch.emit import ScriptKind, emit_script, script_text
-
-        kinds: dict[str, ScriptKind] = {"torchrun": "torchrun", "slurm": "slurm"}
-        # What refuses a script refuses it here, before anything is written.
-        script_text(kinds[emit], launch=launch, machine=inputs.machine.document, launch_path=output)
-        write_launch(output, launch)
-        script = emit_script(kinds[emit], launch=launch, machine=inputs.machine.document, launch_path=output)
-        written.append(f"the script that starts it as {script}")
+    path, *script = replace(found, call=command_line()).write_launch_config(output, pick=pick, tokens=tokens, emit=emit)
+    written = [f"#{pick} as {path}", *(f"the script that starts it as {path}" for path in script)]
     if not quiet:
         click.echo(f"Wrote {' and '.join(written)}.", err=True)

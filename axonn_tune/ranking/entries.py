@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from axonn_tune.cost.single import Pricing
@@ -62,7 +62,27 @@ class Entry:
     high_s: float | None = None
     mfu: float | None = None
     hfu: float | None = None
-    terms: tuple[TermEntry, ...] = ()
+    terms: tuple[TermEntry, ...] = field(default=(), repr=False)
+
+    @property
+    def x(self) -> int:
+        """Size of axis x."""
+        return self.sizes[0]
+
+    @property
+    def y(self) -> int:
+        """Size of axis y."""
+        return self.sizes[1]
+
+    @property
+    def z(self) -> int:
+        """Size of axis z."""
+        return self.sizes[2]
+
+    @property
+    def data(self) -> int:
+        """Size of axis data."""
+        return self.sizes[3]
 
     @property
     def feasible(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.choosing import Problem, RankBy
 from axonn_tune.ranking.space import Limits
-from axonn_tune.specs.catalog import Loaded, load_machine, load_model
+from axonn_tune.specs.catalog import Loaded, MachineLike, ModelLike, load_machine, load_model
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.overrides import route_overrides
@@ -44,8 +45,8 @@ class Choices:
     """What the user asked for, before any document is loaded. `settings`: `--set` assignments."""
 
     gpus: int
-    model: str
-    machine: str = "perlmutter"
+    model: ModelLike
+    machine: MachineLike = "perlmutter"
     workload: WorkloadChoices = WorkloadChoices()
     limits: Limits = field(default_factory=Limits)
     rank_by: RankBy = "communication"
@@ -127,7 +128,7 @@ def _check_pins(choices: Choices) -> None:
         )
 
 
-def launch_inputs(path: str, *, machine: str | None = None) -> tuple[Inputs, bool]:
+def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tuple[Inputs, bool]:
     """The problem whose only candidate is a launch config's; also whether the machine profile has changed since.
 
     `machine` is a profile to use instead of the one the launch config names. Errors as `load_inputs`.

@@ -10,6 +10,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Choices, Inputs, load_inputs
 from axonn_tune.ranking.results import run_search
+from axonn_tune.specs.catalog import ModelLike
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)(?:x(\d+)|\+(\d+))?")
 _MOST_VALUES = 10_000
@@ -59,7 +60,7 @@ def _part(part: str, *, option: str) -> Iterator[int]:
 
 
 def sweep(
-    choices: Choices, *, models: Sequence[str], gpus: Sequence[int], batches: Sequence[int | None], weak: bool
+    choices: Choices, *, models: Sequence[ModelLike], gpus: Sequence[int], batches: Sequence[int | None], weak: bool
 ) -> tuple[Point, ...]:
     """The best entry at every point: models, then batches, then GPU counts.
 
@@ -77,7 +78,7 @@ def sweep(
     return tuple(points)
 
 
-def _at(choices: Choices, *, model: str, batch: int | None, gpus: int, base: int | None) -> Inputs:
+def _at(choices: Choices, *, model: ModelLike, batch: int | None, gpus: int, base: int | None) -> Inputs:
     """Inputs of one point; `base`: GPU count that the batch belongs to, for weak scaling."""
     wanted = replace(choices, model=model, gpus=gpus, workload=replace(choices.workload, batch=batch))
     inputs = load_inputs(wanted)

@@ -55,15 +55,25 @@ def render(
     if output_format == "json":
         return to_text(comparison_json(comparison, inputs))
     if output_format == "csv":
-        return csv_table(_CSV, [_csv_row(comparison, each) for each in comparison.contenders])
-    rows = _rows(comparison)
+        return csv_table(*comparison_records(comparison))
     if output_format == "md":
-        return markdown_table(_HEADINGS, rows) + "\n" + "".join(f"- {line}\n" for line in remarks(comparison))
-    headings: Sequence[Heading] = _HEADINGS
-    if not wide:
-        headings = [_HEADINGS[column] for column in _NARROW]
-        rows = [[_narrow(row[column]) for column in _NARROW] for row in rows]
+        table = markdown_table(*comparison_cells(comparison, wide=True))
+        return table + "\n" + "".join(f"- {line}\n" for line in remarks(comparison))
+    headings, rows = comparison_cells(comparison, wide=wide)
     return text_table(headings, rows, color=color) + "\n" + "".join(f"{line}\n" for line in remarks(comparison))
+
+
+def comparison_records(comparison: Comparison) -> tuple[Sequence[str], list[list[object]]]:
+    """Names of all fields, units included, and their values of each way: what CSV and data frames hold."""
+    return _CSV, [_csv_row(comparison, each) for each in comparison.contenders]
+
+
+def comparison_cells(comparison: Comparison, *, wide: bool = False) -> tuple[Sequence[Heading], list[list[str]]]:
+    """Headings and cells of the table; all columns if it is `wide`, else the main ones."""
+    rows = _rows(comparison)
+    if wide:
+        return _HEADINGS, rows
+    return [_HEADINGS[column] for column in _NARROW], [[_narrow(row[column]) for column in _NARROW] for row in rows]
 
 
 def _narrow(cell: str) -> str:

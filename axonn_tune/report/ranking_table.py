@@ -37,15 +37,21 @@ def ranking_table(
     results: Results, entries: Sequence[Entry], *, names: Sequence[str], limit_bytes: float, color: bool = False
 ) -> str:
     """A table for people, one row per entry."""
-    columns = _chosen(results, names, limit_bytes=limit_bytes)
     best = 0 if entries and entries[0].feasible else None
-    return text_table([column.heading for column in columns], _rows(columns, entries), color=color, best=best)
+    return text_table(*ranking_cells(results, entries, names=names, limit_bytes=limit_bytes), color=color, best=best)
 
 
 def ranking_markdown(results: Results, entries: Sequence[Entry], *, names: Sequence[str], limit_bytes: float) -> str:
     """The same as a Markdown table."""
+    return markdown_table(*ranking_cells(results, entries, names=names, limit_bytes=limit_bytes))
+
+
+def ranking_cells(
+    results: Results, entries: Sequence[Entry], *, names: Sequence[str], limit_bytes: float
+) -> tuple[list[Heading], list[list[str]]]:
+    """Headings and cells of these columns; UsageError for a column that does not exist."""
     columns = _chosen(results, names, limit_bytes=limit_bytes)
-    return markdown_table([column.heading for column in columns], _rows(columns, entries))
+    return [column.heading for column in columns], _rows(columns, entries)
 
 
 def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = False) -> list[str]:
@@ -65,9 +71,16 @@ def column_names(results: Results) -> list[str]:
 
 def ranking_csv(results: Results, entries: Sequence[Entry], *, limit_bytes: float) -> str:
     """Every field of every entry but the terms, in SI units."""
+    return csv_table(*ranking_records(results, entries, limit_bytes=limit_bytes))
+
+
+def ranking_records(
+    results: Results, entries: Sequence[Entry], *, limit_bytes: float
+) -> tuple[list[str], list[list[object]]]:
+    """Names of all fields, units included, and their values of every entry: what CSV and data frames hold."""
     costs = list(results.others)
     names = [*_CSV_FIELDS, "memory_limit_bytes", *(f"rank_{cost}" for cost in costs), "rejected_because"]
-    rows = (
+    rows = [
         [
             *(read(entry) for read in _CSV_FIELDS.values()),
             limit_bytes,
@@ -75,8 +88,8 @@ def ranking_csv(results: Results, entries: Sequence[Entry], *, limit_bytes: floa
             "; ".join(entry.rejected_because),
         ]
         for entry in entries
-    )
-    return csv_table(names, rows)
+    ]
+    return names, rows
 
 
 _CSV_FIELDS: dict[str, Callable[[Entry], object]] = {

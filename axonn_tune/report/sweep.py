@@ -36,18 +36,30 @@ _HEADINGS = (
 
 def sweep_table(points: Sequence[Point], *, color: bool = False) -> str:
     """A table for people; points where nothing is feasible have their reasons below it."""
-    reasons = [f"{_where(point)}: {point.reason}" for point in points if point.entry is None]
-    return text_table(_HEADINGS, _rows(points), color=color) + "".join(f"\n{reason}\n" for reason in reasons)
+    headings, rows, reasons = sweep_cells(points)
+    return text_table(headings, rows, color=color) + "".join(f"\n{reason}\n" for reason in reasons)
 
 
 def sweep_markdown(points: Sequence[Point]) -> str:
     """The same as Markdown."""
-    reasons = [f"- {_where(point)}: {point.reason}\n" for point in points if point.entry is None]
-    return markdown_table(_HEADINGS, _rows(points)) + ("\n" + "".join(reasons) if reasons else "")
+    headings, rows, reasons = sweep_cells(points)
+    listed = "".join(f"- {reason}\n" for reason in reasons)
+    return markdown_table(headings, rows) + (f"\n{listed}" if reasons else "")
+
+
+def sweep_cells(points: Sequence[Point]) -> tuple[Sequence[Heading], list[list[str]], list[str]]:
+    """Headings and cells of the table, and the reasons of points where nothing is feasible."""
+    reasons = [f"{_where(point)}: {point.reason}" for point in points if point.entry is None]
+    return _HEADINGS, _rows(points), reasons
 
 
 def sweep_csv(points: Sequence[Point]) -> str:
     """Every field of every point but workload details, in SI units."""
+    return csv_table(*sweep_records(points))
+
+
+def sweep_records(points: Sequence[Point]) -> tuple[list[str], list[list[object]]]:
+    """Names of all fields, units included, and their values of each point: what CSV and data frames hold."""
     documents = [_point_json(point) for point in points]
     configs = [point.entry or _NO_ENTRY for point in points]
     names = ["model", "gpus", "global_batch", "feasible", "reason", "efficiency"]
@@ -56,11 +68,11 @@ def sweep_csv(points: Sequence[Point]) -> str:
         "communication_s", "exposed_communication_s", "compute_s", "iteration_s", "low_s", "high_s", "tokens_per_s",
         "mfu", "hfu", "memory_bytes",
     ]  # fmt: skip
-    rows = []
+    rows: list[list[object]] = []
     for point, document, entry in zip(points, documents, configs, strict=True):
         found = entry_fields(entry, point.inputs.problem.workload) if point.entry else {}
         rows.append([*(document[name] for name in names), *(found.get(name) for name in fields)])
-    return csv_table([*names, *fields], rows)
+    return [*names, *fields], rows
 
 
 def sweep_document(points: Sequence[Point], *, weak: bool) -> Json:

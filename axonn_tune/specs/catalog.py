@@ -5,28 +5,40 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from axonn_tune.errors import UnknownNameError, UsageError
-from axonn_tune.specs.loading import Loaded, load_file
+from axonn_tune.specs.loading import Loaded, hold, load_file
 from axonn_tune.specs.lookup import Kind, available, find
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 
-__all__ = ["Kind", "Loaded", "available", "find", "load_machine", "load_model"]
+__all__ = ["Kind", "Loaded", "MachineLike", "ModelLike", "available", "find", "load_machine", "load_model"]
+
+ModelLike: TypeAlias = str | Path | Model | Loaded[Model]
+"""A model by name or path, or the model itself."""
+MachineLike: TypeAlias = str | Path | Machine | Loaded[Machine]
+"""A machine by name or path, or the machine itself."""
 
 
-def load_model(name: str, *, overrides: Sequence[str] = ()) -> Loaded[Model]:
-    """Load a model by name (`80b`, any case) or path.
+def load_model(name: ModelLike, *, overrides: Sequence[str] = ()) -> Loaded[Model]:
+    """Load a model by name (`80b`, any case) or path; one that is at hand already is taken as it is.
 
     UnknownNameError if no model has that name, UsageError for an unreadable file, a Hugging Face config or
     a wrong override (`hidden=8192`), DocumentError with every problem of the document.
     """
-    return load_file(_find_model(name), schema=Model, overrides=overrides)
+    if isinstance(name, Model | Loaded):
+        return hold(name, schema=Model, overrides=overrides)
+    path = name if isinstance(name, Path) else _find_model(name)
+    return load_file(path, schema=Model, overrides=overrides)
 
 
-def load_machine(name: str, *, overrides: Sequence[str] = ()) -> Loaded[Machine]:
-    """Load a machine by name (`perlmutter`, any case) or path; errors as `load_model`."""
-    return load_file(find("machine", name), schema=Machine, overrides=overrides)
+def load_machine(name: MachineLike, *, overrides: Sequence[str] = ()) -> Loaded[Machine]:
+    """Load a machine by name (`perlmutter`, any case) or path; at hand already, and errors, as `load_model`."""
+    if isinstance(name, Machine | Loaded):
+        return hold(name, schema=Machine, overrides=overrides)
+    path = name if isinstance(name, Path) else find("machine", name)
+    return load_file(path, schema=Machine, overrides=overrides)
 
 
 def _find_model(name: str) -> Path:

@@ -64,6 +64,22 @@ def parse_document(text: str, *, schema: type[D], source: str = "<text>", overri
     return _load(text, path=None, source=source, schema=schema, overrides=overrides).document
 
 
+def hold(document: D | Loaded[D], *, schema: type[D], overrides: Sequence[str] = ()) -> Loaded[D]:
+    """A document that is at hand already, with `overrides` applied, as if it had been loaded.
+
+    What came from no file has its name for a path, and the hash of the text it would be written as. UsageError
+    and DocumentError for a wrong override, as when loading.
+    """
+    if isinstance(document, Loaded) and not overrides:
+        return document
+    # Imported here: what comes from a file is not written.
+    from axonn_tune.specs.writing import to_yaml
+
+    held = document.document if isinstance(document, Loaded) else document
+    source = str(document.path if isinstance(document, Loaded) else getattr(held, "name", kind_of(schema)))
+    return _load(to_yaml(held), path=None, source=source, schema=schema, overrides=overrides)
+
+
 def read_text(path: Path) -> str:
     """Text of a UTF-8 file; UsageError if there is none to read, DocumentError if it is not UTF-8."""
     try:

@@ -155,7 +155,7 @@ def test_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("axonn_tune.ranking.results.run_search", interrupted)
+    monkeypatch.setattr("axonn_tune.api.search.run_search", interrupted)
     fails("--gpus 8 --model 5b", code=130)
 
 
@@ -166,7 +166,7 @@ def test_our_own_mistakes(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("somewhere inside")
 
-    monkeypatch.setattr("axonn_tune.ranking.results.run_search", broken)
+    monkeypatch.setattr("axonn_tune.api.search.run_search", broken)
     monkeypatch.setenv("AXONN_TUNE_DEBUG", "1" if how == "variable" else "")
     finished = run(f"{'--debug ' if how == 'option' else ''}--gpus 8 --model 5b")
     assert finished.code == 1
