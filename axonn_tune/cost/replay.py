@@ -2,8 +2,9 @@
 
 The schedule is first *linked*: equal runs and equal collectives get one number each, so that a block
 prices each of them once and the loop over instructions touches nothing but lists. Runs of equal
-blocks are replayed twice and the rest extrapolated by the second one's duration, since from there on
-every block takes as long as the one before. `timeline` is the plain twin.
+blocks are replayed twice and the rest extrapolated, since from there on every block takes as long as the
+one before; a lane that gets more than it can send falls behind by as much each time. `timeline` is the
+plain twin.
 """
 
 from __future__ import annotations
@@ -173,20 +174,17 @@ class Replay:
         if times == 1:
             return once
         twice = self._play(once, part)
-        shift = (times - 2.0) * (twice[0] - once[0])
-        return [None if clock is None else clock + shift for clock in twice]
+        return _repeated(once, twice, times - 2.0)
 
     def _repeat_column(self, state: State, part: Linked, times: Column) -> State:
         """The same with a number of times for each candidate."""
         once = self._play(state, part)
         twice = self._play(once, part)
-        shift = (times - 2.0) * (twice[0] - once[0])
+        last = _repeated(once, twice, times - 2.0)
         none, one = times == 0.0, times == 1.0
         return [
-            None
-            if late is None
-            else np.where(none, 0.0 if start is None else start, np.where(one, early, late + shift))
-            for start, early, late in zip(state, once, twice, strict=True)
+            None if late is None else np.where(none, 0.0 if start is None else start, np.where(one, early, late))
+            for start, early, late in zip(state, once, last, strict=True)
         ]
 
     def _play(self, state: State, part: Linked) -> State:
@@ -220,3 +218,15 @@ class Replay:
                 state[first_slot + slot] = None
         state[0] = clock
         return state
+
+
+def _repeated(before: State, state: State, times: Column) -> State:
+    """After `times` more of what led from one state to the next: each clock at its pace, none slower than the first."""
+    every = state[0] - before[0]
+    found = [state[0] + times * every]
+    for early, late in zip(before[1:], state[1:], strict=True):
+        if late is None:
+            found.append(None)
+        else:
+            found.append(late + times * (every if early is None else np.maximum(late - early, every)))
+    return found

@@ -13,7 +13,7 @@ from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
 from axonn_tune.cost.compute import FUSED, ComputeRates, Kernels, compute_rates
 from axonn_tune.cost.durations import Clock, compute_s
 from axonn_tune.cost.memory import Memory, memory_limit_bytes, price_memory
-from axonn_tune.cost.timeline import Interval, Timeline
+from axonn_tune.cost.timeline import Batch, Timeline
 from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
@@ -70,7 +70,7 @@ class Pricing:
     values: dict[str, float]
     program: StepProgram
     rates: ComputeRates
-    intervals: tuple[Interval, ...]
+    batches: tuple[Batch, ...]
 
     @property
     def exposed_communication_s(self) -> float:
@@ -118,7 +118,7 @@ def price_configuration(
         values=values,
         program=program,
         rates=rates,
-        intervals=tuple(timeline.intervals),
+        batches=tuple(timeline.batches),
     )
 
 

@@ -2,16 +2,26 @@
 
 It follows the same schedule with its own loop and must end at the same bits; what it adds is where
 each interval lies and which collective each pause of the compute lane waits for. Repeated parts are
-replayed twice and extrapolated; the second replay stands for the rest in the sums of pauses.
+replayed twice and extrapolated, each clock by its own pace; the second replay stands for the rest, in the sums of
+pauses as in what is recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from axonn_tune.program.operations import Collective, Computation
 from axonn_tune.program.schedule import Instructions, Issue, MicroBatch, Run, StepSchedule, Wait
+from axonn_tune.specs.traces import (
+    COMPUTE_LANE,
+    EMBEDDING_BACKWARD,
+    EMBEDDING_FORWARD,
+    END,
+    HEAD,
+    block_backward,
+    block_forward,
+)
 
 TermKey = tuple[str, str, str, str]
 """op, axis, phase, layer."""
@@ -19,14 +29,49 @@ TermKey = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Interval:
-    """One operation on a lane (`compute` or a tier's name), in seconds from the start of its micro-batch."""
+    """One operation on a lane (`COMPUTE_LANE` or a tier's name), in seconds from the start of its micro-batch.
+
+    A collective on the compute lane is a pause: nothing is computed until it has ended.
+    """
 
     lane: str
     operation: Computation | Collective
     start_s: float
     end_s: float
-    part: str
-    stands_for: float
+
+    @property
+    def pause(self) -> bool:
+        """Whether the compute lane stands still for a collective."""
+        return self.lane == COMPUTE_LANE and isinstance(self.operation, Collective)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a micro-batch as often as it follows itself, each time as it was the first: one name for each time.
+
+    start_s, end_s: of the first, on the compute lane, which the others follow without a gap. lane_every_s: from one
+    to the next on a lane of collectives, which can be more: a lane that falls behind.
+    """
+
+    names: tuple[str, ...]
+    start_s: float
+    end_s: float
+    intervals: tuple[Interval, ...]
+    lane_every_s: Mapping[str, float] = field(default_factory=dict)
+
+    def shifts_s(self, time: int) -> Callable[[str], float]:
+        """How far the repeat of this number, from 0, is moved on a lane."""
+        every_s = self.end_s - self.start_s
+        return lambda lane: time * self.lane_every_s.get(lane, every_s)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Equal micro-batches in a row, `times` of `every_s` each; the last one has the end of the step with it."""
+
+    times: int
+    every_s: float
+    stretches: tuple[Stretch, ...]
 
 
 @dataclass
@@ -41,12 +86,22 @@ class State:
         """An independent copy."""
         return State(self.now_s, dict(self.lanes), dict(self.slots))
 
-    def shifted(self, by_s: float) -> State:
-        """Every clock moved by the same time."""
+    def repeated(self, times: float, before: State) -> State:
+        """After `times` more of what led here from `before`: each clock goes on as it did, none slower than the first.
+
+        A lane that is given more than it can send falls behind, further with each time.
+        """
+        every_s = self.now_s - before.now_s
         return State(
-            self.now_s + by_s,
-            {lane: clock + by_s for lane, clock in self.lanes.items()},
-            {slot: (clock + by_s, cause) for slot, (clock, cause) in self.slots.items()},
+            self.now_s + times * every_s,
+            {
+                lane: clock + times * max(clock - before.lanes.get(lane, clock), every_s)
+                for lane, clock in self.lanes.items()
+            },
+            {
+                slot: (clock + times * max(clock - before.slots.get(slot, (clock, cause))[0], every_s), cause)
+                for slot, (clock, cause) in self.slots.items()
+            },
         )
 
 
@@ -62,106 +117,121 @@ class Timeline:
     collective_s: Callable[[Collective], float]
     lane: Mapping[str, int]
     lane_names: tuple[str, ...]
-    intervals: list[Interval] = field(default_factory=list)
     exposed_s: dict[TermKey, float] = field(default_factory=dict)
+    batches: list[Batch] = field(default_factory=list)
+    _stretches: list[Stretch] = field(default_factory=list)
 
     def step_s(self, schedule: StepSchedule, *, layers: int, kept: int, accumulation: int) -> float:
         """Duration of one step, s."""
-        last = self._micro_batch(
-            schedule.last_micro_batch, layers=layers, kept=kept, weight=1.0, part="last micro-batch"
-        )
+        last = self._micro_batch(schedule.last_micro_batch, layers=layers, kept=kept, weight=1.0)
         last_s = last.now_s
-        end_s = self._play(last, schedule.end, weight=1.0, part="end").now_s
+        end_s = self._play(last, schedule.end, weight=1.0, names=(END,)).now_s
+        self._note_batch(1, end_s)
         others_s = last_s
-        weight = accumulation - 1.0
-        if self.lane["data"] >= 0:
-            others = self._micro_batch(
-                schedule.micro_batch, layers=layers, kept=kept, weight=weight, part="micro-batch"
-            )
-            others_s = others.now_s
-        elif weight:
-            self._micro_batch(schedule.last_micro_batch, layers=layers, kept=kept, weight=weight, part="micro-batch")
+        if accumulation > 1:
+            # Without replicas there are no buckets, and the last micro-batch is like the others.
+            batch = schedule.micro_batch if self.lane["data"] >= 0 else schedule.last_micro_batch
+            others_s = self._micro_batch(batch, layers=layers, kept=kept, weight=accumulation - 1.0).now_s
+            self._note_batch(accumulation - 1, others_s)
+            self.batches.reverse()
         return (accumulation - 1.0) * others_s + end_s
 
-    def _micro_batch(self, batch: MicroBatch, *, layers: int, kept: int, weight: float, part: str) -> State:
+    def _note_batch(self, times: int, every_s: float) -> None:
+        self.batches.append(Batch(times, every_s, tuple(self._stretches)))
+        self._stretches.clear()
+
+    def _micro_batch(self, batch: MicroBatch, *, layers: int, kept: int, weight: float) -> State:
         """One micro-batch from a clear start; `weight`: how many micro-batches it stands for."""
 
         def play(state: State, instructions: Instructions, name: str) -> State:
-            return self._play(state, instructions, weight=weight, part=f"{part}: {name}")
+            return self._play(state, instructions, weight=weight, names=(name,))
 
-        def repeat(state: State, instructions: Instructions, times: int, name: str) -> State:
-            return self._repeat(state, instructions, times, weight=weight, part=f"{part}: {name}")
+        def blocks(state: State, instructions: Instructions, numbers: range) -> State:
+            return self._repeat(state, instructions, weight=weight, names=tuple(map(block_backward, numbers)))
 
-        state = play(State(), batch.embedding, "embedding")
-        state = repeat(state, batch.block, layers - 1, "block")
-        state = play(state, batch.last_block, "last block")
-        state = play(state, batch.head_all_kept if kept == layers else batch.head, "head")
-        back = batch.backward
+        forward = tuple(map(block_forward, range(layers - 1)))
+        state = play(State(), batch.embedding, EMBEDDING_FORWARD)
+        state = self._repeat(state, batch.block, weight=weight, names=forward)
+        state = play(state, batch.last_block, block_forward(layers - 1))
+        state = play(state, batch.head_all_kept if kept == layers else batch.head, HEAD)
+        back, first, unkept = batch.backward, block_backward(layers - 1), layers - kept
         if kept == layers:
-            state = play(state, back.kept_first, "first kept block backward")
-            state = repeat(state, back.kept_middle, layers - 1, "kept block backward")
+            state = play(state, back.kept_first, first)
+            state = blocks(state, back.kept_middle, range(layers - 2, -1, -1))
         elif kept == 0 and layers == 1:
-            state = play(state, back.only, "block backward")
+            state = play(state, back.only, first)
         elif kept == 0:
-            state = play(state, back.first, "first block backward")
-            state = repeat(state, back.middle, layers - 2, "block backward")
-            state = play(state, back.last, "last block backward")
+            state = play(state, back.first, first)
+            state = blocks(state, back.middle, range(layers - 2, 0, -1))
+            state = play(state, back.last, block_backward(0))
         else:
-            state = play(state, back.kept_first, "first kept block backward")
-            state = repeat(state, back.kept_middle, kept - 1, "kept block backward")
-            state = repeat(state, back.middle, layers - kept - 1, "block backward")
-            state = play(state, back.last, "last block backward")
-        return play(state, batch.flush, "embedding backward")
+            state = play(state, back.kept_first, first)
+            state = blocks(state, back.kept_middle, range(layers - 2, unkept - 1, -1))
+            state = blocks(state, back.middle, range(unkept - 1, 0, -1))
+            state = play(state, back.last, block_backward(0))
+        return play(state, batch.flush, EMBEDDING_BACKWARD)
 
-    def _repeat(self, state: State, instructions: Instructions, times: int, *, weight: float, part: str) -> State:
-        """A part `times` times over: replayed at most twice, extrapolated by the second replay's duration."""
-        if times == 0:
+    def _repeat(self, state: State, instructions: Instructions, *, weight: float, names: tuple[str, ...]) -> State:
+        """A part once for each name: replayed at most twice, extrapolated by the second replay's duration."""
+        if not names:
             return state
-        once = self._play(state, instructions, weight=weight, part=part)
-        if times == 1:
+        times = float(len(names))
+        once = self._play(state, instructions, weight=weight, names=names[:1])
+        if len(names) == 1:
             return once
-        twice = self._play(once, instructions, weight=weight * (times - 1.0), part=part)
-        return twice.shifted((times - 2.0) * (twice.now_s - once.now_s))
+        twice = self._play(once, instructions, weight=weight * (times - 1.0), names=names[1:])
+        self._stretches[-1] = replace(self._stretches[-1], lane_every_s=self._lane_every_s(once, twice))
+        return twice.repeated(times - 2.0, once)
 
-    def _play(self, state: State, instructions: Instructions, *, weight: float, part: str) -> State:
+    def _lane_every_s(self, once: State, twice: State) -> dict[str, float]:
+        """How far apart the same collective of two repeats is, by name of the lane."""
+        every_s = twice.now_s - once.now_s
+        return {
+            self.lane_names[lane]: max(clock - once.lanes.get(lane, clock), every_s)
+            for lane, clock in twice.lanes.items()
+        }
+
+    def _play(self, state: State, instructions: Instructions, *, weight: float, names: tuple[str, ...]) -> State:
         """Follow instructions from a state; `weight`: how often this happens in the step."""
-        state = state.copy()
+        state, begun_s, found = state.copy(), state.now_s, list[Interval]()
         for step in instructions:
             if isinstance(step, Run):
-                self._run(state, step, weight=weight, part=part)
+                self._run(state, step, found)
             elif isinstance(step, Wait):
                 if step.slot in state.slots:
-                    self._pause(state, *state.slots[step.slot], weight=weight)
+                    self._pause(state, *state.slots[step.slot], found, weight=weight)
             elif self.lane[step.collective.axis] >= 0:
-                end_s = self._send(state, step.collective, weight=weight, part=part)
+                end_s = self._send(state, step.collective, found)
                 if isinstance(step, Issue):
                     state.slots[step.slot] = (end_s, step.collective)
                 else:
-                    self._pause(state, end_s, step.collective, weight=weight)
+                    self._pause(state, end_s, step.collective, found, weight=weight)
             elif isinstance(step, Issue):
                 state.slots.pop(step.slot, None)
+        self._stretches.append(Stretch(names, begun_s, state.now_s, tuple(found)))
         return state
 
-    def _run(self, state: State, run: Run, *, weight: float, part: str) -> None:
+    def _run(self, state: State, run: Run, found: list[Interval]) -> None:
         total_s = 0.0
         for operation in run.operations:
             start_s = state.now_s + total_s
             total_s = total_s + self.run_s(operation)
-            self.intervals.append(Interval("compute", operation, start_s, state.now_s + total_s, part, weight))
+            found.append(Interval(COMPUTE_LANE, operation, start_s, state.now_s + total_s))
         state.now_s = state.now_s + total_s
 
-    def _send(self, state: State, collective: Collective, *, weight: float, part: str) -> float:
+    def _send(self, state: State, collective: Collective, found: list[Interval]) -> float:
         """Put a collective on its lane; returns its end."""
         lane = self.lane[collective.axis]
         start_s = max(state.lanes.get(lane, state.now_s), state.now_s)
         end_s = start_s + self.collective_s(collective)
         state.lanes[lane] = end_s
-        self.intervals.append(Interval(self.lane_names[lane], collective, start_s, end_s, part, weight))
+        found.append(Interval(self.lane_names[lane], collective, start_s, end_s))
         return end_s
 
-    def _pause(self, state: State, until_s: float, cause: Collective, *, weight: float) -> None:
+    def _pause(self, state: State, until_s: float, cause: Collective, found: list[Interval], *, weight: float) -> None:
         """Hold the compute lane until a collective has ended, and charge the pause to it."""
         if until_s > state.now_s:
             key = (cause.kind, cause.axis, cause.phase, cause.layer)
             self.exposed_s[key] = self.exposed_s.get(key, 0.0) + weight * (until_s - state.now_s)
+            found.append(Interval(COMPUTE_LANE, cause, state.now_s, until_s))
             state.now_s = until_s

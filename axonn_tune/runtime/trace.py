@@ -6,6 +6,7 @@ records the kernels of the same steps into a file of its own.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,17 @@ from axonn_tune import __version__
 from axonn_tune.files import write_text_atomically
 from axonn_tune.runtime.ledger import Entry
 from axonn_tune.runtime.timing import StepTimes
-from axonn_tune.specs.traces import COMPUTE_LANE, Span, communication_lane, term_name, trace_text
-
-SCHEMA = "axonn-tune/trace/1"
+from axonn_tune.specs.traces import (
+    COMPUTE_LANE,
+    TRACE_SCHEMA,
+    Process,
+    Span,
+    communication_lane,
+    step_name,
+    term_name,
+    trace_text,
+    wait_name,
+)
 
 
 @dataclass
@@ -52,7 +61,7 @@ class Tracer:
         if not self._kept:
             return
         spans = [span for step, times in self._kept for span in step_spans(step, times)]
-        text = trace_text(spans, process=f"rank {self.rank}, measured", number=self.rank, notes=self._notes())
+        text = trace_text([Process(f"measured rank {self.rank}", self.rank, spans)], notes=self._notes())
         write_text_atomically(self.directory / f"trace-rank{self.rank}.json", text)
         if self._profile is not None:
             if len(self._kept) < self.steps:
@@ -61,9 +70,10 @@ class Tracer:
 
     def _notes(self) -> dict[str, object]:
         return {
-            "schema": SCHEMA,
+            "schema": TRACE_SCHEMA,
             "tool_version": __version__,
             "run": self.run,
+            "host": socket.gethostname(),
             "rank": self.rank,
             "steps": [step for step, _ in self._kept],
         }
@@ -73,12 +83,12 @@ def step_spans(step: int, times: StepTimes) -> Iterator[Span]:
     """One step: its parts and its waits on the compute lane, each collective on its axis' lane."""
     end_s = max([part.end_s for part in times.parts] + [call.resumed_s for call in times.calls], default=0.0)
     at_s = times.unix_s
-    yield Span(COMPUTE_LANE, f"step {step}", at_s, at_s + end_s)
+    yield Span(COMPUTE_LANE, step_name(step), at_s, at_s + end_s)
     for part in times.parts:
         yield Span(COMPUTE_LANE, part.name, at_s + part.start_s, at_s + part.end_s)
     for call in times.calls:
         name, details = _name(call.entry), {"bytes": call.entry.size_bytes}
-        yield Span(COMPUTE_LANE, f"wait: {name}", at_s + call.halted_s, at_s + call.resumed_s)
+        yield Span(COMPUTE_LANE, wait_name(name), at_s + call.halted_s, at_s + call.resumed_s)
         yield Span(communication_lane(call.entry.axis), name, at_s + call.began_s, at_s + call.done_s, details)
 
 

@@ -21,6 +21,7 @@ from axonn_tune.runtime.parameters import Bucket, Layout, Matrix, Store, part_of
 from axonn_tune.runtime.settings import Settings
 from axonn_tune.runtime.tables import Embedding, Head
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD, block_backward, block_forward
 
 DEVIATION = 0.02
 """Of initial weights; those that write to the residual stream have it divided by √(2·layers), as GPT-2 does."""
@@ -59,7 +60,7 @@ class Transformer:
         sequences, counted through the whole run, which dropout goes by; absent: from 0.
         """
         self.buckets.open, part = last, self.communicator.timer.part
-        part("embedding, forward")
+        part(EMBEDDING_FORWARD)
         gathers = Gathers(self.communicator, self.settings, list(self._gather_chain()))
         gradients = Gradients(self.communicator, self.settings)
         numbers = self._token_numbers(sequences, tokens)
@@ -69,25 +70,25 @@ class Transformer:
         del x  # The blocks save what they need of it.
         passed: list[Passed] = []
         for block in self.blocks:
-            part(f"block {block.number}, forward")
+            part(block_forward(block.number))
             parts, of_block = block.forward(parts, numbers_of_parts, gathers, keep_weights=self._keeps_weights(block))
             passed.append(of_block)
             del of_block  # Or the last block's activations would live until all of backward is done.
-        part("head and loss")
+        part(HEAD)
         loss, gradient = self.head.forward_backward(_joined(parts), targets.flatten(), gathers, gradients, scale=scale)
         part_gradients = list(gradient.chunk(halves))
         del gradient, parts
         for block in reversed(self.blocks):
-            part(f"block {block.number}, backward")
+            part(block_backward(block.number))
             part_gradients = block.backward(passed.pop(), part_gradients, gradients)
-        part("embedding, backward")
+        part(EMBEDDING_BACKWARD)
         self.embedding.backward(tokens, self.dropout(_joined(part_gradients), numbers), gradients)
         self._send_tables()
         return loss
 
     def finish_gradients(self) -> None:
         """Complete the gradients of a step: wait for the buckets, reduce the vectors."""
-        self.communicator.timer.part("gradients and optimizer")
+        self.communicator.timer.part(END)
         self.buckets.finish()
         self.buckets.reduce_vectors(self.vectors)
 

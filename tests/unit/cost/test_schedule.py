@@ -56,7 +56,8 @@ def play_out(priced: Pricing, machine: Machine, workload: Workload) -> float:
     call_s = {id(term.collective): term.seconds / term.count for term in priced.terms}
     by_value = {(t.op, t.axis, t.size_bytes): t.seconds / t.count for t in priced.terms}
     tier = {term.axis: term.tier for term in priced.terms}
-    runs = {id(i.operation): i.end_s - i.start_s for i in priced.intervals if not isinstance(i.operation, Collective)}
+    played = [one for batch in priced.batches for stretch in batch.stretches for one in stretch.intervals]
+    runs = {id(i.operation): i.end_s - i.start_s for i in played if not isinstance(i.operation, Collective)}
     now, lanes, slots = 0.0, dict.fromkeys(tier.values(), 0.0), dict[str, float]()
 
     def duration(one: Collective) -> float:
@@ -114,14 +115,23 @@ def test_every_collective_of_the_program_is_scheduled_as_often_as_it_says(
 
 @pytest.mark.parametrize("recompute", RECOMPUTES)
 @pytest.mark.parametrize("kept", [0, 3, 12])
-@pytest.mark.parametrize("outer", [(10.0, 80.0), (5.0, 2.0), (200.0, 80.0)])
+@pytest.mark.parametrize("outer", [(10.0, 80.0), (5.0, 2.0), (200.0, 80.0), (10.0, 0.02)])
 def test_extrapolated_steps_equal_unrolled_ones(recompute: Recompute, kept: int, outer: tuple[float, float]) -> None:
     """Guards the shortcut of replaying two blocks: every block replayed gives the same step."""
     model = load_model("nano", overrides=["layers=12"]).document
     machine = two_tier_machine(outer=outer)
-    for grid in (GRID, Grid(1, 1, 16, 1), Grid(4, 1, 2, 2, order=("z", "x", "data", "y"))):
+    for grid in (GRID, Grid(1, 1, 16, 1), Grid(1, 1, 1, 16), Grid(4, 1, 2, 2, order=("z", "x", "data", "y"))):
         priced = price_configuration(model, machine, WORKLOAD, Configuration(grid, MICRO_BATCH, recompute, kept))
         assert play_out(priced, machine, WORKLOAD) == pytest.approx(priced.iteration_s, rel=2e-3)
+
+
+def test_no_step_is_shorter_than_what_one_network_has_to_send() -> None:
+    """Guards steps that only the network bounds: reductions queue, each block's behind the one before."""
+    model = load_model("nano", overrides=["layers=12"]).document
+    machine = two_tier_machine(outer=(10.0, 0.001))
+    priced = price_configuration(model, machine, WORKLOAD, Configuration(Grid(1, 1, 1, 16), MICRO_BATCH, "none"))
+    assert {term.tier for term in priced.terms} == {"network"}
+    assert priced.iteration_s >= priced.communication_s
 
 
 def test_without_overlap_a_step_is_computation_plus_communication() -> None:

@@ -1,0 +1,78 @@
+"""The predicted step as a timeline: every operation, wait and collective where the schedule has it.
+
+Lanes, parts and collectives bear the names that a measured trace has too, so both can be laid side by
+side. What a measured trace does not have are the operations within a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from axonn_tune.cost.single import Pricing
+from axonn_tune.cost.timeline import Batch, Interval
+from axonn_tune.program.operations import Attention, Collective, Computation, Kernel, MatMul
+from axonn_tune.specs.traces import COMPUTE_LANE, Span, communication_lane, term_name, wait_name
+
+STEP = "step"
+
+
+def predicted_spans(pricing: Pricing, *, operations: bool = True) -> list[Span]:
+    """One step of one rank, in seconds from its start; without `operations` computation shows as parts and waits.
+
+    The step ends at `pricing.iteration_s`. Spans of a collective add up to its term's seconds, and waits for it
+    to its exposed time; one span holds all calls in a row.
+    """
+    spans = [Span(COMPUTE_LANE, STEP, 0.0, pricing.iteration_s)]
+    start_s, number = 0.0, 0
+    for batch in pricing.batches:
+        for time in range(batch.times):
+            number += 1
+            spans += _batch(pricing, batch, start_s + time * batch.every_s, number=number, operations=operations)
+        start_s = batch.times * batch.every_s
+    return spans
+
+
+def _batch(pricing: Pricing, batch: Batch, start_s: float, *, number: int, operations: bool) -> Iterator[Span]:
+    """One micro-batch, counted from 1."""
+    for stretch in batch.stretches:
+        for time, name in enumerate(stretch.names):
+            shift_s = stretch.shifts_s(time)
+            if stretch.end_s > stretch.start_s:
+                by_s, details = start_s + shift_s(COMPUTE_LANE), {"micro_batch": number}
+                yield Span(COMPUTE_LANE, name, by_s + stretch.start_s, by_s + stretch.end_s, details)
+            for interval in stretch.intervals:
+                if interval.end_s > interval.start_s and (operations or isinstance(interval.operation, Collective)):
+                    yield _span(pricing, interval, start_s + shift_s(interval.lane))
+
+
+def _span(pricing: Pricing, interval: Interval, by_s: float) -> Span:
+    start_s, end_s, step = by_s + interval.start_s, by_s + interval.end_s, interval.operation
+    if not isinstance(step, Collective):
+        return Span(COMPUTE_LANE, _computation_name(step), start_s, end_s, _computation_details(pricing, step))
+    name = term_name(step.kind, step.axis, step.phase, step.layer)
+    if interval.pause:
+        return Span(COMPUTE_LANE, wait_name(name), start_s, end_s)
+    calls = 1.0 if step.role == "weight" else float(step.calls.evaluate(pricing.values))
+    details: dict[str, object] = {
+        "bytes": round(float(step.size_bytes.evaluate(pricing.values))),
+        "tier": interval.lane,
+    }
+    if calls > 1:
+        details["calls"] = round(calls)
+    return Span(communication_lane(step.axis), name, start_s, end_s, details)
+
+
+def _computation_name(step: Computation) -> str:
+    kind = {MatMul: "matrix product", Attention: "attention", Kernel: "kernel"}[type(step)]
+    return f"{kind}, {step.phase}, {step.layer}"
+
+
+def _computation_details(pricing: Pricing, step: Computation) -> dict[str, object]:
+    """What one call works on, with the values of this configuration filled in."""
+    values = pricing.values
+    if isinstance(step, MatMul):
+        m, n, k = (round(float(size.evaluate(values))) for size in (step.m, step.n, step.k))
+        return {"m": m, "n": n, "k": k, "layout": step.layout}
+    if isinstance(step, Attention):
+        return {"flops": float(step.flops.evaluate(values))}
+    return {"bytes": float(step.size_bytes.evaluate(values))}

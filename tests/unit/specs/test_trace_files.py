@@ -1,0 +1,98 @@
+"""Traces read back, and files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.errors import DocumentError, UsageError
+from axonn_tune.specs.trace_files import find_traces, read_trace
+from axonn_tune.specs.traces import COMPUTE_LANE, TRACE_SCHEMA, Process, Span, communication_lane, step_name, trace_text
+
+SPANS = [
+    Span(COMPUTE_LANE, step_name(3), 100.0, 100.5),
+    Span(COMPUTE_LANE, "head and loss", 100.1, 100.2),
+    Span(communication_lane("z"), "all_gather over z, forward, head", 100.2, 100.6, {"bytes": 8}),
+    Span(COMPUTE_LANE, step_name(4), 101.0, 101.5),
+]
+NOTES = {"schema": TRACE_SCHEMA, "run": "nano", "rank": 1, "host": "here", "steps": [3, 4]}
+
+
+def written(folder: Path, **changes: object) -> Path:
+    """A trace with other notes."""
+    path = folder / "trace-rank1.json"
+    path.write_text(trace_text([Process("measured rank 1", 1, SPANS)], notes=NOTES | changes), encoding="utf-8")
+    return path
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    """Guards the format in both directions."""
+    trace = read_trace(written(tmp_path))
+    assert (trace.run, trace.rank, trace.host, trace.steps) == ("nano", 1, "here", (3, 4))
+    for found, wanted in zip(trace.spans, SPANS, strict=True):
+        assert (found.lane, found.name, found.details) == (wanted.lane, wanted.name, wanted.details)
+        assert found.start_s == pytest.approx(wanted.start_s, abs=1e-8)
+        assert found.end_s == pytest.approx(wanted.end_s, abs=1e-8)
+    assert [span.name for span in trace.of_step(3)] == [span.name for span in SPANS[:3]]
+    with pytest.raises(UsageError, match="does not have step 5; it has 3, 4"):
+        trace.of_step(5)
+
+
+def test_a_torn_trace_is_refused_with_its_line(tmp_path: Path) -> None:
+    """Guards against half a file: what a full disk or a copy cut short leaves."""
+    path = written(tmp_path)
+    text = path.read_text("utf-8")
+    for end in (0, 1, len(text) // 2, len(text) - 3):
+        path.write_text(text[:end], encoding="utf-8")
+        with pytest.raises(DocumentError, match=r"trace-rank1.json:1: torn, or no JSON"):
+            read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "a list of events"),
+        ('{"traceEvents": []}', "no trace of a run: None where"),
+        ('{"traceEvents": [], "otherData": {"schema": "axonn-tune/trace/9"}}', "'axonn-tune/trace/9' where"),
+        ('{"traceEvents": 3, "otherData": {"schema": "axonn-tune/trace/1"}}', "no trace of one rank"),
+    ],
+)
+def test_foreign_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    """Guards traces of other programs, such as torch's profiler writes beside ours."""
+    path = tmp_path / "kernels-rank0.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DocumentError, match=words):
+        read_trace(path)
+
+
+def test_events_and_notes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """Guards edited files: a rank that is missing, a step without its span, a merged file."""
+    for changes, words in (({"rank": None}, "no trace of one rank"), ({"steps": [3, 9]}, "does not have step 9")):
+        with pytest.raises(DocumentError, match=words):
+            read_trace(written(tmp_path, **changes))
+    with pytest.raises(DocumentError, match="no step was traced"):
+        read_trace(written(tmp_path, steps=[]))
+    path = tmp_path / "merged.json"
+    path.write_text(trace_text([Process("a", 0, SPANS), Process("b", 1, SPANS)], notes=NOTES), encoding="utf-8")
+    with pytest.raises(DocumentError, match="it holds several processes"):
+        read_trace(path)
+    found = json.loads(written(tmp_path).read_text("utf-8"))
+    del found["traceEvents"][-1]["ts"]
+    path.write_text(json.dumps(found), encoding="utf-8")
+    with pytest.raises(DocumentError, match="KeyError: 'ts'"):
+        read_trace(path)
+
+
+def test_traces_of_a_folder_come_by_rank(tmp_path: Path) -> None:
+    """Guards the order of ranks: 10 after 9; and a folder without traces."""
+    with pytest.raises(UsageError, match="--trace N --trace-all"):
+        find_traces(tmp_path)
+    for rank in (10, 9, 0):
+        (tmp_path / f"trace-rank{rank}.json").touch()
+    (tmp_path / "kernels-rank0.json").touch()
+    assert [path.name for path in find_traces(tmp_path)] == [f"trace-rank{rank}.json" for rank in (0, 9, 10)]
+    assert find_traces(tmp_path / "trace-rank9.json") == [tmp_path / "trace-rank9.json"]
+    with pytest.raises(UsageError, match="no file"):
+        read_trace(tmp_path / "trace-rank1.json")
