@@ -46,10 +46,18 @@ def validate_command(
     With --published, against what others measured: training steps, collectives, matrix products and
     memory. Files given replace the measurements shipped with the tool, and the other kinds are left
     out; docs/accuracy.md lists their columns.
+
+    \b
+    Examples:
+      axonn-tune validate --gpus 2 --model nano --machine here.yaml --precision fp32 --top 3
+      axonn-tune validate launch.yaml --lab lab -o measured.yaml
+      axonn-tune validate --published --worst 5
     """
     if not published:
         validate_runs(chosen, wanted, output_format=output_format)
         return
+    if wanted.html:
+        raise click.UsageError("--html is for configurations that are run: leave out --published.")
     from axonn_tune.accuracy.published import Files, judge
     from axonn_tune.report import accuracy as report
 

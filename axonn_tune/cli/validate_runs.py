@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from axonn_tune.cli.options import Chosen, command_line, load, parse_order
+from axonn_tune.cli.options import Chosen, command_line, html_option, load, parse_order
 
 if TYPE_CHECKING:
     from axonn_tune.specs.measurements import Measurements
@@ -42,6 +42,7 @@ class Wanted:
     output: str | None
     update: bool
     fastest: bool
+    html: str | None
 
 
 def _orders(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
@@ -83,6 +84,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("-o", "--output", metavar="FILE.YAML", help="Write every time that was measured here."),
     click.option("--fastest", is_flag=True, help="Compare each configuration's fastest run, not the median of all."),
     click.option("--update", is_flag=True, help="Fold what was learnt into the machine's file, and say what changed."),
+    html_option,
 )
 
 
@@ -102,6 +104,7 @@ def run_options(callback: F) -> F:
 
 def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None:
     """Run, compare, print; CheckFailedError if something trained wrong or sent other than the program says."""
+    from axonn_tune.cli.report import require_html
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.launch.local import require_torch
     from axonn_tune.report.validation import validation_json, validation_text
@@ -109,6 +112,7 @@ def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None
     from axonn_tune.validation.rounds import Extent
 
     require_torch()
+    require_html(wanted.html)
     selected = _select(chosen, wanted)
     if wanted.update:
         _require_own(selected)
@@ -118,10 +122,22 @@ def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None
     comparison = Comparison(fastest_runs(measured) if wanted.fastest else measured)
     render = validation_json if output_format == "json" else validation_text
     click.echo(render(comparison), nl=False)
+    if wanted.html:
+        _write_html(comparison, wanted.html)
     if wanted.update and comparison.sound:
         _update(comparison, selected)
     if not comparison.sound:
         raise CheckFailedError(comparison.blame or "some ranks did not send what the program says")
+
+
+def _write_html(comparison: Comparison, path: str) -> None:
+    """Write the report of a validation."""
+    from axonn_tune.cli.report import write_html
+    from axonn_tune.report.html.measured import validation_section
+    from axonn_tune.report.validation import validation_document
+
+    section = validation_section(validation_document(comparison), identity="s1", source=command_line())
+    write_html(path, [section])
 
 
 def _select(chosen: Chosen, wanted: Wanted) -> Selected:

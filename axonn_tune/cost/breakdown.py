@@ -38,7 +38,7 @@ def work_by_kind(pricing: Pricing, workload: Workload) -> tuple[Work, ...]:
     clock = Clock(pricing.rates, float(workload.element_sizes.compute), pricing.values, PLAIN)
     sums: dict[tuple[str, str], tuple[float, float]] = {}
     for step, count in _computations(pricing):
-        key = (_kind(step), step.phase)
+        key = (kind_of(step), step.phase)
         seconds, flops = sums.get(key, (0.0, 0.0))
         calls = float(count)
         own = 0.0 if isinstance(step, Kernel) else float(step.flops.evaluate(pricing.values))
@@ -52,7 +52,8 @@ def _computations(pricing: Pricing) -> Iterator[tuple[Computation, float]]:
             yield step, float(count.evaluate(pricing.values))
 
 
-def _kind(step: Computation) -> str:
+def kind_of(step: Computation) -> str:
+    """What sort of computation it is."""
     if isinstance(step, MatMul):
         return MATRIX_PRODUCTS
     if isinstance(step, Attention):

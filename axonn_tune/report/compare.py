@@ -196,6 +196,7 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
         "memory_limit_bytes": comparison.limit_bytes,
         "contenders": [_contender_json(comparison, each) for each in comparison.contenders],
         "overlap": None if overlap is None else {"off_s": overlap.off_s, "on_s": overlap.on_s, "gain": overlap.gain},
+        "remarks": remarks(comparison),
         "paper": [{"what": claim.what, "value": claim.value, "words": claim.words} for claim in comparison.claims],
     }
 

@@ -12,6 +12,7 @@ from axonn_tune.grid import AXES
 from axonn_tune.program.flops import MFU_CONVENTION
 from axonn_tune.ranking.entries import Entry, TermEntry
 from axonn_tune.ranking.results import Results
+from axonn_tune.report.remarks import remarks
 from axonn_tune.specs.catalog import Loaded
 from axonn_tune.specs.workload import Workload
 
@@ -41,6 +42,7 @@ def ranking_document(results: Results, entries: Sequence[Entry], *, limit_bytes:
             "seconds": searched.seconds,
         },
         "ties_with_first": results.ranked.ties,
+        "remarks": remarks(results),
         "configs": [entry_json(entry, results) for entry in entries],
     }
 

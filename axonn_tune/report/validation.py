@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from axonn_tune.report.accuracy import to_json
@@ -14,6 +15,9 @@ from axonn_tune.validation.comparison import Comparison, Gain, Pair, Quality, Ro
 from axonn_tune.validation.repricing import paper_quality
 
 SCHEMA = "axonn-tune/validation/1"
+_OF_RUN = {
+    "began", "load", "step_s", "compute_s", "communication_s", "exposed_communication_s", "memory_bytes",
+}  # fmt: skip
 _WIDTH = 100
 
 
@@ -39,18 +43,32 @@ def qualities(comparison: Comparison) -> list[Quality]:
 
 def validation_json(comparison: Comparison) -> str:
     """The same as JSON."""
-    document = {
+    return to_json(validation_document(comparison))
+
+
+def validation_document(comparison: Comparison) -> dict[str, Any]:
+    """The same and what it was made from, by the schema `axonn-tune/validation/1`."""
+    measurements = comparison.measurements
+    return {
         "schema": SCHEMA,
-        "place": comparison.measurements.place.model_dump(mode="json"),
+        "tool_version": measurements.tool_version,
+        "created": measurements.created,
+        "command": measurements.command,
+        "place": measurements.place.model_dump(mode="json"),
+        "model": {**measurements.model.model_dump(mode="json", by_alias=True), "sha256": measurements.model_sha256},
+        "machine": {
+            **measurements.machine.model_dump(mode="json", by_alias=True),
+            "sha256": measurements.machine_sha256,
+        },
         "sound": comparison.sound,
         "blame": comparison.blame,
+        "notes": list(notes_of(comparison)),
         "quality": {one.what: asdict(one) for one in qualities(comparison)},
         "axes": [asdict(one) for one in comparison.axes],
         "collectives": [asdict(one) for one in comparison.collectives],
         "gains": [asdict(one) for one in comparison.gains],
         "configurations": [_row_json(row) for row in comparison.rows],
     }
-    return to_json(document)
 
 
 def notes_of(comparison: Comparison) -> Iterator[str]:
@@ -164,13 +182,24 @@ def _quality_cells(one: Quality) -> list[str]:
 
 
 def _row_json(row: Row) -> dict[str, Any]:
+    configuration = row.configuration
     pairs = {"step_s": row.step_s, "compute_s": row.compute_s, "communication_s": row.communication_s}
     pairs |= {"exposed_communication_s": row.exposed_s, "memory_bytes": row.memory_bytes}
+    runs = [run.model_dump(mode="json", include=_OF_RUN) for run in configuration.runs]
+    terms = [term.model_dump(mode="json", exclude={"steps_s", "exposed_s"}) for term in configuration.terms]
     return {
-        "name": row.configuration.name,
-        "grid": row.configuration.grid.model_dump(mode="json"),
-        "overlaps": list(row.configuration.workload.overlaps),
+        "name": configuration.name,
+        "grid": configuration.grid.model_dump(mode="json"),
+        "micro_batch": configuration.micro_batch,
+        "recompute": configuration.recompute,
+        "kept_layers": configuration.kept_layers,
+        "workload": configuration.workload.model_dump(mode="json", by_alias=True),
+        "overlaps": list(configuration.workload.overlaps),
+        "low_s": configuration.predicted.low_s,
+        "high_s": configuration.predicted.high_s,
         **{name: {**asdict(pair), "error": pair.error} for name, pair in pairs.items()},
         "losses": row.verdict.words,
         "differs": list(row.differs),
+        "runs": runs,
+        "terms": [{**term, "measured_s": median(term["measured_s"])} for term in terms],
     }

@@ -1,0 +1,338 @@
+"""Configurations that were run as a section: predicted against measured, with intervals on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from axonn_tune.report.html import provenance
+from axonn_tune.report.html.blocks import Cell, Choice, Column, Json, card, facts, figure, fold, section, table, text
+from axonn_tune.report.html.colors import ACCENT, MEASURED, MUTED, PREDICTED
+from axonn_tune.report.html.configuration import detail_blocks, detailed
+from axonn_tune.report.html.inputs import inputs_of
+from axonn_tune.specs.measurements import Place
+from axonn_tune.units import GIB, MILLI, counted
+
+_QUANTITIES = (
+    ("step", "step_s", MILLI, "ms"),
+    ("communication", "communication_s", MILLI, "ms"),
+    ("exposed", "exposed_communication_s", MILLI, "ms"),
+    ("computation", "compute_s", MILLI, "ms"),
+    ("memory", "memory_bytes", GIB, "GiB"),
+)
+_PERCENT = 0.01
+
+
+def _quantity_columns() -> list[Column]:
+    found = []
+    for label, key, per, unit in _QUANTITIES:
+        meaning = f"{label.capitalize()} of one rank"
+        found += [
+            Column(
+                f"{key}.predicted", f"{label}, pre\u00addicted, {unit}", f"{meaning}, predicted.", per=per, width_ch=11
+            ),
+            Column(
+                f"{key}.measured", f"mea\u00adsured, {unit}", f"{meaning}, median of the runs.", per=per, width_ch=10
+            ),
+            Column(
+                f"{key}.error", "error, %", "Predicted over measured, less 1.", per=_PERCENT, decimals=1, width_ch=8
+            ),
+        ]
+    return found
+
+
+_COLUMNS = (
+    Column("name", "configuration", "Grid, order, micro-batch, recomputation.", text=True, width_ch=34),
+    *_quantity_columns(),
+    Column(
+        "spread",
+        "spread of runs, %",
+        "Of the step: largest less smallest, over the median.",
+        per=_PERCENT,
+        decimals=0,
+        width_ch=9,
+    ),
+    Column("losses", "losses", "Losses and gradient norms against one rank alone.", text=True, width_ch=40),
+)
+_SHARES = (
+    Column("name", "of", "Axis or collective.", text=True, width_ch=16),
+    Column("configurations", "in", "Configurations that have it.", decimals=0, width_ch=5),
+    Column("predicted_s", "pre\u00addicted, ms", "Mean over these.", per=MILLI, width_ch=10),
+    Column("measured_s", "mea\u00adsured, ms", "Mean over these.", per=MILLI, width_ch=10),
+    Column(
+        "mape",
+        "mean |error|, %",
+        "Mean over configurations of the size of the error.",
+        per=_PERCENT,
+        decimals=1,
+        width_ch=10,
+    ),
+    Column("predicted_exposed_s", "exposed, pre\u00addicted, ms", "Of it, not hidden.", per=MILLI, width_ch=10),
+    Column("measured_exposed_s", "mea\u00adsured, ms", "Of it, not hidden.", per=MILLI, width_ch=10),
+)
+_QUALITIES = (
+    Column("what", "how well predicted", "What is judged.", text=True, width_ch=26),
+    Column("mape", "mean |error|, %", "Mean size of the error.", per=_PERCENT, decimals=1, width_ch=10),
+    Column("bias", "mean error, %", "Signed.", per=_PERCENT, decimals=1, width_ch=10),
+    Column("worst", "worst, %", "The largest.", per=_PERCENT, decimals=1, width_ch=9),
+    Column("spearman", "Spearman", "Rank correlation: 1 is the same order.", decimals=3, width_ch=10),
+    Column(
+        "regret",
+        "regret, %",
+        "What the predicted best takes over what the best takes.",
+        per=_PERCENT,
+        decimals=1,
+        width_ch=9,
+    ),
+    Column("best", "place of predicted best", "Among the measured.", decimals=0, width_ch=11),
+)
+
+
+def validation_section(document: Json, *, identity: str, source: str) -> Json:
+    """The section of a validation document."""
+    rows, place = document["configurations"], document["place"]
+    runs = len(rows[0]["runs"])
+    blocks = [
+        _scatter(rows),
+        table(
+            f"{identity}-table", "Each configuration", _COLUMNS, [_row(one) for one in rows], opens=f"{identity}-one"
+        ),
+        _shares_figure(document),
+        *([_details(document, source=source, identity=f"{identity}-one")]),
+        fold("How well the whole was predicted", [table("", "", _QUALITIES, list(document["quality"].values()))]),
+        fold(
+            "By axis and by collective",
+            [
+                table("", "Axes", _SHARES, document["axes"]),
+                table("", "Collectives", _SHARES, document["collectives"]),
+            ],
+        ),
+        provenance.machine_fold(document["machine"]),
+        provenance.model_fold(document["model"]),
+        provenance.workload_fold(rows[0]["workload"]),
+        provenance.origin_fold(
+            [
+                ("source", source),
+                ("schema", document["schema"]),
+                ("axonn-tune", document["tool_version"]),
+                ("measured", document["created"]),
+                ("command", document["command"]),
+            ]
+        ),
+        fold(
+            "Where it ran",
+            [facts([(Place.model_fields[key].description or key, str(value)) for key, value in place.items()])],
+        ),
+    ]
+    return section(
+        identity,
+        f"{document['model']['name']} on {place['ranks']} ranks: predicted against measured",
+        lead=[f"{counted(len(rows), 'configuration')}, {counted(runs, 'run')} each, in turn.", *document["notes"]],
+        cards=_cards(document),
+        blocks=blocks,
+    )
+
+
+def _cards(document: Json) -> list[Json]:
+    step, sent = document["quality"]["step"], document["quality"]["communication"]
+    sound = "as one rank alone" if document["sound"] else document["blame"] or "not as the program says"
+    found = [
+        card("predicted best", f"#{step['best']}", note="among the measured, by step"),
+        card("regret", _percent(step["regret"]), note="what trusting it costs"),
+        card("step, mean |error|", _percent(step["mape"]), note=f"worst {_percent(step['worst'], signed=True)}"),
+        card(
+            "communication, mean |error|", _percent(sent["mape"]), note=f"worst {_percent(sent['worst'], signed=True)}"
+        ),
+        card("training", "sound" if document["sound"] else "wrong", note=sound if document["sound"] else str(sound)),
+    ]
+    return found
+
+
+def _percent(value: float | None, *, signed: bool = False) -> str:
+    if value is None:
+        return "-"
+    return f"{value:+.1%}" if signed else f"{value:.1%}"
+
+
+def _row(one: Json) -> Mapping[str, Cell]:
+    values = {
+        f"{key}.{side}": one[key][side] for _, key, _, _ in _QUANTITIES for side in ("predicted", "measured", "error")
+    }
+    return {"name": one["name"], **values, "spread": one["step_s"]["spread"], "losses": one["losses"]}
+
+
+def _scatter(rows: Sequence[Json]) -> Json:
+    """Predicted over measured, with the interval of the prediction and the range of the runs."""
+    changes = [_points(rows, key, per) for _, key, per, _ in _QUANTITIES]
+    kept = [number for number, change in enumerate(changes) if change["x"][0]]
+    first = changes[kept[0]]
+    trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "configurations",
+        "x": first["x"][0],
+        "y": first["y"][0],
+        "text": first["text"][0],
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"size": 11, "color": ACCENT},
+        "error_x": {**first["error_x"][0], "color": MUTED, "thickness": 1.2, "width": 4},
+        "error_y": {**first["error_y"][0], "color": MUTED, "thickness": 1.2, "width": 4},
+    }
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "as predicted",
+        "x": first["ends"],
+        "y": first["ends"],
+        "hoverinfo": "skip",
+        "line": {"color": MUTED, "dash": "dash", "width": 1},
+    }
+    choices = []
+    for number in kept:
+        label, _, _, unit = _QUANTITIES[number]
+        change = changes[number]
+        ends = change["ends"]
+        moved = {key: change[key] for key in ("x", "y", "text", "error_x", "error_y")}
+        titles = {"xaxis.title.text": f"measured, {unit}", "yaxis.title.text": f"predicted, {unit}"}
+        choices.append(Choice(label, {0: moved, 1: {"x": [ends], "y": [ends]}}, titles))
+    unit = _QUANTITIES[kept[0]][3]
+    layout = {
+        "xaxis": {"title": {"text": f"measured, {unit}"}},
+        "yaxis": {"title": {"text": f"predicted, {unit}"}},
+        "hovermode": "closest",
+    }
+    note = (
+        "On the dashed line a prediction is right. Across: the range of the runs; upwards: the 80% interval, if the"
+        " prediction has one."
+    )
+    return figure("Predicted against measured", [trace, line], layout=layout, height=460, note=note, choices=choices)
+
+
+def _points(rows: Sequence[Json], key: str, per: float) -> Json:
+    """What one quantity makes of the traces."""
+    known = [one for one in rows if one[key]["predicted"] is not None]
+    x = [one[key]["measured"] / per for one in known]
+    y = [one[key]["predicted"] / per for one in known]
+    runs = [[run[key] / per for run in one["runs"]] for one in known]
+    intervals = [(one["low_s"], one["high_s"]) if key == "step_s" else (None, None) for one in known]
+    lows = [value if low is None else low / per for value, (low, _) in zip(y, intervals, strict=True)]
+    highs = [value if high is None else high / per for value, (_, high) in zip(y, intervals, strict=True)]
+    spans = [*x, *y]
+    words = [
+        f"{one['name']}<br>predicted {predicted:.4g}, measured {measured:.4g} ({one[key]['error'] or 0.0:+.1%})"
+        for one, predicted, measured in zip(known, y, x, strict=True)
+    ]
+    return {
+        "x": [x],
+        "y": [y],
+        "text": [words],
+        "error_x": [
+            _errors(
+                [max(one) - v for one, v in zip(runs, x, strict=True)],
+                [v - min(one) for one, v in zip(runs, x, strict=True)],
+            )
+        ],
+        "error_y": [
+            _errors([h - v for h, v in zip(highs, y, strict=True)], [v - low for low, v in zip(lows, y, strict=True)])
+        ],
+        "ends": [0.0, 1.05 * max(spans, default=1.0)],
+    }
+
+
+def _errors(up: Sequence[float], down: Sequence[float]) -> Json:
+    """Error bars of both sides; the median of two runs may round a hair beyond them."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [max(value, 0.0) for value in up],
+        "arrayminus": [max(value, 0.0) for value in down],
+    }
+
+
+def _shares_figure(document: Json) -> Json:
+    """Predicted beside measured by axis and collective, means over the configurations that have them."""
+    shares = [
+        *((f"over {one['name']}", one) for one in document["axes"]),
+        *((one["name"], one) for one in document["collectives"]),
+    ]
+    names = [name for name, _ in shares]
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": side,
+            "y": names,
+            "x": [one[key] / MILLI for _, one in shares],
+            "hovertemplate": "%{y}: " + side + " %{x:.4g} ms<extra></extra>",
+            "marker": {"color": color},
+        }
+        for side, key, color in (("predicted", "predicted_s", PREDICTED), ("measured", "measured_s", MEASURED))
+    ]
+    layout = {
+        "barmode": "group",
+        "xaxis": {"title": {"text": "ms a step"}, "rangemode": "tozero"},
+        "yaxis": {"autorange": "reversed", "fixedrange": True},
+        "hovermode": "closest",
+    }
+    note = "Means over the configurations that have them."
+    return figure("By axis and collective", traces, layout=layout, height=140 + 46 * len(names), note=note)
+
+
+def _details(document: Json, *, source: str, identity: str) -> Json:
+    """Each configuration as it was predicted, and its runs."""
+    items = []
+    for number, one in enumerate(document["configurations"]):
+        inputs = inputs_of({**document, "gpus": document["place"]["ranks"]}, source=source, workload=one["workload"])
+        found = detailed(_as_config(one), inputs)
+        blocks = [] if found is None else detail_blocks(found, explain=())
+        items.append({"row": number, "title": one["name"], "blocks": [_runs(one), _sent(one), *blocks]})
+    return {"kind": "configurations", "id": identity, "title": "One configuration", "items": items}
+
+
+def _as_config(one: Json) -> Json:
+    """The prediction of a configuration as a ranking has it."""
+    return {
+        "rank": None,
+        **{axis: one["grid"][axis] for axis in ("x", "y", "z", "data")},
+        "order": ",".join(one["grid"]["order"]),
+        "feasible": True,
+        "rejected_because": [],
+        **{key: one[key] for key in ("micro_batch", "recompute", "kept_layers", "low_s", "high_s")},
+        "iteration_s": one["step_s"]["predicted"],
+        **{key: one[key]["predicted"] for _, key, _, _ in _QUANTITIES[1:]},
+        "tokens_per_s": None,
+        "mfu": None,
+        "hfu": None,
+        "tie": False,
+    }
+
+
+_RUNS = (
+    Column("began", "began", "When, ISO 8601.", text=True, width_ch=26),
+    Column("load", "load", "Processes of the host that wanted a core when it began.", decimals=1, width_ch=7),
+    *(
+        Column(key, f"{label}, {unit}", f"{label.capitalize()} of one rank.", per=per, width_ch=12)
+        for label, key, per, unit in _QUANTITIES
+    ),
+)
+
+
+def _runs(one: Json) -> Json:
+    words = [f"Losses and gradient norms: {one['losses']}.", *one["differs"]]
+    return fold(f"Runs ({len(one['runs'])})", [text(words), table("", "", _RUNS, one["runs"])])
+
+
+_SENT = (
+    Column("op", "collective", "What is sent.", text=True, width_ch=14),
+    Column("axis", "axis", "Axis whose ranks take part.", text=True, width_ch=7),
+    Column("phase", "phase", "Part of the step.", text=True, width_ch=10),
+    Column("layer", "layer", "Layer it belongs to.", text=True, width_ch=15),
+    Column("predicted_s", "pre\u00addicted, ms", "All calls of a step.", per=MILLI, width_ch=10),
+    Column("measured_s", "mea\u00adsured, ms", "Median of the runs.", per=MILLI, width_ch=10),
+    Column("count", "calls", "Calls per step and rank.", decimals=0, width_ch=7),
+    Column("group", "ranks", "Ranks that take part.", decimals=0, width_ch=7),
+    Column("bytes", "buffer, KiB", "Full buffer of one call.", per=1024.0, width_ch=10),
+)
+
+
+def _sent(one: Json) -> Json:
+    return fold(f"Collectives, predicted beside measured ({len(one['terms'])})", [table("", "", _SENT, one["terms"])])

@@ -1,0 +1,115 @@
+"""What a report is made from: launch configs, results as JSON, measurements, run folders, told apart by `schema`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
+from axonn_tune.report.html.blocks import Json
+from axonn_tune.specs.loading import load_file, read_text
+from axonn_tune.specs.runs import SUMMARY_NAME, Summary
+from axonn_tune.specs.yaml_reader import read_yaml
+
+
+def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
+    """The section of one source, the `number`th of the report.
+
+    machine: profile of launch configs, instead of the one they name. UsageError for what no report is
+    made from, and for what cannot be read; DocumentError with every problem of the document.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / SUMMARY_NAME
+        if not file.is_file():
+            raise UsageError(f"{path!r} is no folder of a finished run: it has no {SUMMARY_NAME}")
+    text = read_text(file)
+    document, schema = _peek(text, source=str(file))
+    kind = schema.removeprefix("axonn-tune/").partition("/")[0]
+    if kind == "launch" and machine is not None:
+        return _launch(file, {}, f"s{number}", machine=machine)
+    reader = _READERS.get(kind)
+    if reader is None:
+        what = f"a {kind} document{suggest(kind, _READERS)}" if kind else "no document with a schema"
+        raise UsageError(f"{str(file)!r} is {what}; a report is made from: {', '.join(_READERS)}")
+    missing = [key for key in _NEEDED.get(kind, ()) if key not in document]
+    if missing:
+        words = f"has no {', '.join(map(repr, missing))}: made by another version, or edited"
+        raise DocumentError(str(file), [Problem("", words)])
+    return reader(file, document, f"s{number}")
+
+
+def _peek(text: str, *, source: str) -> tuple[Json, str]:
+    """The document, if it is JSON, and its schema."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError:
+        given = read_yaml(text, source=source).root.mapping().get("schema")
+        return {}, "" if given is None else str(given.value)
+    return (document, str(document.get("schema", ""))) if isinstance(document, dict) else ({}, "")
+
+
+def _launch(file: Path, document: Json, identity: str, *, machine: str | None = None) -> Json:
+    from axonn_tune.report.html.launched import launch_section
+
+    return launch_section(file, identity=identity, machine=machine)
+
+
+def _ranking(file: Path, document: Json, identity: str) -> Json:
+    from axonn_tune.report.html.ranking import ranking_section
+
+    return ranking_section(document, identity=identity, source=str(file))
+
+
+def _sweep(file: Path, document: Json, identity: str) -> Json:
+    from axonn_tune.report.html.scaling import sweep_section
+
+    return sweep_section(document, identity=identity, source=str(file))
+
+
+def _comparison(file: Path, document: Json, identity: str) -> Json:
+    from axonn_tune.report.html.contenders import comparison_section
+
+    return comparison_section(document, identity=identity, source=str(file))
+
+
+def _validation(file: Path, document: Json, identity: str) -> Json:
+    from axonn_tune.report.html.measured import validation_section
+
+    return validation_section(document, identity=identity, source=str(file))
+
+
+def _measurement(file: Path, document: Json, identity: str) -> Json:
+    from axonn_tune.report.html.measured import validation_section
+    from axonn_tune.report.validation import validation_document
+    from axonn_tune.specs.measurements import Measurements
+    from axonn_tune.validation.comparison import Comparison
+
+    measured = load_file(file, schema=Measurements).document
+    return validation_section(validation_document(Comparison(measured)), identity=identity, source=str(file))
+
+
+def _summary(file: Path, document: Json, identity: str) -> Json:
+    from axonn_tune.report.html.one_run import run_section
+
+    return run_section(load_file(file, schema=Summary).document, identity=identity, source=str(file))
+
+
+# Keys of results as JSON that a section is made from; files in YAML have a schema that says so.
+_INPUTS = ("tool_version", "machine")
+_NEEDED = {
+    "ranking": (*_INPUTS, "model", "workload", "gpus", "rank_by", "memory_limit_bytes", "configs"),
+    "sweep": (*_INPUTS, "models", "scaling", "rank_by", "points"),
+    "comparison": (*_INPUTS, "model", "workload", "gpus", "contenders"),
+    "validation": (*_INPUTS, "model", "place", "quality", "axes", "collectives", "notes", "configurations"),
+}
+_READERS: dict[str, Callable[[Path, Json, str], Json]] = {
+    "launch": _launch,
+    "ranking": _ranking,
+    "sweep": _sweep,
+    "comparison": _comparison,
+    "validation": _validation,
+    "measurement": _measurement,
+    "summary": _summary,
+}

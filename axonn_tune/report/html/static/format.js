@@ -1,0 +1,40 @@
+"use strict";
+/* Small helpers: elements, and numbers as the data says they are to be shown. */
+
+function element(tag, properties, ...children) {
+  const found = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties || {})) {
+    if (name in found && name !== "list") found[name] = value;
+    else found.setAttribute(name, value);
+  }
+  found.append(...children.filter((child) => child !== null && child !== undefined && child !== ""));
+  return found;
+}
+
+const formats = new Map();
+
+function shownNumber(value, decimals) {
+  if (!formats.has(decimals)) {
+    formats.set(decimals, new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+  }
+  return formats.get(decimals).format(value);
+}
+
+/* The cell of a column in a row, as text. */
+function cellText(column, row) {
+  const value = column.values[row];
+  if (value === null) return column.text ? "" : "–";
+  return column.text ? column.words[value] : shownNumber(value / column.per, column.decimals);
+}
+
+/* Fills {key} in a text of Python's with the cells of a row; null if a cell is empty. */
+function filled(text, columns, row) {
+  let whole = true;
+  const found = text.replace(/\{(\w+)\}/g, (mark, key) => {
+    const column = columns.find((one) => one.key === key);
+    const value = column ? cellText(column, row).replaceAll(",", "") : "–";
+    if (value === "–" || value === "") whole = false;
+    return value;
+  });
+  return whole ? found : null;
+}

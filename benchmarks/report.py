@@ -1,0 +1,73 @@
+"""What a report costs: `python -m benchmarks.report [--rows N] [--runs N]`.
+
+A ranking of N configurations is written, and opened in headless Chromium with the network off. Printed are
+the size of the file, the time to write it, and medians of: the time until the page can be used (all rows in
+the table, sorted and filtered at will), and until the first figures in sight are drawn; then the time that
+sorting takes. A timing says as much about the host as about the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.results import run_search
+from axonn_tune.report.html.launched import ranking_of
+from axonn_tune.report.html.page import write_page
+from axonn_tune.report.html.ranking import ranking_section
+from tests.browser.browser import browser, opened
+
+_DRAWN = "document.querySelector('[data-drawn=true]')"
+_SORT = """() => {
+  const button = document.querySelectorAll('#s1-table th button')[7];
+  const began = performance.now();
+  button.click();
+  document.body.offsetHeight;
+  return performance.now() - began;
+}"""
+
+
+def write_report(path: Path, *, rows: int) -> float:
+    """A report of so many of the candidates of 80b on 1,024 GPUs; returns the time to make it, s."""
+    results = run_search(load_inputs(Choices(gpus=1024, model="80b")), variants=True)
+    began = time.perf_counter()
+    document = deepcopy(ranking_of(results))
+    document["configs"] = document["configs"][:rows]
+    write_page(path, [ranking_section(document, identity="s1", source="benchmark")], command="benchmark")
+    return time.perf_counter() - began
+
+
+def times_ms(chromium: Any, path: Path) -> tuple[float, float, float]:  # noqa: ANN401 - playwright's browser
+    """Until the page can be used, until the first figure is drawn, and to sort, ms."""
+    with opened(chromium, path) as seen:
+        ready = seen.page.evaluate("performance.timing.domContentLoadedEventEnd - performance.timing.navigationStart")
+        seen.page.wait_for_function(_DRAWN)
+        drawn = seen.page.evaluate("performance.now()")
+        return float(ready), float(drawn), float(seen.page.evaluate(_SORT))
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, browser() as chromium:
+        path = Path(folder) / "report.html"
+        written_s = write_report(path, rows=arguments.rows)
+        columns = zip(*(times_ms(chromium, path) for _ in range(arguments.runs + 1)), strict=True)
+        ready, drawn, sorted_in = (statistics.median(column[1:]) for column in columns)
+    print(
+        f"{arguments.rows:,} configurations: {path.name} written in {written_s:.2f} s; usable after {ready:.0f} ms, "
+        f"first figure after {drawn:.0f} ms, sorting takes {sorted_in:.0f} ms (medians of {arguments.runs})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Reports opened in a real browser: they draw, sort, filter and switch, and nothing leaves the file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.browser import DESKTOP, PHONE, Scheme, browser, opened
+from tests.cli.running import good
+
+pytestmark = pytest.mark.slow
+
+VIEWS: list[tuple[str, tuple[int, int], Scheme]] = [
+    ("desktop-light", DESKTOP, "light"),
+    ("desktop-dark", DESKTOP, "dark"),
+    ("phone-light", PHONE, "light"),
+    ("phone-dark", PHONE, "dark"),
+]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """One browser for all tests; skipped without one."""
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def reports(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A search, a sweep, a comparison, a launch config; and configurations run here, with one run's folder."""
+    folder = tmp_path_factory.mktemp("reports")
+    found = {name: folder / f"{name}.html" for name in ("search", "sweep", "compare", "launch", "validated", "run")}
+    good(f"--gpus 1024 --model 80b -o {folder}/launch.yaml --html {found['search']}")
+    good(f"sweep --gpus 64..4096x2 --model 20b,40b --html {found['sweep']}")
+    good(f"compare --gpus 1024 --model 80b --html {found['compare']}")
+    good(f"report {folder}/launch.yaml -o {found['launch']}")
+    local = "--gpus 2 --model nano --machine localhost --precision fp32 --batch 8"
+    good(f"validate {local} --top 3 --repeats 2 --steps 4 --runs {folder}/runs --html {found['validated']}")
+    run = next(path.parent for path in sorted((folder / "runs").rglob("summary.json")))
+    good(f"report {run} -o {found['run']}")
+    return found
+
+
+@pytest.mark.parametrize(("view", "size", "scheme"), VIEWS)
+@pytest.mark.parametrize("name", ["search", "sweep", "compare", "launch", "validated", "run"])
+def test_every_report_draws(
+    chromium: Any, reports: dict[str, Path], name: str, view: str, size: tuple[int, int], scheme: Scheme
+) -> None:
+    """Guards each kind of report at both widths and in both themes: all figures, no error, nothing cut off."""
+    with opened(chromium, reports[name], size=size, scheme=scheme) as seen:
+        seen.draw_all()
+        assert seen.page.locator(".drawing .waiting").count() == 0
+        wide = seen.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, "the page scrolls sideways"
+        seen.screenshot(f"{name}-{view}")
+        seen.check()
+
+
+def rows(page: Any) -> list[list[str]]:
+    """Cells of the rows of the ranking that are in sight."""
+    script = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    found: list[list[str]] = page.locator("#s1-table tbody tr[data-row]").evaluate_all(script)
+    return found
+
+
+def place_of(page: Any, heading: str) -> int:
+    """Which column has this heading."""
+    titles = page.locator("#s1-table th").evaluate_all("heads => heads.map(head => head.textContent)")
+    return next(place for place, title in enumerate(titles) if title.replace("\u00ad", "") == heading)
+
+
+def test_the_ranking_sorts(chromium: Any, reports: dict[str, Path]) -> None:
+    """Guards sorting both ways, and that grids without a number come last."""
+    with opened(chromium, reports["search"]) as seen:
+        table = seen.page.locator("#s1-table")
+        assert [row[0] for row in rows(seen.page)[:3]] == ["1", "2", "3"]
+        column = place_of(seen.page, "step, s")
+        head = table.locator("th").nth(column)
+        head.locator("button").click()
+        rising = [float(row[column].replace(",", "")) for row in rows(seen.page)[:15]]
+        assert rising == sorted(rising)
+        assert head.get_attribute("aria-sort") == "ascending"
+        head.locator("button").click()
+        falling = [float(row[column].replace(",", "")) for row in rows(seen.page)[:15]]
+        assert falling == sorted(falling, reverse=True)
+        assert falling[0] > rising[-1]
+        seen.check()
+
+
+def test_the_ranking_filters(chromium: Any, reports: dict[str, Path]) -> None:
+    """Guards filters and search: they hold together, and say how many rows are left."""
+    with opened(chromium, reports["search"]) as seen:
+        table = seen.page.locator("#s1-table")
+        table.locator("select[data-column=x]").select_option("2")
+        found = rows(seen.page)
+        assert found
+        assert {row[place_of(seen.page, "x")] for row in found} == {"2"}
+        table.locator("select[data-column=state]").select_option("rejected: memory")
+        assert {row[0] for row in rows(seen.page)} == {"–"}
+        shown = table.locator(".count").inner_text()
+        assert re.fullmatch(r"\d+ of 286 rows", shown)
+        table.locator("input[type=search]").fill("no such thing")
+        assert rows(seen.page) == []
+        assert table.locator(".count").inner_text() == "0 of 286 rows"
+        table.locator("input[type=search]").fill("")
+        table.locator("select[data-column=state]").select_option("")
+        assert {row[place_of(seen.page, "x")] for row in rows(seen.page)} == {"2"}
+        seen.check()
+
+
+def test_a_long_table_is_a_window(chromium: Any, reports: dict[str, Path]) -> None:
+    """Guards speed: of 286 rows those in sight are elements, and scrolling brings the others."""
+    with opened(chromium, reports["search"]) as seen:
+        assert len(rows(seen.page)) < 60
+        seen.page.locator("#s1-table .scroller").evaluate("box => { box.scrollTop = box.scrollHeight; }")
+        seen.page.wait_for_function("document.querySelector('#s1-table tr[data-row=\"285\"]')")
+        assert len(rows(seen.page)) < 60
+        seen.check()
+
+
+def test_a_row_opens_its_configuration(chromium: Any, reports: dict[str, Path]) -> None:
+    """Guards details: in full for the first, in short with a command for the others, by mouse and keyboard."""
+    with opened(chromium, reports["search"]) as seen:
+        seen.page.locator("#s1-table tr[data-row='1']").click()
+        panel = seen.page.locator("#s1-configuration")
+        assert panel.locator("select option:checked").inner_text().startswith("#2: ")
+        assert "chosen" in (seen.page.locator("#s1-table tr[data-row='1']").get_attribute("class") or "")
+        row = seen.page.locator("#s1-table tr[data-row='12']")
+        row.focus()
+        row.press("Enter")
+        assert panel.locator("h3").inner_text().startswith("#13: ")
+        line = panel.locator(".command code").inner_text()
+        assert "axonn-tune explain --gpus 1024 --model 80b" in line
+        words = line.removeprefix("axonn-tune ") + " --format json"
+        explained = json.loads(good(words).out)["config"]
+        assert f"{explained['x']}" in rows(seen.page)[12][1]
+        seen.check()
+
+
+def test_words_fold_out(chromium: Any, reports: dict[str, Path]) -> None:
+    """Guards provenance: one click shows each number of the machine with its source."""
+    with opened(chromium, reports["search"]) as seen:
+        fold = seen.page.locator("section.source > details", has_text="every number with its source")
+        assert fold.locator("table").count() == 0
+        fold.locator("summary").click()
+        fold.locator("table").wait_for()
+        assert "NVIDIA A100 datasheet" in fold.inner_text()
+        seen.check()
+
+
+def test_the_map_changes_its_colour_and_the_theme_changes_all(chromium: Any, reports: dict[str, Path]) -> None:
+    """Guards choices above figures, and the switch of the theme, which figures follow."""
+    with opened(chromium, reports["search"]) as seen:
+        block = seen.drawn("The space of grids")
+        block.get_by_role("button", name="memory").click()
+        seen.page.wait_for_function("document.body.innerText.includes('GiB')")
+        assert block.get_by_role("button", name="memory").get_attribute("aria-pressed") == "true"
+        texts = "svg.main-svg text"
+        before = block.locator(texts).first.evaluate("one => getComputedStyle(one).fill")
+        theme = seen.page.locator("#theme")
+        theme.click()
+        theme.click()
+        assert theme.inner_text() == "theme: dark"
+        seen.page.wait_for_timeout(500)
+        assert block.locator(texts).first.evaluate("one => getComputedStyle(one).fill") != before
+        seen.check()
+
+
+def test_hovering_says_what_a_bar_is(chromium: Any, reports: dict[str, Path]) -> None:
+    """Guards the timeline: pointing at a bar names the operation and its time."""
+    with opened(chromium, reports["search"]) as seen:
+        block = seen.drawn("One layer, backward")
+        bar = block.locator(".barlayer path").first
+        bar.hover(force=True)
+        seen.page.wait_for_selector(".hoverlayer .hovertext")
+        assert " from " in seen.page.locator(".hoverlayer").first.inner_text()
+        seen.check()
