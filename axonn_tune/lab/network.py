@@ -1,7 +1,7 @@
 """Builds the cluster's network inside this process' namespaces, with iproute2 and a few kernel settings.
 
 One network namespace a rank, joined by veth pairs to its node's leaf bridge; each leaf bridge joined by
-one more pair, the uplink, to the spine bridge. Both ends of every pair hold a token bucket, so each
+one more pair, the uplink, to the spine bridge. Both ends of every pair hold token buckets, so each
 direction has its rate. Bridges and the spine are in the namespace of the process that builds. No
 namespace has a route to the host, or to anything but the ranks.
 """
@@ -20,9 +20,13 @@ from axonn_tune.lab.relay import start_relay
 from axonn_tune.lab.shape import INTERFACE, MTU_BYTES, PREFIX, Shape, address, down, leaf, port, up
 
 _SPINE = f"{PREFIX}-spine"
-_BURST_BYTES, _BURST_S = 2 * MTU_BYTES + 100, 5e-4
-"""About two packets: a larger bucket lets whole small messages through without waiting. But no less than what
-the rate brings while the kernel's timer may be late, or the rate is not reached."""
+_BURST_BYTES, _BURST_S = 9100, 5e-4
+"""What may be sent late: as much as the rate brings while the kernel's timer may be late, or it is not reached. What
+is more lets whole small messages through without waiting."""
+_ACKNOWLEDGEMENTS = 0.1
+"""Of a rate, for packets of less than 64 bytes; what they leave is for data."""
+_LENGTH_AT, _LONGER = 2, "0xffc0"
+"""Where an IP packet says its length, and the bits of it that are set from 64 bytes on."""
 _QUEUE_BYTES = 16 << 20
 """Deep enough that nothing is dropped: a loss stalls TCP for 200 ms."""
 _SETTINGS = {
@@ -68,7 +72,7 @@ def build(shape: Shape) -> list[int]:
         with inside(namespace):
             _settle(_SETTINGS, shape)
             batch("ip", rank_links(rank))
-            batch("tc", [bucket(INTERFACE, shape.port_bits_per_s)])
+            batch("tc", limit(INTERFACE, shape.port_bits_per_s))
     os.close(switch)
     return namespaces
 
@@ -102,16 +106,26 @@ def switch_limits(shape: Shape, *, netem: bool) -> Iterator[str]:
     """Lines for `tc`: each end's rate; with netem, what a node sends to others is delayed first."""
     delayed = {up(node) for node in range(shape.nodes)} if netem else set()
     for link, rate in shape.links():
-        if link in delayed:
-            delay = f"netem delay {shape.delay_s * 1e6:.0f}us limit {_NETEM_PACKETS}"
-            yield f"qdisc add dev {link} root handle 1: {delay}"
-        yield bucket(link, rate, parent="parent 1:1" if link in delayed else "root")
+        yield from limit(link, rate, delay_s=shape.delay_s if link in delayed else 0.0)
 
 
-def bucket(link: str, rate_bits_per_s: float, *, parent: str = "root") -> str:
-    """The line for `tc` that limits what a link's end sends."""
+def limit(link: str, rate_bits_per_s: float, *, delay_s: float = 0.0) -> Iterator[str]:
+    """Lines for `tc` that limit what a link's end sends, acknowledgements before all else.
+
+    Queued behind data they would halve the rate of two ranks that send to each other: TCP then sends by
+    turns (Zhang, Shenker and Clark, SIGCOMM 1991, "Observations on the dynamics of a congestion control
+    algorithm: the effects of two-way traffic"), which links that are faster, or know no TCP, do not show.
+    """
     burst_bytes = max(_BURST_BYTES, int(rate_bits_per_s / 8 * _BURST_S))
-    return f"qdisc add dev {link} {parent} tbf rate {rate_bits_per_s:.0f}bit burst {burst_bytes} limit {_QUEUE_BYTES}"
+    burst = f"burst {burst_bytes} cburst {burst_bytes} quantum {MTU_BYTES + 100}"
+    queue = f"netem delay {delay_s * 1e6:.0f}us limit {_NETEM_PACKETS}" if delay_s else f"bfifo limit {_QUEUE_BYTES}"
+    yield f"qdisc add dev {link} root handle 1: htb default 3"
+    yield f"class add dev {link} parent 1: classid 1:1 htb rate {rate_bits_per_s:.0f}bit {burst}"
+    for number, share in ((2, _ACKNOWLEDGEMENTS), (3, 1.0 - _ACKNOWLEDGEMENTS)):
+        rates = f"rate {rate_bits_per_s * share:.0f}bit ceil {rate_bits_per_s:.0f}bit"
+        yield f"class add dev {link} parent 1:1 classid 1:{number} htb {rates} {burst} prio {number - 2}"
+        yield f"qdisc add dev {link} parent 1:{number} {queue}"
+    yield f"filter add dev {link} parent 1: protocol ip u32 match u16 0 {_LONGER} at {_LENGTH_AT} flowid 1:2"
 
 
 def batch(tool: str, lines: Iterable[str], *, keep: Sequence[int] = ()) -> None:

@@ -40,8 +40,8 @@ MOST_ROUNDS = 15
 Progress = Callable[[int, float, str], None]
 """Told after each sample: points so far, seconds so far, what comes next in words."""
 
-_LONGEST_SHARE = 0.025
-"""A call expected to take more than this share of the budget is left out."""
+_LONGEST_SHARE = 0.0025
+"""A call expected to take more than this share of the budget is left out: many short ones teach more."""
 _WINDOWS_PER_BUDGET = 4.0
 """Samples are as long as lets the plan be gone through about this often in the budget."""
 _WINDOW_RANGE_S = (0.01, 0.25)

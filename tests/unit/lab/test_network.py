@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.lab.network import bucket, switch_limits, switch_links
+from axonn_tune.lab.network import limit, switch_limits, switch_links
 from axonn_tune.lab.profile import profile
 from axonn_tune.lab.shape import Shape
 from axonn_tune.lab.streams import rates
@@ -31,18 +31,26 @@ def test_every_end_of_every_link_has_a_name_of_its_own_and_a_rate() -> None:
     assert all(made.count(f"{name} ") >= 2 for name in links), "made, and set up"
 
 
-def test_buckets_hold_two_packets_or_what_a_fast_link_needs() -> None:
+def test_buckets_hold_a_packet_or_what_a_fast_link_needs() -> None:
     """Guards the burst: larger lets small messages through for free, smaller loses rate to late timers."""
-    assert "rate 200000000bit burst 18100 " in bucket("a", 2e8)
-    assert "burst 50000 " in bucket("a", 8e8)
+    assert "htb rate 50000000bit burst 1600 " in "\n".join(limit("a", 5e7))
+    assert "htb rate 800000000bit burst 20000 " in "\n".join(limit("a", 8e8))
 
 
-def test_netem_delays_what_a_node_sends_before_its_rate() -> None:
-    """Guards the order, and that each packet between nodes is delayed once; written for kernels with netem."""
-    lines = list(switch_limits(SHAPE, netem=True))
-    assert lines[0] == "qdisc add dev axt-up0 root handle 1: netem delay 1000us limit 100000"
-    assert lines[1].startswith("qdisc add dev axt-up0 parent 1:1 tbf rate 200000000bit")
-    assert sum("netem" in line for line in lines) == 4
+def test_acknowledgements_have_a_queue_of_their_own_within_the_rate() -> None:
+    """Guards full duplex: packets shorter than 64 bytes go before data, and both together have the link's rate."""
+    lines = list(limit("a", 1e8))
+    assert sum("ceil 100000000bit" in line for line in lines) == 2
+    assert any("classid 1:2 htb rate 10000000bit" in line and "prio 0" in line for line in lines)
+    assert any("classid 1:3 htb rate 90000000bit" in line and "prio 1" in line for line in lines)
+    assert lines[0].endswith("default 3")
+    assert lines[-1].endswith("u32 match u16 0 0xffc0 at 2 flowid 1:2")
+
+
+def test_netem_delays_all_that_a_node_sends() -> None:
+    """Guards that each packet between nodes is delayed once, short ones too; written for kernels with netem."""
+    delayed = [line for line in switch_limits(SHAPE, netem=True) if "netem delay 1000us" in line]
+    assert sorted(line.split()[3] for line in delayed) == sorted(f"axt-up{node}" for node in range(4) for _ in "23")
     assert not any("netem" in line for line in switch_limits(SHAPE, netem=False))
 
 
