@@ -33,8 +33,8 @@ def test_every_end_of_every_link_has_a_name_of_its_own_and_a_rate() -> None:
 
 def test_buckets_hold_a_packet_or_what_a_fast_link_needs() -> None:
     """Guards the burst: larger lets small messages through for free, smaller loses rate to late timers."""
-    assert "htb rate 50000000bit burst 1600 " in "\n".join(limit("a", 5e7))
-    assert "htb rate 800000000bit burst 20000 " in "\n".join(limit("a", 8e8))
+    assert "htb rate 50000000bit burst 9100 " in "\n".join(limit("a", 5e7))
+    assert "htb rate 800000000bit burst 50000 " in "\n".join(limit("a", 8e8))
 
 
 def test_acknowledgements_have_a_queue_of_their_own_within_the_rate() -> None:
