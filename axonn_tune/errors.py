@@ -20,9 +20,13 @@ from dataclasses import dataclass
 
 
 class AxonnTuneError(Exception):
-    """Base of all errors meant for a user; `exit_code` is what the process ends with."""
+    """Base of all errors meant for a user; `exit_code` is what the process ends with.
+
+    advice: what to do about it, for whoever stands at the command line.
+    """
 
     exit_code = 1
+    advice = ""
 
 
 class UsageError(AxonnTuneError):
@@ -56,6 +60,19 @@ class DocumentError(AxonnTuneError):
             yield f"{place}: {problem.path}: {problem.message}" if problem.path else f"{place}: {problem.message}"
 
 
+_ADVICE = {
+    "machine": (
+        "Profiles of your own: `axonn-tune calibrate -o mine.yaml` measures the machine it runs on (under srun or\n"
+        "torchrun a cluster; with --from-logs it takes the network from logs of nccl-tests). Or write one that says\n"
+        "what differs from the nearest: extends: dgx-h100, as docs/machines.md shows. Then give --machine mine.yaml."
+    ),
+    "model": (
+        "Models of your own: `axonn-tune models import config.json -o mine.yaml` takes a Hugging Face config.\n"
+        "Or write a file that says what differs from the nearest: extends: 20b. Then give --model mine.yaml."
+    ),
+}
+
+
 class UnknownNameError(AxonnTuneError):
     """A model or machine name that nothing answers to; the message holds the nearest valid ones."""
 
@@ -63,6 +80,7 @@ class UnknownNameError(AxonnTuneError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
+        self.advice = _ADVICE.get(kind, "")
         super().__init__(f"no {kind} named {name!r}{suggest(name, self.known)}; known: {', '.join(self.known)}")
 
 
@@ -88,6 +106,12 @@ class TrainingFailedError(AxonnTuneError):
     """A training run ended without finishing its steps."""
 
     exit_code = 6
+
+
+def error_of(exit_code: int) -> type[AxonnTuneError]:
+    """The kind of error that a process of this tool ended with; TrainingFailedError for what no other kind has."""
+    kinds = (UsageError, NothingFeasibleError, CheckFailedError, EnvironmentProblem)
+    return next((kind for kind in kinds if kind.exit_code == exit_code), TrainingFailedError)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,14 @@ _KINDS: dict[str, CollectiveKind] = {
     "reducescatterblock": "reduce_scatter",
 }
 _STARTING = re.compile(r"# Collective test starting: (?:\S*/)?(\w+?)_perf")
-_RANK = re.compile(r"#\s+Rank\s+(\d+) Group\s+\d+ Pid\s+\d+ on\s+(\S+) device\s+\d+ \[[^\]]*\] (.+)")
-_VERSION = re.compile(r"(?:nccl-library=|NCCL version |RCCL version )(\S+)")
+_BEGINNING = re.compile(r"# nThread\w* ")
+_RANK = re.compile(r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+ on\s+(\S+) device\s+\d+ \[[^\]]*\] (.+)")
+_VERSION = re.compile(r"(?:nccl-library=|[NR]CCL version\s*:?\s*)(\d\S*)")
+_TIME_AT = 5
+# What srun --label and mpirun --tag-output put before each line.
+_LABEL = re.compile(r"^\s*(?:\d+:|\[\d+,\d+\]<std(?:out|err)>:)\s?")
 _OSU = re.compile(r"# OSU MPI(?:-CUDA|-ROCM)? (\S+(?: \S+)*?) Latency Test")
-_ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\s+\S+\s+-?\d+\s")
+_ROW = re.compile(r"\d+\s+\d+\s+[a-z]\w*\s")
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def read_log(path: str | Path, *, ranks: int | None = None, nodes: int | None = 
     """
     text = read_text(Path(path))
     try:
-        if text.lstrip()[:1] in ("{", "["):
+        if not _LABEL.match(text) and text.lstrip()[:1] in ("{", "["):
             return _json_log(text, str(path))
         if _OSU.search(text):
             return _osu_log(text, ranks=ranks, nodes=nodes)
@@ -83,42 +88,84 @@ def _kind(name: str) -> CollectiveKind:
 
 
 def _text_log(text: str, name: str, *, ranks: int | None, nodes: int | None) -> Log:
-    """nccl-tests and rccl-tests; old versions do not say which collective it is, so the file's name must."""
-    lines = text.splitlines()
-    starting = _STARTING.search(text)
-    op = _kind(starting[1]) if starting else _kind_of_name(name)
-    places = [found for line in lines if (found := _RANK.match(line))]
-    hosts = tuple(dict.fromkeys(place[2] for place in places))
-    ranks, nodes = ranks or len(places), nodes or len(hosts)
-    if not ranks or not nodes:
-        raise _Wrong((None, "lists no devices, so it does not say how many ranks and nodes ran: give --log-ranks"))
-    _check_units(lines)
+    """nccl-tests and rccl-tests, one run or several after each other, as `srun` or `mpirun` may have labelled them."""
+    lines = [_LABEL.sub("", line).strip() for line in text.splitlines()]
     problems: list[tuple[int | None, str]] = []
-    rows = [
-        LogRow(op, ranks, nodes, size, time)
-        for number, line in enumerate(lines, 1)
-        if _ROW.match(line)
-        for size, time in _row(line, number, problems)
-    ]
+    found = [_run(lines, part, name, problems, ranks=ranks, nodes=nodes) for part in _runs(lines)]
+    rows = [row for run in found for row in run.rows]
     _require(rows, problems)
     version = _VERSION.search(text)
     library = f"{'RCCL' if 'rccl' in text.lower() else 'NCCL'} {version[1] if version else 'of a log'}"
-    return Log(tuple(rows), library, hosts, places[0][3].strip() if places else "")
+    hosts = tuple(dict.fromkeys(host for run in found for host in run.hosts))
+    return Log(tuple(rows), library, hosts, found[0].device)
 
 
-def _check_units(lines: list[str]) -> None:
+def _runs(lines: list[str]) -> Iterator[range]:
+    """The lines of each run: from one heading to the next; all of them if there is none."""
+    for heading in (_STARTING, _BEGINNING):
+        starts = [number for number, line in enumerate(lines) if heading.match(line)]
+        if starts:
+            break
+    for start, end in pairwise([*starts, len(lines)] if starts else [0, len(lines)]):
+        yield range(start, end)
+
+
+def _run(
+    lines: list[str],
+    part: range,
+    name: str,
+    problems: list[tuple[int | None, str]],
+    *,
+    ranks: int | None,
+    nodes: int | None,
+) -> Log:
+    """One run; old versions do not say which collective it is, so the file's name must."""
+    own = lines[part.start : part.stop]
+    starting = _STARTING.match(own[0]) if own else None
+    op = _kind(starting[1]) if starting else _kind_of_name(name)
+    places = [found for line in own if (found := _RANK.match(line))]
+    hosts = tuple(dict.fromkeys(place[3] for place in places))
+    ranks, nodes = ranks or len(places), nodes or len(hosts)
+    if not ranks or not nodes:
+        raise _Wrong((None, "lists no devices, so it does not say how many ranks and nodes ran: give --log-ranks"))
+    groups = len({place[2] for place in places})
+    if groups > 1:
+        line = part.start + 1
+        raise _Wrong((line, f"{groups} groups ran at once (NCCL_TESTS_SPLIT); only runs of one group are read"))
+    _check_units(own, first=part.start + 1)
+    rows = [
+        LogRow(op, ranks, nodes, size, time)
+        for number, line in enumerate(own, part.start + 1)
+        if _ROW.match(line)
+        for size, time in _row(line, number, problems, time_at=_time_at(own))
+    ]
+    return Log(tuple(rows), "", hosts, places[0][4].strip() if places else "")
+
+
+def _check_units(lines: list[str], *, first: int) -> None:
     """Times in µs, as every version prints them; another unit in the header means another tool."""
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, first):
         if line.startswith("#") and "(B)" in line and "(us)" not in line:
             raise _Wrong((number, f"the column of times is not in (us): {' '.join(line.split())}"))
 
 
-def _row(line: str, number: int, problems: list[tuple[int | None, str]]) -> Iterator[tuple[int, float]]:
+def _time_at(lines: list[str]) -> int:
+    """Which column has the out-of-place time: versions differ in whether they print operation and root before it."""
+    for line in lines:
+        words = line.lstrip("#").split()
+        if line.startswith("#") and words[:2] == ["size", "count"] and "time" in words:
+            return words.index("time")
+    return _TIME_AT
+
+
+def _row(
+    line: str, number: int, problems: list[tuple[int | None, str]], *, time_at: int
+) -> Iterator[tuple[int, float]]:
     """Size and time of a row, `size count type redop root time algbw busbw #wrong ...`, if it has any."""
     words = line.split()
     try:
-        size, time, bandwidth = int(words[0]), float(words[5]), float(words[6])
-        float(words[7])
+        size, time, bandwidth = int(words[0]), float(words[time_at]), float(words[time_at + 1])
+        float(words[time_at + 2])
     except (IndexError, ValueError):
         problems.append((number, "a row of results is cut off or holds something else"))
         return
@@ -152,6 +199,9 @@ def _nccl_json(found: dict[str, Any], name: str) -> Log:
     """nccl-tests -J."""
     program = Path(found["args"][0]).name.split("_perf")[0]
     devices = found["config"]["devices"]
+    groups = len({device.get("group", 0) for device in devices})
+    if groups > 1:
+        raise _Wrong((None, f"{groups} groups ran at once (NCCL_TESTS_SPLIT); only runs of one group are read"))
     hosts = tuple(dict.fromkeys(str(device["hostname"]) for device in devices))
     op = _kind(program) if program else _kind_of_name(name)
     rows = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -90,6 +89,12 @@ def calibrate_command(wanted: Wanted) -> None:
     have. Raw points are saved as they come. Under torchrun or srun this process is one rank of the world
     that is being started; else it starts the ranks here, which then talk through loopback: CPU time, and
     no model of a network.
+
+    \b
+    Examples:
+      axonn-tune calibrate --ranks 2 --budget 20s -o here.yaml
+      srun axonn-tune calibrate --backend nccl --machine dgx-h100 -o cluster.yaml
+      axonn-tune calibrate --from-logs all_reduce.txt --machine dgx-h100 -o fitted.yaml
     """
     from axonn_tune.calibration import session
     from axonn_tune.report import fit_plot
@@ -119,25 +124,16 @@ def _measured(wanted: Wanted) -> bool:
 
 @contextmanager
 def _progress(plan: Plan, *, shown: bool) -> Iterator[Callable[[Progress], None]]:
-    """A bar of the time left on a terminal; nothing in a log."""
-    if not (shown and sys.stderr.isatty()):
-        yield lambda progress: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    """The time left of the budget, and what is measured now."""
+    from axonn_tune.report.console import progress
+    from axonn_tune.units import counted
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[points]} points"))
-    with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting ranks", total=plan.budget_s, points=0)
+    with progress("calibrating", shown=shown) as tell:
+        tell(0.0, "starting ranks")
 
-        def listen(progress: Progress) -> None:
-            bar.update(
-                task,
-                completed=min(progress.elapsed_s, plan.budget_s),
-                points=progress.points,
-                description=f"measuring {progress.what}",
-            )
+        def listen(heard: Progress) -> None:
+            words = f"{heard.what}, {counted(heard.points, 'point')}"
+            tell(min(heard.elapsed_s / plan.budget_s, 1.0), words)
 
         yield listen
 

@@ -20,6 +20,10 @@ def completion_command(ctx: click.Context, /, *, shell: str) -> None:
     bash: eval "$(axonn-tune completion bash)" in ~/.bashrc
     zsh:  eval "$(axonn-tune completion zsh)" in ~/.zshrc
     fish: axonn-tune completion fish > ~/.config/fish/completions/axonn-tune.fish
+
+    \b
+    Example:
+      axonn-tune completion bash
     """
     from click.shell_completion import get_completion_class
 

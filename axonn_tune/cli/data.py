@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 
 import click
-
-_SECONDS_BETWEEN_REPORTS = 0.2
 
 
 @click.command("data", short_help="Turn text files into a token file.")
@@ -47,6 +44,11 @@ def data_command(
 
     With the default tokenizer there are 257 ids: the bytes, and an end-of-text mark after each file.
     The file is written under another name and renamed when it is complete.
+
+    \b
+    Examples:
+      axonn-tune data --python-stdlib -o tokens.bin
+      axonn-tune data books/ --include *.txt -o tokens.bin
     """
     from axonn_tune.errors import UsageError
     from axonn_tune.runtime import tokenizers
@@ -60,27 +62,26 @@ def data_command(
     if vocab is not None and chosen.vocab > vocab:
         raise UsageError(f"tokenizer {chosen.name!r} has {chosen.vocab:,} ids, --vocab allows {vocab:,}")
     total_bytes = sum(file.stat().st_size for file in files)
-    ids = tokenizers.encoded(files, chosen, on_read=_progress(total_bytes))
-    header = write_tokens(output, ids, vocab=chosen.vocab, tokenizer=chosen.name)
-    if sys.stderr.isatty():
-        click.echo("\r\033[K", nl=False, err=True)
+    with _progress(total_bytes) as advance:
+        ids = tokenizers.encoded(files, chosen, on_read=advance)
+        header = write_tokens(output, ids, vocab=chosen.vocab, tokenizer=chosen.name)
     click.echo(
         f"wrote {output}: {header.count:,} tokens from {total_bytes / 1e6:,.1f} MB of text, "
         f"vocabulary {header.vocab:,} ({header.tokenizer})"
     )
 
 
-def _progress(total_bytes: int) -> Callable[[int], None]:
-    """Shows on a terminal how much was read, and nothing in a log."""
-    if not sys.stderr.isatty():
-        return lambda size: None
-    read, shown_at = 0, monotonic()
+@contextmanager
+def _progress(total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Takes the bytes read since the last time."""
+    from axonn_tune.report.console import progress
 
-    def advance(size: int) -> None:
-        nonlocal read, shown_at
-        read += size
-        if monotonic() - shown_at >= _SECONDS_BETWEEN_REPORTS:
-            shown_at = monotonic()
-            click.echo(f"\r{read / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB", nl=False, err=True)
+    read_bytes = 0
+    with progress("reading text") as tell:
 
-    return advance
+        def advance(size: int) -> None:
+            nonlocal read_bytes
+            read_bytes += size
+            tell(read_bytes / max(total_bytes, 1), f"{read_bytes / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB")
+
+        yield advance

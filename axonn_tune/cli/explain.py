@@ -2,66 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
-from axonn_tune.cli.options import Chosen, format_option, load, problem_options
+from axonn_tune.cli.options import Chosen, format_option, options_of, problem_of, problem_options, rank_by
 
 if TYPE_CHECKING:
-    from axonn_tune.ranking.inputs import Inputs
-    from axonn_tune.report.explain import Subject
+    from axonn_tune.api.explain import Explanation, Format
 
 
 @click.command("explain", short_help="Explain one configuration, term by term.")
 @click.argument("launch", required=False, metavar="[LAUNCH]")
 @problem_options(required=False)
 @click.option("--pick", type=click.IntRange(min=1), default=1, show_default=True, help="Row of the ranking to explain.")
+@click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
 @format_option(("table", "json", "md"))
-def explain_command(*, chosen: Chosen, launch: str | None, pick: int, output_format: str) -> None:
+def explain_command(*, chosen: Chosen, launch: str | None, pick: int, trace: str | None, output_format: Format) -> None:
     """Explain one configuration: what a step consists of, what bounds it, every collective.
 
     The configuration is that of a LAUNCH config, or the best that the options leave (--pick N: the
     Nth): pin axes, order and the rest to explain one in particular.
+
+    \b
+    Examples:
+      axonn-tune explain --gpus 1024 --model 80b
+      axonn-tune explain --gpus 64 --model 20b --x 2 --z 8 --trace step.json
+      axonn-tune explain launch.yaml
     """
-    inputs = _launch_inputs(launch, chosen) if launch else load(chosen)
-    subject = _subject(inputs, pick=pick)
-    if output_format == "json":
-        from axonn_tune.report.explain_json import explain_document
-        from axonn_tune.report.ranking_json import to_text
+    found = _of_launch(launch, chosen) if launch else _of_search(chosen, pick=pick)
+    if trace:
+        from axonn_tune.cli.trace import write_trace
+        from axonn_tune.report.trace import Prediction, merged_trace
 
-        click.echo(to_text(explain_document(subject)), nl=False)
-        return
-    from axonn_tune.report.explain import explain_markdown, explain_text, explain_title
-
-    render = explain_markdown if output_format == "md" else explain_text
-    heading = "# " if output_format == "md" else ""
-    click.echo(f"{heading}{explain_title(subject)}\n\n{render(subject)}", nl=False)
+        write_trace(trace, merged_trace(Prediction(found.inputs, found.pricing), None), quiet=False)
+    click.echo(found.render(output_format), nl=False)
 
 
-def _subject(inputs: Inputs, *, pick: int) -> Subject:
-    """The configuration to explain; NothingFeasibleError if the options leave none."""
-    from axonn_tune.ranking.results import run_search
-    from axonn_tune.report.explain import Subject
+def _of_search(chosen: Chosen, *, pick: int) -> Explanation:
+    from axonn_tune.api.explain import explain
 
-    results = run_search(inputs)
-    results.require_any()
-    results.require_row(pick)
-    return Subject(inputs, results.ranked.entry(pick - 1, terms=True), results.ranked.pricing(pick - 1))
+    return explain(**problem_of(chosen), rank_by=rank_by(chosen), pick=pick, **options_of(chosen))
 
 
-def _launch_inputs(path: str, chosen: Chosen) -> Inputs:
+def _of_launch(path: str, chosen: Chosen) -> Explanation:
     """What a launch config describes, on its machine or on the one named."""
-    from axonn_tune.ranking.inputs import launch_inputs
+    from axonn_tune.cli.validate_runs import given, refuse_search
 
-    ctx = click.get_current_context()
-    given = {each.name for each in fields(Chosen) if ctx.get_parameter_source(each.name) is ParameterSource.COMMANDLINE}
-    if given - {"machine"}:
-        flags = [param.opts[0] for param in ctx.command.params if param.name in given - {"machine"}]
-        raise click.UsageError(f"{path} says all of it: leave out {', '.join(flags)}.")
-    inputs, changed = launch_inputs(path, machine=chosen.machine if "machine" in given else None)
-    if changed:
+    refuse_search(f"{path} says")
+    return explain_launch_said(path, machine=chosen.machine if given("machine") else None)
+
+
+def explain_launch_said(path: str, *, machine: str | None) -> Explanation:
+    """The configuration of a launch config; says so if the machine profile has changed since."""
+    from axonn_tune.api.explain import explain_launch
+
+    found = explain_launch(path, machine=machine)
+    if found.machine_changed:
         click.echo(f"The machine profile is not the one that {path} was written with: times differ.", err=True)
-    return inputs
+    return found

@@ -23,6 +23,10 @@ def export_command(*, checkpoint: str, output: str, dtype: str) -> None:
 
     CHECKPOINT is the folder of one step, or that of a run's checkpoints, of which the newest is taken. The
     tensors have this program's names, and weights are laid out as inputs × outputs.
+
+    \b
+    Example:
+      axonn-tune export checkpoints -o model.safetensors --dtype bf16
     """
     from axonn_tune.errors import EnvironmentProblem
 

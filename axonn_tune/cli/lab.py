@@ -50,6 +50,10 @@ def up_command(
     """Bring up a lab, and measure its rates and round trips.
 
     Ends with exit code 4, and no lab, if they are not what was asked for.
+
+    \b
+    Example:
+      axonn-tune lab up --nodes 2 --ranks-per-node 2 --uplink 100mbit --delay 1ms
     """
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.lab.control import end, find
@@ -80,7 +84,12 @@ def up_command(
 @_named()
 @help_option
 def verify_command(*, name: str) -> None:
-    """Measure a lab's rates and round trips; exit code 4 if they are not what was asked for."""
+    """Measure a lab's rates and round trips; exit code 4 if they are not what was asked for.
+
+    \b
+    Example:
+      axonn-tune lab verify
+    """
     from axonn_tune.lab.lab import Lab
 
     with Lab.attached(name) as lab:
@@ -92,7 +101,12 @@ def verify_command(*, name: str) -> None:
 @click.option("--all", "every", is_flag=True, help="All labs of this user.")
 @help_option
 def down_command(*, name: str, every: bool) -> None:
-    """End a lab, and everything that runs in it."""
+    """End a lab, and everything that runs in it.
+
+    \b
+    Example:
+      axonn-tune lab down
+    """
     from axonn_tune.errors import UsageError
     from axonn_tune.lab.control import end, find, missing, names
 
@@ -107,7 +121,12 @@ def down_command(*, name: str, every: bool) -> None:
 @lab_group.command("status")
 @help_option
 def status_command() -> None:
-    """List the labs of this user that are up."""
+    """List the labs of this user that are up.
+
+    \b
+    Example:
+      axonn-tune lab status
+    """
     from axonn_tune.lab.control import find, names
 
     found = [status for status in map(find, names()) if status is not None]
@@ -127,6 +146,10 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
 
     Both numbers begin at 0. `all` instead of them runs it on every rank at once, `switch` where the bridges and
     uplinks are. RANK, WORLD_SIZE, MASTER_ADDR and so on are set as torchrun would.
+
+    \b
+    Example:
+      axonn-tune lab exec 0.1 -- ip addr
     """
     from axonn_tune.lab.inside import execute
 
@@ -157,6 +180,10 @@ def run_command(
     """Train as LAUNCH.YAML says, one rank in each place of a lab that is up; otherwise as `axonn-tune run`.
 
     All ranks are forked from one process that has imported torch.
+
+    \b
+    Example:
+      axonn-tune lab run launch.yaml --steps 10
     """
     from axonn_tune.cli.run import show_summary
     from axonn_tune.lab.lab import Lab
@@ -190,6 +217,10 @@ def profile_command(*, name: str, output: str | None) -> None:
     """Print a machine profile of a lab that is up: rates as asked, latencies as measured.
 
     Good for a first ranking; the rest are the placeholders of `localhost`.
+
+    \b
+    Example:
+      axonn-tune lab profile -o lab.yaml
     """
     from axonn_tune.files import write_text_atomically
     from axonn_tune.lab.lab import Lab
@@ -240,8 +271,10 @@ def _warn_of_cores(uplinks_bits_per_s: float) -> None:
 def _verify(lab: Lab) -> None:
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.lab.verify import verify
+    from axonn_tune.report.console import progress
 
-    found = verify(lab.ranks)
+    with progress("verifying") as tell:
+        found = verify(lab.ranks, listen=tell)
     click.echo(_table(found), nl=False)
     wrong = [check for check in found if not check.agrees]
     if wrong:

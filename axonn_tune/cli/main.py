@@ -47,6 +47,7 @@ Exit codes:
 _COMMANDS = {
     "search": ("axonn_tune.cli.search", "search_command"),
     "explain": ("axonn_tune.cli.explain", "explain_command"),
+    "trace": ("axonn_tune.cli.trace", "trace_command"),
     "sweep": ("axonn_tune.cli.sweep", "sweep_command"),
     "compare": ("axonn_tune.cli.compare", "compare"),
     "calibrate": ("axonn_tune.cli.calibrate", "calibrate_command"),
@@ -56,8 +57,11 @@ _COMMANDS = {
     "regress": ("axonn_tune.cli.regress", "regress_command"),
     "models": ("axonn_tune.cli.documents", "models_group"),
     "machines": ("axonn_tune.cli.documents", "machines_group"),
+    "report": ("axonn_tune.cli.report", "report_command"),
+    "schema": ("axonn_tune.cli.schema", "schema_command"),
     "data": ("axonn_tune.cli.data", "data_command"),
     "export": ("axonn_tune.cli.export", "export_command"),
+    "doctor": ("axonn_tune.cli.doctor", "doctor_command"),
     "completion": ("axonn_tune.cli.completion", "completion_command"),
 }
 _DEFAULT = "search"
@@ -197,7 +201,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, OSError):
         error = EnvironmentProblem(f"cannot write or read: {error.strerror or error}")
     if isinstance(error, AxonnTuneError):
-        click.echo(f"Error: {error}", err=True)
+        click.echo("\n".join([f"Error: {error}", *([error.advice] if error.advice else [])]), err=True)
         return error.exit_code
     name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     click.echo(f"Internal error: {name}\nPlease report this, with what --debug shows.", err=True)

@@ -17,7 +17,7 @@ import functools
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import click
 
@@ -249,11 +249,22 @@ def command_line() -> str:
     return shlex.join(["axonn-tune", *words])
 
 
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Names between commas."""
+    return tuple(name.strip() for name in (value or "").split(",") if name.strip())
+
+
+wide_option = click.option("--wide", is_flag=True, help="More columns in tables.")
+columns_option = click.option(
+    "--columns", callback=_names, metavar="NAME,...", help="Just these columns in tables; a wrong one lists all."
+)
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print the result alone, no remarks.")
 html_option = click.option(
     "--html", metavar="FILE", help="Also write a report here: one self-contained HTML file. Needs the extra [report]."
 )
-color_option = click.option("--color/--no-color", default=None, help="Default: in a terminal, unless NO_COLOR is set.")
+color_option = click.option(
+    "--color/--no-color", default=None, help="Default: in a terminal; NO_COLOR, FORCE_COLOR and TERM=dumb hold."
+)
 
 
 def load(chosen: Chosen) -> Inputs:
@@ -288,5 +299,5 @@ def rank_by(chosen: Chosen) -> Any:  # noqa: ANN401 - one of RANK_BY
 
 def options_of(chosen: Chosen) -> Options:
     """The other shared options, as the functions of the package take them."""
-    named: Any = {each.name: getattr(chosen, each.name) for each in fields(Chosen) if each.name not in _NOT_OPTIONS}
-    return {**named, "set": chosen.settings}
+    named = {each.name: getattr(chosen, each.name) for each in fields(Chosen) if each.name not in _NOT_OPTIONS}
+    return cast("Options", named | {"set": chosen.settings})

@@ -5,18 +5,21 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from axonn_tune.cost.breakdown import Work, hidden_behind, hidden_s, work_by_kind
 from axonn_tune.cost.single import Pricing, Term
+from axonn_tune.program.operations import Phase
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.report.explain_lines import line_sentences
-from axonn_tune.report.explain_words import words
+from axonn_tune.report.explain_words import paragraphs
 from axonn_tune.report.table import Heading, markdown_table, seconds_cells, text_table
 from axonn_tune.units import GIB, show_bytes, show_seconds
 
 _GB, _TERA = 1e9, 1e12
 _WIDTH = 100
+_PHASES = get_args(Phase)
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the explanation: sentences, then a table, then notes; either may be empty."""
+    """A part of the explanation: paragraphs, then sentences, a table and notes; each may be empty."""
 
     title: str
+    paragraphs: Sequence[Sequence[str]] = ()
     sentences: Sequence[str] = ()
     headings: Sequence[Heading] = ()
     rows: Sequence[Sequence[str]] = ()
@@ -42,7 +46,7 @@ class Section:
 def sections(subject: Subject) -> list[Section]:
     """The whole explanation."""
     return [
-        Section("The step in words", sentences=words(subject.inputs, subject.entry, subject.pricing)),
+        Section("The step in words", paragraphs=paragraphs(subject.inputs, subject.entry, subject.pricing)),
         _sent(subject),
         _costs(subject),
         Section("How a call is priced", sentences=line_sentences(subject.inputs.problem, subject.pricing)),
@@ -56,7 +60,13 @@ def explain_text(subject: Subject) -> str:
     parts = []
     for section in sections(subject):
         table = text_table(section.headings, section.rows) if section.rows else ""
-        lines = [section.title, "-" * len(section.title), *map(_wrapped, section.sentences)]
+        story = "\n\n".join(textwrap.fill(" ".join(part), width=_WIDTH) for part in section.paragraphs)
+        lines = [
+            section.title,
+            "-" * len(section.title),
+            *([story] if story else []),
+            *map(_wrapped, section.sentences),
+        ]
         parts.append(
             "\n".join([*lines, *([table.rstrip("\n")] if table else []), *map(_wrapped, section.notes)]) + "\n"
         )
@@ -72,9 +82,11 @@ def explain_markdown(subject: Subject) -> str:
     parts = []
     for section in sections(subject):
         table = markdown_table(section.headings, section.rows) if section.rows else ""
-        lines = [f"## {section.title}", *(f"- {sentence}" for sentence in section.sentences)]
-        parts.append("\n\n".join([lines[0], "\n".join(lines[1:]), table, *section.notes]).strip() + "\n")
-    return "\n".join(part.replace("\n\n\n\n", "\n\n") for part in parts)
+        listed = "\n".join(f"- {sentence}" for sentence in section.sentences)
+        story = [" ".join(part) for part in section.paragraphs]
+        blocks = [f"## {section.title}", *story, listed, table.rstrip("\n"), *section.notes]
+        parts.append("\n\n".join(block for block in blocks if block) + "\n")
+    return "\n".join(parts)
 
 
 def _sent(subject: Subject) -> Section:
@@ -174,7 +186,7 @@ def _behind(term: Term, behind: str) -> str:
 
 def _computation(subject: Subject) -> Section:
     pricing, problem = subject.pricing, subject.inputs.problem
-    work = work_by_kind(pricing, problem.workload)
+    work = sorted(work_by_kind(pricing, problem.workload), key=lambda each: _PHASES.index(each.phase))
     peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
     headings = [
         Heading("computation", left=True), Heading("phase", left=True), Heading("s"), Heading("share,\n%"),

@@ -1,9 +1,10 @@
-"""A step in sentences, for someone who has not seen the model behind it."""
+"""A step as a story: for someone who has not seen the model behind it, in terms that an expert can check."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from axonn_tune.cost.breakdown import MATRIX_PRODUCTS, Work, work_by_kind
 from axonn_tune.cost.single import Pricing
 from axonn_tune.grid import Grid
 from axonn_tune.ranking.entries import Entry
@@ -16,18 +17,28 @@ _RECOMPUTE = {
     "selective": "The backward pass computes norms, attention and activations again instead of keeping their results.",
     "full": "The backward pass runs each block's forward pass again: only a block's input is kept.",
 }
+_WORTH_SAYING = 0.005
+"""Share of a step below which a gain is not mentioned."""
 
 
 def words(inputs: Inputs, entry: Entry, pricing: Pricing) -> list[str]:
     """The step as a list of sentences."""
+    return [sentence for part in paragraphs(inputs, entry, pricing) for sentence in part]
+
+
+def paragraphs(inputs: Inputs, entry: Entry, pricing: Pricing) -> list[list[str]]:
+    """The same in paragraphs: the work, how it is arranged, what is kept, the time it takes, what limits it."""
     grid = pricing.configuration.grid
-    return [
-        *_work(inputs, pricing),
-        *_axes(grid),
-        _placement(grid, inputs.problem.machine),
-        *_saved(pricing),
-        *_time(inputs, entry, pricing),
+    arranged = [*_axes(grid), *_placement(grid, inputs.problem.machine)]
+    found = [
+        list(_work(inputs, pricing)),
+        arranged,
+        list(_saved(pricing)),
+        list(_time(entry, pricing)),
+        list(_use(inputs, entry, pricing)),
+        list(_limits(inputs, pricing)),
     ]
+    return [part for part in found if part]
 
 
 def _work(inputs: Inputs, pricing: Pricing) -> Iterator[str]:
@@ -61,16 +72,36 @@ def _axes(grid: Grid) -> Iterator[str]:
         yield f"{grid.data} replicas along data average their gradients once a step."
 
 
-def _placement(grid: Grid, machine: Machine) -> str:
-    """Which axes stay inside the innermost network tier."""
+def _placement(grid: Grid, machine: Machine) -> Iterator[str]:
+    """Over which networks each axis talks."""
     wide = [axis for axis in grid.order if grid.axis_size(axis) > 1]
     if not wide:
-        return "There is one GPU: nothing is sent."
-    inner = machine.tiers[0]
-    reach = {axis: grid.stride(axis) * grid.axis_size(axis) for axis in wide}
-    inside = [axis for axis in wide if inner.ranks is None or reach[axis] <= inner.ranks]
-    stays = f"; {' and '.join(inside)} stays inside {inner.name}" if inside else ""
-    return f"Neighbouring GPUs belong to axis {wide[0]} first (order {', '.join(wide)}){stays}."
+        yield "There is one GPU: nothing is sent."
+        return
+    numbered = f"GPUs are numbered along {', then '.join(wide)}" if len(wide) > 1 else f"All GPUs lie along {wide[0]}"
+    places = [f"a group of {axis} {_place(grid, axis, machine)}" for axis in wide]
+    yield f"{numbered}: {'; '.join(places)}."
+
+
+def _place(grid: Grid, axis: str, machine: Machine) -> str:
+    """Where the members of one group are."""
+    stride, size, inner = grid.stride(axis), grid.axis_size(axis), machine.tiers[0]
+    if inner.ranks is None or stride * size <= inner.ranks:
+        return f"is {size} GPUs joined by {inner.name}"
+    if stride >= inner.ranks:
+        return f"is {size} GPUs, each in another {inner.name} domain, joined by {_outer(grid, axis, machine)}"
+    together = inner.ranks // stride
+    domains = -(-size // together)
+    joined = _outer(grid, axis, machine)
+    return f"is {size} GPUs, {together} in each of {domains} {inner.name} domains, which {joined} joins"
+
+
+def _outer(grid: Grid, axis: str, machine: Machine) -> str:
+    """The outermost network that a group crosses."""
+    reach = grid.stride(axis) * grid.axis_size(axis)
+    return next(
+        (tier.name for tier in machine.tiers if tier.ranks is None or reach <= tier.ranks), machine.tiers[-1].name
+    )
 
 
 def _saved(pricing: Pricing) -> Iterator[str]:
@@ -83,7 +114,7 @@ def _saved(pricing: Pricing) -> Iterator[str]:
         )
 
 
-def _time(inputs: Inputs, entry: Entry, pricing: Pricing) -> Iterator[str]:
+def _time(entry: Entry, pricing: Pricing) -> Iterator[str]:
     assert entry.low_s is not None, "explained entries are feasible"
     assert entry.high_s is not None, "explained entries are feasible"
     exposed_s, step_s = pricing.exposed_communication_s, pricing.iteration_s
@@ -94,17 +125,19 @@ def _time(inputs: Inputs, entry: Entry, pricing: Pricing) -> Iterator[str]:
         f"({pricing.compute_s / step_s:.0%}) and waits for the network for {show_seconds(exposed_s)} "
         f"({exposed_s / step_s:.0%})."
     )
+    if not pricing.terms:
+        return
+    hidden_s = max(pricing.communication_s - exposed_s, 0.0)
     yield (
-        f"All collectives of a GPU together take {show_seconds(pricing.communication_s)}; computation hides what is "
-        "not waited for."
+        f"All collectives of a GPU together take {show_seconds(pricing.communication_s)}, of which "
+        f"{show_seconds(hidden_s)} ({hidden_s / pricing.communication_s:.0%}) run while it computes."
     )
-    longest = max(pricing.terms, key=lambda term: term.exposed_s, default=None)
-    if longest is not None and longest.exposed_s:
+    longest = max(pricing.terms, key=lambda term: term.exposed_s)
+    if longest.exposed_s:
         yield (
             f"The longest wait is for {longest.op} over {longest.axis} of {longest.layer} ({longest.phase}): "
             f"{show_seconds(longest.exposed_s)} in all."
         )
-    yield from _use(inputs, entry, pricing)
 
 
 def _use(inputs: Inputs, entry: Entry, pricing: Pricing) -> Iterator[str]:
@@ -116,6 +149,34 @@ def _use(inputs: Inputs, entry: Entry, pricing: Pricing) -> Iterator[str]:
     yield (
         f"A GPU needs {show_bytes(float(pricing.memory.total_bytes))} of the {show_bytes(pricing.memory_limit_bytes)} "
         "that can be used."
+    )
+
+
+def _limits(inputs: Inputs, pricing: Pricing) -> Iterator[str]:
+    """What stands between this step and the peak, by how much it costs."""
+    problem, step_s = inputs.problem, pricing.iteration_s
+    work = work_by_kind(pricing, problem.workload)
+    peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
+    again_s = sum(each.seconds for each in work if each.phase == "recompute")
+    costs = [
+        (pricing.exposed_communication_s, "waiting for the network"),
+        (again_s, "computing again what memory has no room for"),
+        (_slower_s(work, peak), "matrix products below the peak"),
+        (
+            sum(each.seconds for each in work if each.kind != MATRIX_PRODUCTS and each.phase != "recompute"),
+            "other kernels",
+        ),
+    ]
+    worth = sorted(((cost_s, what) for cost_s, what in costs if cost_s > _WORTH_SAYING * step_s), reverse=True)
+    if worth:
+        shares = [f"{what} {show_seconds(cost_s)} ({cost_s / step_s:.0%})" for cost_s, what in worth]
+        yield f"What keeps it from the peak: {', '.join(shares)}."
+
+
+def _slower_s(work: tuple[Work, ...], peak: float) -> float:
+    """What matrix products, those computed again left out, take beyond their time at the peak."""
+    return sum(
+        each.seconds - each.flops / peak for each in work if each.kind == MATRIX_PRODUCTS and each.phase != "recompute"
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from axonn_tune.errors import UsageError, suggest
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.results import Results
 from axonn_tune.report.table import (
@@ -15,6 +14,7 @@ from axonn_tune.report.table import (
     aligned_cells,
     csv_table,
     markdown_table,
+    require_columns,
     seconds_cells,
     text_table,
 )
@@ -22,6 +22,9 @@ from axonn_tune.units import GIB
 
 Cells: TypeAlias = Callable[[Sequence[Entry]], list[str]]
 NOTHING = "-"
+_MOST_COLUMNS = 9
+_LEFT_OUT_FIRST = ("mfu", "exposed_communication_s", "order", "batching")
+"""What makes room where other cost models or reasons need columns, unless the table is to be wide."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,12 @@ def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = 
     if wide:
         names[5:8] = ["exposed_communication_s", "compute_s", "step", "tokens_per_s", "mfu", "hfu"]
     names += [f"rank_{cost}" for cost in results.others]
-    rejected = any(not entry.feasible for entry in entries)
-    return [*names, "rejected_because"] if rejected else names
+    if any(not entry.feasible for entry in entries):
+        names.append("rejected_because")
+    if not wide:
+        for name in _LEFT_OUT_FIRST[: max(len(names) - _MOST_COLUMNS, 0)]:
+            names.remove(name)
+    return names
 
 
 def column_names(results: Results) -> list[str]:
@@ -126,9 +133,7 @@ def _rows(columns: Sequence[Column], entries: Sequence[Entry]) -> list[list[str]
 def _chosen(results: Results, names: Sequence[str], *, limit_bytes: float) -> list[Column]:
     """The columns of these names; UsageError for one that does not exist."""
     known = _columns(results, limit_bytes=limit_bytes)
-    for name in names:
-        if name not in known:
-            raise UsageError(f"no column {name!r}{suggest(name, known)}; known: {', '.join(known)}")
+    require_columns(names, known)
     return [known[name] for name in names]
 
 

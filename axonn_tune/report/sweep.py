@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.ranking.entries import Entry
@@ -13,44 +14,41 @@ from axonn_tune.report.table import (
     aligned_cells,
     csv_table,
     markdown_table,
+    require_columns,
     seconds_cells,
     text_table,
 )
+from axonn_tune.units import GIB
+
+Cells: TypeAlias = Callable[[Sequence[Point]], list[str]]
 
 SCHEMA = "axonn-tune/sweep/1"
 NOTHING = "-"
 _NO_ENTRY = Entry(sizes=(0, 0, 0, 0))
 
-_HEADINGS = (
-    Heading("model", left=True),
-    Heading("GPUs"),
-    Heading("batch"),
-    Heading("grid\nx y z data"),
-    Heading("order", left=True),
-    Heading("step,\ns"),
-    Heading("tokens/s"),
-    Heading("MFU,\n%"),
-    Heading("efficiency,\n%"),
-)
 
-
-def sweep_table(points: Sequence[Point], *, color: bool = False) -> str:
-    """A table for people; points where nothing is feasible have their reasons below it."""
-    headings, rows, reasons = sweep_cells(points)
+def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), color: bool = False) -> str:
+    """A table for people, with these columns or the main ones; points without a grid have their reasons below it."""
+    headings, rows, reasons = sweep_cells(points, names=names)
     return text_table(headings, rows, color=color) + "".join(f"\n{reason}\n" for reason in reasons)
 
 
-def sweep_markdown(points: Sequence[Point]) -> str:
+def sweep_markdown(points: Sequence[Point], *, names: Sequence[str] = ()) -> str:
     """The same as Markdown."""
-    headings, rows, reasons = sweep_cells(points)
+    headings, rows, reasons = sweep_cells(points, names=names)
     listed = "".join(f"- {reason}\n" for reason in reasons)
     return markdown_table(headings, rows) + (f"\n{listed}" if reasons else "")
 
 
-def sweep_cells(points: Sequence[Point]) -> tuple[Sequence[Heading], list[list[str]], list[str]]:
-    """Headings and cells of the table, and the reasons of points where nothing is feasible."""
+def sweep_cells(
+    points: Sequence[Point], *, names: Sequence[str] = ()
+) -> tuple[Sequence[Heading], list[list[str]], list[str]]:
+    """Headings and cells of the table, and the reasons of points where nothing is feasible; UsageError as by names."""
     reasons = [f"{_where(point)}: {point.reason}" for point in points if point.entry is None]
-    return _HEADINGS, _rows(points), reasons
+    require_columns(names, _COLUMNS)
+    chosen = [_COLUMNS[name] for name in names or MAIN_COLUMNS]
+    cells = [show(points) for _, show in chosen]
+    return [heading for heading, _ in chosen], [list(row) for row in zip(*cells, strict=True)], reasons
 
 
 def sweep_csv(points: Sequence[Point]) -> str:
@@ -110,25 +108,57 @@ def _where(point: Point) -> str:
     return f"{problem.model.name} on {problem.gpus} GPUs, batch {problem.workload.global_batch}"
 
 
-def _rows(points: Sequence[Point]) -> list[list[str]]:
+def _each(show: Callable[[Point, Entry], str]) -> Cells:
+    return lambda points: [show(point, point.entry or _NO_ENTRY) for point in points]
+
+
+def _seconds(read: Callable[[Entry], float | None]) -> Cells:
+    return lambda points: seconds_cells([read(point.entry or _NO_ENTRY) for point in points])
+
+
+def _grids(points: Sequence[Point]) -> list[str]:
     entries = [point.entry or _NO_ENTRY for point in points]
-    grids = aligned_cells([[str(size) if size else NOTHING for size in entry.sizes] for entry in entries])
-    steps = seconds_cells([entry.iteration_s for entry in entries])
-    return [
-        [
-            point.inputs.problem.model.name,
-            f"{point.inputs.problem.gpus:,}",
-            f"{point.inputs.problem.workload.global_batch:,}",
-            grid,
-            ",".join(entry.wide_order or entry.order or (NOTHING,)),
-            step,
-            NOTHING if entry.tokens_per_s is None else f"{entry.tokens_per_s:,.0f}",
-            _percent(entry.mfu),
-            _percent(point.efficiency),
-        ]
-        for point, entry, grid, step in zip(points, entries, grids, steps, strict=True)
-    ]
+    return aligned_cells([[str(size) if size else NOTHING for size in entry.sizes] for entry in entries])
+
+
+def _order(entry: Entry) -> str:
+    return ",".join(entry.wide_order or entry.order or (NOTHING,))
+
+
+def _plain(value: object) -> str:
+    return NOTHING if value is None else str(value)
 
 
 def _percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.1f}"
+
+
+_COLUMNS: dict[str, tuple[Heading, Cells]] = {
+    "model": (Heading("model", left=True), _each(lambda point, entry: point.inputs.problem.model.name)),
+    "gpus": (Heading("GPUs"), _each(lambda point, entry: f"{point.inputs.problem.gpus:,}")),
+    "batch": (Heading("batch"), _each(lambda point, entry: f"{point.inputs.problem.workload.global_batch:,}")),
+    "grid": (Heading("grid\nx y z data"), _grids),
+    "order": (Heading("order", left=True), _each(lambda point, entry: _order(entry))),
+    "micro_batch": (Heading("micro-\nbatch"), _each(lambda point, entry: _plain(entry.micro_batch))),
+    "recompute": (Heading("recompute", left=True), _each(lambda point, entry: _plain(entry.recompute))),
+    "communication_s": (Heading("communi-\ncation,\ns"), _seconds(lambda entry: entry.communication_s)),
+    "exposed_communication_s": (Heading("exposed,\ns"), _seconds(lambda entry: entry.exposed_communication_s)),
+    "step": (Heading("step,\ns"), _seconds(lambda entry: entry.iteration_s)),
+    "low_s": (Heading("at least,\ns"), _seconds(lambda entry: entry.low_s)),
+    "high_s": (Heading("at most,\ns"), _seconds(lambda entry: entry.high_s)),
+    "tokens_per_s": (Heading("tokens/s"), _each(lambda point, entry: _count(entry.tokens_per_s))),
+    "mfu": (Heading("MFU,\n%"), _each(lambda point, entry: _percent(entry.mfu))),
+    "memory": (Heading("memory,\nGiB"), _each(lambda point, entry: _gib(entry.memory_bytes))),
+    "efficiency": (Heading("efficiency,\n%"), _each(lambda point, entry: _percent(point.efficiency))),
+}
+"""Every column there is, by name, in the order of a wide table."""
+ALL_COLUMNS = tuple(_COLUMNS)
+MAIN_COLUMNS = ("model", "gpus", "batch", "grid", "order", "step", "tokens_per_s", "mfu", "efficiency")
+
+
+def _count(number: float | None) -> str:
+    return NOTHING if number is None else f"{number:,.0f}"
+
+
+def _gib(value_bytes: float | None) -> str:
+    return NOTHING if value_bytes is None else f"{value_bytes / GIB:.1f}"

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from axonn_tune.errors import UsageError, suggest
+
 BOLD, GREEN, RESET = "\x1b[1m", "\x1b[1;32m", "\x1b[0m"
 
 
@@ -25,8 +27,24 @@ class Heading:
 
 
 def use_color(*, wanted: bool | None) -> bool:
-    """Whether to color standard output: as wanted; else in a terminal, unless NO_COLOR is set."""
-    return wanted if wanted is not None else sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    """Whether to color standard output: as wanted; else not with NO_COLOR, yes with FORCE_COLOR, else in a terminal.
+
+    A terminal that calls itself dumb knows no colors.
+    """
+    environment = os.environ
+    if wanted is not None or environment.get("NO_COLOR"):
+        return bool(wanted)
+    if environment.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return sys.stdout.isatty() and environment.get("TERM") != "dumb"
+
+
+def require_columns(names: Sequence[str], known: Iterable[str]) -> None:
+    """UsageError for a column that does not exist, with the nearest that does."""
+    listed = list(known)
+    for name in names:
+        if name not in listed:
+            raise UsageError(f"no column {name!r}{suggest(name, listed)}; known: {', '.join(listed)}")
 
 
 def text_table(

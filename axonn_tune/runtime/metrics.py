@@ -21,6 +21,7 @@ from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.optimizer import StepResult
 from axonn_tune.runtime.summary import Machine, TimedStep, summarise
+from axonn_tune.runtime.tensorboard import Scalars, folder_of
 from axonn_tune.runtime.timing import StepTimes
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.runs import SUMMARY_NAME, Summary
@@ -31,6 +32,12 @@ WARMUP_STEPS = 2
 """Steps at the start of each run, also of a resumed one, that no summary counts: allocation, first connections."""
 WINDOW_STEPS = 32
 """Timed steps, the last ones, that the summary is made from."""
+
+SCALARS = (
+    *("loss", "gradient_norm", "learning_rate", "step_s", "tokens_per_s", "mfu", "hfu", "memory_bytes"),
+    *("exposed_communication_s", "compute_s"),
+)
+"""Numbers of a step that other sinks get too."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,8 @@ class Metrics:
         # Line by line, so that what a killed rank had measured is there to read.
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._write({"schema": SCHEMA, **self._heading()})
+        wanted = folder_of(self.launch, self.directory) if self.mesh.rank == 0 else None
+        self._scalars = None if wanted is None else Scalars(wanted)
 
     def step(self, step: int, result: StepResult, *, step_s: float, times: StepTimes | None) -> None:
         """Record a step, counted from 1, that took `step_s`; `times` of its collectives if they were taken."""
@@ -103,6 +112,9 @@ class Metrics:
             terms=term_rows(times) if times else [],
         )
         self._write(asdict(found))
+        if self._scalars is not None:
+            values = {name: value for name in SCALARS if (value := getattr(found, name)) is not None}
+            self._scalars.write(step, values, times)
         if self.mesh.rank == 0:
             self.say(step_line(found, steps=self.steps))
 
@@ -123,6 +135,8 @@ class Metrics:
                 self.say(summary_line(summary))
                 text = summary.model_dump_json(by_alias=True, indent=2)
                 write_text_atomically(self.directory / SUMMARY_NAME, text + "\n")
+        if self._scalars is not None:
+            self._scalars.close()
         self._file.close()
 
     def _utilisation(self, step_s: float) -> tuple[float, float]:

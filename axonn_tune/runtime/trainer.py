@@ -14,6 +14,7 @@ from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.optimizer import AdamW, StepResult
 from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.tensorboard import require_tensorboard
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.workload import Precision
@@ -27,7 +28,8 @@ DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
 
 
 def require_runnable(launch: Launch) -> None:
-    """UsageError with all that this runtime cannot execute of a launch config."""
+    """UsageError with all that this runtime cannot execute of a launch config; EnvironmentProblem as by its sinks."""
+    require_tensorboard(launch)
     workload, model, grid = launch.workload, launch.model, launch.grid.grid()
     found = []
     if workload.split_micro_batch and launch.micro_batch % 2:

@@ -96,6 +96,15 @@ class Checkpoint(Document):
     keep: PositiveInt = Field(default=3, description="How many of the newest are kept.")
 
 
+class MetricSinks(Document):
+    """Where metrics go beside the run's JSON lines."""
+
+    tensorboard: bool | Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="Event files of TensorBoard, by rank 0: true for the run's folder, or another; absent: none.",
+    )
+
+
 class PredictedTerm(Document):
     """One predicted collective, all calls of one step and rank together."""
 
@@ -174,6 +183,7 @@ class Launch(Document):
     optimizer: Optimizer = Field(default=Optimizer(), description="How weights are updated.")
     data: Data = Field(default=Data(), description="What it trains on.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Saving.")
+    metrics: MetricSinks = Field(default=MetricSinks(), description="Where metrics go beside the run's JSON lines.")
     backend: Literal["nccl", "gloo"] = Field(description="torch.distributed backend.")
     ranks_per_node: PositiveInt = Field(description="Ranks started on each node.")
     environment: tuple[LaunchVariable, ...] = Field(description="Variables every rank gets, each name once.")

@@ -63,8 +63,9 @@ def read_trace(path: str | Path) -> MeasuredTrace:
     """One rank's trace; UsageError if it cannot be read, DocumentError if it is torn or something else."""
     path = Path(path)
     found = _json(read_text(path), path)
-    notes = found.get("otherData")
-    schema = notes.get("schema") if isinstance(notes, dict) else None
+    given = found.get("otherData")
+    notes: dict[str, Any] = given if isinstance(given, dict) else {}
+    schema = notes.get("schema")
     if schema != TRACE_SCHEMA:
         raise _wrong(path, "otherData.schema", f"no trace of a run: {schema!r} where {TRACE_SCHEMA!r} is needed")
     try:

@@ -92,10 +92,11 @@ def step_bars(pricing: Pricing, *, finest_s: float) -> list[Bar]:
 def _batch_bars(batch: Batch) -> Iterator[Bar]:
     """Everything in one micro-batch: computation by its parts, and every collective."""
     for stretch in batch.stretches:
-        sent = [bar(interval) for interval in stretch.intervals if interval.lane != COMPUTE_LANE]
-        bars = [phase_bar(stretch), *sent]
+        sent = [interval for interval in stretch.intervals if interval.lane != COMPUTE_LANE]
         for time in range(len(stretch.names)):
-            yield from (one.moved(time * (stretch.end_s - stretch.start_s)) for one in bars)
+            by_s = stretch.shifts_s(time)
+            yield phase_bar(stretch).moved(by_s(COMPUTE_LANE))
+            yield from (bar(interval).moved(by_s(interval.lane)) for interval in sent)
 
 
 def merged(bars: Iterable[Bar], *, finest_s: float) -> list[Bar]:

@@ -82,6 +82,80 @@ def test_old_text_is_named_by_its_file(tmp_path: Path) -> None:
         read_log(written(tmp_path, old))
 
 
+OLD = """# nThread 1 nGpus 2 minBytes 1048576 maxBytes 1048576 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
+#
+# Using devices
+#   Rank  0 Pid  12345 on     gpu01 device  0 [0x1b] NVIDIA A100-SXM4-80GB
+#   Rank  1 Pid  12345 on     gpu01 device  1 [0x43] NVIDIA A100-SXM4-80GB
+#
+#                                               out-of-place                       in-place
+#       size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)                       (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum    42.10   24.91   24.91  0e+00    41.80   25.09   25.09  0e+00
+# Out of bounds values : 0 OK
+"""
+RCCL = """# Collective test starting: reduce_scatter_perf
+# nThread 1 nGpus 1 minBytes 8 maxBytes 8388608 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1
+#
+rccl-tests: Version develop:6405c76
+# Using devices
+#  Rank  0 Group  0 Pid 3252337 on    amd-1 device  0 [0000:05:00] AMD Instinct MI300X
+#  Rank  1 Group  0 Pid 3252338 on    amd-1 device  1 [0000:15:00] AMD Instinct MI300X
+RCCL version : 2.27.7-develop:29e1567
+HIP version  : 7.0.51831
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+           8             1     float     sum      -1     9.12    0.00    0.00      0     9.02    0.00    0.00      0
+     8388608       1048576     float     sum      -1    98.50   85.16   42.58      0    97.00   86.48   43.24      0
+# Collective test concluded: reduce_scatter_perf
+"""
+
+
+def test_text_of_old_nccl_tests(tmp_path: Path) -> None:
+    """Guards versions of 2021 and before: no group, no column for a root, no name of the collective."""
+    log = read_log(written(tmp_path, OLD, "all_reduce.txt"))
+    assert log.rows == (LogRow("all_reduce", 2, 1, 1048576, pytest.approx(42.1e-6)),)
+    assert (log.library, log.hosts, log.device) == ("NCCL of a log", ("gpu01",), "NVIDIA A100-SXM4-80GB")
+
+
+def test_text_of_rccl_tests(tmp_path: Path) -> None:
+    """Guards the lines that AMD's version adds, and its spelling of versions."""
+    log = read_log(written(tmp_path, RCCL))
+    assert log.rows == (
+        LogRow("reduce_scatter", 2, 1, 8, pytest.approx(9.12e-6)),
+        LogRow("reduce_scatter", 2, 1, 8388608, pytest.approx(98.5e-6)),
+    )
+    assert (log.library, log.device) == ("RCCL 2.27.7-develop:29e1567", "AMD Instinct MI300X")
+
+
+@pytest.mark.parametrize("label", ["0: ", "[1,0]<stdout>:", "    "])
+def test_labels_before_each_line_do_not_matter(label: str, tmp_path: Path) -> None:
+    """Guards logs as `srun --label`, `mpirun --tag-output` and e-mails leave them."""
+    labelled = "".join(f"{label}{line}\n" for line in TEXT.splitlines())
+    assert read_log(written(tmp_path, labelled)) == read_log(written(tmp_path, TEXT))
+
+
+def test_several_runs_in_one_file_keep_their_collectives(tmp_path: Path) -> None:
+    """Guards a job that runs one test after the other: a row belongs to the heading above it."""
+    rows = read_log(written(tmp_path, TEXT + TEXT.replace("all_gather_perf", "all_reduce_perf"))).rows
+    assert [row.op for row in rows] == ["all_gather", "all_gather", "all_reduce", "all_reduce"]
+    with pytest.raises(DocumentError, match="holds alltoall"):
+        read_log(written(tmp_path, TEXT + TEXT.replace("all_gather_perf", "alltoall_perf")))
+
+
+def test_groups_that_ran_at_once_are_refused(tmp_path: Path) -> None:
+    """Guards NCCL_TESTS_SPLIT: two groups of one rank are no group of two."""
+    split = TEXT.replace("Rank  1 Group  0", "Rank  1 Group  1")
+    with pytest.raises(DocumentError, match=r"log.txt:2: 2 groups ran at once"):
+        read_log(written(tmp_path, split))
+    devices = [{**one, "group": one["rank"] % 2} for one in DEVICES]
+    found = {**NCCL_JSON, "config": {"ngpus": 1, "devices": devices}}
+    with pytest.raises(DocumentError, match="2 groups ran at once"):
+        read_log(written(tmp_path, json.dumps(found)))
+
+
 def test_json_of_nccl_tests_and_rccl_tests(tmp_path: Path) -> None:
     """Guards both formats; what has no out-of-place time is left out."""
     assert read_log(written(tmp_path, json.dumps(NCCL_JSON))).rows == (

@@ -76,11 +76,29 @@ def test_parts_of_cells_are_aligned() -> None:
     assert aligned_cells([]) == []
 
 
-def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards NO_COLOR: it wins over a terminal, an explicit --color over it."""
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert use_color(wanted=None)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not use_color(wanted=None)
+@pytest.mark.parametrize(
+    ("terminal", "environment", "colored"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"TERM": "dumb"}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (False, {"FORCE_COLOR": "1"}, True),
+        (False, {"FORCE_COLOR": "0"}, False),
+        (False, {"FORCE_COLOR": "1", "TERM": "dumb"}, True),
+        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colors_are_where_they_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, environment: dict[str, str], colored: bool
+) -> None:
+    """Guards NO_COLOR, FORCE_COLOR and TERM=dumb; --color and --no-color win over all of them."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert use_color(wanted=None) is colored
     assert use_color(wanted=True)
+    assert not use_color(wanted=False)
