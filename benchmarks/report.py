@@ -61,11 +61,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, browser() as chromium:
         path = Path(folder) / "report.html"
         written_s = write_report(path, rows=arguments.rows)
+        size_mb = path.stat().st_size / 1e6
         columns = zip(*(times_ms(chromium, path) for _ in range(arguments.runs + 1)), strict=True)
         ready, drawn, sorted_in = (statistics.median(column[1:]) for column in columns)
     print(
-        f"{arguments.rows:,} configurations: {path.name} written in {written_s:.2f} s; usable after {ready:.0f} ms, "
-        f"first figure after {drawn:.0f} ms, sorting takes {sorted_in:.0f} ms (medians of {arguments.runs})"
+        f"{arguments.rows:,} configurations: {size_mb:.1f} MB, written in {written_s:.2f} s; usable after "
+        f"{ready:.0f} ms, first figure after {drawn:.0f} ms, sorting takes {sorted_in:.0f} ms (medians of {arguments.runs})"
     )
 
 

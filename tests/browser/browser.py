@@ -61,9 +61,7 @@ class Seen:
         """Scroll through the whole page, so that every figure is drawn."""
         for figure in self.page.locator(".drawing > div").all():
             figure.scroll_into_view_if_needed()
-        self.page.wait_for_function(
-            "[...document.querySelectorAll('.drawing > div')].every((box) => box.dataset.drawn)", timeout=60_000
-        )
+            self.page.wait_for_function("box => box.dataset.drawn", arg=figure.element_handle(), timeout=30_000)
         self.page.evaluate("window.scrollTo(0, 0)")
 
     def screenshot(self, name: str) -> None:

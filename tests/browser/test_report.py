@@ -46,12 +46,15 @@ def reports(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return found
 
 
-@pytest.mark.parametrize(("view", "size", "scheme"), VIEWS)
-@pytest.mark.parametrize("name", ["search", "sweep", "compare", "launch", "validated", "run"])
+SEEN = [(name, *view) for name in ("search", "sweep", "validated") for view in VIEWS]
+SEEN += [(name, *view) for name in ("compare", "launch", "run") for view in (VIEWS[0], VIEWS[3])]
+
+
+@pytest.mark.parametrize(("name", "view", "size", "scheme"), SEEN)
 def test_every_report_draws(
     chromium: Any, reports: dict[str, Path], name: str, view: str, size: tuple[int, int], scheme: Scheme
 ) -> None:
-    """Guards each kind of report at both widths and in both themes: all figures, no error, nothing cut off."""
+    """Guards each kind of report at both widths and in both themes: all figures, no error, nothing beside the page."""
     with opened(chromium, reports[name], size=size, scheme=scheme) as seen:
         seen.draw_all()
         assert seen.page.locator(".drawing .waiting").count() == 0
@@ -157,9 +160,11 @@ def test_the_map_changes_its_colour_and_the_theme_changes_all(chromium: Any, rep
     """Guards choices above figures, and the switch of the theme, which figures follow."""
     with opened(chromium, reports["search"]) as seen:
         block = seen.drawn("The space of grids")
-        block.get_by_role("button", name="memory").click()
-        seen.page.wait_for_function("document.body.innerText.includes('GiB')")
-        assert block.get_by_role("button", name="memory").get_attribute("aria-pressed") == "true"
+        memory = block.get_by_role("button", name="memory", exact=True)
+        assert block.locator("svg text", has_text="GiB").count() == 0
+        memory.click()
+        block.locator("svg text", has_text="GiB").first.wait_for()
+        assert memory.get_attribute("aria-pressed") == "true"
         texts = "svg.main-svg text"
         before = block.locator(texts).first.evaluate("one => getComputedStyle(one).fill")
         theme = seen.page.locator("#theme")
@@ -168,6 +173,23 @@ def test_the_map_changes_its_colour_and_the_theme_changes_all(chromium: Any, rep
         assert theme.inner_text() == "theme: dark"
         seen.page.wait_for_timeout(500)
         assert block.locator(texts).first.evaluate("one => getComputedStyle(one).fill") != before
+        seen.check()
+
+
+def test_the_legend_hides(chromium: Any, reports: dict[str, Path]) -> None:
+    """Guards the legend: a click hides what it stands for, a second one shows it again."""
+    with opened(chromium, reports["search"]) as seen:
+        block = seen.drawn("Where the time goes")
+        bars = block.locator(".barlayer .point")
+        before = bars.count()
+        entry = block.locator(".legend button", has_text="matrix products")
+        entry.click()
+        seen.page.wait_for_function("button => button.ariaPressed === 'false'", arg=entry.element_handle())
+        seen.page.wait_for_timeout(300)
+        assert bars.count() == before - 10
+        entry.click()
+        seen.page.wait_for_timeout(300)
+        assert bars.count() == before
         seen.check()
 
 

@@ -12,7 +12,7 @@ from axonn_tune.grid import AXES, Grid
 from axonn_tune.ranking.entries import Entry, term_entries
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.report.explain_lines import line_sentences
-from axonn_tune.report.explain_words import words
+from axonn_tune.report.explain_words import paragraphs
 from axonn_tune.report.html.blocks import Column, Json, card, cards, command, figure, fold, table, text
 from axonn_tune.report.html.colors import ACCENT, LIMIT, MUTED
 from axonn_tune.report.html.timeline import timeline_figures
@@ -53,9 +53,9 @@ def grid_words(config: Mapping[str, object]) -> str:
     return " · ".join(f"{axis} {config[axis]}" for axis in AXES)
 
 
-def short_name(config: Mapping[str, object]) -> str:
-    """`#1  1×1×512×2`."""
-    return f"#{config['rank']}  " + "×".join(str(config[axis]) for axis in AXES)
+def short_name(config: Mapping[str, object], *, launch: bool = False) -> str:
+    """`#1  1×1×512×2`, or `launch  1×1×512×2`."""
+    return f"{'launch' if launch else '#' + str(config['rank'])}  " + "×".join(str(config[axis]) for axis in AXES)
 
 
 def title(config: Json) -> str:
@@ -87,19 +87,20 @@ def _in_words(found: Detailed) -> list[Json]:
     """The step in sentences, where the document says what follows from its time."""
     if found.config["low_s"] is None or found.config["mfu"] is None:
         return []
-    return [fold("The step in words", [text(words(found.inputs, _entry(found.config), found.pricing))])]
+    story = paragraphs(found.inputs, _entry(found.config), found.pricing)
+    return [fold("The step in words", [text([" ".join(part) for part in story])])]
 
 
 def config_cards(config: Json, *, limit_bytes: float | None) -> list[Json]:
     """The numbers that matter most of one configuration of the contract."""
-    of = "" if limit_bytes is None else f"of {limit_bytes / GIB:.3g} that can be used"
+    of = "" if limit_bytes is None else f"of {show_bytes(limit_bytes)} that can be used"
     found = [
         ("communication", _seconds(config["communication_s"]), "all collectives, hidden or not"),
         ("exposed", _seconds(config["exposed_communication_s"]), "communication that no computation hides"),
         ("computation", _seconds(config["compute_s"]), "kernels of one GPU"),
         ("step", _seconds(config["iteration_s"]), _interval(config)),
         ("MFU", "-" if config["mfu"] is None else f"{config['mfu']:.1%}", _hfu(config)),
-        ("memory", "-" if config["memory_bytes"] is None else f"{config['memory_bytes'] / GIB:.3g} GiB", of),
+        ("memory", "-" if config["memory_bytes"] is None else show_bytes(config["memory_bytes"]), of),
         ("tokens/s", "-" if config["tokens_per_s"] is None else f"{config['tokens_per_s']:,.0f}", "of all GPUs"),
     ]
     return [card(label, value, note=note) for label, value, note in found if value != "-"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from axonn_tune.report.html.blocks import Cell, Column, Json, figure, section, table
+from axonn_tune.report.html.blocks import Cell, Column, Json, figure, section, table, text
 from axonn_tune.report.html.colors import COMPUTATION, MUTED, series_color
 from axonn_tune.report.html.ranking import provenance_folds
 from axonn_tune.units import GIB, show_seconds
@@ -43,10 +43,11 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     return section(
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}: 4D and its alternatives",
-        lead=document.get("remarks", []),
+        lead=[],
         cards=[],
         blocks=[
             _bars(feasible),
+            text(document.get("remarks", []), title="In words"),
             table(f"{identity}-table", "Each at its best", columns, rows, note="Click a heading to sort."),
             *provenance_folds(document, source=source),
         ],

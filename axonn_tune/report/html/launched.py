@@ -12,7 +12,7 @@ from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.space import Limits
 from axonn_tune.report.html import provenance
 from axonn_tune.report.html.blocks import Json
-from axonn_tune.report.html.ranking import MOST_ROWS, ranking_section
+from axonn_tune.report.html.ranking import DETAILED, MOST_ROWS, ranking_section
 from axonn_tune.report.ranking_json import entry_json, ranking_document
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
@@ -53,7 +53,8 @@ def _placed(picked: Json | None, document: Json) -> Json | None:
 
 
 def ranking_of(results: Results) -> Json:
-    """A search as the ranking document with every grid; terms are left for the details to price."""
-    entries = results.listed(top=MOST_ROWS, rejected=True)
+    """A search as the ranking document with every grid, and with the terms of those that are shown in detail."""
+    first = results.listed(top=DETAILED, terms=True)
+    entries = (*first, *results.listed(top=MOST_ROWS, rejected=True)[len(first) :])
     limit_bytes = memory_limit_bytes(results.inputs.problem.machine.accelerator)
     return ranking_document(results, entries, limit_bytes=limit_bytes)

@@ -10,7 +10,7 @@ from axonn_tune.report.html.colors import ACCENT, MEASURED, MUTED, PREDICTED
 from axonn_tune.report.html.configuration import detail_blocks, detailed
 from axonn_tune.report.html.inputs import inputs_of
 from axonn_tune.specs.measurements import Place
-from axonn_tune.units import GIB, MILLI, counted
+from axonn_tune.units import GIB, MILLI
 
 _QUANTITIES = (
     ("step", "step_s", MILLI, "ms"),
@@ -87,10 +87,16 @@ _QUALITIES = (
 )
 
 
+_GAINS = (
+    Column("name", "configuration", "Grid, order, micro-batch, recomputation.", text=True, width_ch=34),
+    Column("predicted", "pre\u00addicted, %", "What overlapping saves of the step.", per=_PERCENT, decimals=1),
+    Column("measured", "mea\u00adsured, %", "The same, measured.", per=_PERCENT, decimals=1),
+)
+
+
 def validation_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a validation document."""
     rows, place = document["configurations"], document["place"]
-    runs = len(rows[0]["runs"])
     blocks = [
         _scatter(rows),
         table(
@@ -98,7 +104,13 @@ def validation_section(document: Json, *, identity: str, source: str) -> Json:
         ),
         _shares_figure(document),
         *([_details(document, source=source, identity=f"{identity}-one")]),
-        fold("How well the whole was predicted", [table("", "", _QUALITIES, list(document["quality"].values()))]),
+        fold(
+            "How well the whole was predicted",
+            [
+                table("", "", _QUALITIES, list(document["quality"].values())),
+                *([table("", "Gain of overlapping", _GAINS, document["gains"])] if document["gains"] else []),
+            ],
+        ),
         fold(
             "By axis and by collective",
             [
@@ -126,7 +138,7 @@ def validation_section(document: Json, *, identity: str, source: str) -> Json:
     return section(
         identity,
         f"{document['model']['name']} on {place['ranks']} ranks: predicted against measured",
-        lead=[f"{counted(len(rows), 'configuration')}, {counted(runs, 'run')} each, in turn.", *document["notes"]],
+        lead=document["notes"],
         cards=_cards(document),
         blocks=blocks,
     )
@@ -180,7 +192,7 @@ def _scatter(rows: Sequence[Json]) -> Json:
     line = {
         "type": "scatter",
         "mode": "lines",
-        "name": "as predicted",
+        "name": "measured as predicted",
         "x": first["ends"],
         "y": first["ends"],
         "hoverinfo": "skip",

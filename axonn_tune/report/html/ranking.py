@@ -14,6 +14,8 @@ from axonn_tune.report.html.configuration import (
     config_cards,
     detail_blocks,
     detailed,
+    pins,
+    short_name,
     title,
 )
 from axonn_tune.report.html.inputs import explain_words, inputs_of
@@ -90,11 +92,13 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
     """
     inputs = inputs_of(document, source=source)
     configs = _listed(document["configs"])
+    picked = picked and next((one for one in configs[:DETAILED] if pins(one) == pins(picked)), picked)
     found = _detailed(configs, inputs, picked=picked)
+    names = [short_name(one.config, launch=one.config is picked) for one in found]
     opens = f"{identity}-configuration"
     shown = [one for one in found if one.config is not picked]
     pieces = [
-        *([shares_figure(found)] if found else []),
+        *([shares_figure(found, names)] if found else []),
         map_figure(document["configs"], rank_by=document["rank_by"]),
         _table(configs, document, identity=identity, opens=opens if configs else ""),
         *([_configurations(found, configs, inputs, identity=opens, picked=picked)] if found or configs else []),
@@ -139,7 +143,7 @@ def _lead(document: Json, configs: Sequence[Json], *, shown: int) -> list[str]:
 
 def _detailed(configs: Sequence[Json], inputs: Inputs, *, picked: Json | None) -> list[Detailed]:
     """The configuration picked, then the first of the ranking."""
-    wanted = [*([picked] if picked else []), *configs[:DETAILED]]
+    wanted = [*([picked] if picked else []), *(config for config in configs[:DETAILED] if config is not picked)]
     return [one for config in wanted if (one := detailed(config, inputs)) is not None]
 
 

@@ -10,6 +10,7 @@ from axonn_tune.report.html.blocks import Cell, Choice, Column, Json, figure, se
 from axonn_tune.report.html.colors import MUTED, series_color
 from axonn_tune.report.html.configuration import grid_words
 from axonn_tune.report.html.ranking import COLUMNS as RANKING_COLUMNS
+from axonn_tune.report.html.ticks import round_ticks
 from axonn_tune.units import counted
 
 _OF_CONFIG = (
@@ -45,6 +46,8 @@ _COLUMNS = (
     *(_BY_KEY[key] for key in _OF_CONFIG),
     Column("reason", "why nothing is feasible", "The nearest change that would help.", text=True, width_ch=60),
 )
+_MANY = 40
+"""From so many points on the table scrolls in a window of its own."""
 _METRICS = (
     ("tokens/s", "tokens_per_s", "log", 1.0),
     ("efficiency, %", "efficiency", "linear", 0.01),
@@ -61,7 +64,14 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     note = f"{document['scaling'].capitalize()} scaling. Click a heading to sort."
     pieces = [
         *([_curves(feasible, document)] if feasible else []),
-        table(f"{identity}-table", "Every point", _shown_columns(points), [_row(one) for one in points], note=note),
+        table(
+            f"{identity}-table",
+            "Every point",
+            _shown_columns(points),
+            [_row(one) for one in points],
+            note=note,
+            tall=len(points) > _MANY,
+        ),
         provenance.machine_fold(document["machine"]),
         *(provenance.model_fold(model) for model in document["models"]),
         provenance.workload_fold(points[0]["workload"]),
@@ -100,7 +110,7 @@ def _curves(points: Sequence[Json], document: Json) -> Json:
                 changes[place][len(traces)] = {"y": [_values(line, metric[1], metric[3], ideal=ideal)]}
             traces.append(_line(name, line, number, ideal=ideal, y=changes[0][len(traces)]["y"][0]))
     choices = [
-        Choice(label, change, {"yaxis.title.text": label, "yaxis.type": scale, "yaxis.autorange": True})
+        Choice(label, change, {"yaxis.title.text": label, "yaxis.type": scale, **_axis_ticks(change, scale)})
         for (label, _, scale, _), change in zip(metrics, changes, strict=True)
     ]
     gpus = sorted({point["gpus"] for point in points})
@@ -116,6 +126,18 @@ def _curves(points: Sequence[Json], document: Json) -> Json:
     }
     note = "Dashed: every GPU as fast as at the first feasible count."
     return figure("Scaling", traces, layout=layout, height=420, note=note, choices=choices)
+
+
+def _axis_ticks(change: Mapping[int, Json], scale: str) -> Json:
+    """Ticks of a logarithmic axis; a linear one is left to plotly."""
+    if scale != "log":
+        return {"yaxis.tickvals": None, "yaxis.ticktext": None}
+    values = [value for one in change.values() for value in one["y"][0] if value]
+    ticks = round_ticks(min(values), max(values))
+    return {
+        "yaxis.tickvals": ticks,
+        "yaxis.ticktext": [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks],
+    }
 
 
 def _thinned(values: Sequence[int]) -> list[int]:

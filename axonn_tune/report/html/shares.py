@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from axonn_tune.cost.breakdown import hidden_s, work_by_kind
 from axonn_tune.report.html.blocks import Json, figure
 from axonn_tune.report.html.colors import BY_KIND, WAIT, term_color
-from axonn_tune.report.html.configuration import Detailed, short_name
+from axonn_tune.report.html.configuration import Detailed
 from axonn_tune.units import show_seconds
 
 _ROW_HEIGHT = 38
@@ -16,9 +16,8 @@ _OTHERS, _WORTH = "all other collectives", 0.005
 """Collectives that take less than this share of every step shown are one."""
 
 
-def shares_figure(found: Sequence[Detailed]) -> Json:
+def shares_figure(found: Sequence[Detailed], names: Sequence[str]) -> Json:
     """One pair of bars per configuration: the step above, what computation hides of its communication below."""
-    names = [short_name(one.config) for one in found]
     steps = [one.pricing.iteration_s for one in found]
     computed = [_work(one) for one in found]
     exposed = _main_ones([_terms(one, exposed=True) for one in found], steps)

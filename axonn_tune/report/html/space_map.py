@@ -10,6 +10,7 @@ from itertools import pairwise
 from axonn_tune.report.html.blocks import Choice, Json, figure
 from axonn_tune.report.html.colors import MUTED, RING
 from axonn_tune.report.html.configuration import grid_words
+from axonn_tune.report.html.ticks import round_ticks
 from axonn_tune.units import GIB, show_bytes, show_seconds
 
 _MOST_COLUMNS = 130
@@ -24,7 +25,7 @@ _SYMBOLS = (
     "hash-open",
 )
 _NOTHING_TO_SHOW = 2
-_SPAN = 12.0
+_SPAN, _NEAR = 12.0, 0.8
 """What takes more than this many times the best has the colour of the worst."""
 
 
@@ -158,21 +159,13 @@ def _cell_words(config: Json) -> str:
 
 
 def _ticks(best: Sequence[Json], metric: Metric) -> Json:
-    """Ticks of a logarithmic colour bar: round numbers within the range."""
+    """Ticks of the logarithmic colour bar; the last says so if there is more beyond it."""
     low, high = _range(best, metric)
-    unit = GIB if metric.key == "memory_bytes" else 1.0
-    decades = range(math.floor(math.log10(low / unit)), math.ceil(math.log10(high / unit)) + 1)
-    steps = (1, 2, 5) if high / low < 300 else (1,)
-    found = [step * 10.0**decade * unit for decade in decades for step in steps]
-    shown = [value for value in found if low <= value <= high]
-    if len(shown) < _NOTHING_TO_SHOW:
-        shown = [low, high] if high > low else [low]
+    shown = round_ticks(low, high, unit=GIB if metric.key == "memory_bytes" else 1.0)
     words = [metric.tick(value) for value in shown]
     if max(config[metric.key] or 0.0 for config in best) > high:
-        shown, words = (
-            [*(one for one in shown if one < 0.8 * high), high],
-            [*words[: sum(one < 0.8 * high for one in shown)], f"≥ {metric.tick(high)}"],
-        )
+        shown = [*(value for value in shown if value < _NEAR * high), high]
+        words = [*(metric.tick(value) for value in shown[:-1]), f"≥ {metric.tick(high)}"]
     return {"tickvals": [math.log10(value) for value in shown], "ticktext": words}
 
 

@@ -14,7 +14,7 @@ from axonn_tune.units import MILLI, show_seconds
 _STEP_PARTS = 500
 """What is shorter than this part of a step is too narrow to see in a figure of the step."""
 _BY_PHASE = {"forward": "--compute", HEAD: "--compute-4", "backward": "--compute-2", END: "--compute-3"}
-_LANE_HEIGHT, _BASE_HEIGHT = 34, 60
+_LANE_HEIGHT, _BASE_HEIGHT = 34, 80
 _ALL_AXES = "xyzdata"
 
 

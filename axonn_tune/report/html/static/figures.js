@@ -63,7 +63,7 @@ class Figure {
     this.block = block;
     this.choice = 0;
     this.place = element("div", { className: "waiting" }, "drawing…");
-    this.box = element("div", { style: `height:${block.height}px` }, this.place);
+    this.box = element("div", { style: `height:${block.height}px`, role: "img", "aria-label": `${block.title}. ${block.note}` }, this.place);
     if (block.leastWidth) this.box.style.minWidth = `${block.leastWidth}px`;
     this.hidden = new Set();
     this.root = element("div", {}, this.buttons(), this.legend(), element("div", { className: "drawing" }, this.box));

@@ -2,6 +2,7 @@
 
 const ROW_HEIGHT = 30;
 const MARGIN_ROWS = 12;
+const WORDS_CH = 34;
 const PADDING_CH = window.innerWidth < 700 ? 1.7 : 2.4;
 
 class SortedTable {
@@ -121,7 +122,9 @@ class SortedTable {
   row(row) {
     const cells = this.visible.map((column) => {
       const text = cellText(column, row);
-      return element("td", { className: column.text ? "words" : "", title: this.block.tall && column.text ? text : "" }, text);
+      const cell = element("td", { className: column.text ? "words" : "", title: this.block.tall && column.text ? text : "" }, text);
+      if (column.text && !this.block.tall) cell.style.minWidth = `${Math.min(text.length + 2, column.width + 2, WORDS_CH)}ch`;
+      return cell;
     });
     const found = element("tr", { "data-row": row }, ...cells);
     found.classList.toggle("unusable", Boolean(this.rank) && this.rank.values[row] === null);

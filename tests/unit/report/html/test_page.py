@@ -19,7 +19,7 @@ from axonn_tune.report.validation import validation_json
 from axonn_tune.specs.writing import to_yaml
 from axonn_tune.validation.comparison import Comparison
 from tests.cli.running import good, run
-from tests.unit.report.html.pages import ranking
+from tests.unit.report.html.pages import blocks, ranking, titled, values
 from tests.unit.report.test_terms import summary, term
 from tests.unit.validation.made import measurements
 
@@ -138,6 +138,21 @@ def test_other_files_are_refused(tmp_path: Path, name: str, text: str, message: 
     with pytest.raises(UsageError) as error:
         read_section(str(path), number=1)
     assert message in str(error.value)
+
+
+def test_other_cost_models_make_a_report_too(tmp_path: Path) -> None:
+    """Guards --cost: the paper's terms have no exposed time, and ranks of others stand beside."""
+    line = "--gpus 64 --model 5b --cost paper --cost alpha-beta --top 3"
+    good(f"{line} --html {tmp_path}/r.html")
+    document = json.loads(good(f"{line} --format json").out)
+    sections = data_of((tmp_path / "r.html").read_text("utf-8"))["sections"]
+    assert isinstance(sections, list)
+    table = titled(sections[0], "table", "Ranking")
+    assert values(table, "communication_s")[:3] == [config["communication_s"] for config in document["configs"]]
+    assert values(table, "rank alpha-beta")[:3] == [config["ranks"]["alpha-beta"] for config in document["configs"]]
+    panel = next(blocks(sections[0], "configurations"))
+    terms = next(one for one in blocks({"blocks": panel["items"][0]["blocks"]}, "table"))
+    assert values(terms, "seconds") == [term["seconds"] for term in document["configs"][0]["terms"]]
 
 
 def test_a_folder_without_a_summary_is_no_run(tmp_path: Path) -> None:

@@ -109,6 +109,16 @@ def test_a_picked_configuration_comes_first() -> None:
     assert section["cards"][0]["value"].endswith(" s")
 
 
+def test_a_picked_configuration_of_the_ranking_is_shown_once() -> None:
+    """Guards launch configs of the first: no bar and no detail twice."""
+    picked = deepcopy(ranking()["configs"][3])
+    section = ranking_section(ranking(), identity="s1", source="test", picked=picked)
+    items = next(blocks(section, "configurations"))["items"]
+    assert [item["row"] for item in items] == [3, 0, 1, 2, *range(4, DETAILED)]
+    names = titled(section, "figure", "Where the time goes")["figure"]["layout"]["yaxis"]["ticktext"]
+    assert [name.split()[0] for name in names[:2]] == ["launch", "#1"]
+
+
 def test_a_long_ranking_is_cut_and_says_so() -> None:
     """Guards the size of the file: more rows than fit are left out, rejected ones first."""
     document = deepcopy(ranking())

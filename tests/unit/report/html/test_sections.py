@@ -69,7 +69,7 @@ def test_a_comparison_has_every_contender() -> None:
     ]
     found = [each["prediction"]["iteration_s"] for each in document["contenders"] if each["prediction"]]
     assert [sum(parts) for parts in zip(*(trace["x"] for trace in bars), strict=True)] == pytest.approx(found)
-    assert section["lead"] == document["remarks"]
+    assert titled(section, "text", "In words")["sentences"] == document["remarks"]
 
 
 def validated() -> Json:
