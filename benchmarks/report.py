@@ -65,8 +65,9 @@ def main() -> None:
         columns = zip(*(times_ms(chromium, path) for _ in range(arguments.runs + 1)), strict=True)
         ready, drawn, sorted_in = (statistics.median(column[1:]) for column in columns)
     print(
-        f"{arguments.rows:,} configurations: {size_mb:.1f} MB, written in {written_s:.2f} s; usable after "
-        f"{ready:.0f} ms, first figure after {drawn:.0f} ms, sorting takes {sorted_in:.0f} ms (medians of {arguments.runs})"
+        f"{arguments.rows:,} configurations: {size_mb:.1f} MB, written in {written_s:.2f} s; "
+        f"medians of {arguments.runs}: usable after {ready:.0f} ms, first figure after {drawn:.0f} ms, "
+        f"sorted in {sorted_in:.0f} ms"
     )
 
 
