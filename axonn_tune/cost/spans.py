@@ -14,20 +14,33 @@ from axonn_tune.program.operations import Attention, Collective, Computation, Ke
 from axonn_tune.specs.traces import COMPUTE_LANE, Span, communication_lane, term_name, wait_name
 
 STEP = "step"
+LIKE_BEFORE = "micro-batch, as the one before"
 
 
-def predicted_spans(pricing: Pricing, *, operations: bool = True) -> list[Span]:
+def spans_of_one(pricing: Pricing) -> int:
+    """How many spans one micro-batch has, of the one that has most."""
+    return max(
+        sum(len(stretch.names) * (1 + len(stretch.intervals)) for stretch in batch.stretches)
+        for batch in pricing.batches
+    )
+
+
+def predicted_spans(pricing: Pricing, *, operations: bool = True, alike: int | None = None) -> list[Span]:
     """One step of one rank, in seconds from its start; without `operations` computation shows as parts and waits.
 
     The step ends at `pricing.iteration_s`. Spans of a collective add up to its term's seconds, and waits for it
-    to its exposed time; one span holds all calls in a row.
+    to its exposed time; one span holds all calls in a row. With `alike` only so many of the equal micro-batches
+    are spelled out, and each other one is a single span.
     """
     spans = [Span(COMPUTE_LANE, STEP, 0.0, pricing.iteration_s)]
     start_s, number = 0.0, 0
     for batch in pricing.batches:
         for time in range(batch.times):
-            number += 1
-            spans += _batch(pricing, batch, start_s + time * batch.every_s, number=number, operations=operations)
+            number, at_s = number + 1, start_s + time * batch.every_s
+            if alike is not None and time >= alike:
+                spans.append(Span(COMPUTE_LANE, LIKE_BEFORE, at_s, at_s + batch.every_s, {"micro_batch": number}))
+            else:
+                spans += _batch(pricing, batch, at_s, number=number, operations=operations)
         start_s = batch.times * batch.every_s
     return spans
 

@@ -20,11 +20,11 @@ State: TypeAlias = Literal["ok", "missing", "differs", "noted"]
 """missing: something does not work without it; differs: it works, but not as predicted; noted: for information."""
 
 _SOFTWARE = {
-    "torch": ("run, calibrate, validate, lab run, export", "runtime"),
+    "torch": ("run, calibrate, validate, export", "runtime"),
     "plotly": ("report and --html", "report"),
-    "tensorboard": ("metrics.tensorboard of a launch config", "tensorboard"),
+    "tensorboard": ("metrics.tensorboard", "tensorboard"),
     "matplotlib": ("validate --figure", ""),
-    "tokenizers": ("data --tokenizer FILE.json", ""),
+    "tokenizers": ("data --tokenizer", ""),
     "safetensors": ("export", ""),
 }
 _STARTERS = ("torchrun", "srun", "sbatch")
@@ -66,16 +66,14 @@ def software_findings() -> Iterator[Finding]:
             yield Finding("software", name, "not installed", "missing", f"for {purpose}: pip install {wanted}")
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     here: State = "ok" if compiler else "missing"
-    yield Finding(
-        "software", "C++ compiler", compiler or "none", here, "for `compile: true` of a launch config on CPUs"
-    )
+    yield Finding("software", "C++ compiler", compiler or "none", here, "for `compile: true` on CPUs")
 
 
 def starter_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
     """What starts jobs, and whether one is running."""
     for name in _STARTERS:
         path = shutil.which(name)
-        note = "" if path else "scripts of --emit need it where they are run"
+        note = "" if path else "scripts of --emit need it where they run"
         yield Finding("starting jobs", name, path or "not found", "ok" if path else "noted", note)
     for name in _JOB:
         if name in environment:

@@ -12,7 +12,7 @@ from axonn_tune.report.table import Heading, text_table
 
 SCHEMA = "axonn-tune/doctor/1"
 _SHOWN: dict[State, str] = {"ok": "ok", "missing": "missing", "differs": "differs", "noted": ""}
-_HEADINGS = (Heading("", left=True), Heading("here", left=True), Heading("", left=True), Heading("", left=True))
+_HEADINGS = tuple(Heading(title, left=True) for title in ("what", "here", "state", "note"))
 
 
 def doctor_text(findings: Sequence[Finding]) -> str:
@@ -20,9 +20,9 @@ def doctor_text(findings: Sequence[Finding]) -> str:
     rows: list[list[str]] = []
     for number, finding in enumerate(findings):
         if number == 0 or finding.area != findings[number - 1].area:
-            rows += [*([["", "", "", ""]] if number else []), [finding.area.upper(), "", "", ""]]
+            rows += [["", "", "", ""], [finding.area.upper(), "", "", ""]]
         rows.append([finding.what, finding.here, _SHOWN[finding.state], finding.note])
-    return text_table(_HEADINGS, rows).lstrip("\n")
+    return text_table(_HEADINGS, rows)
 
 
 def doctor_json(findings: Sequence[Finding]) -> str:

@@ -60,7 +60,9 @@ def explain_text(subject: Subject) -> str:
     parts = []
     for section in sections(subject):
         table = text_table(section.headings, section.rows) if section.rows else ""
-        story = "\n\n".join(textwrap.fill(" ".join(part), width=_WIDTH) for part in section.paragraphs)
+        story = "\n\n".join(
+            textwrap.fill(" ".join(part), width=_WIDTH, break_on_hyphens=False) for part in section.paragraphs
+        )
         lines = [
             section.title,
             "-" * len(section.title),

@@ -160,7 +160,7 @@ def _limits(inputs: Inputs, pricing: Pricing) -> Iterator[str]:
     again_s = sum(each.seconds for each in work if each.phase == "recompute")
     costs = [
         (pricing.exposed_communication_s, "waiting for the network"),
-        (again_s, "computing again what memory has no room for"),
+        (again_s, "recomputation"),
         (_slower_s(work, peak), "matrix products below the peak"),
         (
             sum(each.seconds for each in work if each.kind != MATRIX_PRODUCTS and each.phase != "recompute"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from axonn_tune import __version__
 from axonn_tune.cost.single import Pricing
-from axonn_tune.cost.spans import STEP, predicted_spans
+from axonn_tune.cost.spans import STEP, predicted_spans, spans_of_one
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.inputs import Inputs
@@ -17,6 +17,8 @@ from axonn_tune.specs.traces import COMPUTE_LANE, TRACE_SCHEMA, Process, Span, s
 from axonn_tune.units import counted, show_seconds
 
 PREDICTED = "predicted"
+_MOST_SPANS = 100_000
+"""About 15 MB of a file."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def merged_trace(prediction: Prediction, measured: Measured | None) -> str:
     Each host's ranks are aligned at the first of their starts: differences between the ranks of one host are real,
     those between clocks of several hosts would not be.
     """
-    spans = predicted_spans(prediction.pricing)
+    spans = predicted_spans(prediction.pricing, alike=_alike(prediction.pricing))
     if measured is None:
         return trace_text([Process(PREDICTED, 0, spans)], notes=_notes(prediction, None))
     spans[0] = replace(spans[0], name=step_name(measured.step))
@@ -76,11 +78,18 @@ def merged_trace(prediction: Prediction, measured: Measured | None) -> str:
     return trace_text(processes, notes=_notes(prediction, measured))
 
 
+def _alike(pricing: Pricing) -> int:
+    """How many equal micro-batches to spell out: as many as a browser shows without effort, and one in any case."""
+    return max(_MOST_SPANS // spans_of_one(pricing), 1)
+
+
 def trace_remarks(prediction: Prediction, measured: Measured | None) -> list[str]:
     """Durations of the step, and collectives that only one side has, which then are about different things."""
     predicted_s = prediction.pricing.iteration_s
+    alike, times = _alike(prediction.pricing), prediction.pricing.batches[0].times
+    short = [f"Of {times} equal micro-batches {alike} are spelled out."] if times > alike else []
     if measured is None:
-        return [f"{STEP.capitalize()} predicted to take {show_seconds(predicted_s)}."]
+        return [f"{STEP.capitalize()} predicted to take {show_seconds(predicted_s)}.", *short]
     took_s = [_duration_s(trace.whole_step(measured.step)) for trace in measured.traces]
     whole = f"Step {measured.step} took {show_seconds(max(took_s))}, predicted {show_seconds(predicted_s)}."
     ours = _collectives(predicted_spans(prediction.pricing, operations=False))
@@ -90,7 +99,7 @@ def trace_remarks(prediction: Prediction, measured: Measured | None) -> list[str
         for names, where in ((ours - theirs, PREDICTED), (theirs - ours, "measured"))
         if names
     ]
-    return [whole, *remarks]
+    return [whole, *short, *remarks]
 
 
 def _collectives(spans: Sequence[Span]) -> set[str]:

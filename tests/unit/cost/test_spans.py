@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from axonn_tune.cost.single import Configuration, Pricing, price_configuration
-from axonn_tune.cost.spans import STEP, predicted_spans
+from axonn_tune.cost.spans import LIKE_BEFORE, STEP, predicted_spans, spans_of_one
 from axonn_tune.grid import Grid
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.traces import (
@@ -129,3 +129,16 @@ def test_without_operations_what_is_shared_with_measured_traces_stays() -> None:
     dropped = {span.name.split(",")[0] for span in full} - {span.name.split(",")[0] for span in short}
     assert dropped == {"matrix product", "attention", "kernel"}
     assert [span for span in full if span in short] == short
+
+
+def test_equal_micro_batches_can_stand_for_each_other() -> None:
+    """Guards files of long steps: the last micro-batch and some others in full, the rest as one span each."""
+    pricing = priced(Grid(2, 2, 2, 2))
+    assert pricing.accumulation == 8
+    full, short = predicted_spans(pricing), predicted_spans(pricing, alike=1)
+    assert [span for span in full if span in short] == [span for span in short if span.name != LIKE_BEFORE]
+    others = [span for span in short if span.name == LIKE_BEFORE]
+    assert [span.details["micro_batch"] for span in others] == [2, 3, 4, 5, 6, 7]
+    assert max(span.end_s for span in short) == pytest.approx(pricing.iteration_s, rel=1e-12)
+    assert len(full) / 8 < spans_of_one(pricing) + 2
+    assert predicted_spans(pricing, alike=7) == full
