@@ -199,6 +199,7 @@ def test_hovering_says_what_a_bar_is(chromium: Any, reports: dict[str, Path]) ->
         block = seen.drawn("One layer, backward")
         bar = block.locator(".barlayer path").first
         bar.hover(force=True)
-        seen.page.wait_for_selector(".hoverlayer .hovertext")
-        assert " from " in seen.page.locator(".hoverlayer").first.inner_text()
+        said = block.locator(".hoverlayer .hovertext").first
+        said.wait_for()
+        assert " from " in (said.text_content() or "")
         seen.check()

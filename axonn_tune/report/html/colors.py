@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from axonn_tune.cost.breakdown import ATTENTION, ELEMENT_WISE, MATRIX_PRODUCTS, OPTIMIZER
 
-COMPUTATION = "--compute"
+COMPUTATION, TEXT = "--compute", "--text"
 ACCENT, MUTED, LIMIT, WAIT, RING = "--accent", "--muted", "--limit", "--wait", "--ring"
 PREDICTED, MEASURED = "--predicted", "--measured"
 BY_KIND = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from axonn_tune.report.html.blocks import Cell, Column, Json, figure, section, table, text
-from axonn_tune.report.html.colors import COMPUTATION, MUTED, series_color
+from axonn_tune.report.html.colors import COMPUTATION, MUTED, TEXT, series_color
 from axonn_tune.report.html.ranking import provenance_folds
 from axonn_tune.units import GIB, show_seconds
 
@@ -80,27 +80,7 @@ def _bars(contenders: Sequence[Json]) -> Json:
         for name, key, color in _PARTS
         if any(each[key] for each in predictions)
     ]
-    steps = [each["iteration_s"] for each in predictions]
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "80% interval",
-            "x": steps,
-            "y": places,
-            "hoverinfo": "skip",
-            "marker": {"color": "--text", "size": 5},
-            "error_x": {
-                "type": "data",
-                "symmetric": False,
-                "array": [each["high_s"] - each["iteration_s"] for each in predictions],
-                "arrayminus": [each["iteration_s"] - each["low_s"] for each in predictions],
-                "color": "--text",
-                "thickness": 1,
-                "width": 5,
-            },
-        }
-    )
+    traces.append(_intervals(predictions, places))
     layout = {
         "barmode": "stack",
         "xaxis": {"title": {"text": "s a step"}, "rangemode": "tozero"},
@@ -114,3 +94,25 @@ def _bars(contenders: Sequence[Json]) -> Json:
     }
     note = "Whiskers: the 80% interval. Differences within it are not settled."
     return figure("The step of each", traces, layout=layout, height=130 + 42 * len(contenders), note=note)
+
+
+def _intervals(predictions: Sequence[Json], places: Sequence[int]) -> Json:
+    """Whiskers at the end of each bar."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "80% interval",
+        "x": [each["iteration_s"] for each in predictions],
+        "y": list(places),
+        "hoverinfo": "skip",
+        "marker": {"color": TEXT, "size": 5},
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [each["high_s"] - each["iteration_s"] for each in predictions],
+            "arrayminus": [each["iteration_s"] - each["low_s"] for each in predictions],
+            "color": TEXT,
+            "thickness": 1,
+            "width": 5,
+        },
+    }

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from axonn_tune.report.html import provenance
-from axonn_tune.report.html.blocks import Cell, Choice, Column, Json, card, facts, figure, fold, section, table, text
-from axonn_tune.report.html.colors import ACCENT, MEASURED, MUTED, PREDICTED
+from axonn_tune.report.html.blocks import Cell, Column, Json, card, facts, fold, section, table, text
 from axonn_tune.report.html.configuration import detail_blocks, detailed
 from axonn_tune.report.html.inputs import inputs_of
+from axonn_tune.report.html.measured_figures import QUANTITIES, axes_figure, points_figure
 from axonn_tune.specs.measurements import Place
-from axonn_tune.units import GIB, MILLI
+from axonn_tune.units import MILLI
 
-_QUANTITIES = (
-    ("step", "step_s", MILLI, "ms"),
-    ("communication", "communication_s", MILLI, "ms"),
-    ("exposed", "exposed_communication_s", MILLI, "ms"),
-    ("computation", "compute_s", MILLI, "ms"),
-    ("memory", "memory_bytes", GIB, "GiB"),
-)
 _PERCENT = 0.01
 
 
 def _quantity_columns() -> list[Column]:
     found = []
-    for label, key, per, unit in _QUANTITIES:
+    for label, key, per, unit in QUANTITIES:
         meaning = f"{label.capitalize()} of one rank"
         found += [
             Column(
@@ -98,42 +91,17 @@ def validation_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a validation document."""
     rows, place = document["configurations"], document["place"]
     blocks = [
-        _scatter(rows),
+        points_figure(rows),
         table(
             f"{identity}-table", "Each configuration", _COLUMNS, [_row(one) for one in rows], opens=f"{identity}-one"
         ),
-        _shares_figure(document),
-        *([_details(document, source=source, identity=f"{identity}-one")]),
-        fold(
-            "How well the whole was predicted",
-            [
-                table("", "", _QUALITIES, list(document["quality"].values())),
-                *([table("", "Gain of overlapping", _GAINS, document["gains"])] if document["gains"] else []),
-            ],
-        ),
-        fold(
-            "By axis and by collective",
-            [
-                table("", "Axes", _SHARES, document["axes"]),
-                table("", "Collectives", _SHARES, document["collectives"]),
-            ],
-        ),
+        axes_figure(document),
+        _details(document, source=source, identity=f"{identity}-one"),
+        *_quality_folds(document),
         provenance.machine_fold(document["machine"]),
         provenance.model_fold(document["model"]),
         provenance.workload_fold(rows[0]["workload"]),
-        provenance.origin_fold(
-            [
-                ("source", source),
-                ("schema", document["schema"]),
-                ("axonn-tune", document["tool_version"]),
-                ("measured", document["created"]),
-                ("command", document["command"]),
-            ]
-        ),
-        fold(
-            "Where it ran",
-            [facts([(Place.model_fields[key].description or key, str(value)) for key, value in place.items()])],
-        ),
+        *_origin_folds(document, source=source),
     ]
     return section(
         identity,
@@ -142,6 +110,28 @@ def validation_section(document: Json, *, identity: str, source: str) -> Json:
         cards=_cards(document),
         blocks=blocks,
     )
+
+
+def _quality_folds(document: Json) -> list[Json]:
+    """How well the whole was predicted, and the same by axis and by collective."""
+    quality = [table("", "", _QUALITIES, list(document["quality"].values()))]
+    if document["gains"]:
+        quality.append(table("", "Gain of overlapping", _GAINS, document["gains"]))
+    shares = [table("", "Axes", _SHARES, document["axes"]), table("", "Collectives", _SHARES, document["collectives"])]
+    return [fold("How well the whole was predicted", quality), fold("By axis and by collective", shares)]
+
+
+def _origin_folds(document: Json, *, source: str) -> list[Json]:
+    """What was run, and where."""
+    rows = [
+        ("source", source),
+        ("schema", document["schema"]),
+        ("axonn-tune", document["tool_version"]),
+        ("measured", document["created"]),
+        ("command", document["command"]),
+    ]
+    place = [(Place.model_fields[key].description or key, str(value)) for key, value in document["place"].items()]
+    return [provenance.origin_fold(rows), fold("Where it ran", [facts(place)])]
 
 
 def _cards(document: Json) -> list[Json]:
@@ -167,126 +157,9 @@ def _percent(value: float | None, *, signed: bool = False) -> str:
 
 def _row(one: Json) -> Mapping[str, Cell]:
     values = {
-        f"{key}.{side}": one[key][side] for _, key, _, _ in _QUANTITIES for side in ("predicted", "measured", "error")
+        f"{key}.{side}": one[key][side] for _, key, _, _ in QUANTITIES for side in ("predicted", "measured", "error")
     }
     return {"name": one["name"], **values, "spread": one["step_s"]["spread"], "losses": one["losses"]}
-
-
-def _scatter(rows: Sequence[Json]) -> Json:
-    """Predicted over measured, with the interval of the prediction and the range of the runs."""
-    changes = [_points(rows, key, per) for _, key, per, _ in _QUANTITIES]
-    kept = [number for number, change in enumerate(changes) if change["x"][0]]
-    first = changes[kept[0]]
-    trace = {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "configurations",
-        "x": first["x"][0],
-        "y": first["y"][0],
-        "text": first["text"][0],
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {"size": 11, "color": ACCENT},
-        "error_x": {**first["error_x"][0], "color": MUTED, "thickness": 1.2, "width": 4},
-        "error_y": {**first["error_y"][0], "color": MUTED, "thickness": 1.2, "width": 4},
-    }
-    line = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "measured as predicted",
-        "x": first["ends"],
-        "y": first["ends"],
-        "hoverinfo": "skip",
-        "line": {"color": MUTED, "dash": "dash", "width": 1},
-    }
-    choices = []
-    for number in kept:
-        label, _, _, unit = _QUANTITIES[number]
-        change = changes[number]
-        ends = change["ends"]
-        moved = {key: change[key] for key in ("x", "y", "text", "error_x", "error_y")}
-        titles = {"xaxis.title.text": f"measured, {unit}", "yaxis.title.text": f"predicted, {unit}"}
-        choices.append(Choice(label, {0: moved, 1: {"x": [ends], "y": [ends]}}, titles))
-    unit = _QUANTITIES[kept[0]][3]
-    layout = {
-        "xaxis": {"title": {"text": f"measured, {unit}"}},
-        "yaxis": {"title": {"text": f"predicted, {unit}"}},
-        "hovermode": "closest",
-    }
-    note = (
-        "On the dashed line a prediction is right. Across: the range of the runs; upwards: the 80% interval, if the"
-        " prediction has one."
-    )
-    return figure("Predicted against measured", [trace, line], layout=layout, height=460, note=note, choices=choices)
-
-
-def _points(rows: Sequence[Json], key: str, per: float) -> Json:
-    """What one quantity makes of the traces."""
-    known = [one for one in rows if one[key]["predicted"] is not None]
-    x = [one[key]["measured"] / per for one in known]
-    y = [one[key]["predicted"] / per for one in known]
-    runs = [[run[key] / per for run in one["runs"]] for one in known]
-    intervals = [(one["low_s"], one["high_s"]) if key == "step_s" else (None, None) for one in known]
-    lows = [value if low is None else low / per for value, (low, _) in zip(y, intervals, strict=True)]
-    highs = [value if high is None else high / per for value, (_, high) in zip(y, intervals, strict=True)]
-    spans = [*x, *y]
-    words = [
-        f"{one['name']}<br>predicted {predicted:.4g}, measured {measured:.4g} ({one[key]['error'] or 0.0:+.1%})"
-        for one, predicted, measured in zip(known, y, x, strict=True)
-    ]
-    return {
-        "x": [x],
-        "y": [y],
-        "text": [words],
-        "error_x": [
-            _errors(
-                [max(one) - v for one, v in zip(runs, x, strict=True)],
-                [v - min(one) for one, v in zip(runs, x, strict=True)],
-            )
-        ],
-        "error_y": [
-            _errors([h - v for h, v in zip(highs, y, strict=True)], [v - low for low, v in zip(lows, y, strict=True)])
-        ],
-        "ends": [0.0, 1.05 * max(spans, default=1.0)],
-    }
-
-
-def _errors(up: Sequence[float], down: Sequence[float]) -> Json:
-    """Error bars of both sides; the median of two runs may round a hair beyond them."""
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [max(value, 0.0) for value in up],
-        "arrayminus": [max(value, 0.0) for value in down],
-    }
-
-
-def _shares_figure(document: Json) -> Json:
-    """Predicted beside measured by axis and collective, means over the configurations that have them."""
-    shares = [
-        *((f"over {one['name']}", one) for one in document["axes"]),
-        *((one["name"], one) for one in document["collectives"]),
-    ]
-    names = [name for name, _ in shares]
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": side,
-            "y": names,
-            "x": [one[key] / MILLI for _, one in shares],
-            "hovertemplate": "%{y}: " + side + " %{x:.4g} ms<extra></extra>",
-            "marker": {"color": color},
-        }
-        for side, key, color in (("predicted", "predicted_s", PREDICTED), ("measured", "measured_s", MEASURED))
-    ]
-    layout = {
-        "barmode": "group",
-        "xaxis": {"title": {"text": "ms a step"}, "rangemode": "tozero"},
-        "yaxis": {"autorange": "reversed", "fixedrange": True},
-        "hovermode": "closest",
-    }
-    note = "Means over the configurations that have them."
-    return figure("By axis and collective", traces, layout=layout, height=140 + 46 * len(names), note=note)
 
 
 def _details(document: Json, *, source: str, identity: str) -> Json:
@@ -310,7 +183,7 @@ def _as_config(one: Json) -> Json:
         "rejected_because": [],
         **{key: one[key] for key in ("micro_batch", "recompute", "kept_layers", "low_s", "high_s")},
         "iteration_s": one["step_s"]["predicted"],
-        **{key: one[key]["predicted"] for _, key, _, _ in _QUANTITIES[1:]},
+        **{key: one[key]["predicted"] for _, key, _, _ in QUANTITIES[1:]},
         "tokens_per_s": None,
         "mfu": None,
         "hfu": None,
@@ -323,7 +196,7 @@ _RUNS = (
     Column("load", "load", "Processes of the host that wanted a core when it began.", decimals=1, width_ch=7),
     *(
         Column(key, f"{label}, {unit}", f"{label.capitalize()} of one rank.", per=per, width_ch=12)
-        for label, key, per, unit in _QUANTITIES
+        for label, key, per, unit in QUANTITIES
     ),
 )
 
