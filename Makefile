@@ -6,10 +6,10 @@ SPECIFIED_BY := setup.cfg constraints.txt pyproject.toml
 DEMO := build/demo
 DEMO_RANKS := 4
 DEMO_STEPS := 25
-CODE := $(wildcard axonn_tune benchmarks configs machines tests)
+CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types generated unit format docs accuracy bench fit clean
+.PHONY: help demo test check style types generated generate unit format docs accuracy bench fit clean chromium
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -29,8 +29,11 @@ demo: .venv/installed-runtime ## install; rank grids of an 80b model; then measu
 	@printf '\n4. $(DEMO)/launch.yaml, run: $(DEMO_STEPS) steps, then predicted beside measured.\n'
 	@$(BIN)/axonn-tune run $(DEMO)/launch.yaml --steps $(DEMO_STEPS) --directory $(DEMO)/run
 
-test: style types generated ## everything: style, types, generated files, all tests
+test: style types generated chromium ## everything: style, types, generated files, all tests
 	@$(BIN)/python -m pytest
+
+chromium: # the browser that reports are tested in, where it may be installed
+	@.ci/chromium
 
 check: style types generated unit ## what to run before each commit: as test, but unit tests only
 
@@ -41,7 +44,7 @@ style: .venv/installed-dev ## lint, and whether the code is formatted
 types: .venv/installed-dev ## mypy --strict
 	@$(BIN)/mypy --no-error-summary
 
-generated: .venv/installed-dev ## whether docs/cli.md and the JSON Schemas match the code
+generated: .venv/installed-dev ## whether docs/cli.md, docs/files.md and the JSON Schemas match the code
 	@$(BIN)/python -m axonn_tune.specs.json_schemas --check
 	@$(BIN)/python -m axonn_tune.cli.reference --check
 
@@ -52,15 +55,20 @@ format: .venv/installed-dev ## format the code and mend what ruff can
 	@$(BIN)/ruff check --quiet --fix $(CODE)
 	@$(BIN)/ruff format --quiet $(CODE)
 
-docs: .venv/installed-dev ## rewrite docs/cli.md and the JSON Schemas
+generate: .venv/installed-dev ## rewrite docs/cli.md, docs/files.md and the JSON Schemas
 	@$(BIN)/python -m axonn_tune.specs.json_schemas
 	@$(BIN)/python -m axonn_tune.cli.reference
+
+docs: .venv/installed-dev ## build the documentation site into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo 'Open build/site/index.html.'
 
 accuracy: .venv/installed-dev ## predictions against published measurements; options in ARGS
 	@$(BIN)/axonn-tune validate --published $(ARGS)
 
-bench: .venv/installed-dev ## speed of the tool, and of the runtime's steps beside FSDP2 and DTensor; options in ARGS
+bench: .venv/installed-dev chromium ## speed of the tool, of its reports, and of the runtime's steps beside FSDP2 and DTensor; options in ARGS
 	@$(BIN)/python -m benchmarks.run $(ARGS)
+	@$(BIN)/python -m benchmarks.report
 	@$(BIN)/python -m benchmarks.runtime_steps $(ARGS)
 
 fit: .venv/installed-dev ## fit machine profiles to measurements; options in ARGS
@@ -83,7 +91,7 @@ clean: ## remove .venv and everything built
 
 .venv/installed-dev: .venv/installed-runtime
 	@echo 'installing the development tools into .venv' >&2
-	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@$(PIP) install --constraint constraints.txt --editable '.[dev,docs]'
 	@touch $@
 
 .venv/bin/python:

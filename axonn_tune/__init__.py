@@ -3,7 +3,7 @@
     >>> import axonn_tune
     >>> found = axonn_tune.search("80b", gpus=1024, rank_by="iteration")
     >>> found.best.x, found.best.y, found.best.z, found.best.data
-    (1, 1, 64, 16)
+    (1, 1, 512, 2)
 
 Everything below is imported when it is first used, so that `import axonn_tune` costs next to nothing.
 """
@@ -12,10 +12,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from axonn_tune.api.calibrate import CalibrateOptions, calibrate, calibrate_from_logs
     from axonn_tune.api.compare import CompareResult, compare
+    from axonn_tune.api.documents import Catalog, machines, models
     from axonn_tune.api.explain import Explanation, explain, explain_launch
+    from axonn_tune.api.options import Options
+    from axonn_tune.api.regress import regress
+    from axonn_tune.api.run import run
     from axonn_tune.api.search import SearchResult, search
     from axonn_tune.api.sweep import SweepResult, sweep
+    from axonn_tune.api.validate import Runs, validate, validate_launches
     from axonn_tune.errors import (
         AxonnTuneError,
         CheckFailedError,
@@ -26,50 +32,64 @@ if TYPE_CHECKING:
         UnknownNameError,
         UsageError,
     )
+    from axonn_tune.lab.lab import Lab
     from axonn_tune.specs.catalog import load_machine, load_model
 
 __version__ = "0.1.0"
 
+# Where each name is, in the modules of this package.
 _PLACES = {
-    "api.compare": ("CompareResult", "compare"),
-    "api.explain": ("Explanation", "explain", "explain_launch"),
-    "api.search": ("SearchResult", "search"),
-    "api.sweep": ("SweepResult", "sweep"),
-    "errors": (
-        "AxonnTuneError",
-        "CheckFailedError",
-        "DocumentError",
-        "EnvironmentProblem",
-        "NothingFeasibleError",
-        "TrainingFailedError",
-        "UnknownNameError",
-        "UsageError",
-    ),
-    "specs.catalog": ("load_machine", "load_model"),
+    "api.calibrate": "CalibrateOptions calibrate calibrate_from_logs",
+    "api.compare": "CompareResult compare",
+    "api.documents": "Catalog machines models",
+    "api.explain": "Explanation explain explain_launch",
+    "api.options": "Options",
+    "api.regress": "regress",
+    "api.run": "run",
+    "api.search": "SearchResult search",
+    "api.sweep": "SweepResult sweep",
+    "api.validate": "Runs validate validate_launches",
+    "errors": "AxonnTuneError CheckFailedError DocumentError EnvironmentProblem "
+    "NothingFeasibleError TrainingFailedError UnknownNameError UsageError",
+    "lab.lab": "Lab",
+    "specs.catalog": "load_machine load_model",
 }
-_MODULES = {name: module for module, names in _PLACES.items() for name in names}
+_MODULES = {name: module for module, names in _PLACES.items() for name in names.split()}
 
 __all__ = [
     "AxonnTuneError",
+    "CalibrateOptions",
+    "Catalog",
     "CheckFailedError",
     "CompareResult",
     "DocumentError",
     "EnvironmentProblem",
     "Explanation",
+    "Lab",
     "NothingFeasibleError",
+    "Options",
+    "Runs",
     "SearchResult",
     "SweepResult",
     "TrainingFailedError",
     "UnknownNameError",
     "UsageError",
     "__version__",
+    "calibrate",
+    "calibrate_from_logs",
     "compare",
     "explain",
     "explain_launch",
     "load_machine",
     "load_model",
+    "machines",
+    "models",
+    "regress",
+    "run",
     "search",
     "sweep",
+    "validate",
+    "validate_launches",
 ]
 
 

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
-from axonn_tune.api.options import DEFAULT_MACHINE, Options, make_choices
+from axonn_tune.api.options import DEFAULT_MACHINE, Options, call_text, make_choices
+from axonn_tune.api.shown import Result
 from axonn_tune.baselines.comparison import Comparison, Contender
 from axonn_tune.baselines.comparison import compare as compare_all
 from axonn_tune.ranking.inputs import Inputs, load_inputs
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.text import Text
 
     from axonn_tune.api.search import Format
+    from axonn_tune.api.shown import Shown
     from axonn_tune.report.ranking_json import Json
     from axonn_tune.specs.catalog import MachineLike, ModelLike
 
@@ -37,15 +38,17 @@ def compare(
     ['4d', 'megatron-lm', 'fsdp', 'hsdp', 'data-parallel']
     """
     inputs = load_inputs(make_choices(model, gpus=gpus, machine=machine, batch=batch, options=options))
-    return CompareResult(compare_all(inputs.problem), inputs)
+    given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, **options}
+    return CompareResult(compare_all(inputs.problem), inputs, call_text("compare", given))
 
 
-@dataclass(frozen=True, repr=False)
-class CompareResult:
-    """4D and its alternatives, each at its fastest layout; iterates over them."""
+@dataclass(frozen=True, repr=False, eq=False)
+class CompareResult(Result):
+    """4D and its alternatives, each at its fastest layout; iterates over them. call: what asked for it."""
 
     comparison: Comparison
     inputs: Inputs
+    call: str
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -55,7 +58,7 @@ class CompareResult:
         from axonn_tune.report.compare import comparison_records
 
         names, rows = comparison_records(self.comparison)
-        return pd.DataFrame(rows, columns=names)
+        return pd.DataFrame(rows, columns=list(names))
 
     @property
     def remarks(self) -> list[str]:
@@ -94,13 +97,13 @@ class CompareResult:
         problem = self.inputs.problem
         return f"<CompareResult: {problem.model.name} on {problem.gpus:,} × {problem.machine.name}>"
 
-    def __rich__(self) -> Text:
-        from axonn_tune.api.display import rich_text
+    def section(self, *, source: str) -> Json:
+        """This comparison as a section of a report; `source` names where it comes from."""
+        from axonn_tune.report.html.contenders import comparison_section
 
-        return rich_text(self.render(color=True).rstrip("\n"), [])
+        return comparison_section(self.to_dict(), identity="s1", source=source)
 
-    def _repr_html_(self) -> str:
-        from axonn_tune.api.display import html_page
+    def _shown(self) -> Shown:
         from axonn_tune.report.compare import comparison_cells
 
-        return html_page(*comparison_cells(self.comparison), self.remarks)
+        return *comparison_cells(self.comparison), self.remarks

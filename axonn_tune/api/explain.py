@@ -51,7 +51,7 @@ def explain_launch(path: str | Path, *, machine: MachineLike | None = None) -> E
     return Explanation.of(run_search(inputs), rank=1, machine_changed=changed)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Explanation:
     """One configuration and everything that is predicted of it.
 

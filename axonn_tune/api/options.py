@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from axonn_tune.errors import UsageError, suggest
@@ -131,13 +132,19 @@ def whole(name: str, value: int, *, least: int = 1) -> int:
 
 def call_text(function: str, given: Mapping[str, object]) -> str:
     """The call that made a result, for provenance: `axonn_tune.search('80b', gpus=1024)`; defaults left out."""
-    shown = [f"{name}={_shown(value)}" for name, value in given.items() if value not in (None, (), {})]
+    shown = [f"{name}={_shown(value)}" for name, value in given.items() if value is not None]
     return f"axonn_tune.{function}({', '.join(shown)})"
 
 
-def _shown(value: object) -> str:
-    document = getattr(value, "document", value)
-    name = getattr(document, "name", None)
+def _shown(value: Any) -> str:  # noqa: ANN401 - whatever was given
+    """A value as it would be written; a document by its name."""
+    if isinstance(value, Path):
+        return repr(str(value))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_shown, value))}]"
+    if hasattr(value, "tolist"):
+        return repr(value.tolist())
+    name = getattr(getattr(value, "document", value), "name", None)
     return repr(value) if name is None else f"<{name}>"
 
 

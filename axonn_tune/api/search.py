@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack, overload
 
 from axonn_tune.api.options import DEFAULT_MACHINE, Cost, Options, call_text, make_choices, parse_costs
+from axonn_tune.api.shown import Result
 from axonn_tune.cost.memory import memory_limit_bytes
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, load_inputs
@@ -15,9 +16,9 @@ from axonn_tune.ranking.results import Results, run_search
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.text import Text
 
     from axonn_tune.api.explain import Explanation
+    from axonn_tune.api.shown import Shown
     from axonn_tune.ranking.choosing import RankBy, Searched
     from axonn_tune.report.ranking_json import Json
     from axonn_tune.specs.catalog import MachineLike, ModelLike
@@ -53,9 +54,9 @@ def search(
     >>> import axonn_tune
     >>> found = axonn_tune.search("80b", gpus=1024)
     >>> len(found)
-    61
+    195
     >>> found.best.x, found.best.y, found.best.z, found.best.data
-    (1, 2, 512, 1)
+    (1, 1, 512, 2)
     """
     given = {"gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, "cost": cost, **options}
     choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, options=options)
@@ -63,8 +64,8 @@ def search(
     return SearchResult.of(load_inputs(choices), costs=parse_costs(cost), variants=variants, call=call)
 
 
-@dataclass(frozen=True, repr=False)
-class SearchResult(Sequence[Entry]):
+@dataclass(frozen=True, repr=False, eq=False)
+class SearchResult(Result, Sequence[Entry]):
     """A ranking: a sequence of configurations, best first, that shows itself in consoles and notebooks.
 
     results: the ranking as the search made it. call: what asked for it, which launch configs name.
@@ -232,19 +233,20 @@ class SearchResult(Sequence[Entry]):
         found = f"{len(self)} configurations" if len(self) else "nothing feasible"
         return f"<SearchResult: {problem.model.name} on {problem.gpus:,} × {problem.machine.name}, {found}>"
 
-    def __rich__(self) -> Text:
-        from axonn_tune.api.display import rich_text
+    def section(self, *, source: str) -> Json:
+        """This ranking as a section of a report; `source` names where it comes from."""
+        from axonn_tune.report.html.launched import ranking_of
+        from axonn_tune.report.html.ranking import ranking_section
 
-        return rich_text(self.render(color=True) or self._none(), self.remarks)
+        return ranking_section(ranking_of(self.results), identity="s1", source=source)
 
-    def _repr_html_(self) -> str:
-        from axonn_tune.api.display import html_page
+    def _shown(self) -> Shown:
         from axonn_tune.report.ranking_table import default_columns, ranking_cells
 
         entries = self.results.listed(top=DEFAULT_TOP)
         names = default_columns(self.results, entries)
-        headings, rows = ranking_cells(self.results, entries, names=names, limit_bytes=self.memory_limit_bytes)
-        return html_page(headings, rows, [*([] if len(self) else [self._none()]), *self.remarks])
+        cells = ranking_cells(self.results, entries, names=names, limit_bytes=self.memory_limit_bytes)
+        return *cells, [*([] if len(self) else [self._none()]), *self.remarks]
 
     def _none(self) -> str:
         """What binds, if nothing is ranked."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack, overload
 
-from axonn_tune.api.options import DEFAULT_MACHINE, Options, make_choices, whole
+from axonn_tune.api.options import DEFAULT_MACHINE, Options, call_text, make_choices, whole
+from axonn_tune.api.shown import Result
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.ranking.sweep import Point, parse_numbers
 from axonn_tune.ranking.sweep import sweep as sweep_all
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.text import Text
 
     from axonn_tune.api.search import Format
+    from axonn_tune.api.shown import Shown
     from axonn_tune.ranking.choosing import RankBy
     from axonn_tune.report.ranking_json import Json
     from axonn_tune.specs.catalog import MachineLike, ModelLike
@@ -45,13 +46,15 @@ def sweep(
     counts, batches = _numbers("gpus", gpus), (None,) if batch is None else _numbers("batch", batch)
     models = _models(model)
     choices = make_choices(models[0], gpus=counts[0], machine=machine, rank_by=rank_by, options=options)
-    return SweepResult(sweep_all(choices, models=models, gpus=counts, batches=batches, weak=weak), weak=weak)
+    given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, **options}
+    points = sweep_all(choices, models=models, gpus=counts, batches=batches, weak=weak)
+    return SweepResult(points, weak=weak, call=call_text("sweep", {**given, "weak": weak or None}))
 
 
 def _numbers(name: str, values: int | str | Sequence[int]) -> tuple[int, ...]:
     if isinstance(values, str):
         return parse_numbers(values, option=f"--{name}")
-    several = values if isinstance(values, Sequence) else (values,)
+    several = list(values) if isinstance(values, Iterable) else [values]
     if not several:
         raise UsageError(f"{name}=(): name at least one")
     return tuple(dict.fromkeys(whole(name, value) for value in several))
@@ -67,12 +70,16 @@ def _models(model: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
     return list(model)
 
 
-@dataclass(frozen=True, repr=False)
-class SweepResult(Sequence[Point]):
-    """The best configuration of each point, in the order asked for: models, batches, then GPU counts."""
+@dataclass(frozen=True, repr=False, eq=False)
+class SweepResult(Result, Sequence[Point]):
+    """The best configuration of each point, in the order asked for: models, batches, then GPU counts.
+
+    weak: whether the batch grows with the GPUs; call: what asked for it.
+    """
 
     points: tuple[Point, ...]
     weak: bool
+    call: str
 
     def require_any(self) -> None:
         """NothingFeasibleError unless something is feasible at some point."""
@@ -99,8 +106,15 @@ class SweepResult(Sequence[Point]):
         """The same as text: what `axonn-tune sweep --format json` prints."""
         return self.render("json")
 
-    def render(self, output_format: Format = "table", *, color: bool = False) -> str:
-        """The sweep as the command line prints it."""
+    def render(
+        self,
+        output_format: Format = "table",
+        *,
+        wide: bool = False,
+        columns: Sequence[str] | None = None,
+        color: bool = False,
+    ) -> str:
+        """The sweep as the command line prints it; `wide`: every column; UsageError for one that does not exist."""
         from axonn_tune.report import sweep as report
         from axonn_tune.report.ranking_json import to_text
 
@@ -108,9 +122,10 @@ class SweepResult(Sequence[Point]):
             return to_text(self.to_dict())
         if output_format == "csv":
             return report.sweep_csv(self.points)
+        names = columns or (report.ALL_COLUMNS if wide else ())
         if output_format == "md":
-            return report.sweep_markdown(self.points)
-        return report.sweep_table(self.points, color=color)
+            return report.sweep_markdown(self.points, names=names)
+        return report.sweep_table(self.points, names=names, color=color)
 
     def __len__(self) -> int:
         return len(self.points)
@@ -134,13 +149,13 @@ class SweepResult(Sequence[Point]):
     def __repr__(self) -> str:
         return f"<SweepResult: {len(self.points)} points, {'weak' if self.weak else 'strong'} scaling>"
 
-    def __rich__(self) -> Text:
-        from axonn_tune.api.display import rich_text
+    def section(self, *, source: str) -> Json:
+        """This sweep as a section of a report; `source` names where it comes from."""
+        from axonn_tune.report.html.scaling import sweep_section
 
-        return rich_text(self.render(color=True).rstrip("\n"), [])
+        return sweep_section(self.to_dict(), identity="s1", source=source)
 
-    def _repr_html_(self) -> str:
-        from axonn_tune.api.display import html_page
+    def _shown(self) -> Shown:
         from axonn_tune.report.sweep import sweep_cells
 
-        return html_page(*sweep_cells(self.points))
+        return sweep_cells(self.points)

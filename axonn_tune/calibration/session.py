@@ -15,7 +15,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.launch import local
 from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
-from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model
 from axonn_tune.specs.points import Plan
 from axonn_tune.specs.points_file import read_points
 from axonn_tune.specs.workload import Precision
@@ -27,21 +27,21 @@ class Wanted:
     """What a calibration is asked for, as on the command line; None leaves it to the defaults."""
 
     output: str
-    points: str | None
-    name: str | None
-    model: str
-    machine: str
-    precision: Precision | None
-    batch: int | None
-    backend: Backend
-    budget: str
-    ranks: int | None
-    ranks_per_node: int | None
-    resume: bool
-    logs: tuple[str, ...]
-    log_ranks: int | None
-    log_nodes: int | None
-    plot: str | None
+    points: str | None = None
+    name: str | None = None
+    model: ModelLike = "nano"
+    machine: MachineLike = "localhost"
+    precision: Precision | None = None
+    batch: int | None = None
+    backend: Backend = "gloo"
+    budget: str = "60s"
+    ranks: int | None = None
+    ranks_per_node: int | None = None
+    resume: bool = False
+    logs: tuple[str, ...] = ()
+    log_ranks: int | None = None
+    log_nodes: int | None = None
+    plot: str | None = None
 
     @property
     def points_path(self) -> Path:

@@ -50,6 +50,4 @@ def compare(*, chosen: Chosen, output_format: Format, wide: bool, html: str | No
     if output_format == "table" and not wide:
         click.echo(f"\n{LEFT_OUT}", err=True)
     if html:
-        from axonn_tune.report.html.contenders import comparison_section
-
-        write_html(html, [comparison_section(found.to_dict(), identity="s1", source=command_line())])
+        write_html(html, [found.section(source=command_line())])

@@ -13,6 +13,7 @@ from axonn_tune.errors import AxonnTuneError, UsageError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from axonn_tune.api.documents import Catalog
     from axonn_tune.specs.catalog import Kind, Loaded
     from axonn_tune.specs.machine import Machine
 
@@ -53,21 +54,16 @@ def _load(kind: Kind, name: str, *, overrides: tuple[str, ...] = ()) -> Loaded[A
 
 
 def _list(kind: Kind, *, output_format: str) -> None:
-    from axonn_tune.report import documents
-    from axonn_tune.specs.catalog import available
+    from axonn_tune.api.documents import machines, models
 
-    found: list[tuple[str, Loaded[Any]]] = []
-    for name, path in available(kind).items():
-        try:
-            found.append((name, _load(kind, str(path))))
-        except AxonnTuneError as error:
-            # One broken file must not hide the others; `check` is there to fail on it.
-            click.echo(f"left out {name}: {error}", err=True)
+    catalog: Catalog[Any] = models() if kind == "model" else machines()
+    for name, error in catalog.broken.items():
+        # One broken file must not hide the others; `check` is there to fail on it.
+        click.echo(f"left out {name}: {error}", err=True)
     if output_format == "json":
-        click.echo(json.dumps(documents.documents_json(kind, found), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(catalog.to_dict(), indent=2, ensure_ascii=False))
     else:
-        table = documents.models_table(found) if kind == "model" else documents.machines_table(found)
-        click.echo(table, nl=False)
+        click.echo(catalog.render(), nl=False)
 
 
 def _show(kind: Kind, name: str, *, overrides: tuple[str, ...], output_format: str) -> None:
@@ -105,18 +101,26 @@ def _warn_elsewhere(loaded: Loaded[Machine]) -> None:
             click.echo(f"Warning: {loaded.path}: {difference}; its times may not hold here", err=True)
 
 
+def example(words: str) -> str:
+    """What a help text ends with."""
+    return f"\n\n\b\nExample:\n  axonn-tune {words}"
+
+
 def _add_common(group: click.Group, kind: Kind) -> None:
     """Give a group its `list`, `show` and `check`."""
-    plural = f"{kind}s"
+    plural, name = f"{kind}s", {"model": "80b", "machine": "perlmutter"}[kind]
     output_format = click.Choice(["table", "json"])
 
-    @group.command("list", help=f"List the {plural} that can be named.")
+    @group.command("list", help=f"List the {plural} that can be named.{example(f'{plural} list')}")
     @click.option("--format", "output_format", type=output_format, default="table", show_default=True)
     @_help
     def list_documents(*, output_format: str) -> None:
         _list(kind, output_format=output_format)
 
-    @group.command("show", help=f"Print a {kind} as YAML, whatever it extends and --set included.")
+    @group.command(
+        "show",
+        help=f"Print a {kind} as YAML, whatever it extends and --set included.{example(f'{plural} show {name}')}",
+    )
     @click.argument("name", shell_complete=complete_names(kind))
     @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may be repeated.")
     @click.option("--format", "output_format", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True)
@@ -124,7 +128,10 @@ def _add_common(group: click.Group, kind: Kind) -> None:
     def show_document(*, name: str, overrides: tuple[str, ...], output_format: str) -> None:
         _show(kind, name, overrides=overrides, output_format=output_format)
 
-    @group.command("check", help=f"Check {kind} files (or names) and report everything wrong in them.")
+    @group.command(
+        "check",
+        help=f"Check {kind} files (or names) and report everything wrong in them.{example(f'{plural} check {name}')}",
+    )
     @click.argument("files", nargs=-1, required=True)
     @_help
     def check_documents(*, files: tuple[str, ...]) -> None:
@@ -147,6 +154,10 @@ def import_model(*, config: str, output: str | None, name: str | None, batch: in
 
     What would change the cost noticeably and cannot be expressed is refused; what was left out
     because it hardly matters is named in the description.
+
+    \b
+    Example:
+      axonn-tune models import config.json -o mymodel.yaml
     """
     from axonn_tune.files import write_text_atomically
     from axonn_tune.specs.hugging_face import model_from_hf_config

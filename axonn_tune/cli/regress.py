@@ -52,6 +52,12 @@ def regress_command(
     A prediction that moved by more than its tolerance fails: record the baseline anew, and say why. A
     measured step that became slower than its tolerance fails. Accuracy is tracked, and fails below its
     floor. A failure ends with exit code 4. --machine predicts for another profile than the baseline's.
+
+    \b
+    Examples:
+      axonn-tune regress baseline.yaml --record --gpus 64 --model 20b --top 5 --reason first
+      axonn-tune regress baseline.yaml
+      axonn-tune regress baseline.yaml --measurement measured.yaml --junit regress.xml
     """
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.report import regression as report

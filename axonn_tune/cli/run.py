@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from axonn_tune.cli.options import help_option
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from axonn_tune.specs.launch import Launch
 
 
 @click.command("run", short_help="Execute a launch config on this host, or join in.")
@@ -42,49 +36,32 @@ def run_command(
     end a table says what was measured beside what was predicted; summary.json holds it all. If the launch
     config names a checkpoint.directory, the run goes on from its newest checkpoint. SIGTERM and
     SIGUSR2 save and end with exit code 75.
+
+    \b
+    Examples:
+      axonn-tune run launch.yaml --steps 10
+      axonn-tune run launch.yaml --dry-run
+      srun axonn-tune run launch.yaml
     """
-    import os
+    from axonn_tune.api.run import start, start_dry
 
-    from axonn_tune.launch import local
-    from axonn_tune.specs.launch import Launch
-    from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.runs import remove_outcome, run_directory
-
-    document, path = load_document(launch, schema=Launch), Path(launch)
-    local.require_torch()
-    folder = run_directory(document) if directory is None else Path(directory)
     if dry_run:
-        command = local.dry_run_command(path)
+        code = start_dry(launch)
     else:
-        arguments = ["--directory", str(folder), *_numbered({"steps": steps, "trace": trace})]
-        arguments += [*(["--resume"] if resume else []), *(["--trace-all"] if trace_all else [])]
-        command = local.command_of(document, path, arguments=arguments, environment=os.environ)
-        _warn_of_crowding(document)
-    reports = not dry_run and local.leads(os.environ)
-    if reports:
-        remove_outcome(folder)
-    code = local.run_command(command, document)
-    if reports:
-        show_summary(folder, all_terms=terms)
+        started = start(
+            launch,
+            steps=steps,
+            resume=resume,
+            directory=directory,
+            trace=trace,
+            trace_all=trace_all,
+            warn=lambda words: click.echo(f"Warning: {words}", err=True),
+        )
+        code = started.code
+        if started.leads:
+            show_summary(started.folder, all_terms=terms)
     if code:
         raise click.exceptions.Exit(code)
-
-
-def _numbered(given: Mapping[str, int | None]) -> list[str]:
-    """Options with a number, those that were given."""
-    return [word for name, number in given.items() if number is not None for word in (f"--{name}", str(number))]
-
-
-def _warn_of_crowding(launch: Launch) -> None:
-    """Where this process is to start all ranks."""
-    import os
-
-    from axonn_tune.launch import local
-
-    if not local.already_started(os.environ):
-        warning = local.crowding(launch, cores=len(os.sched_getaffinity(0)))
-        if warning:
-            click.echo(f"Warning: {warning}", err=True)
 
 
 def show_summary(folder: Path, *, all_terms: bool) -> None:

@@ -12,13 +12,16 @@ from axonn_tune.cli.options import (
     Chosen,
     SuggestingChoice,
     color_option,
+    columns_option,
     command_line,
     format_option,
+    html_option,
     options_of,
     problem_of,
     problem_options,
     quiet_option,
     rank_by,
+    wide_option,
 )
 
 if TYPE_CHECKING:
@@ -43,14 +46,15 @@ if TYPE_CHECKING:
 @click.option("--all", "with_rejected", is_flag=True, help="List rejected grids too, with the reasons.")
 @click.option("--variants", is_flag=True, help="List every candidate, not only the best of each grid.")
 @format_option()
-@click.option("--wide", is_flag=True, help="More columns in tables.")
-@click.option("--columns", metavar="NAME,...", help="Just these columns in tables.")
+@wide_option
+@columns_option
 @click.option("-o", "--output", metavar="FILE", help="Write the launch config of the first row, or of --pick, here.")
 @click.option(
     "--pick", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="Row that -o writes."
 )
 @click.option("--tokens", metavar="FILE", help="Token file, as by `axonn-tune data`, that the launch config trains on.")
 @click.option("--emit", type=SuggestingChoice(("torchrun", "slurm")), help="Also write a script that starts it.")
+@html_option
 @quiet_option
 @color_option
 def search_command(
@@ -62,11 +66,12 @@ def search_command(
     variants: bool,
     output_format: Format,
     wide: bool,
-    columns: str | None,
+    columns: tuple[str, ...],
     output: str | None,
     pick: int,
     tokens: str | None,
     emit: Script | None,
+    html: str | None,
     quiet: bool,
     color: bool | None,
 ) -> None:
@@ -74,22 +79,27 @@ def search_command(
 
     The ranking goes to standard output; why the first beats the second, ties, and what was rejected
     go to standard error.
+
+    \b
+    Examples:
+      axonn-tune --gpus 1024 --model 80b
+      axonn-tune --gpus 64 --model 20b --rank-by iteration --wide
+      axonn-tune --gpus 64 --model 20b --columns rank,grid,step,mfu --top 5
+      axonn-tune --gpus 64 --model 20b -o launch.yaml --emit slurm
     """
     from axonn_tune.api.search import search
+    from axonn_tune.cli.report import require_html, write_html
     from axonn_tune.report.table import use_color
 
+    require_html(html)
     _check_output(output, emit=emit, pick=pick, tokens=tokens)
     found = search(**problem_of(chosen), rank_by=rank_by(chosen), cost=costs, variants=variants, **options_of(chosen))
     found.results.require_row(pick)
-    shown = found.render(
-        output_format,
-        top=top,
-        rejected=with_rejected,
-        wide=wide,
-        columns=columns.split(",") if columns else None,
-        color=use_color(wanted=color),
-    )
+    painted = use_color(wanted=color)
+    shown = found.render(output_format, top=top, rejected=with_rejected, wide=wide, columns=columns, color=painted)
     click.echo(shown, nl=False, color=True)
+    if html:
+        write_html(html, [found.section(source=command_line())], quiet=quiet)
     found.results.require_any()
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(found.remarks), err=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,11 +12,10 @@ import click
 from axonn_tune.cli.options import Chosen, command_line, html_option, load, parse_order
 
 if TYPE_CHECKING:
-    from axonn_tune.specs.measurements import Measurements
+    from axonn_tune.api.validate import Runs
     from axonn_tune.validation.choice import Chosen as Selected
     from axonn_tune.validation.comparison import Comparison
-    from axonn_tune.validation.places import Ranks
-    from axonn_tune.validation.rounds import Extent, Progress
+    from axonn_tune.validation.rounds import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,22 +101,20 @@ def run_options(callback: F) -> F:
 
 def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None:
     """Run, compare, print; CheckFailedError if something trained wrong or sent other than the program says."""
+    from axonn_tune.api.validate import compared
     from axonn_tune.cli.report import require_html
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.launch.local import require_torch
     from axonn_tune.report.validation import validation_json, validation_text
-    from axonn_tune.validation.comparison import Comparison, fastest_runs
-    from axonn_tune.validation.rounds import Extent
 
     require_torch()
     require_html(wanted.html)
     selected = _select(chosen, wanted)
     if wanted.update:
         _require_own(selected)
-    extent = Extent(wanted.repeats, wanted.steps, alone=not wanted.no_serial)
-    with _ranks(wanted) as ranks, _folder(wanted.runs) as folder:
-        measured = _measure(selected, ranks, extent, folder, wanted.output)
-    comparison = Comparison(fastest_runs(measured) if wanted.fastest else measured)
+    comparison = compared(selected, _runs(wanted), listen=_say)
+    if wanted.output is not None:
+        click.echo(f"wrote {wanted.output}", err=True)
     render = validation_json if output_format == "json" else validation_text
     click.echo(render(comparison), nl=False)
     if wanted.html:
@@ -166,52 +161,21 @@ def refuse_search(words: str) -> None:
         raise click.UsageError(f"{words} all of it: leave out {', '.join(flags)}.")
 
 
-@contextmanager
-def _ranks(wanted: Wanted) -> Iterator[Ranks]:
-    """The ranks to run on; UsageError if they are named twice."""
-    import shlex
+def _runs(wanted: Wanted) -> Runs:
+    """Where and how often to run."""
+    from axonn_tune.api.validate import Runs
 
-    from axonn_tune.errors import UsageError
-    from axonn_tune.lab.lab import Lab
-    from axonn_tune.validation.places import LabRanks, StartedRanks
-
-    if wanted.lab is None:
-        if wanted.realtime:
-            raise UsageError("--realtime is for the ranks of a lab: give --lab too")
-        yield StartedRanks(tuple(shlex.split(wanted.start_with or "")))
-        return
-    if wanted.start_with is not None:
-        raise UsageError("--lab and --start-with both say where the ranks are")
-    with Lab.attached(wanted.lab) as lab:
-        yield LabRanks(lab, realtime=wanted.realtime)
-
-
-@contextmanager
-def _folder(kept: str | None) -> Iterator[Path]:
-    """Where runs leave their folders."""
-    import tempfile
-
-    if kept is not None:
-        yield Path(kept)
-        return
-    with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
-        yield Path(folder)
-
-
-def _measure(selected: Selected, ranks: Ranks, extent: Extent, folder: Path, output: str | None) -> Measurements:
-    """Run all; the file is written after each round, so that a validation that is cut off leaves whole rounds."""
-    from axonn_tune.files import write_text_atomically
-    from axonn_tune.specs.writing import to_yaml
-    from axonn_tune.validation.rounds import measure
-
-    def save(found: Measurements) -> None:
-        if output is not None:
-            write_text_atomically(output, to_yaml(found, header=[f"Written by {found.command}"]))
-
-    found = measure(selected, ranks, extent, folder=folder, listen=_say, save=save)
-    if output is not None:
-        click.echo(f"wrote {output}", err=True)
-    return found
+    return Runs(
+        repeats=wanted.repeats,
+        steps=wanted.steps,
+        serial=not wanted.no_serial,
+        fastest=wanted.fastest,
+        lab=wanted.lab,
+        realtime=wanted.realtime,
+        start_with=wanted.start_with,
+        folder=wanted.runs,
+        output=wanted.output,
+    )
 
 
 def _require_own(selected: Selected) -> None:

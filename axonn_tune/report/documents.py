@@ -34,15 +34,53 @@ _MACHINE_COLUMNS: tuple[tuple[str, Callable[[Machine], str]], ...] = (
 )
 
 
-def models_table(models: Sequence[tuple[str, Loaded[Model]]]) -> str:
-    """One row per model, under the name it is found by."""
-    return _table([title for title, _ in _MODEL_COLUMNS], _rows(models, _MODEL_COLUMNS), left={"family"})
+_COLUMNS: dict[str, tuple[tuple[str, Callable[[Any], str]], ...]] = {
+    "model": _MODEL_COLUMNS,
+    "machine": _MACHINE_COLUMNS,
+}
+_LEFT = {"name", "family", "accelerator", "network, inner to outer", "library"}
+
+_MODEL_FIELDS: dict[str, Callable[[Model], object]] = {
+    "parameters": lambda model: model.parameters,
+    "family": lambda model: model.family,
+    "layers": lambda model: model.layers,
+    "hidden": lambda model: model.hidden,
+    "heads": lambda model: model.heads,
+    "kv_heads": lambda model: model.kv_heads,
+    "ffn": lambda model: model.ffn,
+    "vocab": lambda model: model.vocab,
+    "global_batch": lambda model: model.defaults.global_batch,
+    "sequence_length": lambda model: model.defaults.sequence_length,
+}
+_MACHINE_FIELDS: dict[str, Callable[[Machine], object]] = {
+    "accelerator": lambda machine: machine.accelerator.name,
+    "memory_gib": lambda machine: machine.accelerator.memory_gib,
+    "bf16_tflop_per_s": lambda machine: machine.accelerator.peak_tflops.get("bf16"),
+    "ranks_per_node": lambda machine: machine.launcher.ranks_per_node,
+    "tiers": lambda machine: ", ".join(tier.name for tier in machine.tiers),
+    "outermost_gb_per_s": lambda machine: machine.tiers[-1].bandwidth_gb_per_s,
+    "library": lambda machine: f"{machine.library.name} {machine.library.version}",
+}
+_FIELDS: dict[str, dict[str, Callable[[Any], object]]] = {"model": _MODEL_FIELDS, "machine": _MACHINE_FIELDS}
 
 
-def machines_table(machines: Sequence[tuple[str, Loaded[Machine]]]) -> str:
-    """One row per machine, under the name it is found by."""
-    titles = [title for title, _ in _MACHINE_COLUMNS]
-    return _table(titles, _rows(machines, _MACHINE_COLUMNS), left={"accelerator", titles[4], "library"})
+def documents_table(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> str:
+    """One row per document, under the name it is found by; as wide as it needs: no word of it is ever broken."""
+    return text_table(*documents_cells(kind, documents))
+
+
+def documents_cells(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> tuple[list[Heading], list[list[str]]]:
+    """Headings and cells of that table."""
+    columns = _COLUMNS[kind]
+    rows = [[name, *(show(loaded.document) for _, show in columns)] for name, loaded in documents]
+    return [Heading(title, left=title in _LEFT) for title in ("name", *(title for title, _ in columns))], rows
+
+
+def documents_records(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> tuple[list[str], list[list[object]]]:
+    """Names of fields, units included, and their values of each document: what data frames hold."""
+    fields = _FIELDS[kind]
+    rows = [[name, *(read(loaded.document) for read in fields.values())] for name, loaded in documents]
+    return ["name", *fields], rows
 
 
 def documents_json(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> dict[str, object]:
@@ -72,16 +110,6 @@ def show_count(count: int) -> str:
         if count >= limit:
             return f"{count / limit:.3g} {unit}"
     return str(count)
-
-
-def _rows(documents: Sequence[tuple[str, Loaded[Any]]], columns: Sequence[tuple[str, Any]]) -> list[list[str]]:
-    return [[name, *(show(loaded.document) for _, show in columns)] for name, loaded in documents]
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: set[str]) -> str:
-    """Plain aligned text, as wide as it needs: no word of it is ever broken."""
-    headings = [Heading("name", left=True), *(Heading(title, left=title in left) for title in titles)]
-    return text_table(headings, rows)
 
 
 def _tier(tier: Tier) -> str:

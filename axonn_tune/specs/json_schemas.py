@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--check" in arguments:
         names = outdated(FOLDER)
         if names:
-            sys.stderr.write(f"docs/schemas differs from the code in {', '.join(names)}: run `make docs`\n")
+            sys.stderr.write(f"docs/schemas differs from the code in {', '.join(names)}: run `make generate`\n")
         return 1 if names else 0
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in schema_texts().items():

@@ -19,6 +19,8 @@ from axonn_tune.errors import UnknownNameError
 Kind = Literal["model", "machine"]
 SUFFIXES = (".yaml", ".yml")
 _FOLDERS: dict[Kind, str] = {"model": "configs", "machine": "machines"}
+_PACKAGES: dict[Kind, str] = {"model": "axonn_tune.shipped_configs", "machine": "axonn_tune.shipped_machines"}
+"""Names by which the folders of the repository are part of the installed package."""
 
 
 def available(kind: Kind) -> dict[str, Path]:
@@ -69,7 +71,7 @@ def is_shipped(kind: Kind, path: Path) -> bool:
 def _shipped(kind: Kind) -> Path:
     """Folder of the shipped files: the installed package, or its source folder in a checkout."""
     try:
-        return Path(str(resources.files(f"axonn_tune.{_FOLDERS[kind]}")))
+        return Path(str(resources.files(_PACKAGES[kind])))
     except ModuleNotFoundError:
         return Path(__file__).resolve().parents[2] / _FOLDERS[kind]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
+from axonn_tune.errors import EnvironmentProblem, UsageError, error_of
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.running import exit_codes, require_world
 from axonn_tune.launch import local
@@ -119,9 +119,7 @@ def train_alone(launch: Launch, path: Path, *, steps: int, directory: Path) -> N
 def _require_success(code: int, directory: Path) -> None:
     if not code:
         return
-    kinds: dict[int, type[AxonnTuneError]] = {2: UsageError, 5: EnvironmentProblem}
     log = directory / _LOG
     lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
     said = [line for line in lines if line.startswith("Error: ")] or lines[-_LAST_LINES:]
-    kind = kinds.get(code, TrainingFailedError)
-    raise kind("\n".join([f"the run in {str(directory)!r} ended with exit code {code}", *said]))
+    raise error_of(code)("\n".join([f"the run in {str(directory)!r} ended with exit code {code}", *said]))

@@ -355,3 +355,14 @@ def test_names_complete_without_a_command() -> None:
 def test_completion_scripts(shell: str) -> None:
     """Guards `completion`: a script that calls the tool back."""
     assert "_AXONN_TUNE_COMPLETE" in good(f"completion {shell}").out
+
+
+@pytest.mark.parametrize(
+    "more", ["", "--all", "--cost alpha-beta --cost paper", "--all --cost alpha-beta --cost paper"]
+)
+def test_tables_have_at_most_nine_columns(more: str) -> None:
+    """Guards tables on a terminal: what others need room for makes the less important columns go."""
+    table = good(f"--gpus 64 --model 20b --top 3 --format md -q {more}").out
+    assert table.splitlines()[1].count("---:") + table.splitlines()[1].count(":---") <= 9
+    assert "grid x y z data" in table
+    assert "step" in table

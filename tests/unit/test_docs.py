@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
-LAYERS = "program|cost|search|specs|report|baselines"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+LAYERS = "|".join(path.name for path in (ROOT / "axonn_tune").iterdir() if (path / "__init__.py").exists())
+# In a sentence, or where the site puts a function's source.
+QUOTED = re.compile(rf"`((?:{LAYERS})\.[a-z_0-9.]+[a-z_0-9])`|^<!-- source: (\S+) -->$", flags=re.MULTILINE)
+# Names of files look the same.
+FILE = re.compile(r"\.(?:html|json|md|sbatch|sh|svg|xml|yaml)$")
 NAMED = [
     (path.name, name)
     for path in sorted(DOCS.glob("*.md"))
-    for name in dict.fromkeys(re.findall(rf"`((?:{LAYERS})\.[a-z_0-9.]+)`", path.read_text(encoding="utf-8")))
+    for name in dict.fromkeys(one or other for one, other in QUOTED.findall(path.read_text(encoding="utf-8")))
+    if not FILE.search(name)
 ]
 
 
@@ -35,6 +41,32 @@ def resolves(name: str) -> bool:
 def test_functions_named_in_the_docs_exist(page: str, name: str) -> None:
     """Guards that each equation's function can be found where the docs say."""
     assert resolves(name), f"docs/{page} names {name}"
+
+
+def test_equations_stand_beside_their_functions() -> None:
+    """Guards docs/how-it-works.md: every collective algorithm, roofline and paper equation names its function."""
+    named = {name for page, name in NAMED if page == "how-it-works.md"}
+    for module in ("collectives", "compute"):
+        functions = vars(importlib.import_module(f"axonn_tune.cost.{module}"))
+        timed = {name for name in functions if name.endswith("_time_s") and name != "unfused_kernel_time_s"}
+        assert {f"cost.{module}.{name}" for name in timed} <= named
+    algorithms = importlib.import_module("axonn_tune.cost.collectives")._ALGORITHMS
+    assert {f"cost.collectives.{name}" for name in algorithms} <= named
+    paper = [found for found in vars(importlib.import_module("axonn_tune.cost.paper")).values() if callable(found)]
+    equations = [found for found in paper if re.search(r"2305\.13525,? equation \d", found.__doc__ or "")]
+    assert len(equations) >= 6
+    assert {f"{found.__module__}.{found.__name__}".removeprefix("axonn_tune.") for found in equations} <= named
+
+
+def figures(page: str) -> set[str]:
+    """Every percentage of a page."""
+    return set(re.findall(r"\d+(?:\.\d+)?%", (DOCS / page).read_text("utf-8")))
+
+
+def test_figures_among_the_questions_are_those_of_the_pages_they_come_from() -> None:
+    """Guards docs/faq.md: a figure that changes where it is measured changes there too."""
+    known = figures("accuracy.md") | figures("validate.md") | figures("compare.md")
+    assert figures("faq.md") - known == set()
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)

@@ -1,49 +1,25 @@
-"""docs/launch.md: every key of the schema with its description, every variable, no more and no less."""
+"""docs/launch.md: every variable, no more and no less; the example and the scripts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import get_args
 
 from axonn_tune.launch.config import launch_text
 from axonn_tune.launch.emit import SUFFIXES
 from axonn_tune.launch.environment import launch_environment
-from axonn_tune.specs.base import Document
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import PURPOSES, Launch
 from axonn_tune.specs.loading import parse_document
-from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from tests.unit.house import ROOT
 
 PAGE = (ROOT / "docs" / "launch.md").read_text("utf-8")
-ELSEWHERE = (Model, Workload)
-
-
-def key_rows(schema: type[Document], *, prefix: str = "") -> Iterator[str]:
-    """A table row for every key below a schema, in schema order; models and workloads in one row each."""
-    for name, field in schema.model_fields.items():
-        key = prefix + (field.alias or name)
-        inner = [part for part in (field.annotation, *get_args(field.annotation)) if isinstance(part, type)]
-        sections = [part for part in inner if issubclass(part, Document)]
-        yield f"| `{key}` | {field.description} |"
-        for section in sections:
-            if section not in ELSEWHERE:
-                listed = "[]." if section is not field.annotation else "."
-                yield from key_rows(section, prefix=key + listed)
 
 
 def table(heading: str) -> list[str]:
     """Rows of the table below a heading of the page."""
     section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
     return [line for line in section.splitlines() if line.startswith("| `")]
-
-
-def test_every_key_is_documented() -> None:
-    """Guards the table of keys against the schema, from which it is copied."""
-    rows = list(key_rows(Launch))
-    assert table("Keys") == rows, "the table should be:\n" + "\n".join(rows)
 
 
 def test_every_variable_is_documented() -> None:

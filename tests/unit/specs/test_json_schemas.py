@@ -30,7 +30,7 @@ def sections(document: type[Document]) -> set[type[Document]]:
 
 
 def test_the_files_match_the_code() -> None:
-    """Guards docs/schemas against schema changes that were not written out (`make docs`)."""
+    """Guards docs/schemas against schema changes that were not written out (`make generate`)."""
     assert outdated(FOLDER) == []
     assert main(["--check"]) == 0
 
