@@ -61,7 +61,7 @@ generate: .venv/installed-dev ## rewrite docs/cli.md, docs/files.md and the JSON
 
 docs: .venv/installed-dev ## build the documentation site into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
-	@echo 'Open build/site/index.html.'
+	@echo 'Open build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
 
 accuracy: .venv/installed-dev ## predictions against published measurements; options in ARGS
 	@$(BIN)/axonn-tune validate --published $(ARGS)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack
 
 from axonn_tune.api.options import DEFAULT_MACHINE, Options, make_choices
+from axonn_tune.files import write_text_atomically
 from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
 from axonn_tune.ranking.results import Results, run_search
 
@@ -49,6 +51,19 @@ def explain_launch(path: str | Path, *, machine: MachineLike | None = None) -> E
     """Explain the configuration of a launch config, on its machine or on another. Errors as `axonn_tune.search`."""
     inputs, changed = launch_inputs(path, machine=machine)
     return Explanation.of(run_search(inputs), rank=1, machine_changed=changed)
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """A trace as Perfetto and Chrome read it, and what to know about it, in sentences."""
+
+    text: str = field(repr=False)
+    remarks: tuple[str, ...]
+
+    def write(self, path: str | Path) -> Path:
+        """Write it; errors as `axonn_tune.files.write_text_atomically`."""
+        write_text_atomically(path, self.text)
+        return Path(path)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -115,6 +130,20 @@ class Explanation:
         if output_format == "md":
             return f"# {explain_title(self.subject)}\n\n{explain_markdown(self.subject)}"
         return f"{explain_title(self.subject)}\n\n{explain_text(self.subject)}"
+
+    def trace(self, runs: Sequence[str | Path] = (), *, step: int | None = None) -> StepTrace:
+        """The predicted step as a trace for Perfetto, with measured ones beside it, as `axonn-tune trace` writes it.
+
+        runs: folders of runs that wrote traces, or single files of them; step: which of theirs, that of median
+        duration unless given. UsageError if there is none of that number in all of them.
+        """
+        from axonn_tune.report.trace import Prediction, choose_step, merged_trace, trace_remarks
+        from axonn_tune.specs.trace_files import find_traces, read_trace
+
+        traces = [read_trace(path) for run in runs for path in find_traces(run)]
+        measured = choose_step(traces, step=step) if traces else None
+        prediction = Prediction(self.inputs, self.pricing)
+        return StepTrace(merged_trace(prediction, measured), tuple(trace_remarks(prediction, measured)))
 
     def __str__(self) -> str:
         return self.render()

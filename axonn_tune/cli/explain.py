@@ -33,9 +33,8 @@ def explain_command(*, chosen: Chosen, launch: str | None, pick: int, trace: str
     found = _of_launch(launch, chosen) if launch else _of_search(chosen, pick=pick)
     if trace:
         from axonn_tune.cli.trace import write_trace
-        from axonn_tune.report.trace import Prediction, merged_trace
 
-        write_trace(trace, merged_trace(Prediction(found.inputs, found.pricing), None), quiet=False)
+        write_trace(trace, found.trace().text, quiet=False)
     click.echo(found.render(output_format), nl=False)
 
 

@@ -37,18 +37,13 @@ def trace_command(
       axonn-tune trace launch.yaml traced -o both.json
     """
     from axonn_tune.cli.explain import explain_launch_said
-    from axonn_tune.report.trace import Prediction, choose_step, merged_trace, trace_remarks
-    from axonn_tune.specs.trace_files import find_traces, read_trace
 
     if step is not None and not runs:
         raise click.UsageError("--step is of a measured run: name its folder too.")
-    traces = [read_trace(path) for run in runs for path in find_traces(run)]
-    measured = choose_step(traces, step=step) if traces else None
-    found = explain_launch_said(launch, machine=machine)
-    prediction = Prediction(found.inputs, found.pricing)
-    write_trace(output, merged_trace(prediction, measured), quiet=quiet)
+    trace = explain_launch_said(launch, machine=machine).trace(runs, step=step)
+    write_trace(output, trace.text, quiet=quiet)
     if not quiet:
-        click.echo("\n".join(trace_remarks(prediction, measured)), err=True)
+        click.echo("\n".join(trace.remarks), err=True)
 
 
 def write_trace(output: str | None, text: str, *, quiet: bool) -> None:
