@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from axonn_tune.errors import error_of
+from axonn_tune.errors import UsageError, error_of
 from axonn_tune.launch import local
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
@@ -31,12 +31,14 @@ def run(
 
     steps: train up to this step, that of the config unless given. resume: fail without a checkpoint to resume
     from. directory: folder for metrics, `runs/<time>-<name>` unless given. Needs torch, and the main thread.
-    EnvironmentProblem without torch, UsageError for too many ranks, TrainingFailedError, with the exit code, if
-    the run ends otherwise than it should.
+    EnvironmentProblem without torch, UsageError for too many ranks or too few steps, TrainingFailedError,
+    with the exit code, if the run ends otherwise than it should.
     """
     ended = start(launch, steps=steps, resume=resume, directory=directory, warn=_warn)
     if ended.code:
         raise error_of(ended.code)(f"the run in {str(ended.folder)!r} ended with exit code {ended.code}")
+    if not (ended.folder / SUMMARY_NAME).exists():
+        raise UsageError(f"the run in {str(ended.folder)!r} ended well, but after too few steps to be measured")
     return load_document(ended.folder / SUMMARY_NAME, schema=Summary)
 
 

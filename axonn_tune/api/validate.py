@@ -90,7 +90,7 @@ def validate_launches(
 def compared(chosen: Chosen, runs: Runs, *, listen: Callable[[Progress], None] = lambda progress: None) -> Comparison:
     """Run what was chosen, and compare; errors as `validate`. listen: called after each run."""
     require_torch()
-    extent = Extent(runs.repeats, runs.steps, alone=runs.serial)
+    extent = Extent(whole("repeats", runs.repeats), whole("steps", runs.steps, least=3), alone=runs.serial)
     with ranks_of(runs) as ranks, _folder(runs.folder) as folder:
         measured = measure(chosen, ranks, extent, folder=folder, listen=listen, save=_saved_to(runs.output))
     return Comparison(fastest_runs(measured) if runs.fastest else measured)

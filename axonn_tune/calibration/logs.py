@@ -125,7 +125,7 @@ def _run(
     op = _kind(starting[1]) if starting else _kind_of_name(name)
     places = [found for line in own if (found := _RANK.match(line))]
     hosts = tuple(dict.fromkeys(place[3] for place in places))
-    ranks, nodes = ranks or len(places), nodes or len(hosts)
+    ranks, nodes = len(places) or ranks, len(hosts) or nodes
     if not ranks or not nodes:
         raise _Wrong((None, "lists no devices, so it does not say how many ranks and nodes ran: give --log-ranks"))
     groups = len({place[2] for place in places})
@@ -170,7 +170,7 @@ def _row(
         problems.append((number, "a row of results is cut off or holds something else"))
         return
     # Printed with two decimals, so small rows say nothing of their bandwidth.
-    if bandwidth > 1.0 and not 0.9 < size / (time * 1e3) / bandwidth < 1.1:
+    if time and bandwidth > 1.0 and not 0.9 < size / (time * 1e3) / bandwidth < 1.1:
         problems.append((number, f"{size} bytes in {time:g} µs are not {bandwidth:g} GB/s: are the units mixed?"))
     if size and time:
         yield size, seconds(time)
@@ -231,7 +231,7 @@ def _osu_log(text: str, *, ranks: int | None, nodes: int | None) -> Log:
     rows: list[LogRow] = []
     problems: list[tuple[int | None, str]] = []
     op: CollectiveKind | None = None
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate((_LABEL.sub("", one).strip() for one in text.splitlines()), 1):
         if found := _OSU.match(line):
             op = _kind(found[1])
         elif line.startswith("# Size") and "(us)" not in line:

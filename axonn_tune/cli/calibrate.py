@@ -99,6 +99,8 @@ def calibrate_command(wanted: Wanted) -> None:
     from axonn_tune.calibration import session
     from axonn_tune.report import fit_plot
 
+    if not wanted.logs and (wanted.log_ranks or wanted.log_nodes):
+        raise click.UsageError("--log-ranks and --log-nodes are for --from-logs.")
     if wanted.plot:
         fit_plot.require_svg(wanted.plot)
     if wanted.logs:

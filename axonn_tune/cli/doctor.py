@@ -75,9 +75,11 @@ def _needed(launch: Launch, devices: dict[str, Any] | None) -> list[Finding]:
     """What a launch config needs of this host."""
     from axonn_tune.launch.surroundings import Finding, launch_findings
 
-    found = list(launch_findings(launch, gpus=len(devices["gpus"]) if devices else 0))
+    found = list(launch_findings(launch, gpus=len(devices.get("gpus", ())) if devices else 0))
     if devices is None:
         found.insert(0, Finding("launch config", "torch", "not here", "missing", "pip install 'axonn-tune[runtime]'"))
+    elif "error" in devices:
+        found.insert(0, Finding("launch config", "torch", devices["error"], "missing", "`import torch` does not work"))
     return found
 
 

@@ -30,6 +30,8 @@ def explain_command(*, chosen: Chosen, launch: str | None, pick: int, trace: str
       axonn-tune explain --gpus 64 --model 20b --x 2 --z 8 --trace step.json
       axonn-tune explain launch.yaml
     """
+    if trace == "-":
+        raise click.UsageError("--trace -: standard output has the explanation.")
     found = _of_launch(launch, chosen) if launch else _of_search(chosen, pick=pick)
     if trace:
         from axonn_tune.cli.trace import write_trace

@@ -45,6 +45,8 @@ def run_command(
     """
     from axonn_tune.api.run import start, start_dry
 
+    if trace_all and trace is None:
+        raise click.UsageError("--trace-all is of a trace: give --trace N too.")
     if dry_run:
         code = start_dry(launch)
     else:

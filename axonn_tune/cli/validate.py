@@ -43,8 +43,8 @@ def validate_command(
     collective, computation, exposed communication and step. Losses and gradient norms must be those of
     one rank alone, and every collective one the program has; else the exit code is 4.
 
-    With --published, against what others measured: training steps, collectives, matrix products and
-    memory. Files given replace the measurements shipped with the tool, and the other kinds are left
+    With --published, or a file of rows, against what others measured: training steps, collectives, matrix
+    products and memory. Files given replace the measurements shipped with the tool, and the other kinds are left
     out; docs/accuracy.md lists their columns.
 
     \b
@@ -53,7 +53,7 @@ def validate_command(
       axonn-tune validate launch.yaml --lab lab -o measured.yaml
       axonn-tune validate --published --worst 5
     """
-    if not published:
+    if not (published or rows or collectives or gemm or memory or figure):
         validate_runs(chosen, wanted, output_format=output_format)
         return
     if wanted.html:

@@ -41,7 +41,7 @@ def predicted_spans(pricing: Pricing, *, operations: bool = True, alike: int | N
                 spans.append(Span(COMPUTE_LANE, LIKE_BEFORE, at_s, at_s + batch.every_s, {"micro_batch": number}))
             else:
                 spans += _batch(pricing, batch, at_s, number=number, operations=operations)
-        start_s = batch.times * batch.every_s
+        start_s += batch.times * batch.every_s
     return spans
 
 

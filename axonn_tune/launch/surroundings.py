@@ -144,6 +144,8 @@ def installed(name: str) -> str:
 
 def _folder(area: str, what: str, path: Path) -> Finding:
     """Whether something can be written into a folder, or into the one it would be made in."""
+    if path.exists() and not path.is_dir():
+        return Finding(area, what, str(path), "missing", "is no folder")
     nearest = next(one for one in (path, *path.absolute().parents) if one.is_dir())
     allowed = os.access(nearest, os.W_OK | os.X_OK)
     return Finding(area, what, str(path), "ok" if allowed else "missing", "" if allowed else f"cannot write {nearest}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from axonn_tune import __version__
 from axonn_tune.cost.single import Pricing
@@ -60,20 +61,21 @@ def choose_step(traces: Sequence[MeasuredTrace], *, step: int | None) -> Measure
 def merged_trace(prediction: Prediction, measured: Measured | None) -> str:
     """The JSON trace: a process of the prediction, then one for each measured rank.
 
-    Each host's ranks are aligned at the first of their starts: differences between the ranks of one host are real,
-    those between clocks of several hosts would not be.
+    Each run's ranks of one host are aligned at the first of their starts: differences between those are real,
+    differences between clocks of several hosts would not be.
     """
     spans = predicted_spans(prediction.pricing, alike=_alike(prediction.pricing))
     if measured is None:
         return trace_text([Process(PREDICTED, 0, spans)], notes=_notes(prediction, None))
     spans[0] = replace(spans[0], name=step_name(measured.step))
-    begun_s: dict[str, float] = {}
+    begun_s: dict[tuple[Path, str], float] = {}
     for trace in measured.traces:
         start_s = trace.whole_step(measured.step).start_s
-        begun_s[trace.host] = min(begun_s.get(trace.host, start_s), start_s)
+        place = (trace.path.parent, trace.host)
+        begun_s[place] = min(begun_s.get(place, start_s), start_s)
     processes = [Process(PREDICTED, 0, spans)]
     for number, (name, trace) in enumerate(zip(measured.process_names, measured.traces, strict=True), 1):
-        found = [shifted(span, -begun_s[trace.host]) for span in trace.of_step(measured.step)]
+        found = [shifted(span, -begun_s[trace.path.parent, trace.host]) for span in trace.of_step(measured.step)]
         processes.append(Process(name, number, found))
     return trace_text(processes, notes=_notes(prediction, measured))
 
@@ -92,7 +94,7 @@ def trace_remarks(prediction: Prediction, measured: Measured | None) -> list[str
         return [f"{STEP.capitalize()} predicted to take {show_seconds(predicted_s)}.", *short]
     took_s = [_duration_s(trace.whole_step(measured.step)) for trace in measured.traces]
     whole = f"Step {measured.step} took {show_seconds(max(took_s))}, predicted {show_seconds(predicted_s)}."
-    ours = _collectives(predicted_spans(prediction.pricing, operations=False))
+    ours = _collectives(predicted_spans(prediction.pricing, operations=False, alike=1))
     theirs = {name for trace in measured.traces for name in _collectives(trace.of_step(measured.step))}
     remarks = [
         f"{counted(len(names), 'collective')} {where} alone, such as {min(names)}: is this the config that ran?"

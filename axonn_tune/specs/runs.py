@@ -83,7 +83,10 @@ class Summary(Document):
     memory_convention: str = Field(description="What was measured as memory.")
     tokens_per_s: PositiveFloat = Field(description="Tokens of all ranks together, per second, measured.")
     mfu: NonNegativeFloat = Field(description="Model FLOPs over the peak that the prediction assumes, measured.")
-    seconds_convention: str = Field(description="What counts as a collective's time, so that late ranks do not.")
+    seconds_convention: str = Field(
+        default="of each call, the shortest time of any rank of its group",
+        description="What counts as a collective's time, so that late ranks do not.",
+    )
     terms: tuple[SummaryTerm, ...] = Field(description="Each collective's share.")
 
 

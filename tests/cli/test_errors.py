@@ -70,6 +70,10 @@ def fails(line: str, *, code: int) -> Finished:
         ("sweep --gpus 4,6 --model 5b --weak --batch 3", "no whole number of sequences"),
         ("explain", "Missing option --gpus and --model"),
         ("explain --gpus 64 --model 20b --pick 300", "configurations are ranked"),
+        ("explain --gpus 64 --model 20b --trace -", "standard output has the explanation"),
+        ("run launch.yaml --trace-all", "give --trace N too"),
+        ("calibrate --log-ranks 4 -o here.yaml", "are for --from-logs"),
+        ("validate --gemm missing.csv", "missing.csv"),
         ("completion tcsh", "'tcsh' is not one of"),
     ],
 )

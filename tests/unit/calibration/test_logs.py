@@ -135,6 +135,13 @@ def test_labels_before_each_line_do_not_matter(label: str, tmp_path: Path) -> No
     """Guards logs as `srun --label`, `mpirun --tag-output` and e-mails leave them."""
     labelled = "".join(f"{label}{line}\n" for line in TEXT.splitlines())
     assert read_log(written(tmp_path, labelled)) == read_log(written(tmp_path, TEXT))
+    labelled = "".join(f"{label}{line}\n" for line in OSU.splitlines())
+    assert read_log(written(tmp_path, labelled), ranks=4) == read_log(written(tmp_path, OSU), ranks=4)
+
+
+def test_what_a_log_says_of_its_ranks_holds(tmp_path: Path) -> None:
+    """Guards --log-ranks beside several logs: it is for those that do not say, such as OSU's."""
+    assert read_log(written(tmp_path, RCCL), ranks=64, nodes=8) == read_log(written(tmp_path, RCCL))
 
 
 def test_several_runs_in_one_file_keep_their_collectives(tmp_path: Path) -> None:

@@ -97,3 +97,10 @@ def test_remarks_say_what_only_one_side_has(prediction: Prediction) -> None:
     found = MeasuredTrace(trace.path, "nano", 0, "here", (3,), (*trace.spans, strange))
     said = trace_remarks(prediction, choose_step([found], step=3))
     assert "1 collective measured alone, such as all_gather over q" in said[1]
+
+
+def test_runs_of_one_host_all_begin_at_the_start(prediction: Prediction) -> None:
+    """Guards several folders at once: the second run of a host, an hour later, is not shown an hour later."""
+    traces = [measured(prediction, rank=0, late_s=0.0), measured(prediction, rank=0, late_s=3600.0, folder="again")]
+    found = events(merged_trace(prediction, choose_step(traces, step=4)))
+    assert [mine[0]["ts"] for mine in found.values()] == [0.0, 0.0, 0.0]
