@@ -66,6 +66,8 @@ def explain_words(inputs: Inputs) -> list[str]:
         options.append("--split-micro-batch")
     if workload.overlaps != defaults.overlaps:
         options += [word for name in workload.overlaps for word in ("--overlap", name)] or ["--no-overlap"]
+    if problem.rank_by != "communication":
+        options += ["--rank-by", problem.rank_by]
     return [
         *("axonn-tune", "explain", "--gpus", str(problem.gpus), "--model", model_name, "--machine", machine_name),
         *options,

@@ -53,8 +53,12 @@ def _placed(picked: Json | None, document: Json) -> Json | None:
 
 
 def ranking_of(results: Results) -> Json:
-    """A search as the ranking document with every grid, and with the terms of those that are shown in detail."""
+    """A search as the ranking document with what fits into a page, and the terms of those shown in detail.
+
+    `left_out`: how many more are ranked than it lists.
+    """
     first = results.listed(top=DETAILED, terms=True)
     entries = (*first, *results.listed(top=MOST_ROWS, rejected=True)[len(first) :])
     limit_bytes = memory_limit_bytes(results.inputs.problem.machine.accelerator)
-    return ranking_document(results, entries, limit_bytes=limit_bytes)
+    document = ranking_document(results, entries, limit_bytes=limit_bytes)
+    return {**document, "left_out": max(len(results.ranked) - MOST_ROWS, 0)}

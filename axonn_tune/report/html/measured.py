@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from axonn_tune.report.html import provenance
@@ -114,7 +115,8 @@ def validation_section(document: Json, *, identity: str, source: str) -> Json:
 
 def _quality_folds(document: Json) -> list[Json]:
     """How well the whole was predicted, and the same by axis and by collective."""
-    quality = [table("", "", _QUALITIES, list(document["quality"].values()))]
+    judged = [{**one, "best": one["best"] or None} for one in document["quality"].values()]
+    quality = [table("", "", _QUALITIES, judged)]
     if document["gains"]:
         quality.append(table("", "Gain of overlapping", _GAINS, document["gains"]))
     shares = [table("", "Axes", _SHARES, document["axes"]), table("", "Collectives", _SHARES, document["collectives"])]
@@ -136,21 +138,30 @@ def _origin_folds(document: Json, *, source: str) -> list[Json]:
 
 def _cards(document: Json) -> list[Json]:
     step, sent = document["quality"]["step"], document["quality"]["communication"]
-    sound = "as one rank alone" if document["sound"] else document["blame"] or "not as the program says"
     found = [
-        card("predicted best", f"#{step['best']}", note="among the measured, by step"),
+        card("predicted best", f"#{step['best']}" if step["best"] else "-", note="among the measured, by step"),
         card("regret", _percent(step["regret"]), note="what trusting it costs"),
         card("step, mean |error|", _percent(step["mape"]), note=f"worst {_percent(step['worst'], signed=True)}"),
         card(
             "communication, mean |error|", _percent(sent["mape"]), note=f"worst {_percent(sent['worst'], signed=True)}"
         ),
-        card("training", "sound" if document["sound"] else "wrong", note=sound if document["sound"] else str(sound)),
+        _training(document),
     ]
     return found
 
 
+def _training(document: Json) -> Json:
+    """Whether training is sound, and by what that was judged: without a run of one rank alone, by what was sent."""
+    if not document["sound"]:
+        return card("training", "wrong", note=document["blame"] or "not as the program says")
+    losses = list(dict.fromkeys(one["losses"].partition(" (")[0] for one in document["configurations"]))
+    if losses == ["not compared"]:
+        return card("training", "not compared", note="but every rank sent what the program says")
+    return card("training", "sound", note=f"against one rank alone: {', '.join(losses)}")
+
+
 def _percent(value: float | None, *, signed: bool = False) -> str:
-    if value is None:
+    if value is None or math.isnan(value):
         return "-"
     return f"{value:+.1%}" if signed else f"{value:.1%}"
 

@@ -33,8 +33,9 @@ REJECTED = "rejected: "
 _PERCENT = 0.01
 _PINNED = (
     *(f"--{axis} {{{axis}}}" for axis in AXES),
-    *("--micro-batch {micro_batch}", "--recompute {recompute}"),
+    *("--order {whole_order}", "--micro-batch {micro_batch}", "--recompute {recompute}", "--kept-layers {kept_layers}"),
 )
+_WHOLE_ORDER = Column("whole_order", "order", "Every axis, as a command needs it.", text=True, hidden=True)
 COLUMNS = (
     Column("rank", "rank", "Place in the ranking; none for a rejected grid.", decimals=0, width_ch=6),
     Column("x", "x", "Ranks that split the output of a layer.", decimals=0, width_ch=5),
@@ -133,7 +134,7 @@ def _lead(document: Json, configs: Sequence[Json], *, shown: int) -> list[str]:
     said = [line.replace("--all lists", "the table lists") for line in document.get("remarks", [])]
     if not any(config["feasible"] for config in configs):
         said.append("No grid is feasible; the table says why for each.")
-    left = len(document["configs"]) - len(configs)
+    left = document.get("left_out", 0) + len(document["configs"]) - len(configs)
     if left:
         said.append(f"{counted(left, 'more row')} are left out of this page; --format csv or json has all.")
     if shown > 1:
@@ -150,7 +151,9 @@ def _detailed(configs: Sequence[Json], inputs: Inputs, *, picked: Json | None) -
 def _table(configs: Sequence[Json], document: Json, *, identity: str, opens: str) -> Json:
     others = list(configs[0].get("ranks") or {}) if configs else []
     rows = [_row(config, others) for config in configs]
-    columns = [column for column in COLUMNS if any(row.get(column.key) not in (None, "") for row in rows)]
+    columns = [
+        column for column in (*COLUMNS, _WHOLE_ORDER) if any(row.get(column.key) not in (None, "") for row in rows)
+    ]
     columns[1:1] = [
         Column(f"rank {name}", f"rank, {name}", f"Place by --cost {name}.", decimals=0, width_ch=9) for name in others
     ]
@@ -177,6 +180,7 @@ def _row(config: Json, others: Sequence[str]) -> Mapping[str, Cell]:
         **{column.key: config.get(column.key) for column in COLUMNS},
         **{f"rank {name}": ranks.get(name) for name in others},
         "order": ",".join(order) or config["order"],
+        "whole_order": config["order"],
         "state": state_of(config),
         "rejected_because": "; ".join(config["rejected_because"]),
     }

@@ -37,7 +37,18 @@ def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
     if missing:
         words = f"has no {', '.join(map(repr, missing))}: made by another version, or edited"
         raise DocumentError(str(file), [Problem("", words)])
-    return reader(file, document, f"s{number}")
+    if kind not in _NEEDED:
+        return reader(file, document, f"s{number}")
+    try:
+        return reader(file, document, f"s{number}")
+    except (LookupError, TypeError, AttributeError) as error:
+        raise _other_than_expected(error, file) from error
+
+
+def _other_than_expected(error: Exception, file: Path) -> DocumentError:
+    """A document of results has no schema to check it by: what is wrong in it shows when it is read."""
+    what = f"has no {error}" if isinstance(error, KeyError) else f"is not as expected ({error})"
+    return DocumentError(str(file), [Problem("", f"a part of it {what}: made by another version, or edited")])
 
 
 def _peek(text: str, *, source: str) -> tuple[Json, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from axonn_tune.report.html.blocks import Choice, Json, figure
@@ -70,11 +71,11 @@ class Places:
         x, y = config["x"], config["y"]
         return self._column[(x * y, 1) if self.joined else (x, y)], self._row[config["z"]]
 
-    @property
+    @cached_property
     def _column(self) -> Mapping[tuple[int, int], int]:
         return {pair: place for place, pair in enumerate(self.columns)}
 
-    @property
+    @cached_property
     def _row(self) -> Mapping[int, int]:
         return {size: place for place, size in enumerate(self.rows)}
 

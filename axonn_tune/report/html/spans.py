@@ -71,10 +71,11 @@ def _layer(stretches: Iterable[Stretch], phase: str) -> list[Bar]:
     blocks = [one for one in stretches if one.names[0].startswith("block ") and one.names[0].endswith(phase)]
     chosen = max(blocks, key=lambda one: len(one.names))
     lasts_s = chosen.end_s - chosen.start_s
-    bars = [bar(interval).moved(-chosen.start_s) for interval in chosen.intervals]
+    before = _LAYERS_BEFORE if len(chosen.names) > 1 else 1
+    shifts_s = [chosen.shifts_s(-number) for number in range(before)]
+    bars = [bar(one).moved(by_s(one.lane) - chosen.start_s) for by_s in shifts_s for one in chosen.intervals]
     if len(chosen.names) > 1:
-        moved = [one.moved(-before * lasts_s) for before in range(_LAYERS_BEFORE) for one in bars]
-        bars = [one.within(0.0, lasts_s) for one in moved]
+        bars = [one.within(0.0, lasts_s) for one in bars]
     return [one for one in bars if one.end_s > one.start_s]
 
 

@@ -1,6 +1,5 @@
 /* One function for each kind of block that Python knows. */
 
-const tables = new Map();
 const panels = new Map();
 
 function rendered(block) {
@@ -54,7 +53,6 @@ const renderers = {
   table: (block) => {
     const open = block.opens ? (row, scroll) => panels.get(block.opens).show(row, scroll) : null;
     const table = new SortedTable(block, open);
-    if (block.id) tables.set(block.id, table);
     if (block.opens) panels.set(block.opens, { table });
     return framed(block, table.root);
   },
@@ -99,7 +97,7 @@ class Panel {
     const { columns } = this.table;
     const title = filled(this.block.rowTitle, columns, row) ?? filled(this.block.rejectedTitle, columns, row);
     const command = this.block.command ? filled(this.block.command, columns, row) : null;
-    const rows = columns.map((column) => [column.meaning, `${column.label.replaceAll("\u00ad", "")}: ${cellText(column, row)}`]).filter(([, value]) => !/: –?$/.test(value));
+    const rows = columns.filter((column) => !column.hidden).map((column) => [column.meaning, `${column.label.replaceAll("\u00ad", "")}: ${cellText(column, row)}`]).filter(([, value]) => !/: –?$/.test(value));
     this.select.value = "";
     this.content.replaceChildren(
       element("h3", {}, title ?? ""),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.errors import EnvironmentProblem, UsageError
+from axonn_tune.errors import DocumentError, EnvironmentProblem, UsageError
 from axonn_tune.report.html import page
 from axonn_tune.report.html.ranking import MOST_ROWS, ranking_section
 from axonn_tune.report.html.sources import read_section
@@ -176,6 +176,31 @@ def test_broken_json_names_what_is_wrong(tmp_path: Path) -> None:
     done = run(f"report {path} -o {tmp_path}/r.html")
     assert done.code == 2
     assert "'configs'" in done.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "within", "key"),
+    [
+        ("ranking", ("configs", 0), "memory_bytes"),
+        ("sweep", ("points", 0, "config"), "tokens_per_s"),
+        ("comparison", ("contenders", 0), "prediction"),
+        ("validation", ("configurations", 0), "losses"),
+    ],
+)
+def test_a_part_without_a_key_is_an_error_with_the_file(
+    sources: dict[str, Path], tmp_path: Path, kind: str, within: tuple[str | int, ...], key: str
+) -> None:
+    """Guards results of other versions: what is missing below the top is named too, with the file."""
+    document = json.loads(sources[kind].read_text("utf-8"))
+    part = document
+    for step in within:
+        part = part[step]
+    del part[key]
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(document), "utf-8")
+    with pytest.raises(DocumentError) as error:
+        read_section(str(path), number=1)
+    assert str(error.value) == f"{path}: a part of it has no '{key}': made by another version, or edited"
 
 
 def test_html_beside_every_command(tmp_path: Path) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 
+from axonn_tune.ranking.results import run_search
 from axonn_tune.report.html.blocks import Json
 from axonn_tune.report.html.colors import BY_KIND
+from axonn_tune.report.html.launched import ranking_of
 from axonn_tune.report.html.ranking import COLUMNS, DETAILED, MOST_ROWS, ranking_section
 from axonn_tune.report.ranking_json import term_json
 from axonn_tune.units import GB, MICRO
 from tests.unit.report.html.pages import blocks, ranking, results, titled, values
 
-_MADE_OF_SEVERAL = {"state", "rejected_because", "order"}
+_MADE_OF_SEVERAL = {"state", "rejected_because", "order", "whole_order"}
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +131,31 @@ def test_a_long_ranking_is_cut_and_says_so() -> None:
     section = ranking_section(document, identity="s1", source="test")
     assert titled(section, "table", "Ranking")["rows"] == MOST_ROWS
     assert any(sentence.startswith("5 more rows are left out") for sentence in section["lead"])
+
+
+def test_rows_never_priced_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards rankings longer than a page: what the search has beyond its rows is said, feasible or not."""
+    for module in ("launched", "ranking"):
+        monkeypatch.setattr(f"axonn_tune.report.html.{module}.MOST_ROWS", 20)
+    whole = ranking()["configs"]
+    section = ranking_section(ranking_of(results()), identity="s1", source="test")
+    assert titled(section, "table", "Ranking")["rows"] == 20
+    assert any(sentence.startswith(f"{len(whole) - 20} more rows are left out") for sentence in section["lead"])
+
+
+def test_commands_leave_nothing_open() -> None:
+    """Guards the command of any row: every option of the configuration, filled from columns, and what ranks."""
+    problem = results().inputs.problem
+    inputs = replace(results().inputs, problem=replace(problem, rank_by="exposed"))
+    document = ranking_of(run_search(inputs))
+    section = ranking_section(document, identity="s1", source="test")
+    panel, table = next(blocks(section, "configurations")), titled(section, "table", "Ranking")
+    assert "--rank-by exposed" in panel["command"]
+    keys = re.findall(r"{(\w+)}", panel["command"])
+    filled = panel["command"].format(**{key: values(table, key)[0] for key in keys})
+    shown = next(one for one in blocks({"blocks": panel["items"][0]["blocks"]}, "command"))
+    assert filled == shown["line"]
+    assert next(column for column in table["columns"] if column["key"] == "whole_order")["hidden"]
 
 
 def test_another_time_than_the_documents_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -99,6 +100,25 @@ def test_a_validation_has_both_sides_of_everything() -> None:
             assert points["y"][place] + points["error_y"]["array"][place] == pytest.approx(row["high_s"] * 1e3)
     items = next(blocks(section, "configurations"))["items"]
     assert [item["title"] for item in items] == [row["name"] for row in rows]
+
+
+def test_a_validation_claims_no_more_than_was_compared() -> None:
+    """Guards the cards: what was not run beside one rank alone is not called sound, and nan is no number."""
+    compared = validation_document(Comparison(measurements()))
+    alone = validation_document(Comparison(measurements().model_copy(update={"serial": None})))
+    assert _cards(compared)["training"] == ("sound", "against one rank alone: equal")
+    assert _cards(alone)["training"][0] == "not compared"
+    nothing = {"best": 0, **dict.fromkeys(("regret", "mape", "worst", "bias", "spearman"), math.nan)}
+    alone["quality"]["step"].update(nothing)
+    found = _cards(alone)
+    assert (found["predicted best"][0], found["regret"][0]) == ("-", "-")
+    assert found["step, mean |error|"] == ("-", "worst -")
+
+
+def _cards(document: Json) -> dict[str, tuple[str, str]]:
+    """Value and note of each card."""
+    section = validation_section(document, identity="s1", source="test")
+    return {card["label"]: (card["value"], card["note"]) for card in section["cards"]}
 
 
 def test_a_run_has_both_sides_of_every_term() -> None:

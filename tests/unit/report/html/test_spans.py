@@ -49,6 +49,17 @@ def test_a_layer_lies_within_its_own_time(pricing: Pricing) -> None:
         assert on_lane == pytest.approx(lasts_s, rel=1e-6)
 
 
+def test_a_lane_that_falls_behind_does_one_thing_at_a_time() -> None:
+    """Guards what earlier layers have sent: on a lane slower than the computation they began longer ago."""
+    pricing = results(model="5b", gpus=64).ranked.pricing(15)
+    late = [one for one in pricing.batches[-1].stretches if max(one.lane_every_s.values(), default=0.0) > 0.0]
+    assert any(max(one.lane_every_s.values()) > 1.5 * (one.end_s - one.start_s) for one in late)
+    bars = [sorted(found, key=lambda one: (one.lane, one.start_s)) for found in layer_bars(pricing)]
+    assert any(one.lane != COMPUTE_LANE for found in bars for one in found)
+    for one, other in (pair for found in bars for pair in pairwise(found)):
+        assert one.lane != other.lane or other.start_s >= one.end_s - 1e-12
+
+
 def test_few_bars_are_drawn() -> None:
     """Guards the size of the page: a step of many micro-batches has no more bars than can be seen."""
     for place in PLACES:
