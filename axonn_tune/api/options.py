@@ -32,7 +32,7 @@ class Options(TypedDict, total=False):
     recompute, micro_batch, kept_layers, x, y, z, data: only candidates with this.
     shard_optimizer: split master weights and optimizer states over the data axis (ZeRO-1).
     split_micro_batch: run each micro-batch as two halves. overlap: overlap just these; no_overlap: all
-    but these, `"all"` for nothing. set: changed values of the model, machine or workload.
+    but these, `"all"` or True for none. set: changed values of the model, machine or workload.
     """
 
     seq: int | None
@@ -44,7 +44,7 @@ class Options(TypedDict, total=False):
     shard_optimizer: bool | None
     split_micro_batch: bool | None
     overlap: Overlap | Sequence[Overlap] | None
-    no_overlap: str | Sequence[str] | None
+    no_overlap: str | Sequence[str] | bool | None
     x: int | None
     y: int | None
     z: int | None
@@ -64,6 +64,8 @@ def make_choices(
     """What the options ask for; UsageError for a value that cannot be, TypeError for an option there is not."""
     check_names(options)
     overlap, no_overlap = options.get("overlap"), options.get("no_overlap")
+    if isinstance(no_overlap, bool):
+        no_overlap = "all" if no_overlap else None
     return Choices(
         gpus=whole("gpus", gpus),
         model=model,

@@ -80,6 +80,7 @@ def notes_of(comparison: Comparison) -> Iterator[str]:
         f"{counted(len(comparison.rows), 'configuration')} of {measurements.model.name}, "
         f"{counted(runs, 'run')} each in turn, medians; {place.network}; predicted by {measurements.machine.name}."
     )
+    yield "An error is predicted over measured, less one: below zero the prediction is too short."
     agreements = [row.verdict.agreement for row in comparison.rows]
     if measurements.serial is not None:
         parts = [f"{agreements.count(one)} {one}" for one in dict.fromkeys(agreements)]
@@ -119,7 +120,7 @@ def _configuration_cells(rows: Sequence[Row]) -> list[list[str]]:
     columns = [
         [row.configuration.name for row in rows],
         *_both([row.step_s for row in rows]),
-        [f"{row.step_s.spread:.0%}" for row in rows],
+        [f"{row.step_s.spread:.0%}" if len(row.configuration.runs) > 1 else "-" for row in rows],
         *_both([row.communication_s for row in rows]),
         *_both([row.exposed_s for row in rows]),
     ]

@@ -283,3 +283,11 @@ def test_numpy_numbers_are_taken() -> None:
     assert [len(axonn_tune.search("nano", machine="localhost", gpus=count)) > 0 for count in counts] == [True, True]
     assert len(axonn_tune.sweep("nano", machine="localhost", gpus=counts)) == 2  # type: ignore[arg-type]
     assert axonn_tune.search("nano", set={"layers": np.int64(4)}, **SMALL).inputs.model.document.layers == 4
+
+
+def test_no_overlap_is_a_switch_too() -> None:
+    """Guards `no_overlap=True`, the twin of the bare option: no overlap at all, as "all" says; False changes nothing."""
+    steps = {
+        given: axonn_tune.search("nano", no_overlap=given, **SMALL).best.iteration_s for given in (True, "all", False)
+    }
+    assert steps[True] == steps["all"] > steps[False] == axonn_tune.search("nano", **SMALL).best.iteration_s
