@@ -286,7 +286,7 @@ def test_numpy_numbers_are_taken() -> None:
 
 
 def test_no_overlap_is_a_switch_too() -> None:
-    """Guards `no_overlap=True`, the twin of the bare option: no overlap at all, as "all" says; False changes nothing."""
+    """Guards `no_overlap=True`, the twin of the bare option: no overlap at all, as "all" says; False is none given."""
     steps = {
         given: axonn_tune.search("nano", no_overlap=given, **SMALL).best.iteration_s for given in (True, "all", False)
     }
