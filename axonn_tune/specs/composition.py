@@ -77,6 +77,39 @@ def stale_sources(base: Node, own: Node, *, location: Location = ()) -> Iterator
             yield from stale_sources(before[key], value, location=(*location, key))
 
 
+def idle_sources(base: Node, own: Node) -> Iterator[tuple[Location, str]]:
+    """Provenance that `own` gives for numbers it inherits: locations in `own`, and what is wrong."""
+    for location, before, after in _counterparts(base, own):
+        restated = after.mapping().get("sources")
+        for key in restated.mapping() if restated is not None else ():
+            if key in before.mapping() and key not in after.mapping():
+                yield (*location, "sources", key), f"has a source but no value here: write {key!r} in this section too"
+
+
+def new_items(base: Node, own: Node) -> Iterator[tuple[Location, Node, list[str]]]:
+    """Items whose names `base` does not have in the same list: location in `own`, the item, the names there are."""
+    for location, before, after in _counterparts(base, own):
+        known = _names(before)
+        if known and _names(after) and isinstance(after.value, tuple):
+            for index, item in enumerate(after.value):
+                if item.name() not in known:
+                    yield (*location, index), item, list(known)
+
+
+def _counterparts(base: Node, own: Node, *, location: Location = ()) -> Iterator[tuple[Location, Node, Node]]:
+    """Every node of `own` that is laid over one of `base`: its location, the one below, itself."""
+    yield location, base, own
+    children: list[tuple[str | int, Node | None, Node]]
+    if isinstance(own.value, tuple):
+        inherited = _names(base)
+        children = [(index, inherited.get(item.name() or ""), item) for index, item in enumerate(own.value)]
+    else:
+        children = [(key, base.child(key), value) for key, value in own.mapping().items()]
+    for key, before, after in children:
+        if before is not None:
+            yield from _counterparts(before, after, location=(*location, key))
+
+
 def _changes(base: Node, own: Node) -> bool:
     return own.value is not None and merge(base, own).plain() != base.plain()
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar, get_args
 
 from axonn_tune.errors import AxonnTuneError, DocumentError, Problem, UnknownNameError, UsageError, suggest
 from axonn_tune.specs.base import Document
-from axonn_tune.specs.composition import merge, stale_sources
+from axonn_tune.specs.composition import idle_sources, merge, new_items, stale_sources
 from axonn_tune.specs.lookup import SUFFIXES, Kind, find, is_path
 from axonn_tune.specs.overrides import apply_overrides
-from axonn_tune.specs.validation import locate, validate
+from axonn_tune.specs.validation import locate, required_keys, type_at, validate
 from axonn_tune.specs.yaml_reader import Node, Reading, read_yaml
 
 D = TypeVar("D", bound=Document)
@@ -131,15 +131,29 @@ def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chai
     base = _compose(base_text, path=base_path, source=str(base_path), schema=schema, chain=chain)
     validate(base.root, schema=schema, source=str(base_path), found=base.problems)
     problems = [*reading.problems, *_derived_problems(base.root, own, source=source)]
+    extended = str(root.mapping()["extends"].value)
+    problems += _misnamed(base.root, own, extended=extended, schema=schema, source=source)
     return _Composed(merge(base.root, own), tuple(problems), (text, *base.texts))
 
 
 def _derived_problems(base: Node, own: Node, *, source: str) -> list[Problem]:
     """What a derived file must say itself: its name, and where the numbers it changes come from."""
-    found = [locate(words, root=own, location=location, source=source) for location, words in stale_sources(base, own)]
+    wrong = [*stale_sources(base, own), *idle_sources(base, own)]
+    found = [locate(words, root=own, location=location, source=source) for location, words in wrong]
     if "name" not in own.mapping():
         found.append(Problem("", "missing key 'name': a file that extends another needs its own", own.place.line))
     return found
+
+
+def _misnamed(base: Node, own: Node, *, extended: str, schema: type[Document], source: str) -> Iterator[Problem]:
+    """Items of lists that are new and lack keys: most likely meant as changes of inherited ones."""
+    for location, item, known in new_items(base, own):
+        wanted = type_at(schema, location)
+        if isinstance(wanted, type) and any(key not in item.mapping() for key in required_keys(wanted)):
+            noun = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", wanted.__name__).lower()
+            hint = suggest(str(item.name()), known) or f", only {', '.join(known)}"
+            message = f"{extended} has no {noun} {item.name()!r}{hint}"
+            yield locate(message, root=own, location=location, source=source)
 
 
 def _base_path(root: Node, *, path: Path | None, schema: type[Document], source: str) -> Path:

@@ -9,7 +9,7 @@ from axonn_tune.errors import DocumentError, UsageError, suggest
 from axonn_tune.specs.base import Document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.validation import known_keys, type_at
+from axonn_tune.specs.validation import known_keys, suggest_key, type_at
 from axonn_tune.specs.yaml_reader import Location, Node, Place, read_yaml
 
 ORIGIN = "--set on the command line"
@@ -75,7 +75,7 @@ def _unknown(root: Node, location: Location, key: str | int, known: list[str]) -
     if key in known:
         return f"this document has no {root.path((*location, key))!r} to change a part of"
     where = f" in {root.path(location)!r}" if location else ""
-    return f"no {str(key)!r}{where}{suggest(str(key), [*node.mapping(), *known, *_item_names(node)])}"
+    return f"no {str(key)!r}{where}{suggest_key(str(key), [*node.mapping(), *known, *_item_names(node)])}"
 
 
 def _next_key(node: Node, rest: str) -> tuple[str | int, str]:

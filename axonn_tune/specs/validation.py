@@ -60,6 +60,21 @@ def known_keys(section: object) -> list[str]:
     return list(_fields(section))
 
 
+def required_keys(section: object) -> list[str]:
+    """Keys a section must have, as written in YAML; none if it is no section."""
+    return [name for name, field in _fields(section).items() if field.is_required()]
+
+
+def suggest_key(key: str, known: Iterable[str]) -> str:
+    """`suggest` for keys: where bits were written and the nearest key is in bytes, it says how to convert."""
+    hint = suggest(key, known)
+    bits = re.search(r"([GgMm])(?:bit|bps)", key)
+    if bits is None or not hint.endswith("_gb_per_s'?"):
+        return hint
+    unit, divisor = ("Gbit", 8) if bits[1] in "Gg" else ("Mbit", 8000)
+    return f"{hint} That is gigabytes a second: divide {unit} by {divisor}"
+
+
 def locate(message: str, *, root: Node, location: Location, source: str) -> Problem:
     """A problem at a location, with the line if `source` wrote it, else with the file that did."""
     place = root.nearest(location).place
@@ -107,7 +122,7 @@ def _problems(error: ValidationError, *, root: Node, schema: type[Document], sou
         if detail["type"] == "extra_forbidden":
             parent, key = location[:-1], str(location[-1])
             lacking = [str(other[-1]) for other in missing if other[:-1] == parent]
-            hint = suggest(key, lacking) or suggest(key, known_keys(type_at(schema, parent)))
+            hint = suggest_key(key, lacking) or suggest_key(key, known_keys(type_at(schema, parent)))
             misspelt |= {(*parent, word) for word in lacking if f"{word!r}?" in hint}
             yield locate(f"unknown key {key!r}{hint}", root=root, location=(*parent, location[-1]), source=source)
     for detail in details:

@@ -89,6 +89,39 @@ def test_a_source_entry_is_replaced_as_a_whole(base: Path) -> None:
     assert found.startswith("mine.yaml:7: accelerator.sources.memory_gib: missing key 'kind'")
 
 
+def test_a_source_without_its_number_is_refused(base: Path) -> None:
+    """Guards against an inherited number under a source that never gave it."""
+    entry = "sources: {latency_us: {kind: measured, source: here}}"
+    (found,) = problems(base, f"tiers:\n  - name: link\n    {entry}\n")
+    assert found == (
+        "mine.yaml:6: tiers.link.sources.latency_us: "
+        "has a source but no value here: write 'latency_us' in this section too"
+    )
+    machine = derive(base, f"tiers:\n  - name: link\n    latency_us: 2\n    {entry}\n")
+    assert machine.tiers[0].sources["latency_us"].source == "here"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("network-1", "did you mean 'network-1.0'?"), ("fabric", "only link, network-1.0")],
+)
+def test_an_incomplete_new_tier_may_be_a_misspelt_one(base: Path, name: str, words: str) -> None:
+    """Guards against asking for the other keys of a tier that was only misspelt."""
+    found = problems(base, f"tiers:\n  - name: {name}\n    bandwidth_gb_per_s: 20\n")
+    assert found[0] == f"mine.yaml:5: tiers.{name}: twotier has no tier {name!r}, {words}"
+    assert any("missing key 'latency_us'" in line for line in found)
+    (library,) = [line for line in problems(base, "library:\n  protocols: [{name: simpel}]\n") if "has no" in line]
+    assert library.endswith("twotier has no protocol 'simpel', did you mean 'simple'?")
+
+
+def test_a_complete_new_tier_may_be_near_in_name(base: Path) -> None:
+    """Guards machines that add a tier: a name like another's is no mistake."""
+    tiers = "tiers:\n  - name: network-1.0\n    ranks: 8\n    sources: {ranks: {kind: fact, source: here}}\n"
+    tiers += "  - name: network-2.0\n    latency_us: 9\n    bandwidth_gb_per_s: 5\n    sources:\n"
+    tiers += "      latency_us: {kind: fact, source: here}\n      bandwidth_gb_per_s: {kind: fact, source: here}\n"
+    assert [tier.name for tier in derive(base, tiers).tiers] == ["link", "network-1.0", "network-2.0"]
+
+
 def test_null_removes_a_number_and_its_source(base: Path) -> None:
     """Guards the way to take something optional away."""
     (base / "unlimited.yaml").write_text(

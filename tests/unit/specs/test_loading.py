@@ -75,6 +75,20 @@ def test_a_misspelt_key_is_not_reported_as_missing_too() -> None:
     assert found.endswith("unknown key 'bandwith_gb_per_s', did you mean 'bandwidth_gb_per_s'?")
 
 
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("bandwidth_gbit_per_s", "That is gigabytes a second: divide Gbit by 8"),
+        ("bandwidth_mbit_per_s", "That is gigabytes a second: divide Mbit by 8000"),
+        ("bandwidth_Gbps", "That is gigabytes a second: divide Gbit by 8"),
+    ],
+)
+def test_a_key_in_bits_is_told_to_convert(key: str, words: str) -> None:
+    """Guards against a hint that makes a network 8 times too fast."""
+    (found,) = problems(TEXT.replace("bandwidth_gb_per_s: 12.5", f"{key}: 100"))
+    assert found.endswith(f"unknown key {key!r}, did you mean 'bandwidth_gb_per_s'? {words}")
+
+
 def test_items_with_problems_do_not_make_the_list_too_short() -> None:
     """Guards against pydantic's echo of a list whose only item is wrong."""
     (found,) = problems(TEXT.replace("latency_factor: 1,", "latency_factor: -1,"))

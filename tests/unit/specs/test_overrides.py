@@ -68,6 +68,7 @@ def test_a_model_keeps_its_source_and_says_what_was_set() -> None:
         ),
         ("tiers.7.latency_us=3", "no '7' in 'tiers'"),
         ("accelerator.memory_gib.x=3", "no 'x' in 'accelerator.memory_gib'"),
+        ("tiers.link.bandwidth_gbit_per_s=400", "'bandwidth_gb_per_s'? That is gigabytes a second: divide Gbit by 8"),
         ("acelerator.memory_gib=3", "no 'acelerator', did you mean 'accelerator'?"),
         ("launcher.slurm.account=m1", "has no 'launcher.slurm' to change a part of"),
         ("accelerator.memory_gib={a: 1}", "must be a YAML scalar or list"),
