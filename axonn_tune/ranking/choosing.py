@@ -226,9 +226,11 @@ def _check(problem: Problem) -> None:
     if kept is not None and kept > model.layers:
         raise UsageError(f"--kept-layers {kept}: {model.name} has {model.layers} layers")
     if workload.precision not in problem.machine.accelerator.peak_tflops:
-        known = ", ".join(problem.machine.accelerator.peak_tflops)
+        known = list(problem.machine.accelerator.peak_tflops)
+        advice = f"; try --precision {known[0]}" if known else ""
         raise UsageError(
-            f"machine {problem.machine.name} states no {workload.precision} peak (accelerator.peak_tflops has {known})"
+            f"machine {problem.machine.name} states no {workload.precision} peak "
+            f"(accelerator.peak_tflops has {', '.join(known)}){advice}"
         )
 
 

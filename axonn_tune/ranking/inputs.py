@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from axonn_tune.errors import UsageError
+from axonn_tune.errors import UnknownNameError, UsageError
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.choosing import Problem, RankBy
 from axonn_tune.ranking.space import Limits
@@ -16,6 +17,9 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.overrides import route_overrides
 from axonn_tune.specs.validation import known_keys
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Precision, Workload
+
+if TYPE_CHECKING:
+    from axonn_tune.specs.launch import Launch
 
 
 @dataclass(frozen=True)
@@ -131,14 +135,15 @@ def _check_pins(choices: Choices) -> None:
 def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tuple[Inputs, bool]:
     """The problem whose only candidate is a launch config's; also whether the machine profile has changed since.
 
-    `machine` is a profile to use instead of the one the launch config names. Errors as `load_inputs`.
+    `machine` is a profile to use instead of the one the launch config names.
+    Errors as `load_inputs` and `machine_of_launch`.
     """
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_file
 
     loaded = load_file(path, schema=Launch)
     launch = loaded.document
-    profile = load_machine(machine or launch.predicted.machine)
+    profile = machine_of_launch(path, launch) if machine is None else load_machine(machine)
     limits = Limits(
         order=launch.grid.order,
         recompute=launch.recompute,
@@ -149,3 +154,11 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
     problem = Problem(launch.model, profile.document, launch.workload, launch.grid.world, limits)
     model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)
     return Inputs(problem, model, profile), profile.sha256 != launch.provenance.machine_sha256
+
+
+def machine_of_launch(path: str | Path, launch: Launch) -> Loaded[Machine]:
+    """The profile that a launch config names; UsageError that says how to name its file if no profile is called so."""
+    try:
+        return load_machine(launch.predicted.machine)
+    except UnknownNameError as error:
+        raise UsageError(f"{path}: {error}; --machine FILE says where its profile is") from error

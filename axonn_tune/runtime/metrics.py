@@ -135,6 +135,10 @@ class Metrics:
                 self.say(summary_line(summary))
                 text = summary.model_dump_json(by_alias=True, indent=2)
                 write_text_atomically(self.directory / SUMMARY_NAME, text + "\n")
+        elif self.mesh.rank == 0 and 0 < self._seen <= WARMUP_STEPS:
+            self.say(
+                f"no step after the warm-up of {WARMUP_STEPS}: nothing to compare with the prediction, or to trace"
+            )
         if self._scalars is not None:
             self._scalars.close()
         self._file.close()

@@ -10,7 +10,7 @@ from axonn_tune.cost.single import Configuration, Pricing, price_configuration
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import build_launch
-from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.inputs import Inputs, machine_of_launch
 from axonn_tune.ranking.results import run_search
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import Launch, configuration_name
@@ -71,7 +71,7 @@ def from_files(paths: Sequence[str], *, machine: str | None, command: str) -> Ch
             raise UsageError(f"{path} trains another model than {paths[0]}: validate them one after the other")
         if machine is None and document.predicted.machine != first.predicted.machine:
             raise UsageError(f"{path} was predicted for another machine than {paths[0]}; --machine chooses one")
-    profile = load_machine(machine or first.predicted.machine)
+    profile = machine_of_launch(paths[0], first) if machine is None else load_machine(machine)
     model = Loaded(first.model, Path(paths[0]), first.provenance.model_sha256)
     launches = tuple(predicted_anew(document, model, profile, command=command) for document in documents)
     _require_different(paths, launches)

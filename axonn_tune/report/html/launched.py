@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from axonn_tune.cost.memory import memory_limit_bytes
-from axonn_tune.errors import UnknownNameError, UsageError
 from axonn_tune.ranking.inputs import launch_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.space import Limits
@@ -23,10 +22,7 @@ def launch_section(file: Path, *, identity: str, machine: str | None = None) -> 
 
     machine: its profile, if the one that the config names is not at hand; UsageError then, without one.
     """
-    try:
-        inputs, changed = launch_inputs(str(file), machine=machine)
-    except UnknownNameError as error:
-        raise UsageError(f"{file}: {error}; --machine FILE says where its profile is") from error
+    inputs, changed = launch_inputs(str(file), machine=machine)
     alone = run_search(inputs)
     launch = load_document(file, schema=Launch)
     everything = run_search(replace(inputs, problem=replace(inputs.problem, limits=Limits())))
