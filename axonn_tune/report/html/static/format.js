@@ -27,12 +27,13 @@ function cellText(column, row) {
   return column.text ? column.words[value] : shownNumber(value / column.per, column.decimals);
 }
 
-/* Fills {key} in a text of Python's with the cells of a row; null if a cell is empty. */
+/* Fills {key} in a text of Python's with the cells of a row, numbers without separators; null if a cell is empty. */
 function filled(text, columns, row) {
   let whole = true;
   const found = text.replace(/\{(\w+)\}/g, (mark, key) => {
     const column = columns.find((one) => one.key === key);
-    const value = column ? cellText(column, row).replaceAll(",", "") : "–";
+    const cell = column ? cellText(column, row) : "–";
+    const value = column && !column.text ? cell.replaceAll(",", "") : cell;
     if (value === "–" || value === "") whole = false;
     return value;
   });
