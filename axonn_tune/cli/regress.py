@@ -76,20 +76,18 @@ def regress_command(
 def _check(
     path: str, chosen: Chosen, measurement: str | None, tolerances: tuple[str, ...], floors: tuple[str, ...]
 ) -> Regression:
+    from axonn_tune.api.regress import regress
     from axonn_tune.cli.validate_runs import given, refuse_search
     from axonn_tune.specs.baseline import Baseline
-    from axonn_tune.specs.catalog import load_machine
     from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.measurements import Measurements
-    from axonn_tune.validation.regression import check
 
     refuse_search(f"{path} says")
     baseline = load_document(path, schema=Baseline)
     allowed, least = _settings(tolerances, floors, of=baseline)
-    return check(
+    return regress(
         baseline,
-        machine=load_machine(chosen.machine).document if given("machine") else None,
-        measurements=None if measurement is None else load_document(measurement, schema=Measurements),
+        machine=chosen.machine if given("machine") else None,
+        measurement=measurement,
         tolerances=allowed,
         floors=least,
     )

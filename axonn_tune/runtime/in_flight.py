@@ -15,7 +15,6 @@ from pathlib import Path
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 ONE_CLOCK = "of each call, from when the last rank of its group asked for it to when the last had it"
-SHORTEST = "of each call, the shortest time of any rank of its group"
 SHARED = ", shared by calls in flight at once on one tier"
 
 

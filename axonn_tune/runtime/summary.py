@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from axonn_tune import __version__
 from axonn_tune.program.flops import model_flops, step_tokens
-from axonn_tune.runtime.in_flight import ONE_CLOCK, SHARED, SHORTEST, running_system, shares_s
+from axonn_tune.runtime.in_flight import ONE_CLOCK, SHARED, running_system, shares_s
 from axonn_tune.runtime.ledger import Entry
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.timing import StepTimes
 from axonn_tune.specs.launch import Launch, PredictedTerm
-from axonn_tune.specs.runs import PredictedFor, Quantity, Ran, Summary, SummaryTerm
+from axonn_tune.specs.runs import SHORTEST, PredictedFor, Quantity, Ran, Summary, SummaryTerm
 from axonn_tune.units import flops_per_s
 
 

@@ -12,6 +12,8 @@ from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, Pos
 from axonn_tune.specs.launch import Launch, NonNegativeInt
 
 SUMMARY_NAME = "summary.json"
+SHORTEST = "of each call, the shortest time of any rank of its group"
+"""The convention of times without a common clock, and of summaries that do not name theirs."""
 
 
 class Ran(Document):
@@ -84,7 +86,7 @@ class Summary(Document):
     tokens_per_s: PositiveFloat = Field(description="Tokens of all ranks together, per second, measured.")
     mfu: NonNegativeFloat = Field(description="Model FLOPs over the peak that the prediction assumes, measured.")
     seconds_convention: str = Field(
-        default="of each call, the shortest time of any rank of its group",
+        default=SHORTEST,
         description="What counts as a collective's time, so that late ranks do not.",
     )
     terms: tuple[SummaryTerm, ...] = Field(description="Each collective's share.")

@@ -170,7 +170,8 @@ def _row(one: Json) -> Mapping[str, Cell]:
     values = {
         f"{key}.{side}": one[key][side] for _, key, _, _ in QUANTITIES for side in ("predicted", "measured", "error")
     }
-    return {"name": one["name"], **values, "spread": one["step_s"]["spread"], "losses": one["losses"]}
+    spread = one["step_s"]["spread"] if len(one["runs"]) > 1 else None
+    return {"name": one["name"], **values, "spread": spread, "losses": one["losses"]}
 
 
 def _details(document: Json, *, source: str, identity: str) -> Json:
