@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from benchmarks.svg import COLOURS, GREY, document, legend_entry, line, linear, text
 
 WIDTH, LEFT, RIGHT = 720, 56, 16
 PANELS = ((24, 236), (272, 408))
 """Top and bottom of the two panels."""
 HEIGHT = 444
-COLOURS = ("#111111", "#1b6ca8", "#c44e00", "#2a8c4a", "#8a3ea8")
 FLOOR = 1e-8
 """Differences below it are drawn here: single precision's rounding."""
 
@@ -26,24 +26,15 @@ class Curve:
 
 def figure(curves: Sequence[Curve]) -> str:
     """The whole document. The first curve is what the others are compared with."""
-    first = curves[0]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        *_losses(curves),
-        *_differences(first, curves[1:]),
-        *_legend(curves),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
+    parts = [*_losses(curves), *_differences(curves[0], curves[1:]), *_legend(curves)]
+    return document(parts, width=WIDTH, height=HEIGHT)
 
 
 def _losses(curves: Sequence[Curve]) -> list[str]:
     highest = math.ceil(max(max(one.values) for one in curves))
-    place = _linear(0.0, highest, PANELS[0])
+    place = _upwards(0.0, highest, PANELS[0])
     steps = len(curves[0].values)
-    parts = [_text(LEFT, PANELS[0][0] - 8, "loss, nats per byte", anchor="start")]
+    parts = [text(LEFT, PANELS[0][0] - 8, "loss, nats per byte", anchor="start")]
     parts += [_grid_line(place(float(loss)), str(loss)) for loss in range(highest + 1)]
     for number, one in enumerate(curves):
         # Curves lie on each other: the widest first, so that each shows beside the next.
@@ -55,32 +46,27 @@ def _losses(curves: Sequence[Curve]) -> list[str]:
 def _differences(first: Curve, others: Sequence[Curve]) -> list[str]:
     gaps = [[abs(mine - theirs) for mine, theirs in zip(one.values, first.values, strict=True)] for one in others]
     low, high = math.log10(FLOOR), math.ceil(math.log10(max(FLOOR * 10, *(max(found) for found in gaps))))
-    place = _linear(low, high, PANELS[1])
-    parts = [_text(LEFT, PANELS[1][0] - 8, f"distance of the loss from that of the {first.name} run", anchor="start")]
+    place = _upwards(low, high, PANELS[1])
+    parts = [text(LEFT, PANELS[1][0] - 8, f"distance of the loss from that of the {first.name} run", anchor="start")]
     parts += [_grid_line(place(float(power)), f"1e{power}") for power in range(int(low), high + 1, 2)]
     for number, gap in enumerate(gaps, start=1):
         logarithms = [math.log10(max(one, FLOOR)) for one in gap]
         parts.append(_line(logarithms, len(gap), place, colour=COLOURS[number], width=1.0))
     steps = len(first.values)
     ticks = range(0, steps + 1, max(1, steps // 6))
-    parts += [_text(_across(step, steps), PANELS[1][1] + 16, str(step), anchor="middle") for step in ticks]
-    return [*parts, _text(WIDTH - RIGHT, HEIGHT - 4, "step", anchor="end")]
+    parts += [text(_across(step, steps), PANELS[1][1] + 16, str(step), anchor="middle") for step in ticks]
+    return [*parts, text(WIDTH - RIGHT, HEIGHT - 4, "step", anchor="end")]
 
 
 def _legend(curves: Sequence[Curve]) -> list[str]:
-    parts = []
-    for number, one in enumerate(curves):
-        y = PANELS[0][0] + 14 + 18 * number
-        x = WIDTH - RIGHT - 130
-        colour = COLOURS[number]
-        parts.append(f'<line x1="{x}" y1="{y - 4}" x2="{x + 24}" y2="{y - 4}" stroke="{colour}" stroke-width="3"/>')
-        parts.append(_text(x + 32, y, one.name, anchor="start"))
-    return parts
+    return [
+        legend_entry(WIDTH - RIGHT - 130, PANELS[0][0] + 14 + 18 * number, one.name, colour=COLOURS[number])
+        for number, one in enumerate(curves)
+    ]
 
 
-def _linear(low: float, high: float, panel: tuple[int, int]) -> Callable[[float], float]:
-    top, bottom = panel
-    return lambda value: bottom - (value - low) / (high - low) * (bottom - top)
+def _upwards(low: float, high: float, panel: tuple[int, int]) -> Callable[[float], float]:
+    return linear(low, high, start=panel[1], end=panel[0])
 
 
 def _across(step: float, steps: int) -> float:
@@ -93,9 +79,4 @@ def _line(values: Sequence[float], steps: int, place: Callable[[float], float], 
 
 
 def _grid_line(y: float, label: str) -> str:
-    line = f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#dddddd"/>'
-    return line + _text(LEFT - 6, y + 4, label, anchor="end")
-
-
-def _text(x: float, y: float, text: str, *, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return line([(LEFT, y), (WIDTH - RIGHT, y)], colour=GREY) + text(LEFT - 6, y + 4, label, anchor="end")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from axonn_tune.cli.options import Chosen, problem_options
+from axonn_tune.cli.options import Chosen, command_line, problem_options
 from axonn_tune.cli.validate_runs import Wanted, run_options, validate_runs
+
+if TYPE_CHECKING:
+    from axonn_tune.accuracy.published import Accuracy, Files
 
 _FILE = click.Path(path_type=Path)
 
@@ -22,7 +26,6 @@ _FILE = click.Path(path_type=Path)
 @click.option("--memory", type=_FILE, metavar="FILE", help="Memory, CSV, instead of those shipped.")
 @click.option("--format", "output_format", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--worst", type=click.IntRange(min=0), default=20, show_default=True, help="Worst rows to list.")
-@click.option("--figure", type=_FILE, metavar="FILE", help="Draw predicted against measured (needs matplotlib).")
 def validate_command(
     *,
     chosen: Chosen,
@@ -34,7 +37,6 @@ def validate_command(
     memory: Path | None,
     output_format: str,
     worst: int,
-    figure: Path | None,
 ) -> None:
     """Set predictions against measured times.
 
@@ -45,26 +47,33 @@ def validate_command(
 
     With --published, or a file of rows, against what others measured: training steps, collectives, matrix
     products and memory. Files given replace the measurements shipped with the tool, and the other kinds are left
-    out; docs/accuracy.md lists their columns.
+    out; docs/accuracy.md lists their columns. With --html every row is drawn, and can be sorted and filtered.
 
     \b
     Examples:
       axonn-tune validate --gpus 2 --model nano --machine here.yaml --precision fp32 --top 3
       axonn-tune validate launch.yaml --lab lab -o measured.yaml
-      axonn-tune validate --published --worst 5
+      axonn-tune validate --published --worst 5 --html accuracy.html
     """
-    if not (published or rows or collectives or gemm or memory or figure):
+    if not (published or rows or collectives or gemm or memory):
         validate_runs(chosen, wanted, output_format=output_format)
         return
-    if wanted.html:
-        raise click.UsageError("--html is for configurations that are run: leave out --published.")
     from axonn_tune.accuracy.published import Files, judge
+    from axonn_tune.cli.report import require_html
     from axonn_tune.report import accuracy as report
 
-    found = judge(Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory), worst=worst)
-    if figure is not None:
-        from axonn_tune.report.accuracy_figure import draw
-
-        draw(found.steps, figure)
+    require_html(wanted.html)
+    files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)
+    found = judge(files, worst=worst)
     text = report.to_json(report.document(found)) if output_format == "json" else report.text(found)
     click.echo(text, nl=False)
+    if wanted.html is not None:
+        _write_html(found, files, wanted.html)
+
+
+def _write_html(found: Accuracy, files: Files, path: str) -> None:
+    """Write the report of predictions against measurements."""
+    from axonn_tune.cli.report import write_html
+    from axonn_tune.report.html.accuracy import accuracy_sections
+
+    write_html(path, accuracy_sections(found, files, command=command_line()))

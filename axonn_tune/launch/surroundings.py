@@ -23,7 +23,6 @@ _SOFTWARE = {
     "torch": ("run, calibrate, validate, export", "runtime"),
     "plotly": ("report and --html", "report"),
     "tensorboard": ("metrics.tensorboard", "tensorboard"),
-    "matplotlib": ("validate --figure", ""),
     "tokenizers": ("data --tokenizer", ""),
     "safetensors": ("export", ""),
 }

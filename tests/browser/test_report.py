@@ -32,13 +32,17 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def reports(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A search, a sweep, a comparison, a launch config; and configurations run here, with one run's folder."""
+    """A search, a sweep, a comparison, a launch config, published rows; what ran here, and one run's folder."""
     folder = tmp_path_factory.mktemp("reports")
-    found = {name: folder / f"{name}.html" for name in ("search", "sweep", "compare", "launch", "validated", "run")}
+    found = {
+        name: folder / f"{name}.html"
+        for name in ("search", "sweep", "compare", "launch", "published", "validated", "run")
+    }
     good(f"--gpus 1024 --model 80b -o {folder}/launch.yaml --html {found['search']}")
     good(f"sweep --gpus 64..4096x2 --model 20b,40b --html {found['sweep']}")
     good(f"compare --gpus 1024 --model 80b --html {found['compare']}")
     good(f"report {folder}/launch.yaml -o {found['launch']}")
+    good(f"validate --published --html {found['published']}")
     local = "--gpus 2 --model nano --machine localhost --precision fp32 --batch 8"
     good(f"validate {local} --top 3 --repeats 2 --steps 4 --runs {folder}/runs --html {found['validated']}")
     run = next(path.parent for path in sorted((folder / "runs").rglob("summary.json")))
@@ -47,7 +51,7 @@ def reports(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 SEEN = [(name, *view) for name in ("search", "sweep", "validated") for view in VIEWS]
-SEEN += [(name, *view) for name in ("compare", "launch", "run") for view in (VIEWS[0], VIEWS[3])]
+SEEN += [(name, *view) for name in ("compare", "launch", "published", "run") for view in (VIEWS[0], VIEWS[3])]
 
 
 @pytest.mark.parametrize(("name", "view", "size", "scheme"), SEEN)
@@ -64,10 +68,10 @@ def test_every_report_draws(
         seen.check()
 
 
-def rows(page: Any) -> list[list[str]]:
-    """Cells of the rows of the ranking that are in sight."""
+def rows(page: Any, table: str = "s1-table") -> list[list[str]]:
+    """Cells of the rows of a table that are in sight: of the ranking, unless another is named."""
     script = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    found: list[list[str]] = page.locator("#s1-table tbody tr[data-row]").evaluate_all(script)
+    found: list[list[str]] = page.locator(f"#{table} tbody tr[data-row]").evaluate_all(script)
     return found
 
 
@@ -202,4 +206,24 @@ def test_hovering_says_what_a_bar_is(chromium: Any, reports: dict[str, Path]) ->
         said = block.locator(".hoverlayer .hovertext").first
         said.wait_for()
         assert " from " in (said.text_content() or "")
+        seen.check()
+
+
+def test_published_rows_are_pointed_at_and_filtered(chromium: Any, reports: dict[str, Path]) -> None:
+    """Guards `validate --published --html`: points say what they are, errors are another view, rows filter."""
+    with opened(chromium, reports["published"]) as seen:
+        block = seen.drawn("Predicted against measured")
+        block.locator(".scatterlayer .point").last.hover(force=True)
+        said = block.locator(".hoverlayer .hovertext").first
+        said.wait_for()
+        assert "80% interval: " in (said.text_content() or "")
+        block.get_by_role("button", name="error", exact=True).click()
+        block.locator("svg text", has_text="error, %").wait_for()
+        families = rows(seen.page, "s1-families")
+        regrets = [float(row[2]) for row in families]
+        assert regrets == sorted(regrets, reverse=True)
+        seen.page.locator("#s1-rows select[data-column=source]").select_option("dgxc")
+        shown = rows(seen.page, "s1-rows")
+        assert shown
+        assert all(row[0].startswith("dgxc-") for row in shown)
         seen.check()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"matplotlib", "pandas", "scipy", "torch"}
+HEAVY = {"pandas", "plotly", "scipy", "torch"}
 
 # Runs the console script's function as the console script does, then lists what it imported.
 PROBE = """

@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Libraries that stay in some layers, and those that may not be imported while a file is.
 STAYS_IN = {"pydantic": {"specs"}, "rich": {"report", "api", "cli"}, "torch": {"runtime"}, "click": {"cli"}}
-ONLY_INSIDE_FUNCTIONS = {"matplotlib", "pandas", "plotly", "scipy"}
+ONLY_INSIDE_FUNCTIONS = {"pandas", "plotly", "scipy"}
 
 LONGEST_FUNCTION = 40
 LONGEST_FILE = 400

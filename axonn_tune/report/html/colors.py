@@ -13,7 +13,7 @@ BY_KIND = {
     ELEMENT_WISE: "--compute-3",
     OPTIMIZER: "--compute-4",
 }
-SERIES = tuple(f"--series-{number}" for number in range(1, 7))
+SERIES = tuple(f"--series-{number}" for number in range(1, 9))
 _STRENGTH = {"all_gather": 1.0, "reduce_scatter": 0.72, "all_reduce": 0.45}
 _AXES = {"x": "--axis-x", "y": "--axis-y", "z": "--axis-z", "data": "--axis-data"}
 

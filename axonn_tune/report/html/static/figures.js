@@ -134,7 +134,7 @@ class Figure {
   }
 }
 
-const GLYPHS = { "x-thin-open": "×", "circle-open": "○", "square-open": "□", "diamond-open": "◇", "triangle-up-open": "△", "cross-thin-open": "+", "hash-open": "#" };
+const GLYPHS = { "x-thin-open": "×", "circle-open": "○", "square-open": "□", "diamond-open": "◇", "triangle-up-open": "△", "cross-thin-open": "+", "hash-open": "#", "diamond": "◆", "square": "■", "triangle-up": "▲" };
 
 function swatch(trace) {
   const color = [trace.marker?.color, trace.line?.color].flat().find((one) => typeof one === "string") ?? "--text";

@@ -209,6 +209,4 @@ def test_html_beside_every_command(tmp_path: Path) -> None:
     assert good(f"--gpus 8 --model nano --format csv --html {tmp_path}/a.html").out == plain
     good(f"sweep --gpus 1,2 --model nano --html {tmp_path}/b.html")
     good(f"compare --gpus 8 --model nano --html {tmp_path}/c.html")
-    refused = run(f"validate --published --html {tmp_path}/d.html")
-    assert refused.code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html", "c.html"]

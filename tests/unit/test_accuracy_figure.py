@@ -1,0 +1,65 @@
+"""The picture of predicted over measured steps in the documentation."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from axonn_tune.accuracy.steps import Predicted
+from benchmarks.accuracy_figure import BOTTOM, LEFT, RIGHT, TOP, figure
+from tests.unit.report.html.published import judged
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Predicted, ...]:
+    """A few, of two sources; one of them not measured, one not predicted."""
+    return judged(tmp_path_factory.mktemp("rows"))[0].steps
+
+
+def test_every_step_is_a_dot_in_its_place(steps: tuple[Predicted, ...]) -> None:
+    """Guards places and colours: powers of ten around all times are the edges; a source is a path."""
+    root = ElementTree.fromstring(figure(steps))
+    paths = root.findall(f"{SVG}path")
+    known = [one for one in steps if one.error is not None]
+    times = [math.log10(value) for one in known for value in (one.row.step_s or 0.0, one.predicted_s or 0.0)]
+    low, high = math.floor(min(times)), math.ceil(max(times))
+    expected = {
+        (
+            round(LEFT + (math.log10(one.row.step_s or 0.0) - low) / (high - low) * (RIGHT - LEFT)),
+            round(BOTTOM - (math.log10(one.predicted_s or 0.0) - low) / (high - low) * (BOTTOM - TOP)),
+        )
+        for one in known
+    }
+    dots = [re.findall(r"M(\d+) (\d+)h0", path.attrib["d"]) for path in paths]
+    assert {(int(x), int(y)) for found in dots for x, y in found} == expected
+    assert [len(found) for found in dots] == [5, 1]
+    assert len({path.attrib["stroke"] for path in paths}) == 2
+    words = [text.text for text in root.findall(f"{SVG}text")]
+    assert "ours, 5" in words
+    assert "theirs, 1" in words
+
+
+def test_lines_stay_within_the_square(steps: tuple[Predicted, ...]) -> None:
+    """Guards the lines of no error and ±25%: parallel, apart by what their errors are, cut at the edges."""
+    root = ElementTree.fromstring(figure(steps))
+    lines = [line.attrib for line in root.findall(f"{SVG}line") if line.attrib["stroke"] == "#777777"]
+    square = [{key: float(line[key]) for key in ("x1", "y1", "x2", "y2")} for line in lines[:3]]
+    for line in square:
+        assert LEFT <= line["x1"] < line["x2"] <= RIGHT
+        assert TOP <= line["y2"] < line["y1"] <= BOTTOM
+        assert line["y1"] - line["y2"] == pytest.approx(line["x2"] - line["x1"], abs=0.3)
+    right, above, below = (line["x1"] - LEFT + BOTTOM - line["y1"] * 1.0 for line in square)
+    assert right == pytest.approx(0.0, abs=0.1)
+    assert above / below == pytest.approx(-math.log10(1.25) / math.log10(0.75), abs=0.05)
+
+
+def test_without_steps_there_is_no_picture(steps: tuple[Predicted, ...]) -> None:
+    """Guards against an empty square."""
+    with pytest.raises(ValueError, match="nothing to draw"):
+        figure([replace(one, price=None) for one in steps])
