@@ -1,0 +1,204 @@
+"""One cell of docs/paper-picks.md: what the paper's models and ours pick for a model, a machine and a GPU count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import gt, lt
+from typing import Any
+
+import numpy as np
+
+import axonn_tune
+from axonn_tune.api.options import make_choices
+from axonn_tune.api.search import SearchResult
+from axonn_tune.cost.paper import RELEASED_MINIMUM_TENSOR_PARALLELISM, PaperBackend, price_paper, released_grids
+from axonn_tune.grid import AXES
+from axonn_tune.program.constraints import MEMORY
+from axonn_tune.ranking.by_alpha_beta import count_ties
+from axonn_tune.ranking.choosing import Problem
+from axonn_tune.ranking.entries import Entry, Sizes
+from axonn_tune.ranking.inputs import load_inputs
+
+RELEASED: PaperBackend = "paper-released"
+COSTS: tuple[PaperBackend, ...] = (RELEASED, "paper", "paper-mended")
+
+
+@dataclass(frozen=True)
+class Best:
+    """Configurations by our model: of the least communication (`sent`), and of the shortest step (`step`)."""
+
+    sent: Entry
+    step: Entry
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the table: a model on a number of GPUs of a machine, with the model's own batch."""
+
+    model: str
+    machine: str
+    gpus: int
+
+    def search(self, **options: Any) -> SearchResult:  # noqa: ANN401 - options of the search
+        """A search of this case."""
+        return axonn_tune.search(self.model, gpus=self.gpus, machine=self.machine, **options)
+
+    def best(self, **options: Any) -> Best | None:  # noqa: ANN401 - options of the search
+        """Our first by communication and by time of a step; None if nothing fits."""
+        found = self.search(**options)
+        return Best(found.best, self.search(**options, rank_by="iteration").best) if len(found) else None
+
+    def pick(self, cost: PaperBackend) -> Best | None:
+        """The first grid by a paper's model, in its order, at its best by ours; None if the table covers no grid."""
+        found = self.search(cost=cost)
+        return self.best(**pinned(found.best)) if len(found) else None
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The documents of this case."""
+        return load_inputs(make_choices(self.model, gpus=self.gpus, machine=self.machine, options={})).problem
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the models say of one case: ours, and the paper's by variant.
+
+    reordered: least communication of the released model's grid in any order of its axes.
+    """
+
+    case: Case
+    ours: Best
+    picks: Mapping[PaperBackend, Best]
+    reordered: Entry | None
+
+
+def sizes_of(entry: Entry) -> dict[str, int]:
+    """Options of a search for this grid alone, in any order."""
+    return dict(zip(AXES, entry.sizes, strict=True))
+
+
+def pinned(entry: Entry) -> dict[str, Any]:
+    """Options of a search for this grid and order alone."""
+    return {"order": entry.order, **sizes_of(entry)}
+
+
+def cell(case: Case) -> Cell | None:
+    """Everything about one case; None if nothing fits into memory."""
+    ours = case.best()
+    if ours is None:
+        return None
+    picks = {cost: pick for cost in COSTS if (pick := case.pick(cost)) is not None}
+    reordered = case.search(**sizes_of(picks[RELEASED].sent)).best if RELEASED in picks else None
+    return Cell(case, ours, picks, reordered)
+
+
+def sent_ratio(found: Cell, pick: Best) -> float:
+    """Communication of the paper's pick over that of our first by communication."""
+    return seconds(pick.sent.communication_s) / seconds(found.ours.sent.communication_s)
+
+
+def step_ratio(found: Cell, pick: Best) -> float:
+    """Step of the paper's pick over that of our first by step."""
+    return seconds(pick.step.iteration_s) / seconds(found.ours.step.iteration_s)
+
+
+def sent_tie(found: Cell, pick: Best) -> bool:
+    """Whether our model's stated error leaves open which of the two communicates less."""
+    return _tie(*(seconds(best.sent.communication_s) for best in (found.ours, pick)), case=found.case)
+
+
+def step_tie(found: Cell, pick: Best) -> bool:
+    """The same of steps: errors of exposed communication count, those of computation are common to both."""
+    steps, exposed = (
+        [seconds(getattr(best.step, name)) for best in (found.ours, pick)]
+        for name in ("iteration_s", "exposed_communication_s")
+    )
+    return _tie(*steps, errors_s=exposed, case=found.case)
+
+
+def _tie(first_s: float, other_s: float, *, case: Case, errors_s: Sequence[float] | None = None) -> bool:
+    middle = np.array([first_s, other_s])
+    half = np.array(errors_s or [first_s, other_s]) * case.problem.machine.uncertainty.communication
+    return count_ties(middle - half, middle + half) == 2
+
+
+def seconds(value_s: float | None) -> float:
+    """A time that is known, for every feasible configuration has one."""
+    assert value_s is not None
+    return value_s
+
+
+def layout(entry: Entry) -> str:
+    """Axes wider than 1 with their sizes, the fastest-varying rank first: `y 2 · x 4 · z 1024`."""
+    return " · ".join(f"{axis} {getattr(entry, axis)}" for axis in entry.wide_order) or "1"
+
+
+def kind(theirs: Entry, ours: Entry) -> str:
+    """How the paper's pick differs from ours, in words: `more z, less data`."""
+    if theirs.sizes == ours.sizes:
+        return "same" if theirs.wide_order == ours.wide_order else "same grid, other order"
+    degrees = [{"x·y": e.x * e.y, "z": e.z, "data": e.data} for e in (theirs, ours)]
+    more, less = ([name for name in degrees[0] if wider(degrees[0][name], degrees[1][name])] for wider in (gt, lt))
+    return f"more {' and '.join(more)}, less {' and '.join(less)}" if more else "same x·y, split otherwise"
+
+
+def latency_s(entry: Entry) -> float:
+    """What all collectives of a step take without their bytes, s: launches and hops."""
+    return sum(term.count * term.latency_s for term in entry.terms)
+
+
+def script_first(case: Case) -> Sizes | None:
+    """The first of the authors' script in its own space: without memory and divisibility, with its typed-in minimum."""
+    problem = case.problem
+    grids = released_grids(
+        case.gpus,
+        model=problem.model,
+        batch=problem.workload.global_batch,
+        minimum_tensor_parallelism=case.model in RELEASED_MINIMUM_TENSOR_PARALLELISM,
+    )
+    x, y, z, data = grids.T
+    prices = price_paper(
+        RELEASED, model=problem.model, machine=problem.machine, workload=problem.workload, x=x, y=y, z=z, data=data
+    )
+    if not len(grids) or prices.rejected.all():
+        return None
+    x0, y0, z0, data0 = grids[int(np.argmin(prices.communication_s))].tolist()
+    return x0, y0, z0, data0
+
+
+def script_fate(case: Case) -> str:
+    """What becomes of the script's own first in our search: `fits`, or the constraint it breaks."""
+    sizes = script_first(case)
+    for entry in case.search().results.ranked.rejected_entries():
+        if entry.sizes == sizes:
+            return "memory" if entry.rejected_because[0].startswith(f"{MEMORY}:") else "divisibility"
+    return "none" if sizes is None else "fits"
+
+
+def wire_bytes(entry: Entry) -> float:
+    """Bytes that one rank sends in a step by rings: (p − 1)/p of each buffer, an all-reduce twice."""
+    return sum(
+        term.count * term.bytes * (term.group - 1) / term.group * (2 if term.op == "all_reduce" else 1)
+        for term in entry.terms
+    )
+
+
+def causes(theirs: Entry, ours: Entry) -> Iterator[float]:
+    """Theirs over ours: bytes sent, bytes per second without latency, latency, micro-batches in a step."""
+    sent = [wire_bytes(entry) for entry in (theirs, ours)]
+    late = [latency_s(entry) for entry in (theirs, ours)]
+    rates = [
+        size / (seconds(entry.communication_s) - wait)
+        for size, entry, wait in zip(sent, (theirs, ours), late, strict=True)
+    ]
+    for one, other in (sent, rates, late):
+        yield one / other
+    yield (theirs.accumulation or 1) / (ours.accumulation or 1)
+
+
+def by_paper(entry: Entry, case: Case) -> Entry | None:
+    """What the paper's model says of a grid and order; None if its table has no bandwidth for it."""
+    found = case.search(cost=RELEASED, **pinned(entry))
+    return found.best if len(found) else None
