@@ -94,9 +94,9 @@ def matmul_times_s(
     scaled = {name: share * speed for name, share in shares.items()}
     accelerator = machine.accelerator.model_copy(update={"matmul_efficiency": scaled, "training_share": 1.0})
     m, n, k = (np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in "mnk")
-    times = matmul_time_s(
-        m, n, k, layout=layout, element_bytes=BF16_BYTES, rates=compute_rates(accelerator, "bf16"), arithmetic=COLUMNS
-    )
+    rates = compute_rates(accelerator, "bf16")
+    flops_per_s = rates.matmul_flops_per_s[layout]
+    times = matmul_time_s(m, n, k, flops_per_s=flops_per_s, element_bytes=BF16_BYTES, rates=rates, arithmetic=COLUMNS)
     return np.asarray(times)
 
 

@@ -1,57 +1,117 @@
 """Fit what training software makes of an accelerator, and what long training leaves of it, to published steps.
 
-python -m benchmarks.software            # fit, print the numbers beside those shipped, and errors by source
-python -m benchmarks.software --folds    # predict every family by a fit without it
+python -m benchmarks.software               # fit; the numbers beside those shipped, and errors by source
+python -m benchmarks.software --write       # the same, and ship them: kernels.csv, machine profiles
+python -m benchmarks.left_out               # predict families and sources by fits without them
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from axonn_tune.accuracy.cases import Case, Refusal, case_of
-from axonn_tune.accuracy.frameworks import kernel_numbers, kernels_from
+from axonn_tune.accuracy.frameworks import UNKNOWN, kernel_numbers, kernels_from, software_kernels
 from axonn_tune.accuracy.quality import errors_of, families
-from axonn_tune.accuracy.rows import StepRow, read_steps
+from axonn_tune.accuracy.rows import read_steps
 from axonn_tune.accuracy.shipped import SHIPPED
 from axonn_tune.accuracy.sites import profile_of
 from axonn_tune.accuracy.steps import Predicted, Price, Pricers
 from axonn_tune.cost.compute import Kernels
+from axonn_tune.files import replacing
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine
-from benchmarks.fitting import Floats
+from benchmarks.fitting import LINEAR_BEYOND, Floats
 
-SHARES = ("dgx-a100", "dgx-h100")
-"""Profiles whose `training_share` is fitted; what derives from them follows."""
+MACHINES = Path(__file__).parents[1] / "machines"
+OF_PROFILES = {
+    "dgx-a100": ("training_share", "contention"),
+    "dgx-h100": ("training_share", "contention"),
+    "gb200-nvl72": ("training_share",),
+}
+"""Numbers of accelerators that are fitted, by the profile of their rows."""
 
-LINEAR_BEYOND = 0.05
-PRIOR_SPREAD = 0.5
-"""Standard deviation of the logarithm of a parameter about its start: it only matters where rows say little."""
+STATED_BY = {"gb200-nvl72": "dgx-b200"}
+"""Profiles that state these numbers for others."""
+
+EXPECTED: dict[str, tuple[float, float]] = {
+    "training_share": (0.85, 0.1),
+    "products": (1.0, 0.1),
+    "attention": (1.2, 0.3),
+    "traffic": (1.5, 0.4),
+    "operation_us": (10.0, 1.0),
+    "collective_us": (20.0, 1.0),
+    "dispatch_us": (100.0, 0.5),
+    "contention": (0.13, 0.5),
+}
+"""What each number is expected to be before any row is seen, and the standard deviation of its logarithm.
+
+Where rows say little, a number stays there; so does that of software whose rows were left out.
+"""
+
+LEAST = {"products": 0.83, "traffic": 1.0}
+"""No software's products outrun the best published: on A100 271 TFLOP/s, the profile's shares of 312 over 0.83
+(mamf-finder, github.com/stas00/ml-engineering, compute/accelerator). None moves fewer bytes than fused kernels.
+"""
+
+STEPS, SETTLED = 10, 0.01
+"""A fit ends after so many steps, or when no number moves by more than this share."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Names of the fitted numbers, `profile:training_share` or `software:parameter`, and their shipped values."""
+    """The fitted numbers: `profile:number` or `software:parameter`."""
 
     names: tuple[str, ...]
-    start: Floats
+
+    @property
+    def expected(self) -> Floats:
+        """Logarithms before any row is seen."""
+        return np.log([EXPECTED[_kind(name)][0] for name in self.names])
+
+    @property
+    def least(self) -> Floats:
+        """Logarithms they may not fall below."""
+        return np.log([LEAST.get(_kind(name), 1e-9) for name in self.names])
+
+    @property
+    def spread(self) -> Floats:
+        """Standard deviations of those logarithms."""
+        return np.array([EXPECTED[_kind(name)][1] for name in self.names])
 
     def mapping(self, logs: Floats) -> dict[str, float]:
-        """Values by name."""
-        return dict(zip(self.names, np.exp(logs).tolist(), strict=True))
+        """Values by name, with the numbers that are not fitted."""
+        fitted = dict(zip(self.names, np.exp(logs).tolist(), strict=True))
+        return {f"{software}:{key}": value for (software, key), value in kernel_numbers().items()} | fitted
 
 
-def shipped_parameters() -> Parameters:
-    """All fitted numbers as they ship."""
-    shares = {f"{name}:training_share": load_machine(name).document.accelerator.training_share for name in SHARES}
-    fitted = {f"{software}:{key}": value for (software, key), value in kernel_numbers().items()}
-    values = shares | fitted
-    return Parameters(tuple(values), np.log(np.array(list(values.values()))))
+def _kind(name: str) -> str:
+    return name.split(":")[1]
+
+
+@cache
+def parameters() -> Parameters:
+    """What is fitted: numbers of accelerators, and those that kernels.csv calls so."""
+    own = [f"{name}:{number}" for name, numbers in OF_PROFILES.items() for number in numbers]
+    return Parameters((*own, *(f"{one['software']}:{one['parameter']}" for one in _records() if _fitted(one))))
+
+
+def shipped() -> Floats:
+    """Logarithms of the numbers as they ship."""
+    known = {f"{software}:{key}": value for (software, key), value in kernel_numbers().items()}
+    for name, numbers in OF_PROFILES.items():
+        accelerator = load_machine(name).document.accelerator
+        known |= {f"{name}:{number}": getattr(accelerator, number) for number in numbers}
+    return np.log([known[name] for name in parameters().names])
 
 
 @cache
@@ -61,37 +121,36 @@ def cases() -> tuple[Case, ...]:
     return tuple(case for case in found if not isinstance(case, Refusal))
 
 
-def predicted_s(some: Sequence[Case], values: Mapping[str, float]) -> Floats:
+def predicted_s(some: Sequence[Case], logs: Floats) -> Floats:
     """Step times of cases under other numbers, s."""
+    values = parameters().mapping(logs)
     pricers, machines = Pricers(), _Machines(values)
     return np.array([pricers.best(_with(case, values, machines)).step_s for case in some])
 
 
 class _Machines:
-    """Machines with another training share, one object each."""
+    """Machines with other numbers, one object each."""
 
     def __init__(self, values: Mapping[str, float]) -> None:
         self._values = values
         self._known: dict[int, Machine] = {}
 
     def __call__(self, machine: Machine, profile: str | None) -> Machine:
-        share = self._values.get(f"{profile}:training_share")
-        if share is None:
+        if profile not in OF_PROFILES:
             return machine
         if id(machine) not in self._known:
-            accelerator = machine.accelerator.model_copy(update={"training_share": share})
+            own = {number: self._values[f"{profile}:{number}"] for number in OF_PROFILES[profile]}
+            accelerator = machine.accelerator.model_copy(update=own)
             self._known[id(machine)] = machine.model_copy(update={"accelerator": accelerator})
         return self._known[id(machine)]
 
 
 def _with(case: Case, values: Mapping[str, float], machines: _Machines) -> Case:
     name = case.framework.kernels
-    shipped = kernels_from(name, {key: number for (one, key), number in kernel_numbers().items() if one == name})
-    fitted = kernels_from(
-        name, {key.split(":")[1]: value for key, value in values.items() if key.startswith(f"{name}:")}
-    )
+    known = software_kernels(name)
+    fitted = kernels_from(name, {_kind(key): value for key, value in values.items() if key.startswith(f"{name}:")})
     # A row's attention may differ from its software's by a known factor.
-    kernels: Kernels = replace(fitted, attention=fitted.attention * case.software.kernels.attention / shipped.attention)
+    kernels: Kernels = replace(fitted, attention=fitted.attention * case.software.kernels.attention / known.attention)
     software = replace(case.software, kernels=kernels)
     return replace(case, machine=machines(case.machine, profile_of(case.row)), software=software)
 
@@ -108,88 +167,69 @@ def weights(some: Sequence[Case]) -> Floats:
     return np.asarray(raw * np.sqrt(len(raw) / np.sum(raw * raw)))
 
 
-def fit(parameters: Parameters) -> tuple[Floats, Floats]:
-    """Logarithms of the best numbers, and the derivatives of the logarithms of all predictions by them.
+def fit(some: Sequence[Case], *, start: Floats | None = None) -> Floats:
+    """Logarithms of the numbers that bring predictions nearest to the measured steps of `some`.
 
-    Gauss-Newton steps with weights that fall as errors grow; each shorter than the last.
+    Gauss-Newton from `start`, or from what is expected, with weights that fall as errors grow, until
+    the numbers settle: from where it starts does not matter to where it ends.
     """
-    some, logs = cases(), parameters.start.copy()
-    truth = np.log(measured_s(some))
-    for length in (1.0, 0.7, 0.5):
-        predicted, slopes = derivatives(logs, parameters, some)
-        logs = logs + length * newton_step(logs, parameters, predicted - truth, slopes, weights(some))
-    return logs, derivatives(logs, parameters, some)[1]
+    logs = parameters().expected if start is None else start
+    truth, share = np.log(measured_s(some)), weights(some)
+    for _ in range(STEPS):
+        predicted, slopes = derivatives(logs, some)
+        step = newton_step(logs, predicted - truth, slopes, share)
+        logs = logs + step
+        if np.max(np.abs(step)) < SETTLED:
+            break
+    return logs
 
 
-def newton_step(logs: Floats, parameters: Parameters, errors: Floats, slopes: Floats, share: Floats) -> Floats:
-    """One step down the weighted squares of the errors, held by the prior."""
+def newton_step(logs: Floats, errors: Floats, slopes: Floats, share: Floats) -> Floats:
+    """One step down the weighted squares of the errors, held by what is expected."""
+    known = parameters()
     pull = share**2 / np.sqrt(1.0 + (errors / LINEAR_BEYOND) ** 2) / LINEAR_BEYOND**2
-    normal = slopes.T @ (pull[:, None] * slopes) + np.eye(len(logs)) / PRIOR_SPREAD**2
-    gradient = slopes.T @ (pull * errors) + (logs - parameters.start) / PRIOR_SPREAD**2
-    return np.asarray(np.clip(-np.linalg.solve(normal, gradient), -0.5, 0.5))
+    normal = slopes.T @ (pull[:, None] * slopes) + np.diag(known.spread**-2.0)
+    gradient = slopes.T @ (pull * errors) + (logs - known.expected) / known.spread**2
+    step, free = np.zeros(len(logs)), np.ones(len(logs), dtype=bool)
+    while True:
+        step[free] = np.linalg.solve(normal[np.ix_(free, free)], -(gradient + normal @ np.where(free, 0.0, step))[free])
+        low = free & (logs + step < known.least)
+        if not low.any():
+            return np.clip(step, -0.5, 0.5)
+        step[low], free = known.least[low] - logs[low], free & ~low
 
 
-def derivatives(logs: Floats, parameters: Parameters, some: Sequence[Case]) -> tuple[Floats, Floats]:
-    """log(predicted), and ∂ log(predicted) / ∂ log(parameter) with one row per case."""
-    here = np.log(predicted_s(some, parameters.mapping(logs)))
+def derivatives(logs: Floats, some: Sequence[Case]) -> tuple[Floats, Floats]:
+    """log(predicted), and ∂ log(predicted) / ∂ log(number) with one row per case."""
+    here = np.log(predicted_s(some, logs))
     slopes = np.zeros((len(some), len(logs)))
-    for position, name in enumerate(parameters.names):
+    for position, name in enumerate(parameters().names):
         moved, touched = logs.copy(), [at for at, case in enumerate(some) if _touches(name, case)]
         moved[position] += 0.01
-        after = np.log(predicted_s([some[at] for at in touched], parameters.mapping(moved)))
+        after = np.log(predicted_s([some[at] for at in touched], moved))
         slopes[touched, position] = (after - here[touched]) / 0.01
     return here, slopes
 
 
 def _touches(name: str, case: Case) -> bool:
-    """Whether a parameter plays a part in a case's price."""
+    """Whether a number plays a part in a case's price."""
     return name.split(":")[0] in {case.framework.kernels, profile_of(case.row)}
 
 
-def folds(logs: Floats, slopes: Floats, parameters: Parameters, key: Callable[[StepRow], str]) -> Floats:
-    """log(predicted / measured) of every case by a fit without the cases that share its key.
-
-    One Gauss-Newton step from the common optimum, along its derivatives: leaving some rows out moves the
-    numbers little enough for that.
-    """
-    some = cases()
-    errors = np.log(predicted_s(some, parameters.mapping(logs))) - np.log(measured_s(some))
-    names = np.array([key(case.row) for case in some])
-    found, share = errors.copy(), weights(some)
-    for name in np.unique(names):
-        out = names == name
-        step = newton_step(logs, parameters, errors[~out], slopes[~out], share[~out])
-        found[out] = errors[out] + slopes[out] @ step
-    return found
-
-
 def report(errors: Floats, title: str) -> str:
-    """Errors by source, and how well families are ranked."""
+    """Errors by source, and how well families are ranked, from log(predicted / measured) of all cases."""
     some, shown = cases(), [title]
     relative = np.expm1(errors)
-    for name in sorted({case.row.dataset for case in some}):
-        found = errors_of(e for e, case in zip(relative, some, strict=True) if case.row.dataset == name)
+    for name in [*sorted({case.row.dataset for case in some}), "all"]:
+        found = errors_of(e for e, case in zip(relative, some, strict=True) if name in {case.row.dataset, "all"})
         shown.append(
             f"  {name:<24}{found.rows:>6} mean {found.mape:6.1%} median {found.median:6.1%} bias {found.bias:+.1%}"
         )
-    total = errors_of(relative)
-    shown.append(
-        f"  {'all':<24}{total.rows:>6} mean {total.mape:6.1%} median {total.median:6.1%} bias {total.bias:+.1%}"
-    )
     ranked = families(ranked_pairs(errors))
     spearman, regret = (float(np.mean([getattr(one, what) for one in ranked])) for what in ("spearman", "regret"))
     top = float(np.mean([one.best_rank <= 5 for one in ranked]))
     shown.append(f"  {len(ranked)} families: Spearman {spearman:.3f} regret {regret:.1%} best in top five {top:.0%}")
     return "\n".join(shown)
-
-
-def widths(errors: Floats, key: Callable[[Case], str]) -> dict[str, float]:
-    """What 80% of |log(predicted / measured)| stay below, by group and of all."""
-    groups: dict[str, list[float]] = {}
-    for error, case in zip(np.abs(errors).tolist(), cases(), strict=True):
-        groups.setdefault(key(case), []).append(error)
-        groups.setdefault("all", []).append(error)
-    return {name: float(np.quantile(found, 0.8)) for name, found in sorted(groups.items())}
 
 
 def ranked_pairs(errors: Floats) -> list[Predicted]:
@@ -200,32 +240,64 @@ def ranked_pairs(errors: Floats) -> list[Predicted]:
     ]
 
 
+def _records() -> list[dict[str, str]]:
+    with (SHIPPED / "kernels.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _fitted(record: Mapping[str, str]) -> bool:
+    return record["kind"] == "fitted"
+
+
+def write(logs: Floats) -> None:
+    """Ship fitted numbers with three digits: kernels.csv, and those of accelerators in machine profiles.
+
+    Software nobody has seen gets the geometric mean of all that were fitted.
+    """
+    values = {name: f"{value:.3g}" for name, value in parameters().mapping(logs).items()}
+    write_records(SHIPPED / "kernels.csv", _records_with(values))
+    for name, numbers in OF_PROFILES.items():
+        path = MACHINES / f"{STATED_BY.get(name, name)}.yaml"
+        text = path.read_text(encoding="utf-8")
+        for number in numbers:
+            value = values[f"{name}:{number}"]
+            text, found = re.subn(rf"(?m)^(  {number}: )[\d.]+$", rf"\g<1>{value}", text)
+            assert found == 1, f"{path} states no {number}"
+        with replacing(path) as file:
+            file.write(text.encode())
+
+
+def write_records(path: Path, records: Sequence[Mapping[str, str]]) -> None:
+    """Write a CSV file, columns as in the first record."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def _records_with(values: Mapping[str, str]) -> list[dict[str, str]]:
+    """Records of kernels.csv with fitted values, and those of unknown software as their mean."""
+    records = [one | {"value": values.get(f"{one['software']}:{one['parameter']}", one["value"])} for one in _records()]
+    for record in records:
+        if record["software"] == UNKNOWN:
+            alike = [float(one["value"]) for one in records if _fitted(one) and one["parameter"] == record["parameter"]]
+            record["value"] = f"{float(np.exp(np.mean(np.log(alike)))):.3g}"
+    return records
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks.software", description="Fit software to published steps.")
-    parser.add_argument("--folds", action="store_true", help="predict each family, source and accelerator without it")
-    parser.add_argument("--as-shipped", action="store_true", help="no fit: the numbers as they ship")
+    parser.add_argument("--write", action="store_true", help="write the numbers into kernels.csv and machine profiles")
     options = parser.parse_args(arguments)
-    parameters = shipped_parameters()
-    if options.as_shipped:
-        logs, slopes = parameters.start, derivatives(parameters.start, parameters, cases())[1]
-    else:
-        logs, slopes = fit(parameters)
-    for name, value, start in zip(parameters.names, np.exp(logs), np.exp(parameters.start), strict=True):
+    logs = fit(cases())
+    for name, value, start in zip(parameters().names, np.exp(logs), np.exp(shipped()), strict=True):
         print(f"{name:<34} fitted {value:9.4g}  shipped {start:9.4g}")
-    errors = np.log(predicted_s(cases(), parameters.mapping(logs))) - np.log(measured_s(cases()))
-    print(report(errors, "all rows in the fit"))
-    if options.folds:
-        kept_out: dict[str, Callable[[StepRow], str]] = {
-            "family": lambda row: row.family,
-            "source": lambda row: row.dataset,
-            "framework": lambda row: row.framework,
-        }
-        for word, key in kept_out.items():
-            found = folds(logs, slopes, parameters, key)
-            print(report(found, f"each {word} by a fit without it"))
-            widest = widths(found, lambda case: case.framework.kernels)
-            print("  80% of errors stay below: " + ", ".join(f"{name} {width:.3f}" for name, width in widest.items()))
+    print(report(np.log(predicted_s(cases(), logs) / measured_s(cases())), "all rows in the fit"))
+    if options.write:
+        write(logs)
     return 0
 
 

@@ -55,7 +55,10 @@ def case_of(row: StepRow) -> Case | Refusal:
     if not layouts:
         wrong = broken_constraints(next(_open_layouts(row)), model, workload, uneven_stages=True)
         return Refusal(row, "; ".join(wrong) or "no layout satisfies the constraints")
-    return Case(row, model, workload, machine, framework, framework.software, layouts)
+    software = framework.software
+    if row.vocabulary_multiple is not None:
+        software = replace(software, vocabulary_multiple=row.vocabulary_multiple)
+    return Case(row, model, workload, machine, framework, software, layouts)
 
 
 def _precision(words: str) -> Precision | None:

@@ -19,6 +19,10 @@ CUDNN_ON_HOPPER = 0.5
 """Time of attention of cuDNN and FlashAttention-3 over FlashAttention-2's on Hopper (arXiv 2407.08608, figure 5)."""
 
 
+UNKNOWN = "unknown"
+"""Software that no row of the fit ran: in kernels.csv the mean of all that were."""
+
+
 @dataclass(frozen=True)
 class Framework:
     """A training framework: what its software does, and whether its GPT layers have biases.
@@ -40,9 +44,10 @@ _EAGER = replace(CURRENT, tensor_overlap=False, pipeline_overlap=False)
 _CORE = replace(CURRENT, gradient_bytes=2)
 _XLA = Framework("xla", CURRENT, "core", biases=False, sharded=True, newest_attention=True)
 _MEGATRON_CORE = Framework("megatron-core", _CORE, "core", biases=False, newest_attention=True)
+_DEEPSPEED = replace(NARAYANAN_2021, gradient_bytes=2)
 _FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
     ("bigscience", Framework("megatron-deepspeed", NARAYANAN_2021, "megatron-2021")),
-    ("megatron-deepspeed", Framework("megatron-deepspeed", NARAYANAN_2021, "megatron-deepspeed")),
+    ("megatron-deepspeed", Framework("megatron-deepspeed", _DEEPSPEED, "megatron-deepspeed")),
     ("zero-3", Framework("deepspeed", NARAYANAN_2021, "megatron-2021", sharded=True)),
     ("ptd-p", Framework("megatron-2021", NARAYANAN_2021, "megatron-2021")),
     ("scatter-gather", Framework("megatron-2021", NARAYANAN_2021, "megatron-2021")),
@@ -61,7 +66,7 @@ _FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
 )
 """Word in a framework's name, and what it means; the first found counts."""
 
-_UNKNOWN = Framework("unknown", _EAGER, "compiled", biases=False, known=False)
+_UNKNOWN = Framework(UNKNOWN, _EAGER, UNKNOWN, biases=False, known=False)
 
 
 def framework_of(row: StepRow) -> Framework:
@@ -76,7 +81,8 @@ def framework_of(row: StepRow) -> Framework:
         fused = ("flash" in attention or "sdpa" in attention or "cudnn" in attention) and "no flash" not in attention
         found = replace(found, software=replace(found.software, fused_attention=fused))
     elif found.name == "megatron-core" and any(chip in row.gpu.lower() for chip in ("a100", "v100")):
-        found = replace(found, software=replace(found.software, fused_attention=False))
+        # Where it does not say so, what ran on these is NeMo before it had FlashAttention and fused layers.
+        found = replace(found, software=replace(found.software, fused_attention=False), kernels="megatron-2021")
     kernels = software_kernels(found.kernels)
     if found.newest_attention and any(chip in row.gpu.lower() for chip in ("h100", "h200", "h800", "gh200")):
         kernels = replace(kernels, attention=kernels.attention * CUDNN_ON_HOPPER)

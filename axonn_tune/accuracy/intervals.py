@@ -10,10 +10,10 @@ import math
 from functools import cache
 
 from axonn_tune.accuracy.cases import Case
+from axonn_tune.accuracy.frameworks import UNKNOWN
 from axonn_tune.accuracy.records import read_records
 from axonn_tune.accuracy.shipped import SHIPPED
 
-UNKNOWN = "unknown"
 _FITTED_CHIPS = ("a100", "h100", "gb200")
 """Accelerators with measured steps enough to know how theirs turn out."""
 

@@ -48,7 +48,9 @@ def _judge(record: Mapping[str, str], line: int) -> Judged:
 
 def _states_bytes(model: Model, layout: Layout) -> float:
     """Of the mean stage: the paper divides all parameters by all GPUs."""
-    stages = [stage_parameters(model, layout, stage=stage) for stage in range(layout.pipeline)]
+    stages = [
+        stage_parameters(model, layout, software=KORTHIKANTI_2022, stage=stage) for stage in range(layout.pipeline)
+    ]
     return total_bytes(states(ELEMENT_SIZES["fp16"], layout, parameters=fmean(stages)))
 
 

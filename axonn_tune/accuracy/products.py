@@ -59,7 +59,7 @@ def _judge(record: Mapping[str, str], line: int) -> Judged:
         m * batch,
         n,
         k,
-        layout=_LAYOUTS.get(record.get("layout", ""), "NN"),
+        flops_per_s=rates.matmul_flops_per_s[_LAYOUTS.get(record.get("layout", ""), "NN")],
         element_bytes=float(ELEMENT_SIZES[precision].compute),
         rates=rates,
         arithmetic=PLAIN,

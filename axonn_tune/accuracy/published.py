@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from axonn_tune.accuracy.collectives import judge_collectives
 from axonn_tune.accuracy.judged import Judged
+from axonn_tune.accuracy.left_out import LEFT_OUT, LeftOut, without
 from axonn_tune.accuracy.memory import judge_memory
 from axonn_tune.accuracy.products import judge_products
 from axonn_tune.accuracy.rows import read_steps
@@ -34,22 +36,28 @@ class Files:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What was predicted of each kind, in the order of its rows; empty for a kind that was left out."""
+    """What was predicted of each kind, in the order of its rows; empty for a kind that was left out.
+
+    without: steps by fits that have not seen a row's family, or its source; of the shipped rows alone.
+    """
 
     steps: tuple[Predicted, ...]
     summary: StepSummary
     collectives: tuple[Judged, ...]
     products: tuple[Judged, ...]
     memory: tuple[Judged, ...]
+    without: Mapping[LeftOut, StepSummary] = field(default_factory=dict)
 
 
 def judge(files: Files, *, worst: int) -> Accuracy:
     """Predict everything; errors as `rows.read_steps`. `worst`: how many of the worst steps the summary lists."""
     chosen = files.or_shipped()
     steps = () if chosen.steps is None else predict_steps(read_steps(chosen.steps))
+    own = chosen.steps == SHIPPED / "steps.csv"
     return Accuracy(
         steps=steps,
         summary=summarize_steps(steps, worst=worst),
+        without={kind: summarize_steps(without(steps, kind), worst=0) for kind in LEFT_OUT} if own else {},
         collectives=() if chosen.collectives is None else judge_collectives(chosen.collectives),
         products=() if chosen.gemm is None else judge_products(chosen.gemm),
         memory=() if chosen.memory is None else judge_memory(chosen.memory),

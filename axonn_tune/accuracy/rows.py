@@ -47,6 +47,7 @@ class StepRow:
     ffn: int
     gated: bool
     vocab: int
+    vocabulary_multiple: int | None
     sequence_length: int
     global_batch: int
     micro_batch: int | None
@@ -97,7 +98,7 @@ def _mended(record: Mapping[str, str]) -> dict[str, str]:
     """A record with known blemishes of its data set replaced."""
     mended = dict(record)
     for blemish in _blemishes():
-        if (mended.get("dataset"), mended.get(blemish["column"])) == (blemish["dataset"], blemish["stated"]):
+        if (mended.get("dataset"), mended.get(blemish["column"], "")) == (blemish["dataset"], blemish["stated"]):
             mended[blemish["column"]] = blemish["taken"]
     return mended
 
@@ -129,6 +130,7 @@ def _step_row(stated: Mapping[str, str], line: int) -> StepRow:
         ffn=_count(record, "ffn"),
         gated=_flag(record, "gated_mlp"),
         vocab=_count(record, "vocab"),
+        vocabulary_multiple=_multiple(record),
         sequence_length=_count(record, "seq"),
         global_batch=_count(record, "gbs"),
         micro_batch=_maybe(record, "mbs"),
@@ -141,6 +143,14 @@ def _step_row(stated: Mapping[str, str], line: int) -> StepRow:
         step_s=number(record, "step_s"),
         memory_gib=number(record, "mem_gib"),
     )
+
+
+def _multiple(record: Mapping[str, str]) -> int | None:
+    """Multiple to which each rank's rows of the table are padded; 0: not padded; None: not said."""
+    value = number(record, "vocab_multiple")
+    if value is not None and (value != int(value) or value < 0):
+        raise ValueError(f"vocab_multiple is {record['vocab_multiple']!r}, not a whole number from 0 up")
+    return None if value is None else int(value)
 
 
 def _flag(record: Mapping[str, str], name: str) -> bool:

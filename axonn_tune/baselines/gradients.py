@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from axonn_tune.baselines.layout import Layout, Software
-from axonn_tune.baselines.memory import block_vectors, padded_vocabulary, stage_parameters
+from axonn_tune.baselines.memory import block_vectors, rows_of_table, stage_parameters
 from axonn_tune.baselines.network import Network, Traffic
 from axonn_tune.baselines.pipeline import chain_exposed_s
 from axonn_tune.specs.machine import CollectiveKind
@@ -30,7 +30,7 @@ def exchange_gradients(
     """
     sizes, blocks = workload.element_sizes, layout.blocks_of_stages(model.layers)[0]
     bucket = model.block_weights / layout.tensor + block_vectors(model, tensor=layout.tensor)
-    rest = stage_parameters(model, layout, stage=0) - blocks * bucket
+    rest = stage_parameters(model, layout, software=software, stage=0) - blocks * bucket
     gradient_bytes = software.gradient_bytes or sizes.main
     sent: list[tuple[CollectiveKind, int, float]] = [("all_reduce", gradient_bytes, backward_s)]
     if layout.distributed_optimizer:
@@ -48,13 +48,14 @@ def exchange_gradients(
         rest_s = network.collective_s(kind, layout.data_group, element_bytes * rest)
         seconds += blocks * bucket_s + rest_s
         exposed_s += chain_exposed_s(bucket_s, behind_s=turn * beside_s, links=blocks) + rest_s
-    tied_s = _tied_table_s(model, workload, layout, network)
+    tied_s = _tied_table_s(model, workload, layout, network, software)
     return Traffic("data", seconds, exposed_s), Traffic("tied table", tied_s, tied_s)
 
 
-def _tied_table_s(model: Model, workload: Workload, layout: Layout, network: Network) -> float:
+def _tied_table_s(model: Model, workload: Workload, layout: Layout, network: Network, software: Software) -> float:
     """Gradient of the shared table, all-reduced between first and last stage."""
     if not model.tied_embeddings:
         return 0.0
-    table = padded_vocabulary(model, tensor=layout.tensor) * model.hidden / layout.tensor
-    return network.collective_s("all_reduce", layout.embedding_group, workload.element_sizes.main * table)
+    table = rows_of_table(model, tensor=layout.tensor, software=software) * model.hidden / layout.tensor
+    element_bytes = software.gradient_bytes or workload.element_sizes.main
+    return network.collective_s("all_reduce", layout.embedding_group, element_bytes * table)

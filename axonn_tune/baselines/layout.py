@@ -24,7 +24,8 @@ class Software:
     collectives of column-parallel layers run beside their products; pipeline_overlap: interleaved
     stages send beside computation; data_overlap: gradients are reduced (and new weights gathered)
     layer by layer beside computation; gradient_bytes: of one accumulated gradient, those of a main weight
-    if None; kernels: how far it fuses, how fast its host issues work.
+    if None; vocabulary_multiple: rows of the table on each rank are padded to a multiple of it, or cut
+    without padding, and what is left over dropped, if 0; kernels: how far it fuses, how fast its host issues work.
     """
 
     fused_attention: bool = True
@@ -34,6 +35,7 @@ class Software:
     pipeline_overlap: bool = True
     data_overlap: bool = True
     gradient_bytes: int | None = None
+    vocabulary_multiple: int = 128
     kernels: Kernels = FUSED
 
 

@@ -27,7 +27,7 @@ from axonn_tune.units import seconds
 class MegatronPrice:
     """Everything predicted of one layout, per step; memory and seconds of the fullest and the slowest rank.
 
-    compute_s: with what the accelerator waits for its host.
+    compute_s: with what the accelerator waits for its host, and loses to communication beside it.
     """
 
     layout: Layout
@@ -95,27 +95,32 @@ class MegatronPricer:
         times_s = tuple(stage.total_s + send.exposed_s for stage in stages)
         steady = pipeline_time(times_s, micro_batches=m, interleave=layout.interleave)
         slowest = max(stages, key=lambda stage: stage.total_s).times(m)
-        end = self._step_end_s(layout)
+        traffic = (
+            Traffic("tensor", slowest.communication_s, slowest.exposed_s),
+            Traffic("pipeline", m * send.communication_s, m * send.exposed_s),
+            *self._gradients(layout, parts),
+        )
+        hidden_s = sum(part.seconds - part.exposed_s for part in traffic)
+        busy_s = slowest.compute_s + slowest.idle_s + self._step_end_s(layout)
         return MegatronPrice(
             layout=layout,
             micro_batches=m,
-            compute_s=slowest.compute_s + slowest.idle_s + end,
-            traffic=(
-                Traffic("tensor", slowest.communication_s, slowest.exposed_s),
-                Traffic("pipeline", m * send.communication_s, m * send.exposed_s),
-                *exchange_gradients(
-                    self.model,
-                    self.workload,
-                    layout,
-                    network=self.network,
-                    software=self.software,
-                    forward_s=parts.forward.total_s,
-                    backward_s=parts.backward.total_s,
-                ),
-            ),
+            compute_s=busy_s + self.rates.contention * min(max(0.0, hidden_s), busy_s),
+            traffic=traffic,
             bubble_s=steady.bubble_s,
             memory=peak_memory(self.model, self.workload, layout, software=self.software),
             executed_flops=m * sum(stage.flops for stage in stages) / layout.pipeline,
+        )
+
+    def _gradients(self, layout: Layout, parts: Parts) -> tuple[Traffic, ...]:
+        return exchange_gradients(
+            self.model,
+            self.workload,
+            layout,
+            network=self.network,
+            software=self.software,
+            forward_s=parts.forward.total_s,
+            backward_s=parts.backward.total_s,
         )
 
     def _sends(self, layout: Layout, parts: Parts) -> Duration:
@@ -140,7 +145,7 @@ class MegatronPricer:
 
     def _step_end_s(self, layout: Layout) -> float:
         """Gradient norm and AdamW over what the rank's optimizer holds, as in the 4D program."""
-        parameters = stage_parameters(self.model, layout, stage=0)
+        parameters = stage_parameters(self.model, layout, software=self.software, stage=0)
         if layout.distributed_optimizer:
             parameters /= layout.data * layout.context
         main = self.workload.element_sizes.main

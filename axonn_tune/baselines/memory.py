@@ -95,11 +95,11 @@ def states(
     )
 
 
-def stage_parameters(model: Model, layout: Layout, *, stage: int) -> float:
+def stage_parameters(model: Model, layout: Layout, *, software: Software, stage: int) -> float:
     """Elements a rank of a stage holds: blocks, the embedding on the first stage, the head on the last."""
     t, tables = layout.tensor, 0
     block = model.block_weights / t + block_vectors(model, tensor=t)
-    table = padded_vocabulary(model, tensor=t) * model.hidden / t
+    table = rows_of_table(model, tensor=t, software=software) * model.hidden / t
     positions = model.max_sequence_length * model.hidden if model.learned_positions else 0
     first, last = stage == 0, stage == layout.pipeline - 1
     if first:
@@ -116,10 +116,10 @@ def block_vectors(model: Model, *, tensor: int) -> float:
     return norms + (split + 2.0 * model.hidden if model.biases else 0.0)
 
 
-def padded_vocabulary(model: Model, *, tensor: int) -> int:
-    """Rows of the table: Megatron-LM pads to a multiple of 128 a rank."""
-    multiple = 128 * tensor
-    return -(-model.vocab // multiple) * multiple
+def rows_of_table(model: Model, *, tensor: int, software: Software) -> int:
+    """Rows of the table on all ranks: padded, or cut without padding."""
+    each = software.vocabulary_multiple
+    return tensor * (each * -(-model.vocab // (each * tensor)) if each else model.vocab // tensor)
 
 
 def stage_memory(
@@ -135,7 +135,8 @@ def stage_memory(
     if stage > 0:
         in_flight = model.layers / layout.pipeline * (2.0 if layout.interleave > 1 else 1.0)
     # Softmax and gradient in 32 bits next to the logits, none of it cut into chunks of tokens.
-    logits = (elements.compute + 2.0 * elements.statistics) * tokens * padded_vocabulary(model, tensor=t) / t
+    rows = rows_of_table(model, tensor=t, software=software) / t
+    logits = (elements.compute + 2.0 * elements.statistics) * tokens * rows
     gathered = 2.0 * elements.compute * model.block_weights / t
     head = (Item("logits", logits if stage == layout.pipeline - 1 else 0.0),)
     backward = (
@@ -146,7 +147,7 @@ def stage_memory(
         *states(
             elements,
             layout,
-            parameters=stage_parameters(model, layout, stage=stage),
+            parameters=stage_parameters(model, layout, software=software, stage=stage),
             gradient_bytes=software.gradient_bytes,
         ),
         Item("gathered weights", gathered if layout.sharded_weights else 0.0),

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from axonn_tune.baselines import stretches
 from axonn_tune.baselines.layout import Layout, Software
-from axonn_tune.baselines.memory import padded_vocabulary
+from axonn_tune.baselines.memory import rows_of_table
 from axonn_tune.baselines.network import Network
 from axonn_tune.baselines.stretches import Block, Stretch, Stretches
 from axonn_tune.cost.arithmetic import PLAIN
 from axonn_tune.cost.compute import ComputeRates
 from axonn_tune.cost.durations import Clock
 from axonn_tune.program.dimensions import constants
-from axonn_tune.program.operations import Attention, MatMul
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, MatMul
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
@@ -96,6 +97,7 @@ class PartsPricer:
             self.software,
             layout.sequence_parallel,
             stretches.fused_softmax_takes(sequence_length=self.workload.sequence_length, rows=rows),
+            math.gcd(self._table_rows(layout) // layout.tensor * self.workload.element_sizes.compute, MATRIX_ALIGNMENT),
         )
         clock = Clock(self.rates, float(self.workload.element_sizes.compute), self._values(layout), PLAIN)
         forward = stretches.block_forward(block)
@@ -108,11 +110,14 @@ class PartsPricer:
             head=self._duration(stretches.head(block), layout, clock),
         )
 
+    def _table_rows(self, layout: Layout) -> int:
+        return rows_of_table(self.model, tensor=layout.tensor, software=self.software)
+
     def _values(self, layout: Layout) -> dict[str, float]:
         return constants(self.model, self.workload) | {
             "x": float(layout.tensor),
             "b": layout.micro_batch / layout.context,
-            "V": float(padded_vocabulary(self.model, tensor=layout.tensor)),
+            "V": float(self._table_rows(layout)),
         }
 
     def _duration(self, parts: Stretches, layout: Layout, clock: Clock) -> Duration:

@@ -10,13 +10,14 @@ Sources: Shoeybi et al., arXiv 1909.08053, section 3; Korthikanti et al., arXiv 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from axonn_tune.baselines.layout import Software
 from axonn_tune.program.layers import TOKENS, F, G, H, N, Q, S, X
-from axonn_tune.program.operations import Attention, Collective, Computation, Kernel, MatMul, Phase
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, Collective, Computation, Kernel, MatMul, Phase
 from axonn_tune.program.size import Size, as_size, symbol
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import ElementSizes, Recompute
@@ -47,6 +48,7 @@ class Block:
     software: Software
     sequence_parallel: bool
     fused_softmax: bool = True
+    table_alignment: int = MATRIX_ALIGNMENT
 
     @property
     def element(self) -> int:
@@ -54,9 +56,9 @@ class Block:
         return self.elements.compute
 
     @property
-    def aligned_heads(self) -> bool:
-        """Whether each head's rows start at multiples of 16 bytes."""
-        return self.model.head_dim * self.element % 16 == 0
+    def head_alignment(self) -> int:
+        """Bytes at whose multiples each head's rows start."""
+        return math.gcd(self.model.head_dim * self.element, MATRIX_ALIGNMENT)
 
     @property
     def outside(self) -> Size:
@@ -135,19 +137,21 @@ def _row_backward(block: Block, layer: str, width: Size) -> Iterator[Stretch]:
     )
 
 
-def _column_backward(block: Block, layer: str, width: Size) -> Iterator[Stretch]:
-    """Both gradients of `O[M, N_x] = I[M, H] · W[H, N_x]`.
+def _column_backward(block: Block, layer: str, width: Size, *, alignment: int = MATRIX_ALIGNMENT) -> Iterator[Stretch]:
+    """Both gradients of `O[M, N_x] = I[M, H] · W[H, N_x]`; `alignment`: of the rows of dO, bytes.
 
     The input is gathered again beside the input gradient's product, and that gradient is reduced
     beside the weight gradient's product (Korthikanti et al., section 4.2.2).
     """
     beside = block.software.tensor_overlap
     yield Stretch(
-        (MatMul("backward", layer, TOKENS, H, width, "NT"),), block.send("gather", "backward", layer), beside=beside
+        (MatMul("backward", layer, TOKENS, H, width, "NT", alignment=alignment),),
+        block.send("gather", "backward", layer),
+        beside=beside,
     )
     yield Stretch(
         (
-            MatMul("backward", layer, H, width, TOKENS, "TN"),
+            MatMul("backward", layer, H, width, TOKENS, "TN", alignment=alignment),
             *_after_weight_gradient(block, layer, width, bias=width),
         ),
         block.send("reduce", "backward", layer),
@@ -187,12 +191,12 @@ def attention_core(block: Block, phase: Phase) -> tuple[Computation, ...]:
     if block.software.fused_attention:
         return biased, Attention(phase, "attention.core", 4.0 * TOKENS * S * Q / X)
     rows, width = TOKENS * (Q / X) / block.model.head_dim, as_size(block.model.head_dim)
-    aligned = block.aligned_heads
+    alignment = block.head_alignment
     return (
         biased,
-        MatMul(phase, "attention.core", rows, S, width, "NT", aligned=aligned),
+        MatMul(phase, "attention.core", rows, S, width, "NT", alignment=alignment, batched=True),
         *_softmax(block, phase, rows * S),
-        MatMul(phase, "attention.core", rows, width, S, "NN", aligned=aligned),
+        MatMul(phase, "attention.core", rows, width, S, "NN", alignment=alignment, batched=True),
     )
 
 
@@ -230,8 +234,9 @@ def attention_core_backward(block: Block) -> tuple[Computation, ...]:
     if block.software.fused_attention:
         return Attention("backward", "attention.core", 10.0 * TOKENS * S * Q / X, backward=True), unbiased
     rows, width = TOKENS * (Q / X) / block.model.head_dim, as_size(block.model.head_dim)
-    scores = MatMul("backward", "attention.core", rows, S, width, "NT", aligned=block.aligned_heads)
-    values = MatMul("backward", "attention.core", rows, width, S, "NN", aligned=block.aligned_heads)
+    alignment = block.head_alignment
+    scores = MatMul("backward", "attention.core", rows, S, width, "NT", alignment=alignment, batched=True)
+    values = MatMul("backward", "attention.core", rows, width, S, "NN", alignment=alignment, batched=True)
     return scores, values, *_softmax_backward(block, rows * S), values, values, unbiased
 
 
@@ -256,7 +261,7 @@ def head(block: Block) -> Stretches:
         Stretch((_norm(block, "head.norm", "forward"),), block.send("gather", "forward", "head")),
         Stretch((MatMul("forward", "head", TOKENS, rows, H, "NT"),), sums),
         Stretch((Kernel("forward", "loss", 5.0 * e * TOKENS * rows),)),
-        *_column_backward(block, "head", rows),
+        *_column_backward(block, "head", rows, alignment=block.table_alignment),
         Stretch((_norm_backward(block, "head.norm"),)),
     )
 

@@ -13,6 +13,7 @@ from axonn_tune.specs.workload import Overlap, Workload
 
 MATRIX_PRODUCTS, ATTENTION = "matrix products", "attention"
 ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"
+CONTENDED = "slowed by communication beside it"
 
 _BEHIND: dict[Role, tuple[Overlap, str]] = {
     "weight": ("gather_prefetch", "products before it"),
@@ -34,7 +35,7 @@ class Work:
 
 
 def work_by_kind(pricing: Pricing, workload: Workload) -> tuple[Work, ...]:
-    """All computation of a step, by kind and phase, in program order."""
+    """All computation of a step, by kind and phase, in program order; last what communication beside it costs it."""
     clock = Clock(pricing.rates, float(workload.element_sizes.compute), pricing.values, PLAIN)
     sums: dict[tuple[str, str], tuple[float, float]] = {}
     for step, count in _computations(pricing):
@@ -43,7 +44,8 @@ def work_by_kind(pricing: Pricing, workload: Workload) -> tuple[Work, ...]:
         calls = float(count)
         own = 0.0 if isinstance(step, Kernel) else float(step.flops.evaluate(pricing.values))
         sums[key] = (seconds + calls * float(clock.call_s(step)), flops + calls * own)
-    return tuple(Work(kind, phase, *found) for (kind, phase), found in sums.items() if found[0])
+    found = [Work(kind, phase, *sums[kind, phase]) for kind, phase in sums if sums[kind, phase][0]]
+    return (*found, *([Work(CONTENDED, "", pricing.contended_s, 0.0)] if pricing.contended_s else []))
 
 
 def _computations(pricing: Pricing) -> Iterator[tuple[Computation, float]]:

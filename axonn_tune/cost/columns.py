@@ -19,6 +19,7 @@ from axonn_tune.cost.collectives import Route, collective_time_s, lines, route
 from axonn_tune.cost.compute import ComputeRates
 from axonn_tune.cost.durations import Clock, compute_s
 from axonn_tune.cost.replay import LinkedSchedule, Replay, link_schedule
+from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import GROUP_AXES, Collective
 from axonn_tune.program.schedule import StepSchedule
@@ -131,7 +132,9 @@ class ColumnPricer:
                 block = _Block(self._table, candidates, rows, shapes, lanes)
                 communication[rows] = block.communication_s(self._terms)
                 iteration[rows] = block.iteration_s(self._schedule, keeping=keeping)
-        return Prices(communication, step_compute.take(candidates.shape), iteration)
+        alone = step_compute.take(candidates.shape)
+        lost = contended_s(communication, alone, iteration, contention=self._rates.contention)
+        return Prices(communication, alone + lost, iteration + lost)
 
     def _blocks(
         self, candidates: Candidates, values: Mapping[str, Value]

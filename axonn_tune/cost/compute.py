@@ -6,9 +6,11 @@ what small shapes lose is modelled by rounding to tiles, by memory traffic and b
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from axonn_tune.cost.arithmetic import Arithmetic, Column
+from axonn_tune.program.operations import MATRIX_ALIGNMENT
 from axonn_tune.specs.machine import Accelerator, MatmulLayout
 from axonn_tune.specs.workload import Precision
 from axonn_tune.units import bytes_per_s, seconds
@@ -40,7 +42,8 @@ class ComputeRates:
     """What one rank computes with, in SI units, for one precision."""
 
     matmul_flops_per_s: dict[MatmulLayout, float]
-    unaligned_flops_per_s: float
+    vector_flops_per_s: dict[MatmulLayout, float]
+    vector_fp32_flops_per_s: dict[MatmulLayout, float]
     matmul_launch_s: float
     matmul_ramp: float
     tile: float
@@ -50,16 +53,16 @@ class ComputeRates:
     kernel_launch_s: float
     kernel_traffic: float
     dispatch_s: float
+    contention: float
 
 
 def compute_rates(accelerator: Accelerator, precision: Precision, kernels: Kernels = FUSED) -> ComputeRates:
     """Rates of an accelerator under some software; KeyError if it does not state a peak for this precision."""
     lasting = accelerator.peak_flops_per_s(precision) * accelerator.training_share
     return ComputeRates(
-        matmul_flops_per_s={
-            layout: lasting * share / kernels.products for layout, share in accelerator.matmul_efficiency.items()
-        },
-        unaligned_flops_per_s=accelerator.unaligned_flops_per_s(precision) * accelerator.training_share,
+        matmul_flops_per_s=_by_layout(accelerator, accelerator.peak_flops_per_s(precision) / kernels.products),
+        vector_flops_per_s=_by_layout(accelerator, accelerator.vector_flops_per_s(precision)),
+        vector_fp32_flops_per_s=_by_layout(accelerator, accelerator.vector_flops_per_s("fp32")),
         matmul_launch_s=seconds(accelerator.matmul_launch_us + kernels.operation_us),
         matmul_ramp=accelerator.matmul_ramp,
         tile=float(accelerator.matmul_tile),
@@ -69,7 +72,35 @@ def compute_rates(accelerator: Accelerator, precision: Precision, kernels: Kerne
         kernel_launch_s=seconds(accelerator.kernel_launch_us + kernels.operation_us),
         kernel_traffic=kernels.traffic,
         dispatch_s=seconds(kernels.dispatch_us),
+        contention=accelerator.contention,
     )
+
+
+def _by_layout(accelerator: Accelerator, peak: float) -> dict[MatmulLayout, float]:
+    """FLOP/s of large products in long training by layout, from a peak in FLOP/s."""
+    return {
+        layout: peak * accelerator.training_share * share for layout, share in accelerator.matmul_efficiency.items()
+    }
+
+
+def rate_of_matmul(
+    layout: MatmulLayout, *, element_bytes: float, alignment: int, batched: bool, rates: ComputeRates
+) -> float:
+    """Rate of a large product, FLOP/s: of matrix units if its rows start at multiples of 16 bytes.
+
+    Copies into shared memory need 4 bytes, and are whole at 16: rows aligned to single elements are left to the
+    vector units, those between lie between the two rates, by the logarithm of both. Batches of narrow products
+    (heads of unaligned width) fall to fp32, as BigScience's runs show.
+    Source: NVIDIA, Matrix Multiplication Background User's Guide, section 3; CUDA C++ Programming Guide, cp.async.
+    """
+    matrix = rates.matmul_flops_per_s[layout]
+    if alignment >= MATRIX_ALIGNMENT:
+        return matrix
+    if batched:
+        return rates.vector_fp32_flops_per_s[layout]
+    vector = rates.vector_flops_per_s[layout]
+    way = math.log(max(1.0, alignment / element_bytes)) / math.log(MATRIX_ALIGNMENT / element_bytes)
+    return float(vector * (matrix / vector) ** way)
 
 
 def matmul_time_s(
@@ -77,21 +108,20 @@ def matmul_time_s(
     n: Column,
     k: Column,
     *,
-    layout: MatmulLayout,
+    flops_per_s: float,
     element_bytes: float,
     rates: ComputeRates,
     arithmetic: Arithmetic,
-    aligned: bool = True,
 ) -> Column:
     """Time of `O[m, n] = A[m, k] · B[k, n]`, s: launch + max(FLOPs / rate, bytes / memory bandwidth).
 
+    flops_per_s: what a large product of its kind reaches (`rate_of_matmul`).
     Rows and columns of the output are rounded up to whole tiles, since a partial tile costs a whole one;
     each tile takes `matmul_ramp` more steps of k to fill its pipeline and to write its result.
     """
     tiled_m = arithmetic.floor((m + (rates.tile - 1.0)) / rates.tile) * rates.tile
     tiled_n = arithmetic.floor((n + (rates.tile - 1.0)) / rates.tile) * rates.tile
-    rate = rates.matmul_flops_per_s[layout] if aligned else rates.unaligned_flops_per_s
-    arithmetic_s = 2.0 * tiled_m * tiled_n * (k + rates.matmul_ramp) / rate
+    arithmetic_s = 2.0 * tiled_m * tiled_n * (k + rates.matmul_ramp) / flops_per_s
     traffic_s = element_bytes * (m * k + k * n + m * n) / rates.memory_bytes_per_s
     busy_s: Column = arithmetic.larger(arithmetic_s, traffic_s)
     return rates.matmul_launch_s + busy_s

@@ -30,11 +30,10 @@ class Clock:
                 m,
                 n,
                 k,
-                layout=step.layout,
+                flops_per_s=self._rate(step),
                 element_bytes=self.element_bytes,
                 rates=self.rates,
                 arithmetic=self.arithmetic,
-                aligned=step.aligned,
             )
         if isinstance(step, Attention):
             price = compute.attention_backward_time_s if step.backward else compute.attention_forward_time_s
@@ -43,6 +42,15 @@ class Clock:
             return 0.0
         price_kernel = compute.kernel_time_s if step.phase == "step" else compute.unfused_kernel_time_s
         return price_kernel(step.size_bytes.evaluate(self.values), self.rates)
+
+    def _rate(self, step: MatMul) -> float:
+        return compute.rate_of_matmul(
+            step.layout,
+            element_bytes=self.element_bytes,
+            alignment=step.alignment,
+            batched=step.batched,
+            rates=self.rates,
+        )
 
     def run_s(self, step: Computation) -> Column:
         """Time a schedule spends on a computation where it stands: its calls in a row, s."""

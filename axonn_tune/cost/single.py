@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 
 from axonn_tune.cost.arithmetic import PLAIN
 from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
@@ -14,7 +14,7 @@ from axonn_tune.cost.compute import FUSED, ComputeRates, Kernels, compute_rates
 from axonn_tune.cost.durations import Clock, compute_s
 from axonn_tune.cost.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.cost.timeline import Batch, Timeline
-from axonn_tune.cost.utilisation import exposed_s
+from axonn_tune.cost.utilisation import contended_s, exposed_s
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.flops import executed_flops
@@ -56,21 +56,44 @@ class Term:
 
 @dataclass(frozen=True)
 class Pricing:
-    """Everything predicted of one candidate; seconds and bytes per step and rank."""
+    """Everything predicted of one candidate; seconds and bytes per step and rank.
+
+    alone_s, scheduled_s: computation and end of the step if communication did not slow computation beside it.
+    """
 
     configuration: Configuration
     accumulation: int
     memory: Memory
     memory_limit_bytes: float
     terms: tuple[Term, ...]
-    communication_s: float
-    compute_s: float
-    iteration_s: float
+    alone_s: float
+    scheduled_s: float
     executed_flops: float
     values: dict[str, float]
     program: StepProgram
     rates: ComputeRates
     batches: tuple[Batch, ...]
+
+    @cached_property
+    def communication_s(self) -> float:
+        """All communication, hidden or not, s."""
+        return reduce(lambda total, term: total + term.seconds, self.terms, 0.0)
+
+    @cached_property
+    def contended_s(self) -> float:
+        """What computation loses to communication beside it, s."""
+        lost_s = contended_s(self.communication_s, self.alone_s, self.scheduled_s, contention=self.rates.contention)
+        return float(lost_s)
+
+    @property
+    def compute_s(self) -> float:
+        """Computation of the step, s."""
+        return self.alone_s + self.contended_s
+
+    @property
+    def iteration_s(self) -> float:
+        """Time of the step, s."""
+        return self.scheduled_s + self.contended_s
 
     @property
     def exposed_communication_s(self) -> float:
@@ -98,22 +121,20 @@ def price_configuration(
         lane_names=tuple(tier.name for tier in machine.tiers),
     )
     accumulation = int(values["A"])
-    iteration_s = timeline.step_s(
+    scheduled_s = timeline.step_s(
         schedule,
         layers=model.layers,
         kept=int(values["kept"]),
         accumulation=accumulation,
     )
-    terms = prices.terms(program, timeline)
     return Pricing(
         configuration=configuration,
         accumulation=accumulation,
         memory=memory,
         memory_limit_bytes=memory_limit_bytes(machine.accelerator),
-        terms=terms,
-        communication_s=reduce(lambda total, term: total + term.seconds, terms, 0.0),
-        compute_s=float(compute_s(program, clock)),
-        iteration_s=iteration_s,
+        terms=prices.terms(program, timeline),
+        alone_s=float(compute_s(program, clock)),
+        scheduled_s=scheduled_s,
         executed_flops=float(executed_flops(program, values)),
         values=values,
         program=program,

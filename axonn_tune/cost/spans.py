@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from axonn_tune.cost.breakdown import CONTENDED
 from axonn_tune.cost.single import Pricing
 from axonn_tune.cost.timeline import Batch, Interval
 from axonn_tune.program.operations import Attention, Collective, Computation, Kernel, MatMul
@@ -30,7 +31,8 @@ def predicted_spans(pricing: Pricing, *, operations: bool = True, alike: int | N
 
     The step ends at `pricing.iteration_s`. Spans of a collective add up to its term's seconds, and waits for it
     to its exposed time; one span holds all calls in a row. With `alike` only so many of the equal micro-batches
-    are spelled out, and each other one is a single span.
+    are spelled out, and each other one is a single span. What computation loses to communication beside it
+    stands at the end: where it falls is not predicted.
     """
     spans = [Span(COMPUTE_LANE, STEP, 0.0, pricing.iteration_s)]
     start_s, number = 0.0, 0
@@ -42,6 +44,8 @@ def predicted_spans(pricing: Pricing, *, operations: bool = True, alike: int | N
             else:
                 spans += _batch(pricing, batch, at_s, number=number, operations=operations)
         start_s += batch.times * batch.every_s
+    if pricing.contended_s:
+        spans.append(Span(COMPUTE_LANE, CONTENDED, pricing.iteration_s - pricing.contended_s, pricing.iteration_s))
     return spans
 
 

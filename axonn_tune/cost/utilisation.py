@@ -36,6 +36,18 @@ def exposed_s(iteration_s: Column, compute_s: Column) -> Column:
     return np.where(waiting_s < ROUNDING * iteration_s, 0.0, waiting_s)
 
 
+def contended_s(communication_s: Column, compute_s: Column, iteration_s: Column, *, contention: float) -> Column:
+    """Time that computation loses to communication beside it, s: both use the same multiprocessors and memory.
+
+    `contention` times what is hidden, of communication on several tiers at once no more than is computed.
+    Source: Galvatron (arXiv 2211.13878) and FSDP's steps in benchmarks/software.py, where it is fitted.
+    """
+    if not contention:
+        return 0.0
+    hidden_s = np.maximum(communication_s - exposed_s(iteration_s, compute_s), 0.0)
+    return contention * np.minimum(hidden_s, compute_s)
+
+
 def interval_s(compute_s: Column, waiting_s: Column, uncertainty: Uncertainty) -> tuple[Column, Column]:
     """Lower and upper bound of a step time, s: each part less and more its relative half-width."""
     return (

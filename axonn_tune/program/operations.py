@@ -10,6 +10,9 @@ from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
 
 Phase: TypeAlias = Literal["forward", "recompute", "backward", "step"]
 
+MATRIX_ALIGNMENT = 16
+"""Rows that start at multiples of so many bytes feed matrix units at their full rate."""
+
 ONCE = as_size(1)
 
 GROUP_AXES = ("x", "y", "z", "data", "xy", "xyzdata")
@@ -42,7 +45,7 @@ class Collective:
 class MatMul:
     """A product `O[m, n] = A[m, k] · B[k, n]` on one rank, done `calls` times.
 
-    aligned: rows start at multiples of 16 bytes; where they do not, matrix units stand idle.
+    alignment: bytes at whose multiples rows start, at most those that matter; batched: it is many narrow products.
     """
 
     phase: Phase
@@ -52,7 +55,8 @@ class MatMul:
     k: Size
     layout: MatmulLayout
     calls: Size = ONCE
-    aligned: bool = True
+    alignment: int = MATRIX_ALIGNMENT
+    batched: bool = False
 
     @property
     def flops(self) -> Size:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from axonn_tune.accuracy.judged import Judged, errors_by_group
+from axonn_tune.accuracy.left_out import LeftOut
 from axonn_tune.accuracy.published import Accuracy
 from axonn_tune.accuracy.quality import Errors
 from axonn_tune.accuracy.steps import Predicted
@@ -23,7 +25,10 @@ def document(found: Accuracy) -> dict[str, Any]:
     kinds = {"collectives": found.collectives, "gemm": found.products, "memory": found.memory}
     return {
         "schema": SCHEMA,
-        "summary": step_summary(found.summary),
+        "summary": {
+            **step_summary(found.summary),
+            **{f"without_{kind}": step_summary(summary) for kind, summary in found.without.items()},
+        },
         "rows": step_rows(found.steps),
         **{name: _judged(judged) for name, judged in kinds.items() if judged},
     }
@@ -41,7 +46,7 @@ def _judged(judged: tuple[Judged, ...]) -> dict[str, Any]:
 
 def text(found: Accuracy) -> str:
     """Everything, for a person."""
-    parts = [steps_text(found.summary)] if found.steps else []
+    parts = [steps_text(found.summary, found.without)] if found.steps else []
     for title, judged in (
         ("collectives of 1 MiB and more", found.collectives),
         ("matrix products of 10 GFLOP and more", found.products),
@@ -79,9 +84,9 @@ def step_rows(predictions: tuple[Predicted, ...]) -> list[dict[str, Any]]:
 def step_summary(summary: StepSummary) -> dict[str, Any]:
     """The figures of a summary."""
     return {
+        **asdict(summary.errors),
         "rows": summary.rows,
         "predicted": summary.predicted,
-        **asdict(summary.errors),
         "spearman": summary.spearman,
         "regret": summary.regret,
         "best_in_top_5": summary.best_in_top_5,
@@ -106,32 +111,50 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def steps_text(summary: StepSummary) -> str:
-    """Errors by source, families, worst rows first, and what was not predicted."""
-    parts = [_errors_table("source", {**summary.by_source, "all": summary.errors})]
-    parts.append(_ranking_line(summary))
+def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
+    """Errors by source, families, worst rows first, and what was not predicted; beside them those of left-out rows."""
+    parts = [_errors_table("source", _with_all(summary), [(kind, _with_all(one)) for kind, one in without.items()])]
+    parts.append(_ranking_table(summary, without))
     parts.append(_worst_table(summary.worst))
     parts += [f"not predicted: {one.row.id}: {one.why_not}" for one in summary.not_predicted]
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def _errors_table(title: str, groups: dict[str, Errors]) -> str:
+def _with_all(summary: StepSummary) -> dict[str, Errors]:
+    return {**summary.by_source, "all": summary.errors}
+
+
+def _errors_table(
+    title: str, groups: dict[str, Errors], left_out: Sequence[tuple[LeftOut, dict[str, Errors]]] = ()
+) -> str:
+    """Errors by group; of `left_out` mean and median too, by fits without a row's family or source."""
     headings = [Heading(title, left=True), *map(Heading, ("rows", "mean", "median", "90%", "bias"))]
+    headings += [Heading(f"without\n{kind}, {what}") for kind, _ in left_out for what in ("mean", "median")]
     rows = [
-        [name, f"{one.rows:,}", f"{one.mape:.1%}", f"{one.median:.1%}", f"{one.p90:.1%}", f"{one.bias:+.1%}"]
+        [
+            *(name, f"{one.rows:,}", f"{one.mape:.1%}", f"{one.median:.1%}", f"{one.p90:.1%}", f"{one.bias:+.1%}"),
+            *(f"{share:.1%}" for _, other in left_out for share in (other[name].mape, other[name].median)),
+        ]
         for name, one in groups.items()
     ]
     return text_table(headings, rows)
 
 
-def _ranking_line(summary: StepSummary) -> str:
+def _ranking_table(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
+    """How well layouts are ranked within families, and what intervals hold."""
     if not summary.families:
         return ""
-    return (
-        f"{len(summary.families)} families of 5 rows or more: mean Spearman {summary.spearman:.3f}, mean regret "
-        f"{summary.regret:.1%}, measured best among the predicted five best {summary.best_in_top_5:.0%}\n"
-        f"80% intervals hold {summary.coverage:.0%} of the measured times\n"
-    )
+    headings = [Heading("families of\n5 rows or more", left=True), Heading("families"), Heading("mean\nSpearman")]
+    headings += [Heading("mean\nregret"), Heading("best in\ntop 5"), Heading("80% intervals\nhold")]
+    named = {"all rows": summary, **{f"without {kind}": one for kind, one in without.items()}}
+    rows = [
+        [
+            *(name, str(len(one.families)), f"{one.spearman:.3f}", f"{one.regret:.1%}"),
+            *(f"{one.best_in_top_5:.0%}", f"{one.coverage:.0%}"),
+        ]
+        for name, one in named.items()
+    ]
+    return text_table(headings, rows)
 
 
 def _worst_table(worst: tuple[Predicted, ...]) -> str:

@@ -61,6 +61,9 @@ class Accelerator(Sourced):
         description="Share of the peak that element-wise kernels and a product's own traffic reach."
     )
     peak_tflops: dict[Precision, PositiveFloat] = Field(description="Dense matrix peak by precision, TFLOP/s.")
+    vector_tflops: dict[Precision, PositiveFloat] | None = Field(
+        default=None, description="Peak without matrix units by precision, TFLOP/s; as fp32 where not given."
+    )
     matmul_efficiency: dict[MatmulLayout, Share] = Field(
         description="Share of the peak large products reach: NN forward, NT input gradient, TN weight gradient."
     )
@@ -75,6 +78,9 @@ class Accelerator(Sourced):
     )
     attention_backward_efficiency: PositiveFloat = Field(description="The same, backward.")
     kernel_launch_us: NonNegativeFloat = Field(description="Fixed time of one element-wise kernel, µs.")
+    contention: NonNegativeFloat = Field(
+        default=0.0, description="Time computation loses beside communication, over the time of that communication."
+    )
 
     @property
     def memory_bytes(self) -> float:
@@ -85,9 +91,10 @@ class Accelerator(Sourced):
         """Dense matrix peak, FLOP/s; KeyError if the accelerator does not state this precision."""
         return flops_per_s(self.peak_tflops[precision])
 
-    def unaligned_flops_per_s(self, precision: Precision) -> float:
-        """Peak of products whose rows are not aligned to 16 bytes, FLOP/s: that of fp32, without matrix units."""
-        return flops_per_s(self.peak_tflops.get("fp32", self.peak_tflops[precision]))
+    def vector_flops_per_s(self, precision: Precision) -> float:
+        """Peak without matrix units, FLOP/s."""
+        fp32 = self.peak_tflops.get("fp32", self.peak_tflops[precision])
+        return flops_per_s((self.vector_tflops or {}).get(precision, fp32))
 
 
 class MeasuredBandwidth(Document):

@@ -21,7 +21,8 @@ from axonn_tune.specs.machine import (
     Source,
     Tier,
 )
-from axonn_tune.specs.measurements import MeasuredConfiguration, MeasuredTerm, Measurements
+from axonn_tune.specs.measurements import MeasuredConfiguration, MeasuredTerm, Measurements, RunTimes
+from axonn_tune.validation.repricing import price
 
 Part: TypeAlias = Literal["latency", "bandwidth"]
 _Key: TypeAlias = tuple[CollectiveKind, int, Part]
@@ -57,7 +58,7 @@ def updated(measurements: Measurements, machine: Machine) -> Update:
     source = f"runs of {measurements.model.name} on {measurements.place.ranks} ranks, {measurements.created[:10]}"
     found = _factors(measurements, machine)
     tiers = tuple(_tier(tier, number, found, source) for number, tier in enumerate(machine.tiers))
-    computing = _computing(measurements)
+    computing = _computing(measurements, machine)
     accelerator = _accelerator(machine.accelerator, computing, source) if computing else machine.accelerator
     changes = [_change(machine, key, ratios) for key, ratios in found.items()]
     if computing:
@@ -114,12 +115,21 @@ def _tier(tier: Tier, number: int, found: Mapping[_Key, list[float]], source: st
     return tier.model_copy(update={"collectives": factors, "sources": sources})
 
 
-def _computing(measurements: Measurements) -> list[float]:
-    """Measured / predicted computation of each configuration."""
-    pairs = [
-        (median(run.compute_s for run in one.runs), one.predicted.compute_s) for one in measurements.configurations
-    ]
-    return [measured / predicted for measured, predicted in pairs if predicted and measured]
+def _computing(measurements: Measurements, machine: Machine) -> list[float]:
+    """Measured / predicted computation of each configuration, both without what communication beside it costs."""
+    contention, found = machine.accelerator.contention, []
+    for one in measurements.configurations:
+        alone_s = median(_alone_s(run, contention=contention) for run in one.runs)
+        predicted_s = price(measurements.model, machine, one).alone_s
+        if alone_s and predicted_s:
+            found.append(alone_s / predicted_s)
+    return found
+
+
+def _alone_s(run: RunTimes, *, contention: float) -> float:
+    """Computation of a run as if no communication had slowed it, s: `cost.utilisation.contended_s` solved for it."""
+    hidden_s = max(0.0, run.communication_s - run.exposed_communication_s)
+    return max(run.compute_s - contention * hidden_s, run.compute_s / (1.0 + contention))
 
 
 def _accelerator(before: Accelerator, ratios: list[float], source: str) -> Accelerator:
@@ -131,6 +141,8 @@ def _accelerator(before: Accelerator, ratios: list[float], source: str) -> Accel
         "matmul_launch_us": _rounded(before.matmul_launch_us * factor),
         "kernel_launch_us": _rounded(before.kernel_launch_us * factor),
     }
+    if before.vector_tflops:
+        changed["vector_tflops"] = {name: _rounded(peak / factor) for name, peak in before.vector_tflops.items()}
     sources = before.sources | {name: _source(before.sources, name, source) for name in changed}
     return before.model_copy(update=changed | {"sources": sources})
 

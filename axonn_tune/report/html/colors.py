@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from axonn_tune.cost.breakdown import ATTENTION, ELEMENT_WISE, MATRIX_PRODUCTS, OPTIMIZER
+from axonn_tune.cost.breakdown import ATTENTION, CONTENDED, ELEMENT_WISE, MATRIX_PRODUCTS, OPTIMIZER
 
 COMPUTATION, TEXT = "--compute", "--text"
 ACCENT, MUTED, LIMIT, WAIT, RING = "--accent", "--muted", "--limit", "--wait", "--ring"
@@ -12,6 +12,7 @@ BY_KIND = {
     ATTENTION: "--compute-2",
     ELEMENT_WISE: "--compute-3",
     OPTIMIZER: "--compute-4",
+    CONTENDED: "--compute/0.35",
 }
 SERIES = tuple(f"--series-{number}" for number in range(1, 9))
 _STRENGTH = {"all_gather": 1.0, "reduce_scatter": 0.72, "all_reduce": 0.45}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from axonn_tune.cost.breakdown import kind_of
+from axonn_tune.cost.breakdown import CONTENDED, kind_of
 from axonn_tune.cost.single import Pricing
 from axonn_tune.cost.timeline import Batch, Interval, Stretch
 from axonn_tune.program.operations import Collective
@@ -87,6 +87,9 @@ def step_bars(pricing: Pricing, *, finest_s: float) -> list[Bar]:
         one_batch = merged(_batch_bars(batch), finest_s=finest_s)
         found += [one.moved(start_s + time * batch.every_s) for time in range(batch.times) for one in one_batch]
         start_s += batch.times * batch.every_s
+    if pricing.contended_s:
+        end_s = pricing.iteration_s
+        found.append(Bar(COMPUTE_LANE, CONTENDED, CONTENDED, end_s - pricing.contended_s, end_s, pricing.contended_s))
     return merged(found, finest_s=finest_s)
 
 

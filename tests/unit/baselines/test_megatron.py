@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.baselines.layout import CURRENT, NARAYANAN_2021, Layout, Software, broken_constraints, list_layouts
+from axonn_tune.baselines.layout import (
+    CURRENT,
+    NARAYANAN_2021,
+    WAITING,
+    Layout,
+    Software,
+    broken_constraints,
+    list_layouts,
+)
 from axonn_tune.baselines.network import transfer_time_s
 from axonn_tune.baselines.pipeline import bubble_share, chain_exposed_s, pipeline_time
 from axonn_tune.baselines.stretches import Block, block_backward, block_forward, collectives, computations
@@ -46,8 +54,8 @@ def test_computation_is_that_of_data_parallelism() -> None:
         for step, count in same.program.calls()
         if isinstance(step, Kernel) and (step.prepares_gather or step.accumulates)
     )
-    priced = price(Layout(data=8, micro_batch=2))
-    assert priced.compute_s == pytest.approx(same.compute_s - only_sharded_s, rel=0.001)
+    priced = price(Layout(data=8, micro_batch=2), software=WAITING)
+    assert priced.compute_s == pytest.approx(same.alone_s - only_sharded_s, rel=0.001)
 
 
 def test_tensor_parallelism_sends_four_all_reduces_a_block() -> None:

@@ -1,0 +1,113 @@
+"""Predict every published step by fits that have not seen its family, and by fits that have not seen its source.
+
+python -m benchmarks.left_out    # fits 17 times; writes left_out.csv and intervals.csv of the shipped measurements
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+
+from axonn_tune.accuracy.cases import Case
+from axonn_tune.accuracy.frameworks import UNKNOWN
+from axonn_tune.accuracy.shipped import SHIPPED
+from benchmarks.fitting import Floats
+from benchmarks.software import cases, fit, measured_s, predicted_s, report, write_records
+
+FAMILY_GROUPS = 10
+"""Families are left out in so many groups, as they come: one of all rows would need a fit for each family."""
+
+HELD = 0.8
+"""Share of measured steps that an interval shall hold."""
+
+
+def family_group(case: Case) -> str:
+    """Group with which a row's family is left out."""
+    families = sorted({one.row.family for one in cases()})
+    return str(families.index(case.row.family) % FAMILY_GROUPS)
+
+
+def source(case: Case) -> str:
+    """Publication with which a row is left out."""
+    return case.row.dataset
+
+
+def left_out_s(key: Callable[[Case], str], start: Floats) -> Floats:
+    """Step times of all cases, each by a fit without those that share its key, s."""
+    some = cases()
+    keys = [key(case) for case in some]
+    names = sorted(set(keys))
+    found = np.zeros(len(some))
+    with ProcessPoolExecutor() as pool:
+        kept = [[at for at, own in enumerate(keys) if own != name] for name in names]
+        fits = pool.map(_fit, kept, [start] * len(names))
+        for name, logs in zip(names, fits, strict=True):
+            out = [at for at, own in enumerate(keys) if own == name]
+            found[out] = predicted_s([some[at] for at in out], logs)
+    return found
+
+
+def _fit(kept: Sequence[int], start: Floats) -> Floats:
+    return fit([cases()[at] for at in kept], start=start)
+
+
+def widths(errors: Floats, of: Sequence[str]) -> dict[str, float]:
+    """What `HELD` of |log(predicted / measured)| stay below, by name and of all."""
+    sizes = np.abs(errors)
+    found = {name: float(np.quantile(sizes[np.array(of) == name], HELD)) for name in sorted(set(of))}
+    return found | {"all": float(np.quantile(sizes, HELD))}
+
+
+def coverage(errors: Floats, of: Sequence[str], groups: Sequence[str]) -> float:
+    """Share of rows within widths from the rows of other groups."""
+    sizes, names, own = np.abs(errors), np.array(of), np.array(groups)
+    inside = 0
+    for group in sorted(set(groups)):
+        known = widths(errors[own != group], names[own != group].tolist())
+        inside += sum(
+            size <= known.get(name, known["all"])
+            for size, name in zip(sizes[own == group], names[own == group], strict=True)
+        )
+    return inside / len(sizes)
+
+
+def write(family_s: Floats, source_s: Floats, by_software: Mapping[str, float], unknown: float) -> None:
+    """Ship predictions of left-out rows, and the widths of intervals that follow from them."""
+    write_records(
+        SHIPPED / "left_out.csv",
+        [
+            {"id": case.row.id, "without_family_s": f"{one:.6g}", "without_source_s": f"{other:.6g}"}
+            for case, one, other in zip(cases(), family_s, source_s, strict=True)
+        ],
+    )
+    known = {name: (width, "without their family") for name, width in by_software.items() if name != "all"}
+    write_records(
+        SHIPPED / "intervals.csv",
+        [
+            {"software": name, "width": f"{width:.3g}", "source": f"80% of its rows are nearer, by fits {how}"}
+            for name, (width, how) in {**known, UNKNOWN: (unknown, "without their source")}.items()
+        ],
+    )
+
+
+def main() -> int:
+    """Run the command; returns the exit code."""
+    some = cases()
+    truth, start = measured_s(some), fit(some)
+    family_s, source_s = left_out_s(family_group, start), left_out_s(source, start)
+    by_family, by_source = np.log(family_s / truth), np.log(source_s / truth)
+    software = [case.framework.kernels for case in some]
+    by_software, unknown = widths(by_family, software), widths(by_source, software)["all"]
+    print(report(by_family, "each family by a fit without it"))
+    print(report(by_source, "each source by a fit without it"))
+    held = coverage(by_family, software, [family_group(case) for case in some])
+    print(f"intervals from the other groups of families hold {held:.1%}")
+    write(family_s, source_s, by_software, unknown)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

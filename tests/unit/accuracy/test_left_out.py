@@ -1,0 +1,36 @@
+"""Predictions by fits that have not seen a row."""
+
+from __future__ import annotations
+
+import pytest
+
+from axonn_tune.accuracy.left_out import LEFT_OUT, LeftOut, without
+from axonn_tune.accuracy.rows import read_steps
+from axonn_tune.accuracy.shipped import SHIPPED
+from axonn_tune.accuracy.steps import predict_steps
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_times_move_and_intervals_with_them(kind: LeftOut) -> None:
+    """Guards left-out rows: another time, and an interval of the same width around it."""
+    rows = [row for row in read_steps(SHIPPED / "steps.csv") if row.dataset in {"torchtitan", "dgxc"}]
+    steps = predict_steps(rows)
+    moved = without(steps, kind)
+    assert [one.row.id for one in moved] == [one.row.id for one in steps if one.price is not None]
+    before = {one.row.id: one for one in steps}
+    for one in moved:
+        own = before[one.row.id]
+        assert one.low_s is not None
+        assert one.high_s is not None
+        assert own.high_s is not None
+        assert own.low_s is not None
+        assert one.low_s < (one.predicted_s or 0.0) < one.high_s
+        assert one.high_s / one.low_s == pytest.approx(own.high_s / own.low_s)
+    assert any(one.predicted_s != before[one.row.id].predicted_s for one in moved)
+
+
+def test_rows_of_others_have_no_such_time() -> None:
+    """Guards the word: only shipped rows were in a fit."""
+    rows = read_steps(SHIPPED / "steps.csv")[:3]
+    assert without(predict_steps(rows), "family")
+    assert without((), "family") == ()

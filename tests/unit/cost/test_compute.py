@@ -1,0 +1,73 @@
+"""Rates of matrix products, and what communication beside it costs computation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from axonn_tune.cost.compute import Kernels, compute_rates, rate_of_matmul
+from axonn_tune.cost.single import Configuration, price_configuration
+from axonn_tune.cost.utilisation import contended_s
+from axonn_tune.grid import Grid
+from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.workload import Workload
+
+
+def a100(**changed: object) -> Machine:
+    """A shipped machine, with other numbers of its accelerator."""
+    machine = load_machine("dgx-a100").document
+    return machine.model_copy(update={"accelerator": machine.accelerator.model_copy(update=changed)})
+
+
+def rate(alignment: int, *, batched: bool = False) -> float:
+    """Rate of forward products in fp16, FLOP/s."""
+    rates = compute_rates(a100(training_share=1.0).accelerator, "fp16")
+    return rate_of_matmul("NN", element_bytes=2.0, alignment=alignment, batched=batched, rates=rates)
+
+
+def test_rows_at_odd_addresses_run_without_matrix_units() -> None:
+    """Guards both ends: the matrix peak at 16 bytes, the vector peak at single elements, of A100's datasheet."""
+    share = a100().accelerator.matmul_efficiency["NN"]
+    assert rate(16) == pytest.approx(312e12 * share)
+    assert rate(2) == pytest.approx(78e12 * share)
+    assert rate(2, batched=True) == rate(8, batched=True) == pytest.approx(19.5e12 * share)
+    assert rate(16, batched=True) == rate(16)
+
+
+def test_rates_between_lie_on_a_logarithmic_line() -> None:
+    """Guards what tables of odd sizes cost: each doubling of the alignment gains the same factor."""
+    gains = [rate(twice) / rate(once) for once, twice in ((2, 4), (4, 8), (8, 16))]
+    assert gains == pytest.approx([4.0 ** (1 / 3)] * 3)
+
+
+def test_software_changes_products_on_matrix_units_only() -> None:
+    """Guards `products`: it is what software makes of matrix units."""
+    machine = a100()
+    plain, slow = (compute_rates(machine.accelerator, "fp16", Kernels(products=share)) for share in (1.0, 2.0))
+    assert slow.matmul_flops_per_s["NT"] == pytest.approx(plain.matmul_flops_per_s["NT"] / 2.0)
+    assert slow.vector_flops_per_s == plain.vector_flops_per_s
+
+
+def test_contention_is_a_share_of_what_is_hidden() -> None:
+    """Guards the equation: of 8 s communication 6 are hidden behind 10; of 40 s no more than is computed."""
+    assert float(contended_s(8.0, 10.0, 12.0, contention=0.5)) == pytest.approx(3.0)
+    assert float(contended_s(40.0, 10.0, 12.0, contention=0.5)) == pytest.approx(5.0)
+    assert float(contended_s(2.0, 10.0, 12.0, contention=0.5)) == 0.0
+    assert contended_s(8.0, 10.0, 12.0, contention=0.0) == 0.0
+    columns = contended_s(np.array([8.0, 40.0]), np.array([10.0, 10.0]), np.array([12.0, 12.0]), contention=0.5)
+    assert np.asarray(columns).tolist() == pytest.approx([3.0, 5.0])
+
+
+@pytest.mark.parametrize("contention", [0.0, 0.3, 1.0])
+def test_a_step_is_longer_by_what_it_loses(contention: float) -> None:
+    """Guards the step: contention adds to computation and step alike, and exposes nothing."""
+    model, workload = load_model("5b").document, Workload(global_batch=64, sequence_length=2048)
+    grid = Configuration(Grid(z=8), 1, "none")
+    alone, slowed = (price_configuration(model, a100(contention=share), workload, grid) for share in (0.0, contention))
+    hidden_s = alone.communication_s - alone.exposed_communication_s
+    assert hidden_s > 0.0
+    assert slowed.contended_s == pytest.approx(contention * hidden_s)
+    assert slowed.iteration_s == pytest.approx(alone.iteration_s + slowed.contended_s)
+    assert slowed.compute_s == pytest.approx(alone.compute_s + slowed.contended_s)
+    assert slowed.exposed_communication_s == pytest.approx(alone.exposed_communication_s)

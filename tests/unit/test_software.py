@@ -1,0 +1,53 @@
+"""The fit of software numbers: bounds, what holds it where rows say nothing, and widths of intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.left_out import coverage, widths
+from benchmarks.software import EXPECTED, LEAST, newton_step, parameters
+
+
+def test_a_step_stays_within_bounds() -> None:
+    """Guards physics: however far rows pull, no products outrun the best published."""
+    known = parameters()
+    products = [at for at, name in enumerate(known.names) if name.endswith(":products")]
+    slopes = np.zeros((300, len(known.names)))
+    slopes[:, products] = 1.0
+    step = newton_step(known.expected, np.full(300, 3.0), slopes, np.ones(300))
+    assert np.all(known.expected + step >= known.least - 1e-12)
+    assert (known.expected + step)[products] == pytest.approx(np.log(LEAST["products"]))
+
+
+def test_without_rows_numbers_are_what_is_expected() -> None:
+    """Guards left-out software: its numbers go back to what was expected before any row, wherever the fit stands."""
+    known = parameters()
+    nothing = np.zeros((0, len(known.names)))
+    for start in (known.expected, known.expected + 0.05):
+        settled = start + newton_step(start, np.zeros(0), nothing, np.zeros(0))
+        assert settled == pytest.approx(known.expected)
+
+
+def test_rows_move_the_number_they_depend_on() -> None:
+    """Guards the arithmetic: rows that are 10% long in one number's time make it about 10% shorter, and no other."""
+    known = parameters()
+    position = next(at for at, name in enumerate(known.names) if name.endswith("dispatch_us"))
+    slopes = np.zeros((200, len(known.names)))
+    slopes[:, position] = 1.0
+    step = newton_step(known.expected, np.full(200, 0.1), slopes, np.ones(200))
+    assert step[position] == pytest.approx(-0.1, rel=0.02)
+    assert np.delete(step, position) == pytest.approx(0.0)
+
+
+def test_every_fitted_number_is_expected_somewhere() -> None:
+    """Guards kernels.csv: a new number needs an expectation."""
+    assert {name.split(":")[1] for name in parameters().names} <= set(EXPECTED)
+
+
+def test_intervals_come_from_other_groups() -> None:
+    """Guards coverage: a group whose errors are ten times the others' does not set its own width."""
+    errors = np.array([0.1] * 10 + [1.0] * 10)
+    software, groups = ["some"] * 20, ["a"] * 10 + ["b"] * 10
+    assert coverage(errors, software, groups) == pytest.approx(0.5)
+    assert widths(errors, software)["some"] == pytest.approx(1.0)
