@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from axonn_tune.baselines import stretches
 from axonn_tune.baselines.layout import Layout, Software
@@ -17,9 +17,6 @@ from axonn_tune.program.dimensions import constants
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, MatMul
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-
-BACKWARD_DISPATCH_SHARE = 0.5
-"""Host time of an operation in the backward pass over one in the forward: autograd issues it without Python."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +100,12 @@ class PartsPricer:
         forward = stretches.block_forward(block)
         backward = stretches.block_backward(block, recompute=layout.recompute)
         again = 1.0 if layout.recompute == "none" else 2.0
+        passes = self._duration(forward, layout, clock), self._duration(backward, layout, clock)
+        idle_s = self._idle_s((*forward, *backward), layout, busy_s=sum(one.total_s for one in passes))
+        waiting = [Duration(idle_s=idle_s * len(one) / len((*forward, *backward))) for one in (forward, backward)]
         return Parts(
-            forward=self._issued(forward, layout, clock) + self._context_exchange(layout, clock, again),
-            backward=self._issued(backward, layout, clock) + self._context_exchange(layout, clock, 1.0, passes=2.0),
+            forward=passes[0] + waiting[0] + self._context_exchange(layout, clock, again),
+            backward=passes[1] + waiting[1] + self._context_exchange(layout, clock, 1.0, passes=2.0),
             embedding=self._duration(stretches.embedding(block), layout, clock),
             head=self._duration(stretches.head(block), layout, clock),
         )
@@ -133,15 +133,10 @@ class PartsPricer:
             total += Duration(compute_s, sent_s, exposed_s, _flops(part, clock))
         return total
 
-    def _issued(self, parts: Stretches, layout: Layout, clock: Clock) -> Duration:
-        """Stretches of one pass, which lasts as long as issuing it at least: the host runs ahead within a pass only."""
-        busy = self._duration(parts, layout, clock)
-        issued = sum(
-            BACKWARD_DISPATCH_SHARE if step.phase == "backward" else 1.0
-            for part in parts
-            for step in (*part.computation, *(part.communication if layout.tensor > 1 else ()))
-        )
-        return replace(busy, idle_s=max(0.0, issued * self.rates.dispatch_s - busy.total_s))
+    def _idle_s(self, parts: Stretches, layout: Layout, *, busy_s: float) -> float:
+        """What the accelerator waits for its host in a block, which lasts as long as issuing it at least, s."""
+        issued = sum(len(part.computation) + len(part.communication) * (layout.tensor > 1) for part in parts)
+        return max(0.0, issued * self.rates.dispatch_s - busy_s)
 
     def _context_exchange(self, layout: Layout, clock: Clock, times: float, *, passes: float = 1.0) -> Duration:
         """Keys and values of the other context ranks, all-gathered beside attention; their gradients are reduced."""
