@@ -19,7 +19,8 @@ from axonn_tune.units import GIB, show_bytes, show_seconds
 
 _GB, _TERA = 1e9, 1e12
 _WIDTH = 100
-_PHASES = get_args(Phase)
+_PHASES = (*get_args(Phase), "")
+"""What has no phase comes last."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from axonn_tune.cost.breakdown import MATRIX_PRODUCTS, Work, work_by_kind
+from axonn_tune.cost.breakdown import ATTENTION, ELEMENT_WISE, MATRIX_PRODUCTS, OPTIMIZER, Work, work_by_kind
 from axonn_tune.cost.single import Pricing
 from axonn_tune.grid import Grid
 from axonn_tune.ranking.entries import Entry
@@ -19,6 +19,8 @@ _RECOMPUTE = {
 }
 _WORTH_SAYING = 0.005
 """Share of a step below which a gain is not mentioned."""
+_KERNELS = (ATTENTION, ELEMENT_WISE, OPTIMIZER)
+"""Computation that is neither a matrix product nor what communication costs."""
 
 
 def words(inputs: Inputs, entry: Entry, pricing: Pricing) -> list[str]:
@@ -130,7 +132,7 @@ def _time(entry: Entry, pricing: Pricing) -> Iterator[str]:
     hidden_s = max(pricing.communication_s - exposed_s, 0.0)
     yield (
         f"All collectives of a GPU together take {show_seconds(pricing.communication_s)}, of which "
-        f"{show_seconds(hidden_s)} ({hidden_s / pricing.communication_s:.0%}) run while it computes."
+        f"{show_seconds(hidden_s)} ({hidden_s / pricing.communication_s:.0%}) run while it computes{_slowing(pricing)}."
     )
     longest = max(pricing.terms, key=lambda term: term.exposed_s)
     if longest.exposed_s:
@@ -152,6 +154,10 @@ def _use(inputs: Inputs, entry: Entry, pricing: Pricing) -> Iterator[str]:
     )
 
 
+def _slowing(pricing: Pricing) -> str:
+    return f", which slows that by {show_seconds(pricing.contended_s)}" if pricing.contended_s else ""
+
+
 def _limits(inputs: Inputs, pricing: Pricing) -> Iterator[str]:
     """What stands between this step and the peak, by how much it costs."""
     problem, step_s = inputs.problem, pricing.iteration_s
@@ -162,10 +168,8 @@ def _limits(inputs: Inputs, pricing: Pricing) -> Iterator[str]:
         (pricing.exposed_communication_s, "waiting for the network"),
         (again_s, "recomputation"),
         (_slower_s(work, peak), "matrix products below the peak"),
-        (
-            sum(each.seconds for each in work if each.kind != MATRIX_PRODUCTS and each.phase != "recompute"),
-            "other kernels",
-        ),
+        (pricing.contended_s, "computation slowed by communication beside it"),
+        (sum(each.seconds for each in work if each.kind in _KERNELS and each.phase != "recompute"), "other kernels"),
     ]
     worth = sorted(((cost_s, what) for cost_s, what in costs if cost_s > _WORTH_SAYING * step_s), reverse=True)
     if worth:

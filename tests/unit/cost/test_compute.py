@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from axonn_tune.cost.breakdown import CONTENDED, work_by_kind
 from axonn_tune.cost.compute import Kernels, compute_rates, rate_of_matmul
 from axonn_tune.cost.single import Configuration, price_configuration
 from axonn_tune.cost.utilisation import contended_s
@@ -71,3 +72,13 @@ def test_a_step_is_longer_by_what_it_loses(contention: float) -> None:
     assert slowed.iteration_s == pytest.approx(alone.iteration_s + slowed.contended_s)
     assert slowed.compute_s == pytest.approx(alone.compute_s + slowed.contended_s)
     assert slowed.exposed_communication_s == pytest.approx(alone.exposed_communication_s)
+
+
+@pytest.mark.parametrize("contention", [0.0, 0.3])
+def test_what_is_lost_is_a_part_of_computation(contention: float) -> None:
+    """Guards explanations: kinds of work add up to all computation, what contention costs among them."""
+    model, workload = load_model("5b").document, Workload(global_batch=64, sequence_length=2048)
+    pricing = price_configuration(model, a100(contention=contention), workload, Configuration(Grid(z=8), 1, "full"))
+    work = work_by_kind(pricing, workload)
+    assert sum(each.seconds for each in work) == pytest.approx(pricing.compute_s)
+    assert sum(each.seconds for each in work if each.kind == CONTENDED) == pytest.approx(pricing.contended_s)
