@@ -1,6 +1,6 @@
 """Write docs/accuracy.md from the shipped measurements: `python -m benchmarks.accuracy_page`.
 
-What is in the page's fixed words is in accuracy_page.md beside this file; every number is computed here.
+What is in the page's fixed words is in accuracy_page.md beside this file; every table is computed here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from axonn_tune.accuracy.frameworks import FRAMEWORKS
 from axonn_tune.accuracy.judged import Judged, errors_by_group
 from axonn_tune.accuracy.left_out import without
 from axonn_tune.accuracy.published import Accuracy, Files, judge
@@ -53,6 +54,7 @@ def tables() -> dict[str, str]:
         "memory": _judged(found.memory),
         "share": f"{len(single) / len(found.steps):.0%}",
         "families": str(len(families(single))),
+        "frameworks": _frameworks(),
         "vtrain": _indented(vtrain_sums.residuals(groups) + "\n\n" + vtrain_sums.layer_times(groups)),
         "cuts": _indented(vtrain_sums.cuts(single)),
     }
@@ -111,6 +113,21 @@ def _ranking(found: Accuracy) -> str:
         cells = [f"{one.spearman:.3f}", f"{kendall:.3f}", f"{one.regret:.1%}", f"{one.best_in_top_5:.0%}"]
         rows.append([name, str(len(one.families)), *cells, f"{one.coverage:.0%}"])
     return markdown_table([Heading("fit", left=True), *map(Heading, names)], rows)
+
+
+def _frameworks() -> str:
+    headings = [Heading(name, left=True) for name in ("word", "is", "numbers of", "attention", "sharded")]
+    rows = [
+        [
+            word,
+            one.name,
+            one.kernels,
+            "fused" if one.software.fused_attention else "unfused",
+            "yes" if one.sharded else "",
+        ]
+        for word, one in FRAMEWORKS
+    ]
+    return markdown_table(headings, rows)
 
 
 def _worst(worst: Sequence[Predicted]) -> str:

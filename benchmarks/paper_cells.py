@@ -110,7 +110,7 @@ def sent_tie(found: Cell, pick: Best) -> bool:
 
 
 def step_tie(found: Cell, pick: Best) -> bool:
-    """The same of steps: errors of exposed communication count, those of computation are common to both."""
+    """The same of steps: errors of exposed communication count, those of computation are taken as common to both."""
     steps, exposed = (
         [seconds(getattr(best.step, name)) for best in (found.ours, pick)]
         for name in ("iteration_s", "exposed_communication_s")

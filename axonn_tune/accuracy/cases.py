@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from axonn_tune.accuracy.frameworks import Framework, framework_of
 from axonn_tune.accuracy.rows import StepRow
-from axonn_tune.accuracy.sites import machine_of
+from axonn_tune.accuracy.sites import ACCELERATORS, machine_of
 from axonn_tune.baselines.layout import Layout, Software, broken_constraints
 from axonn_tune.grid import divisors
 from axonn_tune.specs.machine import Machine
@@ -43,7 +43,8 @@ def case_of(row: StepRow) -> Case | Refusal:
         return Refusal(row, f"number format {row.precision!r} is not modelled: bf16, fp16, fp32 and fp64 are")
     machine = machine_of(row)
     if machine is None:
-        return Refusal(row, f"no machine profile has the accelerator {row.gpu!r}")
+        known = ", ".join(sorted({word.upper() for word, _ in ACCELERATORS}))
+        return Refusal(row, f"no machine profile has the accelerator {row.gpu!r}: known are {known}")
     ranks = row.tensor * row.pipeline * row.context * row.data
     if ranks != row.gpus:
         parts = f"tensor {row.tensor} x pipeline {row.pipeline} x context {row.context} x data {row.data}"
@@ -67,7 +68,9 @@ def _precision(words: str) -> Precision | None:
         return None
     if "fp16" in text or "half" in text or "mixed" in text:
         return "bf16" if text.startswith("bf16") else "fp16"
-    found: dict[str, Precision] = {"bf16": "bf16", "bfloat16": "bf16", "fp64": "fp64", "fp32": "fp32", "": "bf16"}
+    if text in {"", "nan"}:
+        return "bf16"
+    found: dict[str, Precision] = {"bf16": "bf16", "bfloat16": "bf16", "fp64": "fp64", "fp32": "fp32"}
     return next((precision for word, precision in found.items() if word in text), None)
 
 

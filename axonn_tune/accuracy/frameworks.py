@@ -45,7 +45,7 @@ _CORE = replace(CURRENT, gradient_bytes=2)
 _XLA = Framework("xla", CURRENT, "core", biases=False, sharded=True, newest_attention=True)
 _MEGATRON_CORE = Framework("megatron-core", _CORE, "core", biases=False, newest_attention=True)
 _DEEPSPEED = replace(NARAYANAN_2021, gradient_bytes=2)
-_FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
+FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
     ("bigscience", Framework("megatron-deepspeed", NARAYANAN_2021, "megatron-2021")),
     ("megatron-deepspeed", Framework("megatron-deepspeed", _DEEPSPEED, "megatron-deepspeed")),
     ("zero-3", Framework("deepspeed", NARAYANAN_2021, "megatron-2021", sharded=True)),
@@ -53,9 +53,10 @@ _FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
     ("scatter-gather", Framework("megatron-2021", NARAYANAN_2021, "megatron-2021")),
     ("megatron-core", _MEGATRON_CORE),
     ("nemo", _MEGATRON_CORE),
-    ("bridge", _MEGATRON_CORE),
+    ("megatron-bridge", _MEGATRON_CORE),
+    ("megatron bridge", _MEGATRON_CORE),
     ("megascale", Framework("megascale", CURRENT, "core")),
-    ("meta", Framework("meta-4d", CURRENT, "core", biases=False, newest_attention=True)),
+    ("meta internal", Framework("meta-4d", CURRENT, "core", biases=False, newest_attention=True)),
     ("megatron", Framework("megatron-lm", KORTHIKANTI_2022, "megatron-2021")),
     ("fsdp", Framework("fsdp", _EAGER, "eager", biases=False, sharded=True)),
     ("torchtitan", Framework("fsdp", _EAGER, "eager", biases=False, sharded=True)),
@@ -72,8 +73,8 @@ _UNKNOWN = Framework(UNKNOWN, _EAGER, UNKNOWN, biases=False, known=False)
 def framework_of(row: StepRow) -> Framework:
     """The framework a row names, with what the row itself says of attention, overlap and compilation."""
     words = row.framework.lower()
-    found = next((known for word, known in _FRAMEWORKS if word in words), _UNKNOWN)
-    said = f"{row.overlap} {row.notes}".lower()
+    found = next((known for word, known in FRAMEWORKS if word in words), _UNKNOWN)
+    said = f"{row.framework} {row.overlap} {row.notes}".lower()
     if found.kernels == "eager" and "compile" in said and "eager" not in row.overlap.lower():
         found = replace(found, kernels="compiled")
     attention = row.attention.lower()

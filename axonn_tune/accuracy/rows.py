@@ -140,9 +140,16 @@ def _step_row(stated: Mapping[str, str], line: int) -> StepRow:
         context=context,
         data=_count(record, "dp", max(1, gpus // (tensor * pipeline * context))),
         sequence_parallel=_flag(record, "seq_parallel"),
-        step_s=number(record, "step_s"),
+        step_s=_time_s(record),
         memory_gib=number(record, "mem_gib"),
     )
+
+
+def _time_s(record: Mapping[str, str]) -> float | None:
+    value = number(record, "step_s")
+    if value is not None and value <= 0.0:
+        raise ValueError(f"step_s is {record['step_s']!r}, not a time above 0")
+    return value
 
 
 def _multiple(record: Mapping[str, str]) -> int | None:

@@ -43,7 +43,7 @@ _SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 """Word in a system's name, the profile it means, and the accelerators that system has."""
 
-_ACCELERATORS: tuple[tuple[str, str], ...] = (
+ACCELERATORS: tuple[tuple[str, str], ...] = (
     ("mi250", "frontier"),
     ("gh200", "alps"),
     ("gb200", "gb200-nvl72"),
@@ -75,7 +75,7 @@ def profile_of(row: Site) -> str | None:
     for word, profile, chips in _SYSTEMS:
         if word in system and any(chip in gpu for chip in chips):
             return profile
-    return next((profile for word, profile in _ACCELERATORS if word in gpu), None)
+    return next((profile for word, profile in ACCELERATORS if word in gpu), None)
 
 
 def machine_of(row: Site) -> Machine | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from axonn_tune.accuracy.frameworks import framework_of
 from axonn_tune.accuracy.quality import Errors, FamilyQuality, coverage, errors_of, families
 from axonn_tune.accuracy.steps import Predicted
 
@@ -24,6 +25,8 @@ class StepSummary:
     coverage: float
     worst: tuple[Predicted, ...]
     not_predicted: tuple[Predicted, ...]
+    not_measured: tuple[Predicted, ...]
+    of_unknown_software: tuple[Predicted, ...]
 
     @property
     def spearman(self) -> float | None:
@@ -56,6 +59,8 @@ def summarize_steps(predictions: Sequence[Predicted], *, worst: int = 20) -> Ste
         coverage=coverage(judged),
         worst=tuple(ordered[:worst]),
         not_predicted=tuple(one for one in predictions if one.price is None),
+        not_measured=tuple(one for one in predictions if one.row.step_s is None),
+        of_unknown_software=tuple(one for one in predictions if not framework_of(one.row).known),
     )
 
 

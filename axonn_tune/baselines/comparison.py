@@ -52,6 +52,7 @@ class Prediction:
     accumulation: int
     recompute: str
     compute_s: float
+    contended_s: float
     traffic: tuple[Traffic, ...]
     exposed_communication_s: float
     bubble_s: float
@@ -71,7 +72,9 @@ class Prediction:
         """What the step is spent on beside the computation it needs, as shares of it, largest first."""
         shares = [(f"exposed {part.kind} traffic", part.exposed_s / self.iteration_s) for part in self.traffic]
         shares.append(("pipeline bubble", self.bubble_s / self.iteration_s))
-        shares.append(("recomputation", self.recomputed_share * self.compute_s / self.iteration_s))
+        shares.append(("computation slowed by traffic", self.contended_s / self.iteration_s))
+        alone_s = self.compute_s - self.contended_s
+        shares.append(("recomputation", self.recomputed_share * alone_s / self.iteration_s))
         worth = [(what, share) for what, share in shares if share >= WORTH_NAMING]
         return tuple(sorted(worth, key=lambda limit: -limit[1]))
 
@@ -206,7 +209,7 @@ def _of_grid(problem: Problem, pricing: Pricing) -> Prediction:
         problem,
         layout=f"{sizes}, order {','.join(wide)}" if len(wide) > 1 else sizes,
         split=(configuration.micro_batch, pricing.accumulation, configuration.recompute),
-        compute_s=pricing.compute_s,
+        computing_s=(pricing.compute_s, pricing.contended_s),
         traffic=tuple(Traffic(axis, *found) for axis, found in by_axis.items()),
         waiting_s=(pricing.exposed_communication_s, 0.0),
         memory_bytes=float(pricing.memory.total_bytes),
@@ -220,7 +223,7 @@ def _of_megatron(problem: Problem, price: MegatronPrice) -> Prediction:
         problem,
         layout=layout.words(),
         split=(layout.micro_batch, price.micro_batches, layout.recompute),
-        compute_s=price.compute_s,
+        computing_s=(price.compute_s, price.contended_s),
         traffic=tuple(part for part in price.traffic if part.seconds > 0.0),
         waiting_s=(price.exposed_communication_s, price.bubble_s),
         memory_bytes=price.memory_bytes,
@@ -233,14 +236,18 @@ def _prediction(
     *,
     layout: str,
     split: tuple[int, int, str],
-    compute_s: float,
+    computing_s: tuple[float, float],
     traffic: tuple[Traffic, ...],
     waiting_s: tuple[float, float],
     memory_bytes: float,
     executed_flops: float,
 ) -> Prediction:
-    """`split`: micro-batch, accumulation steps, recomputation; `waiting_s`: exposed communication, bubble."""
+    """`split`: micro-batch, accumulation steps, recomputation; `waiting_s`: exposed communication, bubble.
+
+    `computing_s`: all computation, and what of it communication beside it costs.
+    """
     model, machine, workload, gpus = problem.model, problem.machine, problem.workload, problem.gpus
+    compute_s, contended_s = computing_s
     iteration_s = compute_s + sum(waiting_s)
     peak = machine.accelerator.peak_flops_per_s(workload.precision) * gpus
     counted = paper_step_flops(model, workload)
@@ -248,6 +255,7 @@ def _prediction(
         layout,
         *split,
         compute_s=compute_s,
+        contended_s=contended_s,
         traffic=traffic,
         exposed_communication_s=waiting_s[0],
         bubble_s=waiting_s[1],

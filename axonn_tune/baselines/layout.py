@@ -24,8 +24,8 @@ class Software:
     collectives of column-parallel layers run beside their products; pipeline_overlap: interleaved
     stages send beside computation; data_overlap: gradients are reduced (and new weights gathered)
     layer by layer beside computation; gradient_bytes: of one accumulated gradient, those of a main weight
-    if None; vocabulary_multiple: rows of the table on each rank are padded to a multiple of it, or cut
-    without padding, and what is left over dropped, if 0; kernels: how far it fuses, how fast its host issues work.
+    if None; vocabulary_multiple: rows of the table on each rank are padded to a multiple of it; with 0 they
+    are not padded, and rows that do not divide are dropped; kernels: how far it fuses, how fast its host issues work.
     """
 
     fused_attention: bool = True

@@ -17,6 +17,7 @@ from axonn_tune.baselines.network import Network, Traffic
 from axonn_tune.baselines.parts import Duration, Parts, PartsPricer
 from axonn_tune.baselines.pipeline import pipeline_time
 from axonn_tune.cost.compute import compute_rates, kernel_time_s
+from axonn_tune.cost.utilisation import lost_s
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -27,12 +28,14 @@ from axonn_tune.units import seconds
 class MegatronPrice:
     """Everything predicted of one layout, per step; memory and seconds of the fullest and the slowest rank.
 
-    compute_s: with what the accelerator waits for its host, and loses to communication beside it.
+    compute_s: with what the accelerator waits for its host, and with `contended_s`, what computation loses to
+    communication beside it.
     """
 
     layout: Layout
     micro_batches: int
     compute_s: float
+    contended_s: float
     traffic: tuple[Traffic, ...]
     bubble_s: float
     memory: tuple[Item, ...]
@@ -102,10 +105,12 @@ class MegatronPricer:
         )
         hidden_s = sum(part.seconds - part.exposed_s for part in traffic)
         busy_s = slowest.compute_s + slowest.idle_s + self._step_end_s(layout)
+        contended_s = float(lost_s(hidden_s, busy_s, contention=self.rates.contention))
         return MegatronPrice(
             layout=layout,
             micro_batches=m,
-            compute_s=busy_s + self.rates.contention * min(max(0.0, hidden_s), busy_s),
+            compute_s=busy_s + contended_s,
+            contended_s=contended_s,
             traffic=traffic,
             bubble_s=steady.bubble_s,
             memory=peak_memory(self.model, self.workload, layout, software=self.software),

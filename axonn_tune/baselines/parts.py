@@ -101,8 +101,10 @@ class PartsPricer:
         backward = stretches.block_backward(block, recompute=layout.recompute)
         again = 1.0 if layout.recompute == "none" else 2.0
         passes = self._duration(forward, layout, clock), self._duration(backward, layout, clock)
-        idle_s = self._idle_s((*forward, *backward), layout, busy_s=sum(one.total_s for one in passes))
-        waiting = [Duration(idle_s=idle_s * len(one) / len((*forward, *backward))) for one in (forward, backward)]
+        issued = [_issued(part, layout) for part in (forward, backward)]
+        # A block lasts as long as issuing it at least.
+        idle_s = max(0.0, sum(issued) * self.rates.dispatch_s - sum(one.total_s for one in passes))
+        waiting = [Duration(idle_s=idle_s * share / sum(issued)) for share in issued]
         return Parts(
             forward=passes[0] + waiting[0] + self._context_exchange(layout, clock, again),
             backward=passes[1] + waiting[1] + self._context_exchange(layout, clock, 1.0, passes=2.0),
@@ -133,11 +135,6 @@ class PartsPricer:
             total += Duration(compute_s, sent_s, exposed_s, _flops(part, clock))
         return total
 
-    def _idle_s(self, parts: Stretches, layout: Layout, *, busy_s: float) -> float:
-        """What the accelerator waits for its host in a block, which lasts as long as issuing it at least, s."""
-        issued = sum(len(part.computation) + len(part.communication) * (layout.tensor > 1) for part in parts)
-        return max(0.0, issued * self.rates.dispatch_s - busy_s)
-
     def _context_exchange(self, layout: Layout, clock: Clock, times: float, *, passes: float = 1.0) -> Duration:
         """Keys and values of the other context ranks, all-gathered beside attention; their gradients are reduced."""
         if layout.context == 1:
@@ -158,3 +155,8 @@ class PartsPricer:
 def _flops(part: Stretch, clock: Clock) -> float:
     counted = (step for step in part.computation if isinstance(step, MatMul | Attention))
     return sum(float(step.calls.evaluate(clock.values)) * float(step.flops.evaluate(clock.values)) for step in counted)
+
+
+def _issued(parts: Stretches, layout: Layout) -> int:
+    """Operations the host issues for a pass through a block."""
+    return sum(len(part.computation) + len(part.communication) * (layout.tensor > 1) for part in parts)

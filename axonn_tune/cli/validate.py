@@ -20,7 +20,7 @@ _FILE = click.Path(path_type=Path)
 @run_options
 @problem_options(required=False)
 @click.option("--published", is_flag=True, help="Predict published measurements, and say how far off each is.")
-@click.option("--rows", type=_FILE, metavar="FILE", help="With --published: steps, CSV, instead of those shipped.")
+@click.option("--rows", type=_FILE, metavar="FILE", help="Steps of your own, CSV, instead of those shipped.")
 @click.option("--collectives", type=_FILE, metavar="FILE", help="Collectives, CSV, instead of those shipped.")
 @click.option("--gemm", type=_FILE, metavar="FILE", help="Matrix products, CSV, instead of those shipped.")
 @click.option("--memory", type=_FILE, metavar="FILE", help="Memory, CSV, instead of those shipped.")

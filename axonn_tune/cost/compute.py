@@ -88,9 +88,9 @@ def rate_of_matmul(
 ) -> float:
     """Rate of a large product, FLOP/s: of matrix units if its rows start at multiples of 16 bytes.
 
-    Copies into shared memory need 4 bytes, and are whole at 16: rows aligned to single elements are left to the
-    vector units, those between lie between the two rates, by the logarithm of both. Batches of narrow products
-    (heads of unaligned width) fall to fp32, as BigScience's runs show.
+    Copies into shared memory need 4 bytes, and are whole at 16, so rows aligned to single elements are left to the
+    vector units. That others lie on a logarithmic line between the two rates is our assumption. Batches of narrow
+    products (heads of unaligned width) fall to fp32: bigscience_a100-0073, -0107, -0110 and -0112, heads of 108.
     Source: NVIDIA, Matrix Multiplication Background User's Guide, section 3; CUDA C++ Programming Guide, cp.async.
     """
     matrix = rates.matmul_flops_per_s[layout]

@@ -39,13 +39,16 @@ def exposed_s(iteration_s: Column, compute_s: Column) -> Column:
 def contended_s(communication_s: Column, compute_s: Column, iteration_s: Column, *, contention: float) -> Column:
     """Time that computation loses to communication beside it, s: both use the same multiprocessors and memory.
 
-    `contention` times what is hidden, of communication on several tiers at once no more than is computed.
-    Source: Galvatron (arXiv 2211.13878) and FSDP's steps in benchmarks/software.py, where it is fitted.
+    Of what is hidden. Source: Galvatron (arXiv 2211.13878); FSDP's steps in benchmarks/software.py, where it is fitted.
     """
     if not contention:
         return 0.0
-    hidden_s = np.maximum(communication_s - exposed_s(iteration_s, compute_s), 0.0)
-    return contention * np.minimum(hidden_s, compute_s)
+    return lost_s(communication_s - exposed_s(iteration_s, compute_s), compute_s, contention=contention)
+
+
+def lost_s(hidden_s: Column, compute_s: Column, *, contention: float) -> Column:
+    """`contention` times hidden communication, s; on several tiers at once that counts up to what is computed."""
+    return contention * np.minimum(np.maximum(hidden_s, 0.0), compute_s)
 
 
 def interval_s(compute_s: Column, waiting_s: Column, uncertainty: Uncertainty) -> tuple[Column, Column]:

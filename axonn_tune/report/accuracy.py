@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from axonn_tune.accuracy.frameworks import framework_of
 from axonn_tune.accuracy.judged import Judged, errors_by_group
 from axonn_tune.accuracy.left_out import LeftOut
 from axonn_tune.accuracy.published import Accuracy
@@ -113,9 +114,14 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
     """Errors by source, families, worst rows first, and what was not predicted; beside them those of left-out rows."""
-    parts = [_errors_table("source", _with_all(summary), [(kind, _with_all(one)) for kind, one in without.items()])]
-    parts.append(_ranking_table(summary, without))
-    parts.append(_worst_table(summary.worst))
+    parts = []
+    if summary.errors.rows:
+        left_out = [(kind, _with_all(one)) for kind, one in without.items()]
+        parts += [_errors_table("source", _with_all(summary), left_out), _ranking_table(summary, without)]
+        parts.append(_steps_table("worst rows", summary.worst))
+    parts.append(_steps_table("rows without a time", [one for one in summary.not_measured if one.price]))
+    unknown = sorted({one.row.framework for one in summary.of_unknown_software})
+    parts += [f"not known, priced as the mean of all known software: {name or 'no framework'}" for name in unknown]
     parts += [f"not predicted: {one.row.id}: {one.why_not}" for one in summary.not_predicted]
     return "\n".join(part for part in parts if part) + "\n"
 
@@ -133,11 +139,16 @@ def _errors_table(
     rows = [
         [
             *(name, f"{one.rows:,}", f"{one.mape:.1%}", f"{one.median:.1%}", f"{one.p90:.1%}", f"{one.bias:+.1%}"),
-            *(f"{share:.1%}" for _, other in left_out for share in (other[name].mape, other[name].median)),
+            *(cell for _, other in left_out for cell in _mean_and_median(other.get(name))),
         ]
         for name, one in groups.items()
     ]
     return text_table(headings, rows)
+
+
+def _mean_and_median(errors: Errors | None) -> tuple[str, str]:
+    """Of a group without left-out rows nothing."""
+    return (f"{errors.mape:.1%}", f"{errors.median:.1%}") if errors else ("-", "-")
 
 
 def _ranking_table(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
@@ -157,21 +168,23 @@ def _ranking_table(summary: StepSummary, without: Mapping[LeftOut, StepSummary])
     return text_table(headings, rows)
 
 
-def _worst_table(worst: tuple[Predicted, ...]) -> str:
+def _steps_table(title: str, steps: Sequence[Predicted]) -> str:
+    """One line a row, with what it was priced as and its interval; nothing without rows."""
+    if not steps:
+        return ""
     headings = [
-        *(Heading(name, left=True) for name in ("worst rows", "framework", "model", "layout")),
-        *map(Heading, ("measured, s", "predicted, s", "error")),
+        *(Heading(name, left=True) for name in (title, "framework", "priced as", "model", "layout")),
+        *map(Heading, ("measured, s", "predicted, s", "80% interval", "error")),
     ]
-    rows = [
-        [
-            one.row.id,
-            one.row.framework,
-            one.row.model,
-            one.price.layout.words() if one.price else "",
-            f"{one.row.step_s:.3f}",
-            f"{one.predicted_s:.3f}",
-            f"{one.error:+.1%}",
-        ]
-        for one in worst
+    return text_table(headings, [_step_cells(one) for one in steps])
+
+
+def _step_cells(one: Predicted) -> list[str]:
+    measured = "-" if one.row.step_s is None else f"{one.row.step_s:.3f}"
+    interval = "-" if one.low_s is None or one.high_s is None else f"{one.low_s:.3f} to {one.high_s:.3f}"
+    error = "-" if one.error is None else f"{one.error:+.1%}"
+    layout = one.price.layout.words() if one.price else ""
+    return [
+        *(one.row.id, one.row.framework, framework_of(one.row).kernels, one.row.model, layout),
+        *(measured, f"{one.predicted_s:.3f}", interval, error),
     ]
-    return text_table(headings, rows)

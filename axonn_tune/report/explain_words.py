@@ -9,7 +9,7 @@ from axonn_tune.cost.single import Pricing
 from axonn_tune.grid import Grid
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import Accelerator, Machine
 from axonn_tune.units import show_bytes, show_seconds
 
 _RECOMPUTE = {
@@ -19,8 +19,8 @@ _RECOMPUTE = {
 }
 _WORTH_SAYING = 0.005
 """Share of a step below which a gain is not mentioned."""
-_KERNELS = (ATTENTION, ELEMENT_WISE, OPTIMIZER)
-"""Computation that is neither a matrix product nor what communication costs."""
+_KERNELS = (ELEMENT_WISE, OPTIMIZER)
+"""Computation without FLOPs of the model."""
 
 
 def words(inputs: Inputs, entry: Entry, pricing: Pricing) -> list[str]:
@@ -36,7 +36,7 @@ def paragraphs(inputs: Inputs, entry: Entry, pricing: Pricing) -> list[list[str]
         list(_work(inputs, pricing)),
         arranged,
         list(_saved(pricing)),
-        list(_time(entry, pricing)),
+        list(_time(entry, pricing, inputs.problem.machine.accelerator)),
         list(_use(inputs, entry, pricing)),
         list(_limits(inputs, pricing)),
     ]
@@ -116,7 +116,7 @@ def _saved(pricing: Pricing) -> Iterator[str]:
         )
 
 
-def _time(entry: Entry, pricing: Pricing) -> Iterator[str]:
+def _time(entry: Entry, pricing: Pricing, accelerator: Accelerator) -> Iterator[str]:
     assert entry.low_s is not None, "explained entries are feasible"
     assert entry.high_s is not None, "explained entries are feasible"
     exposed_s, step_s = pricing.exposed_communication_s, pricing.iteration_s
@@ -132,7 +132,8 @@ def _time(entry: Entry, pricing: Pricing) -> Iterator[str]:
     hidden_s = max(pricing.communication_s - exposed_s, 0.0)
     yield (
         f"All collectives of a GPU together take {show_seconds(pricing.communication_s)}, of which "
-        f"{show_seconds(hidden_s)} ({hidden_s / pricing.communication_s:.0%}) run while it computes{_slowing(pricing)}."
+        f"{show_seconds(hidden_s)} ({hidden_s / pricing.communication_s:.0%}) run while it computes"
+        f"{_slowing(accelerator, pricing)}."
     )
     longest = max(pricing.terms, key=lambda term: term.exposed_s)
     if longest.exposed_s:
@@ -154,8 +155,13 @@ def _use(inputs: Inputs, entry: Entry, pricing: Pricing) -> Iterator[str]:
     )
 
 
-def _slowing(pricing: Pricing) -> str:
-    return f", which slows that by {show_seconds(pricing.contended_s)}" if pricing.contended_s else ""
+def _slowing(accelerator: Accelerator, pricing: Pricing) -> str:
+    """What hidden communication costs, by which number, and how that is known."""
+    if not pricing.contended_s:
+        return ""
+    kind = accelerator.sources["contention"].kind if "contention" in accelerator.sources else "assumed"
+    factor = f"{accelerator.contention:g} of its time, {kind}: accelerator.contention"
+    return f", which slows that by {show_seconds(pricing.contended_s)} ({factor})"
 
 
 def _limits(inputs: Inputs, pricing: Pricing) -> Iterator[str]:
@@ -167,7 +173,7 @@ def _limits(inputs: Inputs, pricing: Pricing) -> Iterator[str]:
     costs = [
         (pricing.exposed_communication_s, "waiting for the network"),
         (again_s, "recomputation"),
-        (_slower_s(work, peak), "matrix products below the peak"),
+        (_slower_s(work, peak), "matrix products and attention below the peak"),
         (pricing.contended_s, "computation slowed by communication beside it"),
         (sum(each.seconds for each in work if each.kind in _KERNELS and each.phase != "recompute"), "other kernels"),
     ]
@@ -178,9 +184,11 @@ def _limits(inputs: Inputs, pricing: Pricing) -> Iterator[str]:
 
 
 def _slower_s(work: tuple[Work, ...], peak: float) -> float:
-    """What matrix products, those computed again left out, take beyond their time at the peak."""
+    """What products and attention, those computed again left out, take beyond their time at the peak."""
     return sum(
-        each.seconds - each.flops / peak for each in work if each.kind == MATRIX_PRODUCTS and each.phase != "recompute"
+        each.seconds - each.flops / peak
+        for each in work
+        if each.kind in (MATRIX_PRODUCTS, ATTENTION) and each.phase != "recompute"
     )
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+from axonn_tune.accuracy.frameworks import kernel_numbers, software_kernels
+from axonn_tune.cost.compute import compute_rates
+from axonn_tune.specs.catalog import available, load_machine
 from benchmarks.left_out import coverage, widths
 from benchmarks.software import EXPECTED, LEAST, newton_step, parameters
 
@@ -18,6 +23,25 @@ def test_a_step_stays_within_bounds() -> None:
     step = newton_step(known.expected, np.full(300, 3.0), slopes, np.ones(300))
     assert np.all(known.expected + step >= known.least - 1e-12)
     assert (known.expected + step)[products] == pytest.approx(np.log(LEAST["products"]))
+
+
+@pytest.mark.parametrize("machine", ["dgx-a100", "dgx-h100", "gb200-nvl72"])
+def test_no_shipped_software_nears_the_peak(machine: str) -> None:
+    """Guards what the bound is for: by accelerator and software together, products stay below 92% of the peak."""
+    accelerator = load_machine(machine).document.accelerator
+    for software in {name for name, _ in kernel_numbers()}:
+        rates = compute_rates(accelerator, "bf16", software_kernels(software)).matmul_flops_per_s
+        assert max(rates.values()) < 0.92 * accelerator.peak_flops_per_s("bf16")
+
+
+@pytest.mark.parametrize("name", available("machine"))
+def test_numbers_taken_from_another_machine_are_that_machines(name: str) -> None:
+    """Guards copies: what is said to be as on another machine follows it when it is fitted again."""
+    accelerator = load_machine(name).document.accelerator
+    for number in ("training_share", "contention"):
+        said = re.match(r"as (dgx-\w+)", accelerator.sources[number].source) if number in accelerator.sources else None
+        if said:
+            assert getattr(accelerator, number) == getattr(load_machine(said[1]).document.accelerator, number), number
 
 
 def test_without_rows_numbers_are_what_is_expected() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from axonn_tune.accuracy.cases import Case, case_of
 from axonn_tune.accuracy.rows import StepRow, read_steps
 from axonn_tune.accuracy.steps import predict_steps
+from axonn_tune.accuracy.summary import summarize_steps
 from axonn_tune.baselines.layout import CURRENT
 from axonn_tune.baselines.memory import rows_of_table
 from axonn_tune.errors import DocumentError
+from axonn_tune.report.accuracy import steps_text
 
 HEADER = "id,dataset,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,recompute,precision"
 VALUES = "one,{dataset},A100-SXM,8,Megatron-DeepSpeed,24,2048,16,8192,51200,1024,64,4,{tensor},full,fp16"
@@ -60,3 +63,29 @@ def test_an_odd_table_makes_a_slow_head(tmp_path: Path) -> None:
     )
     first, second = (one.predicted_s or 0.0 for one in predict_steps([padded, odd]))
     assert second > 1.1 * first
+
+
+@pytest.mark.parametrize("wrong", ["0", "-5"])
+def test_a_time_that_is_none_is_named(tmp_path: Path, wrong: str) -> None:
+    """Guards errors of rows: a step of no time would count as off by all of it."""
+    with pytest.raises(DocumentError, match=f"step_s is '{wrong}'"):
+        read(tmp_path, more={"step_s": wrong})
+
+
+def test_rows_without_a_time_are_listed_with_their_prediction(tmp_path: Path) -> None:
+    """Guards the question most users have: what will mine take, priced as what, and how wrong may that be."""
+    row = replace(read(tmp_path), framework="SomethingNew")
+    said = steps_text(summarize_steps(predict_steps([row])), {})
+    assert "nan" not in said
+    assert "rows without a time" in said
+    assert re.search(r"SomethingNew +unknown .* - +[\d.]+ +[\d.]+ to [\d.]+", said)
+    assert "not known, priced as the mean of all known software: SomethingNew" in said
+
+
+def test_unknown_formats_and_accelerators_say_what_is_known(tmp_path: Path) -> None:
+    """Guards refusals: nothing is guessed from words that mean nothing."""
+    row = read(tmp_path)
+    wrong = [replace(row, precision="bf99"), replace(row, gpu="RTX4090")]
+    reasons = [one.why_not for one in predict_steps(wrong)]
+    assert "bf16, fp16, fp32 and fp64" in reasons[0]
+    assert "H100" in reasons[1]

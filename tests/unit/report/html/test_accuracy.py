@@ -99,9 +99,9 @@ def test_rows_come_worst_first(found: tuple[Accuracy, list[Json]]) -> None:
         assert values(table, key) == [getattr(by_name[name], attribute) for name in names]
     assert {one["column"] for one in table["filters"]} >= {"source"}
     refused = titled(sections[0], "table", "Rows that are not predicted")
-    assert list(zip(values(refused, "id"), values(refused, "why_not"), strict=True)) == [
-        ("refused", "no machine profile has the accelerator 'Abacus'")
-    ]
+    (why_not,) = values(refused, "why_not")
+    assert values(refused, "id") == ["refused"]
+    assert str(why_not).startswith("no machine profile has the accelerator 'Abacus': known are A100, ")
 
 
 def test_errors_are_those_of_the_summary(found: tuple[Accuracy, list[Json]]) -> None:
