@@ -66,9 +66,9 @@ def validate_command(
     files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)
     found = judge(files, worst=worst)
     text = report.to_json(report.document(found)) if output_format == "json" else report.text(found)
-    click.echo(text, nl=False)
     if wanted.html is not None:
         _write_html(found, files, wanted.html)
+    click.echo(text, nl=False)
 
 
 def _write_html(found: Accuracy, files: Files, path: str) -> None:

@@ -14,7 +14,6 @@ from axonn_tune.accuracy.published import Accuracy, Files
 from axonn_tune.accuracy.quality import Errors
 from axonn_tune.accuracy.shipped import SHIPPED
 from axonn_tune.accuracy.steps import Predicted
-from axonn_tune.accuracy.summary import StepSummary
 from axonn_tune.errors import UsageError
 from axonn_tune.report.html import accuracy_tables as tables
 from axonn_tune.report.html.accuracy_figure import MEMORY, SHARES, STEPS, TIMES, Point, Unit, points_figure
@@ -39,7 +38,7 @@ class _Kind:
 
 def accuracy_sections(found: Accuracy, files: Files, *, command: str) -> list[Json]:
     """A section for each kind of which there are rows, the last with what was read; UsageError if there are none."""
-    sections = [_steps_section(found.steps, found.summary)] if found.steps else []
+    sections = [_steps_section(found)] if found.steps else []
     for kind in _kinds(found):
         if kind.judged:
             sections.append(_kind_section(kind, f"s{len(sections) + 1}"))
@@ -76,8 +75,9 @@ def _accelerator(group: str) -> str:
     return group.partition(", ")[0]
 
 
-def _steps_section(steps: Sequence[Predicted], summary: StepSummary) -> Json:
+def _steps_section(found: Accuracy) -> Json:
     """Training steps."""
+    steps, summary = found.steps, found.summary
     points = [_step_point(one) for one in steps if one.error is not None]
     groups: Sequence[tuple[str, Mapping[str, Errors]]] = (
         ("source", {**summary.by_source, "all": summary.errors}),
@@ -95,16 +95,21 @@ def _steps_section(steps: Sequence[Predicted], summary: StepSummary) -> Json:
         f"{summary.predicted:,} of {summary.rows:,} rows are predicted, from what they say: model, layout, software, "
         "accelerator. Errors are predicted over measured, less 1."
     ]
-    return section("s1", "Training steps", lead=lead, cards=_step_cards(summary), blocks=blocks)
+    return section("s1", "Training steps", lead=lead, cards=_step_cards(found), blocks=blocks)
 
 
-def _step_cards(summary: StepSummary) -> list[Json]:
+def _step_cards(found: Accuracy) -> list[Json]:
+    summary = found.summary
     return [
         *_error_cards(summary.errors),
         card("80% intervals hold", _percent(summary.coverage, decimals=0), note="of the measured times"),
         card("Spearman", "-" if summary.spearman is None else f"{summary.spearman:.3f}", note="mean over families"),
         card("regret", _percent(summary.regret), note="mean over families"),
         card("best in top 5", _percent(summary.best_in_top_5, decimals=0), note="of the families"),
+        *(
+            card(f"mean without {kind}", _percent(one.errors.mape), note=f"by fits without a row's {kind}")
+            for kind, one in found.without.items()
+        ),
     ]
 
 
