@@ -92,8 +92,8 @@ class Accelerator(Sourced):
         return flops_per_s(self.peak_tflops[precision])
 
     def vector_flops_per_s(self, precision: Precision) -> float:
-        """Peak without matrix units, FLOP/s."""
-        fp32 = self.peak_tflops.get("fp32", self.peak_tflops[precision])
+        """Peak without matrix units, FLOP/s; where neither it nor that of fp32 is stated, the lowest matrix peak."""
+        fp32 = self.peak_tflops.get("fp32", min(self.peak_tflops.values()))
         return flops_per_s((self.vector_tflops or {}).get(precision, fp32))
 
 

@@ -195,7 +195,8 @@ def refused_steps_table(steps: Sequence[Predicted]) -> Json:
         }
         for one in steps[:MOST_ROWS]
     ]
-    return table("", "Rows that are not predicted", _STEPS_REFUSED, rows, tall=len(rows) > _FEW)
+    note = f"The first {MOST_ROWS:,} of {len(steps):,}." if len(steps) > MOST_ROWS else ""
+    return table("", "Rows that are not predicted", _STEPS_REFUSED, rows, note=note, tall=len(rows) > _FEW)
 
 
 def reasons_table(judged: Iterable[Judged]) -> Json | None:

@@ -50,6 +50,13 @@ def test_software_changes_products_on_matrix_units_only() -> None:
     assert slow.vector_flops_per_s == plain.vector_flops_per_s
 
 
+def test_a_profile_may_state_one_precision_alone() -> None:
+    """Guards profiles of one's own: rates exist without a peak of fp32, which only unaligned products need."""
+    accelerator = a100(peak_tflops={"bf16": 312.0}, vector_tflops=None).accelerator
+    rates = compute_rates(accelerator, "bf16")
+    assert rates.vector_flops_per_s == rates.vector_fp32_flops_per_s == rates.matmul_flops_per_s
+
+
 def test_contention_is_a_share_of_what_is_hidden() -> None:
     """Guards the equation: of 8 s communication 6 are hidden behind 10; of 40 s no more than is computed."""
     assert float(contended_s(8.0, 10.0, 12.0, contention=0.5)) == pytest.approx(3.0)
