@@ -1,5 +1,6 @@
-"""The grid as a value: axis sizes, rank order, groups. It creates no process group and measures nothing.
+"""The layout of a world as a value: axis sizes, rank order, groups. It creates no process group and measures nothing.
 
+`ALL_AXES` names every axis there is; a framework has some of them, and an axis it does not have is of size 1.
 Ranks are numbered with the first axis of `order` varying fastest. The group of a rank over an axis
 holds the ranks that differ from it in that axis alone; over several axes (`"xy"`), in those alone.
 """
@@ -7,7 +8,7 @@ holds the ranks that differ from it in that axis alone; over several axes (`"xy"
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, prod
 
@@ -15,7 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 AXES = ("x", "y", "z", "data")
+"""Axes of the paper's 4D algorithm."""
+
+ALL_AXES = (*AXES, "context", "pipeline")
+"""Every axis a framework can have."""
+
 PAPER_ORDER = AXES
+
+WORLD = "xyzdata"
+"""The group of all ranks, whatever axes there are; the name is that of the documents."""
+
+ENDS = "ends"
+"""First and last pipeline stage, which both hold a tied embedding."""
 
 
 @dataclass(frozen=True, order=True)
@@ -38,41 +50,87 @@ class GroupShape:
         return self.levels[-1][0] * self.levels[-1][1] if self.levels else 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Grid:
-    """Sizes of the four axes, and their order from the fastest-varying rank outwards."""
+    """Sizes of the axes, and their order from the fastest-varying rank outwards.
 
-    x: int = 1
-    y: int = 1
-    z: int = 1
-    data: int = 1
-    order: tuple[str, ...] = PAPER_ORDER
+    Axes that `order` leaves out must be of size 1: they take no part in the numbering of ranks.
+    """
 
-    def __post_init__(self) -> None:
-        if sorted(self.order) != sorted(AXES):
-            raise ValueError(f"order must name each of {', '.join(AXES)} once, not {', '.join(self.order)}")
-        wrong = [f"{axis}={self.axis_size(axis)}" for axis in AXES if self.axis_size(axis) < 1]
+    sizes: tuple[int, ...]
+    order: tuple[str, ...]
+
+    def __init__(self, *sizes: int, order: tuple[str, ...] = PAPER_ORDER, **named: int) -> None:
+        """Sizes in the order of `ALL_AXES` or by name, 1 where none is given; ValueError for what makes no world."""
+        given = dict(zip(ALL_AXES, sizes, strict=False)) | named
+        unknown = [axis for axis in given if axis not in ALL_AXES]
+        if unknown:
+            raise ValueError(f"no axis is called {', '.join(unknown)}: known are {', '.join(ALL_AXES)}")
+        object.__setattr__(self, "sizes", tuple(given.get(axis, 1) for axis in ALL_AXES))
+        object.__setattr__(self, "order", order)
+        wrong = [f"{axis}={size}" for axis, size in self.by_axis.items() if size < 1]
         if wrong:
             raise ValueError(f"axis sizes must be at least 1: {', '.join(wrong)}")
+        wide = {axis for axis, size in self.by_axis.items() if size > 1}
+        if len(set(order)) != len(order) or not set(order) <= set(ALL_AXES) or not wide <= set(order):
+            needed = [axis for axis in ALL_AXES if axis in wide or axis in AXES]
+            raise ValueError(f"order must name each of {', '.join(needed)} once, not {', '.join(order)}")
+
+    @property
+    def by_axis(self) -> Mapping[str, int]:
+        """Size of every axis."""
+        return dict(zip(ALL_AXES, self.sizes, strict=True))
 
     def axis_size(self, axis: str) -> int:
         """Size of one axis."""
-        return {"x": self.x, "y": self.y, "z": self.z, "data": self.data}[axis]
+        return self.sizes[ALL_AXES.index(axis)]
+
+    @property
+    def x(self) -> int:
+        """Size of axis x."""
+        return self.axis_size("x")
+
+    @property
+    def y(self) -> int:
+        """Size of axis y."""
+        return self.axis_size("y")
+
+    @property
+    def z(self) -> int:
+        """Size of axis z."""
+        return self.axis_size("z")
+
+    @property
+    def data(self) -> int:
+        """Size of axis data."""
+        return self.axis_size("data")
+
+    @property
+    def context(self) -> int:
+        """Size of axis context."""
+        return self.axis_size("context")
+
+    @property
+    def pipeline(self) -> int:
+        """Size of axis pipeline: stages."""
+        return self.axis_size("pipeline")
 
     @property
     def world(self) -> int:
-        """Number of ranks, x * y * z * data."""
-        return self.x * self.y * self.z * self.data
+        """Number of ranks: the product of all axes."""
+        return prod(self.sizes)
 
     def stride(self, axis: str) -> int:
         """Ranks between neighbours along an axis: the product of the axes inside it."""
+        if axis not in self.order:
+            return 1
         return prod(self.axis_size(inner) for inner in self.order[: self.order.index(axis)])
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Coordinates of a rank; ValueError outside the world."""
         if not 0 <= rank < self.world:
             raise ValueError(f"rank {rank} is outside a world of {self.world}")
-        return {axis: rank // self.stride(axis) % self.axis_size(axis) for axis in AXES}
+        return {axis: rank // self.stride(axis) % self.axis_size(axis) for axis in self.order}
 
     def rank(self, coordinates: dict[str, int]) -> int:
         """Rank of the given coordinates; axes left out are 0."""
@@ -83,13 +141,13 @@ class Grid:
 
     def members(self, rank: int, axes: str) -> tuple[int, ...]:
         """Ranks of the group of `rank` over `axes` (see `split_axes`), ascending."""
-        here, names = self.coordinates(rank), split_axes(axes)
+        here, names = self.coordinates(rank), self._axes_of(axes)
         positions = itertools.product(*(range(self.axis_size(axis)) for axis in names))
         return tuple(sorted(self.rank(here | dict(zip(names, place, strict=True))) for place in positions))
 
     def groups(self, axes: str) -> Iterator[tuple[int, ...]]:
         """Yield every group over `axes`; together they partition the world."""
-        names = split_axes(axes)
+        names = self._axes_of(axes)
         for rank in range(self.world):
             place = self.coordinates(rank)
             if all(place[axis] == 0 for axis in names):
@@ -97,17 +155,30 @@ class Grid:
 
     def group_shape(self, axes: str) -> GroupShape:
         """Shape of the groups over `axes`."""
-        names = [axis for axis in self.order if axis in split_axes(axes)]
-        return merged_shape((self.axis_size(axis), self.stride(axis)) for axis in names)
+        if axes == ENDS:
+            return merged_shape([(min(self.pipeline, 2), self.stride("pipeline") * (self.pipeline - 1))])
+        names = self._axes_of(axes)
+        return merged_shape((self.axis_size(axis), self.stride(axis)) for axis in self.order if axis in names)
+
+    def _axes_of(self, axes: str) -> tuple[str, ...]:
+        """Axes of a group that take part in the numbering."""
+        return tuple(axis for axis in split_axes(axes) if axis in self.order)
 
 
 def split_axes(axes: str) -> tuple[str, ...]:
-    """`"xy"` to `("x", "y")`; `"data"` stays one axis; `"xyzdata"` is all four."""
-    letters, data = (axes[:-4], ("data",)) if axes.endswith("data") else (axes, ())
-    names = (*letters, *data)
-    if not names or len(set(names)) != len(names) or not set(names) <= set(AXES):
-        raise ValueError(f"{axes!r} does not name axes out of {', '.join(AXES)}")
-    return names
+    """`"xy"` to `("x", "y")`, `"contextdata"` to `("context", "data")`; `WORLD` is all axes."""
+    if axes == WORLD:
+        return ALL_AXES
+    names, rest = list[str](), axes
+    while rest:
+        name = next((axis for axis in ALL_AXES if rest.startswith(axis) and axis not in names), "")
+        if not name:
+            raise ValueError(f"{axes!r} does not name axes out of {', '.join(ALL_AXES)}")
+        names.append(name)
+        rest = rest.removeprefix(name)
+    if not names:
+        raise ValueError(f"{axes!r} does not name axes out of {', '.join(ALL_AXES)}")
+    return tuple(names)
 
 
 def merged_shape(levels: Iterator[tuple[int, int]] | list[tuple[int, int]]) -> GroupShape:
@@ -145,36 +216,40 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def count_factorizations(number: int) -> int:
-    """Ordered factorizations of a number into four factors: a product of binomials over its primes."""
-    return prod(comb(exponent + 3, 3) for exponent in prime_factors(number).values())
+def count_factorizations(number: int, *, axes: int = len(AXES)) -> int:
+    """Ordered factorizations of a number into that many factors: a product of binomials over its primes."""
+    return prod(comb(exponent + axes - 1, axes - 1) for exponent in prime_factors(number).values())
 
 
-def factorizations(number: int) -> NDArray[np.int64]:
-    """Every ordered factorization into four factors, as rows `(x, y, z, data)`, lexicographic.
+def factorizations(number: int, *, axes: int = len(AXES)) -> NDArray[np.int64]:
+    """Every ordered factorization into one factor an axis, as rows in lexicographic order.
 
-    Shape `[count_factorizations(number), 4]`; each prime's exponent is dealt out to the four axes
+    Shape `[count_factorizations(number), axes]`; each prime's exponent is split over the axes
     independently, so nothing is enumerated and thrown away.
     """
-    rows = np.ones((1, 4), dtype=np.int64)
+    rows = np.ones((1, axes), dtype=np.int64)
     for prime, exponent in prime_factors(number).items():
-        dealt = [
-            (a, b, c, exponent - a - b - c)
-            for a in range(exponent + 1)
-            for b in range(exponent + 1 - a)
-            for c in range(exponent + 1 - a - b)
-        ]
-        powers = np.power(np.int64(prime), np.array(dealt, dtype=np.int64))
-        rows = (rows[:, None, :] * powers[None, :, :]).reshape(-1, 4)
+        powers = np.power(np.int64(prime), np.array(list(_splits(exponent, axes)), dtype=np.int64))
+        rows = (rows[:, None, :] * powers[None, :, :]).reshape(-1, axes)
     return rows[np.lexsort(rows.T[::-1])]
 
 
-def distinct_orders(sizes: tuple[int, int, int, int]) -> tuple[tuple[str, ...], ...]:
-    """Axis orders that lay a grid of these sizes out differently, each represented once.
+def _splits(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write a number as an ordered sum of so many parts, 0 among them."""
+    if parts == 1:
+        yield (total,)
+        return
+    for first in range(total + 1):
+        for rest in _splits(total - first, parts - 1):
+            yield (first, *rest)
+
+
+def distinct_orders(sizes: Sequence[int], *, axes: tuple[str, ...] = AXES) -> tuple[tuple[str, ...], ...]:
+    """Axis orders that lay out a grid of these sizes differently, each represented once.
 
     Orders that differ only in where axes of size 1 stand give the same ranks, so those axes are
-    put last, in the order of `AXES`.
+    put last, in the order of `axes`.
     """
-    wide = tuple(axis for axis, size in zip(AXES, sizes, strict=True) if size > 1)
-    narrow = tuple(axis for axis in AXES if axis not in wide)
+    wide = tuple(axis for axis, size in zip(axes, sizes, strict=True) if size > 1)
+    narrow = tuple(axis for axis in axes if axis not in wide)
     return tuple(inner + narrow for inner in itertools.permutations(wide))

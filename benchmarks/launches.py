@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from axonn_tune.cost.single import Configuration, price_configuration
+from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import build_launch
 from axonn_tune.specs.catalog import load_machine, load_model

@@ -13,7 +13,7 @@ from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
 from axonn_tune.ranking.results import Results, run_search
 
 if TYPE_CHECKING:
-    from axonn_tune.cost.single import Pricing
+    from axonn_tune.cost.prediction import Pricing
     from axonn_tune.ranking.choosing import RankBy
     from axonn_tune.ranking.entries import Entry
     from axonn_tune.report.explain import Subject

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack, overload
 
 from axonn_tune.api.options import DEFAULT_MACHINE, Cost, Options, call_text, make_choices, parse_costs
 from axonn_tune.api.shown import Result
-from axonn_tune.cost.memory import memory_limit_bytes
+from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, load_inputs
 from axonn_tune.ranking.results import Results, run_search

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from axonn_tune.cost.single import Configuration, price_configuration
+from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.grid import AXES, Grid, divisors
 from axonn_tune.launch.config import build_launch
 from axonn_tune.program.dimensions import symbol_values

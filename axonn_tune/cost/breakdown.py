@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from axonn_tune.cost.arithmetic import PLAIN
-from axonn_tune.cost.durations import Clock
-from axonn_tune.cost.single import Pricing, Term
+from axonn_tune.program.size import PLAIN
+from axonn_tune.cost.compute import ComputeClock
+from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.program.operations import Attention, Computation, Kernel, MatMul, Role
 from axonn_tune.specs.workload import Overlap, Workload
 
@@ -36,7 +36,7 @@ class Work:
 
 def work_by_kind(pricing: Pricing, workload: Workload) -> tuple[Work, ...]:
     """All computation of a step, by kind and phase, in program order; last what communication beside it costs it."""
-    clock = Clock(pricing.rates, float(workload.element_sizes.compute), pricing.values, PLAIN)
+    clock = ComputeClock(pricing.rates, float(workload.element_sizes.compute), pricing.values, PLAIN)
     sums: dict[tuple[str, str], tuple[float, float]] = {}
     for step, count in _computations(pricing):
         key = (kind_of(step), step.phase)

@@ -14,16 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.arithmetic import COLUMNS, Column
 from axonn_tune.cost.collectives import Route, collective_time_s, lines, route
-from axonn_tune.cost.compute import ComputeRates
-from axonn_tune.cost.durations import Clock, compute_s
+from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_s
 from axonn_tune.cost.replay import LinkedSchedule, Replay, link_schedule
 from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import GROUP_AXES, Collective
 from axonn_tune.program.schedule import StepSchedule
-from axonn_tune.program.size import Size, Value
+from axonn_tune.program.size import COLUMNS, Size, Value
 from axonn_tune.program.step import StepProgram
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, Machine
 
@@ -163,16 +161,16 @@ class _ShapeColumns:
 
     def __init__(self, clock: Clock, schedule: LinkedSchedule, terms: tuple[tuple[Collective, Size], ...]) -> None:
         self.values = clock.values
-        calls: dict[int, Column] = {}
-        self.runs: list[Column] = []
+        calls: dict[int, Value] = {}
+        self.runs: list[Value] = []
         for operations in schedule.linker.runs:
-            total: Column = 0.0
+            total: Value = 0.0
             for step in operations:
                 if id(step) not in calls:
                     calls[id(step)] = clock.run_s(step)
                 total = total + calls[id(step)]
             self.runs.append(total)
-        self.sizes: dict[Size, Column] = {}
+        self.sizes: dict[Size, Value] = {}
         wanted = [size for collective, count in terms for size in (collective.size_bytes, count)]
         for collective, times in schedule.linker.collectives:
             wanted += [collective.size_bytes] if times is None else [collective.size_bytes, times]
@@ -192,11 +190,11 @@ class _Block:
         self._lanes = lanes
         self._shape = candidates.shape.take(rows)
         self._routes = {axes: index.take(rows) for axes, index in candidates.routes.items()}
-        self._lines: dict[tuple[CollectiveKind, str], tuple[tuple[Column, Column], ...]] = {}
-        self._times: dict[tuple[CollectiveKind, str, Size], Column] = {}
-        self._picked: dict[int, Column] = {}
+        self._lines: dict[tuple[CollectiveKind, str], tuple[tuple[Value, Value], ...]] = {}
+        self._times: dict[tuple[CollectiveKind, str, Size], Value] = {}
+        self._picked: dict[int, Value] = {}
 
-    def _pick(self, column: Column) -> Column:
+    def _pick(self, column: Value) -> Value:
         """A shape column's values for this block's rows."""
         if isinstance(column, float):
             return column
@@ -205,7 +203,7 @@ class _Block:
             self._picked[key] = column.take(self._shape)
         return self._picked[key]
 
-    def _call_s(self, collective: Collective) -> Column:
+    def _call_s(self, collective: Collective) -> Value:
         """Time of one call of a collective."""
         key = (collective.kind, collective.axis, collective.size_bytes)
         if key not in self._times:
@@ -214,7 +212,7 @@ class _Block:
             self._times[key] = collective_time_s(chosen, size_bytes, COLUMNS)
         return self._times[key]
 
-    def _chosen_lines(self, kind: CollectiveKind, axis: str) -> tuple[tuple[Column, Column], ...]:
+    def _chosen_lines(self, kind: CollectiveKind, axis: str) -> tuple[tuple[Value, Value], ...]:
         if (kind, axis) not in self._lines:
             index = self._routes[axis]
             self._lines[kind, axis] = tuple(
@@ -222,15 +220,15 @@ class _Block:
             )
         return self._lines[kind, axis]
 
-    def communication_s(self, terms: tuple[tuple[Collective, Size], ...]) -> Column:
+    def communication_s(self, terms: tuple[tuple[Collective, Size], ...]) -> Value:
         """Left fold of calls times seconds over the terms; groups of one add nothing."""
-        total: Column = 0.0
+        total: Value = 0.0
         for collective, count in terms:
             if self._lanes[collective.axis] >= 0:
                 total = total + self._pick(self._shapes.sizes[count]) * self._call_s(collective)
         return total
 
-    def iteration_s(self, schedule: LinkedSchedule, *, keeping: int) -> Column:
+    def iteration_s(self, schedule: LinkedSchedule, *, keeping: int) -> Value:
         """End of the schedule."""
         values, linker = self._shapes.values, schedule.linker
         present = {axes: self._presence(axes) for axes in self._lanes}
@@ -251,12 +249,12 @@ class _Block:
             buckets=self._lanes["data"] >= 0,
         )
 
-    def _presence(self, axes: str) -> Column | None:
+    def _presence(self, axes: str) -> Value | None:
         """1.0 for candidates whose group over `axes` has several members; None if that is all of them."""
         several = self._table.tier.take(self._routes[axes]) >= 0
         return None if several.all() else several.astype(np.float64)
 
-    def _scheduled_s(self, collective: Collective, calls: Size | None) -> Column:
+    def _scheduled_s(self, collective: Collective, calls: Size | None) -> Value:
         """Time of a collective where the schedule has it: its calls in a row."""
         if self._lanes[collective.axis] < 0:
             return 0.0

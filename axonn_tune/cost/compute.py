@@ -1,4 +1,4 @@
-"""Time of one rank's computation: matrix products and attention by a roofline, everything else by its bytes.
+"""Time of one rank's computation: GEMMs and attention by a roofline, everything else by its bytes.
 
 Efficiencies are shares of the datasheet peak that large, well-shaped work reaches on the machine;
 what small shapes lose is modelled by rounding to tiles, by memory traffic and by a fixed launch time.
@@ -7,34 +7,16 @@ what small shapes lose is modelled by rounding to tiles, by memory traffic and b
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from axonn_tune.cost.arithmetic import Arithmetic, Column
-from axonn_tune.program.operations import MATRIX_ALIGNMENT
+from axonn_tune.frameworks.description import FUSED, Software
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, Computation, Kernel, MatMul
+from axonn_tune.program.size import Arithmetic, Value
+from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.machine import Accelerator, MatmulLayout
 from axonn_tune.specs.workload import Precision
 from axonn_tune.units import bytes_per_s, seconds
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """What training software makes of an accelerator; as given here, kernels as well fused as the programs say.
-
-    products, attention: time of its matrix products and attention over the profile's; traffic: bytes its
-    element-wise kernels move over those the programs count; operation_us, collective_us: what one operation or
-    collective costs the accelerator beyond the profile's launch times; dispatch_us: time in which the host
-    issues an operation.
-    """
-
-    products: float = 1.0
-    attention: float = 1.0
-    traffic: float = 1.0
-    operation_us: float = 0.0
-    collective_us: float = 0.0
-    dispatch_us: float = 0.0
-
-
-FUSED = Kernels()
 
 
 @dataclass(frozen=True)
@@ -56,22 +38,22 @@ class ComputeRates:
     contention: float
 
 
-def compute_rates(accelerator: Accelerator, precision: Precision, kernels: Kernels = FUSED) -> ComputeRates:
+def compute_rates(accelerator: Accelerator, precision: Precision, software: Software = FUSED) -> ComputeRates:
     """Rates of an accelerator under some software; KeyError if it does not state a peak for this precision."""
     lasting = accelerator.peak_flops_per_s(precision) * accelerator.training_share
     return ComputeRates(
-        matmul_flops_per_s=_by_layout(accelerator, accelerator.peak_flops_per_s(precision) / kernels.products),
+        matmul_flops_per_s=_by_layout(accelerator, accelerator.peak_flops_per_s(precision) / software.gemm),
         vector_flops_per_s=_by_layout(accelerator, accelerator.vector_flops_per_s(precision)),
         vector_fp32_flops_per_s=_by_layout(accelerator, accelerator.vector_flops_per_s("fp32")),
-        matmul_launch_s=seconds(accelerator.matmul_launch_us + kernels.operation_us),
+        matmul_launch_s=seconds(accelerator.matmul_launch_us + software.operation_us),
         matmul_ramp=accelerator.matmul_ramp,
         tile=float(accelerator.matmul_tile),
-        attention_forward_flops_per_s=lasting * accelerator.attention_forward_efficiency / kernels.attention,
-        attention_backward_flops_per_s=lasting * accelerator.attention_backward_efficiency / kernels.attention,
+        attention_forward_flops_per_s=lasting * accelerator.attention_forward_efficiency / software.attention,
+        attention_backward_flops_per_s=lasting * accelerator.attention_backward_efficiency / software.attention,
         memory_bytes_per_s=bytes_per_s(accelerator.memory_bandwidth_gb_per_s) * accelerator.memory_efficiency,
-        kernel_launch_s=seconds(accelerator.kernel_launch_us + kernels.operation_us),
-        kernel_traffic=kernels.traffic,
-        dispatch_s=seconds(kernels.dispatch_us),
+        kernel_launch_s=seconds(accelerator.kernel_launch_us + software.operation_us),
+        kernel_traffic=software.traffic,
+        dispatch_s=seconds(software.dispatch_us),
         contention=accelerator.contention,
     )
 
@@ -104,15 +86,15 @@ def rate_of_matmul(
 
 
 def matmul_time_s(
-    m: Column,
-    n: Column,
-    k: Column,
+    m: Value,
+    n: Value,
+    k: Value,
     *,
     flops_per_s: float,
     element_bytes: float,
     rates: ComputeRates,
     arithmetic: Arithmetic,
-) -> Column:
+) -> Value:
     """Time of `O[m, n] = A[m, k] · B[k, n]`, s: launch + max(FLOPs / rate, bytes / memory bandwidth).
 
     flops_per_s: what a large product of its kind reaches (`rate_of_matmul`).
@@ -123,25 +105,80 @@ def matmul_time_s(
     tiled_n = arithmetic.floor((n + (rates.tile - 1.0)) / rates.tile) * rates.tile
     arithmetic_s = 2.0 * tiled_m * tiled_n * (k + rates.matmul_ramp) / flops_per_s
     traffic_s = element_bytes * (m * k + k * n + m * n) / rates.memory_bytes_per_s
-    busy_s: Column = arithmetic.larger(arithmetic_s, traffic_s)
+    busy_s: Value = arithmetic.larger(arithmetic_s, traffic_s)
     return rates.matmul_launch_s + busy_s
 
 
-def kernel_time_s(size_bytes: Column, rates: ComputeRates) -> Column:
+def kernel_time_s(size_bytes: Value, rates: ComputeRates) -> Value:
     """Time of an element-wise or reducing kernel that reads and writes `size_bytes` in all, s."""
     return rates.kernel_launch_s + size_bytes / rates.memory_bytes_per_s
 
 
-def unfused_kernel_time_s(size_bytes: Column, rates: ComputeRates) -> Column:
+def unfused_kernel_time_s(size_bytes: Value, rates: ComputeRates) -> Value:
     """The same of a kernel that would read and write `size_bytes` if the software fused it as the program does, s."""
     return rates.kernel_launch_s + size_bytes * rates.kernel_traffic / rates.memory_bytes_per_s
 
 
-def attention_forward_time_s(flops: Column, rates: ComputeRates) -> Column:
+def attention_forward_time_s(flops: Value, rates: ComputeRates) -> Value:
     """Time of fused attention forward, s; `flops` counts the masked half too (4 · tokens · S · Q)."""
     return rates.kernel_launch_s + flops / rates.attention_forward_flops_per_s
 
 
-def attention_backward_time_s(flops: Column, rates: ComputeRates) -> Column:
+def attention_backward_time_s(flops: Value, rates: ComputeRates) -> Value:
     """Time of fused attention backward, s; `flops` counts five products for the forward's two."""
     return rates.kernel_launch_s + flops / rates.attention_backward_flops_per_s
+
+
+@dataclass(frozen=True)
+class ComputeClock:
+    """What turns a computation into seconds: rates, element size, the values of the symbols."""
+
+    rates: ComputeRates
+    element_bytes: float
+    values: Mapping[str, Value]
+    arithmetic: Arithmetic
+
+    def call_s(self, step: Computation) -> Value:
+        """Time of one call, s; a kernel without bytes is not launched."""
+        if isinstance(step, MatMul):
+            m, n, k = (size.evaluate(self.values) for size in (step.m, step.n, step.k))
+            return matmul_time_s(
+                m,
+                n,
+                k,
+                flops_per_s=self._rate(step),
+                element_bytes=self.element_bytes,
+                rates=self.rates,
+                arithmetic=self.arithmetic,
+            )
+        if isinstance(step, Attention):
+            price = attention_backward_time_s if step.backward else attention_forward_time_s
+            return price(step.flops.evaluate(self.values), self.rates)
+        if step.size_bytes.coefficient == 0.0:
+            return 0.0
+        price_kernel = kernel_time_s if step.phase == "step" else unfused_kernel_time_s
+        return price_kernel(step.size_bytes.evaluate(self.values), self.rates)
+
+    def _rate(self, step: MatMul) -> float:
+        return rate_of_matmul(
+            step.layout,
+            element_bytes=self.element_bytes,
+            alignment=step.alignment,
+            batched=step.batched,
+            rates=self.rates,
+        )
+
+    def run_s(self, step: Computation) -> Value:
+        """Time a schedule spends on a computation where it stands: its calls in a row, s."""
+        if isinstance(step, Kernel) and step.prepares_gather:
+            return self.call_s(step)
+        return step.calls.evaluate(self.values) * self.call_s(step)
+
+
+def compute_s(program: StepProgram, clock: ComputeClock, stage: Stage = ONLY) -> Value:
+    """All computation of one step and rank of a stage, s: the left fold over the program."""
+    total: Value = 0.0
+    for step, count in program.calls(stage):
+        if isinstance(step, MatMul | Attention | Kernel):
+            total = total + count.evaluate(clock.values) * clock.call_s(step)
+    return total

@@ -15,10 +15,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from axonn_tune.cost.arithmetic import Column
 from axonn_tune.program.operations import Collective, Computation
 from axonn_tune.program.schedule import BackwardBlocks, Instructions, MicroBatch, Run, StepSchedule, Sync, Wait
-from axonn_tune.program.size import Size
+from axonn_tune.program.size import Size, Value
 
 T = TypeVar("T")
 
@@ -124,16 +123,16 @@ class Replay:
     one member, or None where all do; tiers, slots: how many there are.
     """
 
-    runs: Sequence[Column]
-    collectives: Sequence[Column]
+    runs: Sequence[Value]
+    collectives: Sequence[Value]
     lanes: Sequence[int]
-    present: Sequence[Column | None]
+    present: Sequence[Value | None]
     tiers: int
     slots: int
 
     def step_s(
-        self, schedule: LinkedSchedule, *, layers: int, kept: Column, keeping: int, accumulation: Column, buckets: bool
-    ) -> Column:
+        self, schedule: LinkedSchedule, *, layers: int, kept: Value, keeping: int, accumulation: Value, buckets: bool
+    ) -> Value:
         """Duration of one step, s.
 
         keeping: 0 if no candidate keeps gathered weights, 2 if all keep all layers', 1 in between;
@@ -144,10 +143,10 @@ class Replay:
         others = last
         if buckets:
             others = self._micro_batch(schedule.micro_batch, layers=layers, kept=kept, keeping=keeping)
-        result: Column = (accumulation - 1.0) * others[0] + end
+        result: Value = (accumulation - 1.0) * others[0] + end
         return result
 
-    def _micro_batch(self, batch: LinkedMicroBatch, *, layers: int, kept: Column, keeping: int) -> State:
+    def _micro_batch(self, batch: LinkedMicroBatch, *, layers: int, kept: Value, keeping: int) -> State:
         state: State = [0.0, *([None] * (self.tiers + self.slots))]
         state = self._play(state, batch.embedding)
         state = self._repeat(state, batch.block, layers - 1)
@@ -176,7 +175,7 @@ class Replay:
         twice = self._play(once, part)
         return _repeated(once, twice, times - 2.0)
 
-    def _repeat_column(self, state: State, part: Linked, times: Column) -> State:
+    def _repeat_column(self, state: State, part: Linked, times: Value) -> State:
         """The same with a number of times for each candidate."""
         once = self._play(state, part)
         twice = self._play(once, part)
@@ -220,7 +219,7 @@ class Replay:
         return state
 
 
-def _repeated(before: State, state: State, times: Column) -> State:
+def _repeated(before: State, state: State, times: Value) -> State:
     """After `times` more of what led from one state to the next: each clock at its pace, none slower than the first."""
     every = state[0] - before[0]
     found = [state[0] + times * every]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from axonn_tune.program.operations import Collective, Computation
 from axonn_tune.program.schedule import Instructions, Issue, MicroBatch, Run, StepSchedule, Wait
+from axonn_tune.program.step import ONLY, Stage
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
     EMBEDDING_BACKWARD,
@@ -105,43 +106,130 @@ class State:
         )
 
 
+@dataclass(frozen=True)
+class ChunkTimes:
+    """One micro-batch through a chunk of a pipeline stage, s; last_backward_s, end_s: of the step's last one."""
+
+    forward_s: float
+    backward_s: float
+    last_backward_s: float
+    end_s: float
+
+
 @dataclass
 class Timeline:
     """Replays one step of one candidate.
 
     run_s: time of one computation where it stands; collective_s: of a collective; lane: tier by group of axes,
-    negative for groups of one; lane_names: names of the tiers.
+    negative for groups of one; lane_names: names of the tiers; dispatch_s: time in which the host issues an operation.
     """
 
     run_s: Callable[[Computation], float]
     collective_s: Callable[[Collective], float]
     lane: Mapping[str, int]
     lane_names: tuple[str, ...]
+    dispatch_s: float = 0.0
+    host_s: float = 0.0
     exposed_s: dict[TermKey, float] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
     _stretches: list[Stretch] = field(default_factory=list)
 
     def step_s(self, schedule: StepSchedule, *, layers: int, kept: int, accumulation: int) -> float:
-        """Duration of one step, s."""
-        last = self._micro_batch(schedule.last_micro_batch, layers=layers, kept=kept, weight=1.0)
-        last_s = last.now_s
-        end_s = self._play(last, schedule.end, weight=1.0, names=(END,)).now_s
+        """Duration of one step without pipeline stages, s."""
+        last, waited_s = self._micro_batch(schedule, schedule.last_micro_batch, layers=layers, kept=kept, weight=1.0)
+        last_s = last.now_s + waited_s
+        end_s = self._play(last, schedule.ends[ONLY], weight=1.0, names=(END,)).now_s + waited_s
         self._note_batch(1, end_s)
         others_s = last_s
         if accumulation > 1:
             # Without replicas there are no buckets, and the last micro-batch is like the others.
-            batch = schedule.micro_batch if self.lane["data"] >= 0 else schedule.last_micro_batch
-            others_s = self._micro_batch(batch, layers=layers, kept=kept, weight=accumulation - 1.0).now_s
+            batch = schedule.micro_batch if self._replicated(schedule) else schedule.last_micro_batch
+            others, waited_s = self._micro_batch(schedule, batch, layers=layers, kept=kept, weight=accumulation - 1.0)
+            others_s = others.now_s + waited_s
             self._note_batch(accumulation - 1, others_s)
             self.batches.reverse()
+        self.host_s = accumulation * waited_s
         return (accumulation - 1.0) * others_s + end_s
+
+    def _replicated(self, schedule: StepSchedule) -> bool:
+        return self.lane[schedule.replicas] >= 0
+
+    def chunk(self, schedule: StepSchedule, stage: Stage, *, layers: int, kept: int, times: int) -> ChunkTimes:
+        """A chunk of a pipeline stage of so many blocks, `times` micro-batches of it a step.
+
+        Passes of a chunk start with free streams, and its weights' gathers with nothing to hide behind.
+        """
+        forward, backward = self._passes(schedule, schedule.micro_batch, stage, layers=layers, kept=kept, weight=times - 1.0)
+        self._note_batch(times - 1, forward[0].now_s + backward[0].now_s)
+        _, last = self._passes(schedule, schedule.last_micro_batch, stage, layers=layers, kept=kept, weight=1.0)
+        end = self._play(last[0], schedule.ends[stage], weight=1.0, names=(END,))
+        self._note_batch(1, forward[0].now_s + end.now_s)
+        shares = [issued.count(self._sent) for issued in schedule.issued]
+        waited_s = self._waited_s(sum(shares), layers, forward[1] + backward[1])
+        self.host_s += times * waited_s
+        waits = [waited_s * share / sum(shares) for share in shares]
+        return ChunkTimes(
+            forward[0].now_s + waits[0],
+            backward[0].now_s + waits[1],
+            last[0].now_s + waits[1],
+            end.now_s - last[0].now_s,
+        )
+
+    def _passes(
+        self, schedule: StepSchedule, batch: MicroBatch, stage: Stage, *, layers: int, kept: int, weight: float
+    ) -> tuple[tuple[State, float], tuple[State, float]]:
+        """Clocks after the forward and after the backward pass of a chunk, each with what its blocks took."""
+        state = self._play(State(), batch.embedding if stage.first else batch.enter, weight=weight, names=(EMBEDDING_FORWARD,))
+        state, blocks_s = self._forward(batch, state, layers=layers, weight=weight, last=stage.last)
+        if stage.last:
+            state = self._play(state, batch.head_all_kept, weight=weight, names=(HEAD,))
+        back = self._play(State(), () if kept else batch.enter_backward, weight=weight, names=(HEAD,))
+        back, backward_s = self._backward(batch, back, layers=layers, kept=kept, weight=weight)
+        end = batch.flush if stage.first else batch.leave
+        back = self._play(back, end, weight=weight, names=(EMBEDDING_BACKWARD,))
+        return (state, blocks_s), (back, backward_s)
+
+    def _sent(self, axes: str) -> float:
+        return 1.0 if self.lane[axes] >= 0 else 0.0
+
+    def _waited_s(self, issued: float, layers: int, blocks_s: float) -> float:
+        """Time in which blocks wait for the host that issues them, s: compared over both passes of all blocks."""
+        return max(0.0, self.dispatch_s * issued * layers - blocks_s)
 
     def _note_batch(self, times: int, every_s: float) -> None:
         self.batches.append(Batch(times, every_s, tuple(self._stretches)))
         self._stretches.clear()
 
-    def _micro_batch(self, batch: MicroBatch, *, layers: int, kept: int, weight: float) -> State:
-        """One micro-batch from a clear start; `weight`: how many micro-batches it stands for."""
+    def _micro_batch(
+        self, schedule: StepSchedule, batch: MicroBatch, *, layers: int, kept: int, weight: float
+    ) -> tuple[State, float]:
+        """One micro-batch from a clear start, and how long its blocks wait for the host.
+
+        weight: how many micro-batches it stands for.
+        """
+        state = self._play(State(), batch.embedding, weight=weight, names=(EMBEDDING_FORWARD,))
+        state, forward_s = self._forward(batch, state, layers=layers, weight=weight, last=True)
+        head = batch.head_all_kept if kept == layers else batch.head
+        state = self._play(state, head, weight=weight, names=(HEAD,))
+        state, backward_s = self._backward(batch, state, layers=layers, kept=kept, weight=weight)
+        issued = sum(one.count(self._sent) for one in schedule.issued)
+        waited_s = self._waited_s(issued, layers, forward_s + backward_s)
+        return self._play(state, batch.flush, weight=weight, names=(EMBEDDING_BACKWARD,)), waited_s
+
+    def _forward(
+        self, batch: MicroBatch, state: State, *, layers: int, weight: float, last: bool
+    ) -> tuple[State, float]:
+        """All blocks forward, and their time; `last`: the LM head follows."""
+        begun_s, names = state.now_s, tuple(map(block_forward, range(layers - 1)))
+        state = self._repeat(state, batch.block, weight=weight, names=names)
+        final = batch.last_block if last else batch.alone
+        state = self._play(state, final, weight=weight, names=(block_forward(layers - 1),))
+        return state, state.now_s - begun_s
+
+    def _backward(
+        self, batch: MicroBatch, state: State, *, layers: int, kept: int, weight: float
+    ) -> tuple[State, float]:
+        """All blocks backward, and their time."""
 
         def play(state: State, instructions: Instructions, name: str) -> State:
             return self._play(state, instructions, weight=weight, names=(name,))
@@ -149,12 +237,7 @@ class Timeline:
         def blocks(state: State, instructions: Instructions, numbers: range) -> State:
             return self._repeat(state, instructions, weight=weight, names=tuple(map(block_backward, numbers)))
 
-        forward = tuple(map(block_forward, range(layers - 1)))
-        state = play(State(), batch.embedding, EMBEDDING_FORWARD)
-        state = self._repeat(state, batch.block, weight=weight, names=forward)
-        state = play(state, batch.last_block, block_forward(layers - 1))
-        state = play(state, batch.head_all_kept if kept == layers else batch.head, HEAD)
-        back, first, unkept = batch.backward, block_backward(layers - 1), layers - kept
+        back, first, unkept, begun_s = batch.backward, block_backward(layers - 1), layers - kept, state.now_s
         if kept == layers:
             state = play(state, back.kept_first, first)
             state = blocks(state, back.kept_middle, range(layers - 2, -1, -1))
@@ -169,7 +252,7 @@ class Timeline:
             state = blocks(state, back.kept_middle, range(layers - 2, unkept - 1, -1))
             state = blocks(state, back.middle, range(unkept - 1, 0, -1))
             state = play(state, back.last, block_backward(0))
-        return play(state, batch.flush, EMBEDDING_BACKWARD)
+        return state, state.now_s - begun_s
 
     def _repeat(self, state: State, instructions: Instructions, *, weight: float, names: tuple[str, ...]) -> State:
         """A part once for each name: replayed at most twice, extrapolated by the second replay's duration."""

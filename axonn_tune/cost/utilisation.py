@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.cost.arithmetic import Column
-from axonn_tune.program.flops import model_flops, step_tokens
+from axonn_tune.program.size import Value
+from axonn_tune.program.dimensions import model_flops, step_tokens
 from axonn_tune.specs.machine import Machine, Uncertainty
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
@@ -30,13 +30,13 @@ class Performance:
     hfu: float
 
 
-def exposed_s(iteration_s: Column, compute_s: Column) -> Column:
+def exposed_s(iteration_s: Value, compute_s: Value) -> Value:
     """Time of a step in which nothing is computed, s; exactly 0 where it is rounding noise."""
     waiting_s = iteration_s - compute_s
     return np.where(waiting_s < ROUNDING * iteration_s, 0.0, waiting_s)
 
 
-def contended_s(communication_s: Column, compute_s: Column, iteration_s: Column, *, contention: float) -> Column:
+def contended_s(communication_s: Value, compute_s: Value, iteration_s: Value, *, contention: float) -> Value:
     """Time that computation loses to communication beside it, s: both use the same multiprocessors and memory.
 
     Of what is hidden. Source: Galvatron (arXiv 2211.13878); FSDP's steps in benchmarks/software.py, where it is fitted.
@@ -46,12 +46,12 @@ def contended_s(communication_s: Column, compute_s: Column, iteration_s: Column,
     return lost_s(communication_s - exposed_s(iteration_s, compute_s), compute_s, contention=contention)
 
 
-def lost_s(hidden_s: Column, compute_s: Column, *, contention: float) -> Column:
+def lost_s(hidden_s: Value, compute_s: Value, *, contention: float) -> Value:
     """`contention` times hidden communication, s; on several tiers at once that counts up to what is computed."""
     return contention * np.minimum(np.maximum(hidden_s, 0.0), compute_s)
 
 
-def interval_s(compute_s: Column, waiting_s: Column, uncertainty: Uncertainty) -> tuple[Column, Column]:
+def interval_s(compute_s: Value, waiting_s: Value, uncertainty: Uncertainty) -> tuple[Value, Value]:
     """Lower and upper bound of a step time, s: each part less and more its relative half-width."""
     return (
         compute_s * (1.0 - uncertainty.compute) + waiting_s * (1.0 - uncertainty.communication),

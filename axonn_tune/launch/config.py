@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from axonn_tune import __version__
-from axonn_tune.cost.single import Pricing, Term
+from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.cost.utilisation import performance
 from axonn_tune.files import write_text_atomically
 from axonn_tune.launch.environment import launch_environment

@@ -1,14 +1,20 @@
-"""What a grid must satisfy before anything is priced: each constraint has a name and says its numbers."""
+"""What a layout must satisfy before anything is priced: each constraint has a name and says its numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
+
+if TYPE_CHECKING:
+    from axonn_tune.cost.prediction import Configuration
 
 Integers = NDArray[np.int64]
 
@@ -18,42 +24,97 @@ MICRO_BATCH = "micro-batch"
 
 @dataclass(frozen=True)
 class Constraint:
-    """`value` must be a multiple of the product of some axes (or at least as large, with `at_least`)."""
+    """`value` must be divisible by the product of some axes.
+
+    at_least: it must only be as large; or_divides: the product may also be divisible by it; most: the product may not
+    exceed it, for the reason `what`; both: only where all these axes are wider than 1.
+    """
 
     name: str
     what: str
     value: int
     axes: tuple[str, ...]
     at_least: bool = False
+    or_divides: bool = False
+    both: bool = False
 
     def broken(self, sizes: dict[str, Integers]) -> NDArray[np.bool_]:
-        """Which grids break it, given columns of axis sizes."""
-        product = np.ones_like(sizes["x"])
+        """Which layouts break it, given columns of axis sizes."""
+        product = np.ones_like(next(iter(sizes.values())))
         for axis in self.axes:
             product = product * sizes[axis]
-        return product > self.value if self.at_least else self.value % product != 0
+        if self.both:
+            together = np.ones(len(product), dtype=np.bool_)
+            for axis in self.axes:
+                together &= sizes[axis] > 1
+            return together
+        if self.at_least:
+            return product > self.value
+        wrong = self.value % product != 0
+        return wrong & (product % self.value != 0) if self.or_divides else wrong
 
     def explain(self, sizes: dict[str, int]) -> str:
-        """Why one grid breaks it: `heads (96) is no multiple of x = 5`."""
-        product = 1
-        for axis in self.axes:
-            product *= sizes[axis]
-        relation = "is less than" if self.at_least else "is no multiple of"
-        return f"{self.what} ({self.value}) {relation} {'·'.join(self.axes)} = {product}"
+        """Why one layout breaks it: `heads (96) is not divisible by x = 5`."""
+        axes = "·".join(self.axes)
+        if self.both:
+            return self.what
+        product = prod(sizes[axis] for axis in self.axes)
+        relation = "is less than" if self.at_least else "is not divisible by"
+        return f"{self.what} ({self.value}) {relation} {axes} = {product}"
 
 
-def constraints(model: Model, workload: Workload) -> tuple[Constraint, ...]:
-    """Every divisibility constraint of the 4D layout.
+def constraints(model: Model, workload: Workload, framework: Framework) -> tuple[Constraint, ...]:
+    """Every divisibility constraint of a framework's layouts, and every combination of axes that it refuses.
 
-    A weight `W[K_y, N_x]` is stored as rows of K split over y and then over z, so that every shard is
-    a rectangle; transposed layers split K over x and z.
+    Where shards are rectangles of whole rows, a weight `W[K_y, N_x]` is stored as rows of K split over y and then
+    over z; transposed layers split K over x and z. Elsewhere they are padded.
     """
-    return (
+    whole, length = framework.step.whole_rows, workload.sequence_length
+    over_z = ("z",) if whole else ()
+    found = [
         Constraint("heads-by-x", "heads", model.heads, ("x",)),
-        Constraint("kv-heads-by-x", "kv_heads", model.kv_heads, ("x",)),
-        Constraint("hidden-by-yz", "hidden", model.hidden, ("y", "z")),
-        Constraint("attention-by-xz", "heads * head_dim", model.query_width, ("x", "z")),
-        Constraint("ffn-by-xz", "ffn", model.ffn, ("x", "z")),
+        Constraint("kv-heads-by-x", "kv_heads", model.kv_heads, ("x",), or_divides=framework.step.repeated_kv_heads),
+        Constraint("hidden-by-yz" if whole else "hidden-by-y", "hidden", model.hidden, ("y", *over_z)),
+        Constraint("attention-by-xz" if whole else "attention-by-x", "heads * head_dim", model.query_width, ("x", *over_z)),
+        Constraint("ffn-by-xz" if whole else "ffn-by-x", "ffn", model.ffn, ("x", *over_z)),
         Constraint("vocab-by-xyz", "vocab", model.vocab, ("x", "y", "z"), at_least=True),
         Constraint("batch-by-data-z", "global_batch", workload.global_batch, ("data", "z")),
-    )
+    ]
+    if framework.step.sequence_parallel:
+        found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
+    if "context" in framework.axes:
+        found.append(Constraint("sequence-by-context", "sequence_length", length, ("context",)))
+    if "pipeline" in framework.axes:
+        uneven = framework.schedule.uneven
+        found.append(Constraint("layers-by-pipeline", "layers", model.layers, ("pipeline",), at_least=uneven))
+    for refused in framework.refused:
+        found.append(Constraint(f"{framework.name}-{'-'.join(refused.axes)}", refused.why, 1, refused.axes, both=True))
+    return tuple(found)
+
+
+def broken_constraints(
+    configuration: Configuration, model: Model, workload: Workload, framework: Framework
+) -> list[str]:
+    """What a framework would refuse one configuration for, each with its numbers."""
+    grid, micro_batch, chunks = configuration.grid, configuration.micro_batch, configuration.chunks
+    sizes = dict(grid.by_axis)
+    columns = {axis: np.array([size]) for axis, size in sizes.items()}
+    found = [check.explain(sizes) for check in constraints(model, workload, framework) if check.broken(columns)[0]]
+    missing = [axis for axis, size in sizes.items() if size > 1 and axis not in framework.axes]
+    found += [f"{framework.name} has no axis {axis}" for axis in missing]
+    if workload.global_batch % (grid.data * grid.z * micro_batch):
+        product = grid.data * grid.z * micro_batch
+        found.append(f"global_batch ({workload.global_batch}) is not divisible by data·z·micro-batch = {product}")
+    if chunks > 1:
+        found += _interleaving(grid.pipeline, chunks, workload.global_batch // (grid.data * grid.z * micro_batch), model)
+    return found
+
+
+def _interleaving(stages: int, chunks: int, micro_batches: int, model: Model) -> list[str]:
+    """What interleaved stages need: several of them, micro-batches in groups, a block a chunk."""
+    found = ["interleaving needs more than one stage"] if stages == 1 else []
+    if micro_batches % stages:
+        found.append(f"micro-batches of an interleaved pipeline ({micro_batches}) are not divisible by pipeline = {stages}")
+    if model.layers < stages * chunks:
+        found.append(f"layers ({model.layers}) is less than pipeline·chunks = {stages * chunks}")
+    return found

@@ -1,18 +1,35 @@
-"""What follows from a candidate: padded tables, accumulation steps, chunks, buckets, stored elements."""
+"""What follows from a candidate: padded tables, accumulation steps, chunks, buckets, stored elements, FLOPs.
+
+MFU follows PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): three times the FLOPs of the forward GEMMs
+and of full S×S attention, the masked half counted; the LM head counts, embedding look-ups and recompute do not. HFU
+counts what a rank executes, recompute and padding included.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from functools import lru_cache
-from math import floor
 
-from axonn_tune.grid import AXES, Grid, divisors
-from axonn_tune.program.size import Value
+from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.grid import ALL_AXES, Grid, divisors
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, MatMul
+from axonn_tune.program.size import PLAIN, Arithmetic, Value
+from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
 LOSS_CHUNK_TOKENS = 4096
 """Most tokens whose logits exist at one time."""
+
+LONGEST_FUSED_SOFTMAX = 2048
+
+MFU_CONVENTION = "PaLM, appendix B: recomputation not counted, head and the masked half of attention counted"
+
+_FORWARD_AND_BACKWARD = 3.0
+"""The backward pass does twice the forward's GEMMs: one for each gradient."""
+
+AXONN = StepOptions()
 
 
 @lru_cache(maxsize=4096)
@@ -37,25 +54,39 @@ def constants(model: Model, workload: Workload) -> dict[str, float]:
 
 
 def dimensions(
-    model: Model, workload: Workload, axes: Mapping[str, Value], *, chunks: Value, floor: Callable[[Value], Value]
+    model: Model,
+    workload: Workload,
+    axes: Mapping[str, Value],
+    *,
+    chunks: Value,
+    arithmetic: Arithmetic,
+    options: StepOptions = AXONN,
+    stage: Stage = ONLY,
+    layers: Value | None = None,
 ) -> dict[str, Value]:
-    """Values of every symbol but `kept` and `unkept`.
+    """Values of every symbol but `kept`, `unkept` and `held`.
 
-    `axes` holds x, y, z, data and b (the micro-batch); `chunks` is `loss_chunks(b · S)`; `floor` rounds
-    a value or a column down.
+    axes: sizes of all axes and b, the micro-batch; chunks: `loss_chunks(b · S)`, or 1 for whole logits; stage and
+    layers: which blocks and tables the rank holds, all unless told otherwise.
     """
 
     def up(elements: Value, multiple: Value) -> Value:
-        return floor((elements + (multiple - 1.0)) / multiple) * multiple
+        return arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
 
     x, y, z, data = axes["x"], axes["y"], axes["z"], axes["data"]
-    hidden, layers = float(model.hidden), float(model.layers)
-    split = x * y * z
-    rows = up(float(model.vocab), split)
-    positions = up(float(model.max_sequence_length), z) if model.learned_positions else 0.0 * z
-    block, table, position = float(model.block_weights) / split, rows * hidden / split, positions * hidden / (y * z)
-    tables = 1.0 if model.tied_embeddings else 2.0
-    share = data if workload.shard_optimizer_over_data else 1.0
+    blocks = float(model.layers) if layers is None else layers
+    hidden = float(model.hidden)
+    context, replicas = axes["context"], data
+    shards = z * context if options.context_shards else z
+    if not options.context_shards:
+        replicas = data * context
+    split = x * y * shards
+    rows = table_rows(model, x * y, shards, options=options, arithmetic=arithmetic)
+    positions = up(float(model.max_sequence_length), shards) if model.learned_positions else 0.0 * shards
+    block, table, position = float(model.block_weights) / split, rows * hidden / split, positions * hidden / (y * shards)
+    tables = _tables(model, stage)
+    sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
+    share = replicas if sharded else 1.0
     norm_vectors = 1.0 if model.family == "llama" else 2.0
     biases = 1.0 if model.biases else 0.0
     block_vectors = 2.0 * norm_vectors * hidden / y + biases * (
@@ -64,6 +95,7 @@ def dimensions(
     return {
         **constants(model, workload),
         **axes,
+        "L": blocks,
         "A": float(workload.global_batch) / (data * z * axes["b"]),
         "C": chunks,
         "V": rows,
@@ -71,23 +103,113 @@ def dimensions(
         "block_bucket": up(block, share),
         "table_bucket": up(table, share),
         "position_bucket": up(position, share),
-        "parameters": layers * block + tables * table + position,
-        "vectors": layers * block_vectors + norm_vectors * hidden / y,
+        "parameters": blocks * block + tables * table + (position if stage.first else 0.0 * position),
+        "vectors": blocks * block_vectors + (norm_vectors * hidden / y if stage.last else 0.0 * y),
+        **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
     }
 
 
-def symbol_values(model: Model, workload: Workload, grid: Grid, *, micro_batch: int) -> dict[str, float]:
-    """Values of every symbol but `kept` and `unkept`, for one grid."""
-    axes: dict[str, Value] = {axis: float(grid.axis_size(axis)) for axis in AXES}
+def _tables(model: Model, stage: Stage) -> float:
+    """Tables a stage holds: of a tied one, the last stage has a copy."""
+    held = float(stage.first) + float(stage.last)
+    return 1.0 if model.tied_embeddings and stage.first and stage.last else held
+
+
+def table_rows(model: Model, split: Value, shards: Value, *, options: StepOptions, arithmetic: Arithmetic) -> Value:
+    """Rows of the embedding on all ranks: padded, or cut without padding."""
+
+    def up(elements: Value, multiple: Value) -> Value:
+        return arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
+
+    vocabulary, multiple = float(model.vocab), options.vocabulary_multiple
+    if multiple == 0:
+        return arithmetic.floor(vocabulary / split) * split
+    return up(up(vocabulary, float(multiple) * split) if multiple else vocabulary, split * shards)
+
+
+def table_alignment(model: Model, rows: float, *, split: int, element: int, options: StepOptions) -> int:
+    """Bytes at whose multiples rows of logits start: those of a table that is not padded start anywhere."""
+    if options.vocabulary_multiple != 0:
+        return MATRIX_ALIGNMENT
+    return math.gcd(int(rows) // split * element, MATRIX_ALIGNMENT)
+
+
+def _softmax_bytes(
+    model: Model, workload: Workload, axes: Mapping[str, Value], *, arithmetic: Arithmetic
+) -> dict[str, Value]:
+    """Bytes a score is moved with by softmax, forward and backward: in one kernel, or step by step in FP32.
+
+    Megatron-LM's fused softmax takes sequences of 17 to 2,048 in multiples of 4, and rows (heads times sequences) in
+    multiples of the 4 that one thread block works on (fused_softmax.py). Elsewhere it scales, masks, converts, takes
+    the softmax and converts back.
+    """
+    element, wide = workload.element_sizes.compute, workload.element_sizes.statistics
+    length = workload.sequence_length
+    rows = axes["b"] * float(model.heads) / axes["x"]
+    left = arithmetic.smaller(rows - arithmetic.floor(rows / 4.0) * 4.0, 1.0)
+    if not (16 < length <= LONGEST_FUSED_SOFTMAX and length % 4 == 0):
+        left = 0.0 * rows + 1.0
+    fused, fused_back = 2.0 * element, 3.0 * element
+    stepwise, stepwise_back = 6.0 * element + 4.0 * wide, 6.0 * element + 5.0 * wide
+    return {
+        "scores": fused + left * (stepwise - fused),
+        "scores_back": fused_back + left * (stepwise_back - fused_back),
+    }
+
+
+def symbol_values(
+    model: Model,
+    workload: Workload,
+    grid: Grid,
+    *,
+    micro_batch: int,
+    options: StepOptions = AXONN,
+    stage: Stage = ONLY,
+    layers: int | None = None,
+) -> dict[str, float]:
+    """Values of every symbol but `kept`, `unkept` and `held`, for one grid."""
+    axes: dict[str, Value] = {axis: float(grid.axis_size(axis)) for axis in ALL_AXES}
     axes["b"] = float(micro_batch)
-    chunks = float(loss_chunks(micro_batch * workload.sequence_length))
-    found = dimensions(model, workload, axes, chunks=chunks, floor=lambda value: float(floor(float(value))))
+    tokens = micro_batch * workload.sequence_length // grid.context
+    chunks = float(loss_chunks(tokens)) if options.chunked_loss else 1.0
+    found = dimensions(
+        model,
+        workload,
+        axes,
+        chunks=chunks,
+        arithmetic=PLAIN,
+        options=options,
+        stage=stage,
+        layers=None if layers is None else float(layers),
+    )
     return {name: float(value) for name, value in found.items()}
 
 
 def step_values(
     model: Model, workload: Workload, grid: Grid, *, micro_batch: int, kept_layers: int
 ) -> dict[str, float]:
-    """Values of every symbol for one step of one rank."""
+    """Values of every symbol for one step of one rank of the bundled runtime."""
     kept = {"kept": float(kept_layers), "unkept": float(model.layers - kept_layers)}
     return symbol_values(model, workload, grid, micro_batch=micro_batch) | kept
+
+
+def model_flops(model: Model, workload: Workload) -> float:
+    """FLOPs one step needs, all ranks: 3·(2·(L·W + V·H)·tokens + 4·S·Q·L·tokens), arXiv 2204.02311 appendix B."""
+    tokens = float(step_tokens(workload))
+    weights = float(model.layers * model.block_weights + model.vocab * model.hidden)
+    attention = 4.0 * workload.sequence_length * model.query_width * model.layers
+    return _FORWARD_AND_BACKWARD * (2.0 * weights + attention) * tokens
+
+
+def step_tokens(workload: Workload) -> int:
+    """Tokens in one step, all ranks."""
+    return workload.global_batch * workload.sequence_length
+
+
+def executed_flops(program: StepProgram, values: Mapping[str, Value], stage: Stage = ONLY) -> Value:
+    """FLOPs of GEMMs and attention that one rank of a stage executes in a step, recompute included."""
+    total: Value = 0.0
+    for step, count in program.calls(stage):
+        if isinstance(step, MatMul | Attention):
+            total = total + count.evaluate(values) * step.flops.evaluate(values)
+    return total

@@ -1,30 +1,50 @@
-"""The 4D operations of each layer, in the order a rank issues them when nothing overlaps.
+"""The operations of each layer on one rank, in the order they are issued when nothing overlaps.
 
 Letters: M tokens of one rank's micro-batch (of one half of it when split), the others as in
 `axonn_tune.specs.model`. `A[M, K_y]` is an array whose dim K is split over axis y. Each function
-returns what one rank does; arrays are local, sizes of collectives those of the full buffer.
+returns what one rank does; arrays are local, sizes of collectives those of the full buffer. What a
+framework does differently is read from its `StepOptions`.
+
+Sources of what is not the paper's: tensor and sequence parallelism Shoeybi et al., arXiv 1909.08053, section 3, and
+Korthikanti et al., arXiv 2205.05198, section 4.2.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from axonn_tune.program.operations import ONCE, Attention, Collective, Kernel, MatMul, Operation, Phase
-from axonn_tune.program.size import Size, symbol
+from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.grid import WORLD
+from axonn_tune.program.operations import (
+    MATRIX_ALIGNMENT,
+    ONCE,
+    Array,
+    Attention,
+    Collective,
+    Computation,
+    Kernel,
+    MatMul,
+    Operation,
+    OpKind,
+    Phase,
+    Role,
+)
+from axonn_tune.program.size import Size, as_size, symbol
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import ElementSizes
 
 H, Q, N, F, G, S = (symbol(name) for name in ("H", "Q", "N", "F", "G", "S"))
-X, Y, Z = (symbol(name) for name in ("x", "y", "z"))
+X, Y, Z, CONTEXT = (symbol(name) for name in ("x", "y", "z", "context"))
+V, P, CHUNKS, BLOCK = symbol("V"), symbol("P"), symbol("C"), symbol("W")
 PARTS = symbol("parts")
 UNKEPT_SHARE = symbol("unkept") / symbol("L")
 """Of the blocks, those whose gathered weights are not kept, and so are gathered again for the backward pass."""
 
-TOKENS = symbol("b") * S
-"""Tokens of one rank's micro-batch."""
-
-PART = TOKENS / PARTS
-"""Tokens of one half when the micro-batch is split, all of them otherwise."""
+TABLE = V * H / (X * Y)
+POSITIONS = P * H / Y
 
 
 @dataclass(frozen=True)
@@ -41,136 +61,463 @@ class Linear:
     output_axis: str
     input_axis: str
 
+    @property
+    def weight(self) -> Size:
+        """Elements of the block of W that one rank multiplies with."""
+        return self.k * self.n
+
 
 QKV = Linear("attention.qkv", H / Y, N / X, "y", "x")
 ATTENTION_OUTPUT = Linear("attention.output", Q / X, H / Y, "x", "y")
 FC1 = Linear("mlp.fc1", H / Y, G / X, "y", "x")
 FC2 = Linear("mlp.fc2", F / X, H / Y, "x", "y")
 BLOCK_LINEARS = (QKV, ATTENTION_OUTPUT, FC1, FC2)
+WHOLE_BLOCK = "block"
+"""Layer of gathers and reductions that take a whole block at once."""
 
 
 @dataclass(frozen=True)
-class Context:
-    """What the layers of one program share. `sharded`: main weights are split over data, too."""
+class Given:
+    """What the layers of one program share.
+
+    sharded: master weights are split over data; context: there is a context axis; table_alignment: bytes at whose
+    multiples rows of logits start.
+    """
 
     model: Model
     elements: ElementSizes
+    options: StepOptions = field(default_factory=StepOptions)
     sharded: bool = False
+    context: bool = False
+    table_alignment: int = MATRIX_ALIGNMENT
+
+    @property
+    def element(self) -> int:
+        """Bytes of an activation."""
+        return self.elements.compute
 
     @property
     def norm_statistics(self) -> int:
         """Numbers per token that a norm combines over y: mean and M2, or the sum of squares alone."""
         return 1 if self.model.family == "llama" else 2
 
+    @property
+    def biases(self) -> bool:
+        """Whether linear layers have biases."""
+        return self.model.biases
 
-def gather_weight(
-    layer: str, rows_by_columns: Size, context: Context, *, phase: Phase, calls: Size = ONCE
-) -> list[Operation]:
-    """All-gather of one weight block over z, from the main copy's shard rounded to the compute type.
+    @cached_property
+    def tokens(self) -> Size:
+        """Tokens of one rank's micro-batch."""
+        return symbol("b") * S / CONTEXT if self.context else symbol("b") * S
 
-    With main weights split over data there is a copy in the compute type already.
+    @cached_property
+    def part(self) -> Size:
+        """Tokens of one half when the micro-batch is split, all of them otherwise."""
+        return self.tokens / PARTS
+
+    def outside(self, tokens: Size) -> Size:
+        """Of some tokens, those a rank holds between tensor-parallel layers."""
+        return tokens / X if self.options.sequence_parallel else tokens
+
+    @cached_property
+    def shards(self) -> Size:
+        """Shards a weight block is stored in."""
+        return Z * CONTEXT if self.context and self.options.context_shards else Z
+
+    @property
+    def shard_axes(self) -> str:
+        """Group that a weight is gathered over."""
+        return "zcontext" if self.context and self.options.context_shards else "z"
+
+    @property
+    def data_axes(self) -> str:
+        """Group that holds the same shard."""
+        return "contextdata" if self.context and not self.options.context_shards else "data"
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of an accumulated gradient, and of one reduced over data."""
+        return self.options.gradient_bytes or self.elements.main
+
+    def stream(self, name: str, kind: str, width: Size = H / Y, *, inside: bool = False, element: int = 0) -> Array:
+        """An array `[M, width]` of all tokens; outside tensor-parallel layers split over x with sequence parallelism."""
+        tokens = self.tokens if inside else self.outside(self.tokens)
+        return Array(name, kind, (element or self.element) * tokens * width)
+
+
+def gather_weight(layer: str, elements: Size, given: Given, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
+    """All-gather of one weight block over z; from FP32 master shards each is rounded first.
+
+    Ranks that keep their weights in the compute type beside the master weights have nothing to round.
     """
-    element = context.elements.compute
-    rounds = context.elements.main != element and not context.sharded
-    rounding = (context.elements.main + element) * rows_by_columns / Z if rounds else ONCE * 0.0
+    options, sizes = given.options, given.elements
+    element = options.gather_bytes or sizes.compute
+    rounds = options.master_shards and sizes.main != element and not given.sharded
+    prepared = (sizes.main + element) * elements / given.shards if rounds else ONCE * 0.0
+    copied = 2.0 * options.gather_copies * element * elements
     return [
-        Kernel(phase, layer, rounding, calls, prepares_gather=True),
-        Collective("all_gather", "z", phase, layer, element * rows_by_columns, "weight", calls),
+        Kernel(phase, layer, prepared, calls, prepares_gather=True),
+        Collective("all_gather", given.shard_axes, phase, layer, element * elements, "weight", calls),
+        *([Kernel(phase, layer, copied, calls)] if options.gather_copies else []),
     ]
 
 
-def reduce_weight_gradient(layer: str, rows_by_columns: Size, context: Context) -> list[Operation]:
+def reduce_weight_gradient(layer: str, elements: Size, given: Given) -> list[Operation]:
     """Reduce-scatter of one weight gradient over z, then its addition to the accumulated shard."""
-    element = context.elements.compute
+    element = given.options.shard_gradient_bytes or given.elements.compute
+    added = (element + 2 * given.gradient_bytes) * elements / given.shards
     return [
-        Collective("reduce_scatter", "z", "backward", layer, element * rows_by_columns, "weight_gradient"),
-        Kernel("backward", layer, (element + 2 * context.elements.main) * rows_by_columns / Z, accumulates=True),
+        Collective("reduce_scatter", given.shard_axes, "backward", layer, element * elements, "weight_gradient"),
+        Kernel("backward", layer, ONCE * 0.0 if given.options.fused_accumulation else added, accumulates=True),
     ]
 
 
-def linear_forward(linear: Linear, context: Context, *, phase: Phase) -> list[Operation]:
-    """Product and all-reduce of the output: `O[M, n] = Σ_output_axis I[M, k] · W[k, n]`."""
-    size = context.elements.compute * PART * linear.n
+def reduction(axis: str, phase: Phase, layer: str, size: Size, given: Given, *, role: Role, calls: Size) -> Collective:
+    """Sum of an output or input gradient: an all-reduce, over x with sequence parallelism a reduce-scatter."""
+    kind: OpKind = "reduce_scatter" if given.options.sequence_parallel and axis == "x" else "all_reduce"
+    return Collective(kind, axis, phase, layer, size, role, calls)
+
+
+def sequence_gather(phase: Phase, layer: str, given: Given, *, tokens: Size, calls: Size, role: Role) -> list[Operation]:
+    """`[M_x, H_y]` to `[M, H_y]` with sequence parallelism; otherwise the tokens are there."""
+    if not given.options.sequence_parallel:
+        return []
+    return [Collective("all_gather", "x", phase, layer, given.element * tokens * H / Y, role, calls)]
+
+
+def linear_forward(linear: Linear, given: Given, *, phase: Phase, makes: tuple[Array, ...] = ()) -> list[Operation]:
+    """GEMM and reduction of the output: `O[M, n] = Σ_output_axis I[M, k] · W[k, n]`."""
+    size = given.element * given.part * linear.n
+    gathered: list[Operation] = []
+    if linear.input_axis == "x":
+        gathered = sequence_gather(phase, linear.layer, given, tokens=given.part, calls=PARTS, role=_forward_role(given))
     return [
-        MatMul(phase, linear.layer, PART, linear.n, linear.k, "NN", PARTS),
-        Collective("all_reduce", linear.output_axis, phase, linear.layer, size, "output", PARTS),
+        *gathered,
+        MatMul(phase, linear.layer, given.part, linear.n, linear.k, "NN", PARTS, makes=makes),
+        reduction(linear.output_axis, phase, linear.layer, size, given, role="output", calls=PARTS),
     ]
 
 
-def linear_backward(linear: Linear, context: Context) -> list[Operation]:
-    """Both gradients: `dI[M, k] = Σ_input_axis dO · Wᵀ`, and `dW[k, n] = Σ_z Iᵀ · dO`."""
-    element = context.elements.compute
-    bias = [Kernel("backward", linear.layer, element * PART * linear.n, PARTS)] if context.model.biases else []
+def _forward_role(given: Given) -> Role:
+    return "output" if given.options.pipelined_tensor else "other"
+
+
+def linear_backward(linear: Linear, given: Given, *, makes: Array, frees: tuple[str, ...]) -> list[Operation]:
+    """Both gradients: `dI[M, k] = Σ_input_axis dO · Wᵀ`, and `dW[k, n] = Σ_z Iᵀ · dO`.
+
+    makes: dI; frees: I and dO, where nothing else needs them.
+    """
+    element, part = given.element, given.part
     return [
-        MatMul("backward", linear.layer, PART, linear.k, linear.n, "NT", PARTS),
-        Collective(
-            "all_reduce",
+        *_gathers_for_backward(linear, given),
+        MatMul("backward", linear.layer, part, linear.k, linear.n, "NT", PARTS, makes=(makes,)),
+        reduction(
             linear.input_axis,
             "backward",
             linear.layer,
-            element * PART * linear.k,
-            "input_gradient",
-            PARTS,
+            element * part * linear.k,
+            given,
+            role="input_gradient",
+            calls=PARTS,
         ),
-        MatMul("backward", linear.layer, linear.k, linear.n, PART, "TN", PARTS),
-        *bias,
-        *reduce_weight_gradient(linear.layer, linear.k * linear.n, context),
+        MatMul("backward", linear.layer, linear.k, linear.n, part, "TN", PARTS, frees=frees),
+        *([Kernel("backward", linear.layer, element * part * linear.n, PARTS)] if given.biases else []),
+        *(
+            reduce_weight_gradient(linear.layer, linear.weight, given)
+            if given.options.gather_unit == "weight"
+            else []
+        ),
     ]
 
 
-def norm_forward(layer: str, context: Context, *, tokens: Size, calls: Size) -> list[Operation]:
+def _gathers_for_backward(linear: Linear, given: Given) -> list[Operation]:
+    """dO of a row-parallel layer is gathered first, I of a column-parallel one beside its input-gradient GEMM."""
+    role: Role = "input_gather" if linear.input_axis == "x" else "other"
+    return sequence_gather("backward", linear.layer, given, tokens=given.part, calls=PARTS, role=role)
+
+
+def norm_forward(layer: str, given: Given, *, tokens: Size, calls: Size, makes: tuple[Array, ...] = ()) -> list[Operation]:
     """Exact norm of `[M, H_y]`: the shard's statistics are all-gathered over y and combined."""
-    statistics = context.norm_statistics * context.elements.statistics * tokens * Y
+    own = given.outside(tokens)
+    statistics = given.norm_statistics * given.elements.statistics * own * Y
+    saved = Array(f"{layer} statistics", "norm statistics", statistics / Y * calls)
     return [
-        Collective("all_gather", "y", "forward", layer, statistics, calls=calls),
-        Kernel("forward", layer, 3.0 * context.elements.compute * tokens * H / Y, calls),
+        Collective("all_gather", "y", "forward", layer, statistics, calls=calls, makes=(saved,) if makes else ()),
+        Kernel("forward", layer, 3.0 * given.element * own * H / Y, calls, makes=makes),
     ]
 
 
-def norm_recompute(layer: str, context: Context) -> list[Operation]:
+def norm_recompute(layer: str, given: Given, *, makes: tuple[Array, ...]) -> list[Operation]:
     """Norm output once more, from the saved input and statistics: nothing is sent."""
-    return [Kernel("recompute", layer, 2.0 * context.elements.compute * PART * H / Y, PARTS)]
+    size = 2.0 * given.element * given.outside(given.part) * H / Y
+    return [Kernel("recompute", layer, size, PARTS, makes=makes)]
 
 
-def norm_backward(layer: str, context: Context, *, tokens: Size, calls: Size) -> list[Operation]:
+def norm_backward(
+    layer: str, given: Given, *, tokens: Size, calls: Size, makes: tuple[Array, ...] = (), frees: tuple[str, ...] = ()
+) -> list[Operation]:
     """Gradient of the norm; the sums over the hidden dim are all-reduced over y."""
-    sums = context.norm_statistics * context.elements.statistics * tokens
+    own = given.outside(tokens)
+    sums = given.norm_statistics * given.elements.statistics * own
     return [
         Collective("all_reduce", "y", "backward", layer, sums, calls=calls),
-        Kernel("backward", layer, 4.0 * context.elements.compute * tokens * H / Y, calls),
+        Kernel("backward", layer, 4.0 * given.element * own * H / Y, calls, makes=makes, frees=frees),
     ]
 
 
-def attention_core(context: Context, *, phase: Phase) -> list[Operation]:
+CORE = "attention.core"
+
+
+def attention_core(given: Given, *, phase: Phase) -> list[Operation]:
     """Biases or rotary positions, then softmax(QKᵀ)V on heads_x: `[M, N_x] → [M, Q_x]`, replicated over y."""
+    part, element = given.part, given.element
     return [
-        Kernel(phase, "attention.core", 2.0 * context.elements.compute * PART * N / X, PARTS),
-        Attention(phase, "attention.core", 4.0 * PART * S * Q / X, calls=PARTS),
+        *_exchange_keys(given, phase=phase, passes=1.0),
+        Kernel(phase, CORE, 2.0 * element * part * N / X, PARTS),
+        *(_fused_core(given, phase=phase) if given.options.fused_attention else _unfused_core(given, phase=phase)),
     ]
 
 
-def attention_core_backward(context: Context) -> list[Operation]:
-    """Gradient of `attention_core`: five products for its two, since fused attention computes the scores again."""
+def _fused_core(given: Given, *, phase: Phase) -> list[Computation]:
+    rows = given.tokens * Q / X / given.model.head_dim
     return [
-        Attention("backward", "attention.core", 10.0 * PART * S * Q / X, backward=True, calls=PARTS),
-        Kernel("backward", "attention.core", 2.0 * context.elements.compute * PART * N / X, PARTS),
+        Attention(
+            phase,
+            CORE,
+            4.0 * given.part * S * Q / X,
+            calls=PARTS,
+            makes=(
+                given.stream("attention output", "attention output", Q / X, inside=True),
+                Array("softmax statistics", "softmax statistics", given.elements.statistics * rows),
+            ),
+        )
     ]
 
 
-def activation(context: Context, *, phase: Phase) -> list[Operation]:
+def _unfused_core(given: Given, *, phase: Phase) -> list[Computation]:
+    """Scores `[b, heads_x, S, S]` are written and read again: `5·a·s²·b` bytes saved (arXiv 2205.05198, equation 1)."""
+    element, mask = given.element, 1.0 if given.options.dropout else 0.0
+    scores = given.tokens * Q / X / given.model.head_dim * S
+    kept = (element + mask * (element + 1.0)) * scores
+    output = given.stream("attention output", "attention output", Q / X, inside=True)
+    return [
+        _scores_matmul(given, phase, "NT", forward=True),
+        Kernel(phase, CORE, symbol("scores") * _scores(given), PARTS, makes=(Array("scores", "attention scores", kept),)),
+        *([Kernel(phase, CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []),
+        _scores_matmul(given, phase, "NN", forward=False, makes=(output,)),
+    ]
+
+
+def _scores(given: Given) -> Size:
+    return given.part * Q / X / given.model.head_dim * S
+
+
+def _scores_matmul(
+    given: Given, phase: Phase, layout: str, *, forward: bool, makes: tuple[Array, ...] = ()
+) -> MatMul:
+    """One batched GEMM of the core, `[rows, S]` from heads or `[rows, head_dim]` from scores."""
+    rows, width = given.part * (Q / X) / given.model.head_dim, as_size(given.model.head_dim)
+    n, k = (S, width) if forward else (width, S)
+    alignment = math.gcd(given.model.head_dim * given.element, MATRIX_ALIGNMENT)
+    return MatMul(
+        phase,
+        CORE,
+        rows,
+        n,
+        k,
+        "NT" if layout == "NT" else "NN",
+        PARTS,
+        alignment=alignment,
+        batched=True,
+        makes=makes,
+    )
+
+
+def attention_core_backward(given: Given) -> list[Operation]:
+    """Gradient of `attention_core`: five GEMMs for its two when fused, since the scores are computed again."""
+    part, element = given.part, given.element
+    gradient = given.stream("qkv gradient", "backward temporaries", N / X, inside=True)
+    dead = ("qkv", "attention output", "softmax statistics", "scores", "attention gradient")
+    unbiased = Kernel("backward", CORE, 2.0 * element * part * N / X, PARTS)
+    exchanged = _exchange_keys(given, phase="backward", passes=2.0)
+    if given.options.fused_attention:
+        flops = 10.0 * part * S * Q / X
+        core = Attention("backward", CORE, flops, backward=True, calls=PARTS, makes=(gradient,), frees=dead)
+        return [*exchanged, core, unbiased]
+    scores, values = (_scores_matmul(given, "backward", "N", forward=one) for one in (True, False))
+    masked = [Kernel("backward", CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []
+    softmax = Kernel("backward", CORE, symbol("scores_back") * _scores(given), PARTS, makes=(gradient,), frees=dead)
+    return [*exchanged, scores, values, *masked, softmax, values, values, unbiased]
+
+
+def _exchange_keys(given: Given, *, phase: Phase, passes: float) -> list[Operation]:
+    """Keys and values of the other context ranks, or with all-to-all every rank's heads of the whole sequence."""
+    if not given.context:
+        return []
+    whole = given.element * given.part * CONTEXT
+    widths = as_size(2.0 * given.model.kv_heads * given.model.head_dim) / X
+    if given.options.context_exchange == "all_to_all":
+        size = given.element * given.part * (N + Q) / X
+        return [Collective("all_to_all", "context", phase, CORE, passes * size, "other", PARTS)]
+    role: Role = "keys" if given.options.context_overlap else "other"
+    return [Collective("all_gather", "context", phase, CORE, passes * whole * widths, role, PARTS)]
+
+
+def activation(given: Given, *, phase: Phase) -> list[Operation]:
     """GELU or SwiGLU, `[M, G_x] → [M, F_x]`: reads G, writes F."""
-    element = context.elements.compute
-    return [Kernel(phase, "mlp.activation", element * (2.0 if not context.model.gated else 3.0) * PART * F / X, PARTS)]
+    size = given.element * (2.0 if not given.model.gated else 3.0) * given.part * F / X
+    made = given.stream("activation", "activation", F / X, inside=True)
+    return [Kernel(phase, "mlp.activation", size, PARTS, makes=(made,))]
 
 
-def activation_backward(context: Context) -> list[Operation]:
+def activation_backward(given: Given) -> list[Operation]:
     """Gradient of the activation: reads G and dF, writes dG."""
-    element = context.elements.compute
+    size = given.element * (3.0 if not given.model.gated else 5.0) * given.part * F / X
+    made = given.stream("up gradient", "backward temporaries", G / X, inside=True)
+    freed = ("up projection", "activation gradient")
+    return [Kernel("backward", "mlp.activation", size, PARTS, makes=(made,), frees=freed)]
+
+
+def residual(layer: str, given: Given, *, phase: Phase, makes: tuple[Array, ...] = ()) -> list[Operation]:
+    """Addition to the residual stream `[M, H_y]`; with dropout its mask of one byte an element is written, too."""
+    mask = 1.0 if given.options.dropout else 0.0
+    size = (3.0 * given.element + mask) * given.outside(given.part) * H / Y
+    masks = [given.stream(f"{layer} mask", "dropout masks", element=1)] if given.options.dropout else []
+    return [Kernel(phase, layer, size, PARTS, makes=(*makes, *masks))]
+
+
+def dropout_backward(layer: str, given: Given) -> list[Operation]:
+    """Gradient through the mask, where there is dropout."""
+    if not given.options.dropout:
+        return []
+    size = (2.0 * given.element + 1.0) * given.outside(given.part) * H / Y
+    return [Kernel("backward", layer, size, PARTS, frees=(f"{layer} mask",))]
+
+
+# The embedding `E[V_xy, H]` is stored split over z; learned positions are `P[S, H_y]`, stored split over z. Both are
+# padded to divide. With a chunked loss no rank holds more logits than `[M/C, V_xy]`.
+
+
+def embedding_forward(given: Given) -> list[Operation]:
+    """Look-up in the local rows, `[M, H]` reduce-scattered over y to `[M, H_y]`, summed over x."""
+    element, tokens = given.element, given.tokens
+    size = element * tokens * H / Y
+    operations = [
+        *gather_weight("embedding", TABLE, given, phase="forward"),
+        Kernel("forward", "embedding", 2.0 * element * tokens * H),
+        Collective("reduce_scatter", "y", "forward", "embedding", element * tokens * H),
+        reduction("x", "forward", "embedding", size, given, role="other", calls=ONCE),
+    ]
+    if given.model.learned_positions:
+        operations += gather_weight("position", POSITIONS, given, phase="forward")
+        operations.append(Kernel("forward", "position", 3.0 * element * given.outside(tokens) * H / Y))
+    return operations
+
+
+def embedding_backward(given: Given) -> list[Operation]:
+    """Position gradient; then `[M, H_y]` all-gathered over y and added into the local rows."""
+    element, tokens = given.element, given.tokens
+    operations: list[Operation] = []
+    if given.model.learned_positions:
+        operations.append(Kernel("backward", "position", element * given.outside(tokens) * H / Y))
+        operations += reduce_weight_gradient("position", POSITIONS, given)
     return [
-        Kernel("backward", "mlp.activation", element * (3.0 if not context.model.gated else 5.0) * PART * F / X, PARTS)
+        *operations,
+        *sequence_gather("backward", "embedding", given, tokens=tokens, calls=ONCE, role="other"),
+        Collective("all_gather", "y", "backward", "embedding", element * tokens * H),
+        Kernel("backward", "embedding", 3.0 * element * tokens * H),
+        *reduce_weight_gradient("embedding", TABLE, given),
     ]
 
 
-def residual(layer: str, context: Context, *, phase: Phase) -> list[Operation]:
-    """Addition to the residual stream `[M, H_y]`."""
-    return [Kernel(phase, layer, 3.0 * context.elements.compute * PART * H / Y, PARTS)]
+def head(given: Given) -> list[Operation]:
+    """Final norm, `h[M, H]` gathered over y, then logits, loss and their gradients chunk by chunk.
+
+    The gradients are computed at once, so logits are never kept: `dh[M, H]` is reduce-scattered over
+    y and summed over x, `dE[V_xy, H]` reduce-scattered over z.
+    """
+    element, tokens = given.element, given.tokens
+    size = element * tokens * H
+    reduced, added = reduce_weight_gradient("head", TABLE, given)
+    held = [Array(name, "LM head input and gradient", size) for name in ("head input", "head gradient")]
+    return [
+        *norm_forward("head.norm", given, tokens=tokens, calls=ONCE),
+        *gather_weight("head", TABLE, given, phase="forward"),
+        *sequence_gather("forward", "head", given, tokens=tokens, calls=ONCE, role="other"),
+        Collective("all_gather", "y", "forward", "head", size, makes=(held[0],)),
+        *_loss_chunk(given, tokens=tokens / CHUNKS, gradient=held[1]),
+        reduced,
+        Collective("reduce_scatter", "y", "backward", "head", size),
+        reduction("x", "backward", "head", size / Y, given, role="other", calls=ONCE),
+        added,
+        *norm_backward("head.norm", given, tokens=tokens, calls=ONCE),
+    ]
+
+
+def _loss_chunk(given: Given, *, tokens: Size, gradient: Array) -> list[Operation]:
+    """One chunk: `logits[t, V_xy] = h · Eᵀ`, cross-entropy over xy, `dh = dlogits · E`, `dE = dlogitsᵀ · h`.
+
+    Unless it is fused or in chunks, the input is gathered again beside the dh GEMM with sequence parallelism.
+    """
+    rows, sizes, aligned = V / (X * Y), given.elements, given.table_alignment
+    reductions = given.options.loss_reductions
+    names = ("loss.max", "loss.sums") if len(reductions) == 2 else ("loss",) * len(reductions)
+    held = given.options.logit_bytes or sizes.compute + 2.0 * sizes.statistics
+    logits = Array("logits", "logits of one chunk", held * tokens * rows)
+    return [
+        MatMul("forward", "head", tokens, rows, H, "NT", CHUNKS, makes=(logits,)),
+        *(
+            Collective("all_reduce", "xy", "forward", name, numbers * sizes.statistics * tokens, calls=CHUNKS)
+            for name, numbers in zip(names, reductions, strict=True)
+        ),
+        Kernel("forward", "loss", 5.0 * sizes.compute * tokens * rows, CHUNKS),
+        MatMul("backward", "head", tokens, H, rows, "NN", CHUNKS, alignment=aligned, makes=(gradient,)),
+        MatMul("backward", "head", rows, H, tokens, "TN", CHUNKS, alignment=aligned),
+    ]
+
+
+def data_bucket(layer: str, elements: Size, given: Given) -> Collective:
+    """Gradients of one bucket over data: all-reduced, or reduce-scattered to the owner of the optimizer state."""
+    kind: OpKind = "reduce_scatter" if given.sharded else "all_reduce"
+    return Collective(kind, given.data_axes, "backward", layer, given.gradient_bytes * elements, "data")
+
+
+Bucket = tuple[str, Size, Size]
+"""`(layer, elements, how many a step)` of one data-parallel bucket."""
+
+
+def step_end(given: Given, *, buckets: tuple[Bucket, ...], unsent: tuple[Collective, ...]) -> Iterator[Operation]:
+    """Gradients of the replicated vectors, the gradient norm with the loss, AdamW; then new weights to their users.
+
+    buckets: those of the data-parallel reduction; unsent: what of it is reduced only here.
+    """
+    main, element = given.elements.main, given.element
+    parameters, vectors = symbol("parameters"), symbol("vectors")
+    share = _data_ranks(given) if given.sharded else ONCE
+    copied = element if given.sharded else 0.0
+    yield from unsent
+    if given.options.sequence_parallel:
+        yield Collective("all_reduce", "x", "step", "vectors", given.gradient_bytes * vectors)
+    yield Collective("all_reduce", given.shard_axes, "step", "vectors", main * vectors)
+    yield Collective("all_reduce", given.data_axes, "step", "vectors", main * vectors)
+    if given.model.tied_embeddings:
+        yield Collective("all_reduce", "ends", "step", "embedding", given.gradient_bytes * TABLE / given.shards)
+    yield Kernel("step", "gradient_norm", main * parameters / share)
+    yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0)
+    yield Kernel("step", "optimizer", (7.0 * main + copied) * parameters / share)
+    yield Kernel("step", "optimizer", 7.0 * main * vectors)
+    if given.sharded and not given.options.parameter_overlap:
+        for layer, elements, count in buckets:
+            yield parameter_gather(layer, elements, given, phase="step", calls=count)
+
+
+def parameter_gather(layer: str, elements: Size, given: Given, *, phase: Phase, calls: Size = ONCE) -> Collective:
+    """New weights of one bucket, in the compute type, from the ranks that updated them."""
+    return Collective(
+        "all_gather", given.data_axes, phase, layer, given.element * elements, "parameters" if phase != "step" else "other", calls
+    )
+
+
+def _data_ranks(given: Given) -> Size:
+    return symbol("data") * CONTEXT if given.data_axes == "contextdata" else symbol("data")

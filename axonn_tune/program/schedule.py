@@ -1,29 +1,32 @@
-"""The order of one step on a compute lane and on communication lanes, as instructions any interpreter can follow.
+"""The order of one step on a compute stream and on communication streams, as instructions any interpreter can follow.
 
-Computation runs in order on one lane. A collective runs on the lane of the outermost tier its group
-crosses; lanes are first in, first out. `Issue` hands a collective to its lane and goes on; `Wait`
-stops the compute lane until the collective in a slot has ended; `Sync` is both at once. What overlaps:
+Computation runs in order on one stream. A collective runs on the stream of the outermost tier its group
+crosses; streams are first in, first out. `Issue` hands a collective to its stream and goes on; `Wait`
+stops the compute stream until the collective behind a handle has ended; `Sync` is both at once. What overlaps:
 
 - weight gathers form a chain: when one is waited for, the next is issued (forward, recompute and
   backward; kept layers are not in the backward chain);
-- the input gradient's all-reduce is waited for after the weight gradient's product;
+- the input gradient's reduction is waited for after the weight gradient's GEMM, a column-parallel layer's input is
+  gathered again beside the input gradient's GEMM;
 - a weight gradient's reduce-scatter is waited for one layer later, then its data-parallel bucket may go;
-- buckets are waited for before the optimizer;
-- with the micro-batch split in two, one half's output all-reduce runs behind the other half's work,
-  and each block ends with both halves done.
+- buckets are waited for before the optimizer; new weights are gathered behind the next forward pass;
+- keys and values of other context ranks arrive beside attention;
+- with the micro-batch split in two, one half's output reduction runs behind the other half's work,
+  and each block ends with both halves done; pipelined with its GEMM, it runs beside that.
 
 With an overlap switched off the wait follows its issue directly; nothing else changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from axonn_tune.program.layers import PARTS
-from axonn_tune.program.operations import ONCE, Collective, Computation, Kernel, Operation
-from axonn_tune.program.step import Section, StepProgram
+from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.program.layers import CORE, PARTS
+from axonn_tune.program.operations import ONCE, Collective, Computation, Kernel, MatMul, Operation
+from axonn_tune.program.step import ONLY, Section, Stage, StepProgram
 from axonn_tune.specs.workload import Overlap
 
 
@@ -85,34 +88,86 @@ class BackwardBlocks:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Instructions of one micro-batch; `head` holds the chain's next gather unless all layers are kept."""
+    """Instructions of one micro-batch; `head` holds the chain's next gather unless all layers are kept.
+
+    Of pipeline stages: enter, enter_backward begin a pass of a chunk with no embedding or head before it; alone is the
+    last block of a chunk with no head after it, head_all_kept the head of one; leave ends the backward pass of a chunk
+    without embedding.
+    """
 
     embedding: Instructions
+    enter: Instructions
     block: Instructions
     last_block: Instructions
+    alone: Instructions
     head: Instructions
     head_all_kept: Instructions
+    enter_backward: Instructions
     backward: BackwardBlocks
     flush: Instructions
+    leave: Instructions
 
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """One step: all micro-batches but the last, the last with its data-parallel buckets, the end."""
+    """One step: all micro-batches but the last, the last with its data-parallel buckets, the end for each stage.
+
+    issued: operations of a block's forward and backward pass that the host issues; replicas: group that buckets are
+    reduced over.
+    """
 
     micro_batch: MicroBatch
     last_micro_batch: MicroBatch
-    end: Instructions
+    ends: Mapping[Stage, Instructions]
+    issued: tuple[Issued, Issued]
+    replicas: str
 
 
-def build_schedule(program: StepProgram, *, overlaps: tuple[Overlap, ...], split: bool) -> StepSchedule:
+@dataclass(frozen=True)
+class Issued:
+    """Operations the host issues in one pass of a block: computations, and collectives by group of axes."""
+
+    computations: float
+    collectives: Mapping[str, float]
+
+    def count(self, sent: Callable[[str], Any]) -> Any:  # noqa: ANN401 - a number or a column
+        """All of them; `sent` is 1.0 for groups that have several members, else 0.0."""
+        total = self.computations
+        for axes, calls in self.collectives.items():
+            total = total + calls * sent(axes)
+        return total
+
+
+def build_schedule(
+    program: StepProgram, *, overlaps: tuple[Overlap, ...], split: bool, stages: tuple[Stage, ...] = (ONLY,)
+) -> StepSchedule:
     """Schedule of a program with the given overlaps on; `split`: the micro-batch runs as two halves."""
-    compiler = _Compiler(program, frozenset(overlaps), split=split)
+    options = program.given.options
+    used = frozenset(overlaps) & frozenset(options.overlaps)
+    compiler = _Compiler(program, used, split=split)
+    every = ("head", "block", "table") if options.reduce_each_micro_batch else ()
+    last = ("head", "block", "table")
     return StepSchedule(
-        micro_batch=compiler.micro_batch(buckets=()),
-        last_micro_batch=compiler.micro_batch(buckets=("head", "block", "table")),
-        end=(Wait("data"), *_plain(program.end.operations)),
+        micro_batch=compiler.micro_batch(buckets=every),
+        last_micro_batch=compiler.micro_batch(buckets=last, parameters=True),
+        ends={stage: (Wait("data"), *_plain(_end_of(program, stage))) for stage in stages},
+        issued=(_issued(program.block), _issued(program.block_backward)),
+        replicas=program.given.data_axes,
     )
+
+
+def _end_of(program: StepProgram, stage: Stage) -> Iterator[Operation]:
+    return (step for step in program.end.operations if stage.has(step))
+
+
+def _issued(section: Section) -> Issued:
+    computations, collectives = 0.0, dict[str, float]()
+    for step in section.operations:
+        if isinstance(step, Collective):
+            collectives[step.axis] = collectives.get(step.axis, 0.0) + 1.0
+        elif not isinstance(step, Kernel) or step.size_bytes.coefficient:
+            computations += 1.0
+    return Issued(computations, collectives)
 
 
 def _plain(operations: Iterable[Operation]) -> Instructions:
@@ -149,30 +204,46 @@ class _Compiler:
 
     def __init__(self, program: StepProgram, overlaps: frozenset[Overlap], *, split: bool) -> None:
         self.program = program
+        self.options = program.given.options
         self.overlaps = overlaps
         self.split = split and "output" in overlaps
         self.block_accumulate = [
             step for step in program.block_backward.operations if isinstance(step, Kernel) and step.accumulates
         ][-1]
 
-    def micro_batch(self, *, buckets: tuple[str, ...]) -> MicroBatch:
-        """One micro-batch; `buckets` names the sections of data-parallel buckets sent in it."""
+    def micro_batch(self, *, buckets: tuple[str, ...], parameters: bool = False) -> MicroBatch:
+        """One micro-batch; `buckets` names the sections of data-parallel buckets sent in it.
+
+        parameters: it also gathers new weights, as the first micro-batch of a step does: which one does, changes no
+        step's time.
+        """
         program = self.program
         embedding, block, head, backward = (
             _gathers(part.operations)
             for part in (program.embedding, program.block, program.head, program.block_backward)
         )
         head_bucket = self._bucket("head", buckets)
-        start = self._start(embedding[0])
+        new = program.parameters.operations if parameters else ()
+        first, following, last = self._parameters(new)
         return MicroBatch(
-            embedding=merged([*start, *self._section(program.embedding, following=block[0])]),
-            block=self._section(program.block, following=block[0]),
-            last_block=self._section(program.block, following=head[0]),
-            head=self._section(program.head, following=backward[0], bucket=head_bucket, flush=True),
+            embedding=merged([*self._start(embedding[0]), *self._section(program.embedding, following=_first(block)), *first]),
+            enter=merged([*self._start(_first(block)), *first]),
+            block=(*following, *self._section(program.block, following=_first(block))),
+            last_block=(*last, *self._section(program.block, following=head[0])),
+            alone=(*last, *self._section(program.block)),
+            head=self._section(program.head, following=_first(backward), bucket=head_bucket, flush=True),
             head_all_kept=self._section(program.head, bucket=head_bucket, flush=True),
+            enter_backward=self._start(_first(backward)),
             backward=self._backward_blocks(backward, bucket=self._bucket("block", buckets)),
             flush=self._flush(buckets),
+            leave=self._leave(buckets),
         )
+
+    def _parameters(self, new: tuple[Operation, ...]) -> tuple[Instructions, Instructions, Instructions]:
+        """Gathers of new weights, one block ahead: issued before the first block, between blocks, none at the last."""
+        issue = tuple(Issue(step, "parameters") for step in new if isinstance(step, Collective))
+        wait = (Wait("parameters"),) if issue else ()
+        return issue, (*wait, *issue), wait
 
     def _bucket(self, name: str, buckets: tuple[str, ...]) -> tuple[Collective, ...]:
         """Collectives of one bucket section, none unless it is sent in this micro-batch."""
@@ -186,17 +257,17 @@ class _Compiler:
         kept = Section(program.name, program.repeats, tuple(_without_gathers(program.operations)))
         pending = Pending(self.block_accumulate, bucket)
         return BackwardBlocks(
-            first=self._section(program, following=chain[0], bucket=bucket),
-            middle=self._section(program, following=chain[0], pending=pending, bucket=bucket),
+            first=self._section(program, following=_first(chain), bucket=bucket),
+            middle=self._section(program, following=_first(chain), pending=pending, bucket=bucket),
             last=self._section(program, pending=pending, bucket=bucket),
             only=self._section(program, bucket=bucket),
             kept_first=self._section(kept, bucket=bucket),
             kept_middle=self._section(kept, pending=pending, bucket=bucket),
         )
 
-    def _start(self, gather: Gather) -> Instructions:
+    def _start(self, gather: Gather | None) -> Instructions:
         """The first gather of a chain, issued with nothing to hide behind."""
-        if "gather_prefetch" not in self.overlaps:
+        if gather is None or not _prefetched(gather, self.overlaps, self.options):
             return ()
         return Run((gather.prepare,)), Issue(gather.collective, "gather")
 
@@ -215,7 +286,8 @@ class _Compiler:
         left running; bucket: what goes out when this section's last gradient is there; flush: see to
         that inside the section.
         """
-        emitter = _Emitter(self.overlaps, [*_gathers(section.operations), following], pending, bucket)
+        chain = [*_gathers(section.operations), following]
+        emitter = _Emitter(self.overlaps, self.options, chain, pending, bucket)
         for step in _halves(section.operations) if self.split else section.operations:
             emitter.add(step)
         return merged(emitter.finish(flush=flush))
@@ -224,10 +296,28 @@ class _Compiler:
         """After the last block: its reduce-scatter and bucket, then the backward pass of the embedding."""
         deferred = "weight_gradient" in self.overlaps
         pending = Pending(self.block_accumulate, self._bucket("block", buckets)) if deferred else None
-        emitter = _Emitter(self.overlaps, [None], pending, self._bucket("table", buckets))
+        emitter = _Emitter(self.overlaps, self.options, [None], pending, self._bucket("table", buckets))
         for step in self.program.embedding_backward.operations:
             emitter.add(step)
         return merged(emitter.finish(flush=True))
+
+    def _leave(self, buckets: tuple[str, ...]) -> Instructions:
+        """The same without an embedding."""
+        if "weight_gradient" not in self.overlaps:
+            return ()
+        pending = Pending(self.block_accumulate, self._bucket("block", buckets))
+        return merged(_Emitter(self.overlaps, self.options, [None], pending, ()).finish(flush=True))
+
+
+def _first(chain: list[Gather]) -> Gather | None:
+    """The first gather of a section, None where it gathers nothing."""
+    return chain[0] if chain else None
+
+
+def _prefetched(gather: Gather, overlaps: frozenset[Overlap], options: StepOptions) -> bool:
+    """Whether a gather is issued one ahead in the chain."""
+    phases = {"recompute": options.prefetch_recompute, "backward": options.prefetch_backward}
+    return "gather_prefetch" in overlaps and phases.get(gather.collective.phase, True)
 
 
 def _halves(operations: Iterable[Operation]) -> Iterator[Operation | Issue | Wait]:
@@ -284,17 +374,20 @@ class _Emitter:
     def __init__(
         self,
         overlaps: frozenset[Overlap],
+        options: StepOptions,
         chain: list[Gather | None],
         pending: Pending | None,
         bucket: tuple[Collective, ...],
     ) -> None:
         self.overlaps = overlaps
+        self.options = options
         self.chain = chain
         self.deferred = "weight_gradient" in overlaps
         self.pending = pending if self.deferred else None
         self.bucket = bucket
         self.output: list[Instruction] = []
         self.owed_input_gradient: str | None = None
+        self.owed: list[str] = []
 
     def add(self, step: Operation | Issue | Wait) -> None:
         """Emit one operation, and before it the waits that can be put off no longer."""
@@ -303,16 +396,22 @@ class _Emitter:
             return
         if self.owed_input_gradient and not self._belongs_to_weight_gradient(step):
             self._settle_input_gradient()
+        if "keys" in self.owed and step.layer != CORE:
+            self._settle("keys")
         if isinstance(step, Collective):
             self._communicate(step)
         elif isinstance(step, Kernel) and step.accumulates and self.deferred:
             self.pending = Pending(step)
         elif not (isinstance(step, Kernel) and step.prepares_gather):
             self.output.append(Run((step,)))
+            if isinstance(step, MatMul):
+                self._settle("pipelined")
 
     def finish(self, *, flush: bool) -> list[Instruction]:
         """Settle what the section owes; with `flush` its last reduce-scatter too. Returns all instructions."""
         self._settle_input_gradient()
+        for slot in tuple(self.owed):
+            self._settle(slot)
         if flush:
             self._finish_pending()
         if flush or not self.deferred:
@@ -325,11 +424,37 @@ class _Emitter:
         elif step.role == "input_gradient" and "input_gradient" in self.overlaps:
             self.output.append(Issue(step, "input_gradient"))
             self.owed_input_gradient = step.layer
+            self._settle("input_gather")
         elif step.role == "weight_gradient" and self.deferred:
             self._finish_pending()
             self.output.append(Issue(step, "weight_gradient"))
+        elif step.role == "keys" or (step.role == "input_gather" and "input_gradient" in self.overlaps):
+            self._issue(step, step.role)
+        elif step.role == "output" and self.options.pipelined_tensor:
+            self._pipeline(step)
         else:
             self.output.append(Sync(step))
+
+    def _pipeline(self, step: Collective) -> None:
+        """Run a forward collective beside its GEMM: a gather beside the one after it, a reduction the one before."""
+        if step.kind == "all_gather":
+            self._issue(step, "pipelined")
+            return
+        before = self.output[-1] if self.output else None
+        if isinstance(before, Run) and isinstance(before.operations[-1], MatMul):
+            self.output.insert(len(self.output) - 1, Issue(step, "pipelined output"))
+            self.output.append(Wait("pipelined output"))
+        else:
+            self.output.append(Sync(step))
+
+    def _issue(self, step: Collective, slot: str) -> None:
+        self.output.append(Issue(step, slot))
+        self.owed.append(slot)
+
+    def _settle(self, slot: str) -> None:
+        if slot in self.owed:
+            self.owed.remove(slot)
+            self.output.append(Wait(slot))
 
     def _belongs_to_weight_gradient(self, step: Operation) -> bool:
         same = step.layer == self.owed_input_gradient and step.phase == "backward"
@@ -345,11 +470,11 @@ class _Emitter:
         here, following = self.chain[0], self.chain[1]
         del self.chain[0]
         assert here is not None, "the chain holds every gather of the section"
-        if "gather_prefetch" not in self.overlaps:
+        if _prefetched(here, self.overlaps, self.options):
+            self.output.append(Wait("gather"))
+        else:
             self.output += [Run((here.prepare,)), Sync(here.collective)]
-            return
-        self.output.append(Wait("gather"))
-        if following is not None:
+        if following is not None and _prefetched(following, self.overlaps, self.options):
             self.output += [Run((following.prepare,)), Issue(following.collective, "gather")]
 
     def _finish_pending(self) -> None:

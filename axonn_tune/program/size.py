@@ -7,15 +7,34 @@ compared and used as a key; evaluated with numbers it is exact as long as the pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Value: TypeAlias = float | NDArray[np.float64]
+"""A quantity of one candidate, or of many: one float64 each."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """One formula, two readings: on columns of candidates (numpy) and on one candidate (plain Python).
+
+    Formulas use `+ - * /` and these functions, all of which IEEE 754 defines exactly, so both readings give the
+    same bits.
+    """
+
+    smaller: Callable[[Any, Any], Any]
+    larger: Callable[[Any, Any], Any]
+    floor: Callable[[Any], Any]
+
+
+COLUMNS = Arithmetic(smaller=np.minimum, larger=np.maximum, floor=np.floor)
+PLAIN = Arithmetic(smaller=min, larger=max, floor=lambda value: float(math.floor(value)))
 
 MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S")
 """Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, sequence length."""
@@ -24,6 +43,7 @@ CANDIDATE_SYMBOLS = (
     *("x", "y", "z", "data"),
     *("b", "A", "C", "parts", "kept", "unkept", "V", "P"),
     *("block_bucket", "table_bucket", "position_bucket", "parameters", "vectors"),
+    *("context", "scores", "scores_back", "held"),
 )
 """What differs between candidates.
 

@@ -2,22 +2,62 @@
 
 A step is `A` micro-batches, each forward through embedding, L blocks and the head, then backward; the
 data-parallel buckets go out during the last backward pass; then the optimizer. Sections list one
-rank's operations in the order they are issued when nothing overlaps.
+rank's operations in the order they are issued when nothing overlaps. With pipeline stages, L are the blocks of one
+stage, the first of which has the embedding and the last of which the head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from axonn_tune.program import layers, tables
-from axonn_tune.program.layers import ATTENTION_OUTPUT, BLOCK_LINEARS, FC1, FC2, PART, PARTS, QKV, Context
+from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.program import layers
+from axonn_tune.program.layers import (
+    ATTENTION_OUTPUT,
+    BLOCK,
+    BLOCK_LINEARS,
+    FC1,
+    FC2,
+    PARTS,
+    POSITIONS,
+    QKV,
+    TABLE,
+    UNKEPT_SHARE,
+    WHOLE_BLOCK,
+    Bucket,
+    F,
+    G,
+    Given,
+    N,
+    Q,
+    X,
+    Y,
+)
 from axonn_tune.program.operations import ONCE, Collective, Operation, Phase
 from axonn_tune.program.size import Size, symbol
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
 ACCUMULATION, BLOCKS = symbol("A"), symbol("L")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Whether a pipeline stage is the first, which has the embedding, or the last, which has the head; or both."""
+
+    first: bool = True
+    last: bool = True
+
+    def has(self, operation: Operation) -> bool:
+        """Whether an operation of the end of a step is one of this stage."""
+        if isinstance(operation, Collective) and operation.axis == "ends":
+            return self.first != self.last
+        return {"embedding": self.first, "position": self.first, "head": self.last}.get(operation.layer, True)
+
+
+ONLY = Stage()
 
 
 @dataclass(frozen=True)
@@ -29,11 +69,16 @@ class Section:
     operations: tuple[Operation, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepProgram:
-    """All sections of one step, for one model, workload and kind of recomputation."""
+    """All sections of one step, for one model, workload, kind of recompute and set of options. Equal by identity.
+
+    parameters: gathers of new weights behind the forward pass; bucket sections are empty where gradients are reduced
+    at the end of the step.
+    """
 
     recompute: Recompute
+    given: Given
     embedding: Section
     block: Section
     head: Section
@@ -42,67 +87,115 @@ class StepProgram:
     head_bucket: Section
     block_bucket: Section
     table_buckets: Section
+    parameters: Section
     end: Section
 
-    @property
-    def sections(self) -> tuple[Section, ...]:
-        """Every section, in program order: the order in which totals are summed."""
+    def sections(self, stage: Stage = ONLY) -> tuple[Section, ...]:
+        """Every section of a stage, in program order: the order in which totals are summed."""
+        end = Section(self.end.name, self.end.repeats, tuple(step for step in self.end.operations if stage.has(step)))
         return (
-            self.embedding,
+            *([self.embedding] if stage.first else []),
             self.block,
-            self.head,
+            *([self.head] if stage.last else []),
             self.block_backward,
-            self.embedding_backward,
-            self.head_bucket,
+            *([self.embedding_backward] if stage.first else []),
+            *([self.head_bucket] if stage.last else []),
             self.block_bucket,
-            self.table_buckets,
-            self.end,
+            *([self.table_buckets] if stage.first else []),
+            self.parameters,
+            end,
         )
 
-    def calls(self) -> Iterator[tuple[Operation, Size]]:
+    def calls(self, stage: Stage = ONLY) -> Iterator[tuple[Operation, Size]]:
         """Yield each operation with how often one rank does it a step."""
-        for section in self.sections:
+        for section in self.sections(stage):
             for operation in section.operations:
                 yield operation, section.repeats * operation.calls
 
-    def collectives(self) -> Iterator[tuple[Collective, Size]]:
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """Every group of axes it communicates over, stages of all kinds together."""
+        every = (*self.sections(ONLY), self.end)
+        axes = (step.axis for section in every for step in section.operations if isinstance(step, Collective))
+        return tuple(dict.fromkeys(axes))
+
+    def collectives(self, stage: Stage = ONLY) -> Iterator[tuple[Collective, Size]]:
         """Yield each collective with its calls per step and rank; axes of size 1 included."""
-        for operation, count in self.calls():
+        for operation, count in self.calls(stage):
             if isinstance(operation, Collective):
                 yield operation, count
 
 
-def build_step(model: Model, workload: Workload, *, recompute: Recompute) -> StepProgram:
-    """The program of one step; the grid, the micro-batch and what follows from them stay symbols."""
-    sharded = workload.shard_optimizer_over_data
-    context = Context(model, workload.element_sizes, sharded)
+def build_step(
+    model: Model,
+    workload: Workload,
+    *,
+    recompute: Recompute,
+    options: StepOptions = StepOptions(),
+    context: bool = False,
+    table_alignment: int = layers.MATRIX_ALIGNMENT,
+) -> StepProgram:
+    """The program of one step; the grid, the micro-batch and what follows from them stay symbols.
+
+    context: the framework has a context axis; table_alignment: bytes at whose multiples rows of logits start.
+    """
+    sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
+    given = Given(model, workload.element_sizes, options, sharded, context, table_alignment)
     buckets = _buckets(model)
-    head_buckets = [] if model.tied_embeddings else buckets[1:2]
-    table_buckets = [bucket for bucket in buckets if bucket[0] in ("embedding", "position")]
-
-    def bucket_section(name: str, chosen: list[tuple[str, Size, Size]]) -> Section:
-        operations = tuple(
-            tables.data_bucket(layer, elements, context, sharded=sharded) for layer, elements, _ in chosen
-        )
-        return Section(name, chosen[0][2] if chosen else ONCE, operations)
-
+    sent = buckets if options.reduction == "buckets" else []
+    times = ACCUMULATION if options.reduce_each_micro_batch else ONCE
     return StepProgram(
         recompute=recompute,
-        embedding=Section("embedding", ACCUMULATION, tuple(tables.embedding_forward(context))),
-        block=Section("block", BLOCKS * ACCUMULATION, tuple(_block_forward(context))),
-        head=Section("head", ACCUMULATION, tuple(tables.head(context))),
+        given=given,
+        embedding=Section("embedding", ACCUMULATION, tuple(layers.embedding_forward(given))),
+        block=Section("block", BLOCKS * ACCUMULATION, tuple(_block_forward(given))),
+        head=Section("head", ACCUMULATION, tuple(layers.head(given))),
         block_backward=Section(
-            "block_backward", BLOCKS * ACCUMULATION, tuple(_block_backward(context, recompute=recompute))
+            "block_backward", BLOCKS * ACCUMULATION, tuple(_block_backward(given, recompute=recompute))
         ),
-        embedding_backward=Section("embedding_backward", ACCUMULATION, tuple(tables.embedding_backward(context))),
-        head_bucket=bucket_section("head_bucket", head_buckets),
-        block_bucket=bucket_section("block_bucket", buckets[:1]),
-        table_buckets=bucket_section("table_buckets", table_buckets),
-        end=Section("end", ONCE, tuple(tables.step_end(context, buckets=tuple(buckets), sharded=sharded))),
+        embedding_backward=Section("embedding_backward", ACCUMULATION, tuple(layers.embedding_backward(given))),
+        head_bucket=_bucket_section("head_bucket", sent, ("head",), given, times=times),
+        block_bucket=_bucket_section("block_bucket", sent, ("block",), given, times=times),
+        table_buckets=_bucket_section("table_buckets", sent, ("embedding", "position"), given, times=times),
+        parameters=_parameter_section(buckets, given),
+        end=Section("end", ONCE, tuple(layers.step_end(given, buckets=tuple(buckets), unsent=_unsent(given)))),
     )
 
 
-def _buckets(model: Model) -> list[tuple[str, Size, Size]]:
+def _bucket_section(name: str, buckets: list[Bucket], of: tuple[str, ...], given: Given, *, times: Size) -> Section:
+    """Reductions over data of the named layers."""
+    chosen = [bucket for bucket in buckets if bucket[0] in of]
+    operations = tuple(layers.data_bucket(layer, elements, given) for layer, elements, _ in chosen)
+    return Section(name, times * chosen[0][2] if chosen else ONCE, operations)
+
+
+def _parameter_section(buckets: list[Bucket], given: Given) -> Section:
+    """Gathers of new weights behind the forward pass, block by block; tables are needed first and counted with it."""
+    if not (given.sharded and given.options.parameter_overlap):
+        return Section("parameters", ONCE, ())
+    layer, elements, count = buckets[0]
+    return Section("parameters", count, (layers.parameter_gather(layer, elements, given, phase="forward"),))
+
+
+def _unsent(given: Given) -> tuple[Collective, ...]:
+    """Gradients that are reduced over data after the last backward pass: in one buffer, or one call a parameter."""
+    if given.options.reduction == "buckets":
+        return ()
+    if given.options.reduction == "whole":
+        return (layers.data_bucket("gradients", symbol("parameters"), given),)
+    weights = [(linear.layer, linear.weight / given.shards, BLOCKS) for linear in BLOCK_LINEARS]
+    tables = [("embedding", TABLE / given.shards, ONCE)]
+    if not given.model.tied_embeddings:
+        tables.append(("head", TABLE / given.shards, ONCE))
+    if given.model.learned_positions:
+        tables.append(("position", POSITIONS / given.shards, ONCE))
+    return tuple(
+        Collective("all_reduce", given.data_axes, "step", layer, given.gradient_bytes * elements, "data", calls)
+        for layer, elements, calls in (*weights, *tables)
+    )
+
+
+def _buckets(model: Model) -> list[Bucket]:
     """Data-parallel buckets as `(layer, elements, how many a step)`: one a block, one a table."""
     found = [("block", symbol("block_bucket"), BLOCKS)]
     if not model.tied_embeddings:
@@ -113,75 +206,130 @@ def _buckets(model: Model) -> list[tuple[str, Size, Size]]:
     return found
 
 
-def _block_forward(context: Context) -> Iterator[Operation]:
+def _gather(linear: layers.Linear, given: Given, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
+    """Gather of one weight, where weights are gathered one by one."""
+    if given.options.gather_unit == "block":
+        return []
+    return layers.gather_weight(linear.layer, linear.weight, given, phase=phase, calls=calls)
+
+
+def _gather_block(given: Given, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
+    """Gather of all weights of a block at once, where they are."""
+    if given.options.gather_unit == "weight":
+        return []
+    return layers.gather_weight(WHOLE_BLOCK, BLOCK / (X * Y), given, phase=phase, calls=calls)
+
+
+def _block_forward(given: Given, *, phase: Phase = "forward") -> Iterator[Operation]:
     """Norm, attention, norm, MLP, each followed by its addition to the residual stream."""
-    gathers = {
-        linear.layer: layers.gather_weight(linear.layer, linear.k * linear.n, context, phase="forward")
-        for linear in BLOCK_LINEARS
-    }
-    yield from layers.norm_forward("attention.norm", context, tokens=PART, calls=PARTS)
-    yield from gathers[QKV.layer]
-    yield from layers.linear_forward(QKV, context, phase="forward")
-    yield from layers.attention_core(context, phase="forward")
-    yield from gathers[ATTENTION_OUTPUT.layer]
-    yield from layers.linear_forward(ATTENTION_OUTPUT, context, phase="forward")
-    yield from layers.residual("attention.output", context, phase="forward")
-    yield from layers.norm_forward("mlp.norm", context, tokens=PART, calls=PARTS)
-    yield from gathers[FC1.layer]
-    yield from layers.linear_forward(FC1, context, phase="forward")
-    yield from layers.activation(context, phase="forward")
-    yield from gathers[FC2.layer]
-    yield from layers.linear_forward(FC2, context, phase="forward")
-    yield from layers.residual("mlp.fc2", context, phase="forward")
+    stream, inside = given.stream, True
+    yield from _gather_block(given, phase=phase)
+    saved = stream("block input", "residual stream"), stream("attention.norm output", "norm outputs")
+    yield from layers.norm_forward("attention.norm", given, tokens=given.part, calls=PARTS, makes=saved)
+    yield from _gather(QKV, given, phase=phase)
+    yield from layers.linear_forward(QKV, given, phase=phase, makes=(stream("qkv", "qkv", N / X, inside=inside),))
+    yield from layers.attention_core(given, phase=phase)
+    yield from _gather(ATTENTION_OUTPUT, given, phase=phase)
+    yield from layers.linear_forward(ATTENTION_OUTPUT, given, phase=phase)
+    middle = stream("middle of block", "residual stream")
+    yield from layers.residual("attention.output", given, phase=phase, makes=(middle,))
+    normed = stream("mlp.norm output", "norm outputs")
+    yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=(normed,))
+    yield from _gather(FC1, given, phase=phase)
+    up = stream("up projection", "up projection", G / X, inside=inside)
+    yield from layers.linear_forward(FC1, given, phase=phase, makes=(up,))
+    yield from layers.activation(given, phase=phase)
+    yield from _gather(FC2, given, phase=phase)
+    yield from layers.linear_forward(FC2, given, phase=phase)
+    yield from layers.residual("mlp.fc2", given, phase=phase)
 
 
-def _gather_again(linear: layers.Linear, context: Context, *, phase: Phase) -> list[Operation]:
-    """Second gather of a weight in a micro-batch, of those blocks that did not keep it."""
-    return layers.gather_weight(linear.layer, linear.k * linear.n, context, phase=phase, calls=layers.UNKEPT_SHARE)
+def _recompute_full(given: Given) -> Iterator[Operation]:
+    """The block's forward pass again; unless the whole of it, up to the activation: backward needs no output of fc2.
 
-
-def _recompute_full(context: Context) -> Iterator[Operation]:
-    """The block's forward pass again up to the activation: backward does not need the output of fc2.
-
-    Norm statistics are always saved, so nothing is gathered for the norms. The gathered weights stay
-    for the backward pass.
+    Where it stops there, norm statistics are always saved, so nothing is gathered for the norms. The gathered weights
+    stay for the backward pass.
     """
-    yield from layers.norm_recompute("attention.norm", context)
-    yield from _gather_again(QKV, context, phase="recompute")
-    yield from layers.linear_forward(QKV, context, phase="recompute")
-    yield from layers.attention_core(context, phase="recompute")
-    yield from _gather_again(ATTENTION_OUTPUT, context, phase="recompute")
-    yield from layers.linear_forward(ATTENTION_OUTPUT, context, phase="recompute")
-    yield from layers.residual("attention.output", context, phase="recompute")
-    yield from layers.norm_recompute("mlp.norm", context)
-    yield from _gather_again(FC1, context, phase="recompute")
-    yield from layers.linear_forward(FC1, context, phase="recompute")
-    yield from layers.activation(context, phase="recompute")
-    yield from _gather_again(FC2, context, phase="recompute")
+    for step in _again(_block_forward(given, phase="recompute"), given):
+        if step.layer == FC2.layer and not given.options.recompute_whole_block:
+            if isinstance(step, Collective) and step.role == "weight" or getattr(step, "prepares_gather", False):
+                yield step
+        else:
+            yield step
 
 
-def _block_backward(context: Context, *, recompute: Recompute) -> Iterator[Operation]:
+def _again(forward: Iterator[Operation], given: Given) -> Iterator[Operation]:
+    """A forward pass as it is repeated: kept blocks gather nothing, norms use their saved statistics."""
+    for step in forward:
+        if step.layer in ("attention.norm", "mlp.norm"):
+            if not isinstance(step, Collective):
+                kept = tuple(array for array in step.makes if array.name != "block input")
+                yield from layers.norm_recompute(step.layer, given, makes=kept)
+        elif isinstance(step, Collective) and step.role == "weight" or getattr(step, "prepares_gather", False):
+            yield replace(step, calls=UNKEPT_SHARE)
+        else:
+            yield step
+
+
+def _block_backward(given: Given, *, recompute: Recompute) -> Iterator[Operation]:
     """What was not saved is computed again, then the gradients of the block, last layer first."""
+    gathers = recompute != "full" or given.options.gather_after_recompute
 
     def gather(linear: layers.Linear) -> list[Operation]:
-        return [] if recompute == "full" else _gather_again(linear, context, phase="backward")
+        return _gather(linear, given, phase="backward", calls=UNKEPT_SHARE) if gathers else []
 
-    selective = recompute == "selective"
+    def again(layer: str) -> Iterator[Operation]:
+        if recompute == "selective" and layer in given.options.selective:
+            yield from _recompute_layer(layer, given)
+
+    temporary = "backward temporaries"
     if recompute == "full":
-        yield from _recompute_full(context)
+        yield from _recompute_full(given)
+    if gathers:
+        yield from _gather_block(given, phase="backward", calls=UNKEPT_SHARE)
     yield from gather(FC2)
-    yield from layers.activation(context, phase="recompute") if selective else []
-    yield from layers.linear_backward(FC2, context)
-    yield from layers.activation_backward(context)
+    yield from again("mlp.activation")
+    yield from layers.dropout_backward("mlp.fc2", given)
+    made = given.stream("activation gradient", temporary, F / X, inside=True)
+    yield from layers.linear_backward(FC2, given, makes=made, frees=("activation",))
+    yield from layers.activation_backward(given)
     yield from gather(FC1)
-    yield from layers.norm_recompute("mlp.norm", context) if selective else []
-    yield from layers.linear_backward(FC1, context)
-    yield from layers.norm_backward("mlp.norm", context, tokens=PART, calls=PARTS)
+    yield from again("mlp.norm")
+    made = given.stream("mlp.norm gradient", "residual gradients")
+    yield from layers.linear_backward(FC1, given, makes=made, frees=("mlp.norm output", "up gradient"))
+    yield from _norm_backward("mlp.norm", given, frees=("middle of block", "mlp.norm gradient", "mlp.norm statistics"))
     yield from gather(ATTENTION_OUTPUT)
-    yield from layers.attention_core(context, phase="recompute") if selective else []
-    yield from layers.linear_backward(ATTENTION_OUTPUT, context)
-    yield from layers.attention_core_backward(context)
+    yield from again("attention.core")
+    yield from layers.dropout_backward("attention.output", given)
+    made = given.stream("attention gradient", temporary, Q / X, inside=True)
+    yield from layers.linear_backward(ATTENTION_OUTPUT, given, makes=made, frees=())
+    yield from again("attention.scores")
+    yield from layers.attention_core_backward(given)
     yield from gather(QKV)
-    yield from layers.norm_recompute("attention.norm", context) if selective else []
-    yield from layers.linear_backward(QKV, context)
-    yield from layers.norm_backward("attention.norm", context, tokens=PART, calls=PARTS)
+    yield from again("attention.norm")
+    made = given.stream("attention.norm gradient", "residual gradients")
+    yield from layers.linear_backward(QKV, given, makes=made, frees=("attention.norm output", "qkv gradient"))
+    yield from _norm_backward("attention.norm", given, frees=("attention.norm gradient",))
+    if given.options.gather_unit == "block":
+        yield from layers.reduce_weight_gradient(WHOLE_BLOCK, BLOCK / (X * Y), given)
+
+
+def _recompute_layer(layer: str, given: Given) -> Iterator[Operation]:
+    """One layer's forward again, where recompute is selective."""
+    if layer == "mlp.activation":
+        yield from layers.activation(given, phase="recompute")
+    elif layer == "attention.core":
+        yield from layers.attention_core(given, phase="recompute")
+    elif layer == "attention.scores":
+        for step in layers.attention_core(given, phase="recompute"):
+            yield replace(step, makes=tuple(array for array in step.makes if array.name != "attention output"))
+    else:
+        made = given.stream(f"{layer} output", "norm outputs")
+        yield from layers.norm_recompute(layer, given, makes=(made,))
+
+
+def _norm_backward(layer: str, given: Given, *, frees: tuple[str, ...]) -> list[Operation]:
+    """Gradient of a norm, added to that of the residual stream."""
+    made = given.stream("new residual gradient", "residual gradients")
+    frees = (*frees, "new residual gradient")
+    return layers.norm_backward(layer, given, tokens=given.part, calls=PARTS, makes=(made,), frees=frees)

@@ -9,11 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.cost.columns import Floats
-from axonn_tune.cost.single import Pricing
+from axonn_tune.cost.prediction import Pricing
 from axonn_tune.cost.utilisation import exposed_s, performance
 from axonn_tune.grid import AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
-from axonn_tune.program.flops import executed_flops
+from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import Candidate, Problem, Ranking, Searched, ranking_metric
 from axonn_tune.ranking.entries import Entry, Sizes, term_entries

@@ -17,7 +17,7 @@ from axonn_tune.cost.paper import (
     PaperTerm,
     price_paper,
 )
-from axonn_tune.cost.single import Pricing
+from axonn_tune.cost.prediction import Pricing
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, count_ties

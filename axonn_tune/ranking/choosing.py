@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, Prices, RouteTable, route_table
 from axonn_tune.cost.compute import compute_rates
-from axonn_tune.cost.single import Configuration, Pricing, price_configuration
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES, Grid

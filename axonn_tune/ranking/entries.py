@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from axonn_tune.cost.single import Pricing
+from axonn_tune.cost.prediction import Pricing
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.choosing import Searched
 

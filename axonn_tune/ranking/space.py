@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.arithmetic import COLUMNS
+from axonn_tune.program.size import COLUMNS
 from axonn_tune.cost.columns import Candidates, Floats, Integers
-from axonn_tune.cost.memory import memory_limit_bytes, price_memory
+from axonn_tune.program.memory import memory_limit_bytes, price_memory
 from axonn_tune.grid import AXES, GroupShape, distinct_orders, divisors, factorizations, merged_shape
 from axonn_tune.program.constraints import Constraint, constraints
 from axonn_tune.program.dimensions import dimensions, loss_chunks

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from axonn_tune.cost.breakdown import Work, hidden_behind, hidden_s, work_by_kind
-from axonn_tune.cost.single import Pricing, Term
+from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.program.operations import Phase
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs

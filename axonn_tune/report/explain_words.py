@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from axonn_tune.cost.breakdown import ATTENTION, ELEMENT_WISE, MATRIX_PRODUCTS, OPTIMIZER, Work, work_by_kind
-from axonn_tune.cost.single import Pricing
+from axonn_tune.cost.prediction import Pricing
 from axonn_tune.grid import Grid
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs

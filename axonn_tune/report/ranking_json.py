@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.grid import AXES
-from axonn_tune.program.flops import MFU_CONVENTION
+from axonn_tune.program.dimensions import MFU_CONVENTION
 from axonn_tune.ranking.entries import Entry, TermEntry
 from axonn_tune.ranking.results import Results
 from axonn_tune.report.remarks import remarks

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from axonn_tune import __version__
-from axonn_tune.cost.single import Pricing
+from axonn_tune.cost.prediction import Pricing
 from axonn_tune.cost.spans import STEP, predicted_spans, spans_of_one
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES

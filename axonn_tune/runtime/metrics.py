@@ -16,7 +16,7 @@ import torch
 from axonn_tune import __version__
 from axonn_tune.files import write_text_atomically
 from axonn_tune.program.dimensions import step_values
-from axonn_tune.program.flops import MFU_CONVENTION, executed_flops, model_flops, step_tokens
+from axonn_tune.program.dimensions import MFU_CONVENTION, executed_flops, model_flops, step_tokens
 from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.optimizer import StepResult

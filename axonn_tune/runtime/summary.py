@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune import __version__
-from axonn_tune.program.flops import model_flops, step_tokens
+from axonn_tune.program.dimensions import model_flops, step_tokens
 from axonn_tune.runtime.in_flight import ONE_CLOCK, SHARED, running_system, shares_s
 from axonn_tune.runtime.ledger import Entry
 from axonn_tune.runtime.mesh import Mesh

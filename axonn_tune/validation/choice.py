@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from axonn_tune.cost.single import Configuration, Pricing, price_configuration
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import build_launch

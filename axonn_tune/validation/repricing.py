@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeAlias
 
-from axonn_tune.cost.single import Configuration, Pricing, Term, price_configuration
+from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
 from axonn_tune.grid import Grid, split_axes
 from axonn_tune.specs.baseline import BaselineConfiguration
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine

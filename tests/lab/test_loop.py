@@ -18,7 +18,7 @@ import pytest
 
 from axonn_tune.cli.main import main
 from axonn_tune.cost import collectives
-from axonn_tune.cost.single import Pricing
+from axonn_tune.cost.prediction import Pricing
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.shape import Shape

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from axonn_tune.cost.breakdown import work_by_kind
-from axonn_tune.cost.single import Configuration, Pricing, price_configuration
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.grid import AXES, Grid
 from axonn_tune.ranking.entries import Entry, term_entries
 from axonn_tune.ranking.inputs import Inputs

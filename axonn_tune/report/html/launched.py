@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from axonn_tune.cost.memory import memory_limit_bytes
+from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import launch_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.space import Limits

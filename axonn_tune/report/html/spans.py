@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from axonn_tune.cost.breakdown import CONTENDED, kind_of
-from axonn_tune.cost.single import Pricing
+from axonn_tune.cost.prediction import Pricing
 from axonn_tune.cost.timeline import Batch, Interval, Stretch
 from axonn_tune.program.operations import Collective
 from axonn_tune.specs.traces import COMPUTE_LANE, communication_lane, term_name, wait_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from axonn_tune.cost.single import Pricing
+from axonn_tune.cost.prediction import Pricing
 from axonn_tune.report.html.blocks import Json, figure
 from axonn_tune.report.html.colors import BY_KIND, MUTED, WAIT, term_color
 from axonn_tune.report.html.spans import SEVERAL, WAITING, Bar, layer_bars, step_bars

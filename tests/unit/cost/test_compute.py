@@ -7,7 +7,7 @@ import pytest
 
 from axonn_tune.cost.breakdown import CONTENDED, work_by_kind
 from axonn_tune.cost.compute import Kernels, compute_rates, rate_of_matmul
-from axonn_tune.cost.single import Configuration, price_configuration
+from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.grid import Grid
 from axonn_tune.specs.catalog import load_machine, load_model

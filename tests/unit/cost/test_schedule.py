@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from axonn_tune.cost.single import Configuration, Pricing, price_configuration
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import Collective
 from axonn_tune.program.schedule import Instructions, Issue, MicroBatch, Run, StepSchedule, Sync, Wait, build_schedule

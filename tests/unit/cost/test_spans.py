@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from axonn_tune.cost.single import Configuration, Pricing, price_configuration
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.spans import LIKE_BEFORE, STEP, predicted_spans, spans_of_one
 from axonn_tune.grid import Grid
 from axonn_tune.specs.catalog import load_model

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from axonn_tune.cost.utilisation import exposed_s, interval_s, performance
-from axonn_tune.program.flops import model_flops
+from axonn_tune.program.dimensions import model_flops
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Uncertainty
 from axonn_tune.specs.workload import Workload

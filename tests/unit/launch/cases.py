@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from axonn_tune.cost.single import Configuration, price_configuration
+from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import build_launch
 from axonn_tune.specs.catalog import Loaded, load_machine, load_model

@@ -1,0 +1,344 @@
+"""Price of one candidate in plain Python: the twin of `columns`, with every term spelled out.
+
+`columns` ranks; this explains, writes launch configs and traces, predicts published steps, and holds `columns` to the
+bit. Whatever the framework, it is the same program, laid out by the same schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, reduce
+
+from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route
+from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, compute_s
+from axonn_tune.cost.timeline import Batch, TermKey, Timeline
+from axonn_tune.cost.utilisation import contended_s, exposed_s
+from axonn_tune.frameworks import AXONN_TUNE, software_on
+from axonn_tune.frameworks.description import Framework, Software, StepOptions
+from axonn_tune.grid import Grid
+from axonn_tune.program.dimensions import executed_flops, symbol_values, table_alignment
+from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, Collective, Computation, OpKind
+from axonn_tune.program.schedule import StepSchedule, build_schedule
+from axonn_tune.program.size import PLAIN
+from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.units import seconds
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One candidate: grid with rank order, micro-batch, recompute; kept layers None for as many as fit.
+
+    chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place, None for an even split.
+    """
+
+    grid: Grid
+    micro_batch: int
+    recompute: Recompute
+    kept_layers: int | None = None
+    chunks: int = 1
+    parts: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Term:
+    """All calls of one collective in a step, of one rank: seconds = count · time of one call."""
+
+    op: str
+    axis: str
+    phase: str
+    layer: str
+    count: int
+    size_bytes: float
+    group: int
+    tier: str
+    seconds: float
+    exposed_s: float
+    collective: Collective
+    line: Line
+
+
+@dataclass(frozen=True)
+class StagePrediction:
+    """One pipeline stage: its blocks, seconds of a step, and memory of a rank."""
+
+    blocks: int
+    compute_s: float
+    communication_s: float
+    bubble_s: float
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """Everything predicted of one candidate; seconds and bytes per step and rank.
+
+    Of pipeline stages it is that with most communication; memory is the largest stage's. alone_s, scheduled_s:
+    computation and end of the step if communication did not slow computation beside it; computation includes host_s,
+    what the accelerator waits for its host. bubble_s: waiting for other stages, of the stage that computes longest.
+    """
+
+    framework: Framework
+    configuration: Configuration
+    accumulation: int
+    memory: Memory
+    memory_limit_bytes: float
+    terms: tuple[Term, ...]
+    alone_s: float
+    scheduled_s: float
+    executed_flops: float
+    values: dict[str, float]
+    program: StepProgram
+    rates: ComputeRates
+    batches: tuple[Batch, ...]
+    host_s: float = 0.0
+    bubble_s: float = 0.0
+    stages: tuple[StagePrediction, ...] = ()
+
+    @cached_property
+    def communication_s(self) -> float:
+        """All communication, hidden or not, s."""
+        return reduce(lambda total, term: total + term.seconds, self.terms, 0.0)
+
+    @cached_property
+    def contended_s(self) -> float:
+        """What computation loses to communication beside it, s."""
+        busy_s = self.scheduled_s - self.bubble_s
+        lost_s = contended_s(self.communication_s, self.alone_s, busy_s, contention=self.rates.contention)
+        return float(lost_s)
+
+    @property
+    def compute_s(self) -> float:
+        """Computation of the step, s."""
+        return self.alone_s + self.contended_s
+
+    @property
+    def iteration_s(self) -> float:
+        """Time of the step, s."""
+        return self.scheduled_s + self.contended_s
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """Time of the step in which nothing is computed, the bubble excluded, s."""
+        return float(exposed_s(self.iteration_s - self.bubble_s, self.compute_s))
+
+
+def price_configuration(
+    model: Model,
+    machine: Machine,
+    workload: Workload,
+    configuration: Configuration,
+    *,
+    framework: Framework = AXONN_TUNE,
+    software: Software | None = None,
+) -> Pricing:
+    """Price one candidate by the alpha-beta model, as `framework` trains it.
+
+    software: numbers of kernels and host, those of the framework unless given. The candidate must satisfy the
+    divisibility constraints; whether it fits into memory is for the caller to judge from the result.
+    """
+    used = software_on(framework, machine) if software is None else software
+    pricer = _Pricer(model, machine, workload, configuration, framework, used)
+    return pricer.whole() if configuration.grid.pipeline == 1 else pricer.pipelined()
+
+
+@lru_cache(maxsize=64)
+def _program(
+    model: Model, workload: Workload, recompute: Recompute, options: StepOptions, context: bool, alignment: int
+) -> tuple[StepProgram, StepSchedule]:
+    """Program and schedule, built once for all candidates that share them."""
+    program = build_step(
+        model, workload, recompute=recompute, options=options, context=context, table_alignment=alignment
+    )
+    stages = tuple(Stage(first, last) for first in (True, False) for last in (True, False))
+    schedule = build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
+    return program, schedule
+
+
+class _Pricer:
+    """Prices one candidate."""
+
+    def __init__(
+        self,
+        model: Model,
+        machine: Machine,
+        workload: Workload,
+        configuration: Configuration,
+        framework: Framework,
+        software: Software,
+    ) -> None:
+        self.model, self.machine, self.workload = model, machine, workload
+        self.configuration, self.framework, self.grid = configuration, framework, configuration.grid
+        self.options = framework.step
+        self.rates = compute_rates(machine.accelerator, workload.precision, software)
+        self.call_s = seconds(software.collective_us)
+        self.element = workload.element_sizes.compute
+        self.program, self.schedule = _program(
+            model, workload, configuration.recompute, self.options, configuration.grid.context > 1, self._alignment()
+        )
+
+    def _alignment(self) -> int:
+        """Of rows of logits; only a table that is not padded makes it depend on the grid."""
+        if self.options.vocabulary_multiple != 0:
+            return MATRIX_ALIGNMENT
+        rows = self._symbols(ONLY, None)["V"]
+        split = self.grid.x * self.grid.y
+        return table_alignment(self.model, rows, split=split, element=self.element, options=self.options)
+
+    def _symbols(self, stage: Stage, layers: int | None) -> dict[str, float]:
+        return symbol_values(
+            self.model,
+            self.workload,
+            self.grid,
+            micro_batch=self.configuration.micro_batch,
+            options=self.options,
+            stage=stage,
+            layers=layers,
+        )
+
+    def settled(
+        self, stage: Stage, layers: int | None = None, held: float | None = None
+    ) -> tuple[dict[str, float], Memory]:
+        """Values of all symbols of a stage, and the memory that decides how many blocks keep their gathered weights."""
+        values = self._symbols(stage, layers)
+        values["held"] = values["L"] if held is None else held
+        asked = self.configuration.kept_layers
+        memory = price_memory(
+            self.program,
+            values,
+            limit_bytes=memory_limit_bytes(self.machine.accelerator),
+            arithmetic=PLAIN,
+            kept_layers=None if asked is None else min(float(asked), values["L"]),
+            stage=stage,
+        )
+        kept = float(memory.kept_layers)
+        return {**values, "kept": kept, "unkept": values["L"] - kept}, memory
+
+    def priced(self, values: dict[str, float]) -> tuple[ComputeClock, _CollectivePrices, Timeline]:
+        """What prices computations and collectives with given symbols, and the replay that uses both."""
+        clock = ComputeClock(self.rates, float(self.element), values, PLAIN)
+        prices = _CollectivePrices(self.machine, self.grid, values, self.program, self.call_s)
+        timeline = Timeline(
+            run_s=_RunTimes(clock, {}),
+            collective_s=prices.scheduled_s,
+            lane=prices.lane,
+            lane_names=tuple(tier.name for tier in self.machine.tiers),
+            dispatch_s=self.rates.dispatch_s,
+        )
+        return clock, prices, timeline
+
+    def whole(self) -> Pricing:
+        """A candidate without pipeline stages."""
+        values, memory = self.settled(ONLY)
+        clock, prices, timeline = self.priced(values)
+        accumulation = int(values["A"])
+        scheduled_s = timeline.step_s(
+            self.schedule, layers=self.model.layers, kept=int(values["kept"]), accumulation=accumulation
+        )
+        return Pricing(
+            framework=self.framework,
+            configuration=self.configuration,
+            accumulation=accumulation,
+            memory=memory,
+            memory_limit_bytes=memory_limit_bytes(self.machine.accelerator),
+            terms=prices.terms(self.program, timeline.exposed_s),
+            alone_s=float(compute_s(self.program, clock)) + timeline.host_s,
+            scheduled_s=scheduled_s,
+            executed_flops=float(executed_flops(self.program, values)),
+            values=values,
+            program=self.program,
+            rates=self.rates,
+            batches=tuple(timeline.batches),
+            host_s=timeline.host_s,
+        )
+
+    def pipelined(self) -> Pricing:
+        """A candidate of several pipeline stages."""
+        # Imported here: most searches have no pipeline.
+        from axonn_tune.cost.stages import price_stages
+
+        return price_stages(self)
+
+
+@dataclass(frozen=True)
+class _RunTimes:
+    """Time of each computation, worked out once."""
+
+    clock: ComputeClock
+    known: dict[Computation, float]
+
+    def __call__(self, step: Computation) -> float:
+        if step not in self.known:
+            self.known[step] = float(self.clock.run_s(step))
+        return self.known[step]
+
+
+class _CollectivePrices:
+    """Prices the collectives of one candidate."""
+
+    def __init__(
+        self, machine: Machine, grid: Grid, values: dict[str, float], program: StepProgram, call_s: float
+    ) -> None:
+        self._values = values
+        self._machine = machine
+        self._call_s = call_s
+        self._routes = {
+            axes: route(grid.group_shape(axes), machine.tiers, grid.world) for axes in program.groups
+        }
+        self._lines: dict[tuple[OpKind, str], tuple[Line, ...]] = {}
+        self.lane = {axes: path.outermost for axes, path in self._routes.items()}
+
+    def lines(self, collective: Collective) -> tuple[Line, ...]:
+        """Every way the library could run this collective."""
+        key = (collective.kind, collective.axis)
+        if key not in self._lines:
+            path = self._routes[collective.axis]
+            self._lines[key] = lines_of(collective.kind, path, self._machine, call_s=self._call_s)
+        return self._lines[key]
+
+    def fastest(self, collective: Collective) -> Line:
+        """The line the library takes for this collective."""
+        size_bytes = float(collective.size_bytes.evaluate(self._values))
+        return min(self.lines(collective), key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s)
+
+    def call_s(self, collective: Collective) -> float:
+        """Time of one call, s."""
+        chosen = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in self.lines(collective))
+        return float(collective_time_s(chosen, collective.size_bytes.evaluate(self._values), PLAIN))
+
+    def scheduled_s(self, collective: Collective) -> float:
+        """Time of a collective where the schedule has it: its calls in a row; a gather is one call."""
+        calls = 1.0 if collective.role == "weight" else float(collective.calls.evaluate(self._values))
+        return calls * self.call_s(collective)
+
+    def terms(
+        self, program: StepProgram, exposed: dict[TermKey, float], stage: Stage = ONLY
+    ) -> tuple[Term, ...]:
+        """Every collective that is really sent, in program order, with the pauses it causes."""
+        found = []
+        exposed = dict(exposed)
+        for collective, count in program.collectives(stage):
+            calls = float(count.evaluate(self._values))
+            if self.lane[collective.axis] < 0 or not calls:
+                continue
+            key = (collective.kind, collective.axis, collective.phase, collective.layer)
+            found.append(
+                Term(
+                    op=collective.kind,
+                    axis=collective.axis,
+                    phase=collective.phase,
+                    layer=collective.layer,
+                    count=int(calls),
+                    size_bytes=float(collective.size_bytes.evaluate(self._values)),
+                    group=self._routes[collective.axis].size,
+                    tier=self._machine.tiers[self.lane[collective.axis]].name,
+                    seconds=calls * self.call_s(collective),
+                    exposed_s=exposed.pop(key, 0.0),
+                    collective=collective,
+                    line=self.fastest(collective),
+                )
+            )
+        return tuple(found)

@@ -1,0 +1,209 @@
+"""Price of one candidate with pipeline stages: each stage's program laid out on its own, joined by the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route, transfer_time_s
+from axonn_tune.cost.compute import compute_s
+from axonn_tune.cost.pipeline import PipelineTime, StageTimes, in_flight, pipeline_time, split_layers
+from axonn_tune.cost.timeline import Batch, ChunkTimes
+from axonn_tune.program.dimensions import executed_flops
+from axonn_tune.program.memory import Memory, memory_limit_bytes
+from axonn_tune.program.operations import Collective
+from axonn_tune.program.size import PLAIN, as_size
+from axonn_tune.program.step import Stage
+
+if TYPE_CHECKING:
+    from axonn_tune.cost.prediction import Pricing, StagePrediction, Term, _Pricer
+
+
+@dataclass(frozen=True)
+class _PricedStage:
+    """One stage: durations of its chunks, and everything a step of one of its ranks consists of but sends."""
+
+    stage: Stage
+    blocks: int
+    chunks: tuple[ChunkTimes, ...]
+    values: dict[str, float]
+    memory: Memory
+    terms: tuple[Term, ...]
+    compute_s: float
+    host_s: float
+    flops: float
+    batches: tuple[Batch, ...]
+
+
+def parts_of(pricer: _Pricer) -> tuple[int, ...]:
+    """Blocks of each model part, chunk c of stage s at c·p + s."""
+    configuration = pricer.configuration
+    count = configuration.grid.pipeline * configuration.chunks
+    return configuration.parts or split_layers(pricer.model.layers, parts=count)
+
+
+def price_stages(pricer: _Pricer) -> Pricing:
+    """The candidate's stages, put together by 1F1B or its interleaved form."""
+    from axonn_tune.cost.prediction import Pricing
+
+    stages = tuple(_price_stages(pricer))
+    sends = _Sends(pricer)
+    time = _step(pricer, stages, sends)
+    communication = [sum(term.seconds for term in one.terms) for one in stages]
+    sent_s = [count * sends.one_s for count in time.sends]
+    most = max(range(len(stages)), key=lambda at: communication[at] + sent_s[at])
+    slowest = max(range(len(stages)), key=lambda at: stages[at].compute_s)
+    shown, busiest = stages[most], stages[slowest]
+    terms = (*shown.terms, *sends.terms(time, most))
+    return Pricing(
+        framework=pricer.framework,
+        configuration=pricer.configuration,
+        accumulation=int(shown.values["A"]),
+        memory=max((one.memory for one in stages), key=lambda memory: float(memory.total_bytes)),
+        memory_limit_bytes=memory_limit_bytes(pricer.machine.accelerator),
+        terms=terms,
+        alone_s=busiest.compute_s,
+        scheduled_s=time.step_s,
+        executed_flops=sum(one.flops for one in stages) / len(stages),
+        values=shown.values,
+        program=pricer.program,
+        rates=pricer.rates,
+        batches=shown.batches,
+        host_s=busiest.host_s,
+        bubble_s=min(time.bubble_s[slowest], max(0.0, time.step_s - busiest.compute_s)),
+        stages=tuple(_predictions(stages, time, communication, sent_s)),
+    )
+
+
+def _predictions(
+    stages: tuple[_PricedStage, ...], time: PipelineTime, communication: list[float], sent_s: list[float]
+) -> Iterator[StagePrediction]:
+    from axonn_tune.cost.prediction import StagePrediction
+
+    for at, one in enumerate(stages):
+        yield StagePrediction(
+            blocks=one.blocks,
+            compute_s=one.compute_s,
+            communication_s=communication[at] + sent_s[at],
+            bubble_s=time.bubble_s[at],
+            memory=one.memory,
+        )
+
+
+def _price_stages(pricer: _Pricer) -> Iterator[_PricedStage]:
+    """Every stage; equal ones are priced once."""
+    parts, stages = parts_of(pricer), pricer.grid.pipeline
+    known: dict[tuple[Stage, tuple[int, ...], float], _PricedStage] = {}
+    for number in range(stages):
+        stage, blocks = Stage(number == 0, number == stages - 1), parts[number::stages]
+        held = _blocks_held(pricer, number, blocks)
+        key = stage, blocks, held
+        if key not in known:
+            known[key] = _price_stage(pricer, stage, blocks, held)
+        yield known[key]
+
+
+def _blocks_held(pricer: _Pricer, number: int, blocks: tuple[int, ...]) -> float:
+    """Blocks whose saved activations a stage holds together, at most."""
+    grid, batch = pricer.grid, pricer.workload.global_batch
+    micro_batches = batch // (grid.data * grid.z * pricer.configuration.micro_batch)
+    return float(in_flight(number, stages=grid.pipeline, micro_batches=micro_batches, weights=blocks))
+
+
+def _price_stage(pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], held: float) -> _PricedStage:
+    """Replay each chunk of a stage from free streams; only its first and last have embedding and LM head."""
+    values, memory = pricer.settled(stage, sum(blocks), held)
+    clock, prices, timeline = pricer.priced(values)
+    times, kept = int(values["A"]), int(values["kept"])
+    chunks = []
+    for number, count in enumerate(blocks):
+        of_chunk = Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1)
+        share = min(count, kept * count // max(1, sum(blocks)))
+        chunks.append(timeline.chunk(pricer.schedule, of_chunk, layers=count, kept=share, times=times))
+    return _PricedStage(
+        stage=stage,
+        blocks=sum(blocks),
+        chunks=tuple(chunks),
+        values=values,
+        memory=memory,
+        terms=prices.terms(pricer.program, timeline.exposed_s, stage),
+        compute_s=float(compute_s(pricer.program, clock, stage)) + timeline.host_s,
+        host_s=timeline.host_s,
+        flops=float(executed_flops(pricer.program, values, stage)),
+        batches=tuple(timeline.batches),
+    )
+
+
+class _Sends:
+    """Activations and gradients between stages: `[M_{data,z}, H_y]`, over x in shares where a framework does so.
+
+    Each rank of x sends its share where the residual stream is split over x, or where the framework scatters it for
+    the way and gathers it again (arXiv 2104.04473, section 4.1).
+    """
+
+    def __init__(self, pricer: _Pricer) -> None:
+        grid, machine = pricer.grid, pricer.machine
+        self.schedule = pricer.framework.schedule
+        self.machine = machine
+        self.stride = grid.stride("pipeline")
+        tokens = pricer.configuration.micro_batch * pricer.workload.sequence_length / grid.context
+        self.whole_bytes = pricer.element * tokens * pricer.model.hidden / grid.y
+        split = pricer.options.sequence_parallel or self.schedule.scattered
+        self.size_bytes = self.whole_bytes / grid.x if split else self.whole_bytes
+        self.gathered = self.schedule.scattered and not pricer.options.sequence_parallel
+        self.chunks = pricer.configuration.chunks
+        self._gather = lines_of("all_gather", route(grid.group_shape("x"), machine.tiers, grid.world), machine)
+        self.one_s = float(transfer_time_s(self.size_bytes, stride=self.stride, machine=machine)) + self._gather_s()
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether sends run beside computation."""
+        return self.schedule.overlapped_interleaved if self.chunks > 1 else self.schedule.overlapped
+
+    def _gather_s(self) -> float:
+        if not self.gathered:
+            return 0.0
+        chosen = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in self._gather)
+        return float(collective_time_s(chosen, self.whole_bytes, PLAIN))
+
+    def terms(self, time: PipelineTime, stage: int) -> Iterator[Term]:
+        """The sends of one stage as a term."""
+        from axonn_tune.cost.prediction import Term
+
+        count = time.sends[stage]
+        if not count:
+            return
+        bandwidth = self.size_bytes / max(self.one_s, 1e-12)
+        yield Term(
+            op="send",
+            axis="pipeline",
+            phase="forward",
+            layer="stage",
+            count=count,
+            size_bytes=self.size_bytes,
+            group=2,
+            tier=self._tier(),
+            seconds=count * self.one_s,
+            exposed_s=min(time.exposed_send_s[stage], count * self.one_s),
+            collective=Collective("send", "pipeline", "forward", "stage", as_size(self.size_bytes)),
+            line=Line("direct", "simple", 0.0, bandwidth),
+        )
+
+    def _tier(self) -> str:
+        tiers = self.machine.tiers
+        return next((tier.name for tier in tiers if tier.ranks is None or self.stride < tier.ranks), tiers[-1].name)
+
+
+def _step(pricer: _Pricer, stages: tuple[_PricedStage, ...], sends: _Sends) -> PipelineTime:
+    """The step by the exact recurrence."""
+    times = StageTimes(
+        forward_s=[[chunk.forward_s for chunk in one.chunks] for one in stages],
+        backward_s=[[chunk.backward_s for chunk in one.chunks] for one in stages],
+        last_backward_s=[[chunk.last_backward_s for chunk in one.chunks] for one in stages],
+        end_s=[one.chunks[0].end_s for one in stages],
+        activation_send_s=sends.one_s,
+        gradient_send_s=sends.one_s,
+        overlapped=sends.overlapped,
+    )
+    return pipeline_time(times, micro_batches=int(stages[0].values["A"]))

@@ -1,0 +1,73 @@
+"""Training frameworks, each a description of what it does; the program, the search and the cost model read it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+
+from axonn_tune.errors import UnknownNameError
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import FUSED, Framework, Software
+from axonn_tune.specs.machine import Machine
+
+UNKNOWN = "unknown"
+"""Software that no row of the fit ran: the geometric mean of all that were fitted."""
+
+CUDNN_ON_HOPPER = 0.5
+"""Time of attention of cuDNN and FlashAttention-3 over FlashAttention-2's on Hopper (arXiv 2407.08608, figure 5)."""
+
+HOPPER = ("H100", "H200", "H800", "GH200")
+
+
+@cache
+def registry() -> dict[str, Framework]:
+    """Every framework by the name `--framework` takes."""
+    # Imported here: a search for the bundled runtime needs its own description alone.
+    from axonn_tune.frameworks import axonn, deepspeed, fsdp, megatron_2021, megatron_2022, megatron_core, others, torchtitan
+
+    modules = (axonn, megatron_core, torchtitan, fsdp, deepspeed, megatron_2022, megatron_2021, others)
+    return {one.name: one for one in (AXONN_TUNE, *(found for module in modules for found in module.FRAMEWORKS))}
+
+
+def find_framework(name: str) -> Framework:
+    """The framework of a name; UnknownNameError with the nearest."""
+    if name == AXONN_TUNE.name:
+        return AXONN_TUNE
+    known = registry()
+    if name not in known:
+        raise UnknownNameError("framework", name, known)
+    return known[name]
+
+
+def register(framework: Framework) -> None:
+    """Make a framework of one's own known by its name; it takes the place of one that has it already."""
+    registry()[framework.name] = framework
+
+
+def software_on(framework: Framework, machine: Machine) -> Software:
+    """A framework's software numbers on a machine."""
+    if not framework.software:
+        return FUSED
+    software = software_numbers(framework.software)
+    chip = machine.accelerator.name.upper()
+    if framework.hopper_attention and any(name in chip for name in HOPPER):
+        return replace(software, attention=software.attention * CUDNN_ON_HOPPER)
+    return software
+
+
+@cache
+def software_numbers(name: str) -> Software:
+    """Numbers of one software in software.csv."""
+    found = {key: value for (software, key), value in all_numbers().items() if software == name}
+    assert found, f"no numbers of {name}"
+    return Software(**found)
+
+
+@cache
+def all_numbers() -> Mapping[tuple[str, str], float]:
+    """Every number of software.csv by software and parameter; their sources stand beside them."""
+    text = files("axonn_tune.frameworks").joinpath("software.csv").read_text(encoding="utf-8")
+    return {(one["software"], one["parameter"]): float(one["value"]) for one in csv.DictReader(text.splitlines())}

@@ -1,0 +1,167 @@
+"""What a training framework does, as a value: axes, constraints, a step's options, schedule, software.
+
+A framework is data: the program reads `StepOptions`, the search reads axes and schedule, the cost model reads the
+software's numbers. Nothing here prices anything, and nothing elsewhere asks for a framework's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from axonn_tune.specs.workload import OVERLAPS, Overlap
+
+GatherUnit: TypeAlias = Literal["weight", "block"]
+Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
+ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all"]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What one training step does beyond the algebra that all layouts share.
+
+    Tensor parallelism (x, y)
+        sequence_parallel: the residual stream is split over x between layers; all-reduces over x become all-gathers
+        before column-parallel and reduce-scatters after row-parallel layers (arXiv 2205.05198, section 4.2).
+        pipelined_tensor: forward collectives over x run in pieces beside the GEMM next to them (tp-comm-overlap).
+        repeated_kv_heads: x may exceed key and value heads, which are then held by several ranks.
+
+    Sharded weights (z)
+        gather_unit: one all-gather and reduce-scatter a weight, or a block.
+        gather_bytes, shard_gradient_bytes: element of those all-gathers and reduce-scatters; None: the compute type.
+        gather_copies: full-size copies a gather makes beyond its own buffer.
+        gather_after_recompute: the backward pass gathers again although recompute did.
+        prefetch_recompute, prefetch_backward: those gathers are issued one ahead, as the forward's are.
+        reshard: after forward always, never, or as many blocks as memory allows keep theirs (`fit`).
+        whole_rows: shards are whole rows, so rows must divide; otherwise they are padded.
+        master_shards: gathers read FP32 master weights and round them first; otherwise each rank keeps its weights
+        in the compute type beside them.
+
+    Replicated weights (data)
+        reduction: buckets behind the backward pass, one buffer, or one call a parameter.
+        gradient_bytes: element of accumulated and reduced gradients; None: that of master weights.
+        reduce_each_micro_batch: gradients are reduced over data in each micro-batch instead of once a step.
+        distributed_optimizer: master weights and moments are split over data; gradients are reduce-scattered, new
+        weights all-gathered (ZeRO-1). parameter_overlap: that all-gather runs behind the next forward pass.
+        shard_gradients: accumulated gradients are split over data, too (ZeRO-2).
+
+    Context parallelism
+        context_exchange: how keys and values of other ranks arrive; context_overlap: beside attention.
+        context_shards: weights are sharded over context as over z, not replicated as over data.
+
+    Recompute, loss, fusion
+        recompute_whole_block: full recompute repeats the block to its last operation.
+        selective: layers that selective recompute repeats.
+        chunked_loss: logits exist for a chunk of tokens at a time. loss_reductions: all-reduces of one number a token.
+        fused_attention: FlashAttention; otherwise GEMMs, softmax and dropout that write all scores.
+        dropout: its masks are kept and its kernels run.
+        fused_accumulation: weight gradients are added inside their GEMM.
+        vocabulary_multiple: rows of the embedding on each rank of x are padded to a multiple of it; None: to what
+        divides; 0: not padded, rows that do not divide are dropped.
+        overlaps: those it has; a workload may switch some of them off.
+    """
+
+    sequence_parallel: bool = False
+    pipelined_tensor: bool = False
+    repeated_kv_heads: bool = False
+    gather_unit: GatherUnit = "weight"
+    gather_bytes: int | None = None
+    shard_gradient_bytes: int | None = None
+    gather_copies: int = 0
+    gather_after_recompute: bool = False
+    prefetch_recompute: bool = True
+    prefetch_backward: bool = True
+    reshard: Literal["always", "never", "fit"] = "fit"
+    whole_rows: bool = True
+    master_shards: bool = True
+    reduction: Reduction = "buckets"
+    gradient_bytes: int | None = None
+    reduce_each_micro_batch: bool = False
+    distributed_optimizer: bool = False
+    parameter_overlap: bool = False
+    shard_gradients: bool = False
+    context_exchange: ContextExchange = "ring"
+    context_overlap: bool = True
+    context_shards: bool = False
+    recompute_whole_block: bool = False
+    selective: tuple[str, ...] = ("attention.core", "attention.norm", "mlp.norm", "mlp.activation")
+    chunked_loss: bool = True
+    loss_reductions: tuple[float, ...] = (1.0, 2.0)
+    logit_bytes: float | None = None
+    fused_attention: bool = True
+    dropout: bool = False
+    fused_accumulation: bool = False
+    vocabulary_multiple: int | None = None
+    overlaps: tuple[Overlap, ...] = OVERLAPS
+
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """How a framework runs pipeline stages.
+
+    interleaved: several chunks a stage are possible. overlapped: sends run beside computation, of plain 1F1B and of
+    interleaved stages. uneven: stages may differ in layers. scattered: each rank of x sends its share of an
+    activation, which is gathered again where it arrives.
+    """
+
+    interleaved: bool = True
+    overlapped: bool = False
+    overlapped_interleaved: bool = True
+    uneven: bool = True
+    scattered: bool = True
+
+
+@dataclass(frozen=True)
+class Software:
+    """What a framework's kernels and host make of an accelerator: small physical numbers, relative to the profile.
+
+    gemm, attention: time of GEMMs and attention over the profile's; traffic: bytes its element-wise kernels move over
+    those the program counts; operation_us, collective_us: what one operation or collective costs the accelerator
+    beyond the profile's launch times; dispatch_us: time in which the host issues an operation.
+    """
+
+    gemm: float = 1.0
+    attention: float = 1.0
+    traffic: float = 1.0
+    operation_us: float = 0.0
+    collective_us: float = 0.0
+    dispatch_us: float = 0.0
+
+
+FUSED = Software()
+"""Kernels as well fused as the programs say, and a host that is never late."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A training framework.
+
+    name: what `--framework` takes. axes: those it has, in the rank order from the inside that it starts with;
+    orders: whether the search may permute them. software: whose numbers in the file of fitted numbers it uses,
+    "" for ideal kernels. hopper_attention: attention uses what Hopper adds. refused: combinations it cannot run, by
+    axis. width: the half-width of log(step) intervals goes by the same name as `software`.
+    """
+
+    name: str
+    title: str
+    axes: tuple[str, ...]
+    source: str
+    step: StepOptions = StepOptions()
+    schedule: PipelineSchedule = PipelineSchedule()
+    software: str = ""
+    permuted: bool = False
+    hopper_attention: bool = False
+    refused: tuple[Refusal, ...] = ()
+
+    def with_step(self, **changes: object) -> Framework:
+        """The same framework with other step options."""
+        return replace(self, step=replace(self.step, **changes))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Layouts a framework cannot run: those where an axis exceeds `most`; `why` in its own terms."""
+
+    axes: tuple[str, ...]
+    most: int
+    why: str = field(compare=False)

@@ -1,0 +1,50 @@
+"""Software of a few published rows: XLA (MaxText, Paxml), Meta's Llama 3 training, MegaScale."""
+
+from __future__ import annotations
+
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.fsdp import STEP
+from axonn_tune.frameworks.megatron_core import MEGATRON_CORE
+
+XLA = Framework(
+    name="xla",
+    title="MaxText, Paxml",
+    axes=("x", "z", "data", "pipeline"),
+    source="google/maxtext, google/paxml: parameters sharded as by FSDP, kernels fused by XLA",
+    step=STEP,
+    software="core",
+    hopper_attention=True,
+)
+
+META_4D = Framework(
+    name="meta-4d",
+    title="Meta (Llama 3)",
+    axes=("x", "context", "data", "pipeline"),
+    source="arXiv 2407.21783, section 3.3: weights not resharded after forward, context ranks share gradients' shards",
+    step=MEGATRON_CORE.with_step(shard_gradients=True, context_exchange="all_gather", context_overlap=False).step,
+    schedule=MEGATRON_CORE.schedule,
+    software="core",
+    hopper_attention=True,
+)
+
+MEGASCALE = Framework(
+    name="megascale",
+    title="MegaScale",
+    axes=("x", "data", "pipeline"),
+    source="arXiv 2402.15627",
+    step=MEGATRON_CORE.step,
+    schedule=MEGATRON_CORE.schedule,
+    software="core",
+)
+
+UNKNOWN = Framework(
+    name="unknown",
+    title="unknown software",
+    axes=("x", "context", "z", "data", "pipeline"),
+    source="what most frameworks have in common",
+    step=MEGATRON_CORE.with_step(overlaps=("data_parallel", "gather_prefetch", "weight_gradient")).step,
+    schedule=MEGATRON_CORE.schedule,
+    software="unknown",
+)
+
+FRAMEWORKS = (XLA, META_4D, MEGASCALE, UNKNOWN)
