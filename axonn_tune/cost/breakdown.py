@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from axonn_tune.program.size import PLAIN
 from axonn_tune.cost.compute import ComputeClock
 from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.program.operations import Attention, Computation, Kernel, MatMul, Role
+from axonn_tune.program.size import PLAIN
 from axonn_tune.specs.workload import Overlap, Workload
 
 MATRIX_PRODUCTS, ATTENTION = "matrix products", "attention"

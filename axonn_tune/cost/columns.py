@@ -2,28 +2,34 @@
 
 Three levels keep the work small. A *route* is a group shape on the machine; there are a few hundred,
 priced one by one into tables. A *shape* is a grid with a micro-batch; sizes and compute times depend
-on nothing else. A *candidate* adds the axis order, which decides the routes and so the schedule.
-Candidates are scheduled in blocks that fit the cache and whose collectives use the same lanes.
+on nothing else. A *candidate* adds the rank order, which decides the routes and so the schedule.
+Candidates are scheduled in blocks that fit the cache and whose collectives use the same streams.
+
+The schedule is first *linked*: equal runs and equal collectives get one number each, so that a block
+prices each of them once and the loop over instructions touches nothing but lists. Runs of equal
+blocks are replayed twice and the rest extrapolated, since from there on every block takes as long as the
+one before; a stream that gets more than it can send falls behind by as much each time. `timeline` is the
+plain twin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.collectives import Route, collective_time_s, lines, route
+from axonn_tune.cost.collectives import Route, collective_time_s, lines_of, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_s
-from axonn_tune.cost.replay import LinkedSchedule, Replay, link_schedule
 from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.operations import GROUP_AXES, Collective
-from axonn_tune.program.schedule import StepSchedule
+from axonn_tune.program.operations import Collective, Computation, OpKind
+from axonn_tune.program.schedule import BackwardBlocks, Instructions, Issued, MicroBatch, Run, StepSchedule, Sync, Wait
 from axonn_tune.program.size import COLUMNS, Size, Value
-from axonn_tune.program.step import StepProgram
-from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, Machine
+from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.specs.machine import Machine
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -31,43 +37,362 @@ Integers = NDArray[np.int64]
 BLOCK_ROWS = 8192
 """Candidates scheduled together: a column of this many float64 stays in the second-level cache."""
 
-KINDS_SENT: dict[str, tuple[CollectiveKind, ...]] = {
-    "x": ("all_reduce",),
-    "y": ("all_gather", "reduce_scatter", "all_reduce"),
-    "z": ("all_gather", "reduce_scatter", "all_reduce"),
-    "data": ("all_gather", "reduce_scatter", "all_reduce"),
-    "xy": ("all_reduce",),
-    "xyzdata": ("all_reduce",),
-}
-"""Collectives that programs send over each group of axes; the others are not priced."""
+T = TypeVar("T")
+
+RUN, WAIT, SYNC, ISSUE = range(4)
+
+Linked: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Instructions as `(code, number, slot)`: number of a run, of a slot to wait for, or of a collective."""
+
+
+@dataclass
+class Linker:
+    """Numbers runs, collectives and slots while it links the parts of one schedule."""
+
+    runs: list[tuple[Computation, ...]] = field(default_factory=list)
+    collectives: list[tuple[Collective, Size | None]] = field(default_factory=list)
+    slots: list[str] = field(default_factory=list)
+    _known: dict[Hashable, int] = field(default_factory=dict)
+
+    def link(self, instructions: Instructions) -> Linked:
+        """One part of the schedule in numbers."""
+        linked: list[tuple[int, int, int]] = []
+        for step in instructions:
+            if isinstance(step, Run):
+                key = tuple(id(operation) for operation in step.operations)
+                linked.append((RUN, self._number(key, self.runs, step.operations), 0))
+            elif isinstance(step, Wait):
+                linked.append((WAIT, self._slot(step.slot), 0))
+            elif isinstance(step, Sync):
+                linked.append((SYNC, self._collective(step.collective), 0))
+            else:
+                linked.append((ISSUE, self._collective(step.collective), self._slot(step.slot)))
+        return tuple(linked)
+
+    def _collective(self, collective: Collective) -> int:
+        """Number of a collective with its calls in a row; a weight gather is one call where it stands."""
+        calls = None if collective.role == "weight" or not collective.calls.powers else collective.calls
+        key = (collective.kind, collective.axis, collective.size_bytes, calls)
+        return self._number(key, self.collectives, (collective, calls))
+
+    def _slot(self, name: str) -> int:
+        return self._number(name, self.slots, name)
+
+    def _number(self, key: Hashable, things: list[T], thing: T) -> int:
+        if key not in self._known:
+            self._known[key] = len(things)
+            things.append(thing)
+        return self._known[key]
+
+
+@dataclass(frozen=True)
+class LinkedMicroBatch:
+    """A `MicroBatch` in numbers."""
+
+    embedding: Linked
+    enter: Linked
+    block: Linked
+    last_block: Linked
+    alone: Linked
+    head: Linked
+    head_all_kept: Linked
+    enter_backward: Linked
+    first: Linked
+    middle: Linked
+    last: Linked
+    only: Linked
+    kept_first: Linked
+    kept_middle: Linked
+    flush: Linked
+    leave: Linked
+
+
+@dataclass(frozen=True)
+class LinkedSchedule:
+    """A `StepSchedule` in numbers, with what the numbers stand for."""
+
+    linker: Linker
+    micro_batch: LinkedMicroBatch
+    last_micro_batch: LinkedMicroBatch
+    ends: Mapping[Stage, Linked]
+    issued: tuple[Issued, Issued]
+    replicas: str
+
+
+def link_schedule(schedule: StepSchedule) -> LinkedSchedule:
+    """Number everything in a schedule."""
+    linker = Linker()
+
+    def batch(part: MicroBatch) -> LinkedMicroBatch:
+        back: BackwardBlocks = part.backward
+        pieces = (part.embedding, part.enter, part.block, part.last_block, part.alone, part.head, part.head_all_kept)
+        blocks = (back.first, back.middle, back.last, back.only, back.kept_first, back.kept_middle)
+        every = (*pieces, part.enter_backward, *blocks, part.flush, part.leave)
+        return LinkedMicroBatch(*(linker.link(piece) for piece in every))
+
+    return LinkedSchedule(
+        linker,
+        batch(schedule.micro_batch),
+        batch(schedule.last_micro_batch),
+        {stage: linker.link(end) for stage, end in schedule.ends.items()},
+        schedule.issued,
+        schedule.replicas,
+    )
+
+
+State: TypeAlias = list[Any]
+"""Clock of the compute lane, then of each tier's lane, then of each slot; None where nothing was yet."""
+
+
+@dataclass(frozen=True)
+class ChunkColumns:
+    """One micro-batch through a chunk, s; last_backward_s, end_s: of a step's last; host_s: waiting of all of them."""
+
+    forward_s: Value
+    backward_s: Value
+    last_backward_s: Value
+    end_s: Value
+    host_s: Value
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """All of them."""
+        return self.forward_s, self.backward_s, self.last_backward_s, self.end_s, self.host_s
+
+
+def _waited_s(host_s: Value, layers: int, blocks_s: Value) -> Value:
+    """Time in which blocks wait for the host that issues them, s."""
+    if isinstance(host_s, float) and host_s == 0.0:
+        return 0.0
+    return np.maximum(0.0, host_s * layers - blocks_s)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Replays one block of candidates.
+
+    runs, collectives: durations by number; lanes: tier of each collective's group, negative where no
+    candidate of the block sends it; present: 1.0 where a candidate sends it and 0.0 where its group has
+    one member, or None where all do; tiers, slots: how many there are.
+    """
+
+    runs: Sequence[Value]
+    collectives: Sequence[Value]
+    lanes: Sequence[int]
+    present: Sequence[Value | None]
+    tiers: int
+    slots: int
+
+    def step_s(
+        self,
+        schedule: LinkedSchedule,
+        *,
+        layers: int,
+        kept: Value,
+        keeping: int,
+        accumulation: Value,
+        buckets: bool,
+        host_s: Value,
+    ) -> tuple[Value, Value]:
+        """Duration of one step without pipeline stages, and what of it is waiting for the host, s.
+
+        keeping: 0 if no candidate keeps gathered weights, 2 if all keep all layers', 1 in between;
+        buckets: whether the last micro-batch differs from the others by data-parallel buckets; host_s: what issuing
+        a block's forward and backward takes.
+        """
+        last, waited_s = self._micro_batch(
+            schedule.last_micro_batch, layers=layers, kept=kept, keeping=keeping, host_s=host_s
+        )
+        end = self._play(last, schedule.ends[ONLY])[0] + waited_s
+        others_s = last[0] + waited_s
+        if buckets:
+            others, waited_s = self._micro_batch(
+                schedule.micro_batch, layers=layers, kept=kept, keeping=keeping, host_s=host_s
+            )
+            others_s = others[0] + waited_s
+        result: Value = (accumulation - 1.0) * others_s + end
+        return result, accumulation * waited_s
+
+    def _micro_batch(
+        self, batch: LinkedMicroBatch, *, layers: int, kept: Value, keeping: int, host_s: Value
+    ) -> tuple[State, Value]:
+        state = self._play(self._free(), batch.embedding)
+        state, forward_s = self._forward(batch, state, layers=layers, final=batch.last_block)
+        state = self._play(state, batch.head_all_kept if keeping == 2 else batch.head)
+        state, backward_s = self._backward(batch, state, layers=layers, kept=kept, keeping=keeping)
+        return self._play(state, batch.flush), _waited_s(host_s, layers, forward_s + backward_s)
+
+    def _free(self) -> State:
+        """Every stream free at time 0."""
+        return [0.0, *([None] * (self.tiers + self.slots))]
+
+    def _forward(self, batch: LinkedMicroBatch, state: State, *, layers: int, final: Linked) -> tuple[State, Value]:
+        """All blocks forward, and their time."""
+        begun_s = state[0]
+        state = self._play(self._repeat(state, batch.block, layers - 1), final)
+        return state, state[0] - begun_s
+
+    def _backward(
+        self, batch: LinkedMicroBatch, state: State, *, layers: int, kept: Value, keeping: int
+    ) -> tuple[State, Value]:
+        """All blocks backward, and their time."""
+        begun_s = state[0]
+        if keeping == 2:
+            state = self._repeat(self._play(state, batch.kept_first), batch.kept_middle, layers - 1)
+        elif keeping == 1:
+            state = self._repeat_column(self._play(state, batch.kept_first), batch.kept_middle, kept - 1.0)
+            state = self._repeat_column(state, batch.middle, layers - kept - 1.0)
+            state = self._play(state, batch.last)
+        elif layers == 1:
+            state = self._play(state, batch.only)
+        else:
+            state = self._repeat(self._play(state, batch.first), batch.middle, layers - 2)
+            state = self._play(state, batch.last)
+        return state, state[0] - begun_s
+
+    def chunk(
+        self,
+        schedule: LinkedSchedule,
+        part: Stage,
+        stage: Stage,
+        *,
+        layers: int,
+        kept: Value,
+        keeping: int,
+        host_s: Value,
+        forward_share: Value,
+        times: Value,
+    ) -> ChunkColumns:
+        """A chunk of a pipeline stage of so many blocks: the column twin of `Timeline.chunk`."""
+        forward, backward = self._passes(schedule.micro_batch, part, layers=layers, kept=kept, keeping=keeping)
+        _, last = self._passes(schedule.last_micro_batch, part, layers=layers, kept=kept, keeping=keeping)
+        end_s = self._play(last[0], schedule.ends[stage])[0] - last[0][0]
+        waited_s = _waited_s(host_s, layers, forward[1] + backward[1])
+        ahead_s = waited_s * forward_share
+        behind_s = waited_s - ahead_s
+        return ChunkColumns(
+            forward[0][0] + ahead_s, backward[0][0] + behind_s, last[0][0] + behind_s, end_s, times * waited_s
+        )
+
+    def _passes(
+        self, batch: LinkedMicroBatch, stage: Stage, *, layers: int, kept: Value, keeping: int
+    ) -> tuple[tuple[State, Value], tuple[State, Value]]:
+        state = self._play(self._free(), batch.embedding if stage.first else batch.enter)
+        state, blocks_s = self._forward(
+            batch, state, layers=layers, final=batch.last_block if stage.last else batch.alone
+        )
+        if stage.last:
+            state = self._play(state, batch.head_all_kept)
+        back = self._free() if keeping else self._play(self._free(), batch.enter_backward)
+        back, backward_s = self._backward(batch, back, layers=layers, kept=kept, keeping=keeping)
+        back = self._play(back, batch.flush if stage.first else batch.leave)
+        return (state, blocks_s), (back, backward_s)
+
+    def _repeat(self, state: State, part: Linked, times: int) -> State:
+        """The state after a part has run `times` times: exact for 0, 1 and 2, then extrapolated."""
+        if times == 0:
+            return state
+        once = self._play(state, part)
+        if times == 1:
+            return once
+        twice = self._play(once, part)
+        return _repeated(once, twice, times - 2.0)
+
+    def _repeat_column(self, state: State, part: Linked, times: Value) -> State:
+        """The same with a number of times for each candidate."""
+        once = self._play(state, part)
+        twice = self._play(once, part)
+        last = _repeated(once, twice, times - 2.0)
+        none, one = times == 0.0, times == 1.0
+        return [
+            None if late is None else np.where(none, 0.0 if start is None else start, np.where(one, early, late))
+            for start, early, late in zip(state, once, last, strict=True)
+        ]
+
+    def _play(self, state: State, part: Linked) -> State:
+        """Follow a part; returns the new state, leaving the given one as it is."""
+        state = list(state)
+        clock = state[0]
+        runs, collectives, lanes, present = self.runs, self.collectives, self.lanes, self.present
+        first_slot, larger = 1 + self.tiers, np.maximum
+        for code, number, slot in part:
+            if code == RUN:
+                clock = clock + runs[number]
+            elif code == WAIT:
+                ready = state[first_slot + number]
+                if ready is not None:
+                    clock = larger(clock, ready)
+            elif lanes[number] >= 0:
+                lane = 1 + lanes[number]
+                busy, sending = state[lane], present[number]
+                if busy is None:
+                    state[lane] = end = clock + collectives[number]
+                elif sending is None:
+                    state[lane] = end = larger(busy, clock) + collectives[number]
+                else:
+                    end = larger(busy * sending, clock) + collectives[number]
+                    state[lane] = larger(busy, end)
+                if code == SYNC:
+                    clock = end
+                else:
+                    state[first_slot + slot] = end
+            elif code == ISSUE:
+                state[first_slot + slot] = None
+        state[0] = clock
+        return state
+
+
+def _repeated(before: State, state: State, times: Value) -> State:
+    """After `times` more of what led from one state to the next: each clock at its pace, none slower than the first."""
+    every = state[0] - before[0]
+    found = [state[0] + times * every]
+    for early, late in zip(before[1:], state[1:], strict=True):
+        if late is None:
+            found.append(None)
+        else:
+            found.append(late + times * (every if early is None else np.maximum(late - early, every)))
+    return found
 
 
 @dataclass(frozen=True)
 class RouteTable:
-    """Lines of the collectives on every distinct route, and the tier each route's lane belongs to (-1: none)."""
+    """Lines of the collectives on every distinct route, and the tier each route's stream belongs to (-1: none)."""
 
     tier: Integers
-    lines: dict[CollectiveKind, tuple[tuple[Floats, Floats], ...]]
+    lines: dict[OpKind, tuple[tuple[Floats, Floats], ...]]
 
 
 def route_table(
-    shapes: tuple[GroupShape, ...], used: Mapping[str, Integers], machine: Machine, world: int
+    shapes: tuple[GroupShape, ...],
+    used: Mapping[str, Integers],
+    machine: Machine,
+    world: int,
+    *,
+    sent: Iterable[tuple[OpKind, str]],
+    call_s: float = 0.0,
 ) -> RouteTable:
-    """Price the shapes; `used` tells which of them each group of axes takes. Groups of one cost nothing."""
+    """Price the shapes; `used` tells which of them each group of axes takes. Groups of one cost nothing.
+
+    sent: the collectives of all programs with their groups: nothing else is priced; call_s: what the software adds to
+    each call.
+    """
     paths = [route(shape, machine.tiers, world) for shape in shapes]
     tier = np.array([path.outermost for path in paths])
-    table: dict[CollectiveKind, tuple[tuple[Floats, Floats], ...]] = {}
-    for kind in COLLECTIVE_KINDS:
-        numbers = [used[axes] for axes, kinds in KINDS_SENT.items() if kind in kinds]
-        table[kind] = _line_columns(kind, paths, np.unique(np.concatenate(numbers)).tolist(), machine)
+    groups: dict[OpKind, set[str]] = {}
+    for kind, axes in sent:
+        groups.setdefault(kind, set()).add(axes)
+    table: dict[OpKind, tuple[tuple[Floats, Floats], ...]] = {}
+    for kind, several in groups.items():
+        numbers = np.unique(np.concatenate([used[axes] for axes in several])).tolist()
+        table[kind] = _line_columns(kind, paths, numbers, machine, call_s=call_s)
     return RouteTable(tier, table)
 
 
 def _line_columns(
-    kind: CollectiveKind, paths: list[Route], numbers: list[int], machine: Machine
+    kind: OpKind, paths: list[Route], numbers: list[int], machine: Machine, *, call_s: float
 ) -> tuple[tuple[Floats, Floats], ...]:
     """`(latency_s, bandwidth_bytes_per_s)` columns, one pair per line; missing lines repeat the first."""
-    found = [(number, lines(kind, paths[number], machine)) for number in numbers]
+    found = [(number, lines_of(kind, paths[number], machine, call_s=call_s)) for number in numbers]
     columns = []
     for position in range(max((len(row) for _, row in found), default=0)):
         latency, bandwidth = np.zeros(len(paths)), np.full(len(paths), np.inf)
@@ -100,7 +425,7 @@ class Prices:
 
 
 class ColumnPricer:
-    """Prices candidates of one program (one kind of recomputation) on one machine."""
+    """Prices candidates of one program (one kind of recompute) on one machine."""
 
     def __init__(
         self,
@@ -119,39 +444,75 @@ class ColumnPricer:
         self._terms = tuple(program.collectives())
 
     def price(self, candidates: Candidates, values: Mapping[str, Value]) -> Prices:
-        """Price every candidate; `values` are columns over shapes, `kept` among them."""
+        """Price every candidate without pipeline stages; `values` are columns over shapes, `kept` among them."""
         count = len(candidates)
-        communication, iteration = np.empty(count), np.empty(count)
-        clock = Clock(self._rates, self._element_bytes, values, COLUMNS)
+        communication, iteration, waited = np.empty(count), np.empty(count), np.zeros(count)
+        clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
         step_compute = np.broadcast_to(np.asarray(compute_s(self._program, clock)), len(np.asarray(values["b"])))
         if count:
             shapes = _ShapeColumns(clock, self._schedule, self._terms)
             for rows, lanes, keeping in self._blocks(candidates, values):
                 block = _Block(self._table, candidates, rows, shapes, lanes)
                 communication[rows] = block.communication_s(self._terms)
-                iteration[rows] = block.iteration_s(self._schedule, keeping=keeping)
-        alone = step_compute.take(candidates.shape)
+                iteration[rows], waited[rows] = block.iteration_s(
+                    self._schedule, keeping=keeping, dispatch_s=self._rates.dispatch_s
+                )
+        alone = step_compute.take(candidates.shape) + waited
         lost = contended_s(communication, alone, iteration, contention=self._rates.contention)
         return Prices(communication, alone + lost, iteration + lost)
+
+    def sums(self, candidates: Candidates, values: Mapping[str, Value], stage: Stage) -> tuple[Floats, Floats]:
+        """Communication and computation of one pipeline stage of every candidate in a step, s."""
+        terms = tuple(self._program.collectives(stage))
+        clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
+        computed = np.broadcast_to(np.asarray(compute_s(self._program, clock, stage)), len(np.asarray(values["b"])))
+        shapes, communication = _ShapeColumns(clock, self._schedule, terms), np.empty(len(candidates))
+        for rows, lanes, _ in self._blocks(candidates, values):
+            communication[rows] = _Block(self._table, candidates, rows, shapes, lanes).communication_s(terms)
+        return communication, computed.take(candidates.shape)
+
+    def chunk(
+        self, candidates: Candidates, values: Mapping[str, Value], part: Stage, stage: Stage, *, layers: int
+    ) -> ChunkColumns:
+        """One micro-batch through a chunk of `layers` blocks of a stage, `part` saying what else the chunk has."""
+        clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
+        shapes = _ShapeColumns(clock, self._schedule, ())
+        found = ChunkColumns(*(np.empty(len(candidates)) for _ in range(5)))
+        share = layers / np.asarray(values["L"], dtype=np.float64)
+        for rows, lanes, keeping in self._blocks(candidates, values):
+            block = _Block(self._table, candidates, rows, shapes, lanes)
+            times = block.chunk(
+                self._schedule,
+                part,
+                stage,
+                layers=layers,
+                share=share,
+                keeping=keeping,
+                dispatch_s=self._rates.dispatch_s,
+            )
+            for column, value in zip(found.columns, times.columns, strict=True):
+                column[rows] = value
+        return found
 
     def _blocks(
         self, candidates: Candidates, values: Mapping[str, Value]
     ) -> Iterator[tuple[Integers, dict[str, int], int]]:
-        """Rows that share lanes and kind of keeping, at most `BLOCK_ROWS` at once, with both.
+        """Rows that share streams and kind of keeping, at most `BLOCK_ROWS` at once, with both.
 
-        A group of one sends nothing and fits any lane; it is put with the outermost tier's.
+        A group of one sends nothing and fits any stream; it is put with the outermost tier's.
         """
         kept, layers = np.asarray(values["kept"]), values["L"]
         code = np.where(kept == 0, 0, np.where(kept == layers, 2, 1)).take(candidates.shape)
         outermost = int(self._table.tier.max(initial=0))
-        tiers = {axes: self._table.tier.take(candidates.routes[axes]) for axes in GROUP_AXES}
+        tiers = {axes: self._table.tier.take(candidates.routes[axes]) for axes in self._program.groups}
         for tier in tiers.values():
             code = code * (outermost + 1) + np.where(tier < 0, outermost, tier)
-        assert 3 * (outermost + 1) ** len(tiers) < 2**15, "codes fit 16 bits, which sort in linear time"
-        order = np.argsort(code.astype(np.int16), kind="stable")
+        small = 3 * (outermost + 1) ** len(tiers) < 2**15
+        # Codes that fit 16 bits sort in linear time.
+        order = np.argsort(code.astype(np.int16) if small else code, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
-            lanes = {axes: int(tier.take(group).max()) for axes, tier in tiers.items()}
-            keeping = int(code[group[0]] // (outermost + 1) ** len(tiers))
+            lanes = {axes: int(tier.take(group).max(initial=-1)) for axes, tier in tiers.items()}
+            keeping = int(code[group[0]] // (outermost + 1) ** len(tiers)) if len(group) else 0
             for start in range(0, len(group), BLOCK_ROWS):
                 yield group[start : start + BLOCK_ROWS], lanes, keeping
 
@@ -159,7 +520,9 @@ class ColumnPricer:
 class _ShapeColumns:
     """Everything that depends on the shape alone, computed once per shape and picked per block."""
 
-    def __init__(self, clock: Clock, schedule: LinkedSchedule, terms: tuple[tuple[Collective, Size], ...]) -> None:
+    def __init__(
+        self, clock: ComputeClock, schedule: LinkedSchedule, terms: tuple[tuple[Collective, Size], ...]
+    ) -> None:
         self.values = clock.values
         calls: dict[int, Value] = {}
         self.runs: list[Value] = []
@@ -190,8 +553,8 @@ class _Block:
         self._lanes = lanes
         self._shape = candidates.shape.take(rows)
         self._routes = {axes: index.take(rows) for axes, index in candidates.routes.items()}
-        self._lines: dict[tuple[CollectiveKind, str], tuple[tuple[Value, Value], ...]] = {}
-        self._times: dict[tuple[CollectiveKind, str, Size], Value] = {}
+        self._lines: dict[tuple[OpKind, str], tuple[tuple[Value, Value], ...]] = {}
+        self._times: dict[tuple[OpKind, str, Size], Value] = {}
         self._picked: dict[int, Value] = {}
 
     def _pick(self, column: Value) -> Value:
@@ -212,7 +575,7 @@ class _Block:
             self._times[key] = collective_time_s(chosen, size_bytes, COLUMNS)
         return self._times[key]
 
-    def _chosen_lines(self, kind: CollectiveKind, axis: str) -> tuple[tuple[Value, Value], ...]:
+    def _chosen_lines(self, kind: OpKind, axis: str) -> tuple[tuple[Value, Value], ...]:
         if (kind, axis) not in self._lines:
             index = self._routes[axis]
             self._lines[kind, axis] = tuple(
@@ -228,11 +591,49 @@ class _Block:
                 total = total + self._pick(self._shapes.sizes[count]) * self._call_s(collective)
         return total
 
-    def iteration_s(self, schedule: LinkedSchedule, *, keeping: int) -> Value:
-        """End of the schedule."""
-        values, linker = self._shapes.values, schedule.linker
+    def iteration_s(self, schedule: LinkedSchedule, *, keeping: int, dispatch_s: float) -> tuple[Value, Value]:
+        """End of the schedule, and what of it is waiting for the host."""
+        values = self._shapes.values
+        return self._replay(schedule).step_s(
+            schedule,
+            layers=int(float(values["L"])),
+            kept=self._pick(values["kept"]),
+            keeping=keeping,
+            accumulation=self._pick(values["A"]),
+            buckets=self._lanes.get(schedule.replicas, -1) >= 0,
+            host_s=self._issued_s(schedule, dispatch_s)[0],
+        )
+
+    def chunk(
+        self,
+        schedule: LinkedSchedule,
+        part: Stage,
+        stage: Stage,
+        *,
+        layers: int,
+        share: Floats,
+        keeping: int,
+        dispatch_s: float,
+    ) -> ChunkColumns:
+        """One micro-batch through a chunk of a stage, which has this share of the stage's blocks."""
+        host_s, forward_share = self._issued_s(schedule, dispatch_s)
+        kept = np.floor(np.asarray(self._shapes.values["kept"]) * share)
+        return self._replay(schedule).chunk(
+            schedule,
+            part,
+            stage,
+            layers=layers,
+            kept=self._pick(kept),
+            keeping=keeping,
+            host_s=host_s,
+            forward_share=forward_share,
+            times=self._pick(self._shapes.values["A"]),
+        )
+
+    def _replay(self, schedule: LinkedSchedule) -> Replay:
+        linker = schedule.linker
         present = {axes: self._presence(axes) for axes in self._lanes}
-        replay = Replay(
+        return Replay(
             runs=[self._pick(column) for column in self._shapes.runs],
             collectives=[self._scheduled_s(collective, calls) for collective, calls in linker.collectives],
             lanes=[self._lanes[collective.axis] for collective, _ in linker.collectives],
@@ -240,14 +641,17 @@ class _Block:
             tiers=int(self._table.tier.max(initial=0)) + 1,
             slots=len(linker.slots),
         )
-        return replay.step_s(
-            schedule,
-            layers=int(float(values["L"])),
-            kept=self._pick(values["kept"]),
-            keeping=keeping,
-            accumulation=self._pick(values["A"]),
-            buckets=self._lanes["data"] >= 0,
-        )
+
+    def _issued_s(self, schedule: LinkedSchedule, dispatch_s: float) -> tuple[Value, Value]:
+        """Time in which the host issues a block's forward and backward, and the forward's share of it."""
+        if not dispatch_s:
+            return 0.0, 0.0
+        forward, backward = (one.count(self._sent) for one in schedule.issued)
+        return dispatch_s * (forward + backward), forward / (forward + backward)
+
+    def _sent(self, axes: str) -> Value:
+        """1.0 for candidates whose group over `axes` has several members."""
+        return (self._table.tier.take(self._routes[axes]) >= 0).astype(np.float64)
 
     def _presence(self, axes: str) -> Value | None:
         """1.0 for candidates whose group over `axes` has several members; None if that is all of them."""

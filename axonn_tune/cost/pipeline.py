@@ -4,8 +4,10 @@ Legend: p stages, each with v chunks of the model; chunk c of stage s is model p
 of g: 1 in 1F1B, p when interleaved. F and B are the forward and the backward of one micro-batch through one chunk.
 
 The orders are those of Megatron-Core (`pipeline_parallel/schedules.py`) and of `torch.distributed.pipelining`
-(`Schedule1F1B`, `ScheduleInterleaved1F1B`), which agree wherever both accept a shape. torch also accepts interleaving
-where m is not divisible by p; here that is a ValueError, as in Megatron-Core. Source: Narayanan et al., arXiv 2104.04473.
+(`Schedule1F1B`, `ScheduleInterleaved1F1B`); they agree on every shape that both accept. torch refuses 1F1B with m < p,
+where Megatron-Core and this run fewer warm-up forwards; torch interleaves where m is not divisible by p, which is a
+ValueError here as in Megatron-Core. (torch 2.13 lists the last stage's forwards in 1F1B from 1 on, and runs them from
+0 on.) Source: Narayanan et al., arXiv 2104.04473, section 2.2.
 
 The rule, for each operation: it starts when its stage has finished the one before and the message it needs has come.
 A blocking send (Megatron-Core's batched isend and irecv) keeps the sender until the message has arrived; its receive
@@ -15,9 +17,9 @@ shares that batch, so it costs the receiver nothing more than the wait. An overl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -45,7 +47,7 @@ class Operation(NamedTuple):
 
 
 class TimedOperation(NamedTuple):
-    """An operation with its start and end (sends excluded), and the part of the wait before it owed to a message, s."""
+    """An operation's start and end (sends excluded), and how much of the wait before it is owed to a message, s."""
 
     stage: int
     operation: Operation
@@ -54,7 +56,7 @@ class TimedOperation(NamedTuple):
     exposed_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageTimes:
     """Durations of a pipeline's operations, s.
 
@@ -108,7 +110,7 @@ def stage_order(stage: int, *, stages: int, chunks: int, micro_batches: int) -> 
     return (*forwards[:warm], *chain.from_iterable(pairs), *backwards[len(forwards) - warm :])
 
 
-def warm_up(stage: Count, *, stages: int, chunks: int) -> Count:
+def warm_up(stage: Count, *, stages: Count, chunks: int) -> Count:
     """Forwards of a stage before its first pair: `p-r-1` in 1F1B, `2(p-r-1) + (v-1)·p` interleaved."""
     return stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
 
@@ -132,10 +134,7 @@ def _sequence(stages: int, chunks: int, micro_batches: int) -> tuple[Integers, I
     return number // group % chunks, number // (group * chunks) * group + number % group
 
 
-# Durations as arrays.
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Durations:
     """`StageTimes` as arrays (..., stages, chunks); activation and gradient are 0 where a part sends none."""
 
@@ -160,6 +159,7 @@ class _Durations:
         """Time of the message that F, B and the last B send: (3, ..., stages, chunks)."""
         return np.stack([self.activation, self.gradient, self.gradient])
 
+    @cached_property
     def received(self) -> Floats:
         """Time of the message that F, B and the last B need: (3, stages, chunks)."""
         by_part = self.shape[::-1]
@@ -173,7 +173,7 @@ class _Durations:
 
     def latency(self) -> Floats:
         """From when a sender is free again to when F, B and the last B may start: (3, stages, chunks)."""
-        return self.received() if self.overlapped else np.zeros_like(self.received())
+        return self.received * self.overlapped
 
 
 def _durations(times: StageTimes) -> _Durations:
@@ -184,25 +184,16 @@ def _durations(times: StageTimes) -> _Durations:
             raise ValueError(f"{name}: durations must be finite and not negative")
     if given["forward_s"].ndim < 2 or 0 in given["forward_s"].shape:
         raise ValueError(f"forward_s: expected (stages, chunks), got {given['forward_s'].shape}")
-    given.setdefault("last_backward_s", given["backward_s"])
-    aligned = [given[name] if name.endswith("ward_s") else given[name][..., None] for name in _FIELDS]
+    chunked = [given["forward_s"], given["backward_s"], given.get("last_backward_s", given["backward_s"])]
+    staged = [given[name][..., None] for name in ("activation_send_s", "gradient_send_s", "end_s")]
     try:
-        forward, backward, last, activation, gradient, end = np.broadcast_arrays(*aligned)
+        forward, backward, last, activation, gradient, end = np.broadcast_arrays(*chunked, *staged)
     except ValueError as error:
-        shapes = {name: given[name].shape for name in _FIELDS}
+        shapes = {name: array.shape for name, array in given.items()}
         raise ValueError(f"durations differ in stages, chunks or columns: {shapes}") from error
-    return _Durations(
-        forward,
-        backward,
-        last,
-        activation * _sends(*forward.shape[-2:], silent=(-1, -1)),
-        gradient * _sends(*forward.shape[-2:], silent=(0, 0)),
-        end[..., 0],
-        times.overlapped,
-    )
-
-
-_FIELDS = ("forward_s", "backward_s", "last_backward_s", "activation_send_s", "gradient_send_s", "end_s")
+    activation = activation * _sends(*forward.shape[-2:], silent=(-1, -1))
+    gradient = gradient * _sends(*forward.shape[-2:], silent=(0, 0))
+    return _Durations(forward, backward, last, activation, gradient, end[..., 0], times.overlapped)
 
 
 def _sends(stages: int, chunks: int, *, silent: tuple[int, int]) -> Floats:
@@ -222,20 +213,23 @@ def pipeline_time(times: StageTimes, *, micro_batches: int, method: Method = "pe
     which every clock has moved by the same time), `plain` evaluates every operation; they agree to 1e-9.
     ValueError for shapes that do not fit, negative durations, and interleaving with m not divisible by p.
     """
+    durations = _checked(times, micro_batches)
+    evaluate = _evaluate_periodic if method == "periodic" else _evaluate_plain
+    return _summary(durations, micro_batches, *evaluate(durations, micro_batches))
+
+
+def pipeline_trace(times: StageTimes, *, micro_batches: int) -> tuple[TimedOperation, ...]:
+    """Every operation of a step with its times, each after those it depends on; errors as `pipeline_time`."""
+    return tuple(_plain(_Clocks(_checked(times, micro_batches), micro_batches)))
+
+
+def _checked(times: StageTimes, micro_batches: int) -> _Durations:
+    """The durations of one pipeline, without columns."""
     durations = _durations(times)
     if durations.forward.ndim > 2:
         raise ValueError(f"forward_s: expected (stages, chunks), got {durations.forward.shape}")
     _check_shape(*durations.shape, micro_batches)
-    evaluate = _evaluate_periodic if method == "periodic" else _evaluate_plain
-    finish_s, waited_s = evaluate(durations, micro_batches)
-    return _summary(durations, micro_batches, finish_s, waited_s)
-
-
-def pipeline_trace(times: StageTimes, *, micro_batches: int) -> tuple[TimedOperation, ...]:
-    """Every operation of a step with its times, in an order that respects all dependencies; errors as `pipeline_time`."""
-    durations = _durations(times)
-    _check_shape(*durations.shape, micro_batches)
-    return tuple(_plain(durations, micro_batches))
+    return durations
 
 
 def _summary(durations: _Durations, micro_batches: int, finish_s: Floats, waited_s: Floats) -> PipelineTime:
@@ -255,9 +249,6 @@ def _summary(durations: _Durations, micro_batches: int, finish_s: Floats, waited
     )
 
 
-# The plain evaluation.
-
-
 def _evaluate_plain(durations: _Durations, micro_batches: int) -> tuple[Floats, Floats]:
     """When each stage is free after its last operation, and its waits for messages, s."""
     clocks = _Clocks(durations, micro_batches)
@@ -269,11 +260,8 @@ def _evaluate_plain(durations: _Durations, micro_batches: int) -> tuple[Floats, 
 
 def _plain(clocks: _Clocks) -> Iterator[TimedOperation]:
     """Every operation, one at a time: each stage in turn goes as far as the messages sent so far allow."""
-    stages, chunks = clocks.durations.shape
-    pending = [
-        deque(stage_order(stage, stages=stages, chunks=chunks, micro_batches=clocks.micro_batches))
-        for stage in range(stages)
-    ]
+    shape = {"stages": clocks.stages, "chunks": clocks.chunks, "micro_batches": clocks.micro_batches}
+    pending = [deque(stage_order(stage, **shape)) for stage in range(clocks.stages)]
     while any(pending):
         for stage, operations in enumerate(pending):
             while operations and clocks.is_ready(stage, operations[0]):
@@ -284,14 +272,11 @@ class _Clocks:
     """When each stage is free, and when each message was sent."""
 
     def __init__(self, durations: _Durations, micro_batches: int) -> None:
-        self.durations, self.micro_batches = durations, micro_batches
-        self.stages, self.chunks = durations.shape
+        (self.stages, self.chunks), self.micro_batches = durations.shape, micro_batches
         self.free_s = [0.0] * self.stages
         self.sent_s: dict[tuple[Kind, int, int], float] = {}
-        self.computing = durations.computing().tolist()
-        self.occupied = durations.occupied().tolist()
-        self.latency = durations.latency().tolist()
-        self.received = durations.received().tolist()
+        self.computing, self.occupied = durations.computing().tolist(), durations.occupied().tolist()
+        self.latency, self.received = durations.latency().tolist(), durations.received.tolist()
 
     def needs(self, stage: int, operation: Operation) -> tuple[Kind, int, int] | None:
         """Kind, model part and micro-batch of the operation whose message this one needs."""
@@ -337,8 +322,8 @@ class _Program(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """The program of the shortest pipeline with one lap, in parts (of a shorter one: all warm-up), and the last
-    operation of each stage, counted from the end."""
+    """The program of the shortest pipeline with one lap (of a shorter one: all warm-up), and the last operation of each
+    stage, counted from the end."""
 
     warm: _Program
     lap: _Program
@@ -369,17 +354,13 @@ class _Tape:
         self.programs: list[_Program] = []
         self.times: list[int] = []
 
-    def run(self, program: _Program) -> None:
-        """The recurrence, once over a program."""
-        self._repeat(program, self._bind(program))
-
     def run_laps(self, lap: _Program, *, laps: int) -> None:
         """A lap repeatedly; once two laps end with all clocks apart by the same time, whole periods are skipped."""
-        bound, reach = self._bind(lap), -min(lap.before.min(), lap.sender.min())
+        bound, reach = self._bound(lap), -min(lap.before.min(), lap.sender.min())
         states: list[float] = []
         run, check = 0, 2
         while run < laps:
-            self._repeat(lap, bound)
+            self._run(lap, bound)
             states += self.done_s[-reach:]
             run += 1
             if run == check and (found := _period(np.array(states).reshape(run, reach))):
@@ -394,9 +375,9 @@ class _Tape:
         times = np.repeat(self.times, [program.cost.size for program in self.programs])
         done_s, position = np.array(self.done_s), np.arange(1, cost.size + 1)
         wait_s = done_s[position + sender] + self.latency[cost] - done_s[position + before]
-        exposed_s = np.clip(wait_s, 0.0, self.durations.received().ravel()[cost])
+        exposed_s = np.clip(wait_s, 0.0, self.durations.received.ravel()[cost])
         stages, chunks = self.durations.shape
-        return np.bincount(cost // chunks % stages, times * exposed_s, minlength=stages)
+        return np.bincount(cost // chunks % stages, times * exposed_s).astype(float)
 
     def _jump(self, laps: int, period: int, shift_s: float) -> int:
         """Skips whole periods, each like the one just run; the laps that are left."""
@@ -405,11 +386,15 @@ class _Tape:
         self.times[-period:] = [1 + skipped] * period
         return left
 
-    def _bind(self, program: _Program) -> tuple[list[int], list[int], list[float], list[float]]:
+    def run(self, program: _Program) -> None:
+        """The recurrence, once over a program."""
+        self._run(program, self._bound(program))
+
+    def _bound(self, program: _Program) -> tuple[list[int], list[int], list[float], list[float]]:
         before, sender, cost = program
         return before.tolist(), sender.tolist(), self.latency[cost].tolist(), self.occupied[cost].tolist()
 
-    def _repeat(self, program: _Program, bound: tuple[list[int], list[int], list[float], list[float]]) -> None:
+    def _run(self, program: _Program, bound: tuple[list[int], list[int], list[float], list[float]]) -> None:
         self.programs.append(program)
         self.times.append(1)
         done_s = self.done_s
@@ -426,43 +411,34 @@ def _period(states: Floats) -> tuple[int, float] | None:
     return (int(steady[0]) + 1, float((low + high)[steady[0]] / 2)) if steady.size else None
 
 
-def _turn(stages: int, chunks: int) -> int:
-    """Position in the forward order of part 0's last forward before the first backward of the last stage, interleaved."""
-    return 2 * (stages - 1) + (chunks - 1) * stages
-
-
 def _slots(stages: int, chunks: int, micro_batches: int) -> Integers:
-    """Slot of each operation, (F or B, position in its order, stage): any that one depends on has an earlier slot.
-
-    With equal forwards and backwards and 1F1B, slots are the diagonals of the familiar figure.
-    """
+    """Slot of each operation, (F or B, position in its order, stage): after the slots of all that it depends on."""
     position, stage = np.arange(chunks * micro_batches)[:, None], np.arange(stages)
     if chunks == 1:
         return np.stack([2 * position + stage, 2 * (position + stages) - 1 - stage])
-    return np.stack([2 * (position + stage), 2 * (position - stage + _turn(stages, chunks)) + 1])
+    turned = position - stage + warm_up(0, stages=stages, chunks=chunks)
+    return np.stack([2 * (position + stage), 2 * turned + 1])
 
 
 def _first_lap(stages: int, chunks: int) -> int:
     """First slot from which on every stage alternates, with what its operations depend on."""
-    return 2 * stages + 2 if chunks == 1 else 2 * _turn(stages, chunks) + 4
+    return 2 * stages + 2 if chunks == 1 else 2 * int(warm_up(0, stages=stages, chunks=chunks)) + 4
 
 
 def _shortest(stages: int, chunks: int) -> int:
     """Micro-batches of the shortest pipeline that has a lap before the first stage's last forward."""
     group = _group(stages, chunks)
-    return group * (1 - (-_first_lap(stages, chunks) // 2 - 1) // (chunks * group))
+    forwards = _first_lap(stages, chunks) // 2 + 1
+    return group * (1 + -(-forwards // (chunks * group)))
 
 
 @lru_cache(maxsize=32)
 def _pieces(stages: int, chunks: int, micro_batches: int) -> _Pieces:
     """The program of a pipeline, cut before and after the first lap."""
     program, slot, final = _program(stages, chunks, micro_batches)
-    first = _first_lap(stages, chunks)
-    cuts = [first, first + 2 * chunks * _group(stages, chunks)]
-    whole = micro_batches < _shortest(stages, chunks)
-    start, stop = [slot.size] * 2 if whole else np.searchsorted(slot, cuts).tolist()
-    pieces = program.piece(0, start), program.piece(start, stop), program.piece(stop, slot.size)
-    return _Pieces(*pieces, final)
+    first = _first_lap(stages, chunks) if micro_batches >= _shortest(stages, chunks) else slot[-1] + 1
+    start, stop = np.searchsorted(slot, [first, first + 2 * chunks * _group(stages, chunks)]).tolist()
+    return _Pieces(program.piece(0, start), program.piece(start, stop), program.piece(stop, slot.size), final)
 
 
 def _program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, Integers, Integers]:
@@ -486,9 +462,6 @@ def _program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, In
     return _Program(before - position, sender - position, cost), slots.ravel()[order], of_stage[:, -1] - order.size
 
 
-# What needs no evaluation.
-
-
 def bubble_share(stages: Count, *, micro_batches: Count, chunks: Count = 1) -> Column:
     """Bubble over ideal computation where stages are equal and sends are free: `(p-1)/(v·m)`.
 
@@ -498,12 +471,12 @@ def bubble_share(stages: Count, *, micro_batches: Count, chunks: Count = 1) -> C
 
 
 def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Column:
-    """A lower bound of `pipeline_time(...).step_s`, s; columns in front of the stages, micro_batches one of them or int.
+    """A lower bound of `pipeline_time(...).step_s`, s, for columns of pipelines; m is a column or one number.
 
-    Never above the exact value, as it is the longest of some chains of operations each of which waits for the one before.
+    Never above the exact value, because it is the longest of some chains of operations that wait for one another.
     For each stage r, let N = min(warm-up + 1, v·m) be its forwards before its first backward. That one starts after
 
-    - part 0 to r-1 have taken the first micro-batch forward, and r has run N forwards; and
+    - parts 0 to r-1 have taken the first micro-batch forward, and r has run N forwards; and
     - all parts have taken the first micro-batch forward, and the last chunks of p-1 to r+1 have taken it back.
 
     Then r alternates v·m-N backwards with the v·m-N forwards left, and the step ends no earlier than
@@ -511,9 +484,14 @@ def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Column:
     - r's N last backwards, the last backward of chunk 0 on r-1, r-2, ..., s, and the tail of s, for any s up to r; and
     - the last forward's way to the last part, and the last micro-batch's way back as far as any stage's tail.
 
-    (Where no forward is left, N = v·m, the last chain starts from the first only.) A blocking send counts to its
-    sender's operation, an overlapped one only where a chain goes over it.
-    Exact for equal stages with free sends. MEASURED
+    (Where no forward is left, N = v·m, the last chain starts from the first only.) In 1F1B there is another chain:
+    stage r starts each forward after the backward of p-r micro-batches before, a round trip to the last stage. A
+    blocking send counts to its sender's operation, an overlapped one only where a chain goes over it.
+
+    Exact to rounding for equal stages with free sends. Gap to the exact value over 1,500 random pipelines of each kind
+    (p 2 to 16, v 1 to 4, m p to 8p, half of them overlapped): first part up to 10% and last part up to 50% longer than
+    the others, sends to 2%: 1F1B 0.0% at worst; interleaved 0.1% in the median, 1.4% at worst. Every chunk ±20%, sends
+    to 3%: 1F1B 0.0% and 2.0%; interleaved 1.3% and 6.2%. Every chunk ±90%, sends to 33%: 0.0% and 11%; 7.0% and 24%.
     """
     durations = _durations(times)
     (stages, chunks), (forward, backward, last) = durations.shape, durations.occupied()
@@ -527,17 +505,30 @@ def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Column:
     pairs_s = m * forward.sum(-1) - warm_s + paired_back_s
     cool_s = (m - 1) * backward.sum(-1) + last.sum(-1) - paired_back_s
 
-    filled_s = np.cumsum(to_next[..., 0], -1) - to_next[..., 0] + warm_s
+    fill_s = np.cumsum(to_next[..., 0], -1) - to_next[..., 0]
     first_back = np.where(m > 1, back[..., -1], last_back[..., -1])
     turned_s = to_next.sum((-2, -1))[..., None] + _later(first_back)
-    started_s = np.maximum(filled_s, turned_s)
+    started_s = np.maximum(fill_s + warm_s, turned_s)
 
     drained_s = _drain(durations, last[..., 0])
     way_s = durations.activation[..., -1] * durations.overlapped + _later(to_next[..., -1])
     way_s = way_s + (last_back[..., 1:].sum((-2, -1)) + last[..., -1, 0] + drained_s[..., -1])[..., None]
-    chains = started_s + pairs_s + cool_s + drained_s, np.where(paired, started_s, filled_s) + pairs_s + way_s
-    bound_s = np.maximum(*chains).max(-1)
+    ended_s = started_s + pairs_s + cool_s + drained_s
+    ended_s = np.maximum(ended_s, np.where(paired, started_s, fill_s + warm_s) + pairs_s + way_s)
+    if chunks == 1:
+        ended_s = np.maximum(ended_s, fill_s + _round_trips(durations, m) + way_s)
+    bound_s = ended_s.max(-1)
     return bound_s if bound_s.ndim else float(bound_s)
+
+
+def _round_trips(durations: _Durations, micro_batches: Integers) -> Floats:
+    """From a stage's first forward to its last in 1F1B, s: trips one after another, and the micro-batches left over."""
+    to_next, back, _ = (durations.computing() + durations.sent())[..., 0]
+    forward, backward, _ = durations.occupied()[..., 0]
+    trips, left = np.divmod(micro_batches - 1, np.arange(durations.shape[0], 0, -1))
+    trips_s = trips * (to_next + _later(to_next + back) + backward)
+    until_last_s: Floats = trips_s + left * (forward + backward * (trips > 0)) + forward
+    return until_last_s
 
 
 def _counts(operations: Integers, stages: int, chunks: int) -> Integers:
@@ -549,7 +540,7 @@ def _counts(operations: Integers, stages: int, chunks: int) -> Integers:
 
 def _later(stage_s: Floats) -> Floats:
     """Sum over the stages after each, s."""
-    return stage_s.sum(-1, keepdims=True) - np.cumsum(stage_s, -1)
+    return np.cumsum(stage_s[..., ::-1], -1)[..., ::-1] - stage_s
 
 
 def _drain(durations: _Durations, last_s: Floats) -> Floats:
@@ -559,25 +550,17 @@ def _drain(durations: _Durations, last_s: Floats) -> Floats:
     return behind + np.maximum.accumulate(durations.end - behind, -1)
 
 
-# What a stage holds.
-
-
-def in_flight(stage: int, *, stages: int, micro_batches: int, weights: Sequence[float]) -> float:
+@lru_cache(maxsize=4096)
+def in_flight(stage: int, *, stages: int, micro_batches: int, weights: tuple[float, ...]) -> float:
     """Largest sum of weights over (chunk, micro-batch) pairs of a stage whose forward is done and backward is not.
 
-    weights: of each chunk, its layers for instance; they may differ. ValueError as `stage_order`.
+    weights: of each chunk, its layers for instance; they may differ. By the order, which is periodic: no more
+    micro-batches matter than the warm-up and two rounds. ValueError as `stage_order`.
     """
-    return _in_flight(stage, stages, micro_batches, tuple(weights))
-
-
-@lru_cache(maxsize=4096)
-def _in_flight(stage: int, stages: int, micro_batches: int, weights: tuple[float, ...]) -> float:
-    """By the order; it is periodic, so no more micro-batches than the warm-up and two rounds matter."""
-    chunks = len(weights)
-    _check_shape(stages, chunks, micro_batches)
-    group = _group(stages, chunks)
-    enough = (int(warm_up(0, stages=stages, chunks=chunks)) // (chunks * group) + 2) * group
-    order = stage_order(stage, stages=stages, chunks=chunks, micro_batches=min(micro_batches, enough))
+    _check_shape(stages, len(weights), micro_batches)
+    group = _group(stages, len(weights))
+    enough = (int(warm_up(0, stages=stages, chunks=len(weights))) // (len(weights) * group) + 2) * group
+    order = stage_order(stage, stages=stages, chunks=len(weights), micro_batches=min(micro_batches, enough))
     return max(accumulate(weights[chunk] if kind == "F" else -weights[chunk] for kind, chunk, _ in order))
 
 

@@ -285,9 +285,7 @@ class _CollectivePrices:
         self._values = values
         self._machine = machine
         self._call_s = call_s
-        self._routes = {
-            axes: route(grid.group_shape(axes), machine.tiers, grid.world) for axes in program.groups
-        }
+        self._routes = {axes: route(grid.group_shape(axes), machine.tiers, grid.world) for axes in program.groups}
         self._lines: dict[tuple[OpKind, str], tuple[Line, ...]] = {}
         self.lane = {axes: path.outermost for axes, path in self._routes.items()}
 
@@ -314,9 +312,7 @@ class _CollectivePrices:
         calls = 1.0 if collective.role == "weight" else float(collective.calls.evaluate(self._values))
         return calls * self.call_s(collective)
 
-    def terms(
-        self, program: StepProgram, exposed: dict[TermKey, float], stage: Stage = ONLY
-    ) -> tuple[Term, ...]:
+    def terms(self, program: StepProgram, exposed: dict[TermKey, float], stage: Stage = ONLY) -> tuple[Term, ...]:
         """Every collective that is really sent, in program order, with the pauses it causes."""
         found = []
         exposed = dict(exposed)

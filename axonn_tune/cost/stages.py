@@ -120,7 +120,7 @@ def _price_stage(pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], held: f
     for number, count in enumerate(blocks):
         of_chunk = Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1)
         share = min(count, kept * count // max(1, sum(blocks)))
-        chunks.append(timeline.chunk(pricer.schedule, of_chunk, layers=count, kept=share, times=times))
+        chunks.append(timeline.chunk(pricer.schedule, of_chunk, stage, layers=count, kept=share, times=times))
     return _PricedStage(
         stage=stage,
         blocks=sum(blocks),

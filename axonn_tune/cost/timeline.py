@@ -154,14 +154,20 @@ class Timeline:
     def _replicated(self, schedule: StepSchedule) -> bool:
         return self.lane[schedule.replicas] >= 0
 
-    def chunk(self, schedule: StepSchedule, stage: Stage, *, layers: int, kept: int, times: int) -> ChunkTimes:
+    def chunk(
+        self, schedule: StepSchedule, part: Stage, stage: Stage, *, layers: int, kept: int, times: int
+    ) -> ChunkTimes:
         """A chunk of a pipeline stage of so many blocks, `times` micro-batches of it a step.
+
+        part: whether the chunk has the embedding or the LM head.
 
         Passes of a chunk start with free streams, and its weights' gathers with nothing to hide behind.
         """
-        forward, backward = self._passes(schedule, schedule.micro_batch, stage, layers=layers, kept=kept, weight=times - 1.0)
+        forward, backward = self._passes(
+            schedule, schedule.micro_batch, part, layers=layers, kept=kept, weight=times - 1.0
+        )
         self._note_batch(times - 1, forward[0].now_s + backward[0].now_s)
-        _, last = self._passes(schedule, schedule.last_micro_batch, stage, layers=layers, kept=kept, weight=1.0)
+        _, last = self._passes(schedule, schedule.last_micro_batch, part, layers=layers, kept=kept, weight=1.0)
         end = self._play(last[0], schedule.ends[stage], weight=1.0, names=(END,))
         self._note_batch(1, forward[0].now_s + end.now_s)
         shares = [issued.count(self._sent) for issued in schedule.issued]
@@ -179,7 +185,9 @@ class Timeline:
         self, schedule: StepSchedule, batch: MicroBatch, stage: Stage, *, layers: int, kept: int, weight: float
     ) -> tuple[tuple[State, float], tuple[State, float]]:
         """Clocks after the forward and after the backward pass of a chunk, each with what its blocks took."""
-        state = self._play(State(), batch.embedding if stage.first else batch.enter, weight=weight, names=(EMBEDDING_FORWARD,))
+        state = self._play(
+            State(), batch.embedding if stage.first else batch.enter, weight=weight, names=(EMBEDDING_FORWARD,)
+        )
         state, blocks_s = self._forward(batch, state, layers=layers, weight=weight, last=stage.last)
         if stage.last:
             state = self._play(state, batch.head_all_kept, weight=weight, names=(HEAD,))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.program.size import Value
 from axonn_tune.program.dimensions import model_flops, step_tokens
+from axonn_tune.program.size import Value
 from axonn_tune.specs.machine import Machine, Uncertainty
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload

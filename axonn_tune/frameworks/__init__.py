@@ -26,7 +26,16 @@ HOPPER = ("H100", "H200", "H800", "GH200")
 def registry() -> dict[str, Framework]:
     """Every framework by the name `--framework` takes."""
     # Imported here: a search for the bundled runtime needs its own description alone.
-    from axonn_tune.frameworks import axonn, deepspeed, fsdp, megatron_2021, megatron_2022, megatron_core, others, torchtitan
+    from axonn_tune.frameworks import (
+        axonn,
+        deepspeed,
+        fsdp,
+        megatron_2021,
+        megatron_2022,
+        megatron_core,
+        others,
+        torchtitan,
+    )
 
     modules = (axonn, megatron_core, torchtitan, fsdp, deepspeed, megatron_2022, megatron_2021, others)
     return {one.name: one for one in (AXONN_TUNE, *(found for module in modules for found in module.FRAMEWORKS))}

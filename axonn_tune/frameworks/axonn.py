@@ -36,9 +36,7 @@ AXONN = Framework(
     source="axonn-ai/axonn@660a2246, axonn/intra_layer; axonn-ai/nanoGPT-AxoNN@46cd608a, train_pm.py",
     step=_EASY,
     software="eager",
-    refused=(
-        Refusal(("x", "y"), 1, "the easy API brackets each layer with all-to-alls where x·y > 1: not modelled"),
-    ),
+    refused=(Refusal(("x", "y"), 1, "the easy API brackets each layer with all-to-alls where x·y > 1: not modelled"),),
 )
 
 MEGATRON_AXONN = Framework(

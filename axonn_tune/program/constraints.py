@@ -75,7 +75,9 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
         Constraint("heads-by-x", "heads", model.heads, ("x",)),
         Constraint("kv-heads-by-x", "kv_heads", model.kv_heads, ("x",), or_divides=framework.step.repeated_kv_heads),
         Constraint("hidden-by-yz" if whole else "hidden-by-y", "hidden", model.hidden, ("y", *over_z)),
-        Constraint("attention-by-xz" if whole else "attention-by-x", "heads * head_dim", model.query_width, ("x", *over_z)),
+        Constraint(
+            "attention-by-xz" if whole else "attention-by-x", "heads * head_dim", model.query_width, ("x", *over_z)
+        ),
         Constraint("ffn-by-xz" if whole else "ffn-by-x", "ffn", model.ffn, ("x", *over_z)),
         Constraint("vocab-by-xyz", "vocab", model.vocab, ("x", "y", "z"), at_least=True),
         Constraint("batch-by-data-z", "global_batch", workload.global_batch, ("data", "z")),
@@ -106,7 +108,9 @@ def broken_constraints(
         product = grid.data * grid.z * micro_batch
         found.append(f"global_batch ({workload.global_batch}) is not divisible by data·z·micro-batch = {product}")
     if chunks > 1:
-        found += _interleaving(grid.pipeline, chunks, workload.global_batch // (grid.data * grid.z * micro_batch), model)
+        found += _interleaving(
+            grid.pipeline, chunks, workload.global_batch // (grid.data * grid.z * micro_batch), model
+        )
     return found
 
 
@@ -114,7 +118,9 @@ def _interleaving(stages: int, chunks: int, micro_batches: int, model: Model) ->
     """What interleaved stages need: several of them, micro-batches in groups, a block a chunk."""
     found = ["interleaving needs more than one stage"] if stages == 1 else []
     if micro_batches % stages:
-        found.append(f"micro-batches of an interleaved pipeline ({micro_batches}) are not divisible by pipeline = {stages}")
+        found.append(
+            f"micro-batches of an interleaved pipeline ({micro_batches}) are not divisible by pipeline = {stages}"
+        )
     if model.layers < stages * chunks:
         found.append(f"layers ({model.layers}) is less than pipeline·chunks = {stages * chunks}")
     return found

@@ -83,7 +83,11 @@ def dimensions(
     split = x * y * shards
     rows = table_rows(model, x * y, shards, options=options, arithmetic=arithmetic)
     positions = up(float(model.max_sequence_length), shards) if model.learned_positions else 0.0 * shards
-    block, table, position = float(model.block_weights) / split, rows * hidden / split, positions * hidden / (y * shards)
+    block, table, position = (
+        float(model.block_weights) / split,
+        rows * hidden / split,
+        positions * hidden / (y * shards),
+    )
     tables = _tables(model, stage)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     share = replicas if sharded else 1.0

@@ -179,7 +179,9 @@ def reduction(axis: str, phase: Phase, layer: str, size: Size, given: Given, *, 
     return Collective(kind, axis, phase, layer, size, role, calls)
 
 
-def sequence_gather(phase: Phase, layer: str, given: Given, *, tokens: Size, calls: Size, role: Role) -> list[Operation]:
+def sequence_gather(
+    phase: Phase, layer: str, given: Given, *, tokens: Size, calls: Size, role: Role
+) -> list[Operation]:
     """`[M_x, H_y]` to `[M, H_y]` with sequence parallelism; otherwise the tokens are there."""
     if not given.options.sequence_parallel:
         return []
@@ -191,7 +193,9 @@ def linear_forward(linear: Linear, given: Given, *, phase: Phase, makes: tuple[A
     size = given.element * given.part * linear.n
     gathered: list[Operation] = []
     if linear.input_axis == "x":
-        gathered = sequence_gather(phase, linear.layer, given, tokens=given.part, calls=PARTS, role=_forward_role(given))
+        gathered = sequence_gather(
+            phase, linear.layer, given, tokens=given.part, calls=PARTS, role=_forward_role(given)
+        )
     return [
         *gathered,
         MatMul(phase, linear.layer, given.part, linear.n, linear.k, "NN", PARTS, makes=makes),
@@ -223,11 +227,7 @@ def linear_backward(linear: Linear, given: Given, *, makes: Array, frees: tuple[
         ),
         MatMul("backward", linear.layer, linear.k, linear.n, part, "TN", PARTS, frees=frees),
         *([Kernel("backward", linear.layer, element * part * linear.n, PARTS)] if given.biases else []),
-        *(
-            reduce_weight_gradient(linear.layer, linear.weight, given)
-            if given.options.gather_unit == "weight"
-            else []
-        ),
+        *(reduce_weight_gradient(linear.layer, linear.weight, given) if given.options.gather_unit == "weight" else []),
     ]
 
 
@@ -237,7 +237,9 @@ def _gathers_for_backward(linear: Linear, given: Given) -> list[Operation]:
     return sequence_gather("backward", linear.layer, given, tokens=given.part, calls=PARTS, role=role)
 
 
-def norm_forward(layer: str, given: Given, *, tokens: Size, calls: Size, makes: tuple[Array, ...] = ()) -> list[Operation]:
+def norm_forward(
+    layer: str, given: Given, *, tokens: Size, calls: Size, makes: tuple[Array, ...] = ()
+) -> list[Operation]:
     """Exact norm of `[M, H_y]`: the shard's statistics are all-gathered over y and combined."""
     own = given.outside(tokens)
     statistics = given.norm_statistics * given.elements.statistics * own * Y
@@ -303,7 +305,9 @@ def _unfused_core(given: Given, *, phase: Phase) -> list[Computation]:
     output = given.stream("attention output", "attention output", Q / X, inside=True)
     return [
         _scores_matmul(given, phase, "NT", forward=True),
-        Kernel(phase, CORE, symbol("scores") * _scores(given), PARTS, makes=(Array("scores", "attention scores", kept),)),
+        Kernel(
+            phase, CORE, symbol("scores") * _scores(given), PARTS, makes=(Array("scores", "attention scores", kept),)
+        ),
         *([Kernel(phase, CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []),
         _scores_matmul(given, phase, "NN", forward=False, makes=(output,)),
     ]
@@ -313,9 +317,7 @@ def _scores(given: Given) -> Size:
     return given.part * Q / X / given.model.head_dim * S
 
 
-def _scores_matmul(
-    given: Given, phase: Phase, layout: str, *, forward: bool, makes: tuple[Array, ...] = ()
-) -> MatMul:
+def _scores_matmul(given: Given, phase: Phase, layout: str, *, forward: bool, makes: tuple[Array, ...] = ()) -> MatMul:
     """One batched GEMM of the core, `[rows, S]` from heads or `[rows, head_dim]` from scores."""
     rows, width = given.part * (Q / X) / given.model.head_dim, as_size(given.model.head_dim)
     n, k = (S, width) if forward else (width, S)
@@ -515,7 +517,13 @@ def step_end(given: Given, *, buckets: tuple[Bucket, ...], unsent: tuple[Collect
 def parameter_gather(layer: str, elements: Size, given: Given, *, phase: Phase, calls: Size = ONCE) -> Collective:
     """New weights of one bucket, in the compute type, from the ranks that updated them."""
     return Collective(
-        "all_gather", given.data_axes, phase, layer, given.element * elements, "parameters" if phase != "step" else "other", calls
+        "all_gather",
+        given.data_axes,
+        phase,
+        layer,
+        given.element * elements,
+        "parameters" if phase != "step" else "other",
+        calls,
     )
 
 

@@ -226,7 +226,9 @@ class _Compiler:
         new = program.parameters.operations if parameters else ()
         first, following, last = self._parameters(new)
         return MicroBatch(
-            embedding=merged([*self._start(embedding[0]), *self._section(program.embedding, following=_first(block)), *first]),
+            embedding=merged(
+                [*self._start(embedding[0]), *self._section(program.embedding, following=_first(block)), *first]
+            ),
             enter=merged([*self._start(_first(block)), *first]),
             block=(*following, *self._section(program.block, following=_first(block))),
             last_block=(*last, *self._section(program.block, following=head[0])),

@@ -252,7 +252,7 @@ def _recompute_full(given: Given) -> Iterator[Operation]:
     """
     for step in _again(_block_forward(given, phase="recompute"), given):
         if step.layer == FC2.layer and not given.options.recompute_whole_block:
-            if isinstance(step, Collective) and step.role == "weight" or getattr(step, "prepares_gather", False):
+            if (isinstance(step, Collective) and step.role == "weight") or getattr(step, "prepares_gather", False):
                 yield step
         else:
             yield step
@@ -265,7 +265,7 @@ def _again(forward: Iterator[Operation], given: Given) -> Iterator[Operation]:
             if not isinstance(step, Collective):
                 kept = tuple(array for array in step.makes if array.name != "block input")
                 yield from layers.norm_recompute(step.layer, given, makes=kept)
-        elif isinstance(step, Collective) and step.role == "weight" or getattr(step, "prepares_gather", False):
+        elif (isinstance(step, Collective) and step.role == "weight") or getattr(step, "prepares_gather", False):
             yield replace(step, calls=UNKEPT_SHARE)
         else:
             yield step

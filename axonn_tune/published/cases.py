@@ -308,9 +308,7 @@ def _model(row: StepRow, framework: Framework) -> Model:
     )
 
 
-def _configurations(
-    row: StepRow, framework: Framework, model: Model, workload: Workload
-) -> Iterator[Configuration]:
+def _configurations(row: StepRow, framework: Framework, model: Model, workload: Workload) -> Iterator[Configuration]:
     """The row's configuration; every one that is allowed where micro-batch or recompute is open."""
     for found in _open(row, framework):
         per_rank = workload.global_batch // (found.grid.data * found.grid.z)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,13 +11,11 @@ import numpy as np
 from axonn_tune.cost.columns import Floats
 from axonn_tune.cost.prediction import Pricing
 from axonn_tune.cost.utilisation import exposed_s, performance
-from axonn_tune.grid import AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.dimensions import executed_flops
-from axonn_tune.program.step import build_step
-from axonn_tune.ranking.choosing import Candidate, Problem, Ranking, Searched, ranking_metric
+from axonn_tune.ranking.choosing import Candidate, Ranking, Searched, ranking_metric
 from axonn_tune.ranking.entries import Entry, Sizes, term_entries
-from axonn_tune.ranking.space import Fitting
+from axonn_tune.ranking.space import Fitting, Problem
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 
 PINNED = "pinned"
@@ -54,8 +52,10 @@ class AlphaBetaRanking:
         sound = grids.sizes[grids.sound]
         wanted = np.ones(len(sound), dtype=np.bool_)
         for axis, size in pins.items():
-            wanted &= sound[:, AXES.index(axis)] == size
-        return frozenset(_as_sizes(row) for row in sound[~wanted].tolist())
+            if axis not in grids.axes:
+                continue
+            wanted &= sound[:, grids.axes.index(axis)] == size
+        return frozenset(tuple(row) for row in sound[~wanted].tolist())
 
     @cached_property
     def ties(self) -> int:
@@ -98,20 +98,22 @@ class AlphaBetaRanking:
         rows = grids[self.ranking.shapes.grid[columns.shape[self.ranking.rows]]].tolist()
         found: dict[Sizes, int] = {}
         for position, row in enumerate(rows):
-            found.setdefault(_as_sizes(row), position + 1)
+            found.setdefault(tuple(row), position + 1)
         return found
 
     def rejected_entries(self) -> tuple[Entry, ...]:
         """Grids that are not ranked, with the reasons; one too large for the memory with what it needs at least."""
         entries = []
         for rejected in self.ranking.rejected():
-            sizes = _as_sizes([rejected.sizes[axis] for axis in AXES])
+            sizes = tuple(rejected.sizes.values())
             reasons = tuple(f"{name}: {message}" for name, message in rejected.reasons)
             if sizes in self._pinned_out:
-                reasons = (_pinned_reason(sizes, self.ranking.problem.limits.axes),)
+                reasons = (_pinned_reason(self.ranking.grids.axes, sizes, self.ranking.problem.limits.axes),)
             least = [name for name, _ in rejected.reasons] == [MEMORY]
             needed = self._least_memory[sizes] if least else None
-            entries.append(Entry(sizes=sizes, rejected_because=reasons, memory_bytes=needed))
+            entries.append(
+                Entry(axes=self.ranking.grids.axes, sizes=sizes, rejected_because=reasons, memory_bytes=needed)
+            )
         return tuple(entries)
 
     @cached_property
@@ -121,7 +123,7 @@ class AlphaBetaRanking:
         least = np.full(len(sizes), np.inf)
         for fitting in self.ranking.fittings.values():
             np.minimum.at(least, shapes.grid, fitting.total_bytes)
-        return {_as_sizes(row): float(needed) for row, needed in zip(sizes.tolist(), least, strict=True)}
+        return {tuple(row): float(needed) for row, needed in zip(sizes.tolist(), least, strict=True)}
 
     def _executed_flops(self, position: int) -> float:
         columns, row = self.ranking.columns, self.ranking.rows[position]
@@ -134,7 +136,7 @@ class AlphaBetaRanking:
 
     def _flops(self, kind: Recompute, fitting: Fitting) -> Floats:
         problem, shapes = self.ranking.problem, self.ranking.shapes
-        program = build_step(problem.model, problem.workload, recompute=kind)
+        program = self.ranking.programs[kind]
         kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
         return np.broadcast_to(np.asarray(executed_flops(program, {**shapes.values, **kept})), (len(shapes),))
 
@@ -154,12 +156,17 @@ def candidate_entry(candidate: Candidate, problem: Problem, *, flops: float) -> 
         problem.machine,
         problem.workload,
         gpus=grid.world,
-        compute_s=candidate.compute_s,
+        compute_s=candidate.compute_s + candidate.bubble_s,
         iteration_s=candidate.iteration_s,
         executed_flops=flops,
     )
     return Entry(
-        sizes=(grid.x, grid.y, grid.z, grid.data),
+        axes=problem.axes,
+        sizes=tuple(grid.axis_size(axis) for axis in problem.axes),
+        framework=problem.framework.name,
+        pipeline=grid.pipeline,
+        chunks=configuration.chunks,
+        bubble_s=candidate.bubble_s,
         order=grid.order,
         micro_batch=configuration.micro_batch,
         accumulation=candidate.accumulation,
@@ -178,15 +185,10 @@ def candidate_entry(candidate: Candidate, problem: Problem, *, flops: float) -> 
     )
 
 
-def _pinned_reason(sizes: Sizes, pins: Mapping[str, int]) -> str:
+def _pinned_reason(axes: tuple[str, ...], sizes: Sizes, pins: Mapping[str, int]) -> str:
     wanted = [
         f"{axis} = {pins[axis]}, not {size}"
-        for axis, size in zip(AXES, sizes, strict=True)
+        for axis, size in zip(axes, sizes, strict=True)
         if axis in pins and size != pins[axis]
     ]
     return f"{PINNED}: asked for {', '.join(wanted)}"
-
-
-def _as_sizes(row: Sequence[int]) -> Sizes:
-    x, y, z, data = row
-    return x, y, z, data

@@ -21,8 +21,9 @@ from axonn_tune.cost.prediction import Pricing
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, count_ties
-from axonn_tune.ranking.choosing import Problem, Searched, search
+from axonn_tune.ranking.choosing import Searched, search
 from axonn_tune.ranking.entries import Entry, Sizes, TermEntry
+from axonn_tune.ranking.space import Problem
 
 BACKENDS: tuple[PaperBackend, ...] = get_args(PaperBackend)
 _NO_ENTRY = f"{NO_BANDWIDTH_ENTRY}: the machine's paper table has no bandwidth for one of the groups"
@@ -79,7 +80,7 @@ class PaperRanking:
     @cached_property
     def _number(self) -> dict[Sizes, int]:
         rows = self.base.ranking.grids.sizes.tolist()
-        return {(x, y, z, data): number for number, (x, y, z, data) in enumerate(rows)}
+        return {tuple(row): number for number, row in enumerate(rows)}
 
     @cached_property
     def _positions(self) -> list[int]:
@@ -133,7 +134,7 @@ class PaperRanking:
         """Rank of each grid."""
         sizes = self.base.ranking.grids.sizes
         rows = sizes[[self._grid_of[place] for place in self._positions]].tolist() if len(self) else []
-        return {(x, y, z, data): position + 1 for position, (x, y, z, data) in enumerate(rows)}
+        return {tuple(row): position + 1 for position, row in enumerate(rows)}
 
     def _with_paper(self, entry: Entry, *, terms: bool) -> Entry:
         """The entry with the paper's communication time and terms in place of ours."""

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import heapq
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, Prices, RouteTable, route_table
+from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, RouteTable, route_table
 from axonn_tune.cost.compute import compute_rates
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.errors import UsageError
-from axonn_tune.grid import AXES, Grid
+from axonn_tune.frameworks import software_on
+from axonn_tune.grid import ALL_AXES, AXES, Grid
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.schedule import build_schedule
-from axonn_tune.program.step import build_step
+from axonn_tune.program.step import ONLY, StepProgram, build_step
+from axonn_tune.ranking.pipelines import Pipelines, price_pipelines
 from axonn_tune.ranking.space import (
-    ORDERS,
+    FIRST,
+    LAST,
+    MIDDLE,
     Fitting,
     Grids,
-    Limits,
     Placements,
+    Problem,
+    RankBy,
     Shapes,
     fit_memory,
     list_candidates,
@@ -32,27 +37,16 @@ from axonn_tune.ranking.space import (
     list_placements,
     list_shapes,
 )
-from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
+from axonn_tune.specs.workload import RECOMPUTES, Recompute
+from axonn_tune.units import seconds
 
-RankBy: TypeAlias = Literal["communication", "exposed", "iteration"]
 LARGEST_COUNT = 2**40
 """Counts from here on would not fit the columns: products of them must stay exact."""
 
 RANK_BY: tuple[RankBy, ...] = ("communication", "exposed", "iteration")
 
-
-@dataclass(frozen=True)
-class Problem:
-    """What is searched: the inputs of a ranking."""
-
-    model: Model
-    machine: Machine
-    workload: Workload
-    gpus: int
-    limits: Limits = field(default_factory=Limits)
-    rank_by: RankBy = "communication"
+LISTED = 10
+"""Grids that are ranked by exact steps whatever is shown; more as they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +73,12 @@ class Candidate:
     compute_s: float
     iteration_s: float
     memory_bytes: float
+    bubble_s: float = 0.0
 
     @property
     def exposed_communication_s(self) -> float:
-        """Time of the step in which nothing is computed, s."""
-        return float(exposed_s(self.iteration_s, self.compute_s))
+        """Time of the step in which nothing is computed, the bubble excluded, s."""
+        return float(exposed_s(self.iteration_s - self.bubble_s, self.compute_s))
 
 
 @dataclass(frozen=True)
@@ -106,6 +101,7 @@ class Ranking:
     fittings: dict[Recompute, Fitting]
     columns: Columns
     rows: Integers
+    programs: dict[Recompute, StepProgram]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -115,25 +111,33 @@ class Ranking:
         row = int(self.rows[position])
         columns = self.columns
         shape, recompute = int(columns.shape[row]), RECOMPUTES[columns.recompute[row]]
-        x, y, z, data = self.grids.sizes[self.shapes.grid[shape]].tolist()
-        order = ORDERS[self.placements.order[columns.placement[row]]]
+        problem = self.problem
+        sizes = dict(zip(self.grids.axes, self.grids.sizes[self.shapes.grid[shape]].tolist(), strict=True))
+        order = problem.orders[self.placements.order[columns.placement[row]]]
         micro_batch = int(self.shapes.micro_batch[shape])
-        fitting = self.fittings[recompute]
-        grid = Grid(x, y, z, data, order=order)
+        fitting, chunks = self.fittings[recompute], int(self.shapes.chunks[shape])
+        grid = Grid(**sizes, order=order)
+        # Blocks kept differ between stages: each keeps as many as fit.
+        kept = int(fitting.kept_layers[shape]) if grid.pipeline == 1 else problem.limits.kept_layers
         return Candidate(
-            configuration=Configuration(grid, micro_batch, recompute, int(fitting.kept_layers[shape])),
-            accumulation=self.problem.workload.global_batch // (grid.data * grid.z * micro_batch),
+            configuration=Configuration(grid, micro_batch, recompute, kept, chunks),
+            accumulation=problem.workload.global_batch // (grid.data * grid.z * micro_batch),
             communication_s=float(columns.communication_s[row]),
             compute_s=float(columns.compute_s[row]),
             iteration_s=float(columns.iteration_s[row]),
             memory_bytes=float(fitting.total_bytes[shape]),
+            bubble_s=float(columns.bubble_s[row]),
         )
 
     def price(self, position: int) -> Pricing:
         """Every term of the candidate at a place of the ranking."""
         problem = self.problem
         return price_configuration(
-            problem.model, problem.machine, problem.workload, self.candidate(position).configuration
+            problem.model,
+            problem.machine,
+            problem.workload,
+            self.candidate(position).configuration,
+            framework=problem.framework,
         )
 
     def fastest(self) -> Ranking:
@@ -148,14 +152,14 @@ class Ranking:
         ranked = set(self.shapes.grid[self.columns.shape].tolist())
         shaped = set(self.shapes.grid.tolist())
         return tuple(
-            Rejected(sizes := dict(zip(AXES, row, strict=True)), self._reasons(number, sizes, shaped=shaped))
+            Rejected(sizes := dict(zip(self.grids.axes, row, strict=True)), self._reasons(number, sizes, shaped=shaped))
             for number, row in enumerate(self.grids.sizes.tolist())
             if number not in ranked
         )
 
     def _reasons(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> tuple[tuple[str, str], ...]:
         broken = tuple(
-            (check.name, check.explain(sizes))
+            (check.name, check.explain(dict.fromkeys(ALL_AXES, 1) | sizes))
             for check, is_broken in zip(self.grids.constraints, self.grids.broken[number], strict=True)
             if is_broken
         )
@@ -170,7 +174,10 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Columns:
-    """Priced candidates of all kinds of recomputation: indices and seconds, one row each."""
+    """Priced candidates of all kinds of recompute: indices and seconds, one row each.
+
+    starts: groups with pipeline stages, whose steps are bounds until they are refined, each with its first row.
+    """
 
     shape: Integers
     placement: Integers
@@ -178,35 +185,61 @@ class Columns:
     communication_s: Floats
     compute_s: Floats
     iteration_s: Floats
+    bubble_s: Floats
+    starts: tuple[tuple[int, Pipelines], ...] = ()
 
 
-def search(problem: Problem, *, variants: bool = False) -> Ranking:
-    """Rank every grid of a GPU count; with `variants` every candidate of it. Nothing feasible: an empty ranking."""
+def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> Ranking:
+    """Rank every grid of a GPU count; with `variants` every candidate of it. Nothing feasible: an empty ranking.
+
+    exact: how many places of the ranking, of those with pipeline stages, are by exact steps; the rest by a bound.
+    """
     started = time.perf_counter()
     _check(problem)
-    model, machine, workload, limits = problem.model, problem.machine, problem.workload, problem.limits
-    grids = list_grids(problem.gpus, model, workload)
-    shapes = list_shapes(grids, model, workload, limits)
-    fittings = {
-        recompute: fit_memory(model, machine, workload, shapes, recompute=recompute, limits=limits)
-        for recompute in limits.recomputes
+    workload, limits, options = problem.workload, problem.limits, problem.framework.step
+    grids = list_grids(problem)
+    shapes = list_shapes(grids, problem)
+    programs = {
+        kind: build_step(problem.model, workload, recompute=kind, options=options, context="context" in problem.axes)
+        for kind in limits.recomputes
     }
+    fittings = {kind: fit_memory(problem, shapes, program) for kind, program in programs.items()}
     used = np.unique(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))
-    placements = list_placements(grids, used, limits)
-    table = route_table(placements.shapes, placements.routes, machine, problem.gpus)
-    columns = _joined([_price(problem, shapes, placements, table, kind, fittings[kind]) for kind in limits.recomputes])
+    groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
+    placements = list_placements(grids, used, problem, groups)
+    table = _routes(problem, placements, programs)
+    columns = _joined(
+        [_price(problem, shapes, placements, table, programs[kind], fittings[kind]) for kind in limits.recomputes]
+    )
+    if len(shapes.piped):
+        columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     candidates = len(columns.shape)
     rows = np.arange(candidates) if variants else _best_of_each(columns, shapes, rank_by=problem.rank_by)
     rows = _order(columns, rows, shapes, placements, rank_by=problem.rank_by, fittings=fittings)
     searched = Searched(
         grids=len(grids.sizes),
-        candidates=_count_candidates(shapes, placements, grids, limits),
+        candidates=_count_candidates(shapes, grids, problem),
         feasible=candidates,
         rejected=_count_rejected(grids, shapes, used),
         seconds=time.perf_counter() - started,
     )
     chosen = rows if variants else _first_of_each(shapes.grid[columns.shape[rows]], rows)
-    return Ranking(problem, searched, grids, shapes, placements, fittings, columns, chosen)
+    return Ranking(problem, searched, grids, shapes, placements, fittings, columns, chosen, programs)
+
+
+def _routes(problem: Problem, placements: Placements, programs: dict[Recompute, StepProgram]) -> RouteTable:
+    """Price every route for what any of the programs sends over it."""
+    sent = {(step.kind, step.axis) for program in programs.values() for step, _ in program.collectives()}
+    sent |= {(step.kind, step.axis) for program in programs.values() for step, _ in program.collectives(FIRST)}
+    software = software_on(problem.framework, problem.machine)
+    return route_table(
+        placements.shapes,
+        placements.routes,
+        problem.machine,
+        problem.gpus,
+        sent=sent,
+        call_s=seconds(software.collective_us),
+    )
 
 
 def _check(problem: Problem) -> None:
@@ -214,9 +247,9 @@ def _check(problem: Problem) -> None:
     model, workload, pins = problem.model, problem.workload, problem.limits.axes
     if max(problem.gpus, workload.global_batch, workload.sequence_length) >= LARGEST_COUNT:
         raise UsageError(f"GPU counts, batches and sequence lengths must be below {LARGEST_COUNT:,}")
-    if len(pins) == len(AXES) and prod(pins.values()) != problem.gpus:
-        asked = "·".join(str(pins[axis]) for axis in AXES)
-        raise UsageError(f"x·y·z·data = {asked} is {prod(pins.values())}, not {problem.gpus} GPUs")
+    if set(problem.axes) <= set(pins) and prod(pins.values()) != problem.gpus:
+        asked = "·".join(str(pins[axis]) for axis in problem.axes)
+        raise UsageError(f"{'·'.join(problem.axes)} = {asked} is {prod(pins.values())}, not {problem.gpus} GPUs")
     if model.learned_positions and workload.sequence_length > model.max_sequence_length:
         raise UsageError(
             f"sequence length {workload.sequence_length} exceeds the position table of {model.name} "
@@ -235,29 +268,134 @@ def _check(problem: Problem) -> None:
 
 
 def _price(
-    problem: Problem, shapes: Shapes, placements: Placements, table: RouteTable, recompute: Recompute, fitting: Fitting
+    problem: Problem,
+    shapes: Shapes,
+    placements: Placements,
+    table: RouteTable,
+    program: StepProgram,
+    fitting: Fitting,
 ) -> Columns:
-    """Price all candidates of one kind of recomputation that fit into memory."""
+    """Price all candidates of one kind of recompute that fit into memory."""
     workload = problem.workload
-    candidates, placement = list_candidates(shapes, fitting.rows, placements)
-    program = build_step(problem.model, workload, recompute=recompute)
+    rates = compute_rates(
+        problem.machine.accelerator, workload.precision, software_on(problem.framework, problem.machine)
+    )
+    stages = (ONLY, FIRST, MIDDLE, LAST) if len(shapes.piped) else (ONLY,)
     pricer = ColumnPricer(
         program,
-        build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch),
-        rates=compute_rates(problem.machine.accelerator, workload.precision),
+        build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages),
+        rates=rates,
         element_bytes=float(workload.element_sizes.compute),
         table=table,
     )
     kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
-    prices: Prices = pricer.price(candidates, {**shapes.values, **kept})
-    number = np.full(len(candidates), RECOMPUTES.index(recompute), dtype=np.int64)
-    return Columns(candidates.shape, placement, number, prices.communication_s, prices.compute_s, prices.iteration_s)
+    number = RECOMPUTES.index(program.recompute)
+    whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
+    candidates, placement = list_candidates(shapes, whole, placements)
+    prices = pricer.price(candidates, {**shapes.values, **kept})
+    found = Columns(
+        shape=candidates.shape,
+        placement=placement,
+        recompute=np.full(len(candidates), number, dtype=np.int64),
+        communication_s=prices.communication_s,
+        compute_s=prices.compute_s,
+        iteration_s=prices.iteration_s,
+        bubble_s=np.zeros(len(candidates)),
+    )
+    if not len(shapes.piped):
+        return found
+    candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
+    strides = _strides(problem, placements, placement, shapes)
+    groups = tuple(
+        price_pipelines(problem, shapes, fitting, pricer, candidates, strides=strides, contention=rates.contention)
+    )
+    return _joined([found, _bounds(groups, candidates.shape, placement, number)])
+
+
+def _strides(problem: Problem, placements: Placements, placement: Integers, shapes: Shapes) -> Integers:
+    """Ranks between neighbouring stages of each candidate."""
+    inside = np.array([order[: order.index("pipeline")] == order[:-1] for order in problem.orders])
+    assert inside.all() or len(problem.orders) == 1, "orders that are tried have the pipeline outermost"
+    sizes = dict(zip(problem.axes, _grids_of(placements, placement, problem).T, strict=True))
+    stride = np.ones(len(placement), dtype=np.int64)
+    order = problem.orders[0]
+    for axis in order[: order.index("pipeline")]:
+        stride = stride * sizes[axis]
+    return stride
+
+
+def _grids_of(placements: Placements, placement: Integers, problem: Problem) -> Integers:
+    found: Integers = list_grids(problem).sizes[placements.grid[placement]]
+    return found
+
+
+def _bounds(groups: tuple[Pipelines, ...], shape: Integers, placement: Integers, number: int) -> Columns:
+    """Columns of candidates with pipeline stages, their steps by the bound."""
+    rows = np.concatenate([group.rows for group in groups]) if groups else np.empty(0, dtype=np.int64)
+    empty = [np.empty(0)]
+    bounds = [group.bound_s() for group in groups]
+    firsts = np.cumsum([0, *(len(group.rows) for group in groups)])[:-1]
+    steps = np.concatenate([step for step, _ in bounds] or empty)
+    computed = np.concatenate([group.alone_s + lost for group, (_, lost) in zip(groups, bounds, strict=True)] or empty)
+    return Columns(
+        shape=shape[rows],
+        placement=placement[rows],
+        recompute=np.full(len(rows), number, dtype=np.int64),
+        communication_s=np.concatenate([group.communication_s for group in groups] or empty),
+        compute_s=computed,
+        iteration_s=steps,
+        bubble_s=np.zeros(len(rows)),
+        starts=tuple(zip(firsts.tolist(), groups, strict=True)),
+    )
+
+
+def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, variants: bool) -> Columns:
+    """Columns whose first `count` places, by what is ranked by, are of exact steps.
+
+    Bounds are never above the exact value, so a candidate whose exact value is the lowest of all that are left is the
+    next place; candidates whose bound is above it need no exact value.
+    """
+    places = _places(columns)
+    iteration, compute, bubble = columns.iteration_s.copy(), columns.compute_s.copy(), columns.bubble_s.copy()
+    metric = ranking_metric(columns, rank_by=problem.rank_by)
+    queue = [(float(metric[row]), row, row not in places) for row in np.argsort(metric, kind="stable").tolist()]
+    heapq.heapify(queue)
+    ranked: set[int] = set()
+    while queue and len(ranked) < count:
+        _, row, known = heapq.heappop(queue)
+        if known:
+            ranked.add(row if variants else int(shapes.grid[columns.shape[row]]))
+            continue
+        group, position = places[row]
+        iteration[row], compute[row], bubble[row] = group.exact_s(position)
+        exact = replace(
+            columns,
+            iteration_s=iteration[row : row + 1],
+            compute_s=compute[row : row + 1],
+            bubble_s=bubble[row : row + 1],
+            communication_s=columns.communication_s[row : row + 1],
+        )
+        heapq.heappush(queue, (float(ranking_metric(exact, rank_by=problem.rank_by)[0]), row, True))
+    return replace(columns, iteration_s=iteration, compute_s=compute, bubble_s=bubble)
+
+
+def _places(columns: Columns) -> dict[int, tuple[Pipelines, int]]:
+    """Group and position of every row with pipeline stages."""
+    found: dict[int, tuple[Pipelines, int]] = {}
+    for start, group in columns.starts:
+        found |= {start + at: (group, at) for at in range(len(group.rows))}
+    return found
 
 
 def _joined(parts: list[Columns]) -> Columns:
     """Columns one after the other."""
-    names = ("shape", "placement", "recompute", "communication_s", "compute_s", "iteration_s")
-    return Columns(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    names = ("shape", "placement", "recompute", "communication_s", "compute_s", "iteration_s", "bubble_s")
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    starts, before = [], 0
+    for part in parts:
+        starts += [(before + start, group) for start, group in part.starts]
+        before += len(part.shape)
+    return Columns(**joined, starts=tuple(starts))
 
 
 def _order(
@@ -301,7 +439,7 @@ def ranking_metric(columns: Columns, *, rank_by: RankBy) -> Floats:
         return columns.communication_s
     if rank_by == "iteration":
         return columns.iteration_s
-    return np.asarray(exposed_s(columns.iteration_s, columns.compute_s))
+    return np.asarray(exposed_s(columns.iteration_s - columns.bubble_s, columns.compute_s))
 
 
 def _first_of_each(grid: NDArray[np.int64], rows: Integers) -> Integers:
@@ -310,11 +448,12 @@ def _first_of_each(grid: NDArray[np.int64], rows: Integers) -> Integers:
     return rows[np.sort(first)]
 
 
-def _count_candidates(shapes: Shapes, placements: Placements, grids: Grids, limits: Limits) -> int:
-    """Candidates before memory is looked at: shapes times distinct orders times kinds of recomputation."""
-    if limits.order is not None:
+def _count_candidates(shapes: Shapes, grids: Grids, problem: Problem) -> int:
+    """Candidates before memory is looked at: shapes times distinct orders times kinds of recompute."""
+    limits = problem.limits
+    if len(problem.orders) == 1:
         return len(shapes) * len(limits.recomputes)
-    wide = (grids.sizes[shapes.grid] > 1).sum(axis=1)
+    wide = (grids.sizes[shapes.grid][:, : len(AXES)] > 1).sum(axis=1)
     orders = np.array([1, 1, 2, 6, 24])[wide]
     return int(orders.sum()) * len(limits.recomputes)
 

@@ -10,8 +10,8 @@ from axonn_tune.cost.prediction import Pricing
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.choosing import Searched
 
-Sizes: TypeAlias = tuple[int, int, int, int]
-"""Axis sizes in the order of `AXES`."""
+Sizes: TypeAlias = tuple[int, ...]
+"""Axis sizes in the order of the axes that were searched."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class Entry:
     """
 
     sizes: Sizes
+    axes: tuple[str, ...] = AXES
+    framework: str = "axonn-tune"
+    pipeline: int = 1
+    chunks: int = 1
+    bubble_s: float | None = None
     rank: int | None = None
     order: tuple[str, ...] | None = None
     rejected_because: tuple[str, ...] = ()
@@ -64,25 +69,29 @@ class Entry:
     hfu: float | None = None
     terms: tuple[TermEntry, ...] = field(default=(), repr=False)
 
+    def size(self, axis: str) -> int:
+        """Size of an axis, 1 where it is not searched."""
+        return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
+
     @property
     def x(self) -> int:
         """Size of axis x."""
-        return self.sizes[0]
+        return self.size("x")
 
     @property
     def y(self) -> int:
         """Size of axis y."""
-        return self.sizes[1]
+        return self.size("y")
 
     @property
     def z(self) -> int:
         """Size of axis z."""
-        return self.sizes[2]
+        return self.size("z")
 
     @property
     def data(self) -> int:
         """Size of axis data."""
-        return self.sizes[3]
+        return self.size("data")
 
     @property
     def feasible(self) -> bool:
@@ -92,8 +101,7 @@ class Entry:
     @property
     def wide_order(self) -> tuple[str, ...]:
         """The order without axes of size 1, whose place changes nothing."""
-        sizes = dict(zip(AXES, self.sizes, strict=True))
-        return tuple(axis for axis in self.order or () if sizes[axis] > 1)
+        return tuple(axis for axis in self.order or () if self.size(axis) > 1)
 
 
 class RankedGrids(Protocol):

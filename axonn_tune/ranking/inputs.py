@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from axonn_tune.errors import UnknownNameError, UsageError
 from axonn_tune.grid import AXES
-from axonn_tune.ranking.choosing import Problem, RankBy
-from axonn_tune.ranking.space import Limits
+from axonn_tune.ranking.space import Limits, Problem, RankBy
 from axonn_tune.specs.catalog import Loaded, MachineLike, ModelLike, load_machine, load_model
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model

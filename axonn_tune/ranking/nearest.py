@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from axonn_tune.grid import AXES
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
-from axonn_tune.ranking.choosing import Problem
-from axonn_tune.ranking.space import Fitting, Grids, Limits, Shapes, fit_memory, list_grids, list_shapes
+from axonn_tune.program.step import build_step
+from axonn_tune.ranking.space import Fitting, Grids, Limits, Problem, Shapes, fit_memory, list_grids, list_shapes
 from axonn_tune.specs.workload import Recompute
 from axonn_tune.units import GIB
 
 
 def nearest_change(problem: Problem) -> str:
     """Say what binds and what to change, for a problem whose ranking is empty."""
-    grids = list_grids(problem.gpus, problem.model, problem.workload)
-    shapes = list_shapes(grids, problem.model, problem.workload, problem.limits)
+    grids = list_grids(problem)
+    shapes = list_shapes(grids, problem)
     binding = _binding_memory(problem, shapes) if len(shapes) else _binding_divisibility(problem, grids)
     found = [first for kind in _kinds(problem) if (first := _first_feasible(kind))]
     found = found or list(filter(None, [_first_feasible(_gpus_and_batches(problem))]))
@@ -34,19 +34,21 @@ def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> str:
 
 def feasible(problem: Problem) -> bool:
     """Whether any candidate satisfies every constraint; nothing is priced."""
-    grids = list_grids(problem.gpus, problem.model, problem.workload)
-    shapes = list_shapes(grids, problem.model, problem.workload, problem.limits)
+    grids = list_grids(problem)
+    shapes = list_shapes(grids, problem)
     return len(shapes) > 0 and any(len(fitting.rows) for _, fitting in _fittings(problem, shapes))
 
 
 def _fittings(problem: Problem, shapes: Shapes) -> Iterator[tuple[Recompute, Fitting]]:
     for recompute in problem.limits.recomputes:
-        yield (
-            recompute,
-            fit_memory(
-                problem.model, problem.machine, problem.workload, shapes, recompute=recompute, limits=problem.limits
-            ),
+        program = build_step(
+            problem.model,
+            problem.workload,
+            recompute=recompute,
+            options=problem.framework.step,
+            context="context" in problem.axes,
         )
+        yield recompute, fit_memory(problem, shapes, program)
 
 
 def _binding_memory(problem: Problem, shapes: Shapes) -> str:
@@ -56,7 +58,9 @@ def _binding_memory(problem: Problem, shapes: Shapes) -> str:
     for recompute, fitting in _fittings(problem, shapes):
         row = int(np.argmin(fitting.total_bytes))
         limit_bytes = fitting.limit_bytes
-        axes = ", ".join(f"{axis}={int(np.asarray(shapes.values[axis])[row])}" for axis in AXES)
+        axes = ", ".join(
+            f"{axis}={int(np.broadcast_to(np.asarray(shapes.values[axis]), len(shapes))[row])}" for axis in problem.axes
+        )
         text = f"{axes}, micro-batch {shapes.micro_batch[row]}, recompute {recompute}"
         needed = float(fitting.total_bytes[row])
         if least is None or needed < least[0]:
@@ -72,7 +76,7 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
     """The few constraints that together reject every grid, each with one grid it rejects."""
     wanted = np.ones(len(grids.sizes), dtype=np.bool_)
     for axis, size in problem.limits.axes.items():
-        wanted &= grids.sizes[:, AXES.index(axis)] == size
+        wanted &= grids.column(axis) == size
     pins = ", ".join(f"{axis}={size}" for axis, size in problem.limits.axes.items())
     having = f" that has {pins}" if pins else ""
     if wanted[grids.sound].any():
@@ -84,7 +88,7 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
         counts = broken.sum(axis=0)
         worst = int(np.argmax(counts))
         check, caught = grids.constraints[worst], broken[:, worst]
-        example = dict(zip(AXES, sizes[caught][0].tolist(), strict=True))
+        example = dict.fromkeys(ALL_AXES, 1) | dict(zip(grids.axes, sizes[caught][0].tolist(), strict=True))
         of = "" if said else f" of {total}"
         said.append(f"{int(counts[worst])}{of} {check.name} ({check.explain(example)})")
         broken, sizes = broken[~caught], sizes[~caught]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking
-from axonn_tune.ranking.choosing import Problem, Searched, search
+from axonn_tune.ranking.choosing import Searched, search
 from axonn_tune.ranking.entries import Entry, RankedGrids, Sizes
 from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.space import Problem
 from axonn_tune.units import counted
 
 

@@ -1,30 +1,47 @@
-"""The search space: grids, then shapes (grid with micro-batch), then candidates (with axis order).
+"""The search space: grids, then shapes (grid with micro-batch and chunks), then candidates (with rank order).
 
 Grids that break a constraint go first, micro-batches that do not divide are never made, and memory is
-settled before an axis order is tried, since it does not depend on one.
+settled before a rank order is tried, since it does not depend on one.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.program.size import COLUMNS
 from axonn_tune.cost.columns import Candidates, Floats, Integers
-from axonn_tune.program.memory import memory_limit_bytes, price_memory
-from axonn_tune.grid import AXES, GroupShape, distinct_orders, divisors, factorizations, merged_shape
+from axonn_tune.cost.pipeline import in_flight_chunks, split_layers
+from axonn_tune.frameworks import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import (
+    ALL_AXES,
+    AXES,
+    WORLD,
+    GroupShape,
+    distinct_orders,
+    divisors,
+    factorizations,
+    merged_shape,
+    split_axes,
+)
 from axonn_tune.program.constraints import Constraint, constraints
 from axonn_tune.program.dimensions import dimensions, loss_chunks
-from axonn_tune.program.operations import GROUP_AXES
-from axonn_tune.program.size import Value
+from axonn_tune.program.memory import memory_limit_bytes, price_memory
+from axonn_tune.program.size import COLUMNS, Value
+from axonn_tune.program.step import Stage, StepProgram
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
 
-ORDERS = tuple(itertools.permutations(AXES))
+RankBy: TypeAlias = Literal["communication", "exposed", "iteration"]
+
+FIRST, MIDDLE, LAST = Stage(True, False), Stage(False, False), Stage(False, True)
 
 
 @dataclass(frozen=True)
@@ -36,17 +53,54 @@ class Limits:
     micro_batch: int | None = None
     kept_layers: int | None = None
     axes: dict[str, int] = field(default_factory=dict)
+    chunks: int | None = None
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
-        """Kinds of recomputation to try."""
+        """Kinds of recompute to try."""
         return RECOMPUTES if self.recompute is None else (self.recompute,)
 
 
 @dataclass(frozen=True)
-class Grids:
-    """Every ordered factorization `sizes[n, 4]`, and which constraints each breaks `broken[n, constraints]`."""
+class Problem:
+    """What is searched: the inputs of a ranking. `pipeline`: pipeline stages are part of the search."""
 
+    model: Model
+    machine: Machine
+    workload: Workload
+    gpus: int
+    limits: Limits = field(default_factory=Limits)
+    rank_by: RankBy = "communication"
+    framework: Framework = AXONN_TUNE
+    pipeline: bool = False
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """Axes that are searched, in the order of `ALL_AXES`; the paper's four are always among the columns."""
+        return tuple(
+            axis
+            for axis in ALL_AXES
+            if axis in AXES or (axis in self.framework.axes and (axis != "pipeline" or self.pipeline))
+        )
+
+    @cached_property
+    def orders(self) -> tuple[tuple[str, ...], ...]:
+        """Every rank order that may be tried, each of all axes; pipeline stages are outermost."""
+        if self.limits.order is not None:
+            named = self.limits.order
+            return ((*named, *(axis for axis in self.axes if axis not in named)),)
+        if self.framework.permuted:
+            outer = tuple(axis for axis in self.axes if axis not in AXES)
+            return tuple((*inner, *outer) for inner in itertools.permutations(AXES))
+        order = tuple(axis for axis in self.framework.axes if axis in self.axes)
+        return ((*order, *(axis for axis in self.axes if axis not in order)),)
+
+
+@dataclass(frozen=True)
+class Grids:
+    """Every ordered factorization `sizes[n, axes]`, and which constraints each breaks `broken[n, constraints]`."""
+
+    axes: tuple[str, ...]
     sizes: Integers
     constraints: tuple[Constraint, ...]
     broken: NDArray[np.bool_]
@@ -56,47 +110,90 @@ class Grids:
         """Rows of the grids that break none."""
         return np.flatnonzero(~self.broken.any(axis=1))
 
+    def column(self, axis: str) -> Integers:
+        """Sizes of one axis."""
+        return self.sizes[:, self.axes.index(axis)]
 
-def list_grids(gpus: int, model: Model, workload: Workload) -> Grids:
+
+def list_grids(problem: Problem) -> Grids:
     """All grids of a GPU count, with the divisibility constraints applied."""
-    sizes = factorizations(gpus)
-    columns = dict(zip(AXES, sizes.T, strict=True))
-    checks = constraints(model, workload)
+    had = tuple(axis for axis in problem.axes if axis in problem.framework.axes)
+    found = factorizations(problem.gpus, axes=len(had))
+    sizes = np.ones((len(found), len(problem.axes)), dtype=np.int64)
+    sizes[:, [problem.axes.index(axis) for axis in had]] = found
+    columns = dict(zip(problem.axes, sizes.T, strict=True))
+    columns |= {axis: np.ones(len(sizes), dtype=np.int64) for axis in ALL_AXES if axis not in columns}
+    checks = constraints(problem.model, problem.workload, problem.framework)
     broken = np.stack([check.broken(columns) for check in checks], axis=1)
-    return Grids(sizes, checks, broken)
+    return Grids(problem.axes, sizes, checks, broken)
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Grids with a micro-batch: the grid each belongs to, and its symbols as columns."""
+    """Grids with a micro-batch and chunks of a stage: the grid each belongs to, and its symbols as columns."""
 
     grid: Integers
     micro_batch: Integers
+    chunks: Integers
     values: dict[str, Value]
 
     def __len__(self) -> int:
         return len(self.grid)
 
+    @cached_property
+    def stages(self) -> Integers:
+        """Pipeline stages."""
+        return np.asarray(self.values["pipeline"]).astype(np.int64)
 
-def list_shapes(grids: Grids, model: Model, workload: Workload, limits: Limits) -> Shapes:
+    @cached_property
+    def piped(self) -> Integers:
+        """Rows with more than one stage."""
+        return np.flatnonzero(self.stages > 1)
+
+
+def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     """Every sound grid with every micro-batch that divides its share of the batch (and what is pinned)."""
+    model, workload, limits = problem.model, problem.workload, problem.limits
     sound = grids.sound
     for axis, size in limits.axes.items():
-        sound = sound[grids.sizes[sound, AXES.index(axis)] == size]
-    share = workload.global_batch // (grids.sizes[sound, AXES.index("data")] * grids.sizes[sound, AXES.index("z")])
+        if axis in grids.axes:
+            sound = sound[grids.column(axis)[sound] == size]
+    share = workload.global_batch // (grids.column("data")[sound] * grids.column("z")[sound])
     options = {int(sequences): _micro_batches(int(sequences), workload, limits) for sequences in np.unique(share)}
     counts = np.array([len(options[int(sequences)]) for sequences in share], dtype=np.int64)
     grid = np.repeat(sound, counts)
     chosen = [options[int(sequences)] for sequences in share]
     micro_batch = np.array([size for sizes in chosen for size in sizes], dtype=np.int64)
-    axes: dict[str, Value] = {
-        axis: grids.sizes[grid, position].astype(np.float64) for position, axis in enumerate(AXES)
-    }
+    chunks = np.ones(len(grid), dtype=np.int64)
+    if "pipeline" in grids.axes:
+        grid, micro_batch, chunks = _with_chunks(grids, problem, grid, micro_batch, np.repeat(share, counts))
+    elif limits.chunks not in (None, 1):
+        grid, micro_batch, chunks = grid[:0], micro_batch[:0], chunks[:0]
+    return Shapes(grid, micro_batch, chunks, _values(grids, problem, grid, micro_batch))
+
+
+def _values(grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers) -> dict[str, Value]:
+    """Symbols of a rank that has all blocks; those of a pipeline stage follow from them."""
+    axes: dict[str, Value] = {axis: 1.0 for axis in ALL_AXES if axis not in grids.axes}
+    axes |= {axis: grids.column(axis)[grid].astype(np.float64) for axis in grids.axes}
     axes["b"] = micro_batch.astype(np.float64)
-    distinct, inverse = np.unique(micro_batch, return_inverse=True)
-    chunks = np.array([loss_chunks(int(size) * workload.sequence_length) for size in distinct], dtype=np.float64)
-    values = dimensions(model, workload, axes, chunks=chunks[inverse], floor=np.floor)
-    return Shapes(grid, micro_batch, values)
+    return dimensions(
+        problem.model,
+        problem.workload,
+        axes,
+        chunks=_loss_chunks(problem, micro_batch, axes["context"]),
+        arithmetic=COLUMNS,
+        options=problem.framework.step,
+    )
+
+
+def _loss_chunks(problem: Problem, micro_batch: Integers, context: Value) -> Value:
+    """Chunks of the loss, 1 for whole logits."""
+    if not problem.framework.step.chunked_loss:
+        return 1.0
+    tokens = micro_batch * problem.workload.sequence_length // np.asarray(context).astype(np.int64)
+    distinct, inverse = np.unique(tokens, return_inverse=True)
+    return np.array([loss_chunks(int(count)) for count in distinct], dtype=np.float64)[inverse]
 
 
 def _micro_batches(sequences: int, workload: Workload, limits: Limits) -> tuple[int, ...]:
@@ -109,37 +206,125 @@ def _micro_batches(sequences: int, workload: Workload, limits: Limits) -> tuple[
     )
 
 
+def _with_chunks(
+    grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers, share: Integers
+) -> tuple[Integers, Integers, Integers]:
+    """Every shape with every number of chunks its stages can be cut into: equal ones, micro-batches in groups."""
+    asked, layers = problem.limits.chunks, problem.model.layers
+    stages, batches = grids.column("pipeline")[grid], share // micro_batch
+    kept = [np.arange(len(grid) if asked in (None, 1) else 0)]
+    counts = [np.ones(len(kept[0]), dtype=np.int64)]
+    if problem.framework.schedule.interleaved:
+        for chunks in divisors(layers)[1:] if asked is None else [asked] * (asked > 1):
+            fits = (stages > 1) & (layers % (stages * chunks) == 0) & (batches % stages == 0)
+            kept.append(np.flatnonzero(fits))
+            counts.append(np.full(len(kept[-1]), chunks, dtype=np.int64))
+    rows = np.concatenate(kept)
+    return grid[rows], micro_batch[rows], np.concatenate(counts)
+
+
+@dataclass(frozen=True)
+class StageRows:
+    """One stage of every shape with several: its kind, blocks, and blocks whose activations are held together."""
+
+    stage: Stage
+    layers: Floats
+    held: Floats
+
+
+def stage_rows(problem: Problem, shapes: Shapes) -> tuple[StageRows, ...]:
+    """The stages that can need most memory or time: the first, the one after it, the last."""
+    stages, chunks = shapes.stages[shapes.piped], shapes.chunks[shapes.piped]
+    batches = np.asarray(shapes.values["A"])[shapes.piped].astype(np.int64)
+    splits = {int(count): split_layers(problem.model.layers, parts=int(count)) for count in np.unique(stages)}
+    found = []
+    for stage, number in ((FIRST, 0), (MIDDLE, 1), (LAST, -1)):
+        layers = np.array([splits[int(count)][min(number, int(count) - 1)] for count in stages], dtype=np.float64)
+        place = stages - 1 if number < 0 else np.minimum(number, stages - 1)
+        alive = np.ones(len(stages))
+        for count in np.unique(chunks):
+            mine = chunks == count
+            flying = in_flight_chunks(place[mine], stages=stages[mine], micro_batches=batches[mine], chunks=int(count))
+            alive[mine] = np.asarray(flying) / count
+        found.append(StageRows(stage, layers, alive * layers))
+    return tuple(found)
+
+
+def stage_values(problem: Problem, shapes: Shapes, one: StageRows) -> dict[str, Value]:
+    """Symbols of one stage of every shape with several."""
+    rows = shapes.piped
+    axes = {axis: _taken(shapes.values[axis], rows) for axis in (*ALL_AXES, "b")}
+    found = dimensions(
+        problem.model,
+        problem.workload,
+        axes,
+        chunks=_taken(shapes.values["C"], rows),
+        arithmetic=COLUMNS,
+        options=problem.framework.step,
+        stage=one.stage,
+        layers=one.layers,
+    )
+    return {**found, "held": one.held}
+
+
+def _taken(value: Value, rows: Integers) -> Value:
+    return value if isinstance(value, float) else value[rows]
+
+
 @dataclass(frozen=True)
 class Fitting:
-    """Memory of every shape under one kind of recomputation, and the rows that fit."""
+    """Memory of every shape under one kind of recompute, and the rows that fit; stages: kept layers of each."""
 
     total_bytes: Floats
     kept_layers: Floats
     rows: Integers
     limit_bytes: float
+    stages: tuple[Floats, ...] = ()
 
 
-def fit_memory(
-    model: Model, machine: Machine, workload: Workload, shapes: Shapes, *, recompute: Recompute, limits: Limits
-) -> Fitting:
+def fit_memory(problem: Problem, shapes: Shapes, program: StepProgram) -> Fitting:
     """Settle memory: what each shape needs, and how many layers can keep their gathered weights."""
-    limit_bytes = memory_limit_bytes(machine.accelerator)
+    limit_bytes = memory_limit_bytes(problem.machine.accelerator)
+    asked = problem.limits.kept_layers
+    values = {**shapes.values, "held": shapes.values["L"]}
     memory = price_memory(
-        model,
-        workload,
-        shapes.values,
-        recompute=recompute,
+        program,
+        values,
         limit_bytes=limit_bytes,
         arithmetic=COLUMNS,
-        kept_layers=None if limits.kept_layers is None else float(limits.kept_layers),
+        kept_layers=None if asked is None else float(asked),
     )
-    total, kept = np.asarray(memory.total_bytes), np.asarray(memory.kept_layers)
-    return Fitting(total, kept, np.flatnonzero(total <= limit_bytes), limit_bytes)
+    total, kept = (np.broadcast_to(np.asarray(one), len(shapes)) for one in (memory.total_bytes, memory.kept_layers))
+    stages: tuple[Floats, ...] = ()
+    if len(shapes.piped):
+        total, kept = total.copy(), kept.copy()
+        total[shapes.piped], stages = _fit_stages(problem, shapes, program, limit_bytes)
+        kept[shapes.piped] = stages[0]
+    return Fitting(total, kept, np.flatnonzero(total <= limit_bytes), limit_bytes, stages)
+
+
+def _fit_stages(
+    problem: Problem, shapes: Shapes, program: StepProgram, limit_bytes: float
+) -> tuple[Floats, tuple[Floats, ...]]:
+    """Memory of the largest stage of each shape with several, and the kept layers of each stage."""
+    asked, largest, kept = problem.limits.kept_layers, np.zeros(len(shapes.piped)), []
+    for one in stage_rows(problem, shapes):
+        memory = price_memory(
+            program,
+            stage_values(problem, shapes, one),
+            limit_bytes=limit_bytes,
+            arithmetic=COLUMNS,
+            kept_layers=None if asked is None else float(asked),
+            stage=one.stage,
+        )
+        largest = np.maximum(largest, memory.total_bytes)
+        kept.append(np.broadcast_to(np.asarray(memory.kept_layers), len(shapes.piped)))
+    return largest, tuple(kept)
 
 
 @dataclass(frozen=True)
 class Placements:
-    """Distinct axis orders of the grids in use: for each placement its grid, order and routes."""
+    """Distinct rank orders of the grids in use: for each placement its grid, order and routes."""
 
     grid: Integers
     order: Integers
@@ -148,57 +333,75 @@ class Placements:
     of_grid: dict[int, Integers]
 
 
-def list_placements(grids: Grids, used: Integers, limits: Limits) -> Placements:
-    """Every distinct axis order of each grid in `used`, with the shapes of all its groups."""
-    order_numbers = _orders_by_width(limits)
-    wide = (grids.sizes[used] > 1) @ np.array([1, 2, 4, 8])
+def list_placements(grids: Grids, used: Integers, problem: Problem, groups: tuple[str, ...]) -> Placements:
+    """Every distinct rank order of each grid in `used`, with the shapes of all its groups."""
+    order_numbers = _orders_by_width(problem)
+    wide = (grids.sizes[used] > 1) @ (1 << np.arange(len(grids.axes)))
     counts = np.array([len(order_numbers[int(mask)]) for mask in wide], dtype=np.int64)
     grid = np.repeat(used, counts)
     order = np.array([number for mask in wide for number in order_numbers[int(mask)]], dtype=np.int64)
     starts = np.concatenate(([0], np.cumsum(counts)))
     of_grid = {int(number): np.arange(starts[i], starts[i + 1]) for i, number in enumerate(used)}
     known: dict[GroupShape, int] = {}
-    routes = {axes: _routes(axes, grids.sizes[grid], order, known) for axes in GROUP_AXES}
+    layout = _Levels(grids, grid, order, problem.orders)
+    routes = {axes: layout.routes(axes, known) for axes in groups}
     return Placements(grid, order, routes, tuple(known), of_grid)
 
 
-def _orders_by_width(limits: Limits) -> dict[int, tuple[int, ...]]:
+def _orders_by_width(problem: Problem) -> Mapping[int, tuple[int, ...]]:
     """Numbers of the distinct orders, for each set of axes wider than 1 (as a bit mask)."""
-    if limits.order is not None:
-        return {mask: (ORDERS.index(limits.order),) for mask in range(16)}
-    found = {}
-    for mask in range(16):
-        sizes = tuple(2 if mask >> position & 1 else 1 for position in range(4))
-        found[mask] = tuple(ORDERS.index(order) for order in distinct_orders((sizes[0], sizes[1], sizes[2], sizes[3])))
+    axes, orders = problem.axes, problem.orders
+    masks = range(1 << len(axes))
+    if len(orders) == 1:
+        return dict.fromkeys(masks, (0,))
+    found, outer = {}, tuple(axis for axis in axes if axis not in AXES)
+    for mask in masks:
+        sizes = tuple(2 if mask >> position & 1 else 1 for position in range(len(AXES)))
+        found[mask] = tuple(orders.index((*order, *outer)) for order in distinct_orders(sizes))
     return found
 
 
-def _routes(axes: str, sizes: Integers, order: Integers, known: dict[GroupShape, int]) -> Integers:
-    """Number of each row's group shape over `axes`; new shapes are added to `known`."""
-    if axes == "xyzdata":
-        world = int(np.prod(sizes[0])) if len(sizes) else 1
-        return np.full(len(sizes), known.setdefault(merged_shape([(world, 1)]), len(known)))
-    names = (axes,) if axes in AXES else tuple(axes)
-    levels = [_level(axis, sizes, order) for axis in names]
-    code = np.zeros(len(sizes), dtype=np.int64)
-    for size, stride in levels:
-        distinct, number = np.unique(size << 32 | stride, return_inverse=True)
-        code = code * len(distinct) + number
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    numbers = []
-    for row in first.tolist():
-        pairs = sorted(((int(size[row]), int(stride[row])) for size, stride in levels), key=lambda level: level[1])
-        numbers.append(known.setdefault(merged_shape(pairs), len(known)))
-    return np.array(numbers, dtype=np.int64)[inverse]
+@dataclass(frozen=True)
+class _Levels:
+    """Sizes and strides of every axis for each placement."""
 
+    grids: Grids
+    grid: Integers
+    order: Integers
+    orders: tuple[tuple[str, ...], ...]
 
-def _level(axis: str, sizes: Integers, order: Integers) -> tuple[Integers, Integers]:
-    """Size and stride of an axis for each row; an axis of size 1 has stride 1."""
-    position = AXES.index(axis)
-    inside = np.array([[names.index(other) < names.index(axis) for other in AXES] for names in ORDERS])
-    stride = np.where(inside[order], sizes, 1).prod(axis=1)
-    size = sizes[:, position]
-    return size, np.where(size > 1, stride, 1)
+    def routes(self, axes: str, known: dict[GroupShape, int]) -> Integers:
+        """Number of each row's group shape over `axes`; new shapes are added to `known`."""
+        if axes == WORLD:
+            world = int(np.prod(self.grids.sizes[0])) if len(self.grids.sizes) else 1
+            return np.full(len(self.grid), known.setdefault(merged_shape([(world, 1)]), len(known)))
+        levels = [self.ends()] if axes == "ends" else [self.level(axis) for axis in split_axes(axes)]
+        code = np.zeros(len(self.grid), dtype=np.int64)
+        for size, stride in levels:
+            distinct, number = np.unique(size << 32 | stride, return_inverse=True)
+            code = code * len(distinct) + number
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        numbers = []
+        for row in first.tolist():
+            pairs = sorted(((int(size[row]), int(stride[row])) for size, stride in levels), key=lambda level: level[1])
+            numbers.append(known.setdefault(merged_shape(pairs), len(known)))
+        return np.array(numbers, dtype=np.int64)[inverse]
+
+    def level(self, axis: str) -> tuple[Integers, Integers]:
+        """Size and stride of an axis for each row; an axis of size 1 has stride 1."""
+        if axis not in self.grids.axes:
+            return np.ones(len(self.grid), dtype=np.int64), np.ones(len(self.grid), dtype=np.int64)
+        axes = self.grids.axes
+        inside = np.array([[names.index(other) < names.index(axis) for other in axes] for names in self.orders])
+        sizes = self.grids.sizes[self.grid]
+        stride = np.where(inside[self.order], sizes, 1).prod(axis=1)
+        size = sizes[:, axes.index(axis)]
+        return size, np.where(size > 1, stride, 1)
+
+    def ends(self) -> tuple[Integers, Integers]:
+        """First and last pipeline stage."""
+        size, stride = self.level("pipeline")
+        return np.minimum(size, 2), np.where(size > 1, stride * (size - 1), 1)
 
 
 def list_candidates(shapes: Shapes, rows: Integers, placements: Placements) -> tuple[Candidates, Integers]:
