@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
 from axonn_tune.errors import AxonnTuneError, UsageError
-from axonn_tune.lab.control import Access, join
-from axonn_tune.lab.messages import Outcome, Request
+from axonn_tune.lab.holder import LabAccess, join
+from axonn_tune.lab.lab import RankResult, RunRequest
 from axonn_tune.processes import die_with
 
 GRACE_S = 15.0
@@ -31,13 +31,13 @@ _COMMAND_NOT_FOUND = 127
 
 
 @dataclass
-class _Rank:
+class _RankProcess:
     number: int
     pid: int
     process: int
     answer: int
 
-    def ended(self, place: int) -> Outcome:
+    def ended(self, place: int) -> RankResult:
         """Collect the process and what it has left behind."""
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
@@ -46,7 +46,7 @@ class _Rank:
             written = file.read()
         os.close(self.process)
         value, error = pickle.loads(written) if written and code >= 0 else (None, None)
-        return Outcome(self.number, code, place, value, error)
+        return RankResult(self.number, code, place, value, error)
 
 
 def main(arguments: list[str]) -> int:
@@ -83,11 +83,11 @@ def _only_one(name: str) -> socket.socket:
     return lock
 
 
-def _serve(connection: Connection, access: Access) -> None:
+def _serve(connection: Connection, access: LabAccess) -> None:
     turn = 0
     while True:
         try:
-            request: Request | int = connection.recv()
+            request: RunRequest | int = connection.recv()
         except EOFError:
             return
         if isinstance(request, int):
@@ -97,7 +97,7 @@ def _serve(connection: Connection, access: Access) -> None:
         turn += 1
 
 
-def _run(connection: Connection, access: Access, request: Request, turn: int) -> list[Outcome] | str:
+def _run(connection: Connection, access: LabAccess, request: RunRequest, turn: int) -> list[RankResult] | str:
     """Outcomes by rank, or why nothing started."""
     sys.path.extend(one for one in request.path if one not in sys.path)
     try:
@@ -117,16 +117,16 @@ def _imported(reference: str) -> Callable[..., Any]:
 
 def _start(
     connection: Connection,
-    access: Access,
-    request: Request,
+    access: LabAccess,
+    request: RunRequest,
     function: Callable[..., Any] | None,
     place: tuple[int, int],
-) -> _Rank:
+) -> _RankProcess:
     rank, turn = place
     answer, forker = os.memfd_create("answer"), os.getpid()
     pid = os.fork()
     if pid:
-        return _Rank(rank, pid, os.pidfd_open(pid), answer)
+        return _RankProcess(rank, pid, os.pidfd_open(pid), answer)
     try:
         die_with(forker)
         connection.close()
@@ -169,7 +169,7 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], answer: int)
 
 
 def _leave(answer: int, value: object, error: str | None) -> None:
-    """Leave what becomes the outcome's value and error."""
+    """Leave what becomes the result's value and error."""
     os.write(answer, pickle.dumps((value, error)))
 
 
@@ -188,10 +188,10 @@ def _be_realtime() -> None:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
-def _wait_for(connection: Connection, ranks: list[_Rank], timeout_s: float | None) -> list[Outcome]:
+def _wait_for(connection: Connection, ranks: list[_RankProcess], timeout_s: float | None) -> list[RankResult]:
     """Until all have ended; those that do not within the grace after a failure, or within the time, are killed."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    running, outcomes = {rank.process: rank for rank in ranks}, list[Outcome]()
+    running, results = {rank.process: rank for rank in ranks}, list[RankResult]()
     while running:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = wait([connection, *running], left)
@@ -203,11 +203,11 @@ def _wait_for(connection: Connection, ranks: list[_Rank], timeout_s: float | Non
                 _signal(running, _asked(connection))
                 continue
             assert isinstance(one, int), "connections and process descriptors are waited for"
-            outcomes.append(running.pop(one).ended(len(outcomes)))
-            if outcomes[-1].code:
+            results.append(running.pop(one).ended(len(results)))
+            if results[-1].code:
                 end = time.monotonic() + GRACE_S
                 deadline = end if deadline is None else min(deadline, end)
-    return sorted(outcomes, key=lambda outcome: outcome.rank)
+    return sorted(results, key=lambda result: result.rank)
 
 
 def _asked(connection: Connection) -> int:
@@ -218,7 +218,7 @@ def _asked(connection: Connection) -> int:
         os._exit(1)
 
 
-def _signal(running: dict[int, _Rank], number: int) -> None:
+def _signal(running: dict[int, _RankProcess], number: int) -> None:
     for rank in running.values():
         signal.pidfd_send_signal(rank.process, number)
 

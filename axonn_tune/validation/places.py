@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from axonn_tune.errors import EnvironmentProblem, UsageError, error_of
-from axonn_tune.lab.lab import Lab
-from axonn_tune.lab.running import exit_codes, require_world
+from axonn_tune.lab.lab import Lab, exit_codes, require_world
 from axonn_tune.launch import local
 from axonn_tune.specs.launch import Launch
 

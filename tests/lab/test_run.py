@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.cli.main import main
-from axonn_tune.lab.control import find
+from axonn_tune.lab.holder import find
 from axonn_tune.lab.lab import Lab
 from tests.lab import labs
 from tests.lab.labs import SMALL, needs_labs, run, wait_until
