@@ -17,13 +17,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.data import Share, SyntheticTokens, batches
+from axonn_tune.runtime.communication import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import learning_rate
 from axonn_tune.runtime.parameters import Parameter
-from axonn_tune.runtime.trainer import Trainer, settings_of
+from axonn_tune.runtime.settings import settings_of
+from axonn_tune.runtime.tokens import Share, SyntheticTokens, batches
+from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Launch, Optimizer

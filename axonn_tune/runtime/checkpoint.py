@@ -1,30 +1,117 @@
-"""Saving a run and going on with it, on the same or on any other grid.
+"""Checkpoints: saving a run, resuming it on the same or any other grid, exporting its parameters.
 
-A checkpoint holds parameters, the optimizer's moments and the number of steps done. That number is also
-the position in the data, which is a function of it.
+A checkpoint holds the parameters, the optimizer's moments and the number of steps done. That number is also the
+position in the data, which is a function of it.
+
+In a folder of checkpoints, `step-N` is complete and `step-N.tmp` is being written. A checkpoint gets its name once
+everything in it is on the disk; its marker, written last, lists each file with its size. A checkpoint that lacks the
+marker, or a file, or part of one, is truncated and never used.
+
+An export is one safetensors file of the whole model, for programs that know no grid.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from axonn_tune import __version__
-from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError
-from axonn_tune.files import is_full
+from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
+from axonn_tune.files import is_full, replacing, sync_folder
 from axonn_tune.grid import AXES
-from axonn_tune.runtime.folders import Folder, description
-from axonn_tune.runtime.mesh import Mesh
+from axonn_tune.runtime.mesh import Mesh, Ranks
 from axonn_tune.runtime.optimizer import AdamW
-from axonn_tune.runtime.pieces import Piece, Pieces, described, pieces_of, read, write, written_here
-from axonn_tune.runtime.together import Ranks
+from axonn_tune.runtime.shards import Piece, Pieces, described, pieces_of, read, write, written_here
 from axonn_tune.specs.launch import Launch
+
+SCHEMA = "axonn-tune/checkpoint/1"
+_MARKER = "checkpoint.json"
+_NAME = re.compile(r"step-(\d+)")
+_LEFT_OVER = ".tmp"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The checkpoints of a run."""
+
+    path: Path
+
+    def place(self, step: int) -> Path:
+        """Where the checkpoint of a step lies once it is complete."""
+        return self.path / f"step-{step}"
+
+    def steps(self) -> list[int]:
+        """Steps with a complete checkpoint, ascending."""
+        if not self.path.is_dir():
+            return []
+        numbered = ((int(match[1]), one) for one in self.path.iterdir() if (match := _NAME.fullmatch(one.name)))
+        return sorted(step for step, one in numbered if description(one) is not None)
+
+    def recover(self) -> list[int]:
+        """The same, once a checkpoint that is complete but for its name has it: its run was killed just before."""
+        for left in self.path.glob(f"step-*{_LEFT_OVER}"):
+            target = left.with_suffix("")
+            if _NAME.fullmatch(target.name) and not target.exists() and description(left) is not None:
+                left.rename(target)
+        return self.steps()
+
+    def begin(self, step: int) -> Path:
+        """An empty folder to write the checkpoint of a step into; removes what earlier attempts left."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.clean()
+        begun = self.path / f"step-{step}{_LEFT_OVER}"
+        begun.mkdir()
+        return begun
+
+    def finish(self, step: int, said: Mapping[str, Any]) -> None:
+        """Give a written checkpoint its marker and its name."""
+        begun, target = self.path / f"step-{step}{_LEFT_OVER}", self.place(step)
+        sizes = {one.name: one.stat().st_size for one in sorted(begun.iterdir())}
+        with (begun / _MARKER).open("w", encoding="utf-8") as file:
+            json.dump({"schema": SCHEMA, "step": step, **said, "files": sizes}, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(begun)
+        if target.exists():
+            # A run that resumed from an earlier step has come here again.
+            target.rename(self.path / f"step-{step}.old{_LEFT_OVER}")
+        begun.rename(target)
+        sync_folder(self.path)
+        self.clean()
+
+    def keep(self, newest: int) -> None:
+        """Delete all complete checkpoints but some."""
+        for step in self.steps()[:-newest]:
+            # Renamed first: a deletion cut short must not leave half a checkpoint under its name.
+            self.place(step).rename(self.path / f"step-{step}.old{_LEFT_OVER}")
+        self.clean()
+
+    def clean(self) -> None:
+        """Delete what was begun and not finished."""
+        self.recover()
+        for left in self.path.glob(f"step-*{_LEFT_OVER}"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def description(checkpoint: Path) -> dict[str, Any] | None:
+    """What the marker says; None if the checkpoint is torn, or of a kind that this version does not know."""
+    try:
+        said = json.loads((checkpoint / _MARKER).read_text(encoding="utf-8"))
+        whole = all((checkpoint / name).stat().st_size == size for name, size in said["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return said if whole and said.get("schema") == SCHEMA else None
+
 
 PARAMETERS = "parameters."
 _SHOWN = 4
@@ -194,3 +281,50 @@ def _read_or_fail(place: Path, reading: Callable[[], None]) -> None:
     except Exception as error:
         # Sizes are right, or it would not have come this far: bytes have changed, or cannot be read.
         raise TrainingFailedError(f"checkpoint {str(place)!r} cannot be read: {error}") from error
+
+
+TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_FORMAT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+def checkpoint_at(path: str | Path) -> Path:
+    """A checkpoint given as itself, or as the folder whose newest is meant; UsageError if there is none."""
+    path = Path(path)
+    if description(path) is not None:
+        return path
+    steps = Folder(path).steps()
+    if not steps:
+        raise UsageError(f"{str(path)!r} is neither a whole checkpoint nor a folder that holds one")
+    return Folder(path).place(steps[-1])
+
+
+def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = None) -> int:
+    """Write all parameters under their names here, weights as `[inputs, outputs]`; returns how many elements.
+
+    One tensor at a time is in memory. `dtype` None: as saved. Neither the library nor a GPU is needed:
+    the format is the length of a header, the header in JSON, then the tensors one after the other.
+    """
+    said, found = description(checkpoint), described(checkpoint)
+    assert said is not None, "the caller has looked"
+    sizes = {name: (size, dtype or kept) for name, (size, kept) in found.items() if name.startswith(PARAMETERS)}
+    header: dict[str, Any] = {
+        "__metadata__": {"format": "pt", "step": str(said["step"]), "axonn_tune": said["version"]}
+    }
+    end = 0
+    for name, (size, kind) in sizes.items():
+        begin, end = end, end + torch.Size(size).numel() * kind.itemsize
+        header[name.removeprefix(PARAMETERS)] = {
+            "dtype": _FORMAT_NAMES[kind],
+            "shape": list(size),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    # Spaces after it bring the tensors to a multiple of eight, which lets readers map them into memory.
+    text += b" " * (-len(text) % 8)
+    with replacing(output) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, (size, kind) in sizes.items():
+            values = torch.empty(size, dtype=found[name][1])
+            read(checkpoint, {name: [Piece(size, (0,) * len(size), values)]})
+            file.write(values.to(kind).flatten().view(torch.uint8).numpy().data)
+    return sum(torch.Size(size).numel() for size, _ in sizes.values())

@@ -20,10 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from axonn_tune.errors import AxonnTuneError, CheckFailedError
-from axonn_tune.runtime.launching import say_why
-from axonn_tune.runtime.ledger import Entry, Ledger, compare
+from axonn_tune.runtime.ledger import Entry, Ledger, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.metrics import program_of
+from axonn_tune.runtime.rank import say_why
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document

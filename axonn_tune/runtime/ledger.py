@@ -14,8 +14,10 @@ from math import prod
 from typing import TypeAlias
 
 from axonn_tune.grid import split_axes
+from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.operations import Phase
-from axonn_tune.program.step import StepProgram
+from axonn_tune.program.step import StepProgram, build_step
+from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import CollectiveKind
 from axonn_tune.specs.traces import term_name
 
@@ -52,6 +54,18 @@ class Ledger:
         self.issued += 1
 
 
+def program_of(launch: Launch) -> tuple[StepProgram, dict[str, float]]:
+    """The program of one step of a launch config, and the values of its symbols."""
+    values = step_values(
+        launch.model,
+        launch.workload,
+        launch.grid.grid(),
+        micro_batch=launch.micro_batch,
+        kept_layers=launch.kept_layers,
+    )
+    return build_step(launch.model, launch.workload, recompute=launch.recompute), values
+
+
 def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[Entry]:
     """What one rank sends in a step by the program: nothing over a group of one."""
     counts: Counter[Entry] = Counter()
@@ -66,7 +80,7 @@ def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[Entry
 def compare(ledger: Ledger, program: StepProgram, values: Mapping[str, float], *, steps: int = 1) -> list[str]:
     """Each term that some steps sent otherwise than the program says, in words; empty if none.
 
-    `values` as by `step_values`.
+    program, values: as by `program_of`.
     """
     planned: dict[Term, dict[int, int]] = {}
     sent: dict[Term, dict[int, int]] = {}

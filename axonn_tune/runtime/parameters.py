@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import torch
 
-from axonn_tune.runtime import initial
+from axonn_tune.runtime import philox
 from axonn_tune.runtime.mesh import Mesh
 
 
@@ -151,9 +151,9 @@ class Store:
         value = torch.zeros(len(rows), len(columns), dtype=self.dtype, device=self.device)
         real = range(rows.start, max(rows.start, min(rows.stop, layout.real_rows)))
         if len(real) and not value.is_meta:
-            key = initial.key_of(self.seed, layout.name)
-            counters = initial.counters(real, columns, width=layout.columns, device=self.device)
-            value[: len(real)] = (layout.deviation * initial.normal(counters, key)).to(self.dtype)
+            key = philox.key_of(self.seed, layout.name)
+            counters = philox.counters(real, columns, width=layout.columns, device=self.device)
+            value[: len(real)] = (layout.deviation * philox.normal(counters, key)).to(self.dtype)
         made = Matrix(layout, gathered, rows, columns, value, torch.zeros_like(value))
         self.matrices.append(made)
         return made

@@ -1,4 +1,4 @@
-"""What a run is made of: number formats, overlaps, recomputation."""
+"""What a launch config asks of the runtime: number formats, overlaps, activation recomputation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from axonn_tune.specs.workload import Overlap, Recompute
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.workload import Overlap, Precision, Recompute
+
+DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
+    "bf16": (torch.bfloat16, torch.float32, torch.float32),
+    "fp32": (torch.float32, torch.float32, torch.float32),
+    "fp64": (torch.float64, torch.float64, torch.float64),
+}
+"""Compute, main and statistics type of each precision the runtime has."""
 
 
 @dataclass(frozen=True)
@@ -28,3 +36,21 @@ class Settings:
     split_main: bool = False
     dropout: float = 0.0
     compile: bool = False
+
+
+def settings_of(launch: Launch, device: torch.device) -> Settings:
+    """Number formats, overlaps and recomputation of a launch config."""
+    compute, main, statistics = DTYPES[launch.workload.precision]
+    return Settings(
+        compute=compute,
+        main=main,
+        statistics=statistics,
+        overlaps=frozenset(launch.workload.overlaps),
+        recompute=launch.recompute,
+        kept_layers=launch.kept_layers,
+        device=device,
+        parts=2 if launch.workload.split_micro_batch else 1,
+        split_main=launch.workload.shard_optimizer_over_data,
+        dropout=launch.dropout,
+        compile=launch.compile,
+    )

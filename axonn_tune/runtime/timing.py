@@ -1,28 +1,45 @@
-"""When each collective of a step was asked for, done and waited for: time per term, without a profiler.
+"""When each collective of a step was issued, done and waited for: time per term without a profiler, and a timeline.
 
-Three times make a call: *issued*, when the rank asked for it and its input was ready; *done*, when its
-result was there; and from *halted* to *resumed*, when nothing was computed for want of it. A call is
-charged from its issue, or from when the one before it in the same process group was done, because
-collectives of a group run one after the other.
+Three times describe a call: *issued*, when the rank issued it and its input was ready; *done*, when its result was
+there; and from *halted* to *resumed*, when computation waited for it. A call is charged from its issue, or from when
+the one before it in the same process group was done, because collectives of a group run one after the other.
 
-On CPUs the end comes from the work's future, which the thread that did the work completes, so it is
-right although nobody waits yet. On GPUs all marks are events: a stream of its own for each group waits
-for the collective and records its end, which holds up neither the host nor the computation.
+On CPUs the end comes from the work's future, which the thread that did the work completes, so it is right although
+nobody waits yet. On GPUs all marks are events: a stream of its own for each group waits for the collective and
+records its end, which holds up neither the host nor the computation.
+
+A trace, for Perfetto, is made of the same marks, so it costs no more. On a GPU torch's profiler records the kernels
+of the same steps into a file of its own.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 
+from axonn_tune import __version__
+from axonn_tune.files import write_text_atomically
 from axonn_tune.runtime.ledger import Entry
+from axonn_tune.specs.traces import (
+    COMPUTE_LANE,
+    TRACE_SCHEMA,
+    Process,
+    Span,
+    communication_lane,
+    step_name,
+    term_name,
+    trace_text,
+    wait_name,
+)
 
 Mark: TypeAlias = Any
 """A point in time as a clock has it: seconds, or a CUDA event."""
@@ -259,3 +276,65 @@ class Timer:
             began_s = max(issued_s, free_s.get(id(call.group), issued_s))
             free_s[id(call.group)] = max(began_s, done_s)
             yield TimedCall(call.entry, began_s, done_s, halted_s, resumed_s)
+
+
+@dataclass
+class Tracer:
+    """Keeps the times of the first `steps` steps after the warm-up, and writes them at the end of the run."""
+
+    steps: int
+    directory: Path
+    rank: int
+    run: str
+    device: torch.device
+    _kept: list[tuple[int, StepTimes]] = field(default_factory=list)
+    _profile: torch.profiler.profile | None = None
+
+    def before_step(self, number: int) -> None:
+        """A step is about to begin, counted from 0 after the warm-up."""
+        if number == 0 and self.device.type == "cuda":
+            kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+            self._profile = torch.profiler.profile(activities=kinds)
+            self._profile.start()
+
+    def after_step(self, number: int, step: int, times: StepTimes | None) -> None:
+        """It is over: it was step `step` of the run, from 1."""
+        if times is not None and 0 <= number < self.steps:
+            self._kept.append((step, times))
+        if self._profile is not None and number == self.steps - 1:
+            self._profile.stop()
+
+    def close(self) -> None:
+        """Write `trace-rank<N>.json`, and `kernels-rank<N>.json` on a GPU."""
+        if not self._kept:
+            return
+        spans = [span for step, times in self._kept for span in step_spans(step, times)]
+        text = trace_text([Process(f"measured rank {self.rank}", self.rank, spans)], notes=self._notes())
+        write_text_atomically(self.directory / f"trace-rank{self.rank}.json", text)
+        if self._profile is not None:
+            if len(self._kept) < self.steps:
+                self._profile.stop()
+            self._profile.export_chrome_trace(str(self.directory / f"kernels-rank{self.rank}.json"))
+
+    def _notes(self) -> dict[str, object]:
+        return {
+            "schema": TRACE_SCHEMA,
+            "tool_version": __version__,
+            "run": self.run,
+            "host": socket.gethostname(),
+            "rank": self.rank,
+            "steps": [step for step, _ in self._kept],
+        }
+
+
+def step_spans(step: int, times: StepTimes) -> Iterator[Span]:
+    """One step: its parts and its waits on the compute lane, each collective on its axis' lane."""
+    end_s = max([part.end_s for part in times.parts] + [call.resumed_s for call in times.calls], default=0.0)
+    at_s = times.unix_s
+    yield Span(COMPUTE_LANE, step_name(step), at_s, at_s + end_s)
+    for part in times.parts:
+        yield Span(COMPUTE_LANE, part.name, at_s + part.start_s, at_s + part.end_s)
+    for call in times.calls:
+        name, details = term_name(*call.entry.term), {"bytes": call.entry.size_bytes}
+        yield Span(COMPUTE_LANE, wait_name(name), at_s + call.halted_s, at_s + call.resumed_s)
+        yield Span(communication_lane(call.entry.axis), name, at_s + call.began_s, at_s + call.done_s, details)

@@ -1,30 +1,35 @@
-"""One rank's model, optimizer and data, and a training step with them."""
+"""Training on one rank: the step, and the loop with metrics, checkpoints and a stop that all ranks agree on.
+
+Python's garbage collector is off during training: it would run whenever its counters say so, on each rank at another
+time, while all others wait in their next collective. It runs between two steps, on all ranks after the same ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
 
 import torch
 
 from axonn_tune.errors import UsageError
 from axonn_tune.program.constraints import constraints
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.data import Batches, share_of
+from axonn_tune.runtime.checkpoint import Checkpointer
+from axonn_tune.runtime.communication import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
+from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, require_tensorboard
 from axonn_tune.runtime.optimizer import AdamW, StepResult
-from axonn_tune.runtime.settings import Settings
-from axonn_tune.runtime.tensorboard import require_tensorboard
+from axonn_tune.runtime.settings import DTYPES, settings_of
+from axonn_tune.runtime.timing import Tracer
+from axonn_tune.runtime.tokens import Batches, share_of
 from axonn_tune.runtime.transformer import Transformer
+from axonn_tune.runtime.watch import Watch
 from axonn_tune.specs.launch import Launch
-from axonn_tune.specs.workload import Precision
-
-DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
-    "bf16": (torch.bfloat16, torch.float32, torch.float32),
-    "fp32": (torch.float32, torch.float32, torch.float32),
-    "fp64": (torch.float64, torch.float64, torch.float64),
-}
-"""Compute, main and statistics type of each precision the runtime has."""
 
 
 def require_runnable(launch: Launch) -> None:
@@ -53,24 +58,6 @@ def require_runnable(launch: Launch) -> None:
             found.append(f"grid: {one.explain(sizes)}")
     if found:
         raise UsageError("this launch config cannot run:\n" + "\n".join(f"  {line}" for line in found))
-
-
-def settings_of(launch: Launch, device: torch.device) -> Settings:
-    """Number formats, overlaps and recomputation of a launch config."""
-    compute, main, statistics = DTYPES[launch.workload.precision]
-    return Settings(
-        compute=compute,
-        main=main,
-        statistics=statistics,
-        overlaps=frozenset(launch.workload.overlaps),
-        recompute=launch.recompute,
-        kept_layers=launch.kept_layers,
-        device=device,
-        parts=2 if launch.workload.split_micro_batch else 1,
-        split_main=launch.workload.shard_optimizer_over_data,
-        dropout=launch.dropout,
-        compile=launch.compile,
-    )
 
 
 class Trainer:
@@ -115,3 +102,142 @@ class Trainer:
         """Wait until the device has done all it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+COLLECT_EVERY_STEPS = 50
+
+
+@contextmanager
+def garbage_between_steps() -> Iterator[None]:
+    """Switch the collector off; on again at the end, if it was on."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if before:
+            gc.enable()
+
+
+def collect_after(steps: int) -> None:
+    """Collect, if it is time to, after so many steps of this run.
+
+    After the first, what is still there is set aside for good: model, optimizer and modules need not be
+    looked through again.
+    """
+    if steps == 1:
+        gc.collect()
+        gc.freeze()
+    elif steps % COLLECT_EVERY_STEPS == 0:
+        gc.collect()
+
+
+START_TIMEOUT_S = 600.0
+"""For connecting, and for the first step, which allocates and compiles."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+
+
+@dataclass
+class StepLimit:
+    """What a step may take before it counts as hung: one collective more than twice the longest so far.
+
+    The first step, which may compile for minutes, counts for nothing but the limit of the second.
+    """
+
+    hang_timeout_s: float
+    _ended: int = 0
+    _longest_s: float = 0.0
+
+    def next_s(self) -> float:
+        """Of the step that is about to begin."""
+        return self.hang_timeout_s + 2.0 * self._longest_s if self._ended else START_TIMEOUT_S
+
+    def note(self, step_s: float) -> None:
+        """A step has ended."""
+        self._longest_s = max(self._longest_s, step_s) if self._ended > 1 else step_s
+        self._ended += 1
+
+
+@dataclass
+class Loop:
+    """Runs a trainer up to a number of steps. `watch` is None for a rank alone."""
+
+    trainer: Trainer
+    metrics: Metrics
+    watch: Watch | None
+    checkpointer: Checkpointer | None
+    every_steps: int
+    after_first: Callable[[], None]
+    tracer: Tracer | None = None
+    _signalled: bool = False
+    _stop_after: int | None = None
+
+    def __post_init__(self) -> None:
+        self._limit = StepLimit(self.trainer.launch.hang_timeout_s)
+
+    def run(self, steps: int) -> bool:
+        """Train until `steps` are done; False if a signal ended it before, with the state saved if it can be."""
+        before = done = self.trainer.optimizer.steps_done
+        self._note_signals()
+        with garbage_between_steps():
+            while done < steps:
+                done = self._step(done, number=done - before)
+                if done - before == 1:
+                    self.after_first()
+                collect_after(done - before)
+                stopping = self._stops(done)
+                if self.checkpointer is not None and (stopping or done % self.every_steps == 0 or done == steps):
+                    self.checkpointer.save()
+                if stopping:
+                    break
+        if self.checkpointer is not None:
+            self.checkpointer.close()
+        return done >= steps
+
+    def _step(self, done: int, *, number: int) -> int:
+        """One step, timed and recorded: the `number`th of this run, from 0. Returns how many are done."""
+        timer, timed = self.trainer.model.communicator.timer, number - WARMUP_STEPS
+        if self.tracer is not None:
+            self.tracer.before_step(timed)
+        if self.watch is not None:
+            self.watch.begin_step(self._limit.next_s())
+        timer.begin_step(timed)
+        began_s = time.perf_counter()
+        result = self.trainer.step(done, before_end=self._agree)
+        timer.part("")
+        self.trainer.synchronize()
+        step_s = time.perf_counter() - began_s
+        self._limit.note(step_s)
+        if self.watch is not None:
+            self.watch.end_step()
+        times = timer.end_step()
+        self.metrics.step(done + 1, result, step_s=step_s, times=times)
+        if self.tracer is not None:
+            self.tracer.after_step(timed, done + 1, times)
+        return done + 1
+
+    def _agree(self, step: int) -> None:
+        """Pass on a signal; rank 0 has all stop after this step, which none can end before rank 0 goes on."""
+        watch = self.watch
+        if watch is None:
+            if self._signalled:
+                self._stop_after = step
+            return
+        if self._signalled and not watch.asked_to_stop:
+            watch.ask_to_stop()
+        if watch.rank == 0 and watch.asked_to_stop and watch.stop_after is None:
+            watch.agree_to_stop(step)
+
+    def _stops(self, done: int) -> bool:
+        stop_after = self._stop_after if self.watch is None else self.watch.stop_after
+        return stop_after is not None and done > stop_after
+
+    def _note_signals(self) -> None:
+        """Note SIGTERM and SIGUSR2 instead of dying of them; to the end, for whoever saves last."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signalled = True
+
+        for one in STOP_SIGNALS:
+            signal.signal(one, note)

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.pieces import pieces_of
+from axonn_tune.runtime.shards import pieces_of
 from tests.cli.running import good, run
 from tests.runtime import saving
 

@@ -12,14 +12,14 @@ import torch
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.grid import Grid
 from axonn_tune.runtime.checkpoint import Checkpointer, Run
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.data import Share, SyntheticTokens
+from axonn_tune.runtime.communication import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.optimizer import AdamW, StepResult
 from axonn_tune.runtime.parameters import Bucket
-from axonn_tune.runtime.pieces import Piece, pieces_of
 from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.shards import Piece, pieces_of
+from axonn_tune.runtime.tokens import Share, SyntheticTokens
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.step import build_step
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.initial import key_of
+from axonn_tune.runtime.communication import Communicator
 from axonn_tune.runtime.ledger import Ledger, compare
-from axonn_tune.runtime.local import Dropout
 from axonn_tune.runtime.mesh import Mesh, build_mesh
+from axonn_tune.runtime.modules import Dropout
 from axonn_tune.runtime.optimizer import AdamW, learning_rate
 from axonn_tune.runtime.parameters import Matrix, Parameter
+from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.settings import Settings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.workload import OVERLAPS, Overlap

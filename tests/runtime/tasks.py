@@ -11,11 +11,10 @@ import torch.distributed as dist
 
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import GROUP_AXES, Phase
-from axonn_tune.runtime.chains import Gradients
-from axonn_tune.runtime.communicate import Communicator, Pending
+from axonn_tune.runtime.communication import Communicator, Gradients, Pending
 from axonn_tune.runtime.ledger import Ledger
-from axonn_tune.runtime.linear import Linear, together
 from axonn_tune.runtime.mesh import Mesh, build_mesh
+from axonn_tune.runtime.modules import Linear, together
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.parameters import Layout, Store
 from axonn_tune.runtime.settings import Settings

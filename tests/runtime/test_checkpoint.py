@@ -14,12 +14,12 @@ import torch
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import Grid
 from axonn_tune.runtime import checkpoint
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.folders import Folder
+from axonn_tune.runtime.checkpoint import Folder
+from axonn_tune.runtime.communication import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.pieces import described, pieces_of, written_here
 from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.shards import described, pieces_of, written_here
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from tests.runtime import saving

@@ -13,7 +13,7 @@ import torch
 from axonn_tune import files
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.runtime import tokens
-from axonn_tune.runtime.data import Batches, Share, SyntheticTokens, TokenSource, permuted
+from axonn_tune.runtime.tokens import Batches, Share, SyntheticTokens, TokenSource, permuted
 
 SEQUENCE, BATCH = 8, 12
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime import initial
+from axonn_tune.runtime import philox
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.parameters import Layout, Matrix, Store
 
@@ -50,7 +50,7 @@ def shard(grid: Grid, rank: int, layout: Layout) -> Matrix:
 )
 def test_philox_known_answer(counter: int, key: tuple[int, int], words: tuple[int, int] | None) -> None:
     """Guards the generator: the answer published with Random123 (kat_vectors), and one computed without torch."""
-    first, second = initial.philox(torch.tensor([counter]), key)
+    first, second = philox.philox(torch.tensor([counter]), key)
     assert (int(first), int(second)) == (words or plain_philox(counter, key))
 
 
@@ -58,8 +58,8 @@ def test_philox_known_answer(counter: int, key: tuple[int, int], words: tuple[in
 @pytest.mark.parametrize("name", ["embedding", "blocks.1.mlp.fc1.weight"])
 def test_philox_is_the_one_of_the_paper(counter: int, name: str) -> None:
     """Guards 32-bit products held in signed 64-bit integers, over the whole range of counters and keys."""
-    key = initial.key_of(7, name)
-    first, second = initial.philox(torch.tensor([counter]), key)
+    key = philox.key_of(7, name)
+    first, second = philox.philox(torch.tensor([counter]), key)
     assert (int(first), int(second)) == plain_philox(counter, key)
 
 
@@ -76,7 +76,7 @@ def plain_philox(counter: int, key: tuple[int, int]) -> tuple[int, int]:
 
 def test_normal_values_are_normal() -> None:
     """Guards the inverse distribution function: mean, deviation and tails of 100,000 values."""
-    values = initial.normal(torch.arange(100_000), initial.key_of(0, "w"))
+    values = philox.normal(torch.arange(100_000), philox.key_of(0, "w"))
     assert abs(values.mean()) < 4 / math.sqrt(100_000)
     assert abs(values.std() - 1) < 0.01
     assert abs((values.abs() > 1.959964).double().mean() - 0.05) < 0.003

@@ -15,7 +15,8 @@ import pytest
 
 from axonn_tune.cli.main import main
 from axonn_tune.errors import UsageError
-from axonn_tune.runtime.launching import place_of, require_world
+from axonn_tune.runtime.mesh import require_world
+from axonn_tune.runtime.rank import place_of
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.runs import Summary
@@ -187,7 +188,7 @@ def test_wrong_world_size_is_refused_with_the_arithmetic(tmp_path: Path) -> None
     """Guards the first check."""
     launch = load_document(launch_file(tmp_path, gpus=2), schema=Launch)
     with pytest.raises(UsageError, match="1·1·2·1 needs 2 ranks, but 3 ranks were started"):
-        require_world(launch, 3)
+        require_world(launch.grid.grid(), 3)
 
 
 def test_place_is_torchruns_then_slurms_then_alone() -> None:

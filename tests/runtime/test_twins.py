@@ -9,12 +9,10 @@ import torch
 import torch.nn.functional as functional
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.communicate import Communicator
+from axonn_tune.runtime.communication import Communicator
 from axonn_tune.runtime.ledger import Ledger
-from axonn_tune.runtime.linear import together
-from axonn_tune.runtime.local import attention_core, compiled
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.norm import Norm, gradient_sums, normalized
+from axonn_tune.runtime.modules import Norm, attention_core, compiled, gradient_sums, normalized, together
 from axonn_tune.runtime.parameters import Store
 from axonn_tune.runtime.settings import Settings
 from tests.runtime import tasks

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from axonn_tune.runtime import watch
-from axonn_tune.runtime.loop import START_TIMEOUT_S, StepLimit
+from axonn_tune.runtime.trainer import START_TIMEOUT_S, StepLimit
 from axonn_tune.runtime.watch import Failure, Watch
 
 PATIENCE_S, LIMIT_S = 30.0, 0.2

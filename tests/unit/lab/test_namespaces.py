@@ -9,7 +9,7 @@ import pytest
 from axonn_tune.lab.measuring import profile, rates, rounds
 from axonn_tune.lab.namespaces import limit, switch_limits, switch_links
 from axonn_tune.lab.shape import Shape
-from axonn_tune.runtime.ends import exit_code_of, say_if_lost
+from axonn_tune.runtime.agent import exit_code_of, say_if_lost
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.writing import to_yaml

@@ -1,8 +1,8 @@
-"""Initial values that do not depend on the grid: element i of a tensor comes from counter i.
+"""Counter-based random numbers, the same on every grid: element i of a tensor comes from counter i.
 
-Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", SC11) keyed by the
-seed and the parameter's name; a normal is the inverse of its distribution function at a 53-bit uniform.
-Every rank computes its own rectangle and no other element.
+Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", SC11) keyed by the seed and a
+name. Initial weights are normals, by the inverse of their distribution function at a 53-bit uniform; dropout compares
+words. Every rank computes the elements of its own shard and no others.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""The one door to the network: every collective goes through here and is written into the ledger.
+"""Communication of a training step: every collective goes through here and is recorded in the ledger.
 
-Each call returns a `Pending`; its result may be read after `wait()`. Collectives over a group of one
-do nothing and leave no trace. Gloo's own reduce-scatter is an all-reduce inside; here it is an
-all-to-all and a local sum in rank order, which sends half the bytes; the sum counts as its time.
+Each call returns a handle; its result may be read after `wait()`. Collectives over a group of one do nothing and are
+not recorded. Gloo's own reduce-scatter is an all-reduce inside; here it is an all-to-all and a local sum in rank
+order, which sends half the bytes. The sum counts as the collective's time.
 
-Under NCCL each group has a stream of its own. Why nothing is read too early there and no memory reused too
-early, whatever CUDA_DEVICE_MAX_CONNECTIONS says, stands in docs/decisions/0013: a collective starts after
-an event on the stream that issues it, the stream that waits is held by another, and a `Pending` keeps
-what is sent until then.
+Under NCCL each group has a stream of its own. docs/decisions/0013 explains why nothing is read too early there and no
+memory reused too early, whatever CUDA_DEVICE_MAX_CONNECTIONS says: a collective starts after an event on the stream
+that issues it, the stream that waits is held by another, and a handle keeps what is sent until then.
+
+Some collectives outlive the layer that issues them: all-gathers of weights are prefetched for the next layer,
+reduce-scatters of weight gradients finish one layer later, and data-parallel buckets finish at the end of the step.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import torch.distributed as dist
 from axonn_tune.program.operations import Phase
 from axonn_tune.runtime.ledger import Entry, Ledger
 from axonn_tune.runtime.mesh import Mesh
+from axonn_tune.runtime.parameters import Bucket, Matrix
+from axonn_tune.runtime.settings import Settings
 from axonn_tune.runtime.timing import Call, Timer
 
 
@@ -135,3 +139,88 @@ def _reduce_scatter(result: torch.Tensor, tensor: torch.Tensor, group: dist.Proc
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     work: dist.Work = call(result, tensor, group=group, async_op=True)
     return work
+
+
+class Gathers:
+    """The gather chain of one micro-batch: `(matrix, phase, layer)` in order; taking one issues the next."""
+
+    def __init__(self, communicator: Communicator, settings: Settings, chain: list[tuple[Matrix, Phase, str]]) -> None:
+        self._communicator = communicator
+        self._settings = settings
+        self._chain = chain
+        self._prefetch = "gather_prefetch" in settings.overlaps
+        self._issued = self._issue(chain[0]) if self._prefetch and chain else None
+
+    def take(self, matrix: Matrix) -> torch.Tensor:
+        """The gathered block of the next weight in the chain, which must be `matrix`."""
+        expected, *rest = self._chain
+        assert expected[0] is matrix, f"the chain has {expected[0].layout.name} next, not {matrix.layout.name}"
+        pending = self._issued if self._issued is not None else self._issue(expected)
+        block = pending.wait()
+        self._chain = rest
+        self._issued = self._issue(rest[0]) if self._prefetch and rest else None
+        return block
+
+    def _issue(self, link: tuple[Matrix, Phase, str]) -> Pending:
+        matrix, phase, layer = link
+        return self._communicator.all_gather(matrix.value.to(self._settings.compute), "z", phase, layer)
+
+
+class Gradients:
+    """Weight gradients under way: each reduce-scatter is finished one layer later."""
+
+    def __init__(self, communicator: Communicator, settings: Settings) -> None:
+        self._communicator = communicator
+        self._deferred = "weight_gradient" in settings.overlaps
+        self._pending: tuple[Matrix, Pending, Callable[[], None] | None] | None = None
+
+    def reduce(
+        self, matrix: Matrix, gradient: torch.Tensor, layer: str, after: Callable[[], None] | None = None
+    ) -> None:
+        """Reduce-scatter a block's gradient over z and add it to the shard; `after` runs once it is added."""
+        self.finish()
+        self._pending = (matrix, self._communicator.reduce_scatter(gradient, "z", "backward", layer), after)
+        if not self._deferred:
+            self.finish()
+
+    def finish(self) -> None:
+        """Add what is under way."""
+        if self._pending is not None:
+            matrix, pending, after = self._pending
+            self._pending = None
+            matrix.gradient += pending.wait()
+            if after is not None:
+                after()
+
+
+@dataclass
+class DataBuckets:
+    """Buckets under way. `open` says whether this is the micro-batch in which they are sent."""
+
+    communicator: Communicator
+    settings: Settings
+    open: bool = False
+    _sent: list[tuple[Bucket, Pending]] = field(default_factory=list)
+
+    def send(self, bucket: Bucket) -> None:
+        """Sum the gradients of a bucket over data, once they are complete; each rank its own part if it is split."""
+        if not self.open:
+            return
+        reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
+        pending = reduce(bucket.gradient, "data", "backward", bucket.layer)
+        if "data_parallel" not in self.settings.overlaps:
+            pending.wait()
+        self._sent.append((bucket, pending))
+
+    def finish(self) -> None:
+        """Wait for every bucket."""
+        for bucket, pending in self._sent:
+            total = pending.wait()
+            if bucket.split:
+                bucket.own_gradient.copy_(total)
+        self._sent.clear()
+
+    def reduce_vectors(self, bucket: Bucket) -> None:
+        """Sum the gradients of the replicated vectors over z, then data, in place, and wait."""
+        for axis in ("z", "data"):
+            self.communicator.all_reduce(bucket.gradient, axis, "step", bucket.layer).wait()

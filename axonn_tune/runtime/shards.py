@@ -1,7 +1,7 @@
-"""Tensors as pieces of whole ones, read and written through torch.distributed.checkpoint.
+"""Shards of tensors, read and written through torch.distributed.checkpoint.
 
-A piece is a box of a tensor of the whole model, padding not counted. A checkpoint holds boxes that fill
-each tensor; whoever reads asks for other boxes, so any grid can read what any other has written.
+A shard is a rectangle of a tensor of the whole model, padding not counted. A checkpoint holds shards that cover each
+tensor. A rank that loads asks for other shards, so any grid can read what any other has written.
 """
 
 from __future__ import annotations

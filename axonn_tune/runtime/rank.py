@@ -1,6 +1,6 @@
-"""Starting a rank: its place in the world, process groups, the run directory, and how every end is told.
+"""One rank's run: joining the world, process groups, the run directory, and its exit code.
 
-Whatever ends a rank, all others end within seconds, with the same exit code, and one of them says why.
+Whatever ends a rank, all others end within seconds with the same exit code, and one of them reports why.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import torch.distributed as dist
 
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
 from axonn_tune.files import write_text_atomically
-from axonn_tune.grid import AXES
 from axonn_tune.runtime.checkpoint import Checkpointer, Run
-from axonn_tune.runtime.data import batches
-from axonn_tune.runtime.ledger import compare
-from axonn_tune.runtime.loop import START_TIMEOUT_S, Loop
-from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.metrics import Metrics, program_of, resident_bytes
-from axonn_tune.runtime.trace import Tracer
-from axonn_tune.runtime.trainer import Trainer, require_runnable
+from axonn_tune.runtime.devices import device_of, resident_bytes
+from axonn_tune.runtime.ledger import compare, program_of
+from axonn_tune.runtime.mesh import Mesh, build_mesh, require_world
+from axonn_tune.runtime.metrics import Metrics
+from axonn_tune.runtime.timing import Tracer
+from axonn_tune.runtime.tokens import batches
+from axonn_tune.runtime.trainer import START_TIMEOUT_S, Loop, Trainer, require_runnable
 from axonn_tune.runtime.watch import Failure, Watch
 from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.runs import differences_name, remove_outcome, run_directory
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
@@ -47,7 +47,7 @@ class Place:
     world: int = 1
     local_rank: int = 0
     address: str = "localhost"
-    port: int = 0
+    init_method: str = "env://"
 
 
 @dataclass(frozen=True)
@@ -73,31 +73,10 @@ def place_of(environment: Mapping[str, str]) -> Place:
     if missing:
         raise UsageError(f"{names[0]} is set, so {', '.join(missing)} must be too, as under torchrun")
     rank, world, local_rank = (int(environment[name]) for name in names)
-    return Place(rank, world, local_rank, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
-
-
-def require_world(launch: Launch, world: int) -> None:
-    """UsageError, with the arithmetic, unless there are as many ranks as the grid has."""
-    grid = launch.grid.grid()
-    if grid.world != world:
-        product = "·".join(str(grid.axis_size(axis)) for axis in AXES)
-        ranks = "1 rank was" if world == 1 else f"{world} ranks were"
-        raise UsageError(f"the grid x·y·z·data = {product} needs {grid.world} ranks, but {ranks} started")
-
-
-def device_of(backend: str, place: Place) -> torch.device:
-    """This rank's GPU under nccl, the CPU under gloo; EnvironmentProblem without such a GPU."""
-    if backend == "gloo":
-        return torch.device("cpu")
-    found = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
-    if place.local_rank >= found:
-        raise EnvironmentProblem(
-            f"rank {place.rank} needs GPU {place.local_rank} of its host for backend nccl, but torch finds {found}; "
-            "on CPUs the backend is gloo, as `backend` in a launch config or as --backend of calibrate"
-        )
-    device = torch.device("cuda", place.local_rank)
-    torch.cuda.set_device(device)
-    return device
+    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    # torchrun serves a store already, which `env://` joins; else rank 0 serves one at this address.
+    method = "env://" if "TORCHELASTIC_RUN_ID" in environment else f"tcp://{address}:{port}"
+    return Place(rank, world, local_rank, address, method)
 
 
 @dataclass
@@ -123,10 +102,10 @@ class Rank:
 
     def _train(self) -> int:
         launch, place = self.launch, self.place
-        require_world(launch, place.world)
+        require_world(launch.grid.grid(), place.world)
         require_runnable(launch)
         self._be_deterministic()
-        device = device_of(launch.backend, place)
+        device = device_of(launch.backend, rank=place.rank, local_rank=place.local_rank)
         mesh = self._join(device)
         assert self.directory is not None, "joining settles it"
         steps, base_bytes = self.options.steps or launch.steps, resident_bytes(device)
@@ -170,7 +149,7 @@ class Rank:
             return build_mesh(self.launch.grid.grid())
         dist.init_process_group(
             self.launch.backend,
-            init_method=f"tcp://{place.address}:{place.port}" if "TORCHELASTIC_RUN_ID" not in os.environ else "env://",
+            init_method=place.init_method,
             rank=place.rank,
             world_size=place.world,
             timeout=timedelta(seconds=max(START_TIMEOUT_S, self.launch.hang_timeout_s)),
@@ -260,7 +239,7 @@ class Rank:
         """An error nobody foresaw, or a connection that another rank's end has broken."""
         reason = f"{type(error).__name__}: {error}"
         if is_timeout(error) and self.watch is not None:
-            self.watch.fail(f"a collective took longer than {self._timeout_s():g} s", code=6, timed_out=True)
+            self.watch.fail(f"a collective took longer than {self.launch.hang_timeout_s:g} s", code=6, timed_out=True)
             time.sleep(_ROOT_CAUSE_S)
         elif is_broken_connection(error):
             # Who was lost is about to be told, and ends this process.
@@ -269,9 +248,6 @@ class Rank:
             print(f"rank {self.place.rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
         code = EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
         return self._ended(code, reason)
-
-    def _timeout_s(self) -> float:
-        return self.launch.hang_timeout_s
 
     def _ended(self, code: int, reason: str) -> int:
         """Tell the others, the run directory and, on rank 0, the user."""
@@ -292,6 +268,20 @@ class Rank:
         if not failure.told:
             say_why(reason)
         end_process(failure.code)
+
+
+def run_rank(launch_path: str, options: Options, *, export: bool = False) -> int:
+    """Run the rank that the environment names; its exit code. export: set the launch config's variables first."""
+    try:
+        place = place_of(os.environ)
+        launch = load_document(launch_path, schema=Launch)
+    except AxonnTuneError as error:
+        if os.environ.get("RANK", "0") == "0":
+            say_why(str(error))
+        return error.exit_code
+    for variable in launch.environment if export else ():
+        os.environ.setdefault(variable.name, variable.value)
+    return Rank(launch, options, place).run()
 
 
 def say_why(reason: str, *, label: str = "Error") -> None:
