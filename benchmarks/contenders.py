@@ -23,7 +23,7 @@ from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import learning_rate
 from axonn_tune.runtime.parameters import Parameter
 from axonn_tune.runtime.settings import settings_of
-from axonn_tune.runtime.tokens import Share, SyntheticTokens, batches
+from axonn_tune.runtime.tokens import BatchShard, SyntheticTokens, batches
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
@@ -54,11 +54,11 @@ class Job:
         """The model document."""
         return load_model(self.model_name).document
 
-    def share(self, place: int, places: int) -> Share:
+    def share(self, place: int, places: int) -> BatchShard:
         """One of `places` equal parts of a step's batch."""
-        return Share(self.global_batch, self.global_batch // places, 1, data=place, data_size=places)
+        return BatchShard(self.global_batch, self.global_batch // places, 1, data=place, data_size=places)
 
-    def tokens(self, share: Share) -> SyntheticTokens:
+    def tokens(self, share: BatchShard) -> SyntheticTokens:
         """The source of the batches."""
         return SyntheticTokens(self.model.vocab, 0, self.sequence, share)
 

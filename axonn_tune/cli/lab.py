@@ -188,7 +188,7 @@ def run_command(
     from axonn_tune.cli.run import show_summary
     from axonn_tune.lab.lab import Lab, exit_codes, require_world, train
     from axonn_tune.launch.local import require_torch
-    from axonn_tune.runtime.agent import exit_code_of, say_if_lost
+    from axonn_tune.runtime.agent import exit_code_of, report_lost_ranks
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_document
     from axonn_tune.specs.runs import remove_outcome, run_directory
@@ -202,7 +202,7 @@ def run_command(
         outcomes = train(lab.ranks, path, steps=steps, resume=resume, directory=folder, realtime=realtime)
     show_summary(folder, all_terms=terms)
     ended = exit_codes(outcomes)
-    say_if_lost(ended)
+    report_lost_ranks(ended)
     code = exit_code_of(ended)
     if code:
         raise click.exceptions.Exit(code)
@@ -243,11 +243,11 @@ def profile_command(*, name: str, output: str | None) -> None:
 def _execute_on_all(name: str, command: tuple[str, ...]) -> int:
     # Not imported for one rank: numpy, behind these, starts threads, and no process with threads may enter a lab.
     from axonn_tune.lab.lab import Lab, exit_codes
-    from axonn_tune.runtime.agent import exit_code_of, say_if_lost
+    from axonn_tune.runtime.agent import exit_code_of, report_lost_ranks
 
     with Lab.attached(name) as lab:
         ended = exit_codes(lab.ranks.execute(command))
-    say_if_lost(ended)
+    report_lost_ranks(ended)
     return exit_code_of(ended)
 
 

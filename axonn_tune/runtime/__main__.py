@@ -18,9 +18,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trace", type=_count, metavar="N", default=0, help="trace N steps after the warm-up")
     parser.add_argument("--trace-all", action="store_true", help="on every rank, not only the first")
     chosen = parser.parse_args(arguments)
-    from axonn_tune.runtime.rank import Options, run_rank
+    from axonn_tune.runtime.rank import RunOptions, run_rank
 
-    options = Options(chosen.steps, chosen.resume, chosen.directory, chosen.trace, chosen.trace_all)
+    options = RunOptions(chosen.steps, chosen.resume, chosen.directory, chosen.trace, chosen.trace_all)
     return run_rank(chosen.launch, options)
 
 

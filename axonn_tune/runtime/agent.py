@@ -26,19 +26,19 @@ def exit_code_of(ended: Sequence[tuple[int, int]]) -> int:
     """
     said = [code for _, code in ended if code > 0]
     failed = TrainingFailedError.exit_code
-    return failed if failed in said or lost(ended) else next(iter(said), 0)
+    return failed if failed in said or lost_ranks(ended) else next(iter(said), 0)
 
 
-def lost(ended: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def lost_ranks(ended: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Ranks that a signal ended, lowest first, with its number, if no rank could say why the run ended."""
     if any(code > 0 for _, code in ended):
         return []
     return sorted((rank, -code) for rank, code in ended if code < 0)
 
 
-def say_if_lost(ended: Sequence[tuple[int, int]]) -> None:
+def report_lost_ranks(ended: Sequence[tuple[int, int]]) -> None:
     """Say it for the ranks that could not, on standard error."""
-    ranks = [f"rank {rank}: ended by {_signal_name(number)}" for rank, number in lost(ended)]
+    ranks = [f"rank {rank}: ended by {_signal_name(number)}" for rank, number in lost_ranks(ended)]
     if ranks:
         print(f"Error: {'; '.join(ranks)}", file=sys.stderr)
 
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     except ChildFailedError as error:
         failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         ended = [(rank, failure.exitcode) for rank, failure in failures]
-        say_if_lost(ended)
+        report_lost_ranks(ended)
         return exit_code_of(ended)
     except (SignalException, KeyboardInterrupt):
         return _INTERRUPTED

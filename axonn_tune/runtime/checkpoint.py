@@ -29,9 +29,9 @@ from axonn_tune import __version__
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
 from axonn_tune.files import is_full, replacing, sync_folder
 from axonn_tune.grid import AXES
-from axonn_tune.runtime.mesh import Mesh, Ranks
+from axonn_tune.runtime.mesh import Mesh, WorldGroup
 from axonn_tune.runtime.optimizer import AdamW
-from axonn_tune.runtime.shards import Piece, Pieces, described, pieces_of, read, write, written_here
+from axonn_tune.runtime.shards import Shard, Shards, names_to_write, read, saved_tensors, shards_of, write
 from axonn_tune.specs.launch import Launch
 
 SCHEMA = "axonn-tune/checkpoint/1"
@@ -41,7 +41,7 @@ _LEFT_OVER = ".tmp"
 
 
 @dataclass(frozen=True)
-class Folder:
+class CheckpointFolder:
     """The checkpoints of a run."""
 
     path: Path
@@ -55,13 +55,13 @@ class Folder:
         if not self.path.is_dir():
             return []
         numbered = ((int(match[1]), one) for one in self.path.iterdir() if (match := _NAME.fullmatch(one.name)))
-        return sorted(step for step, one in numbered if description(one) is not None)
+        return sorted(step for step, one in numbered if read_marker(one) is not None)
 
     def recover(self) -> list[int]:
         """The same, once a checkpoint that is complete but for its name has it: its run was killed just before."""
         for left in self.path.glob(f"step-*{_LEFT_OVER}"):
             target = left.with_suffix("")
-            if _NAME.fullmatch(target.name) and not target.exists() and description(left) is not None:
+            if _NAME.fullmatch(target.name) and not target.exists() and read_marker(left) is not None:
                 left.rename(target)
         return self.steps()
 
@@ -103,7 +103,7 @@ class Folder:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def description(checkpoint: Path) -> dict[str, Any] | None:
+def read_marker(checkpoint: Path) -> dict[str, Any] | None:
     """What the marker says; None if the checkpoint is torn, or of a kind that this version does not know."""
     try:
         said = json.loads((checkpoint / _MARKER).read_text(encoding="utf-8"))
@@ -118,7 +118,7 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True)
-class Run:
+class RunIdentity:
     """What a run must have in common with the checkpoint it goes on from, beside the sizes of its tensors."""
 
     global_batch: int
@@ -127,7 +127,7 @@ class Run:
     data_seed: int
 
     @classmethod
-    def of(cls, launch: Launch) -> Run:
+    def of(cls, launch: Launch) -> RunIdentity:
         """That of a launch config."""
         workload = launch.workload
         return cls(workload.global_batch, workload.sequence_length, launch.seed, launch.data.seed)
@@ -140,17 +140,17 @@ class Checkpointer:
     whichever call comes next: EnvironmentProblem if the disk is full; the checkpoints before stay as they are.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int, mesh: Mesh, optimizer: AdamW, run: Run) -> None:
-        self._folder, self._keep = Folder(Path(directory)), keep
+    def __init__(self, directory: str | Path, *, keep: int, mesh: Mesh, optimizer: AdamW, run: RunIdentity) -> None:
+        self._folder, self._keep = CheckpointFolder(Path(directory)), keep
         self._mesh, self._optimizer, self._run = mesh, optimizer, run
-        self._ranks = Ranks.of_the_world()
+        self._ranks = WorldGroup.of_the_world()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
 
     def save(self) -> None:
         """Copy the state to host memory, then return; the rest happens beside training."""
         self.wait()
-        state = {name: [piece.staged() for piece in pieces] for name, pieces in self._state(to_write=True)}
+        state = {name: [piece.host_copy() for piece in pieces] for name, pieces in self._state(to_write=True)}
         step, needed_bytes = self._optimizer.steps_done, sum(pieces[0].whole_bytes for _, pieces in self._state())
         self._saving = self._thread.submit(self._write, step, state, needed_bytes)
 
@@ -166,7 +166,7 @@ class Checkpointer:
         TrainingFailedError if it belongs to another model or run.
         """
         self.wait()
-        steps = self._ranks.from_first(self._folder.recover)
+        steps = self._ranks.from_rank_0(self._folder.recover)
         return self.load(steps[-1]) if steps else None
 
     def load(self, step: int) -> int:
@@ -185,24 +185,24 @@ class Checkpointer:
             self._thread.shutdown()
             self._ranks.close()
 
-    def _state(self, *, to_write: bool = False) -> Iterator[tuple[str, list[Piece]]]:
+    def _state(self, *, to_write: bool = False) -> Iterator[tuple[str, list[Shard]]]:
         """Everything saved, as pieces; or what of it this rank writes."""
         buckets = self._optimizer.buckets
-        chosen = written_here(buckets, self._mesh)
+        chosen = names_to_write(buckets, self._mesh)
         for bucket in buckets:
             moments = self._optimizer.moments(bucket)
             for one in bucket.parameters:
                 if not to_write or one.name in chosen:
-                    yield f"{PARAMETERS}{one.name}", pieces_of(one, bucket, bucket.main)
-                    yield f"first_moments.{one.name}", pieces_of(one, bucket, moments.first)
-                    yield f"second_moments.{one.name}", pieces_of(one, bucket, moments.second)
+                    yield f"{PARAMETERS}{one.name}", shards_of(one, bucket, bucket.master)
+                    yield f"first_moments.{one.name}", shards_of(one, bucket, moments.first)
+                    yield f"second_moments.{one.name}", shards_of(one, bucket, moments.second)
 
-    def _write(self, step: int, state: Pieces, needed_bytes: int) -> None:
+    def _write(self, step: int, state: Shards, needed_bytes: int) -> None:
         """The part beside training. Rank 0 makes, names and deletes folders."""
         try:
-            begun = self._ranks.from_first(lambda: self._begin(step, needed_bytes))
+            begun = self._ranks.from_rank_0(lambda: self._begin(step, needed_bytes))
             write(begun, state, self._ranks.group)
-            self._ranks.from_first(lambda: self._finish(step))
+            self._ranks.from_rank_0(lambda: self._finish(step))
         except (Exception, CheckpointException) as error:
             if self._ranks.first:
                 self._folder.clean()
@@ -241,12 +241,12 @@ class Checkpointer:
 
     def _read(self, step: int) -> None:
         place = self._folder.place(step)
-        said = description(place)
+        said = read_marker(place)
         if said is None:
             raise TrainingFailedError(f"{str(place)!r} is no checkpoint, or a torn one")
         state = dict(self._state())
         _must_agree(f"checkpoint {str(place)!r} is of another run", list(self._run_differences(said)))
-        _must_agree(f"checkpoint {str(place)!r} is of another model", list(_differences(described(place), state)))
+        _must_agree(f"checkpoint {str(place)!r} is of another model", list(_differences(saved_tensors(place), state)))
         _read_or_fail(place, lambda: read(place, state))
 
     def _run_differences(self, said: dict[str, Any]) -> Iterator[str]:
@@ -256,7 +256,7 @@ class Checkpointer:
                 yield f"{name} is {there} there and {here} here"
 
 
-def _differences(saved: dict[str, tuple[tuple[int, ...], Any]], state: Pieces) -> Iterator[str]:
+def _differences(saved: dict[str, tuple[tuple[int, ...], Any]], state: Shards) -> Iterator[str]:
     """Parameters whose sizes differ, or that only one side has; moments go with their parameters."""
     there = {name.removeprefix(PARAMETERS): size for name, (size, _) in saved.items() if name.startswith(PARAMETERS)}
     here = {name.removeprefix(PARAMETERS): one[0].size for name, one in state.items() if name.startswith(PARAMETERS)}
@@ -290,12 +290,12 @@ _FORMAT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF
 def checkpoint_at(path: str | Path) -> Path:
     """A checkpoint given as itself, or as the folder whose newest is meant; UsageError if there is none."""
     path = Path(path)
-    if description(path) is not None:
+    if read_marker(path) is not None:
         return path
-    steps = Folder(path).steps()
+    steps = CheckpointFolder(path).steps()
     if not steps:
         raise UsageError(f"{str(path)!r} is neither a whole checkpoint nor a folder that holds one")
-    return Folder(path).place(steps[-1])
+    return CheckpointFolder(path).place(steps[-1])
 
 
 def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = None) -> int:
@@ -304,7 +304,7 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
     One tensor at a time is in memory. `dtype` None: as saved. Neither the library nor a GPU is needed:
     the format is the length of a header, the header in JSON, then the tensors one after the other.
     """
-    said, found = description(checkpoint), described(checkpoint)
+    said, found = read_marker(checkpoint), saved_tensors(checkpoint)
     assert said is not None, "the caller has looked"
     sizes = {name: (size, dtype or kept) for name, (size, kept) in found.items() if name.startswith(PARAMETERS)}
     header: dict[str, Any] = {
@@ -325,6 +325,6 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
         file.write(len(text).to_bytes(8, "little") + text)
         for name, (size, kind) in sizes.items():
             values = torch.empty(size, dtype=found[name][1])
-            read(checkpoint, {name: [Piece(size, (0,) * len(size), values)]})
+            read(checkpoint, {name: [Shard(size, (0,) * len(size), values)]})
             file.write(values.to(kind).flatten().view(torch.uint8).numpy().data)
     return sum(torch.Size(size).numel() for size, _ in sizes.values())

@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.program.operations import Phase
-from axonn_tune.runtime.ledger import Entry, Ledger
+from axonn_tune.runtime.ledger import Ledger, LedgerEntry
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.parameters import Bucket, Matrix
-from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.timing import Call, Timer
 
 
-class Pending:
+class CollectiveHandle:
     """A collective under way. `wait` returns its result, however often it is called."""
 
     def __init__(
@@ -78,42 +78,44 @@ class Communicator:
 
     def all_reduce(
         self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str, *, largest: bool = False
-    ) -> Pending:
+    ) -> CollectiveHandle:
         """Sum (or maximum) over the group, in place."""
         group = self.mesh.groups[axis]
         if group is None:
-            return Pending(tensor, None)
-        call = self._record(Entry("all_reduce", axis, phase, layer, tensor.nbytes), group)
+            return CollectiveHandle(tensor, None)
+        call = self._record(LedgerEntry("all_reduce", axis, phase, layer, tensor.nbytes), group)
         operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
         work = dist.all_reduce(tensor, op=operation, group=group, async_op=True)
-        return Pending(tensor, work, call=call)
+        return CollectiveHandle(tensor, work, call=call)
 
-    def all_gather(self, shard: torch.Tensor, axis: str, phase: Phase, layer: str) -> Pending:
+    def all_gather(self, shard: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
         """Shards of the group, joined along dim 0 in rank order of the axis."""
         group = self.mesh.groups[axis]
         if group is None:
-            return Pending(shard, None)
+            return CollectiveHandle(shard, None)
         shard = shard.contiguous()
         result = shard.new_empty((shard.shape[0] * self.mesh.size(axis), *shard.shape[1:]))
-        call = self._record(Entry("all_gather", axis, phase, layer, result.nbytes), group)
-        return Pending(result, _all_gather(result, shard, group), sent=shard, call=call)
+        call = self._record(LedgerEntry("all_gather", axis, phase, layer, result.nbytes), group)
+        return CollectiveHandle(result, _all_gather(result, shard, group), sent=shard, call=call)
 
-    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> Pending:
+    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
         """Sum over the group, cut along dim 0; this rank's piece."""
         group = self.mesh.groups[axis]
         if group is None:
-            return Pending(tensor, None)
+            return CollectiveHandle(tensor, None)
         tensor, size = tensor.contiguous(), self.mesh.size(axis)
-        call = self._record(Entry("reduce_scatter", axis, phase, layer, tensor.nbytes), group)
+        call = self._record(LedgerEntry("reduce_scatter", axis, phase, layer, tensor.nbytes), group)
         piece = (tensor.shape[0] // size, *tensor.shape[1:])
         if dist.get_backend(group) == "gloo":
             pieces = torch.empty_like(tensor)
             work = dist.all_to_all_single(pieces, tensor, group=group, async_op=True)
-            return Pending(pieces, work, lambda: _sum_in_order(pieces.view(size, *piece)), sent=tensor, call=call)
+            return CollectiveHandle(
+                pieces, work, lambda: _sum_in_order(pieces.view(size, *piece)), sent=tensor, call=call
+            )
         result = tensor.new_empty(piece)
-        return Pending(result, _reduce_scatter(result, tensor, group), sent=tensor, call=call)
+        return CollectiveHandle(result, _reduce_scatter(result, tensor, group), sent=tensor, call=call)
 
-    def _record(self, entry: Entry, group: dist.ProcessGroup) -> Call | None:
+    def _record(self, entry: LedgerEntry, group: dist.ProcessGroup) -> Call | None:
         """Count a call that is about to be issued, and note when, if this step is timed."""
         self.ledger.record(entry)
         return self.timer.issue(entry, group)
@@ -141,10 +143,12 @@ def _reduce_scatter(result: torch.Tensor, tensor: torch.Tensor, group: dist.Proc
     return work
 
 
-class Gathers:
+class WeightGathers:
     """The gather chain of one micro-batch: `(matrix, phase, layer)` in order; taking one issues the next."""
 
-    def __init__(self, communicator: Communicator, settings: Settings, chain: list[tuple[Matrix, Phase, str]]) -> None:
+    def __init__(
+        self, communicator: Communicator, settings: RuntimeSettings, chain: list[tuple[Matrix, Phase, str]]
+    ) -> None:
         self._communicator = communicator
         self._settings = settings
         self._chain = chain
@@ -161,18 +165,18 @@ class Gathers:
         self._issued = self._issue(rest[0]) if self._prefetch and rest else None
         return block
 
-    def _issue(self, link: tuple[Matrix, Phase, str]) -> Pending:
+    def _issue(self, link: tuple[Matrix, Phase, str]) -> CollectiveHandle:
         matrix, phase, layer = link
         return self._communicator.all_gather(matrix.value.to(self._settings.compute), "z", phase, layer)
 
 
-class Gradients:
+class WeightGradients:
     """Weight gradients under way: each reduce-scatter is finished one layer later."""
 
-    def __init__(self, communicator: Communicator, settings: Settings) -> None:
+    def __init__(self, communicator: Communicator, settings: RuntimeSettings) -> None:
         self._communicator = communicator
         self._deferred = "weight_gradient" in settings.overlaps
-        self._pending: tuple[Matrix, Pending, Callable[[], None] | None] | None = None
+        self._pending: tuple[Matrix, CollectiveHandle, Callable[[], None] | None] | None = None
 
     def reduce(
         self, matrix: Matrix, gradient: torch.Tensor, layer: str, after: Callable[[], None] | None = None
@@ -198,9 +202,9 @@ class DataBuckets:
     """Buckets under way. `open` says whether this is the micro-batch in which they are sent."""
 
     communicator: Communicator
-    settings: Settings
+    settings: RuntimeSettings
     open: bool = False
-    _sent: list[tuple[Bucket, Pending]] = field(default_factory=list)
+    _sent: list[tuple[Bucket, CollectiveHandle]] = field(default_factory=list)
 
     def send(self, bucket: Bucket) -> None:
         """Sum the gradients of a bucket over data, once they are complete; each rank its own part if it is split."""

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from axonn_tune.errors import AxonnTuneError, CheckFailedError
-from axonn_tune.runtime.ledger import Entry, Ledger, compare, program_of
+from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.rank import say_why
+from axonn_tune.runtime.rank import print_message
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
@@ -111,7 +111,7 @@ def build(launch: Launch, mesh: Mesh) -> Trainer:
     return trainer
 
 
-def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[Entry]:
+def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[LedgerEntry]:
     """What rank 0 sends in a step of so many micro-batches."""
     trainer.ledger.counts.clear()
     trainer.launch = trainer.launch.model_copy(update={"grad_accumulation": micro_batches})
@@ -134,12 +134,12 @@ def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[s
     """What rank 0 holds, item by item."""
     vectors = trainer.model.vectors
     buckets = [bucket for bucket in trainer.model.store.buckets if bucket is not vectors]
-    main = sum(bucket.main.nbytes for bucket in buckets)
+    master_bytes = sum(bucket.master.nbytes for bucket in buckets)
     items = {
-        "main weights": main,
-        "optimizer moments": 2 * main,
+        "master weights": master_bytes,
+        "optimizer moments": 2 * master_bytes,
         "gradients": sum(bucket.gradient.nbytes for bucket in buckets),
-        "replicated vectors, all four": 4 * vectors.main.nbytes,
+        "replicated vectors, all four": 4 * vectors.master.nbytes,
     }
     if launch.workload.shard_optimizer_over_data:
         items["compute weights"] = sum(bucket.value.nbytes for bucket in buckets)
@@ -188,7 +188,7 @@ def main(arguments: list[str]) -> int:
         launch = load_document(arguments[0], schema=Launch)
         print("\n".join(dry_run(launch)))
     except AxonnTuneError as error:
-        say_why(str(error))
+        print_message(str(error))
         return error.exit_code
     return 0
 

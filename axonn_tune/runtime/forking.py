@@ -15,17 +15,17 @@ import torch
 # The first training step would import it, in every rank.
 import torch._dynamo
 
-from axonn_tune.runtime.rank import Options, run_rank
+from axonn_tune.runtime.rank import RunOptions, run_rank
 
 
 def train(launch_path: str, options: Mapping[str, Any], log: str | None = None) -> NoReturn:
     """Be the rank that the environment names and end with its exit code, as `python -m axonn_tune.runtime` does.
 
-    options: those of `Options`, by name. log: a file that standard error is appended to.
+    options: those of `RunOptions`, by name. log: a file that standard error is appended to.
     """
     if log is not None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(descriptor, 2)
         os.close(descriptor)
     torch.set_num_threads(1)
-    sys.exit(run_rank(launch_path, Options(**options), export=True))
+    sys.exit(run_rank(launch_path, RunOptions(**options), export=True))

@@ -21,12 +21,12 @@ from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import CollectiveKind
 from axonn_tune.specs.traces import term_name
 
-Term: TypeAlias = tuple[CollectiveKind, str, Phase, str]
+TermName: TypeAlias = tuple[CollectiveKind, str, Phase, str]
 """Operation, axis, phase and layer: what a collective is called."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """What the program also says of a collective: the same fields, the bytes of the full buffer."""
 
     op: CollectiveKind
@@ -36,7 +36,7 @@ class Entry:
     size_bytes: int
 
     @property
-    def term(self) -> Term:
+    def term(self) -> TermName:
         """The entry without its size."""
         return self.op, self.axis, self.phase, self.layer
 
@@ -45,10 +45,10 @@ class Entry:
 class Ledger:
     """Collectives issued, counted: each, and all together so far."""
 
-    counts: Counter[Entry] = field(default_factory=Counter)
+    counts: Counter[LedgerEntry] = field(default_factory=Counter)
     issued: int = 0
 
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: LedgerEntry) -> None:
         """Count one call."""
         self.counts[entry] += 1
         self.issued += 1
@@ -66,14 +66,14 @@ def program_of(launch: Launch) -> tuple[StepProgram, dict[str, float]]:
     return build_step(launch.model, launch.workload, recompute=launch.recompute), values
 
 
-def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[Entry]:
+def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[LedgerEntry]:
     """What one rank sends in a step by the program: nothing over a group of one."""
-    counts: Counter[Entry] = Counter()
+    counts: Counter[LedgerEntry] = Counter()
     for collective, count in program.collectives():
         calls = round(float(count.evaluate(values)))
         if calls and prod(values[axis] for axis in split_axes(collective.axis)) > 1:
             size = round(float(collective.size_bytes.evaluate(values)))
-            counts[Entry(collective.kind, collective.axis, collective.phase, collective.layer, size)] += calls
+            counts[LedgerEntry(collective.kind, collective.axis, collective.phase, collective.layer, size)] += calls
     return counts
 
 
@@ -82,8 +82,8 @@ def compare(ledger: Ledger, program: StepProgram, values: Mapping[str, float], *
 
     program, values: as by `program_of`.
     """
-    planned: dict[Term, dict[int, int]] = {}
-    sent: dict[Term, dict[int, int]] = {}
+    planned: dict[TermName, dict[int, int]] = {}
+    sent: dict[TermName, dict[int, int]] = {}
     for entry, count in expected(program, values).items():
         planned.setdefault(entry.term, {})[entry.size_bytes] = count * steps
     for entry, count in ledger.counts.items():

@@ -65,13 +65,13 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Ranks:
+class WorldGroup:
     """All ranks, over a group of their own, so that a thread can use it beside training; None: one process."""
 
     group: dist.ProcessGroup | None
 
     @classmethod
-    def of_the_world(cls) -> Ranks:
+    def of_the_world(cls) -> WorldGroup:
         """A new group of all ranks, over Gloo whatever training uses; all must call this together."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls(None)
@@ -82,7 +82,7 @@ class Ranks:
         """Whether this is rank 0."""
         return self.group is None or dist.get_rank() == 0
 
-    def from_first(self, function: Callable[[], Result]) -> Result:
+    def from_rank_0(self, function: Callable[[], Result]) -> Result:
         """What rank 0 gets from a function; raised everywhere if it fails."""
         if self.group is None:
             return function()

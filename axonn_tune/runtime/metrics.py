@@ -24,7 +24,7 @@ from axonn_tune import __version__
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.program.flops import model_flops, step_tokens
 from axonn_tune.runtime.devices import peak_memory_bytes
-from axonn_tune.runtime.ledger import Entry, program_of
+from axonn_tune.runtime.ledger import LedgerEntry, program_of
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.timing import StepTimes
 from axonn_tune.specs.launch import Launch, PredictedTerm
@@ -52,7 +52,7 @@ ONE_CLOCK = "of each call, from when the last rank of its group asked for it to 
 SHARED = ", shared by calls in flight at once on one tier"
 
 
-def running_system() -> str:
+def boot_id() -> str:
     """Names the host and its running kernel, whose processes share a clock; empty where the kernel does not say."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
@@ -88,7 +88,7 @@ class TimedStep:
 
 
 @dataclass(frozen=True)
-class Machine:
+class RankDevice:
     """This rank's device, and how its memory is measured."""
 
     device: torch.device
@@ -101,14 +101,14 @@ class Machine:
 class TermMeans:
     """All calls of one collective: means over steps and ranks, s. seconds: what the network took, see `in_flight`."""
 
-    entry: Entry
+    entry: LedgerEntry
     count: int
     seconds: float
     elapsed_s: float
     exposed_s: float
 
 
-def summarise(launch: Launch, mesh: Mesh, machine: Machine, steps: Sequence[TimedStep], *, warmup: int) -> Summary:
+def summarise(launch: Launch, mesh: Mesh, machine: RankDevice, steps: Sequence[TimedStep], *, warmup: int) -> Summary:
     """The summary of a run from the last timed `steps` of every rank; all ranks must call this together.
 
     A collective that waits for a late rank takes longer for those that were early, which says nothing
@@ -154,7 +154,7 @@ def middle_half(durations_s: Sequence[float]) -> list[int]:
 
 def _share_a_clock(mesh: Mesh, step: StepTimes) -> bool:
     """Whether all ranks' times are by the clock of one host."""
-    mine = running_system() if step.host_s is not None else ""
+    mine = boot_id() if step.host_s is not None else ""
     systems: list[str] = [mine] * mesh.grid.world
     if mesh.grid.world > 1:
         dist.all_gather_object(systems, mine)
@@ -162,7 +162,7 @@ def _share_a_clock(mesh: Mesh, step: StepTimes) -> bool:
 
 
 def _term_means(
-    launch: Launch, mesh: Mesh, machine: Machine, steps: Sequence[StepTimes], *, one_clock: bool
+    launch: Launch, mesh: Mesh, machine: RankDevice, steps: Sequence[StepTimes], *, one_clock: bool
 ) -> list[TermMeans]:
     """The terms of a step, each call of which every rank has in the same place."""
     entries = [call.entry for call in steps[0].calls]
@@ -182,7 +182,7 @@ def _term_means(
     ]
 
 
-def _in_flight_s(launch: Launch, mesh: Mesh, machine: Machine, steps: Sequence[StepTimes]) -> torch.Tensor:
+def _in_flight_s(launch: Launch, mesh: Mesh, machine: RankDevice, steps: Sequence[StepTimes]) -> torch.Tensor:
     """Seconds of each call of each step, by the clock that all ranks share. Shape (steps, calls)."""
     entries = [call.entry for call in steps[0].calls]
     host_s = torch.tensor([[one.host_s] for one in steps], dtype=torch.float64)
@@ -196,7 +196,11 @@ def _in_flight_s(launch: Launch, mesh: Mesh, machine: Machine, steps: Sequence[S
 
 
 def _over_groups(
-    values: torch.Tensor, entries: Sequence[Entry], mesh: Mesh, machine: Machine, operation: dist.ReduceOp.RedOpType
+    values: torch.Tensor,
+    entries: Sequence[LedgerEntry],
+    mesh: Mesh,
+    machine: RankDevice,
+    operation: dist.ReduceOp.RedOpType,
 ) -> torch.Tensor:
     """A value of each call combined over the call's own group. Shape of values: (…, calls)."""
     found = values.clone()
@@ -209,7 +213,7 @@ def _over_groups(
 def _over_ranks(
     values: torch.Tensor,
     mesh: Mesh,
-    machine: Machine,
+    machine: RankDevice,
     operation: dist.ReduceOp.RedOpType,
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
@@ -221,7 +225,7 @@ def _over_ranks(
     return moved.cpu()
 
 
-def _mean_over_ranks(values: torch.Tensor, mesh: Mesh, machine: Machine) -> torch.Tensor:
+def _mean_over_ranks(values: torch.Tensor, mesh: Mesh, machine: RankDevice) -> torch.Tensor:
     return _over_ranks(values, mesh, machine, dist.ReduceOp.SUM) / mesh.grid.world
 
 
@@ -244,7 +248,7 @@ def _beside(launch: Launch, mesh: Mesh, measured: TermMeans) -> SummaryTerm:
     )
 
 
-def _predicted(launch: Launch, entry: Entry) -> PredictedTerm | None:
+def _predicted(launch: Launch, entry: LedgerEntry) -> PredictedTerm | None:
     """The launch config's term of the same name and size."""
     for term in launch.predicted.terms:
         if (term.op, term.axis, term.phase, term.layer, round(term.bytes)) == (*entry.term, entry.size_bytes):
@@ -252,7 +256,7 @@ def _predicted(launch: Launch, entry: Entry) -> PredictedTerm | None:
     return None
 
 
-def _ran_on(launch: Launch, mesh: Mesh, machine: Machine) -> Ran:
+def _ran_on(launch: Launch, mesh: Mesh, machine: RankDevice) -> Ran:
     return Ran(
         device=machine.name,
         host=socket.gethostname(),
@@ -418,7 +422,7 @@ class Metrics:
     def close(self) -> None:
         """Sum up what was measured after the warm-up, beside the prediction; all ranks together."""
         if self._timed:
-            machine = Machine(self.device, self._device_name(), self._memory_bytes(), self._convention())
+            machine = RankDevice(self.device, self._device_name(), self._memory_bytes(), self._convention())
             summary = summarise(self.launch, self.mesh, machine, self._timed, warmup=WARMUP_STEPS)
             if self.mesh.rank == 0:
                 self.say(summary_line(summary))

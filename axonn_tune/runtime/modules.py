@@ -22,29 +22,29 @@ import torch.nn.functional as functional
 from axonn_tune.program.dimensions import loss_chunks
 from axonn_tune.program.operations import Phase
 from axonn_tune.runtime import philox
-from axonn_tune.runtime.communication import Communicator, Gathers, Gradients
+from axonn_tune.runtime.communication import Communicator, WeightGathers, WeightGradients
 from axonn_tune.runtime.parameters import Matrix, Vector
-from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.specs.model import Model
 
-Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+TensorFunction: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 Compiled = TypeVar("Compiled", bound=Callable[..., object])
 
 
-def compiled(function: Compiled, settings: Settings) -> Compiled:
+def compiled(function: Compiled, settings: RuntimeSettings) -> Compiled:
     """The function by torch.compile, if the settings want that: what it does element by element becomes one kernel."""
     return cast(Compiled, torch.compile(function, dynamic=False)) if settings.compile else function
 
 
 @dataclass
-class Local:
+class LocalGraph:
     """A local function with its own small graph, for its gradient."""
 
     inputs: torch.Tensor
     output: torch.Tensor
 
     @classmethod
-    def run(cls, function: Function, x: torch.Tensor) -> Local:
+    def run(cls, function: TensorFunction, x: torch.Tensor) -> LocalGraph:
         """Run a function of one tensor and keep its graph."""
         with torch.enable_grad():
             inputs = x.detach().requires_grad_()
@@ -62,7 +62,7 @@ class Local:
 
 
 @dataclass
-class Attention:
+class CausalAttention:
     """Softmax attention on this rank's heads; qkv columns are grouped by key head: queries, key, value.
 
     core: what turns queries, keys and values `[b, heads, S, head_dim]` into outputs; turn: rotary positions.
@@ -73,7 +73,7 @@ class Attention:
     kv_heads: int
     sequence: int
     core: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
-    turn: Function = field(default_factory=lambda: rotate)
+    turn: TensorFunction = field(default_factory=lambda: rotate)
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
         """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
@@ -90,16 +90,16 @@ class Attention:
         return output.transpose(1, 2).reshape(-1, self.heads * dim)
 
 
-def attention_on(model: Model, settings: Settings, *, sequence: int, shares: int) -> Attention:
+def attention_on(model: Model, settings: RuntimeSettings, *, sequence: int, shares: int) -> CausalAttention:
     """Attention on one of `shares` equal shares of the heads, as training has it."""
-    return Attention(
+    return CausalAttention(
         *(model, model.heads // shares, model.kv_heads // shares, sequence),
         core=attention_core(settings),
         turn=compiled(rotate, settings),
     )
 
 
-def attention_core(settings: Settings) -> Callable[..., torch.Tensor]:
+def attention_core(settings: RuntimeSettings) -> Callable[..., torch.Tensor]:
     """Scaled dot-product attention; on CPUs at least in fp32, since bf16's backward pass is five times slower there."""
     if settings.device.type == "cpu" and settings.compute.itemsize < torch.float32.itemsize:
         return _wide_core
@@ -154,7 +154,7 @@ def dropped(
     return x * keep / (1.0 - share)
 
 
-def activation(settings: Settings, *, gated: bool) -> Function:
+def activation(settings: RuntimeSettings, *, gated: bool) -> TensorFunction:
     """The MLP's activation of `[M, G_x]`."""
     return compiled(partial(activate, gated=gated), settings)
 
@@ -171,7 +171,7 @@ Result = TypeVar("Result")
 
 
 @dataclass
-class Linear:
+class ParallelLinear:
     """`O[M, n] = Σ_output_axis I[M, k] · W[k, n]`, with an optional bias added after the sum.
 
     Backward takes the parts of a micro-batch together: their weight gradients are one.
@@ -183,7 +183,7 @@ class Linear:
     weight: Matrix
     bias: Vector | None
     communicator: Communicator
-    settings: Settings
+    settings: RuntimeSettings
     after: Callable[[], None] | None = None
 
     def forward(self, x: torch.Tensor, block: torch.Tensor, phase: Phase) -> Generator[None, None, torch.Tensor]:
@@ -203,7 +203,7 @@ class Linear:
         inputs: Sequence[torch.Tensor],
         block: torch.Tensor,
         output_gradients: Sequence[torch.Tensor],
-        gradients: Gradients,
+        gradients: WeightGradients,
     ) -> list[torch.Tensor]:
         """`dI[M, k] = Σ_input_axis dO · Wᵀ` of each part, from its `I[M, k]` and `dO[M, n]`.
 
@@ -225,7 +225,7 @@ class Linear:
         return [pending.wait() for pending in before]
 
 
-def together(passes: Sequence[Generator[None, None, Result]]) -> list[Result]:
+def interleave(passes: Sequence[Generator[None, None, Result]]) -> list[Result]:
     """Results of passes that run in turn: each goes on until it yields, then the next."""
     results: dict[int, Result] = {}
     while len(results) < len(passes):
@@ -241,7 +241,7 @@ def together(passes: Sequence[Generator[None, None, Result]]) -> list[Result]:
 
 EPSILON = 1e-5
 
-Statistics = tuple[torch.Tensor, torch.Tensor]
+NormStatistics = tuple[torch.Tensor, torch.Tensor]
 """Mean (0 for RMSNorm) and reciprocal deviation of each token, `[M, 1]`, in the statistics type."""
 
 
@@ -257,7 +257,7 @@ class Norm:
     weight: Vector
     bias: Vector | None
     communicator: Communicator
-    settings: Settings
+    settings: RuntimeSettings
     native: bool = True
 
     def __post_init__(self) -> None:
@@ -272,7 +272,7 @@ class Norm:
         alone, on_cpu = self.communicator.mesh.size("y") == 1, self.settings.device.type == "cpu"
         return self.native and alone and on_cpu and self.bias is not None
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Statistics]:
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, NormStatistics]:
         """The norm's output and the statistics to save."""
         if self._whole_on_cpu:
             return self._native(x)
@@ -282,19 +282,19 @@ class Norm:
         statistics = self._combined(found.view(parts, -1, x.shape[0]), x.shape[-1], self.width)
         return self.apply(x, statistics), statistics
 
-    def apply(self, x: torch.Tensor, statistics: Statistics) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, statistics: NormStatistics) -> torch.Tensor:
         """The norm's output once more; sends nothing. From saved statistics, or, where torch's kernel does it, anew."""
         if self._whole_on_cpu:
             return self._native(x)[0]
         bias = None if self.bias is None else self.bias.value
         return self._normalized(x, *statistics, self.weight.value, bias, self.settings.compute)
 
-    def _native(self, x: torch.Tensor) -> tuple[torch.Tensor, Statistics]:
+    def _native(self, x: torch.Tensor) -> tuple[torch.Tensor, NormStatistics]:
         assert self.bias is not None, "LayerNorm has one"
         output, *statistics = torch.native_layer_norm(x, [self.width], self.weight.value, self.bias.value, EPSILON)
         return output, (statistics[0], statistics[1])
 
-    def backward(self, x: torch.Tensor, statistics: Statistics, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(self, x: torch.Tensor, statistics: NormStatistics, gradient: torch.Tensor) -> torch.Tensor:
         """Gradient of the input; both sums over the hidden dim are all-reduced over y."""
         if self._whole_on_cpu:
             return self._native_backward(x, statistics, gradient)
@@ -306,7 +306,7 @@ class Norm:
             self.bias.gradient += for_bias
         return self._centred(x, *statistics, weight, gradient, pending.wait() / self.width)
 
-    def _native_backward(self, x: torch.Tensor, statistics: Statistics, gradient: torch.Tensor) -> torch.Tensor:
+    def _native_backward(self, x: torch.Tensor, statistics: NormStatistics, gradient: torch.Tensor) -> torch.Tensor:
         assert self.bias is not None, "LayerNorm has one"
         found, for_weight, for_bias = torch.ops.aten.native_layer_norm_backward(
             gradient, x, [self.width], *statistics, self.weight.value, self.bias.value, [True, True, True]
@@ -326,7 +326,7 @@ def moments(x: torch.Tensor, dtype: torch.dtype, with_mean: bool) -> torch.Tenso
     return torch.stack([mean, ((wide - mean[:, None]) ** 2).sum(-1)])
 
 
-def combined(found: torch.Tensor, share: int, width: int) -> Statistics:
+def combined(found: torch.Tensor, share: int, width: int) -> NormStatistics:
     """Statistics from the moments `[y, 1 or 2, M]` of all shares, `share` wide each (Chan et al. 1983)."""
     if found.shape[1] == 1:
         mean, spread = torch.zeros_like(found[0, 0]), found[:, 0].sum(0)
@@ -403,7 +403,7 @@ class Embedding:
     sequence: int
     communicator: Communicator
 
-    def forward(self, tokens: torch.Tensor, gathers: Gathers) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, gathers: WeightGathers) -> torch.Tensor:
         """Tokens `[M]` to `[M, H_y]`: local rows only, summed over the ranks that hold the others."""
         block = gathers.take(self.table)
         mine, local = local_rows(tokens, self.table)
@@ -414,7 +414,7 @@ class Embedding:
             x = (x.view(-1, self.sequence, x.shape[-1]) + positions).view(x.shape)
         return x
 
-    def backward(self, tokens: torch.Tensor, gradient: torch.Tensor, gradients: Gradients) -> None:
+    def backward(self, tokens: torch.Tensor, gradient: torch.Tensor, gradients: WeightGradients) -> None:
         """Gradients of both tables from `[M, H_y]`."""
         if self.positions is not None:
             rows = gradient.new_zeros(self.positions.layout.rows, gradient.shape[1])
@@ -436,18 +436,24 @@ def local_rows(tokens: torch.Tensor, table: Matrix) -> tuple[torch.Tensor, torch
 
 
 @dataclass
-class Head:
+class LMHead:
     """Final norm, logits and loss, with all gradients at once."""
 
     table: Matrix
     norm: Norm
     vocab: int
     communicator: Communicator
-    settings: Settings
+    settings: RuntimeSettings
     after: Callable[[], None] | None = None
 
     def forward_backward(
-        self, x: torch.Tensor, targets: torch.Tensor, gathers: Gathers, gradients: Gradients, *, scale: float
+        self,
+        x: torch.Tensor,
+        targets: torch.Tensor,
+        gathers: WeightGathers,
+        gradients: WeightGradients,
+        *,
+        scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss · scale summed over this rank's targets `[M]`, and the gradient of `x[M, H_y]`."""
         normal, statistics = self.norm.forward(x)

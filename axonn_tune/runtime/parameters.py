@@ -18,7 +18,7 @@ from axonn_tune.runtime.mesh import Mesh
 
 
 @dataclass(frozen=True)
-class Layout:
+class MatrixLayout:
     """How a matrix lies on the grid.
 
     real_rows: rows beyond it are padding and stay zero; deviation: of the initial normal values.
@@ -41,7 +41,7 @@ class Matrix:
     shard in the main type, or in the compute type where main weights are split over data.
     """
 
-    layout: Layout
+    layout: MatrixLayout
     gathered_rows: range
     row_range: range
     column_range: range
@@ -94,7 +94,7 @@ class Bucket:
     value: torch.Tensor
     gradient: torch.Tensor
     own: range
-    main: torch.Tensor
+    master: torch.Tensor
     split: bool
 
     @property
@@ -106,7 +106,7 @@ class Bucket:
         """Axes over which ranks update different elements of a parameter."""
         return parameter.split_axes | ({"data"} if self.split else set())
 
-    def rectangles(self, parameter: Parameter, flat: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
+    def slices(self, parameter: Parameter, flat: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
         """What `flat`, laid out as `main`, holds of a parameter: `(first row, first column, values)`, views.
 
         A run of elements is the end of a row, whole rows, and the beginning of one; of a vector it is one column.
@@ -132,7 +132,7 @@ class Bucket:
 
 
 @dataclass
-class Store:
+class ParameterStore:
     """Makes and holds the parameters of one rank, in a fixed order."""
 
     mesh: Mesh
@@ -143,7 +143,7 @@ class Store:
     vectors: list[Vector] = field(default_factory=list)
     buckets: list[Bucket] = field(default_factory=list)
 
-    def matrix(self, layout: Layout) -> Matrix:
+    def matrix(self, layout: MatrixLayout) -> Matrix:
         """This rank's shard, initialised from counters: the same elements on every grid."""
         gathered = part_of(range(layout.rows), layout.row_axes, self.mesh)
         rows = part_of(gathered, ("z",), self.mesh)
@@ -172,21 +172,21 @@ class Store:
         shares = self.mesh.size("data") if compute is not None else 1
         share = -(-count // shares)
         whole, gradient = (torch.zeros(share * shares, dtype=self.dtype, device=self.device) for _ in range(2))
-        for one, part in zip(parameters, _pieces(whole, parameters), strict=True):
+        for one, part in zip(parameters, _views(whole, parameters), strict=True):
             part.copy_(one.value)
         place = self.mesh.coordinate("data") if shares > 1 else 0
         own = range(place * share, (place + 1) * share)
-        value, main = whole, whole
+        value, master = whole, whole
         if compute is not None:
-            value, main = whole.to(compute, copy=True), whole[own.start : own.stop].clone()
-        for one, part, its in zip(parameters, _pieces(value, parameters), _pieces(gradient, parameters), strict=True):
+            value, master = whole.to(compute, copy=True), whole[own.start : own.stop].clone()
+        for one, part, its in zip(parameters, _views(value, parameters), _views(gradient, parameters), strict=True):
             one.value, one.gradient = part, its
-        made = Bucket(layer, list(parameters), value, gradient, own, main, split=compute is not None)
+        made = Bucket(layer, list(parameters), value, gradient, own, master, split=compute is not None)
         self.buckets.append(made)
         return made
 
 
-def _pieces(flat: torch.Tensor, parameters: Sequence[Parameter]) -> list[torch.Tensor]:
+def _views(flat: torch.Tensor, parameters: Sequence[Parameter]) -> list[torch.Tensor]:
     """Views of a flat tensor in the shapes of parameters, one after the other."""
     begin, found = 0, []
     for one in parameters:

@@ -17,7 +17,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
 
-Key: TypeAlias = tuple[int, int] | tuple[torch.Tensor, torch.Tensor]
+PhiloxKey: TypeAlias = tuple[int, int] | tuple[torch.Tensor, torch.Tensor]
 """Two 32-bit words."""
 
 
@@ -34,7 +34,7 @@ def _product(word: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.T
     return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
-def philox(counter: torch.Tensor, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
+def philox(counter: torch.Tensor, key: PhiloxKey) -> tuple[torch.Tensor, torch.Tensor]:
     """Two 32-bit words for each int64 counter, as int64."""
     first, second = counter & _LOW, (counter >> 32) & _LOW
     third, fourth = torch.zeros_like(first), torch.zeros_like(first)

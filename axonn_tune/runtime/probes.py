@@ -38,18 +38,18 @@ from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailed
 from axonn_tune.grid import Grid
 from axonn_tune.processes import die_with
 from axonn_tune.program.operations import GROUP_AXES
-from axonn_tune.runtime.communication import Communicator, Pending
+from axonn_tune.runtime.communication import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import device_of
 from axonn_tune.runtime.ledger import Ledger
-from axonn_tune.runtime.mesh import Mesh, Ranks
-from axonn_tune.runtime.modules import Local, attention_on
+from axonn_tune.runtime.mesh import Mesh, WorldGroup
+from axonn_tune.runtime.modules import LocalGraph, attention_on
 from axonn_tune.runtime.rank import (
-    Place,
+    RankEnvironment,
     end_process,
     is_broken_connection,
     is_timeout,
-    place_of,
-    say_why,
+    print_message,
+    rank_environment,
 )
 from axonn_tune.runtime.settings import DTYPES, settings_of
 from axonn_tune.runtime.tokens import batches
@@ -109,7 +109,7 @@ class Bench:
         full = torch.zeros(elements // probe.group * probe.group, dtype=self._dtype, device=self._device)
         shard = full[: len(full) // probe.group]
 
-        def run() -> Pending:
+        def run() -> CollectiveHandle:
             if probe.op == "all_gather":
                 return communicator.all_gather(shard, _AXIS, "forward", "probe")
             if probe.op == "reduce_scatter":
@@ -156,9 +156,9 @@ class Bench:
         attention = attention_on(model, settings_of(launch, self._device), sequence=sequence, shares=1)
         qkv = self._normal(probe.sequences * sequence, model.qkv_width)
         if not probe.backward:
-            return lambda: Local.run(attention, qkv)
+            return lambda: LocalGraph.run(attention, qkv)
         gradient = self._normal(probe.sequences * sequence, model.query_width)
-        return lambda: Local.run(attention, qkv).backward(gradient)
+        return lambda: LocalGraph.run(attention, qkv).backward(gradient)
 
     def step(self, probe: StepProbe) -> Work:
         """One training step of this rank alone."""
@@ -195,7 +195,7 @@ class Bench:
 MOST_ROUNDS = 15
 """Times the whole plan is gone through at most: the median of more is no better."""
 
-Progress = Callable[[int, float, str], None]
+ProgressListener = Callable[[int, float, str], None]
 """Told after each sample: points so far, seconds so far, what comes next in words."""
 
 _LONGEST_SHARE = 0.0025
@@ -207,7 +207,7 @@ _MOST_CALLS = 300
 
 
 @dataclass(frozen=True)
-class Task:
+class ProbeTask:
     """What comes next: a probe by its number; calls: how often, for what ranks do together."""
 
     number: int
@@ -236,7 +236,7 @@ class Agenda:
         shortest, longest = _WINDOW_RANGE_S
         return min(longest, max(shortest, self.plan.budget_s / _WINDOWS_PER_BUDGET / len(self.plan.probes)))
 
-    def next(self) -> Task | None:
+    def next(self) -> ProbeTask | None:
         """The next sample to take; None when time is up or there is enough of all."""
         while self._round < MOST_ROUNDS and (self.elapsed_s < self.plan.budget_s or self._owes()):
             if self._position == len(self.plan.probes):
@@ -249,7 +249,7 @@ class Agenda:
             if expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE and self._may_go(number):
                 continue
             calls = 3 if expected_s is None else min(_MOST_CALLS, max(1, round(self.window_s / expected_s)))
-            return Task(number, calls, self.window_s)
+            return ProbeTask(number, calls, self.window_s)
         return None
 
     def load(self, points: Iterable[Point]) -> None:
@@ -295,10 +295,10 @@ class Prober:
     """Takes the samples on one rank."""
 
     bench: Bench
-    ranks: Ranks
+    ranks: WorldGroup
     device: torch.device
 
-    def sample(self, probe: Probe, task: Task) -> tuple[float, int]:
+    def sample(self, probe: Probe, task: ProbeTask) -> tuple[float, int]:
         """Seconds of one call and calls counted, the same on all ranks."""
         work = work_of(probe, self.bench)
         self._barrier()
@@ -348,21 +348,21 @@ class Prober:
 
 
 def probe_world(
-    plan: Plan | None, log: PointLog | None, *, device: torch.device, resume: bool, progress: Progress
+    plan: Plan | None, log: PointLog | None, *, device: torch.device, resume: bool, progress: ProgressListener
 ) -> None:
     """Measure on every rank of the world; rank 0 has the plan, and the log that points go to.
 
     UsageError, on all ranks, if the log is there already and not to be resumed, or was measured elsewhere.
     """
-    ranks = Ranks.of_the_world()
-    plan = ranks.from_first(lambda: plan)
+    ranks = WorldGroup.of_the_world()
+    plan = ranks.from_rank_0(lambda: plan)
     assert plan is not None, "rank 0 has one"
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     setting = _setting(plan, device, ranks)
     prober = Prober(Bench(plan, rank=rank, world=world, device=device), ranks, device)
     agenda = Agenda(plan)
-    ranks.from_first(lambda: None if log is None else agenda.load(log.open(setting, resume=resume)))
-    while (task := ranks.from_first(agenda.next)) is not None:
+    ranks.from_rank_0(lambda: None if log is None else agenda.load(log.open(setting, resume=resume)))
+    while (task := ranks.from_rank_0(agenda.next)) is not None:
         probe = plan.probes[task.number]
         seconds, calls = prober.sample(probe, task)
         if log is not None:
@@ -373,7 +373,7 @@ def probe_world(
         log.close()
 
 
-def _setting(plan: Plan, device: torch.device, ranks: Ranks) -> Setting:
+def _setting(plan: Plan, device: torch.device, ranks: WorldGroup) -> Setting:
     """Where and with what is measured; the places of all ranks."""
     own = RankPlace(
         host=socket.gethostname(),
@@ -427,7 +427,7 @@ _INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
-class Job:
+class ProbeJob:
     """What every rank is told. `plan`, `points` and `progress`, a descriptor, are rank 0's alone."""
 
     plan: Path
@@ -450,13 +450,13 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.parent is not None:
         die_with(chosen.parent)
-    job = Job(chosen.plan, chosen.points, chosen.backend, chosen.resume, chosen.progress)
+    job = ProbeJob(chosen.plan, chosen.points, chosen.backend, chosen.resume, chosen.progress)
     if chosen.ranks is not None:
         return start(chosen.ranks, job)
-    return rank_main(place_of(os.environ), job)
+    return rank_main(rank_environment(os.environ), job)
 
 
-def start(ranks: int, job: Job) -> int:
+def start(ranks: int, job: ProbeJob) -> int:
     """Fork the ranks, which talk through loopback, and wait; the first exit code that is not 0 ends them all."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # The optimizer would import it in every rank, seconds of work each.
@@ -468,7 +468,7 @@ def start(ranks: int, job: Job) -> int:
             child = os.fork()
             if not child:
                 die_with(starter)
-                end_process(rank_main(Place(rank, ranks, rank, init_method=f"file://{folder}/meeting"), job))
+                end_process(rank_main(RankEnvironment(rank, ranks, rank, init_method=f"file://{folder}/meeting"), job))
             children[child] = rank
         try:
             return _outcome(children)
@@ -486,13 +486,13 @@ def _outcome(children: dict[int, int]) -> int:
         if code and not failed:
             failed = code if code > 0 else TrainingFailedError.exit_code
             if code < 0:
-                say_why(f"rank {rank} was ended by {signal.Signals(-code).name} while it measured")
+                print_message(f"rank {rank} was ended by {signal.Signals(-code).name} while it measured")
             for other in children:
                 os.kill(other, signal.SIGKILL)
     return failed
 
 
-def rank_main(place: Place, job: Job) -> int:
+def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
     """One rank's calibration; the exit code."""
     first = place.rank == 0
     try:
@@ -508,7 +508,7 @@ def rank_main(place: Place, job: Job) -> int:
         return _INTERRUPTED
     except AxonnTuneError as error:
         if first:
-            say_why(str(error))
+            print_message(str(error))
         return error.exit_code
     except Exception as error:
         return _broken(place.rank, error)
@@ -519,7 +519,7 @@ def _broken(rank: int, error: Exception) -> int:
     """An error nobody foresaw, or a connection that another rank's end has broken."""
     if is_timeout(error) or is_broken_connection(error):
         if rank == 0:
-            say_why("another rank was lost while it measured; the points so far are saved, --resume goes on")
+            print_message("another rank was lost while it measured; the points so far are saved, --resume goes on")
         return TrainingFailedError.exit_code
     print(f"rank {rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
     return EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code

@@ -21,15 +21,15 @@ import torch.distributed as dist
 
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
 from axonn_tune.files import write_text_atomically
-from axonn_tune.runtime.checkpoint import Checkpointer, Run
+from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
 from axonn_tune.runtime.devices import device_of, resident_bytes
 from axonn_tune.runtime.ledger import compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh, require_world
 from axonn_tune.runtime.metrics import Metrics
 from axonn_tune.runtime.timing import Tracer
 from axonn_tune.runtime.tokens import batches
-from axonn_tune.runtime.trainer import START_TIMEOUT_S, Loop, Trainer, require_runnable
-from axonn_tune.runtime.watch import Failure, Watch
+from axonn_tune.runtime.trainer import START_TIMEOUT_S, Trainer, TrainingLoop, require_runnable
+from axonn_tune.runtime.watch import RankFailure, Watch
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.runs import differences_name, remove_outcome, run_directory
@@ -40,7 +40,7 @@ _ROOT_CAUSE_S = 6.0
 
 
 @dataclass(frozen=True)
-class Place:
+class RankEnvironment:
     """This process among all: as torchrun says it, else as Slurm does, else alone."""
 
     rank: int = 0
@@ -51,7 +51,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """What the command line adds to a launch config."""
 
     steps: int | None = None
@@ -61,14 +61,14 @@ class Options:
     trace_all: bool = False
 
 
-def place_of(environment: Mapping[str, str]) -> Place:
+def rank_environment(environment: Mapping[str, str]) -> RankEnvironment:
     """Where this process stands; UsageError if the environment says it half."""
     if "RANK" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     elif "SLURM_PROCID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
         names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
     else:
-        return Place()
+        return RankEnvironment()
     missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if missing:
         raise UsageError(f"{names[0]} is set, so {', '.join(missing)} must be too, as under torchrun")
@@ -76,7 +76,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
     address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     # torchrun serves a store already, which `env://` joins; else rank 0 serves one at this address.
     method = "env://" if "TORCHELASTIC_RUN_ID" in environment else f"tcp://{address}:{port}"
-    return Place(rank, world, local_rank, address, method)
+    return RankEnvironment(rank, world, local_rank, address, method)
 
 
 @dataclass
@@ -84,8 +84,8 @@ class Rank:
     """One rank's run, from joining the world to its exit code."""
 
     launch: Launch
-    options: Options
-    place: Place
+    options: RunOptions
+    place: RankEnvironment
     directory: Path | None = None
     watch: Watch | None = None
 
@@ -133,11 +133,11 @@ class Rank:
 
     def _loop(
         self, trainer: Trainer, metrics: Metrics, checkpointer: Checkpointer | None, tracer: Tracer | None
-    ) -> Loop:
+    ) -> TrainingLoop:
         if self.watch is not None:
             self.watch.issued = lambda: trainer.ledger.issued
         every_steps = self.launch.checkpoint.every_steps
-        return Loop(
+        return TrainingLoop(
             trainer, metrics, self.watch, checkpointer, every_steps, lambda: self._be_strict(trainer.mesh), tracer
         )
 
@@ -191,13 +191,13 @@ class Rank:
             keep=wanted.keep,
             mesh=trainer.mesh,
             optimizer=trainer.optimizer,
-            run=Run.of(self.launch),
+            run=RunIdentity.of(self.launch),
         )
         found = checkpointer.load_latest()
         if found is None and self.options.resume:
             raise UsageError(f"--resume: there is no checkpoint in {wanted.directory!r}")
         if found is not None and self.place.rank == 0:
-            say_why(f"after step {found}, from {wanted.directory}", label="Resuming")
+            print_message(f"after step {found}, from {wanted.directory}", label="Resuming")
         return checkpointer
 
     def _tracer(self, device: torch.device) -> Tracer | None:
@@ -257,34 +257,34 @@ class Rank:
             else:
                 self.watch.fail(f"rank {self.place.rank}: {reason}", code=code)
         if reason and (self.place.rank == 0 or self.watch is None):
-            say_why(reason)
+            print_message(reason)
         if code == SAVED_ON_A_SIGNAL and self.place.rank == 0:
-            say_why("by a signal; the state is saved, and the next run goes on from it", label="Stopped")
+            print_message("by a signal; the state is saved, and the next run goes on from it", label="Stopped")
         return code
 
-    def _end_for_another(self, failure: Failure) -> None:
+    def _end_for_another(self, failure: RankFailure) -> None:
         """Another rank has failed: end at once, whatever the main thread waits for."""
         reason = failure.reason if failure.reason.startswith("rank ") else f"rank {failure.rank}: {failure.reason}"
         if not failure.told:
-            say_why(reason)
+            print_message(reason)
         end_process(failure.code)
 
 
-def run_rank(launch_path: str, options: Options, *, export: bool = False) -> int:
+def run_rank(launch_path: str, options: RunOptions, *, export: bool = False) -> int:
     """Run the rank that the environment names; its exit code. export: set the launch config's variables first."""
     try:
-        place = place_of(os.environ)
+        place = rank_environment(os.environ)
         launch = load_document(launch_path, schema=Launch)
     except AxonnTuneError as error:
         if os.environ.get("RANK", "0") == "0":
-            say_why(str(error))
+            print_message(str(error))
         return error.exit_code
     for variable in launch.environment if export else ():
         os.environ.setdefault(variable.name, variable.value)
     return Rank(launch, options, place).run()
 
 
-def say_why(reason: str, *, label: str = "Error") -> None:
+def print_message(reason: str, *, label: str = "Error") -> None:
     """One line for people, in one write, so that ranks do not mix theirs."""
     sys.stderr.write(f"{label}: {reason}\n")
     sys.stderr.flush()

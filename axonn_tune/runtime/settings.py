@@ -18,39 +18,39 @@ DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class RuntimeSettings:
     """compute: activations and gathered weights; main: stored weights and gradients; statistics: norms and loss.
 
-    parts: pieces that a micro-batch runs in; split_main: main weights and moments are split over data; dropout: share
+    parts: pieces that a micro-batch runs in; shard_master: main weights and moments are split over data; dropout: share
     of a block's outputs and of the embedding set to zero; compile: elementwise work by torch.compile.
     """
 
     compute: torch.dtype
-    main: torch.dtype
+    master: torch.dtype
     statistics: torch.dtype
     overlaps: frozenset[Overlap]
     recompute: Recompute
     kept_layers: int
     device: torch.device
     parts: int = 1
-    split_main: bool = False
+    shard_master: bool = False
     dropout: float = 0.0
     compile: bool = False
 
 
-def settings_of(launch: Launch, device: torch.device) -> Settings:
+def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:
     """Number formats, overlaps and recomputation of a launch config."""
-    compute, main, statistics = DTYPES[launch.workload.precision]
-    return Settings(
+    compute, master, statistics = DTYPES[launch.workload.precision]
+    return RuntimeSettings(
         compute=compute,
-        main=main,
+        master=master,
         statistics=statistics,
         overlaps=frozenset(launch.workload.overlaps),
         recompute=launch.recompute,
         kept_layers=launch.kept_layers,
         device=device,
         parts=2 if launch.workload.split_micro_batch else 1,
-        split_main=launch.workload.shard_optimizer_over_data,
+        shard_master=launch.workload.shard_optimizer_over_data,
         dropout=launch.dropout,
         compile=launch.compile,
     )

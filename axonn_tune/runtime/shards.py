@@ -35,7 +35,7 @@ from axonn_tune.runtime.parameters import Bucket, Parameter, Vector
 
 
 @dataclass(frozen=True)
-class Piece:
+class Shard:
     """A box of a tensor: the whole's size, where in it the box begins, and its values."""
 
     size: tuple[int, ...]
@@ -47,44 +47,44 @@ class Piece:
         """Of the whole tensor."""
         return torch.Size(self.size).numel() * self.values.element_size()
 
-    def staged(self) -> Piece:
+    def host_copy(self) -> Shard:
         """The same with a copy of its values in host memory, which training does not change."""
-        return Piece(self.size, self.start, self.values.detach().to("cpu", copy=True))
+        return Shard(self.size, self.start, self.values.detach().to("cpu", copy=True))
 
-    def box(self) -> ChunkStorageMetadata:
+    def chunk(self) -> ChunkStorageMetadata:
         """As the library writes it."""
         return ChunkStorageMetadata(torch.Size(self.start), self.values.size())
 
 
-Pieces: TypeAlias = Mapping[str, Sequence[Piece]]
+Shards: TypeAlias = Mapping[str, Sequence[Shard]]
 """By the tensor's name, at least one each."""
 
 
-def pieces_of(parameter: Parameter, bucket: Bucket, flat: torch.Tensor) -> list[Piece]:
+def shards_of(parameter: Parameter, bucket: Bucket, flat: torch.Tensor) -> list[Shard]:
     """What `flat`, laid out as the bucket's main weights, holds of a parameter, without padded rows; views."""
-    found = [_piece(parameter, *rectangle) for rectangle in bucket.rectangles(parameter, flat)]
+    found = [_shard(parameter, *rectangle) for rectangle in bucket.slices(parameter, flat)]
     return [piece for piece in found if piece.values.numel()] or found[:1]
 
 
-def _piece(parameter: Parameter, row: int, column: int, values: torch.Tensor) -> Piece:
+def _shard(parameter: Parameter, row: int, column: int, values: torch.Tensor) -> Shard:
     """A rectangle of a shard as a piece of the whole; one of padding alone begins at the end, where it is empty."""
     if isinstance(parameter, Vector):
-        return Piece((parameter.width,), (parameter.piece.start + row,), values.flatten())
+        return Shard((parameter.width,), (parameter.piece.start + row,), values.flatten())
     layout = parameter.layout
     row += parameter.row_range.start
     real = min(max(layout.real_rows - row, 0), len(values))
     start = min(row, layout.real_rows), parameter.column_range.start + column
-    return Piece((layout.real_rows, layout.columns), start, values[:real])
+    return Shard((layout.real_rows, layout.columns), start, values[:real])
 
 
-def written_here(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:
+def names_to_write(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:
     """Names of the parameters this rank saves, of those it shares with others: one rank does, all about as much."""
     owned = [(parameter, bucket) for bucket in buckets for parameter in bucket.parameters]
     written: set[str] = set()
     # Elements dealt to each copy, for every kind of sharing.
     dealt: dict[frozenset[str], list[int]] = {}
     for parameter, bucket in sorted(owned, key=lambda one: -one[0].value.numel()):
-        place, copies, axes = _copy(bucket.split_axes(parameter), mesh)
+        place, copies, axes = _replica(bucket.split_axes(parameter), mesh)
         loads = dealt.setdefault(axes, [0] * copies)
         lightest = loads.index(min(loads))
         loads[lightest] += parameter.value.numel()
@@ -93,7 +93,7 @@ def written_here(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:
     return written
 
 
-def _copy(split: frozenset[str], mesh: Mesh) -> tuple[int, int, frozenset[str]]:
+def _replica(split: frozenset[str], mesh: Mesh) -> tuple[int, int, frozenset[str]]:
     """Which copy of its elements this rank holds, of how many, and the axes over which they repeat."""
     repeated = [axis for axis in AXES if axis not in split]
     place, copies = 0, 1
@@ -103,7 +103,7 @@ def _copy(split: frozenset[str], mesh: Mesh) -> tuple[int, int, frozenset[str]]:
     return place, copies, frozenset(repeated)
 
 
-def write(folder: Path, pieces: Pieces, group: dist.ProcessGroup | None) -> None:
+def write(folder: Path, pieces: Shards, group: dist.ProcessGroup | None) -> None:
     """Write the pieces of all ranks, each given by one of them; CheckpointException on all if one fails.
 
     `group` None: this process holds everything.
@@ -122,7 +122,7 @@ def write(folder: Path, pieces: Pieces, group: dist.ProcessGroup | None) -> None
     writer.finish(metadata, [results.wait()])
 
 
-def read(folder: Path, pieces: Pieces) -> None:
+def read(folder: Path, pieces: Shards) -> None:
     """Fill pieces from a folder written by any grid; each rank reads on its own."""
     reader, planner = FileSystemReader(folder), _LoadPlanner()
     metadata = reader.read_metadata()
@@ -133,7 +133,7 @@ def read(folder: Path, pieces: Pieces) -> None:
     reader.read_data(planner.finish_plan(final), planner).wait()
 
 
-def described(folder: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def saved_tensors(folder: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Size and type of every tensor in a folder."""
     found = FileSystemReader(folder).read_metadata().state_dict_metadata
     return {
@@ -176,7 +176,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         for name, pieces in self.state_dict.items():
             tensor = saved[name]
             assert isinstance(tensor, TensorStorageMetadata), f"{name} was saved as a tensor"
-            wanted = [piece.box() for piece in pieces if piece.values.numel()]
+            wanted = [piece.chunk() for piece in pieces if piece.values.numel()]
             items += create_read_items_for_chunk_list(name, tensor, wanted)
         return plans.LoadPlan(items)
 
@@ -197,12 +197,12 @@ class _Writer(FileSystemWriter):
             raise
 
 
-def _at(pieces: Sequence[Piece], index: MetadataIndex) -> torch.Tensor:
+def _at(pieces: Sequence[Shard], index: MetadataIndex) -> torch.Tensor:
     """Values of the piece that begins where an index says."""
     return next(piece.values for piece in pieces if torch.Size(piece.start) == index.offset and piece.values.numel())
 
 
-def _write_item(name: str, piece: Piece) -> plans.WriteItem:
+def _write_item(name: str, piece: Shard) -> plans.WriteItem:
     properties = TensorProperties(dtype=piece.values.dtype)
-    data = plans.TensorWriteData(chunk=piece.box(), properties=properties, size=torch.Size(piece.size))
+    data = plans.TensorWriteData(chunk=piece.chunk(), properties=properties, size=torch.Size(piece.size))
     return plans.WriteItem(index=MetadataIndex(name, piece.start), type=plans.WriteItemType.SHARD, tensor_data=data)

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from axonn_tune import __version__
 from axonn_tune.files import write_text_atomically
-from axonn_tune.runtime.ledger import Entry
+from axonn_tune.runtime.ledger import LedgerEntry
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
     TRACE_SCHEMA,
@@ -48,7 +48,7 @@ EVERY_STEPS = {"cpu": 1, "cuda": 10}
 """Which steps are timed: on a GPU each call takes four events, some microseconds of the host's time."""
 
 
-class Clock(Protocol):
+class StepClock(Protocol):
     """Makes marks and says what lies between two of them."""
 
     def mark(self) -> Mark:
@@ -108,9 +108,9 @@ class DeviceClock:
 class Call:
     """One collective under way, with its marks."""
 
-    entry: Entry
+    entry: LedgerEntry
     group: dist.ProcessGroup
-    clock: Clock
+    clock: StepClock
     issued: Mark
     done: Mark = None
     halted: Mark = None
@@ -136,7 +136,7 @@ class Call:
 class TimedCall:
     """A collective in seconds from the start of its step; `began_s`: issued, and its group free."""
 
-    entry: Entry
+    entry: LedgerEntry
     began_s: float
     done_s: float
     halted_s: float
@@ -154,7 +154,7 @@ class TimedCall:
 
 
 @dataclass(frozen=True)
-class Part:
+class ComputeSpan:
     """A part of the computation, such as the forward pass of one block, in seconds from the start of the step."""
 
     name: str
@@ -166,7 +166,7 @@ class Part:
 class TermTime:
     """All calls of one collective in a step."""
 
-    entry: Entry
+    entry: LedgerEntry
     count: int
     seconds: float
     exposed_s: float
@@ -182,7 +182,7 @@ class StepTimes:
 
     calls: tuple[TimedCall, ...]
     unix_s: float = 0.0
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ComputeSpan, ...] = ()
     host_s: float | None = None
 
     @property
@@ -197,7 +197,7 @@ class StepTimes:
 
     def terms(self) -> list[TermTime]:
         """Calls of the same name and size together, in order of their first."""
-        found: dict[Entry, list[TimedCall]] = defaultdict(list)
+        found: dict[LedgerEntry, list[TimedCall]] = defaultdict(list)
         for call in self.calls:
             found[call.entry].append(call)
         return [
@@ -213,7 +213,7 @@ class Timer:
     Without a clock, of none.
     """
 
-    clock: Clock | None = None
+    clock: StepClock | None = None
     every_steps: int = 1
     traced_steps: int = 0
     _on: bool = False
@@ -253,7 +253,7 @@ class Timer:
         if self.clock is not None and self._traced:
             self._parts.append((name, self.clock.mark()))
 
-    def issue(self, entry: Entry, group: dist.ProcessGroup) -> Call | None:
+    def issue(self, entry: LedgerEntry, group: dist.ProcessGroup) -> Call | None:
         """A collective is about to be issued; None if it is not timed."""
         if self.clock is None or not self._on:
             return None
@@ -261,12 +261,12 @@ class Timer:
         self._calls.append(call)
         return call
 
-    def _named(self, clock: Clock, parts: list[tuple[str, Mark]]) -> Iterator[Part]:
+    def _named(self, clock: StepClock, parts: list[tuple[str, Mark]]) -> Iterator[ComputeSpan]:
         for (name, start), (_, end) in pairwise(parts):
             if name:
-                yield Part(name, clock.between_s(self._start, start), clock.between_s(self._start, end))
+                yield ComputeSpan(name, clock.between_s(self._start, start), clock.between_s(self._start, end))
 
-    def _timed(self, clock: Clock, calls: list[Call]) -> Iterator[TimedCall]:
+    def _timed(self, clock: StepClock, calls: list[Call]) -> Iterator[TimedCall]:
         free_s: dict[int, float] = {}
         for call in calls:
             assert call.resumed is not None, f"{call.entry} was never waited for"

@@ -44,7 +44,7 @@ _SMALL_VOCABULARY = 1 << 16
 
 
 @dataclass(frozen=True)
-class Header:
+class TokenHeader:
     """What a token file says of itself. Ids are below `vocab`; `sha256` is that of the ids as bytes."""
 
     vocab: int
@@ -74,7 +74,7 @@ class TokenFile:
     """A token file, memory-mapped: reading it costs what is read of it."""
 
     path: Path
-    header: Header
+    header: TokenHeader
     ids: NDArray[Any]
 
 
@@ -104,7 +104,7 @@ def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
     return TokenFile(path, header, ids)
 
 
-def _read_header(path: Path, file: BinaryIO) -> Header:
+def _read_header(path: Path, file: BinaryIO) -> TokenHeader:
     raw = file.read(HEADER_BYTES)
     if raw[: len(MAGIC)] != MAGIC:
         raise UsageError(f"{str(path)!r} is no token file: it begins with {raw[:8]!r}, not {MAGIC!r}")
@@ -113,7 +113,7 @@ def _read_header(path: Path, file: BinaryIO) -> Header:
     _, version, item_bytes, vocab, count, sha256, name = _LAYOUT.unpack(raw)
     if version != VERSION:
         raise UsageError(f"token file {str(path)!r} has format version {version}; this program reads {VERSION}")
-    header = Header(vocab, count, name.rstrip(b"\0").decode(errors="replace"), sha256)
+    header = TokenHeader(vocab, count, name.rstrip(b"\0").decode(errors="replace"), sha256)
     if item_bytes != header.item_bytes:
         raise UsageError(
             f"token file {str(path)!r} says {item_bytes} bytes an id, but {vocab:,} ids take {header.item_bytes}"
@@ -121,12 +121,12 @@ def _read_header(path: Path, file: BinaryIO) -> Header:
     return header
 
 
-def write_tokens(path: str | Path, parts: Iterable[NDArray[Any]], *, vocab: int, tokenizer: str) -> Header:
+def write_tokens(path: str | Path, parts: Iterable[NDArray[Any]], *, vocab: int, tokenizer: str) -> TokenHeader:
     """Write ids, part after part, and return the header; whatever goes wrong, no torn file is left.
 
     UsageError if nothing comes or an id is outside the vocabulary; EnvironmentProblem on a full disk.
     """
-    blank = Header(vocab, 0, tokenizer, bytes(32))
+    blank = TokenHeader(vocab, 0, tokenizer, bytes(32))
     digest, count = hashlib.sha256(), 0
     with replacing(path) as file:
         file.write(blank.pack())
@@ -139,7 +139,7 @@ def write_tokens(path: str | Path, parts: Iterable[NDArray[Any]], *, vocab: int,
             count += len(part)
         if count == 0:
             raise UsageError("nothing to write: the files given hold no text")
-        header = Header(vocab, count, tokenizer, digest.digest())
+        header = TokenHeader(vocab, count, tokenizer, digest.digest())
         file.seek(0)
         file.write(header.pack())
     return header
@@ -172,7 +172,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ByteTokenizer:
     """Every byte is its own id, and 256 is the end of a text. Nothing needs to be downloaded."""
 
     name: str = "bytes"
@@ -185,7 +185,7 @@ class Bytes:
 
 
 @dataclass(frozen=True)
-class HuggingFace:
+class HuggingFaceTokenizer:
     """A tokenizer of the `tokenizers` library. What is no UTF-8 becomes the replacement character."""
 
     name: str
@@ -217,7 +217,7 @@ def tokenizer_named(name: str) -> Tokenizer:
     UsageError if the file cannot be used; EnvironmentProblem if the library is not installed.
     """
     if name == "bytes":
-        return Bytes()
+        return ByteTokenizer()
     path = Path(name)
     if not path.is_file():
         raise UsageError(f"tokenizer {name!r} is neither `bytes` nor a file")
@@ -233,7 +233,7 @@ def tokenizer_named(name: str) -> Tokenizer:
         raise UsageError(f"tokenizer {name!r} cannot be used: {error}") from error
     ends = (model.token_to_id(word) for word in _END_OF_TEXT)
     vocab = 1 + max(model.get_vocab(with_added_tokens=True).values(), default=-1)
-    return HuggingFace(path.name, vocab, next((end for end in ends if end is not None), None), model)
+    return HuggingFaceTokenizer(path.name, vocab, next((end for end in ends if end is not None), None), model)
 
 
 def text_files(paths: Iterable[str | Path], *, patterns: Iterable[str] = TEXT_PATTERNS) -> list[Path]:
@@ -292,7 +292,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShard:
     """Which sequences of a step are this rank's.
 
     The step is cut over data, then z, then micro-batches, each into consecutive pieces.
@@ -342,7 +342,7 @@ class TokenSource:
     tokens: TokenFile
     seed: int
     sequence: int
-    share: Share
+    share: BatchShard
 
     def __post_init__(self) -> None:
         if self.windows < 1:
@@ -378,7 +378,7 @@ class SyntheticTokens:
     vocab: int
     seed: int
     sequence: int
-    share: Share
+    share: BatchShard
 
     def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and targets, `[b, S]`; each sequence is its own stream."""
@@ -395,9 +395,9 @@ class SyntheticTokens:
         return _shifted(ids % np.uint64(self.vocab))
 
 
-def share_of(launch: Launch, mesh: Mesh) -> Share:
+def batch_shard(launch: Launch, mesh: Mesh) -> BatchShard:
     """Which sequences of a launch config's steps are this rank's."""
-    return Share(
+    return BatchShard(
         global_batch=launch.workload.global_batch,
         micro_batch=launch.micro_batch,
         accumulation=launch.grad_accumulation,
@@ -410,7 +410,7 @@ def share_of(launch: Launch, mesh: Mesh) -> Share:
 
 def batches(launch: Launch, mesh: Mesh) -> Batches:
     """The data a launch config asks for, as this rank sees it; UsageError if the file does not fit the model."""
-    share = share_of(launch, mesh)
+    share = batch_shard(launch, mesh)
     sequence, seed, vocab = launch.workload.sequence_length, launch.data.seed, launch.model.vocab
     if launch.data.path is None:
         return SyntheticTokens(vocab, seed, sequence, share)

@@ -26,7 +26,7 @@ from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, require_tensorboar
 from axonn_tune.runtime.optimizer import AdamW, StepResult
 from axonn_tune.runtime.settings import DTYPES, settings_of
 from axonn_tune.runtime.timing import Tracer
-from axonn_tune.runtime.tokens import Batches, share_of
+from axonn_tune.runtime.tokens import Batches, batch_shard
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.runtime.watch import Watch
 from axonn_tune.specs.launch import Launch
@@ -72,7 +72,7 @@ class Trainer:
             launch.model, communicator, settings_of(launch, device), sequence=sequence, seed=launch.seed
         )
         self.optimizer = AdamW(self.model.store, communicator, launch.optimizer)
-        self._share = share_of(launch, mesh)
+        self._share = batch_shard(launch, mesh)
         self._scale = 1.0 / (launch.workload.global_batch * sequence)
 
     def gradients(self, step: int) -> torch.Tensor:
@@ -160,7 +160,7 @@ class StepLimit:
 
 
 @dataclass
-class Loop:
+class TrainingLoop:
     """Runs a trainer up to a number of steps. `watch` is None for a rank alone."""
 
     trainer: Trainer

@@ -15,38 +15,38 @@ from functools import partial
 import torch
 
 from axonn_tune.program.operations import Phase
-from axonn_tune.runtime.communication import Communicator, DataBuckets, Gathers, Gradients
+from axonn_tune.runtime.communication import Communicator, DataBuckets, WeightGathers, WeightGradients
 from axonn_tune.runtime.modules import (
-    Attention,
+    CausalAttention,
     Dropout,
     Embedding,
-    Function,
-    Head,
-    Linear,
-    Local,
+    LMHead,
+    LocalGraph,
     Norm,
+    ParallelLinear,
     Result,
+    TensorFunction,
     activation,
     attention_on,
     compiled,
     dropped,
-    together,
+    interleave,
 )
-from axonn_tune.runtime.parameters import Bucket, Layout, Matrix, Store, part_of
+from axonn_tune.runtime.parameters import Bucket, Matrix, MatrixLayout, ParameterStore, part_of
 from axonn_tune.runtime.philox import key_of
-from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD, block_backward, block_forward
 
 
 @dataclass
-class Weights:
+class GatheredWeights:
     """Gathered weights of one block in one micro-batch: gathered when first asked for, held until last asked for."""
 
-    gathers: Gathers
+    gathers: WeightGathers
     held: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def take(self, linear: Linear, *, last: bool) -> torch.Tensor:
+    def take(self, linear: ParallelLinear, *, last: bool) -> torch.Tensor:
         """The gathered block of a layer's weight."""
         if linear.layer not in self.held:
             self.held[linear.layer] = self.gathers.take(linear.weight)
@@ -54,7 +54,7 @@ class Weights:
 
 
 @dataclass
-class Saved:
+class SavedActivations:
     """What one part of a micro-batch keeps of a block from forward to backward.
 
     x, middle: residual stream `[M, H_y]` at the start and after attention; tokens: their numbers `[M]`, for dropout;
@@ -68,64 +68,69 @@ class Saved:
     middle: torch.Tensor | None = None
     qkv: torch.Tensor | None = None
     up: torch.Tensor | None = None
-    attention: Local | None = None
-    activation: Local | None = None
+    attention: LocalGraph | None = None
+    activation: LocalGraph | None = None
     norms: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 @dataclass
-class Passed:
+class BlockContext:
     """What a block keeps of a micro-batch from forward to backward."""
 
-    parts: list[Saved]
-    weights: Weights
+    parts: list[SavedActivations]
+    weights: GatheredWeights
 
 
 @dataclass
-class Block:
+class TransformerBlock:
     """One transformer block."""
 
     number: int
     norms: tuple[Norm, Norm]
-    qkv: Linear
-    output: Linear
-    up: Linear
-    down: Linear
-    attention: Attention
-    activation: Function
+    qkv: ParallelLinear
+    output: ParallelLinear
+    up: ParallelLinear
+    down: ParallelLinear
+    attention: CausalAttention
+    activation: TensorFunction
     dropouts: tuple[Dropout, Dropout]
-    settings: Settings
+    settings: RuntimeSettings
 
     @property
-    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+    def linears(self) -> tuple[ParallelLinear, ParallelLinear, ParallelLinear, ParallelLinear]:
         """In forward order."""
         return self.qkv, self.output, self.up, self.down
 
     def forward(
-        self, parts: Sequence[torch.Tensor], tokens: Sequence[torch.Tensor], gathers: Gathers, *, keep_weights: bool
-    ) -> tuple[list[torch.Tensor], Passed]:
+        self,
+        parts: Sequence[torch.Tensor],
+        tokens: Sequence[torch.Tensor],
+        gathers: WeightGathers,
+        *,
+        keep_weights: bool,
+    ) -> tuple[list[torch.Tensor], BlockContext]:
         """`[M, H_y] → [M, H_y]` of each part, and what backward needs. `tokens`: numbers `[M]` of each part's."""
-        weights = Weights(gathers)
+        weights = GatheredWeights(gathers)
         passes = [
             self._forward(x, numbers, weights, last=number == len(parts) - 1 and not keep_weights)
             for number, (x, numbers) in enumerate(zip(parts, tokens, strict=True))
         ]
-        outputs, saved = zip(*together(passes), strict=True)
-        return list(outputs), Passed(list(saved), weights)
+        outputs, saved = zip(*interleave(passes), strict=True)
+        return list(outputs), BlockContext(list(saved), weights)
 
     def _forward(
-        self, x: torch.Tensor, tokens: torch.Tensor, weights: Weights, *, last: bool
-    ) -> Generator[None, None, tuple[torch.Tensor, Saved]]:
+        self, x: torch.Tensor, tokens: torch.Tensor, weights: GatheredWeights, *, last: bool
+    ) -> Generator[None, None, tuple[torch.Tensor, SavedActivations]]:
         """One part; `last`: of those that use the weights."""
         inner, first = self.norms[0].forward(x)
-        saved = Saved(x, tokens, first)
+        saved = SavedActivations(x, tokens, first)
         qkv = yield from self.qkv.forward(inner, weights.take(self.qkv, last=last), "forward")
-        attention = Local.run(self.attention, qkv)
+        attention = LocalGraph.run(self.attention, qkv)
         output = yield from self.output.forward(attention.value, weights.take(self.output, last=last), "forward")
         middle = self.dropouts[0](output, tokens).add_(x)
         outer, saved.second = self.norms[1].forward(middle)
         up = yield from self.up.forward(outer, weights.take(self.up, last=last), "forward")
-        activation = Local.run(self.activation, up)
+        activation = LocalGraph.run(self.activation, up)
         down = yield from self.down.forward(activation.value, weights.take(self.down, last=last), "forward")
         if self.settings.recompute != "full":
             saved.middle, saved.qkv, saved.up = middle, qkv, up
@@ -133,37 +138,41 @@ class Block:
             saved.attention, saved.activation, saved.norms = attention, activation, (inner, outer)
         return self.dropouts[1](down, tokens).add_(middle), saved
 
-    def _recompute(self, saved: Saved, weights: Weights) -> Generator[None, None, None]:
+    def _recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, None]:
         """The forward pass of one part again up to the activation; the gathered weights stay for backward."""
         inner = self.norms[0].apply(saved.x, saved.first)
         saved.qkv = yield from self.qkv.forward(inner, weights.take(self.qkv, last=False), "recompute")
-        saved.attention = Local.run(self.attention, saved.qkv)
+        saved.attention = LocalGraph.run(self.attention, saved.qkv)
         weight = weights.take(self.output, last=False)
         output = yield from self.output.forward(saved.attention.value, weight, "recompute")
         saved.middle = self.dropouts[0](output, saved.tokens).add_(saved.x)
         assert saved.second is not None, "statistics are always saved"
         outer = self.norms[1].apply(saved.middle, saved.second)
         saved.up = yield from self.up.forward(outer, weights.take(self.up, last=False), "recompute")
-        saved.activation = Local.run(self.activation, saved.up)
+        saved.activation = LocalGraph.run(self.activation, saved.up)
         saved.norms = (inner, outer)
         weights.take(self.down, last=False)
 
     def backward(
-        self, passed: Passed, output_gradients: Sequence[torch.Tensor], gradients: Gradients
+        self, passed: BlockContext, output_gradients: Sequence[torch.Tensor], gradients: WeightGradients
     ) -> list[torch.Tensor]:
         """Gradient of each part's input."""
         weights = passed.weights
         if self.settings.recompute == "full":
-            together([self._recompute(part, weights) for part in passed.parts])
+            interleave([self._recompute(part, weights) for part in passed.parts])
         middle = self._mlp_backward(passed.parts, output_gradients, weights, gradients)
         return self._attention_backward(passed.parts, middle, weights, gradients)
 
     def _mlp_backward(
-        self, parts: list[Saved], output_gradients: Sequence[torch.Tensor], weights: Weights, gradients: Gradients
+        self,
+        parts: list[SavedActivations],
+        output_gradients: Sequence[torch.Tensor],
+        weights: GatheredWeights,
+        gradients: WeightGradients,
     ) -> list[torch.Tensor]:
         """Gradient of what the second half of the block begins with."""
         weight = weights.take(self.down, last=True)
-        activations = [part.activation or Local.run(self.activation, _present(part.up)) for part in parts]
+        activations = [part.activation or LocalGraph.run(self.activation, _present(part.up)) for part in parts]
         part_gradients = [self.dropouts[1](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
         part_gradients = self.down.backward([one.value for one in activations], weight, part_gradients, gradients)
         part_gradients = [one.backward(gradient) for one, gradient in zip(activations, part_gradients, strict=True)]
@@ -180,11 +189,15 @@ class Block:
         ]
 
     def _attention_backward(
-        self, parts: list[Saved], output_gradients: Sequence[torch.Tensor], weights: Weights, gradients: Gradients
+        self,
+        parts: list[SavedActivations],
+        output_gradients: Sequence[torch.Tensor],
+        weights: GatheredWeights,
+        gradients: WeightGradients,
     ) -> list[torch.Tensor]:
         """Gradient of what the block begins with."""
         weight = weights.take(self.output, last=True)
-        attentions = [part.attention or Local.run(self.attention, _present(part.qkv)) for part in parts]
+        attentions = [part.attention or LocalGraph.run(self.attention, _present(part.qkv)) for part in parts]
         part_gradients = [self.dropouts[0](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
         part_gradients = self.output.backward([one.value for one in attentions], weight, part_gradients, gradients)
         part_gradients = [one.backward(gradient) for one, gradient in zip(attentions, part_gradients, strict=True)]
@@ -214,10 +227,10 @@ class Transformer:
     """
 
     def __init__(
-        self, model: Model, communicator: Communicator, settings: Settings, *, sequence: int, seed: int
+        self, model: Model, communicator: Communicator, settings: RuntimeSettings, *, sequence: int, seed: int
     ) -> None:
         self.model, self.communicator, self.settings, self.sequence = model, communicator, settings, sequence
-        self.store = Store(communicator.mesh, seed, settings.main, settings.device)
+        self.store = ParameterStore(communicator.mesh, seed, settings.master, settings.device)
         self.buckets = DataBuckets(communicator, settings)
         self.embedding = Embedding(self._token_table("embedding"), self._positions(), sequence, communicator)
         self.blocks = [self._block(number) for number in range(model.layers)]
@@ -241,14 +254,14 @@ class Transformer:
         """
         self.buckets.open, part = last, self.communicator.timer.part
         part(EMBEDDING_FORWARD)
-        gathers = Gathers(self.communicator, self.settings, list(self._gather_chain()))
-        gradients = Gradients(self.communicator, self.settings)
+        gathers = WeightGathers(self.communicator, self.settings, list(self._gather_chain()))
+        gradients = WeightGradients(self.communicator, self.settings)
         numbers = self._token_numbers(sequences, tokens)
         tokens, halves = tokens.flatten(), self.settings.parts
         x = self.dropout(self.embedding.forward(tokens, gathers), numbers)
         parts, numbers_of_parts = list(x.chunk(halves)), numbers.chunk(halves)
         del x  # The blocks save what they need of it.
-        passed: list[Passed] = []
+        passed: list[BlockContext] = []
         for block in self.blocks:
             part(block_forward(block.number))
             parts, of_block = block.forward(parts, numbers_of_parts, gathers, keep_weights=self._keeps_weights(block))
@@ -293,7 +306,7 @@ class Transformer:
                 order = block.linears if full else block.linears[::-1]
                 yield from ((one.weight, "recompute" if full else "backward", one.layer) for one in order)
 
-    def _keeps_weights(self, block: Block) -> bool:
+    def _keeps_weights(self, block: TransformerBlock) -> bool:
         """The last layers keep their gathered weights from forward to backward."""
         return block.number >= self.model.layers - self.settings.kept_layers
 
@@ -314,13 +327,15 @@ class Transformer:
         self.vectors = self.store.bucket("vectors", self.store.vectors)
 
     def _bucket(self, layer: str, matrices: list[Matrix]) -> Bucket:
-        return self.store.bucket(layer, matrices, compute=self.settings.compute if self.settings.split_main else None)
+        return self.store.bucket(layer, matrices, compute=self.settings.compute if self.settings.shard_master else None)
 
     def _token_table(self, name: str) -> Matrix:
         grid = self.communicator.mesh.grid
         rows = _padded(self.model.vocab, grid.x * grid.y * grid.z)
         return self.store.matrix(
-            Layout(name, rows, self.model.hidden, ("x", "y"), None, real_rows=self.model.vocab, deviation=DEVIATION)
+            MatrixLayout(
+                name, rows, self.model.hidden, ("x", "y"), None, real_rows=self.model.vocab, deviation=DEVIATION
+            )
         )
 
     def _positions(self) -> Matrix | None:
@@ -329,18 +344,18 @@ class Transformer:
         length = self.model.max_sequence_length
         rows = _padded(length, self.communicator.mesh.grid.z)
         return self.store.matrix(
-            Layout("position", rows, self.model.hidden, (), "y", real_rows=length, deviation=DEVIATION)
+            MatrixLayout("position", rows, self.model.hidden, (), "y", real_rows=length, deviation=DEVIATION)
         )
 
-    def _head(self) -> Head:
+    def _head(self) -> LMHead:
         tied = self.model.tied_embeddings
         table = self.embedding.table if tied else self._token_table("head")
         norm = self._norm("head.norm", layer="head.norm")
-        return Head(table, norm, self.model.vocab, self.communicator, self.settings)
+        return LMHead(table, norm, self.model.vocab, self.communicator, self.settings)
 
-    def _block(self, number: int) -> Block:
+    def _block(self, number: int) -> TransformerBlock:
         model, shares, name = self.model, self.communicator.mesh.size("x"), f"blocks.{number}"
-        return Block(
+        return TransformerBlock(
             number=number,
             norms=(
                 self._norm(f"{name}.attention.norm", layer="attention.norm"),
@@ -369,17 +384,17 @@ class Transformer:
         bias = self.store.vector(f"{name}.bias", hidden, "y", value=0.0) if self.model.family == "gpt" else None
         return Norm(layer, hidden, weight, bias, self.communicator, self.settings)
 
-    def _linear(self, block: str, layer: str, shape: tuple[int, int], *, transposed: bool = False) -> Linear:
+    def _linear(self, block: str, layer: str, shape: tuple[int, int], *, transposed: bool = False) -> ParallelLinear:
         """A normal layer has W[K_y, N_x]; a transposed one, which writes to the residual stream, W[K_x, N_y]."""
         rows, columns = shape
         row_axis, column_axis = ("x", "y") if transposed else ("y", "x")
         deviation = DEVIATION / math.sqrt(2 * self.model.layers) if transposed else DEVIATION
         name = f"{block}.{layer}"
         weight = self.store.matrix(
-            Layout(f"{name}.weight", rows, columns, (row_axis,), column_axis, real_rows=rows, deviation=deviation)
+            MatrixLayout(f"{name}.weight", rows, columns, (row_axis,), column_axis, real_rows=rows, deviation=deviation)
         )
         bias = self.store.vector(f"{name}.bias", columns, column_axis, value=0.0) if self.model.biases else None
-        return Linear(layer, row_axis, column_axis, weight, bias, self.communicator, self.settings)
+        return ParallelLinear(layer, row_axis, column_axis, weight, bias, self.communicator, self.settings)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -38,7 +38,7 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """What ended the run. `told`: by rank 0, which prints it; else whoever holds this has to."""
 
     rank: int
@@ -48,7 +48,7 @@ class Failure:
 
 
 @dataclass
-class _Line:
+class _Connection:
     """One connection: whole messages out of what has arrived. `process`: the other end's, see `own_process`."""
 
     connection: socket.socket
@@ -93,11 +93,11 @@ class Watch:
 
     rank: int
     world: int
-    on_failure: Callable[[Failure], None]
+    on_failure: Callable[[RankFailure], None]
     issued: Callable[[], int] = lambda: 0
     stop_after: int | None = None
     asked_to_stop: bool = False
-    _lines: list[_Line] = field(default_factory=list)
+    _lines: list[_Connection] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _acknowledged: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     _timed_out: dict[int, int] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Watch:
             listener.settimeout(300.0)
             while len(self._lines) < self.world - 1:
                 connection, _ = listener.accept()
-                line = _Line(connection)
+                line = _Connection(connection)
                 hello = line.greeting(token)
                 if hello is None:
                     connection.close()
@@ -130,7 +130,7 @@ class Watch:
 
     def join(self, address: tuple[str, int], token: str) -> None:
         """Another rank: connect to rank 0."""
-        line = _Line(socket.create_connection(address, timeout=300.0), rank=0)
+        line = _Connection(socket.create_connection(address, timeout=300.0), rank=0)
         line.send({"token": token, "rank": self.rank, "process": own_process()})
         self._lines.append(line)
         self._start()
@@ -197,25 +197,25 @@ class Watch:
             self.fail("a step did not end in time", code=6, timed_out=True)
         elif self._unanswered_at_s is not None and now_s > self._unanswered_at_s:
             words = "rank 0 did not answer: a collective or a step took too long"
-            self._failed(Failure(0, words, 6, told=False), silent={0})
+            self._failed(RankFailure(0, words, 6, told=False), silent={0})
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, line: _Connection) -> None:
         messages = line.receive()
         if messages is None:
             self._selector.unregister(line.connection)
             line.connection.close()
             if not line.finished and not self._over:
-                self._failed(Failure(line.rank, LOST, 6, told=False))
+                self._failed(RankFailure(line.rank, LOST, 6, told=False))
             return
         for message in messages:
             self._handle(line, message)
 
-    def _handle(self, line: _Line, message: dict[str, Any]) -> None:
+    def _handle(self, line: _Connection, message: dict[str, Any]) -> None:
         if "failed" in message:
             if message["timed_out"] and not self.rank:
                 self._note_time_out(line.rank, message["issued"], message["reason"])
                 return
-            self._failed(Failure(message["failed"], message["reason"], message["code"], told=line.rank == 0))
+            self._failed(RankFailure(message["failed"], message["reason"], message["code"], told=line.rank == 0))
         elif "finished" in message:
             line.finished = True
         elif "process" in message:
@@ -234,9 +234,9 @@ class Watch:
             first = not self._timed_out
             self._timed_out[rank] = issued
         if first:
-            threading.Thread(target=self._name_the_late, args=(reason,), daemon=True).start()
+            threading.Thread(target=self._name_late_ranks, args=(reason,), daemon=True).start()
 
-    def _name_the_late(self, reason: str) -> None:
+    def _name_late_ranks(self, reason: str) -> None:
         """Rank 0, after a time-out: who says nothing, or has issued fewest collectives, held up the others."""
         time.sleep(_GATHER_S)
         with self._lock:
@@ -246,13 +246,13 @@ class Watch:
         behind = [rank for rank, issued in timed_out.items() if issued == fewest and fewest < most]
         if silent:
             words = f"rank {_shown(silent)} did not answer: {reason}"
-            self._failed(Failure(min(silent), words, 6, told=False), silent=silent)
+            self._failed(RankFailure(min(silent), words, 6, told=False), silent=silent)
         elif behind:
             words = f"rank {_shown(behind)} hangs, after {fewest} collectives of {most}: {reason}"
-            self._failed(Failure(min(behind), words, 6, told=False))
+            self._failed(RankFailure(min(behind), words, 6, told=False))
         else:
             words = f"all ranks wait, after {most} collectives each: {reason}; the network or a device hangs"
-            self._failed(Failure(self.rank, words, 6, told=False))
+            self._failed(RankFailure(self.rank, words, 6, told=False))
 
     def _kill(self, ranks: Collection[int]) -> None:
         """End the processes of ranks that say nothing, where they are beside this one and still connected."""
@@ -263,7 +263,7 @@ class Watch:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(number, signal.SIGKILL)
 
-    def _failed(self, failure: Failure, *, silent: Collection[int] = ()) -> None:
+    def _failed(self, failure: RankFailure, *, silent: Collection[int] = ()) -> None:
         """The first failure heard of ends this rank, through rank 0 all others, and what is silent."""
         with self._lock:
             if self._over:

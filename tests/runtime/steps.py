@@ -20,7 +20,7 @@ from axonn_tune.runtime.modules import Dropout
 from axonn_tune.runtime.optimizer import AdamW, learning_rate
 from axonn_tune.runtime.parameters import Matrix, Parameter
 from axonn_tune.runtime.philox import key_of
-from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.workload import OVERLAPS, Overlap
 from tests.runtime.cases import BATCH, SEQUENCE, STEPS, Case, Training
@@ -58,10 +58,10 @@ def batches(vocab: int) -> list[Batch]:
 def transformer(case: Case, communicator: Communicator, overlaps: Collection[Overlap]) -> Transformer:
     """The case's model on this rank, in fp64."""
     wide, device = torch.float64, torch.device("cpu")
-    settings = Settings(
+    settings = RuntimeSettings(
         *(wide, wide, wide, frozenset(overlaps), case.recompute, case.kept_layers, device),
         parts=2 if case.split else 1,
-        split_main=case.sharded,
+        shard_master=case.sharded,
         dropout=case.training.dropout,
     )
     return Transformer(case.training.model, communicator, settings, sequence=SEQUENCE, seed=SEED)

@@ -14,12 +14,12 @@ import torch
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import Grid
 from axonn_tune.runtime import checkpoint
-from axonn_tune.runtime.checkpoint import Folder
+from axonn_tune.runtime.checkpoint import CheckpointFolder
 from axonn_tune.runtime.communication import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.settings import Settings
-from axonn_tune.runtime.shards import described, pieces_of, written_here
+from axonn_tune.runtime.settings import RuntimeSettings
+from axonn_tune.runtime.shards import names_to_write, saved_tensors, shards_of
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from tests.runtime import saving
@@ -66,7 +66,7 @@ def test_stretches_of_optimizer_state_load_anywhere(grid: Grid, other: Grid, tmp
 
 def test_files_do_not_depend_on_copies_or_padding(saved: dict[str, Path]) -> None:
     """Guards that replicas are saved once and padding never: all folders describe the same tensors."""
-    found = [described(folder / f"step-{number + 1}") for number, folder in enumerate(saved.values())]
+    found = [saved_tensors(folder / f"step-{number + 1}") for number, folder in enumerate(saved.values())]
     assert all(one == found[0] for one in found)
     assert found[0]["parameters.embedding"] == ((61, 48), torch.float64)
     values = sum(torch.Size(size).numel() for size, _ in found[0].values())
@@ -83,14 +83,17 @@ def test_copies_share_the_writing(grid: Grid, split: bool) -> None:
     """Guards that each element is written by exactly one rank, and none by much more of them than another."""
     model = load_model("nano").document
     single = torch.float32
-    settings = Settings(single, single, single, frozenset(), "none", 0, torch.device("meta"), split_main=split)
+    settings = RuntimeSettings(single, single, single, frozenset(), "none", 0, torch.device("meta"), shard_master=split)
     written: Counter[str] = Counter()
     by_rank = []
     for rank in range(grid.world):
         mesh = Mesh(grid, rank, {})
         buckets = Transformer(model, Communicator(mesh, Ledger()), settings, sequence=64, seed=0).store.buckets
-        chosen, owned = written_here(buckets, mesh), [(one, bucket) for bucket in buckets for one in bucket.parameters]
-        pieces = {one.name: pieces_of(one, bucket, bucket.main) for one, bucket in owned}
+        chosen, owned = (
+            names_to_write(buckets, mesh),
+            [(one, bucket) for bucket in buckets for one in bucket.parameters],
+        )
+        pieces = {one.name: shards_of(one, bucket, bucket.master) for one, bucket in owned}
         sizes = {name: sum(piece.values.numel() for piece in pieces[name]) for name in chosen}
         written.update(sizes)
         by_rank.append(sum(sizes.values()))
@@ -187,7 +190,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
         saver.wait()
     saver.close()
     assert sorted(one.name for one in tmp_path.iterdir()) == ["step-10", "step-9"]
-    assert Folder(tmp_path).steps() == [9, 10]
+    assert CheckpointFolder(tmp_path).steps() == [9, 10]
 
 
 def test_a_kill_between_two_names_loses_nothing(tmp_path: Path) -> None:
@@ -197,7 +200,7 @@ def test_a_kill_between_two_names_loses_nothing(tmp_path: Path) -> None:
     (tmp_path / "step-1").rename(tmp_path / "step-1.tmp")
     assert saving.trainee(SERIAL).checkpoints(tmp_path).load_latest() == 1
     (tmp_path / "step-1").rename(tmp_path / "step-1.tmp")
-    Folder(tmp_path).begin(2)
+    CheckpointFolder(tmp_path).begin(2)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["step-1", "step-2.tmp"]
 
 

@@ -10,7 +10,7 @@ import torch
 from axonn_tune.grid import Grid
 from axonn_tune.runtime import philox
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.parameters import Layout, Matrix, Store
+from axonn_tune.runtime.parameters import Matrix, MatrixLayout, ParameterStore
 
 GRIDS = [
     Grid(2, 1, 1, 1),
@@ -23,19 +23,19 @@ GRIDS = [
     Grid(4, 1, 2, 1, order=("data", "z", "x", "y")),
 ]
 LAYOUTS = [
-    Layout("normal", 48, 24, ("y",), "x", real_rows=48, deviation=0.02),
-    Layout("transposed", 48, 24, ("x",), "y", real_rows=48, deviation=0.5),
-    Layout("table", 48, 24, ("x", "y"), None, real_rows=41, deviation=0.02),
-    Layout("short table", 48, 24, ("x", "y"), None, real_rows=7, deviation=0.02),
+    MatrixLayout("normal", 48, 24, ("y",), "x", real_rows=48, deviation=0.02),
+    MatrixLayout("transposed", 48, 24, ("x",), "y", real_rows=48, deviation=0.5),
+    MatrixLayout("table", 48, 24, ("x", "y"), None, real_rows=41, deviation=0.02),
+    MatrixLayout("short table", 48, 24, ("x", "y"), None, real_rows=7, deviation=0.02),
 ]
 
 
-def store(grid: Grid, rank: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> Store:
+def store(grid: Grid, rank: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> ParameterStore:
     """An empty store of one rank; storing sends nothing, so no rank needs to run."""
-    return Store(Mesh(grid, rank, {}), seed=5, dtype=dtype, device=torch.device(device))
+    return ParameterStore(Mesh(grid, rank, {}), seed=5, dtype=dtype, device=torch.device(device))
 
 
-def shard(grid: Grid, rank: int, layout: Layout) -> Matrix:
+def shard(grid: Grid, rank: int, layout: MatrixLayout) -> Matrix:
     """A matrix as one rank holds it."""
     return store(grid, rank).matrix(layout)
 
@@ -85,7 +85,7 @@ def test_normal_values_are_normal() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_shards_of_any_grid_make_the_same_matrix(grid: Grid, layout: Layout) -> None:
+def test_shards_of_any_grid_make_the_same_matrix(grid: Grid, layout: MatrixLayout) -> None:
     """Guards equal initial weights: every rank's shard is its rectangle of what one rank alone would hold."""
     whole, held = shard(Grid(), 0, layout).value, torch.zeros(layout.rows, layout.columns)
     for rank in range(grid.world):
@@ -109,7 +109,7 @@ def test_names_and_seeds_make_other_values() -> None:
     one = store(Grid(), 0)
     first, second = (one.matrix(LAYOUTS[number]).value / LAYOUTS[number].deviation for number in (0, 1))
     assert not torch.isclose(first, second).any()
-    other = Store(Mesh(Grid(), 0, {}), seed=6, dtype=torch.float64, device=torch.device("cpu"))
+    other = ParameterStore(Mesh(Grid(), 0, {}), seed=6, dtype=torch.float64, device=torch.device("cpu"))
     assert not torch.isclose(other.matrix(LAYOUTS[0]).value / 0.02, first).any()
 
 
@@ -121,7 +121,7 @@ def test_narrow_types_round_the_same_values() -> None:
 
 def test_meta_device_holds_no_values() -> None:
     """Guards checks of models no host could hold: shapes without a counter being made."""
-    huge = Layout("huge", 2**20, 2**20, ("y",), "x", real_rows=2**20, deviation=0.02)
+    huge = MatrixLayout("huge", 2**20, 2**20, ("y",), "x", real_rows=2**20, deviation=0.02)
     made = store(Grid(1, 1, 2, 1), 0, device="meta").matrix(huge)
     assert made.value.is_meta
     assert made.value.shape == (2**19, 2**20)

@@ -16,7 +16,7 @@ import pytest
 from axonn_tune.cli.main import main
 from axonn_tune.errors import UsageError
 from axonn_tune.runtime.mesh import require_world
-from axonn_tune.runtime.rank import place_of
+from axonn_tune.runtime.rank import rank_environment
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.runs import Summary
@@ -196,8 +196,8 @@ def test_place_is_torchruns_then_slurms_then_alone() -> None:
     master = {"MASTER_ADDR": "node1", "MASTER_PORT": "29400"}
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **master}
     slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", **master}
-    assert place_of({**slurm, **torchrun}).rank == 3
-    assert place_of(slurm).rank == 5
-    assert place_of({}).world == 1
+    assert rank_environment({**slurm, **torchrun}).rank == 3
+    assert rank_environment(slurm).rank == 5
+    assert rank_environment({}).world == 1
     with pytest.raises(UsageError, match="MASTER_PORT must be too"):
-        place_of({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "here"})
+        rank_environment({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "here"})

@@ -13,7 +13,7 @@ import pytest
 
 from axonn_tune.runtime import watch
 from axonn_tune.runtime.trainer import START_TIMEOUT_S, StepLimit
-from axonn_tune.runtime.watch import Failure, Watch
+from axonn_tune.runtime.watch import RankFailure, Watch
 
 PATIENCE_S, LIMIT_S = 30.0, 0.2
 
@@ -24,7 +24,7 @@ def watches(world: int) -> tuple[list[Watch], Failures]:
     """Connected ends, and what each is told: `(rank, failure)`."""
     told: Failures = queue.Queue()
 
-    def hear(rank: int) -> Callable[[Failure], None]:
+    def hear(rank: int) -> Callable[[RankFailure], None]:
         return lambda failure: told.put((rank, failure))
 
     found = [Watch(rank, world, hear(rank)) for rank in range(world)]
@@ -75,7 +75,7 @@ def test_one_search_for_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
             return found
 
     searches: list[str] = []
-    monkeypatch.setattr(Watch, "_name_the_late", lambda self, reason: searches.append(reason))
+    monkeypatch.setattr(Watch, "_name_late_ranks", lambda self, reason: searches.append(reason))
     first = Watch(0, 3, lambda failure: None)
     first._timed_out = Slow()
     noting = [threading.Thread(target=first._note_time_out, args=(rank, 7, "late")) for rank in range(3)]
