@@ -1,6 +1,6 @@
-"""The process inside a lab that forks its ranks: what takes long to import is imported once, here.
+"""The process inside a lab that forks its ranks: slow imports happen once, here.
 
-`python -m axonn_tune.lab.forker NAME FD PARENT`, started by `Ranks`, which sends one request a run over the
+`python -m axonn_tune.lab.forker NAME FD PARENT`, started by `RankPool`, which sends one request a run over the
 connection FD and gets one reply. Every run has fresh processes, one in each rank's namespace.
 """
 
@@ -26,7 +26,7 @@ from axonn_tune.lab.lab import RankResult, RunRequest
 from axonn_tune.processes import die_with
 
 GRACE_S = 15.0
-"""How long the other ranks may take to end by themselves once one has failed."""
+"""How long the other ranks may take to end once one has failed."""
 _COMMAND_NOT_FOUND = 127
 
 
@@ -38,7 +38,7 @@ class _RankProcess:
     answer: int
 
     def ended(self, place: int) -> RankResult:
-        """Collect the process and what it has left behind."""
+        """Reap the process; its result."""
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         with os.fdopen(self.answer, "rb") as file:
@@ -52,7 +52,7 @@ class _RankProcess:
 def main(arguments: list[str]) -> int:
     """Join the lab, then serve runs until the connection closes; in a child, for only children are in the lab."""
     name, connection, parent = arguments[0], Connection(int(arguments[1])), int(arguments[2])
-    # Ctrl-C reaches the ranks by itself; they say how it ends.
+    # Ctrl-C reaches the ranks directly; they decide how it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         access = join(name)
@@ -91,14 +91,14 @@ def _serve(connection: Connection, access: LabAccess) -> None:
         except EOFError:
             return
         if isinstance(request, int):
-            # A signal for ranks that have ended meanwhile.
+            # A signal for ranks that have ended in the meantime.
             continue
         connection.send(_run(connection, access, request, turn))
         turn += 1
 
 
 def _run(connection: Connection, access: LabAccess, request: RunRequest, turn: int) -> list[RankResult] | str:
-    """Outcomes by rank, or why nothing started."""
+    """Results by rank, or why nothing started."""
     sys.path.extend(one for one in request.path if one not in sys.path)
     try:
         function = None if request.function is None else _imported(request.function)
@@ -160,7 +160,7 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], answer: int)
     try:
         _leave(answer, value, error)
     except Exception:
-        # It returned what cannot be sent.
+        # Its value cannot be pickled.
         _leave(answer, None, traceback.format_exc())
         code = code or 1
     sys.stdout.flush()
@@ -183,13 +183,13 @@ def _execute(command: tuple[str, ...]) -> NoReturn:
 
 
 def _be_realtime() -> None:
-    """Before all ordinary processes, where that is allowed."""
+    """Get scheduled before all ordinary processes, where that is allowed."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 def _wait_for(connection: Connection, ranks: list[_RankProcess], timeout_s: float | None) -> list[RankResult]:
-    """Until all have ended; those that do not within the grace after a failure, or within the time, are killed."""
+    """Wait until all have ended; kill those that remain after the grace period of a failure, or after the time-out."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     running, results = {rank.process: rank for rank in ranks}, list[RankResult]()
     while running:
@@ -211,7 +211,7 @@ def _wait_for(connection: Connection, ranks: list[_RankProcess], timeout_s: floa
 
 
 def _asked(connection: Connection) -> int:
-    """The signal the other side wants the ranks to get; if it is gone, that to end."""
+    """The signal that the other side sends to the ranks; this process ends if the other side has."""
     try:
         return int(connection.recv())
     except EOFError:

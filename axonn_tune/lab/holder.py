@@ -34,7 +34,6 @@ from axonn_tune.lab.namespaces import NamespaceKind, build, enter, let_go_of_str
 from axonn_tune.lab.shape import MOST_RANKS, Shape
 from axonn_tune.processes import die_with
 
-DEFAULT_NAME = "lab"
 JOIN, STATUS = b"join", b"status"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _PATIENCE_S = 10.0
@@ -50,7 +49,7 @@ NO_RIGHTS = (
 
 @dataclass(frozen=True)
 class LabStatus:
-    """A lab that is up. holder: the process to end to end the lab."""
+    """A lab that is up. holder: the process that holds it, and with which it ends."""
 
     name: str
     shape: Shape
@@ -70,14 +69,14 @@ class LabAccess:
     user: int | None
 
     def enter(self) -> None:
-        """Go into the lab: no network but its own, and children that end with it."""
+        """Enter the lab: only its network, and children that end with it."""
         if self.user is not None:
             enter(self.user, NamespaceKind.USER)
         enter(self.pids, NamespaceKind.PID)
         enter(self.switch, NamespaceKind.NETWORK)
 
     def enter_rank(self, rank: int) -> None:
-        """Go on to the place of one rank."""
+        """Enter one rank's network, from inside the lab."""
         enter(self.ranks[rank], NamespaceKind.NETWORK)
 
 
@@ -106,7 +105,7 @@ def listen(name: str) -> socket.socket:
 
 
 def answer(connection: socket.socket, status: LabStatus, namespaces: list[int]) -> None:
-    """The holder's side of one conversation. namespaces: pids, switch, each rank, then user if there is one."""
+    """Answer one client. namespaces: pids, switch, each rank, then user if there is one."""
     connection.settimeout(_PATIENCE_S)
     with contextlib.suppress(OSError), connection:
         if _user_of(connection) != os.getuid():
@@ -131,11 +130,11 @@ def start(name: str, shape: Shape, *, keep: bool) -> subprocess.Popen[str]:
         line = stream.readline()
     if not line:
         raise EnvironmentProblem(f"the lab did not come up: its process ended with {process.wait()}")
-    said = json.loads(line)
-    if "error" in said:
+    reply = json.loads(line)
+    if "error" in reply:
         process.wait()
         kinds: dict[str, type[AxonnTuneError]] = {"UsageError": UsageError, "EnvironmentProblem": EnvironmentProblem}
-        raise kinds[said["error"]](said["message"])
+        raise kinds[reply["error"]](reply["message"])
     return process
 
 
@@ -148,7 +147,7 @@ def find(name: str) -> LabStatus | None:
 
 
 def join(name: str) -> LabAccess:
-    """The way into a lab; UsageError if there is none of this name."""
+    """Access to a lab; UsageError if there is none of this name."""
     try:
         status, (pids, switch, *others) = _ask(name, JOIN)
     except ConnectionError:
@@ -187,7 +186,7 @@ def end(status: LabStatus) -> None:
 
 
 def _ask(name: str, word: bytes) -> tuple[LabStatus, list[int]]:
-    """ConnectionError if the lab is not up, or just ends; EnvironmentProblem if its holder does not answer."""
+    """ConnectionError if the lab is not up, or is ending; EnvironmentProblem if its holder does not answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_PATIENCE_S)
         connection.connect(_address(require_name(name)))
@@ -200,12 +199,12 @@ def _ask(name: str, word: bytes) -> tuple[LabStatus, list[int]]:
             holder = _holder_of(connection)
             raise EnvironmentProblem(
                 f"process {holder}, which holds lab {name!r}, does not answer; if it is stopped, "
-                f"`kill -CONT {holder}` lets it go on, and `kill -KILL {holder}` ends the lab"
+                f"`kill -CONT {holder}` continues it, and `kill -KILL {holder}` ends the lab"
             ) from None
     if not text:
         raise ConnectionRefusedError
-    said = json.loads(text)
-    return LabStatus(**said | {"shape": Shape(**said["shape"])}), namespaces
+    reply = json.loads(text)
+    return LabStatus(**reply | {"shape": Shape(**reply["shape"])}), namespaces
 
 
 def _holder_of(connection: socket.socket) -> int:
@@ -226,7 +225,7 @@ def _address(name: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Bring up a lab, say so on standard output, and hold it; `keep`: also when the parent has ended."""
+    """Bring up a lab, report on standard output, and hold it; with `keep` also when the parent has ended."""
     if arguments == [CHECK]:
         return check_rights()
     request = json.loads(arguments[0])
@@ -248,7 +247,7 @@ def main(arguments: list[str]) -> int:
 def _bring_up(request: dict[str, Any]) -> tuple[LabStatus, socket.socket, list[int]]:
     shape = Shape(**request["shape"])
     require_tools()
-    # Made first, for the socket has to be in the host's network namespace to be found there.
+    # Made first: to be found, the socket has to be in the host's network namespace.
     listener = listen(request["name"])
     holder = os.getpid()
     try:
@@ -272,19 +271,19 @@ def _start_first(listener: socket.socket) -> None:
     listener.close()
     os.close(end)
     let_go_of_streams()
-    # Collects, without a word, processes whose parent has ended.
+    # Reaps processes whose parent has ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.read(holders_end, 1)
     os._exit(0)
 
 
-def _say(said: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(said) + "\n")
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
 def check_rights() -> int:
-    """Try what bringing up a lab begins with; this process ends, and with it what it has made."""
+    """Try the first steps of bringing up a lab; what they made ends with this process."""
     try:
         require_tools()
         return UNPRIVILEGED if separate(NamespaceKind.NETWORK | NamespaceKind.PID) else 0

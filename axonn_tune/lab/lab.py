@@ -54,7 +54,7 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class RankResult:
-    """How one rank ended. code: negative for a signal; place: 0 for the first rank to end; error: what it raised."""
+    """Result of one rank. code: negative for a signal; place: 0 for the first rank to end; error: what it raised."""
 
     rank: int
     code: int
@@ -73,7 +73,7 @@ _KINDS = {
 
 
 class RankPool:
-    """One forker in a lab, and so the only one to run ranks there until it is closed."""
+    """Runs functions and commands on the ranks of a lab. A lab has one at a time, until it is closed."""
 
     def __init__(self, name: str, shape: Shape) -> None:
         """Raises UsageError if there is no such lab, or it is busy."""
@@ -102,10 +102,10 @@ class RankPool:
         realtime: bool = False,
         timeout_s: float | None = None,
     ) -> list[RankResult]:
-        """Call a function of a module, or `module:name`, on every rank; how each ended, by rank.
+        """Call a function of a module, or `module:name`, on every rank; the results by rank.
 
         each: the arguments of every rank, default none. What the module imports is imported once for all runs.
-        A run takes at most timeout_s; ranks that are left 15 s after the first failure are killed.
+        A run takes at most timeout_s; ranks that remain 15 s after the first failure are killed.
         """
         if not isinstance(function, str):
             function = f"{function.__module__}:{function.__qualname__}"
@@ -133,17 +133,17 @@ class RankPool:
         if failed:
             first = failed[0]
             ended = f"ended by signal {-first.code}" if first.code < 0 else f"ended with exit code {first.code}"
-            said = first.error or ended
-            raise _KINDS.get(first.code, TrainingFailedError)(f"rank {first.rank}: {said}")
+            reason = first.error or ended
+            raise _KINDS.get(first.code, TrainingFailedError)(f"rank {first.rank}: {reason}")
         return [one.value for one in results]
 
     def execute(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> list[RankResult]:
-        """Run a command on every rank, with torchrun's variables set; how each ended, by rank."""
+        """Run a command on every rank, with torchrun's variables set; the results by rank."""
         variables = tuple((environment or {}).items())
         return self._ask(RunRequest([()] * self.shape.world, None, tuple(command), variables))
 
     def signal(self, number: int) -> None:
-        """Send a signal to every rank of the run that is under way; without one nothing happens."""
+        """Send a signal to every rank of the current run; without one nothing happens."""
         if self._held is not None:
             self._held.append(number)
             return
@@ -159,7 +159,7 @@ class RankPool:
             self._process.wait()
 
     def _ask(self, request: RunRequest) -> list[RankResult]:
-        # A signal handler may run in the midst of this, and what it sends would stand inside of the request.
+        # A signal handler may run meanwhile; what it sends must not land inside the request.
         self._held = []
         try:
             self._connection.send(request)
@@ -223,7 +223,7 @@ class Lab:
 
     @property
     def ranks(self) -> RankPool:
-        """What runs functions and commands on the ranks; started when first asked for."""
+        """Runs functions and commands on the ranks; started at first use."""
         if self._ranks is None:
             self._ranks = RankPool(self.name, self.shape)
         return self._ranks
@@ -243,7 +243,7 @@ def execute(name: str, place: str, command: Sequence[str]) -> int:
     child = os.fork()
     if child == 0:
         _run_inside(command, access, rank)
-    # The terminal interrupts both; the command decides what that means.
+    # The terminal interrupts both; the command decides what that does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if code >= 0 else 128 - code
@@ -290,10 +290,10 @@ def train(
     directory: Path | None = None,
     realtime: bool = False,
 ) -> list[RankResult]:
-    """Run a launch config once, as `axonn-tune run` would with these options; how each rank ended, by rank.
+    """Run a launch config once, as `axonn-tune run` would with these options; the results by rank.
 
-    realtime: before all ordinary processes of the host (SCHED_RR), where that is allowed.
-    While it runs, SIGTERM and SIGUSR2 have the ranks save and stop, and Ctrl-C is left to them.
+    realtime: scheduled before all ordinary processes of the host (SCHED_RR), where that is allowed.
+    While it runs, SIGTERM and SIGUSR2 have the ranks save and stop, and Ctrl-C reaches them directly.
     """
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -24,7 +24,7 @@ _STREAM_PORT, _PING_PORT = 28000, 27000
 _CHUNK_BYTES = 1 << 18
 _PATIENCE_S = 5.0
 _WARM_UP_S = 0.2
-"""Not counted: buckets are full and queues empty at first."""
+"""Excluded: buckets are full and queues empty at first."""
 _ANSWER_WITHIN_S = 2.5
 
 Flow = tuple[int, int]
@@ -32,11 +32,11 @@ Flow = tuple[int, int]
 
 
 Arrivals = list[tuple[float, int]]
-"""Bytes that had arrived by a time; all ranks of a host read the same clock."""
+"""(time, bytes arrived so far); all ranks of a host read the same clock."""
 
 
 def stream(rank: int, flows: Sequence[Flow], duration_s: float) -> dict[Flow, Arrivals]:
-    """Take this rank's part in streams that all run at once; what arrived when, of those it receives."""
+    """Send and receive this rank's streams, which all run at once; arrivals of those it receives."""
     receiving, sending = list[tuple[Flow, socket.socket]](), list[tuple[str, int]]()
     for number, (source, target) in enumerate(flows):
         place = (address(target), _STREAM_PORT + number)
@@ -108,7 +108,7 @@ def _receive(listener: socket.socket) -> Arrivals:
 
 
 def _arrived_by(time_s: float, found: Arrivals) -> float:
-    """In between two moments, as if it had come evenly."""
+    """Bytes arrived by a time, interpolated."""
     after = bisect.bisect_left(found, (time_s, 0))
     (t0, b0), (t1, b1) = found[max(0, after - 1)], found[min(after, len(found) - 1)]
     return b1 if t1 <= t0 else b0 + (b1 - b0) * (time_s - t0) / (t1 - t0)
@@ -127,7 +127,7 @@ def _echo(own_address: str, source: int) -> None:
 
 
 def _wait_for_echo(connection: socket.socket) -> None:
-    """Until the other side is there; what came too early is read and forgotten."""
+    """Wait until the other side answers, then drop its early answers."""
     deadline = time.monotonic() + _PATIENCE_S
     connection.settimeout(0.1)
     while time.monotonic() < deadline:
@@ -157,9 +157,9 @@ _DURATION_S = 0.7
 _ATTEMPTS = 3
 _PINGS = 60
 _HOST_S = 1e-3
-"""What a round trip may take with no delay asked for: the host's own time, a busy one's included."""
+"""Limit of a round trip without delay: the time of the host itself, even of a busy one."""
 _AT_ONCE_BITS_PER_S = 4e8
-"""A few streams on few cores: more and the cores are the limit that is measured."""
+"""A few streams at once: with more, the cores are the limit that is measured."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def rounds(shape: Shape) -> Iterator[StreamRound]:
 def verify(
     ranks: RankPool, *, tolerance: float = TOLERANCE, listen: Callable[[float, str], None] = lambda share, what: None
 ) -> list[LinkCheck]:
-    """Measure everything; takes about a second a round. `listen` hears which share is done, and what comes next."""
+    """Measure everything, about a second a round. `listen` gets the share done and what comes next."""
     shape, found = ranks.shape, list[LinkCheck]()
     planned = list(rounds(shape))
     for number, one in enumerate(planned):
@@ -223,7 +223,7 @@ def verify(
 
 
 def round_trip_s(ranks: RankPool, pair: Flow) -> float:
-    """The shortest of many: what the network takes, without what else the host does."""
+    """The shortest of many, which excludes other work of the host."""
     answers = ranks.call(ping, [(rank, *pair, _PINGS) for rank in range(ranks.shape.world)])
     return float(min(answers[pair[0]]))
 
@@ -235,7 +235,7 @@ def _batches(flows: list[Flow], rate_bits_per_s: float) -> Iterator[tuple[Flow, 
 
 
 def _check_round(ranks: RankPool, one: StreamRound, tolerance: float) -> list[LinkCheck]:
-    """Measured again where it does not agree: a host that is busy for a moment is not the network."""
+    """Measure again where it does not agree: the host may have been busy for a moment."""
     for _ in range(_ATTEMPTS):
         found = list(_measure(ranks, one, tolerance))
         if all(check.agrees for check in found):
@@ -245,7 +245,7 @@ def _check_round(ranks: RankPool, one: StreamRound, tolerance: float) -> list[Li
 
 def _measure(ranks: RankPool, one: StreamRound, tolerance: float) -> Iterator[LinkCheck]:
     shape = ranks.shape
-    # Before ordinary processes, where that is allowed: what else the host does is not to be measured.
+    # Before ordinary processes, where allowed, so that other work of the host is not measured.
     answers = ranks.call(stream, [(rank, one.flows, _DURATION_S) for rank in range(shape.world)], realtime=True)
     arrived = {flow: found for answer in answers for flow, found in answer.items()}
     measured = rates([arrived[flow] for flow in one.flows])
@@ -310,7 +310,7 @@ def _tier(name: str, ranks: int | None, rate_bits_per_s: float, round_trip_s: fl
     return Tier(
         name=name,
         ranks=ranks,
-        # All of it and not half: Gloo's sender waits for the receiver to say that it is ready, so a step of a ring
+        # The whole and not half: Gloo's sender waits until the receiver is ready, so a step of a ring
         # takes one crossing for that and one for the data (1.19 ms measured over round trips of 1 ms).
         latency_us=round(round_trip_s / MICRO, 1),
         bandwidth_gb_per_s=rate_bits_per_s / _BITS / GB,

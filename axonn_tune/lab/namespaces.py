@@ -61,19 +61,19 @@ def opened(kind: str) -> int:
 
 
 def be_exact() -> None:
-    """Wake up when asked to, and not up to 50 µs later to save power."""
+    """Wake up on time, and not up to 50 µs later to save power."""
     system_call("prctl", _PR_SET_TIMERSLACK, 1)
 
 
 def let_go_of_streams() -> None:
-    """Whoever reads what started this process must see the end of it, though this process stays."""
+    """Close the standard streams, so that readers of them see the end though this process stays."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
 
 
 def separate(kinds: NamespaceKind) -> bool:
-    """New namespaces as root, else inside a new user namespace; whether that was needed. OSError if neither may be."""
+    """New namespaces, in a new user namespace unless root; whether that was needed. OSError if neither is allowed."""
     try:
         unshare(kinds)
     except PermissionError:
@@ -100,12 +100,12 @@ def inside(network: int) -> Iterator[None]:
 
 _SPINE = f"{PREFIX}-spine"
 _BURST_BYTES, _BURST_S = 9100, 5e-4
-"""What may be sent late: as much as the rate brings while the kernel's timer may be late, or it is not reached. What
-is more lets whole small messages through without waiting."""
+"""Size of a bucket: at least what the rate sends while the kernel's timer may be late, or the rate is not reached. A
+larger one lets whole small messages through without waiting."""
 _ACKNOWLEDGEMENTS = 0.1
-"""Of a rate, for packets of less than 64 bytes; what they leave is for data."""
+"""Share of a rate reserved for packets under 64 bytes; data gets what they leave."""
 _LENGTH_AT, _LONGER = 2, "0xffc0"
-"""Where an IP packet says its length, and the bits of it that are set from 64 bytes on."""
+"""Offset of the length in an IP packet, and the bits of it that are set from 64 bytes on."""
 _QUEUE_BYTES = 16 << 20
 """Deep enough that nothing is dropped: a loss stalls TCP for 200 ms."""
 _SETTINGS = {
@@ -113,7 +113,7 @@ _SETTINGS = {
     "ipv6/conf/default/disable_ipv6": "1",
     # Cubic probes for a rate that is known here, and may not be chosen without rights on the host.
     "ipv4/tcp_congestion_control": "reno",
-    # Every collective begins after idling; without these two it would begin slowly, or as the last one ended.
+    # Every collective begins after idle time; without these two it would begin slowly, or as the last one ended.
     "ipv4/tcp_slow_start_after_idle": "0",
     "ipv4/tcp_no_metrics_save": "1",
     # Less in flight than the queue holds.
@@ -127,7 +127,7 @@ _MISSING_TOOLS = "the lab needs `{}` of iproute2, which is not here: apt-get ins
 
 
 def require_tools() -> None:
-    """EnvironmentProblem unless `ip` and `tc` are at hand."""
+    """EnvironmentProblem unless `ip` and `tc` are installed."""
     for name in ("ip", "tc"):
         _tool(name)
 
@@ -175,7 +175,7 @@ def switch_links(shape: Shape, namespaces: Sequence[str], *, relayed: bool = Fal
 
 
 def rank_links(rank: int) -> Iterator[str]:
-    """Lines for `ip` inside a rank's namespace: its address, and no route but to its like."""
+    """Lines for `ip` inside a rank's namespace: its address, and routes to the other ranks only."""
     yield "link set lo up"
     yield f"addr add {address(rank)}/24 dev {INTERFACE}"
     yield f"link set {INTERFACE} up"
@@ -208,7 +208,7 @@ def limit(link: str, rate_bits_per_s: float, *, delay_s: float = 0.0) -> Iterato
 
 
 def batch(tool: str, lines: Iterable[str], *, keep: Sequence[int] = ()) -> None:
-    """Have one `ip` or `tc` do all lines; EnvironmentProblem with what it said. keep: open files to hand over."""
+    """Have one `ip` or `tc` execute all lines; EnvironmentProblem with its message. keep: open files it inherits."""
     text = "".join(f"{line}\n" for line in lines)
     command = [_tool(tool), "-batch", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, pass_fds=keep)
@@ -246,10 +246,10 @@ def _has_netem() -> bool:
 
 
 def _settle(keys: Iterable[str], shape: Shape) -> None:
-    """Write settings of the current network namespace; those the kernel lacks are left out."""
-    # A longer way holds more.
-    on_the_way_bytes = int(shape.uplink_bits_per_s / 8 * 2 * shape.delay_s)
-    send_bytes, receive_bytes = _SEND_BYTES + 2 * on_the_way_bytes, _RECEIVE_BYTES + 4 * on_the_way_bytes
+    """Write settings of the current network namespace; those the kernel lacks are skipped."""
+    # A longer path holds more.
+    in_flight_bytes = int(shape.uplink_bits_per_s / 8 * 2 * shape.delay_s)
+    send_bytes, receive_bytes = _SEND_BYTES + 2 * in_flight_bytes, _RECEIVE_BYTES + 4 * in_flight_bytes
     for key in keys:
         path = Path("/proc/sys/net") / key
         if path.exists():
@@ -274,7 +274,7 @@ def start_relay(shape: Shape) -> None:
         die_with(0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with contextlib.suppress(OSError):
-            # Before the ranks, which may be before all others: they wait for this.
+            # Scheduled before the ranks, which wait for it and may be before all others.
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
         let_go_of_streams()
         be_exact()
@@ -296,7 +296,7 @@ def _tap(name: str) -> int:
 
 
 def _relay(pairs: list[tuple[int, int]], delay_s: float) -> None:
-    """For ever: frames of each first device to the second, late; of the second to the first, at once."""
+    """Relay for ever: frames of each first device to the second after the delay, of the second to the first at once."""
     later = dict(pairs)
     other = later | {second: first for first, second in pairs}
     waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()
@@ -323,6 +323,6 @@ def _frames(device: int) -> list[bytes]:
 
 
 def _write(device: int, frame: bytes) -> None:
-    # A device that is not up yet refuses.
+    # A device that is not up yet refuses frames.
     with contextlib.suppress(OSError):
         os.write(device, frame)

@@ -20,9 +20,9 @@ from axonn_tune.specs.loading import load_document
 
 
 def exit_code_of(ended: Sequence[tuple[int, int]]) -> int:
-    """That of a failed training before any other, then the first to be said. ended: (rank, code) by time.
+    """That of a failed training if any rank has it, else the first that is not 0. ended: (rank, code) by time.
 
-    A negative code is the signal that a rank was ended by.
+    A negative code is the signal that ended a rank.
     """
     said = [code for _, code in ended if code > 0]
     failed = TrainingFailedError.exit_code
@@ -30,14 +30,14 @@ def exit_code_of(ended: Sequence[tuple[int, int]]) -> int:
 
 
 def lost_ranks(ended: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranks that a signal ended, lowest first, with its number, if no rank could say why the run ended."""
+    """(rank, signal) of ranks that a signal ended, lowest first, if no rank could report why the run ended."""
     if any(code > 0 for _, code in ended):
         return []
     return sorted((rank, -code) for rank, code in ended if code < 0)
 
 
 def report_lost_ranks(ended: Sequence[tuple[int, int]]) -> None:
-    """Say it for the ranks that could not, on standard error."""
+    """Report on standard error the ranks that could not do so themselves."""
     ranks = [f"rank {rank}: ended by {_signal_name(number)}" for rank, number in lost_ranks(ended)]
     if ranks:
         print(f"Error: {'; '.join(ranks)}", file=sys.stderr)
@@ -55,13 +55,13 @@ _TORCHRUNS_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
 
 
 def main(arguments: list[str]) -> int:
-    """Run `axonn_tune.runtime` with these arguments on every rank; the exit code that tells most."""
+    """Run `axonn_tune.runtime` with these arguments on every rank; one exit code for all."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     launch = load_document(arguments[0], schema=Launch)
-    # What the ranks say is enough.
+    # The ranks report their errors themselves.
     logging.disable(logging.ERROR)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for one in (signal.SIGTERM, signal.SIGUSR2):

@@ -58,7 +58,7 @@ class CheckpointFolder:
         return sorted(step for step, one in numbered if read_marker(one) is not None)
 
     def recover(self) -> list[int]:
-        """The same, once a checkpoint that is complete but for its name has it: its run was killed just before."""
+        """The same, after renaming a checkpoint that is complete but for its name: its run was killed just before."""
         for left in self.path.glob(f"step-*{_LEFT_OVER}"):
             target = left.with_suffix("")
             if _NAME.fullmatch(target.name) and not target.exists() and read_marker(left) is not None:
@@ -73,12 +73,12 @@ class CheckpointFolder:
         begun.mkdir()
         return begun
 
-    def finish(self, step: int, said: Mapping[str, Any]) -> None:
+    def finish(self, step: int, marker: Mapping[str, Any]) -> None:
         """Give a written checkpoint its marker and its name."""
         begun, target = self.path / f"step-{step}{_LEFT_OVER}", self.place(step)
         sizes = {one.name: one.stat().st_size for one in sorted(begun.iterdir())}
         with (begun / _MARKER).open("w", encoding="utf-8") as file:
-            json.dump({"schema": SCHEMA, "step": step, **said, "files": sizes}, file, indent=2)
+            json.dump({"schema": SCHEMA, "step": step, **marker, "files": sizes}, file, indent=2)
             file.flush()
             os.fsync(file.fileno())
         sync_folder(begun)
@@ -90,7 +90,7 @@ class CheckpointFolder:
         self.clean()
 
     def keep(self, newest: int) -> None:
-        """Delete all complete checkpoints but some."""
+        """Delete all complete checkpoints but the newest ones."""
         for step in self.steps()[:-newest]:
             # Renamed first: a deletion cut short must not leave half a checkpoint under its name.
             self.place(step).rename(self.path / f"step-{step}.old{_LEFT_OVER}")
@@ -104,13 +104,13 @@ class CheckpointFolder:
 
 
 def read_marker(checkpoint: Path) -> dict[str, Any] | None:
-    """What the marker says; None if the checkpoint is torn, or of a kind that this version does not know."""
+    """The marker's content; None if the checkpoint is truncated, or of a schema that this version does not know."""
     try:
-        said = json.loads((checkpoint / _MARKER).read_text(encoding="utf-8"))
-        whole = all((checkpoint / name).stat().st_size == size for name, size in said["files"].items())
+        marker = json.loads((checkpoint / _MARKER).read_text(encoding="utf-8"))
+        whole = all((checkpoint / name).stat().st_size == size for name, size in marker["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return said if whole and said.get("schema") == SCHEMA else None
+    return marker if whole and marker.get("schema") == SCHEMA else None
 
 
 PARAMETERS = "parameters."
@@ -119,7 +119,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a run must have in common with the checkpoint it goes on from, beside the sizes of its tensors."""
+    """What a run must have in common with the checkpoint it resumes from, beside the sizes of its tensors."""
 
     global_batch: int
     sequence_length: int
@@ -134,10 +134,10 @@ class RunIdentity:
 
 
 class Checkpointer:
-    """Saves in a thread of its own while training goes on, one checkpoint at a time, and loads.
+    """Saves in a thread of its own beside training, one checkpoint at a time, and loads.
 
-    All ranks must make it, and call each method, together. Errors of a save under way are raised by
-    whichever call comes next: EnvironmentProblem if the disk is full; the checkpoints before stay as they are.
+    All ranks must make it, and call each method, together. Errors of an unfinished save are raised by the next
+    call: EnvironmentProblem if the disk is full. Earlier checkpoints stay as they are.
     """
 
     def __init__(self, directory: str | Path, *, keep: int, mesh: Mesh, optimizer: AdamW, run: RunIdentity) -> None:
@@ -150,8 +150,8 @@ class Checkpointer:
     def save(self) -> None:
         """Copy the state to host memory, then return; the rest happens beside training."""
         self.wait()
-        state = {name: [piece.host_copy() for piece in pieces] for name, pieces in self._state(to_write=True)}
-        step, needed_bytes = self._optimizer.steps_done, sum(pieces[0].whole_bytes for _, pieces in self._state())
+        state = {name: [shard.host_copy() for shard in shards] for name, shards in self._state(to_write=True)}
+        step, needed_bytes = self._optimizer.steps_done, sum(shards[0].whole_bytes for _, shards in self._state())
         self._saving = self._thread.submit(self._write, step, state, needed_bytes)
 
     def wait(self) -> None:
@@ -170,7 +170,7 @@ class Checkpointer:
         return self.load(steps[-1]) if steps else None
 
     def load(self, step: int) -> int:
-        """Load the checkpoint of a step; TrainingFailedError if it is torn or belongs to another model or run."""
+        """Load the checkpoint of a step; TrainingFailedError if it is truncated or of another model or run."""
         self.wait()
         self._ranks.on_all(lambda: self._read(step))
         self._optimizer.steps_done = step
@@ -178,7 +178,7 @@ class Checkpointer:
         return step
 
     def close(self) -> None:
-        """Wait for a save under way, and end thread and process group."""
+        """Wait for an unfinished save, then end the thread and the process group."""
         try:
             self.wait()
         finally:
@@ -186,7 +186,7 @@ class Checkpointer:
             self._ranks.close()
 
     def _state(self, *, to_write: bool = False) -> Iterator[tuple[str, list[Shard]]]:
-        """Everything saved, as pieces; or what of it this rank writes."""
+        """All saved state as shards; or the part of it that this rank writes."""
         buckets = self._optimizer.buckets
         chosen = names_to_write(buckets, self._mesh)
         for bucket in buckets:
@@ -221,12 +221,12 @@ class Checkpointer:
     def _finish(self, step: int) -> None:
         grid = self._mesh.grid
         sizes = {axis: grid.axis_size(axis) for axis in AXES}
-        said = {"version": __version__, "run": vars(self._run), "grid": sizes | {"order": list(grid.order)}}
-        self._folder.finish(step, said)
+        marker = {"version": __version__, "run": vars(self._run), "grid": sizes | {"order": list(grid.order)}}
+        self._folder.finish(step, marker)
         self._folder.keep(self._keep)
 
     def _explained(self, step: int, error: BaseException) -> AxonnTuneError:
-        """A save's failure in words; that of the lowest rank, if it is from one that takes part in writing."""
+        """A save's failure in words; that of the lowest rank, if several failed in writing."""
         if isinstance(error, CheckpointException) and error.failures:
             error = error.failures[min(error.failures)][0]
         if isinstance(error, AxonnTuneError):
@@ -241,17 +241,17 @@ class Checkpointer:
 
     def _read(self, step: int) -> None:
         place = self._folder.place(step)
-        said = read_marker(place)
-        if said is None:
-            raise TrainingFailedError(f"{str(place)!r} is no checkpoint, or a torn one")
+        marker = read_marker(place)
+        if marker is None:
+            raise TrainingFailedError(f"{str(place)!r} is not a checkpoint, or is truncated")
         state = dict(self._state())
-        _must_agree(f"checkpoint {str(place)!r} is of another run", list(self._run_differences(said)))
+        _must_agree(f"checkpoint {str(place)!r} is of another run", list(self._run_differences(marker)))
         _must_agree(f"checkpoint {str(place)!r} is of another model", list(_differences(saved_tensors(place), state)))
         _read_or_fail(place, lambda: read(place, state))
 
-    def _run_differences(self, said: dict[str, Any]) -> Iterator[str]:
+    def _run_differences(self, marker: dict[str, Any]) -> Iterator[str]:
         for name, here in vars(self._run).items():
-            there = said.get("run", {}).get(name)
+            there = marker.get("run", {}).get(name)
             if there != here:
                 yield f"{name} is {there} there and {here} here"
 
@@ -288,27 +288,27 @@ _FORMAT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF
 
 
 def checkpoint_at(path: str | Path) -> Path:
-    """A checkpoint given as itself, or as the folder whose newest is meant; UsageError if there is none."""
+    """The checkpoint of a path, or the newest in a folder of checkpoints; UsageError if there is none."""
     path = Path(path)
     if read_marker(path) is not None:
         return path
     steps = CheckpointFolder(path).steps()
     if not steps:
-        raise UsageError(f"{str(path)!r} is neither a whole checkpoint nor a folder that holds one")
+        raise UsageError(f"{str(path)!r} is neither a complete checkpoint nor a folder that holds one")
     return CheckpointFolder(path).place(steps[-1])
 
 
 def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = None) -> int:
-    """Write all parameters under their names here, weights as `[inputs, outputs]`; returns how many elements.
+    """Write all parameters under this program's names, weights as `[inputs, outputs]`; the number of elements.
 
     One tensor at a time is in memory. `dtype` None: as saved. Neither the library nor a GPU is needed:
     the format is the length of a header, the header in JSON, then the tensors one after the other.
     """
-    said, found = read_marker(checkpoint), saved_tensors(checkpoint)
-    assert said is not None, "the caller has looked"
+    marker, found = read_marker(checkpoint), saved_tensors(checkpoint)
+    assert marker is not None, "the caller has checked"
     sizes = {name: (size, dtype or kept) for name, (size, kept) in found.items() if name.startswith(PARAMETERS)}
     header: dict[str, Any] = {
-        "__metadata__": {"format": "pt", "step": str(said["step"]), "axonn_tune": said["version"]}
+        "__metadata__": {"format": "pt", "step": str(marker["step"]), "axonn_tune": marker["version"]}
     }
     end = 0
     for name, (size, kind) in sizes.items():

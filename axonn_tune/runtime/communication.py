@@ -29,7 +29,7 @@ from axonn_tune.runtime.timing import Call, Timer
 
 
 class CollectiveHandle:
-    """A collective under way. `wait` returns its result, however often it is called."""
+    """A collective in flight. `wait` returns its result, however often it is called."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class CollectiveHandle:
         call: Call | None = None,
     ) -> None:
         self._result = result
-        # Else its memory could be given away while a stream that computation does not wait for still reads it.
+        # Kept, or its memory could be reused while a stream that the computation does not wait for still reads it.
         self._sent = sent
         self._work = work
         self._finish = finish
@@ -50,7 +50,7 @@ class CollectiveHandle:
             call.sent(work)
 
     def wait(self) -> torch.Tensor:
-        """Block until the result is there (on CUDA: make the current stream wait for it)."""
+        """Wait for the result (on CUDA: make the current stream wait for it)."""
         call, self._call = self._call, None
         if call is not None:
             call.halt()
@@ -89,7 +89,7 @@ class Communicator:
         return CollectiveHandle(tensor, work, call=call)
 
     def all_gather(self, shard: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
-        """Shards of the group, joined along dim 0 in rank order of the axis."""
+        """The group's shards, concatenated along dim 0 in the order of the axis."""
         group = self.mesh.groups[axis]
         if group is None:
             return CollectiveHandle(shard, None)
@@ -99,33 +99,33 @@ class Communicator:
         return CollectiveHandle(result, _all_gather(result, shard, group), sent=shard, call=call)
 
     def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
-        """Sum over the group, cut along dim 0; this rank's piece."""
+        """Sum over the group, split along dim 0; this rank's shard."""
         group = self.mesh.groups[axis]
         if group is None:
             return CollectiveHandle(tensor, None)
         tensor, size = tensor.contiguous(), self.mesh.size(axis)
         call = self._record(LedgerEntry("reduce_scatter", axis, phase, layer, tensor.nbytes), group)
-        piece = (tensor.shape[0] // size, *tensor.shape[1:])
+        shape = (tensor.shape[0] // size, *tensor.shape[1:])
         if dist.get_backend(group) == "gloo":
-            pieces = torch.empty_like(tensor)
-            work = dist.all_to_all_single(pieces, tensor, group=group, async_op=True)
+            shards = torch.empty_like(tensor)
+            work = dist.all_to_all_single(shards, tensor, group=group, async_op=True)
             return CollectiveHandle(
-                pieces, work, lambda: _sum_in_order(pieces.view(size, *piece)), sent=tensor, call=call
+                shards, work, lambda: _sum_in_order(shards.view(size, *shape)), sent=tensor, call=call
             )
-        result = tensor.new_empty(piece)
+        result = tensor.new_empty(shape)
         return CollectiveHandle(result, _reduce_scatter(result, tensor, group), sent=tensor, call=call)
 
     def _record(self, entry: LedgerEntry, group: dist.ProcessGroup) -> Call | None:
-        """Count a call that is about to be issued, and note when, if this step is timed."""
+        """Count a call that is about to be issued, and time it if this step is timed."""
         self.ledger.record(entry)
         return self.timer.issue(entry, group)
 
 
-def _sum_in_order(pieces: torch.Tensor) -> torch.Tensor:
-    """Sum over dim 0, one after the other, whatever the sizes."""
-    total = pieces[0].clone()
-    for piece in pieces[1:]:
-        total += piece
+def _sum_in_order(shards: torch.Tensor) -> torch.Tensor:
+    """Sum over dim 0, always in rank order."""
+    total = shards[0].clone()
+    for shard in shards[1:]:
+        total += shard
     return total
 
 
@@ -144,7 +144,7 @@ def _reduce_scatter(result: torch.Tensor, tensor: torch.Tensor, group: dist.Proc
 
 
 class WeightGathers:
-    """The gather chain of one micro-batch: `(matrix, phase, layer)` in order; taking one issues the next."""
+    """Weight all-gathers of one micro-batch, `(matrix, phase, layer)` in order; taking one prefetches the next."""
 
     def __init__(
         self, communicator: Communicator, settings: RuntimeSettings, chain: list[tuple[Matrix, Phase, str]]
@@ -156,7 +156,7 @@ class WeightGathers:
         self._issued = self._issue(chain[0]) if self._prefetch and chain else None
 
     def take(self, matrix: Matrix) -> torch.Tensor:
-        """The gathered block of the next weight in the chain, which must be `matrix`."""
+        """The gathered weight that is next in the chain, which must be `matrix`."""
         expected, *rest = self._chain
         assert expected[0] is matrix, f"the chain has {expected[0].layout.name} next, not {matrix.layout.name}"
         pending = self._issued if self._issued is not None else self._issue(expected)
@@ -171,7 +171,7 @@ class WeightGathers:
 
 
 class WeightGradients:
-    """Weight gradients under way: each reduce-scatter is finished one layer later."""
+    """Weight gradients in flight: each reduce-scatter is finished one layer later."""
 
     def __init__(self, communicator: Communicator, settings: RuntimeSettings) -> None:
         self._communicator = communicator
@@ -181,14 +181,14 @@ class WeightGradients:
     def reduce(
         self, matrix: Matrix, gradient: torch.Tensor, layer: str, after: Callable[[], None] | None = None
     ) -> None:
-        """Reduce-scatter a block's gradient over z and add it to the shard; `after` runs once it is added."""
+        """Reduce-scatter a gathered weight's gradient over z and add it to the shard; `after` runs once it is added."""
         self.finish()
         self._pending = (matrix, self._communicator.reduce_scatter(gradient, "z", "backward", layer), after)
         if not self._deferred:
             self.finish()
 
     def finish(self) -> None:
-        """Add what is under way."""
+        """Add the gradient in flight."""
         if self._pending is not None:
             matrix, pending, after = self._pending
             self._pending = None
@@ -199,7 +199,7 @@ class WeightGradients:
 
 @dataclass
 class DataBuckets:
-    """Buckets under way. `open` says whether this is the micro-batch in which they are sent."""
+    """Data-parallel gradient buckets in flight; `open`: this is the micro-batch in which they are reduced."""
 
     communicator: Communicator
     settings: RuntimeSettings
@@ -207,7 +207,7 @@ class DataBuckets:
     _sent: list[tuple[Bucket, CollectiveHandle]] = field(default_factory=list)
 
     def send(self, bucket: Bucket) -> None:
-        """Sum the gradients of a bucket over data, once they are complete; each rank its own part if it is split."""
+        """All-reduce a bucket's gradients over data once they are complete; reduce-scatter them if it is split."""
         if not self.open:
             return
         reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce

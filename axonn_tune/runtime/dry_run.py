@@ -1,8 +1,8 @@
 """One rank of a launch config without memory or network: `python -m axonn_tune.runtime.dry_run launch.yaml`.
 
-Tensors are on torch's meta device, which knows shapes only, and collectives go to a group that answers
-at once. So rank 0 of any world can be built and one step of it run here: what it would hold, and what it
-would send, compared with the program.
+Tensors are on torch's meta device, which knows shapes only, and collectives go to a fake process group, which
+returns at once. So rank 0 of any world can run one step here: its peak memory, and its collectives compared
+with the program's.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class FlashShapes(torch.autograd.Function):
-    """What flash attention holds: inputs, outputs and one number a row. On the meta device torch would build S × S."""
+    """What flash attention saves: inputs, outputs and one number a row. On the meta device torch would save S × S."""
 
     @staticmethod
     def forward(context: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
@@ -112,7 +112,7 @@ def build(launch: Launch, mesh: Mesh) -> Trainer:
 
 
 def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[LedgerEntry]:
-    """What rank 0 sends in a step of so many micro-batches."""
+    """Collectives of rank 0 in a step of so many micro-batches."""
     trainer.ledger.counts.clear()
     trainer.launch = trainer.launch.model_copy(update={"grad_accumulation": micro_batches})
     trainer.optimizer.sums(trainer.gradients(0))
@@ -121,17 +121,17 @@ def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[LedgerEntry]
 
 
 def whole_ledger(trainer: Trainer) -> Ledger:
-    """The same for all micro-batches of the launch config, by running few: the number of calls is affine in them."""
-    wanted = trainer.launch.grad_accumulation
-    if wanted <= max(_MEASURED):
-        return Ledger(step_ledger(trainer, micro_batches=wanted))
-    fewer, more = (step_ledger(trainer, micro_batches=count) for count in _MEASURED)
+    """The same for the launch config's micro-batches, by running few: the number of calls is affine in them."""
+    count = trainer.launch.grad_accumulation
+    if count <= max(_MEASURED):
+        return Ledger(step_ledger(trainer, micro_batches=count))
+    fewer, more = (step_ledger(trainer, micro_batches=one) for one in _MEASURED)
     each = Counter({entry: more[entry] - fewer[entry] for entry in more})
-    return Ledger(Counter({entry: more[entry] + (wanted - _MEASURED[1]) * each[entry] for entry in more}))
+    return Ledger(Counter({entry: more[entry] + (count - _MEASURED[1]) * each[entry] for entry in more}))
 
 
 def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[str]:
-    """What rank 0 holds, item by item."""
+    """Peak memory of rank 0, item by item."""
     vectors = trainer.model.vectors
     buckets = [bucket for bucket in trainer.model.store.buckets if bucket is not vectors]
     master_bytes = sum(bucket.master.nbytes for bucket in buckets)
@@ -152,7 +152,7 @@ def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[s
 
 
 def ledger_lines(ledger: Ledger) -> list[str]:
-    """What rank 0 sends, largest first."""
+    """Collectives of rank 0, largest first."""
     rows = sorted(ledger.counts.items(), key=lambda row: -row[0].size_bytes * row[1])
     if not rows:
         return ["  none: every group is this rank alone"]
@@ -163,7 +163,7 @@ def ledger_lines(ledger: Ledger) -> list[str]:
 
 
 def dry_run(launch: Launch) -> list[str]:
-    """The report; CheckFailedError if what is sent differs from the program."""
+    """The report; CheckFailedError if the collectives differ from the program's."""
     require_runnable(launch)
     grid = launch.grid.grid()
     if grid.world > 1:
@@ -176,13 +176,13 @@ def dry_run(launch: Launch) -> list[str]:
     lines = [f"Memory of rank 0 of {grid.world}:", *memory_lines(launch, trainer, peak_bytes=memory.peak)]
     lines += ["", "Collectives of one step and rank (full buffer of one call):", *ledger_lines(ledger), ""]
     if different:
-        raise CheckFailedError("\n".join(["what is sent differs from the program:", *different]))
+        raise CheckFailedError("\n".join(["the collectives differ from the program:", *different]))
     return [*lines, "They equal the program, which the prediction is made from."]
 
 
 def main(arguments: list[str]) -> int:
     """Print the report; the exit code."""
-    # Whoever reads only the first lines has seen enough.
+    # A reader such as `head` may close the pipe early.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         launch = load_document(arguments[0], schema=Launch)

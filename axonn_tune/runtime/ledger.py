@@ -1,8 +1,7 @@
-"""What was sent: every collective a rank issued, and where that differs from the program.
+"""The ledger: every collective a rank issued, and where that differs from the program.
 
-The program says what a step must send; the ledger what it did send. They must agree on operation,
-axis, phase, layer, bytes and count; a difference means that prediction and execution are not about
-the same thing.
+The program lists the collectives of a step, the ledger those that were issued. They must agree on operation,
+axis, phase, layer, bytes and count. If they differ, prediction and execution are not about the same thing.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from axonn_tune.specs.machine import CollectiveKind
 from axonn_tune.specs.traces import term_name
 
 TermName: TypeAlias = tuple[CollectiveKind, str, Phase, str]
-"""Operation, axis, phase and layer: what a collective is called."""
+"""Operation, axis, phase and layer, which name a collective."""
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """What the program also says of a collective: the same fields, the bytes of the full buffer."""
+    """A collective as the program describes it too; size_bytes: of the full buffer."""
 
     op: CollectiveKind
     axis: str
@@ -43,7 +42,7 @@ class LedgerEntry:
 
 @dataclass
 class Ledger:
-    """Collectives issued, counted: each, and all together so far."""
+    """Counts of the collectives issued: of each, and of all so far."""
 
     counts: Counter[LedgerEntry] = field(default_factory=Counter)
     issued: int = 0
@@ -67,7 +66,7 @@ def program_of(launch: Launch) -> tuple[StepProgram, dict[str, float]]:
 
 
 def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[LedgerEntry]:
-    """What one rank sends in a step by the program: nothing over a group of one."""
+    """The program's collectives of one rank and step; none over a group of one."""
     counts: Counter[LedgerEntry] = Counter()
     for collective, count in program.collectives():
         calls = round(float(count.evaluate(values)))
@@ -78,20 +77,20 @@ def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[Ledge
 
 
 def compare(ledger: Ledger, program: StepProgram, values: Mapping[str, float], *, steps: int = 1) -> list[str]:
-    """Each term that some steps sent otherwise than the program says, in words; empty if none.
+    """Each term whose calls differ from the program's, in words; empty if none does.
 
     program, values: as by `program_of`.
     """
     planned: dict[TermName, dict[int, int]] = {}
-    sent: dict[TermName, dict[int, int]] = {}
+    issued: dict[TermName, dict[int, int]] = {}
     for entry, count in expected(program, values).items():
         planned.setdefault(entry.term, {})[entry.size_bytes] = count * steps
     for entry, count in ledger.counts.items():
-        sent.setdefault(entry.term, {})[entry.size_bytes] = count
+        issued.setdefault(entry.term, {})[entry.size_bytes] = count
     return [
-        f"{term_name(*term)}: the program says {_calls(planned.get(term, {}))}, sent were {_calls(sent.get(term, {}))}"
-        for term in [*planned, *(term for term in sent if term not in planned)]
-        if planned.get(term) != sent.get(term)
+        f"{term_name(*term)}: expected {_calls(planned.get(term, {}))}, got {_calls(issued.get(term, {}))}"
+        for term in [*planned, *(term for term in issued if term not in planned)]
+        if planned.get(term) != issued.get(term)
     ]
 
 

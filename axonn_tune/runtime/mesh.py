@@ -15,7 +15,7 @@ from axonn_tune.program.operations import GROUP_AXES
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place in the grid, and its process groups; None where the group is the rank alone."""
+    """One rank's coordinates in the grid, and its process groups; None for a group of one."""
 
     grid: Grid
     rank: int
@@ -26,7 +26,7 @@ class Mesh:
         return self.grid.group_shape(axes).size
 
     def coordinate(self, axis: str) -> int:
-        """This rank's place along an axis."""
+        """This rank's coordinate along an axis."""
         return self.grid.coordinates(self.rank)[axis]
 
 
@@ -66,7 +66,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class WorldGroup:
-    """All ranks, over a group of their own, so that a thread can use it beside training; None: one process."""
+    """A process group of all ranks that a thread can use beside training; group None: one process.
+
+    What one rank decides all do, and where one fails all fail.
+    """
 
     group: dist.ProcessGroup | None
 
@@ -83,29 +86,29 @@ class WorldGroup:
         return self.group is None or dist.get_rank() == 0
 
     def from_rank_0(self, function: Callable[[], Result]) -> Result:
-        """What rank 0 gets from a function; raised everywhere if it fails."""
+        """What a function returns on rank 0; its error is raised on all ranks."""
         if self.group is None:
             return function()
-        outcome: list[Result | Exception | None] = [_tried(function) if self.first else None]
-        dist.broadcast_object_list(outcome, src=0, group=self.group)
-        (answer,) = outcome
+        box: list[Result | Exception | None] = [_tried(function) if self.first else None]
+        dist.broadcast_object_list(box, src=0, group=self.group)
+        (answer,) = box
         if isinstance(answer, Exception):
             raise answer
         return answer  # type: ignore[return-value]  # what rank 0 put there
 
     def on_all(self, function: Callable[[], None]) -> None:
-        """Call a function on every rank; the error of the lowest that fails is raised everywhere."""
+        """Call a function on every rank; the error of the lowest rank that fails is raised on all."""
         if self.group is None:
             return function()
-        outcomes: list[Exception | None] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(outcomes, _tried(function), group=self.group)
-        for error in outcomes:
+        errors: list[Exception | None] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(errors, _tried(function), group=self.group)
+        for error in errors:
             if error is not None:
                 raise error
         return None
 
     def close(self) -> None:
-        """Give the group back; all ranks must call this together."""
+        """Destroy the group; all ranks must call this together."""
         if self.group is not None:
             dist.destroy_process_group(self.group)
 

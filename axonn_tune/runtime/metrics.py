@@ -48,8 +48,8 @@ from axonn_tune.units import counted, show_bytes, show_seconds
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-ONE_CLOCK = "of each call, from when the last rank of its group asked for it to when the last had it"
-SHARED = ", shared by calls in flight at once on one tier"
+ONE_CLOCK = "of each call, from when the last rank of its group entered it to when the last had its result"
+SHARED = ", shared by calls in flight at once on one network level"
 
 
 def boot_id() -> str:
@@ -57,16 +57,16 @@ def boot_id() -> str:
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
 
-def shares_s(intervals_s: Sequence[tuple[float, float]], lanes: Sequence[Hashable]) -> list[float]:
-    """Seconds of each call: every moment is divided equally among the calls in flight on its lane.
+def shares_s(intervals_s: Sequence[tuple[float, float]], links: Sequence[Hashable]) -> list[float]:
+    """Seconds of each call: every moment is divided equally among the calls in flight on its link.
 
-    intervals_s: begin and end of each call, s; lanes: what each shares with others, such as a tier.
-    Summed over the calls of a lane it is the time in which any was in flight, as in the prediction, where
-    calls of one tier follow each other and each has it to itself.
+    intervals_s: begin and end of each call, s; links: what each shares with others, such as a network level.
+    Summed over the calls of a link it is the time in which any was in flight, as in the prediction, where
+    calls of one network level follow each other.
     """
     found = [0.0] * len(intervals_s)
-    for lane in dict.fromkeys(lanes):
-        calls = [call for call, its in enumerate(lanes) if its == lane]
+    for link in dict.fromkeys(links):
+        calls = [call for call, its in enumerate(links) if its == link]
         moments = sorted({moment for call in calls for moment in intervals_s[call]})
         waiting = sorted(calls, key=lambda call: -intervals_s[call][0])
         flying: list[int] = []
@@ -99,7 +99,7 @@ class RankDevice:
 
 @dataclass(frozen=True)
 class TermMeans:
-    """All calls of one collective: means over steps and ranks, s. seconds: what the network took, see `in_flight`."""
+    """All calls of one collective: means over steps and ranks, s. seconds: time on the network, see above."""
 
     entry: LedgerEntry
     count: int
@@ -112,7 +112,7 @@ def summarise(launch: Launch, mesh: Mesh, machine: RankDevice, steps: Sequence[T
     """The summary of a run from the last timed `steps` of every rank; all ranks must call this together.
 
     A collective that waits for a late rank takes longer for those that were early, which says nothing
-    about the network: `in_flight` says what counts instead.
+    about the network; see above for what counts instead.
     """
     durations_s = _mean_over_ranks(torch.tensor([one.step_s for one in steps], dtype=torch.float64), mesh, machine)
     chosen = middle_half(durations_s.tolist())
@@ -141,12 +141,12 @@ def summarise(launch: Launch, mesh: Mesh, machine: RankDevice, steps: Sequence[T
         tokens_per_s=step_tokens(launch.workload) / step_s,
         mfu=model_flops(launch.model, launch.workload) / (step_s * peak),
         seconds_convention=ONE_CLOCK + SHARED if one_clock else SHORTEST,
-        terms=tuple(_beside(launch, mesh, term) for term in terms),
+        terms=tuple(_compared(launch, mesh, term) for term in terms),
     )
 
 
 def middle_half(durations_s: Sequence[float]) -> list[int]:
-    """Which steps took neither among the quarter of least nor among the quarter of most time."""
+    """Steps that are neither in the fastest nor in the slowest quarter."""
     order = sorted(range(len(durations_s)), key=lambda number: durations_s[number])
     quarter = len(order) // 4
     return sorted(order[quarter : len(order) - quarter])
@@ -164,7 +164,7 @@ def _share_a_clock(mesh: Mesh, step: StepTimes) -> bool:
 def _term_means(
     launch: Launch, mesh: Mesh, machine: RankDevice, steps: Sequence[StepTimes], *, one_clock: bool
 ) -> list[TermMeans]:
-    """The terms of a step, each call of which every rank has in the same place."""
+    """The terms of a step. Every rank has its calls in the same order."""
     entries = [call.entry for call in steps[0].calls]
     elapsed_s = torch.tensor([[call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
     exposed_s = torch.tensor([[call.exposed_s for call in one.calls] for one in steps], dtype=torch.float64)
@@ -190,9 +190,9 @@ def _in_flight_s(launch: Launch, mesh: Mesh, machine: RankDevice, steps: Sequenc
     ended_s = torch.tensor([[call.began_s + call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
     both_s = torch.stack([began_s, ended_s]) + host_s
     began_s, ended_s = _over_groups(both_s, entries, mesh, machine, dist.ReduceOp.MAX)
-    lanes = [term.tier if (term := _predicted(launch, entry)) else entry.axis for entry in entries]
+    links = [term.tier if (term := _predicted(launch, entry)) else entry.axis for entry in entries]
     rows = [list(zip(*row, strict=True)) for row in zip(began_s.tolist(), ended_s.tolist(), strict=True)]
-    return torch.tensor([shares_s(row, lanes) for row in rows], dtype=torch.float64)
+    return torch.tensor([shares_s(row, links) for row in rows], dtype=torch.float64)
 
 
 def _over_groups(
@@ -229,7 +229,7 @@ def _mean_over_ranks(values: torch.Tensor, mesh: Mesh, machine: RankDevice) -> t
     return _over_ranks(values, mesh, machine, dist.ReduceOp.SUM) / mesh.grid.world
 
 
-def _beside(launch: Launch, mesh: Mesh, measured: TermMeans) -> SummaryTerm:
+def _compared(launch: Launch, mesh: Mesh, measured: TermMeans) -> SummaryTerm:
     entry, predicted = measured.entry, _predicted(launch, measured.entry)
     return SummaryTerm(
         op=entry.op,
@@ -273,7 +273,7 @@ _FLUSH_S = 10
 
 
 def require_tensorboard(launch: Launch) -> None:
-    """EnvironmentProblem if a launch config wants TensorBoard's files and what writes them is not installed."""
+    """EnvironmentProblem if a launch config asks for TensorBoard's files and TensorBoard is not installed."""
     if launch.metrics.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise EnvironmentProblem(
             "metrics.tensorboard needs TensorBoard, which is not installed: pip install 'axonn-tune[tensorboard]', "
@@ -283,10 +283,10 @@ def require_tensorboard(launch: Launch) -> None:
 
 def folder_of(launch: Launch, run: Path) -> Path | None:
     """Where event files go: as the launch config says, `tensorboard` in the run's folder for true; None: nowhere."""
-    wanted = launch.metrics.tensorboard
-    if isinstance(wanted, str):
-        return Path(wanted)
-    return run / FOLDER if wanted else None
+    setting = launch.metrics.tensorboard
+    if isinstance(setting, str):
+        return Path(setting)
+    return run / FOLDER if setting else None
 
 
 @dataclass
@@ -315,7 +315,7 @@ class Scalars:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # A resumed run goes on from its checkpoint: what an earlier one had written beyond that is void.
+            # A resumed run continues from its checkpoint: what an earlier one had written beyond that is void.
             self._writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=_FLUSH_S)
         return self._writer
 
@@ -337,7 +337,7 @@ SCALARS = (
 class StepMetrics:
     """One line of the file. `step` counts from 1; the loss is the mean over all ranks' tokens.
 
-    What collectives took is None, and `terms` empty, in a step that was not timed.
+    Times of collectives are None, and `terms` is empty, in a step that was not timed.
     """
 
     step: int
@@ -357,7 +357,7 @@ class StepMetrics:
 
 @dataclass
 class Metrics:
-    """Writes one rank's metrics; rank 0 speaks too, and writes the summary of all ranks.
+    """Writes one rank's metrics; rank 0 also prints, and writes the summary of all ranks.
 
     `base_bytes`: what the process held before there was a model, by `resident_bytes`.
     """
@@ -376,11 +376,11 @@ class Metrics:
         self._needed = model_flops(self.launch.model, self.launch.workload)
         self._executed = float(executed_flops(*program_of(self.launch)))
         path = self.directory / f"metrics-rank{self.mesh.rank}.jsonl"
-        # Line by line, so that what a killed rank had measured is there to read.
+        # Line by line, so that the measurements of a killed rank can be read.
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._write({"schema": SCHEMA, **self._heading()})
-        wanted = folder_of(self.launch, self.directory) if self.mesh.rank == 0 else None
-        self._scalars = None if wanted is None else Scalars(wanted)
+        folder = folder_of(self.launch, self.directory) if self.mesh.rank == 0 else None
+        self._scalars = None if folder is None else Scalars(folder)
 
     def step(self, step: int, result: StepResult, *, step_s: float, times: StepTimes | None) -> None:
         """Record a step, counted from 1, that took `step_s`; `times` of its collectives if they were taken."""
@@ -412,7 +412,7 @@ class Metrics:
             self.say(step_line(found, steps=self.steps))
 
     def _slowed(self, times: StepTimes) -> bool:
-        """Whether torch's profiler recorded a rank's kernels, which all others then wait for."""
+        """Whether torch's profiler slowed the step: it recorded a rank's kernels, and all others waited for it."""
         return times.traced and self.device.type == "cuda"
 
     def say(self, line: str) -> None:
@@ -420,7 +420,7 @@ class Metrics:
         print(line, file=self.talk, flush=True)
 
     def close(self) -> None:
-        """Sum up what was measured after the warm-up, beside the prediction; all ranks together."""
+        """Summarise what was measured after the warm-up, against the prediction; all ranks call this together."""
         if self._timed:
             machine = RankDevice(self.device, self._device_name(), self._memory_bytes(), self._convention())
             summary = summarise(self.launch, self.mesh, machine, self._timed, warmup=WARMUP_STEPS)
@@ -442,7 +442,7 @@ class Metrics:
         return self._needed / (step_s * self.mesh.grid.world * peak), self._executed / (step_s * peak)
 
     def _heading(self) -> dict[str, object]:
-        """What the lines below it need to be read: who measured, and by which conventions."""
+        """What a reader of the lines needs: who measured, and by which conventions."""
         return {
             "tool_version": __version__,
             "torch_version": str(torch.__version__),
@@ -486,7 +486,7 @@ def step_line(found: StepMetrics, *, steps: int) -> str:
 
 
 def term_rows(times: StepTimes) -> list[dict[str, object]]:
-    """Each collective of a step of this rank, named as the program names it; late peers are waited for in `seconds`."""
+    """Each collective of a step of this rank, named as in the program; `seconds` includes waiting for late ranks."""
     return [
         {
             "op": term.entry.op,
@@ -508,6 +508,6 @@ def summary_line(summary: Summary) -> str:
     expected = "" if predicted is None else f", predicted {show_seconds(predicted)}"
     return (
         f"step {show_seconds(summary.step_s.measured)}{expected}; mean of {summary.averaged_steps} of the last "
-        f"{counted(summary.timed_steps, 'step')}, outliers and the first {summary.warmup_steps} left out; "
+        f"{counted(summary.timed_steps, 'step')}, excluding outliers and the first {summary.warmup_steps}; "
         f"MFU {summary.mfu:.1%} of {summary.predicted_for.accelerator}"
     )

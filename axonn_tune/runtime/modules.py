@@ -32,13 +32,13 @@ Compiled = TypeVar("Compiled", bound=Callable[..., object])
 
 
 def compiled(function: Compiled, settings: RuntimeSettings) -> Compiled:
-    """The function by torch.compile, if the settings want that: what it does element by element becomes one kernel."""
+    """The function, compiled if the settings ask for it: its elementwise operations become one kernel."""
     return cast(Compiled, torch.compile(function, dynamic=False)) if settings.compile else function
 
 
 @dataclass
 class LocalGraph:
-    """A local function with its own small graph, for its gradient."""
+    """A function of local tensors with its own autograd graph."""
 
     inputs: torch.Tensor
     output: torch.Tensor
@@ -65,7 +65,7 @@ class LocalGraph:
 class CausalAttention:
     """Softmax attention on this rank's heads; qkv columns are grouped by key head: queries, key, value.
 
-    core: what turns queries, keys and values `[b, heads, S, head_dim]` into outputs; turn: rotary positions.
+    core: attention of queries, keys and values `[b, heads, S, head_dim]`; turn: rotary positions.
     """
 
     model: Model
@@ -91,7 +91,7 @@ class CausalAttention:
 
 
 def attention_on(model: Model, settings: RuntimeSettings, *, sequence: int, shares: int) -> CausalAttention:
-    """Attention on one of `shares` equal shares of the heads, as training has it."""
+    """Attention on the heads of one of `shares` tensor-parallel ranks, as in training."""
     return CausalAttention(
         *(model, model.heads // shares, model.kv_heads // shares, sequence),
         core=attention_core(settings),
@@ -123,12 +123,12 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Dropout:
-    """Sets a share of elements to zero and scales the others up; which ones follows from their place in the run.
+    """Sets a share of elements to zero and scales the others up; which ones depends on their place in the run.
 
     key: two words that name the stream, a tensor because the compiler would make a kernel for each pair of numbers, on
     the device because copying it there would hold up the host; columns: those of the tensor's hidden dim, `width` wide,
     that this rank has. Element (token, feature) comes from counter `token · width + feature`, tokens being counted
-    through the whole run: the same on every grid, in recomputation and in backward, and nothing is kept.
+    through the whole run: the same on every grid, when recomputed and in backward, so no mask is saved.
     """
 
     share: float
@@ -174,7 +174,7 @@ Result = TypeVar("Result")
 class ParallelLinear:
     """`O[M, n] = Σ_output_axis I[M, k] · W[k, n]`, with an optional bias added after the sum.
 
-    Backward takes the parts of a micro-batch together: their weight gradients are one.
+    Backward takes both halves of a split micro-batch: their weight gradients are summed.
     """
 
     layer: str
@@ -187,9 +187,9 @@ class ParallelLinear:
     after: Callable[[], None] | None = None
 
     def forward(self, x: torch.Tensor, block: torch.Tensor, phase: Phase) -> Generator[None, None, torch.Tensor]:
-        """`I[M, k] → O[M, n]`: product, all-reduce, bias.
+        """`I[M, k] → O[M, n]`: GEMM, all-reduce, bias.
 
-        Yields while the all-reduce is under way, so that another part may go on.
+        Yields while the all-reduce is in flight, so that the other half can compute.
         """
         pending = self.communicator.all_reduce(x @ block, self.output_axis, phase, self.layer)
         if "output" not in self.settings.overlaps:
@@ -207,7 +207,7 @@ class ParallelLinear:
     ) -> list[torch.Tensor]:
         """`dI[M, k] = Σ_input_axis dO · Wᵀ` of each part, from its `I[M, k]` and `dO[M, n]`.
 
-        `dW[k, n] = Iᵀ · dO` of all parts together is under way when this returns.
+        `dW[k, n] = Iᵀ · dO` of all parts is in flight when this returns.
         """
         before = []
         for gradient in output_gradients:
@@ -226,7 +226,7 @@ class ParallelLinear:
 
 
 def interleave(passes: Sequence[Generator[None, None, Result]]) -> list[Result]:
-    """Results of passes that run in turn: each goes on until it yields, then the next."""
+    """Results of interleaved passes: each runs until it yields, then the next (two-batch overlap)."""
     results: dict[int, Result] = {}
     while len(results) < len(passes):
         for number, one in enumerate(passes):
@@ -249,7 +249,7 @@ NormStatistics = tuple[torch.Tensor, torch.Tensor]
 class Norm:
     """LayerNorm, or RMSNorm if it has no bias, of `[M, H_y]`: statistics are combined over y.
 
-    native: torch's own kernel does it where one rank of a CPU holds the whole hidden dim.
+    native: use torch's own kernel where one rank on a CPU holds the whole hidden dim.
     """
 
     name: str
@@ -268,7 +268,7 @@ class Norm:
 
     @property
     def _whole_on_cpu(self) -> bool:
-        """Whether torch's own kernel can do it: five times as fast as a dozen small ones. GPUs have `compile`."""
+        """Whether torch's own kernel applies: five times as fast as a dozen small ones. GPUs have `compile`."""
         alone, on_cpu = self.communicator.mesh.size("y") == 1, self.settings.device.type == "cpu"
         return self.native and alone and on_cpu and self.bias is not None
 
@@ -283,7 +283,7 @@ class Norm:
         return self.apply(x, statistics), statistics
 
     def apply(self, x: torch.Tensor, statistics: NormStatistics) -> torch.Tensor:
-        """The norm's output once more; sends nothing. From saved statistics, or, where torch's kernel does it, anew."""
+        """The norm's output again, without communication: from saved statistics, or by torch's kernel."""
         if self._whole_on_cpu:
             return self._native(x)[0]
         bias = None if self.bias is None else self.bias.value
@@ -318,7 +318,7 @@ class Norm:
 
 
 def moments(x: torch.Tensor, dtype: torch.dtype, with_mean: bool) -> torch.Tensor:  # noqa: FBT001 - compiled as it is
-    """Of each token's share of the hidden dim: mean and squares about it `[2, M]`, or sum of squares `[1, M]`."""
+    """Of each token on this rank's hidden features: mean and squares about it `[2, M]`, or sum of squares `[1, M]`."""
     wide = x.to(dtype)
     if not with_mean:
         return (wide * wide).sum(-1)[None]
@@ -381,22 +381,22 @@ def centred(
 
 
 def scatter_hidden(x: torch.Tensor, communicator: Communicator, phase: Phase, layer: str) -> torch.Tensor:
-    """`[M, H]` summed over y and x, cut to `[M, H_y]`."""
+    """`[M, H]` summed over y and x, reduce-scattered to `[M, H_y]`."""
     parts = communicator.mesh.size("y")
-    pieces = x.view(x.shape[0], parts, -1).transpose(0, 1).reshape(-1, x.shape[1] // parts)
-    piece = communicator.reduce_scatter(pieces, "y", phase, layer).wait()
-    return communicator.all_reduce(piece, "x", phase, layer).wait()
+    blocks = x.view(x.shape[0], parts, -1).transpose(0, 1).reshape(-1, x.shape[1] // parts)
+    shard = communicator.reduce_scatter(blocks, "y", phase, layer).wait()
+    return communicator.all_reduce(shard, "x", phase, layer).wait()
 
 
 def gather_hidden(x: torch.Tensor, communicator: Communicator, phase: Phase, layer: str) -> torch.Tensor:
-    """`[M, H_y]` joined to `[M, H]`."""
+    """`[M, H_y]` all-gathered to `[M, H]`."""
     whole = communicator.all_gather(x, "y", phase, layer).wait()
     return whole.view(communicator.mesh.size("y"), x.shape[0], -1).transpose(0, 1).reshape(x.shape[0], -1)
 
 
 @dataclass
 class Embedding:
-    """Token look-up, and learned positions for GPT."""
+    """Token embedding, and learned positions for GPT."""
 
     table: Matrix
     positions: Matrix | None
@@ -404,7 +404,7 @@ class Embedding:
     communicator: Communicator
 
     def forward(self, tokens: torch.Tensor, gathers: WeightGathers) -> torch.Tensor:
-        """Tokens `[M]` to `[M, H_y]`: local rows only, summed over the ranks that hold the others."""
+        """Tokens `[M]` to `[M, H_y]`: each rank looks up its own rows, then all are summed."""
         block = gathers.take(self.table)
         mine, local = local_rows(tokens, self.table)
         looked_up = block[local] * mine[:, None].to(block.dtype)
@@ -429,7 +429,7 @@ class Embedding:
 
 
 def local_rows(tokens: torch.Tensor, table: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which tokens lie in this rank's block, and each token's row in it (row 0 for the others)."""
+    """Which tokens have their row in this rank's gathered table, and each token's row (0 for the others)."""
     start, stop = table.gathered_rows.start, table.gathered_rows.stop
     mine = (tokens >= start) & (tokens < stop)
     return mine, torch.where(mine, tokens - start, torch.zeros_like(tokens))
@@ -437,7 +437,7 @@ def local_rows(tokens: torch.Tensor, table: Matrix) -> tuple[torch.Tensor, torch
 
 @dataclass
 class LMHead:
-    """Final norm, logits and loss, with all gradients at once."""
+    """LM head: final norm, logits and loss, forward and backward in one pass."""
 
     table: Matrix
     norm: Norm
@@ -462,8 +462,8 @@ class LMHead:
         chunks = loss_chunks(len(targets))
         losses, hidden_gradients = [], []
         weight_gradient = torch.zeros_like(block)
-        for part, wanted in zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True):
-            loss, logits_gradient = self._loss(part @ block.t(), wanted, scale=scale)
+        for part, labels in zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True):
+            loss, logits_gradient = self._loss(part @ block.t(), labels, scale=scale)
             losses.append(loss)
             hidden_gradients.append(logits_gradient @ block)
             weight_gradient += logits_gradient.t() @ part
@@ -485,9 +485,9 @@ class LMHead:
         exponentials = torch.exp(wide - top[:, None])
         mine, local = local_rows(targets, self.table)
         held = mine.to(wide.dtype)
-        wanted = torch.where(mine, wide.gather(1, local[:, None])[:, 0] - top, torch.zeros_like(top))
-        both = torch.stack([exponentials.sum(-1), wanted])
-        total, wanted = self.communicator.all_reduce(both, "xy", "forward", "loss.sums").wait()
+        label_logits = torch.where(mine, wide.gather(1, local[:, None])[:, 0] - top, torch.zeros_like(top))
+        both = torch.stack([exponentials.sum(-1), label_logits])
+        total, label_logits = self.communicator.all_reduce(both, "xy", "forward", "loss.sums").wait()
         gradient = exponentials / total[:, None]
         gradient.scatter_add_(1, local[:, None], -held[:, None])
-        return (total.log() - wanted).sum() * scale, (gradient * scale).to(logits.dtype)
+        return (total.log() - label_logits).sum() * scale, (gradient * scale).to(logits.dtype)

@@ -1,6 +1,6 @@
 """AdamW on each rank's shards, with the gradient norm of the whole model.
 
-Weight decay acts on every matrix, tables included (as in nanoGPT and Megatron-LM), and on no vector.
+Weight decay acts on every matrix, embeddings included (as in nanoGPT and Megatron-LM), and on no vector.
 Padded rows start at zero, get no gradient and so stay zero.
 """
 
@@ -24,7 +24,7 @@ from axonn_tune.specs import launch
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step saw: mean loss, gradient norm before clipping, learning rate."""
+    """Numbers of one optimizer step: mean loss, gradient norm before clipping, learning rate."""
 
     loss: float
     gradient_norm: float
@@ -99,7 +99,7 @@ class AdamW:
         """Combine loss and gradient norm, clip, update, zero the gradients.
 
         `loss` is the sum of this rank's micro-batches, equal on all ranks of a group over x and y.
-        TrainingFailedError, on all ranks alike and before anything is changed, if either is not finite.
+        TrainingFailedError, on all ranks and before anything is changed, if either is not finite.
         """
         step = self.steps_done
         square, mean_loss = self.sums(loss).tolist()
@@ -122,11 +122,11 @@ class AdamW:
     def sums(self, loss: torch.Tensor) -> torch.Tensor:
         """Squared norm of the whole gradient, and the mean loss, float64 `[2]`.
 
-        One sum over all ranks; what several of them update is divided by how many.
+        One sum over all ranks; what several ranks update is divided by their number.
         """
         mesh, tensors, shares = self._communicator.mesh, [], []
         for bucket in self.buckets:
-            # Matrices of a bucket are split alike; vectors are not, and small.
+            # Matrices of a bucket are split over the same axes; vectors are not, and are small.
             alike = not isinstance(bucket.parameters[0], Vector)
             tensors += [bucket.own_gradient] if alike else [one.gradient for one in bucket.parameters]
             shares += [1.0 / replicas(one, bucket, mesh) for one in bucket.parameters[: 1 if alike else None]]
@@ -136,11 +136,11 @@ class AdamW:
         return self._communicator.all_reduce(both, WORLD_AXES, "step", "gradient_norm").wait()
 
     def publish(self) -> None:
-        """Give the weights of each part to all ranks that compute with them, where main weights are split over data."""
+        """All-gather updated weights over data, in the compute type, where master weights are sharded over it."""
         self._publish(self._communicator)
 
     def loaded(self) -> None:
-        """As `publish`, after a checkpoint was loaded; not part of a step, so not in its ledger."""
+        """The same after a checkpoint was loaded; not part of a step, so not in its ledger."""
         self._publish(replace(self._communicator, ledger=Ledger()))
 
     def _publish(self, communicator: Communicator) -> None:
@@ -150,7 +150,7 @@ class AdamW:
                 bucket.value.copy_(communicator.all_gather(mine, "data", "step", bucket.layer).wait())
 
     def _prepare_state(self) -> None:
-        """Make the moments now, where torch would at the first step: a checkpoint can then be loaded into them."""
+        """Make the moments now, not at the first step as torch would, so that a checkpoint can be loaded into them."""
         for bucket in self.buckets:
             master = bucket.master
             # A fused step wants its counter on the device, the others on the host.

@@ -1,8 +1,8 @@
-"""Parameters as each rank stores them: rectangles of matrices, pieces of vectors, in the main type.
+"""Parameters as each rank stores them: shards of matrices and vectors, with FP32 master weights.
 
 A matrix `W[rows, columns]` has its rows split over some axes and then over z, its columns over at
-most one axis. Gathering over z gives the block a product needs. Vectors are split over one axis and
-repeated on the others. Buckets join them in memory: what is reduced and updated together lies together.
+most one axis. An all-gather over z gives the weight that a GEMM needs. Vectors are split over one axis
+and replicated over the others. Buckets make them contiguous: what is reduced and updated together lies together.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from axonn_tune.runtime.mesh import Mesh
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """How a matrix lies on the grid.
+    """How a matrix is sharded over the grid.
 
-    real_rows: rows beyond it are padding and stay zero; deviation: of the initial normal values.
+    real_rows: rows beyond are padding and stay zero; deviation: standard deviation of the initial values.
     """
 
     name: str
@@ -35,10 +35,10 @@ class MatrixLayout:
 
 @dataclass
 class Matrix:
-    """One rank's shard of a matrix, with its accumulated gradient in the main type.
+    """One rank's shard of a matrix, with its accumulated gradient in the master type.
 
-    gathered_rows: rows of the block gathered over z; row_range, column_range: those of the shard itself; value: the
-    shard in the main type, or in the compute type where main weights are split over data.
+    gathered_rows: rows of the weight gathered over z; row_range, column_range: those of the shard itself; value: the
+    shard in the master type, or in the compute type where master weights are sharded over data.
     """
 
     layout: MatrixLayout
@@ -62,12 +62,12 @@ class Matrix:
 
 @dataclass
 class Vector:
-    """A vector in the main type, split over one axis."""
+    """A vector in the master type, split over one axis; elements: those that this rank has."""
 
     name: str
     width: int
     axis: str
-    piece: range
+    elements: range
     value: torch.Tensor
     gradient: torch.Tensor
 
@@ -82,11 +82,11 @@ Parameter: TypeAlias = Matrix | Vector
 
 @dataclass
 class Bucket:
-    """Parameters whose values lie in one piece of memory, and their gradients in another.
+    """Parameters whose values are contiguous in memory, and so are their gradients.
 
     layer: what the program calls the reduction of their gradients; value, gradient: flat, padded to divide over data
-    where main weights are; own: elements that this rank's optimizer updates; main: these in the main type, a view of
-    `value` unless they are split.
+    where master weights are; own: elements that this rank's optimizer updates; master: these in the master type, a view
+    of `value` unless they are split.
     """
 
     layer: str
@@ -107,10 +107,10 @@ class Bucket:
         return parameter.split_axes | ({"data"} if self.split else set())
 
     def slices(self, parameter: Parameter, flat: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
-        """What `flat`, laid out as `main`, holds of a parameter: `(first row, first column, values)`, views.
+        """What `flat`, laid out as `master`, holds of a parameter: `(first row, first column, values)`, views.
 
         A run of elements is the end of a row, whole rows, and the beginning of one; of a vector it is one column.
-        At least one is returned, if an empty one.
+        At least one slice is returned, empty if need be.
         """
         begin = 0
         for other in self.parameters:
@@ -159,15 +159,15 @@ class ParameterStore:
         return made
 
     def vector(self, name: str, width: int, axis: str, *, value: float) -> Vector:
-        """This rank's piece of a vector that starts constant."""
-        piece = part_of(range(width), (axis,), self.mesh)
-        values = torch.full((len(piece),), value, dtype=self.dtype, device=self.device)
-        made = Vector(name, width, axis, piece, values, torch.zeros_like(values))
+        """This rank's shard of a vector that starts constant."""
+        elements = part_of(range(width), (axis,), self.mesh)
+        values = torch.full((len(elements),), value, dtype=self.dtype, device=self.device)
+        made = Vector(name, width, axis, elements, values, torch.zeros_like(values))
         self.vectors.append(made)
         return made
 
     def bucket(self, layer: str, parameters: Sequence[Parameter], *, compute: torch.dtype | None = None) -> Bucket:
-        """Move parameters into one piece of memory; `compute`: keep values in it, and split the main ones over data."""
+        """Make parameters contiguous; `compute`: keep values in this type, and shard the master weights over data."""
         count = sum(one.value.numel() for one in parameters)
         shares = self.mesh.size("data") if compute is not None else 1
         share = -(-count // shares)

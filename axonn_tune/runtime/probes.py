@@ -119,7 +119,7 @@ class Bench:
         return lambda: run().wait()
 
     def transfer(self, probe: TransferProbe) -> Work:
-        """A message to the rank `stride` further on, and one from the rank as far behind."""
+        """A message to the rank `stride` above, and one from the rank `stride` below."""
         elements = max(1, probe.size_bytes // self._dtype.itemsize)
         sent = torch.zeros(elements, dtype=self._dtype, device=self._device)
         received = torch.empty_like(sent)
@@ -133,7 +133,7 @@ class Bench:
         return run
 
     def matmul(self, probe: MatmulProbe) -> Work:
-        """The product as the runtime writes it: `x @ w`, `g @ w.t()`, `x.t() @ g`."""
+        """The GEMM as the runtime writes it: `x @ w`, `g @ w.t()`, `x.t() @ g`."""
         m, n, k = probe.m, probe.n, probe.k
         left = self._normal(*((k, m) if probe.layout == "TN" else (m, k)))
         right = self._normal(*((n, k) if probe.layout == "NT" else (k, n)))
@@ -193,22 +193,22 @@ class Bench:
 
 
 MOST_ROUNDS = 15
-"""Times the whole plan is gone through at most: the median of more is no better."""
+"""How often the whole plan is gone through at most: the median of more is no better."""
 
 ProgressListener = Callable[[int, float, str], None]
-"""Told after each sample: points so far, seconds so far, what comes next in words."""
+"""Called after each sample with points so far, seconds so far, and what comes next in words."""
 
 _LONGEST_SHARE = 0.0025
-"""A call expected to take more than this share of the budget is left out: many short ones teach more."""
+"""A call expected to take more than this share of the budget is skipped: many short ones tell more."""
 _WINDOWS_PER_BUDGET = 4.0
-"""Samples are as long as lets the plan be gone through about this often in the budget."""
+"""Samples are so long that the plan is gone through about this often within the budget."""
 _WINDOW_RANGE_S = (0.01, 0.25)
 _MOST_CALLS = 300
 
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """What comes next: a probe by its number; calls: how often, for what ranks do together."""
+    """The next sample: the number of its probe; calls: how many, where ranks call together."""
 
     number: int
     calls: int
@@ -217,7 +217,7 @@ class ProbeTask:
 
 @dataclass
 class Agenda:
-    """What rank 0 knows: the samples of each probe, and the time left."""
+    """Rank 0's record of the samples of each probe, which decides the next one."""
 
     plan: Plan
     samples: dict[int, list[float]] = field(default_factory=dict)
@@ -227,7 +227,7 @@ class Agenda:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.began_s
 
     @property
@@ -237,8 +237,8 @@ class Agenda:
         return min(longest, max(shortest, self.plan.budget_s / _WINDOWS_PER_BUDGET / len(self.plan.probes)))
 
     def next(self) -> ProbeTask | None:
-        """The next sample to take; None when time is up or there is enough of all."""
-        while self._round < MOST_ROUNDS and (self.elapsed_s < self.plan.budget_s or self._owes()):
+        """The next sample to take; None when time is up or all probes have enough."""
+        while self._round < MOST_ROUNDS and (self.elapsed_s < self.plan.budget_s or self._essential_missing()):
             if self._position == len(self.plan.probes):
                 self._position, self._round = 0, self._round + 1
                 continue
@@ -246,7 +246,7 @@ class Agenda:
             if len(self.samples.get(number, ())) > self._round:
                 continue
             expected_s = self._expected_s(number)
-            if expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE and self._may_go(number):
+            if expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE and self._may_skip(number):
                 continue
             calls = 3 if expected_s is None else min(_MOST_CALLS, max(1, round(self.window_s / expected_s)))
             return ProbeTask(number, calls, self.window_s)
@@ -281,12 +281,12 @@ class Agenda:
         largest = max(found, default=None)
         return None if largest is None else largest[1] * probe.size_bytes / largest[0]
 
-    def _owes(self) -> bool:
-        """Whether something essential is still to come in the first round."""
+    def _essential_missing(self) -> bool:
+        """Whether an essential probe has no sample yet."""
         return self._round == 0 and self._position < self.plan.essential
 
-    def _may_go(self, number: int) -> bool:
-        """Whether a probe may be left out for taking long."""
+    def _may_skip(self, number: int) -> bool:
+        """Whether a probe may be skipped because it takes long."""
         return collective_or_message(self.plan.probes[number]) and number >= self.plan.essential
 
 
@@ -352,7 +352,7 @@ def probe_world(
 ) -> None:
     """Measure on every rank of the world; rank 0 has the plan, and the log that points go to.
 
-    UsageError, on all ranks, if the log is there already and not to be resumed, or was measured elsewhere.
+    UsageError, on all ranks, if the log exists and is not to be resumed, or was measured elsewhere.
     """
     ranks = WorldGroup.of_the_world()
     plan = ranks.from_rank_0(lambda: plan)
@@ -374,7 +374,7 @@ def probe_world(
 
 
 def _setting(plan: Plan, device: torch.device, ranks: WorldGroup) -> Setting:
-    """Where and with what is measured; the places of all ranks."""
+    """Hardware and software of the measurement, on all ranks."""
     own = RankPlace(
         host=socket.gethostname(),
         network=str(Path("/proc/self/ns/net").readlink()),
@@ -428,7 +428,7 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class ProbeJob:
-    """What every rank is told. `plan`, `points` and `progress`, a descriptor, are rank 0's alone."""
+    """Options of every rank; `plan`, `points` and `progress`, a descriptor, are rank 0's alone."""
 
     plan: Path
     points: Path
@@ -438,14 +438,16 @@ class ProbeJob:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure; the exit code of all ranks started, or of the one joined in."""
+    """Measure; the exit code of all ranks started, or of this one."""
     parser = argparse.ArgumentParser(prog="python -m axonn_tune.runtime.probes", description=__doc__)
     parser.add_argument("plan", type=Path, help="what to measure, as JSON; read by rank 0")
     parser.add_argument("points", type=Path, help="file that rank 0 writes points to")
     parser.add_argument("--ranks", type=int, metavar="N", help="start this many here; absent: join as the rank it is")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
-    parser.add_argument("--resume", action="store_true", help="go on with a file of points")
-    parser.add_argument("--progress", type=int, metavar="FD", help="file descriptor that rank 0 tells its progress")
+    parser.add_argument("--resume", action="store_true", help="continue a file of points")
+    parser.add_argument(
+        "--progress", type=int, metavar="FD", help="file descriptor that rank 0 reports its progress to"
+    )
     parser.add_argument("--parent", type=int, metavar="PID", help="end with this process, which started this one")
     chosen = parser.parse_args(arguments)
     if chosen.parent is not None:
@@ -457,7 +459,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def start(ranks: int, job: ProbeJob) -> int:
-    """Fork the ranks, which talk through loopback, and wait; the first exit code that is not 0 ends them all."""
+    """Fork the ranks, which communicate over loopback, and wait; the first exit code that is not 0 ends them all."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # The optimizer would import it in every rank, seconds of work each.
     importlib.import_module("torch._dynamo")
@@ -471,14 +473,14 @@ def start(ranks: int, job: ProbeJob) -> int:
                 end_process(rank_main(RankEnvironment(rank, ranks, rank, init_method=f"file://{folder}/meeting"), job))
             children[child] = rank
         try:
-            return _outcome(children)
+            return _wait_for(children)
         except KeyboardInterrupt:
-            # The terminal has interrupted the ranks too; those that are left end with this process.
+            # The terminal has interrupted the ranks too; the remaining ones end with this process.
             return _INTERRUPTED
 
 
-def _outcome(children: dict[int, int]) -> int:
-    """Wait for all; once one fails, end the others, and say which it was if it could not itself."""
+def _wait_for(children: dict[int, int]) -> int:
+    """Wait for all; once one fails, end the others, and report it if it could not do so itself."""
     failed = 0
     while children:
         child, status = os.wait()
@@ -486,7 +488,7 @@ def _outcome(children: dict[int, int]) -> int:
         if code and not failed:
             failed = code if code > 0 else TrainingFailedError.exit_code
             if code < 0:
-                print_message(f"rank {rank} was ended by {signal.Signals(-code).name} while it measured")
+                print_message(f"rank {rank} was ended by {signal.Signals(-code).name} while measuring")
             for other in children:
                 os.kill(other, signal.SIGKILL)
     return failed
@@ -503,7 +505,7 @@ def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
             )
         plan = Plan.model_validate_json(job.plan.read_bytes()) if first else None
         log = PointLog(job.points) if first else None
-        probe_world(plan, log, device=device, resume=job.resume, progress=partial(_tell, job.progress))
+        probe_world(plan, log, device=device, resume=job.resume, progress=partial(_report_progress, job.progress))
     except KeyboardInterrupt:
         return _INTERRUPTED
     except AxonnTuneError as error:
@@ -516,17 +518,19 @@ def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
 
 
 def _broken(rank: int, error: Exception) -> int:
-    """An error nobody foresaw, or a connection that another rank's end has broken."""
+    """An unexpected error, or a connection that another rank's end has broken."""
     if is_timeout(error) or is_broken_connection(error):
         if rank == 0:
-            print_message("another rank was lost while it measured; the points so far are saved, --resume goes on")
+            print_message(
+                "another rank was lost while measuring; the points so far are saved, pass --resume to continue"
+            )
         return TrainingFailedError.exit_code
     print(f"rank {rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
     return EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
 
 
-def _tell(descriptor: int | None, points: int, elapsed_s: float, what: str) -> None:
-    """One line of JSON for whoever shows progress."""
+def _report_progress(descriptor: int | None, points: int, elapsed_s: float, what: str) -> None:
+    """Report progress as one line of JSON."""
     if descriptor is not None:
         said = json.dumps({"points": points, "elapsed_s": round(elapsed_s, 2), "what": what})
         os.write(descriptor, f"{said}\n".encode())

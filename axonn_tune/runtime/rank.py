@@ -36,12 +36,12 @@ from axonn_tune.specs.runs import differences_name, remove_outcome, run_director
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
 _ROOT_CAUSE_S = 6.0
-"""How long a rank whose connection broke waits to hear which rank was lost, before it names itself."""
+"""How long a rank whose connection broke waits for the name of the lost rank before it reports itself."""
 
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """This process among all: as torchrun says it, else as Slurm does, else alone."""
+    """This process in the world: from torchrun's variables, else from Slurm's, else alone."""
 
     rank: int = 0
     world: int = 1
@@ -62,7 +62,7 @@ class RunOptions:
 
 
 def rank_environment(environment: Mapping[str, str]) -> RankEnvironment:
-    """Where this process stands; UsageError if the environment says it half."""
+    """This process' rank and world; UsageError if only some of the variables are set."""
     if "RANK" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     elif "SLURM_PROCID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
@@ -90,13 +90,13 @@ class Rank:
     watch: Watch | None = None
 
     def run(self) -> int:
-        """Train; the exit code. Every error is told and turned into one."""
+        """Train; the exit code. Every error is reported and turned into one."""
         try:
-            return self._ended(self._train(), "")
+            return self._finish(self._train(), "")
         except KeyboardInterrupt:
-            return self._ended(INTERRUPTED, "interrupted")
+            return self._finish(INTERRUPTED, "interrupted")
         except AxonnTuneError as error:
-            return self._ended(error.exit_code, str(error))
+            return self._finish(error.exit_code, str(error))
         except Exception as error:
             return self._broken(error)
 
@@ -107,7 +107,7 @@ class Rank:
         self._be_deterministic()
         device = device_of(launch.backend, rank=place.rank, local_rank=place.local_rank)
         mesh = self._join(device)
-        assert self.directory is not None, "joining settles it"
+        assert self.directory is not None, "joining sets it"
         steps, base_bytes = self.options.steps or launch.steps, resident_bytes(device)
         trainer = Trainer(launch, mesh, device=device, source=batches(launch, mesh))
         checkpointer = self._resume(trainer)
@@ -142,7 +142,7 @@ class Rank:
         )
 
     def _join(self, device: torch.device) -> Mesh:
-        """Process groups, the run directory that rank 0 chooses, and the watch."""
+        """Create process groups, the run directory that rank 0 chooses, and the watch."""
         place = self.place
         if place.world == 1:
             self.directory = self._make_directory()
@@ -173,7 +173,7 @@ class Rank:
         return build_mesh(self.launch.grid.grid())
 
     def _make_directory(self) -> Path:
-        """The run's folder, as asked or `runs/<time>-<name>`, without what an earlier run has left in it."""
+        """The run's folder, as asked or `runs/<time>-<name>`, without an earlier run's results."""
         folder = self.options.directory or run_directory(self.launch)
         folder.mkdir(parents=True, exist_ok=True)
         remove_outcome(folder)
@@ -181,41 +181,41 @@ class Rank:
 
     def _resume(self, trainer: Trainer) -> Checkpointer | None:
         """A checkpointer with the newest checkpoint loaded; None where the launch config saves nothing."""
-        wanted = self.launch.checkpoint
-        if wanted.directory is None:
+        settings = self.launch.checkpoint
+        if settings.directory is None:
             if self.options.resume:
                 raise UsageError("--resume: the launch config has no checkpoint.directory to resume from")
             return None
         checkpointer = Checkpointer(
-            wanted.directory,
-            keep=wanted.keep,
+            settings.directory,
+            keep=settings.keep,
             mesh=trainer.mesh,
             optimizer=trainer.optimizer,
             run=RunIdentity.of(self.launch),
         )
         found = checkpointer.load_latest()
         if found is None and self.options.resume:
-            raise UsageError(f"--resume: there is no checkpoint in {wanted.directory!r}")
+            raise UsageError(f"--resume: there is no checkpoint in {settings.directory!r}")
         if found is not None and self.place.rank == 0:
-            print_message(f"after step {found}, from {wanted.directory}", label="Resuming")
+            print_message(f"after step {found}, from {settings.directory}", label="Resuming")
         return checkpointer
 
     def _tracer(self, device: torch.device) -> Tracer | None:
-        """For the ranks that write a trace."""
+        """The tracer of a rank that writes a trace."""
         options = self.options
         if not options.trace_steps or (self.place.rank and not options.trace_all):
             return None
-        assert self.directory is not None, "joining settles it"
+        assert self.directory is not None, "joining sets it"
         return Tracer(options.trace_steps, self.directory, self.place.rank, self.launch.name, device)
 
     def _require_program(self, trainer: Trainer, *, steps: int) -> None:
-        """Every collective was one the program has, or there is a mistake in one of them."""
+        """Report collectives that differ from the program: an internal error in one of the two."""
         different = compare(trainer.ledger, *program_of(self.launch), steps=steps) if steps else []
         if different and self.directory is not None:
             text = json.dumps({"rank": self.place.rank, "differs": different}, ensure_ascii=False)
             write_text_atomically(self.directory / differences_name(self.place.rank), text + "\n")
         if different and self.place.rank == 0:
-            print("The collectives sent differ from the program:", *different, sep="\n  ", file=sys.stderr)
+            print("The collectives issued differ from the program:", *different, sep="\n  ", file=sys.stderr)
 
     def _be_deterministic(self) -> None:
         if self.launch.deterministic:
@@ -226,7 +226,7 @@ class Rank:
     def _be_strict(self, mesh: Mesh) -> None:
         """From the second step on, a collective that takes longer than the launch config allows ends the run.
 
-        Under NCCL that would abort ranks that wait, before anybody could say for whom; there the watch counts.
+        Under NCCL that would abort waiting ranks before the late rank is known; there the watch does this.
         """
         if self.launch.backend == "nccl":
             return
@@ -236,21 +236,21 @@ class Rank:
             set_timeout(timedelta(seconds=self.launch.hang_timeout_s), group)
 
     def _broken(self, error: Exception) -> int:
-        """An error nobody foresaw, or a connection that another rank's end has broken."""
+        """An unexpected error, or a connection that another rank's end has broken."""
         reason = f"{type(error).__name__}: {error}"
         if is_timeout(error) and self.watch is not None:
             self.watch.fail(f"a collective took longer than {self.launch.hang_timeout_s:g} s", code=6, timed_out=True)
             time.sleep(_ROOT_CAUSE_S)
         elif is_broken_connection(error):
-            # Who was lost is about to be told, and ends this process.
+            # The watch is about to report the lost rank, which ends this process.
             time.sleep(_ROOT_CAUSE_S)
         else:
             print(f"rank {self.place.rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
         code = EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
-        return self._ended(code, reason)
+        return self._finish(code, reason)
 
-    def _ended(self, code: int, reason: str) -> int:
-        """Tell the others, the run directory and, on rank 0, the user."""
+    def _finish(self, code: int, reason: str) -> int:
+        """Tell the other ranks and, on rank 0, the user; the exit code."""
         if self.watch is not None:
             if code in (0, SAVED_ON_A_SIGNAL):
                 self.watch.finish()
@@ -259,11 +259,11 @@ class Rank:
         if reason and (self.place.rank == 0 or self.watch is None):
             print_message(reason)
         if code == SAVED_ON_A_SIGNAL and self.place.rank == 0:
-            print_message("by a signal; the state is saved, and the next run goes on from it", label="Stopped")
+            print_message("by a signal; the state is saved, and the next run resumes from it", label="Stopped")
         return code
 
     def _end_for_another(self, failure: RankFailure) -> None:
-        """Another rank has failed: end at once, whatever the main thread waits for."""
+        """Another rank has failed: exit now, whatever the main thread waits for."""
         reason = failure.reason if failure.reason.startswith("rank ") else f"rank {failure.rank}: {failure.reason}"
         if not failure.told:
             print_message(reason)
@@ -285,24 +285,24 @@ def run_rank(launch_path: str, options: RunOptions, *, export: bool = False) -> 
 
 
 def print_message(reason: str, *, label: str = "Error") -> None:
-    """One line for people, in one write, so that ranks do not mix theirs."""
+    """One line on standard error, in one write, so that lines of several ranks do not mix."""
     sys.stderr.write(f"{label}: {reason}\n")
     sys.stderr.flush()
 
 
 def end_process(code: int) -> None:
-    """End now: threads of torch that wait for a lost rank would hold up an orderly exit."""
+    """Exit now: threads of torch that wait for a lost rank would block an orderly exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def is_timeout(error: Exception) -> bool:
-    """Whether a collective has waited too long; torch says it in words only."""
+    """Whether a collective has waited too long; torch says so only in the message."""
     return isinstance(error, RuntimeError) and "imed out" in str(error)
 
 
 def is_broken_connection(error: Exception) -> bool:
-    """Whether another rank went away in a collective; torch says it in words only."""
+    """Whether another rank went away in a collective; torch says so only in the message."""
     words = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket", "NCCL", "gloo")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -14,15 +14,17 @@ DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
     "fp32": (torch.float32, torch.float32, torch.float32),
     "fp64": (torch.float64, torch.float64, torch.float64),
 }
-"""Compute, main and statistics type of each precision the runtime has."""
+"""Compute, master and statistics type of each precision that the runtime supports."""
 
 
 @dataclass(frozen=True)
 class RuntimeSettings:
-    """compute: activations and gathered weights; main: stored weights and gradients; statistics: norms and loss.
+    """compute: type of activations and gathered weights; master: of stored weights and gradients; statistics: of norms
+    and loss.
 
-    parts: pieces that a micro-batch runs in; shard_master: main weights and moments are split over data; dropout: share
-    of a block's outputs and of the embedding set to zero; compile: elementwise work by torch.compile.
+    parts: 2 splits each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over
+    data; dropout: share of a block's outputs and of the embedding set to zero; compile: elementwise work by
+    torch.compile.
     """
 
     compute: torch.dtype
@@ -39,7 +41,7 @@ class RuntimeSettings:
 
 
 def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:
-    """Number formats, overlaps and recomputation of a launch config."""
+    """Number formats, overlaps and activation recomputation of a launch config."""
     compute, master, statistics = DTYPES[launch.workload.precision]
     return RuntimeSettings(
         compute=compute,

@@ -49,16 +49,16 @@ EVERY_STEPS = {"cpu": 1, "cuda": 10}
 
 
 class StepClock(Protocol):
-    """Makes marks and says what lies between two of them."""
+    """Makes marks and measures the time between two of them."""
 
     def mark(self) -> Mark:
-        """Now, as the computation sees it."""
+        """The present time of the computation."""
 
     def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
         """Note a mark when the work of a group is done."""
 
     def between_s(self, start: Mark, end: Mark) -> float:
-        """Seconds from one mark to another; on a GPU both must have been passed."""
+        """Seconds from one mark to another; on a GPU both must have completed."""
 
 
 class HostClock:
@@ -69,7 +69,7 @@ class HostClock:
         return time.perf_counter()
 
     def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
-        """By the thread that does the work, before it wakes whoever waits."""
+        """Noted by the thread that does the work, before it wakes a waiting one."""
         work.get_future().add_done_callback(lambda future: note(time.perf_counter()))
 
     def between_s(self, start: Mark, end: Mark) -> float:
@@ -85,13 +85,13 @@ class DeviceClock:
         self._observers: dict[int, torch.cuda.Stream] = {}
 
     def mark(self) -> Mark:
-        """When the current stream gets here."""
+        """When the current stream reaches this point."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
-        """By a stream that waits for the group's work and does nothing else."""
+        """Noted by a stream that waits for the group's work and does nothing else."""
         key = id(group)
         if key not in self._observers:
             self._observers[key] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -106,7 +106,7 @@ class DeviceClock:
 
 @dataclass(slots=True)
 class Call:
-    """One collective under way, with its marks."""
+    """One collective in flight, with its marks."""
 
     entry: LedgerEntry
     group: dist.ProcessGroup
@@ -117,15 +117,15 @@ class Call:
     resumed: Mark = None
 
     def sent(self, work: dist.Work) -> None:
-        """It is under way."""
+        """It has been issued."""
         self.clock.mark_end(work, self.group, self._end)
 
     def halt(self) -> None:
-        """The computation stops for it."""
+        """The computation begins to wait for it."""
         self.halted = self.clock.mark()
 
     def resume(self) -> None:
-        """The computation goes on."""
+        """The computation continues."""
         self.resumed = self.clock.mark()
 
     def _end(self, mark: Mark) -> None:
@@ -144,12 +144,12 @@ class TimedCall:
 
     @property
     def seconds(self) -> float:
-        """Time it took: until it was done, and to hand over the result once asked for."""
+        """Time it took: until it was done, plus handing over the result in `wait`."""
         return max(self.done_s - self.began_s, 0.0) + max(self.resumed_s - max(self.done_s, self.halted_s), 0.0)
 
     @property
     def exposed_s(self) -> float:
-        """Time in which nothing was computed for want of it."""
+        """Exposed time: the computation waited for it."""
         return self.resumed_s - self.halted_s
 
 
@@ -192,11 +192,11 @@ class StepTimes:
 
     @property
     def exposed_s(self) -> float:
-        """Time of the step in which nothing was computed."""
+        """Exposed communication time of the step."""
         return sum(call.exposed_s for call in self.calls)
 
     def terms(self) -> list[TermTime]:
-        """Calls of the same name and size together, in order of their first."""
+        """Calls grouped by name and size, in order of their first."""
         found: dict[LedgerEntry, list[TimedCall]] = defaultdict(list)
         for call in self.calls:
             found[call.entry].append(call)
@@ -210,7 +210,7 @@ class StepTimes:
 class Timer:
     """Times the collectives of every `every_steps`th step, and of the first `traced_steps` with their parts.
 
-    Without a clock, of none.
+    Without a clock, none.
     """
 
     clock: StepClock | None = None
@@ -238,7 +238,7 @@ class Timer:
             self._start, self._unix_s = self.clock.mark(), time.time()
 
     def end_step(self) -> StepTimes | None:
-        """What was timed, once the device has done all of the step; None if nothing was."""
+        """The times of a step, once the device has finished it; None if it was not timed."""
         calls, self._calls = self._calls, []
         parts, self._parts = self._parts, []
         if self.clock is None or not self._on:
@@ -249,7 +249,7 @@ class Timer:
         return StepTimes(timed, self._unix_s, tuple(self._named(self.clock, parts)), host_s)
 
     def part(self, name: str) -> None:
-        """A part of the computation begins, and the one before it has ended; an empty name begins none."""
+        """A part of the computation begins and the previous one ends; an empty name begins none."""
         if self.clock is not None and self._traced:
             self._parts.append((name, self.clock.mark()))
 
@@ -298,7 +298,7 @@ class Tracer:
             self._profile.start()
 
     def after_step(self, number: int, step: int, times: StepTimes | None) -> None:
-        """It is over: it was step `step` of the run, from 1."""
+        """A step has ended, which was step `step` of the run, from 1."""
         if times is not None and 0 <= number < self.steps:
             self._kept.append((step, times))
         if self._profile is not None and number == self.steps - 1:
@@ -328,7 +328,7 @@ class Tracer:
 
 
 def step_spans(step: int, times: StepTimes) -> Iterator[Span]:
-    """One step: its parts and its waits on the compute lane, each collective on its axis' lane."""
+    """One step: its parts and waits on the compute track, each collective on its axis' track."""
     end_s = max([part.end_s for part in times.parts] + [call.resumed_s for call in times.calls], default=0.0)
     at_s = times.unix_s
     yield Span(COMPUTE_LANE, step_name(step), at_s, at_s + end_s)

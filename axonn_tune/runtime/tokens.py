@@ -45,7 +45,7 @@ _SMALL_VOCABULARY = 1 << 16
 
 @dataclass(frozen=True)
 class TokenHeader:
-    """What a token file says of itself. Ids are below `vocab`; `sha256` is that of the ids as bytes."""
+    """A token file's header. Ids are below `vocab`; `sha256` is that of the ids as bytes."""
 
     vocab: int
     count: int
@@ -71,7 +71,7 @@ class TokenHeader:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A token file, memory-mapped: reading it costs what is read of it."""
+    """A token file, memory-mapped: only what is used is read."""
 
     path: Path
     header: TokenHeader
@@ -79,7 +79,7 @@ class TokenFile:
 
 
 def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
-    """Open a token file; UsageError with the numbers if it is none, is torn, or needs more than `vocab` ids."""
+    """Open a token file; UsageError with the numbers if it is none, is truncated, or needs more than `vocab` ids."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -90,7 +90,7 @@ def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
     expected = HEADER_BYTES + header.count * header.item_bytes
     if actual != expected:
         raise UsageError(
-            f"token file {str(path)!r} is torn: {header.count:,} ids of {header.item_bytes} bytes and the header "
+            f"token file {str(path)!r} is truncated: {header.count:,} ids of {header.item_bytes} bytes and the header "
             f"are {expected:,} bytes, but the file has {actual:,}; write it again with `axonn-tune data`"
         )
     if vocab is not None and header.vocab > vocab:
@@ -107,9 +107,11 @@ def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
 def _read_header(path: Path, file: BinaryIO) -> TokenHeader:
     raw = file.read(HEADER_BYTES)
     if raw[: len(MAGIC)] != MAGIC:
-        raise UsageError(f"{str(path)!r} is no token file: it begins with {raw[:8]!r}, not {MAGIC!r}")
+        raise UsageError(f"{str(path)!r} is not a token file: it begins with {raw[:8]!r}, not {MAGIC!r}")
     if len(raw) < HEADER_BYTES:
-        raise UsageError(f"token file {str(path)!r} is torn: {len(raw)} bytes, but the header alone has {HEADER_BYTES}")
+        raise UsageError(
+            f"token file {str(path)!r} is truncated: {len(raw)} bytes, but the header alone has {HEADER_BYTES}"
+        )
     _, version, item_bytes, vocab, count, sha256, name = _LAYOUT.unpack(raw)
     if version != VERSION:
         raise UsageError(f"token file {str(path)!r} has format version {version}; this program reads {VERSION}")
@@ -122,7 +124,7 @@ def _read_header(path: Path, file: BinaryIO) -> TokenHeader:
 
 
 def write_tokens(path: str | Path, parts: Iterable[NDArray[Any]], *, vocab: int, tokenizer: str) -> TokenHeader:
-    """Write ids, part after part, and return the header; whatever goes wrong, no torn file is left.
+    """Write ids, part after part, and return the header; whatever goes wrong, no truncated file is left.
 
     UsageError if nothing comes or an id is outside the vocabulary; EnvironmentProblem on a full disk.
     """
@@ -153,11 +155,11 @@ _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 
 
 class Tokenizer(Protocol):
-    """Turns one document into ids; `end_of_text` closes a document, where the tokenizer has such an id."""
+    """Turns documents into ids; `end_of_text` ends each, where the tokenizer has such an id."""
 
     @property
     def name(self) -> str:
-        """What the token file names it."""
+        """Its name in a token file."""
 
     @property
     def vocab(self) -> int:
@@ -186,7 +188,7 @@ class ByteTokenizer:
 
 @dataclass(frozen=True)
 class HuggingFaceTokenizer:
-    """A tokenizer of the `tokenizers` library. What is no UTF-8 becomes the replacement character."""
+    """A tokenizer of the `tokenizers` library. What is not UTF-8 becomes the replacement character."""
 
     name: str
     vocab: int
@@ -239,7 +241,7 @@ def tokenizer_named(name: str) -> Tokenizer:
 def text_files(paths: Iterable[str | Path], *, patterns: Iterable[str] = TEXT_PATTERNS) -> list[Path]:
     """Files as given, and those below folders that match a pattern, sorted; UsageError if there are none.
 
-    Left out below a folder: hidden files and folders, and packages installed there.
+    Below a folder, hidden files and folders and installed packages are skipped.
     """
     given, patterns = [Path(path) for path in paths], tuple(patterns)
     missing = [str(path) for path in given if not path.exists()]
@@ -295,7 +297,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class BatchShard:
     """Which sequences of a step are this rank's.
 
-    The step is cut over data, then z, then micro-batches, each into consecutive pieces.
+    The step is split over data, then z, then micro-batches, each into consecutive parts.
     """
 
     global_batch: int
@@ -418,7 +420,7 @@ def batches(launch: Launch, mesh: Mesh) -> Batches:
 
 
 def permuted(places: NDArray[np.int64], *, size: int, key: str) -> NDArray[np.int64]:
-    """Where a permutation of `range(size)` sends each place; in constant memory, however large the range.
+    """A permutation of `range(size)`, evaluated at some places; in constant memory, however large the range.
 
     A Feistel network permutes the smallest power of two that holds the range; results outside it are
     sent through again until they fall inside (Black and Rogaway 2002, "Ciphers with arbitrary finite

@@ -33,12 +33,13 @@ from axonn_tune.specs.launch import Launch
 
 
 def require_runnable(launch: Launch) -> None:
-    """UsageError with all that this runtime cannot execute of a launch config; EnvironmentProblem as by its sinks."""
+    """UsageError with everything in a launch config that this runtime cannot execute; EnvironmentProblem without
+    TensorBoard, if it is asked for."""
     require_tensorboard(launch)
     workload, model, grid = launch.workload, launch.model, launch.grid.grid()
     found = []
     if workload.split_micro_batch and launch.micro_batch % 2:
-        found.append(f"workload.split_micro_batch: micro_batch is {launch.micro_batch}, which has no two equal halves")
+        found.append(f"workload.split_micro_batch: micro_batch ({launch.micro_batch}) is not divisible by 2")
     if workload.precision not in DTYPES:
         found.append(
             f"workload.precision: {workload.precision} needs loss scaling, which this runtime does not have; "
@@ -89,7 +90,7 @@ class Trainer:
         return loss
 
     def _sequences(self, step: int, micro_step: int) -> torch.Tensor:
-        """Numbers `[b]` of a micro-batch's sequences, which dropout goes by."""
+        """Numbers `[b]` of a micro-batch's sequences, which dropout depends on."""
         return torch.from_numpy(self._share.sequences(step, micro_step)).to(self.device)
 
     def step(self, step: int, *, before_end: Callable[[int], None] = lambda step: None) -> StepResult:
@@ -99,7 +100,7 @@ class Trainer:
         return self.optimizer.step(loss)
 
     def synchronize(self) -> None:
-        """Wait until the device has done all it was given."""
+        """Wait until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -109,7 +110,7 @@ COLLECT_EVERY_STEPS = 50
 
 @contextmanager
 def garbage_between_steps() -> Iterator[None]:
-    """Switch the collector off; on again at the end, if it was on."""
+    """Switch the garbage collector off; on again at the end, if it was on."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -121,10 +122,9 @@ def garbage_between_steps() -> Iterator[None]:
 
 
 def collect_after(steps: int) -> None:
-    """Collect, if it is time to, after so many steps of this run.
+    """Collect garbage, if it is due, after so many steps of this run.
 
-    After the first, what is still there is set aside for good: model, optimizer and modules need not be
-    looked through again.
+    After the first step the surviving objects are frozen: model, optimizer and modules need no further passes.
     """
     if steps == 1:
         gc.collect()
@@ -140,7 +140,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 @dataclass
 class StepLimit:
-    """What a step may take before it counts as hung: one collective more than twice the longest so far.
+    """How long a step may take before it counts as hung: `hang_timeout_s` plus twice the longest so far.
 
     The first step, which may compile for minutes, counts for nothing but the limit of the second.
     """
@@ -150,7 +150,7 @@ class StepLimit:
     _longest_s: float = 0.0
 
     def next_s(self) -> float:
-        """Of the step that is about to begin."""
+        """Limit of the step that is about to begin."""
         return self.hang_timeout_s + 2.0 * self._longest_s if self._ended else START_TIMEOUT_S
 
     def note(self, step_s: float) -> None:
@@ -177,7 +177,7 @@ class TrainingLoop:
         self._limit = StepLimit(self.trainer.launch.hang_timeout_s)
 
     def run(self, steps: int) -> bool:
-        """Train until `steps` are done; False if a signal ended it before, with the state saved if it can be."""
+        """Train until `steps` are done; False if a signal ended it earlier, with the state saved if possible."""
         before = done = self.trainer.optimizer.steps_done
         self._note_signals()
         with garbage_between_steps():
@@ -218,7 +218,7 @@ class TrainingLoop:
         return done + 1
 
     def _agree(self, step: int) -> None:
-        """Pass on a signal; rank 0 has all stop after this step, which none can end before rank 0 goes on."""
+        """Pass on a signal; rank 0 has all stop after this step, which none can end before rank 0 continues."""
         watch = self.watch
         if watch is None:
             if self._signalled:
@@ -234,7 +234,7 @@ class TrainingLoop:
         return stop_after is not None and done > stop_after
 
     def _note_signals(self) -> None:
-        """Note SIGTERM and SIGUSR2 instead of dying of them; to the end, for whoever saves last."""
+        """Note SIGTERM and SIGUSR2 instead of ending; until the process ends, as another rank may save last."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self._signalled = True

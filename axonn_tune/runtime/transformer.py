@@ -41,13 +41,13 @@ from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, 
 
 @dataclass
 class GatheredWeights:
-    """Gathered weights of one block in one micro-batch: gathered when first asked for, held until last asked for."""
+    """Gathered weights of one block in one micro-batch: gathered at the first use, held until the last."""
 
     gathers: WeightGathers
     held: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def take(self, linear: ParallelLinear, *, last: bool) -> torch.Tensor:
-        """The gathered block of a layer's weight."""
+        """A layer's gathered weight."""
         if linear.layer not in self.held:
             self.held[linear.layer] = self.gathers.take(linear.weight)
         return self.held.pop(linear.layer) if last else self.held[linear.layer]
@@ -55,7 +55,7 @@ class GatheredWeights:
 
 @dataclass
 class SavedActivations:
-    """What one part of a micro-batch keeps of a block from forward to backward.
+    """What a block saves of a micro-batch, or of half a split one, from forward to backward.
 
     x, middle: residual stream `[M, H_y]` at the start and after attention; tokens: their numbers `[M]`, for dropout;
     first, second: statistics of the norms; norms: their outputs `[M, H_y]`; qkv: `[M, N_x]`; up: `[M, G_x]`.
@@ -75,7 +75,7 @@ class SavedActivations:
 
 @dataclass
 class BlockContext:
-    """What a block keeps of a micro-batch from forward to backward."""
+    """What backward of a block needs of a micro-batch; parts: the whole, or both halves if it is split."""
 
     parts: list[SavedActivations]
     weights: GatheredWeights
@@ -139,7 +139,7 @@ class TransformerBlock:
         return self.dropouts[1](down, tokens).add_(middle), saved
 
     def _recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, None]:
-        """The forward pass of one part again up to the activation; the gathered weights stay for backward."""
+        """Recompute the forward pass of one part up to the activation; the gathered weights stay for backward."""
         inner = self.norms[0].apply(saved.x, saved.first)
         saved.qkv = yield from self.qkv.forward(inner, weights.take(self.qkv, last=False), "recompute")
         saved.attention = LocalGraph.run(self.attention, saved.qkv)
@@ -154,14 +154,14 @@ class TransformerBlock:
         weights.take(self.down, last=False)
 
     def backward(
-        self, passed: BlockContext, output_gradients: Sequence[torch.Tensor], gradients: WeightGradients
+        self, context: BlockContext, output_gradients: Sequence[torch.Tensor], gradients: WeightGradients
     ) -> list[torch.Tensor]:
         """Gradient of each part's input."""
-        weights = passed.weights
+        weights = context.weights
         if self.settings.recompute == "full":
-            interleave([self._recompute(part, weights) for part in passed.parts])
-        middle = self._mlp_backward(passed.parts, output_gradients, weights, gradients)
-        return self._attention_backward(passed.parts, middle, weights, gradients)
+            interleave([self._recompute(part, weights) for part in context.parts])
+        middle = self._mlp_backward(context.parts, output_gradients, weights, gradients)
+        return self._attention_backward(context.parts, middle, weights, gradients)
 
     def _mlp_backward(
         self,
@@ -170,7 +170,7 @@ class TransformerBlock:
         weights: GatheredWeights,
         gradients: WeightGradients,
     ) -> list[torch.Tensor]:
-        """Gradient of what the second half of the block begins with."""
+        """Gradient of the MLP half's input."""
         weight = weights.take(self.down, last=True)
         activations = [part.activation or LocalGraph.run(self.activation, _present(part.up)) for part in parts]
         part_gradients = [self.dropouts[1](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
@@ -195,7 +195,7 @@ class TransformerBlock:
         weights: GatheredWeights,
         gradients: WeightGradients,
     ) -> list[torch.Tensor]:
-        """Gradient of what the block begins with."""
+        """Gradient of the attention half's input, which is the block's."""
         weight = weights.take(self.output, last=True)
         attentions = [part.attention or LocalGraph.run(self.attention, _present(part.qkv)) for part in parts]
         part_gradients = [self.dropouts[0](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
@@ -211,7 +211,7 @@ class TransformerBlock:
 
 
 def _present(saved: Result | None) -> Result:
-    """What forward has saved, or recomputation just made."""
+    """What forward saved, or `_recompute` made."""
     assert saved is not None, "saved in forward, or just recomputed"
     return saved
 
@@ -249,7 +249,7 @@ class Transformer:
     ) -> torch.Tensor:
         """Forward and backward of `[b, S]` tokens; adds to the gradients, returns loss · scale summed.
 
-        In the `last` micro-batch of a step the data-parallel buckets go out. `sequences`: numbers `[b]` of the
+        In the `last` micro-batch of a step the data-parallel buckets are reduced. `sequences`: numbers `[b]` of the
         sequences, counted through the whole run, which dropout goes by; absent: from 0.
         """
         self.buckets.open, part = last, self.communicator.timer.part
@@ -260,20 +260,20 @@ class Transformer:
         tokens, halves = tokens.flatten(), self.settings.parts
         x = self.dropout(self.embedding.forward(tokens, gathers), numbers)
         parts, numbers_of_parts = list(x.chunk(halves)), numbers.chunk(halves)
-        del x  # The blocks save what they need of it.
-        passed: list[BlockContext] = []
+        del x  # The blocks save what they need.
+        contexts: list[BlockContext] = []
         for block in self.blocks:
             part(block_forward(block.number))
-            parts, of_block = block.forward(parts, numbers_of_parts, gathers, keep_weights=self._keeps_weights(block))
-            passed.append(of_block)
-            del of_block  # Or the last block's activations would live until all of backward is done.
+            parts, context = block.forward(parts, numbers_of_parts, gathers, keep_weights=self._keeps_weights(block))
+            contexts.append(context)
+            del context  # Or the last block's activations would live until all of backward is done.
         part(HEAD)
         loss, gradient = self.head.forward_backward(_joined(parts), targets.flatten(), gathers, gradients, scale=scale)
         part_gradients = list(gradient.chunk(halves))
         del gradient, parts
         for block in reversed(self.blocks):
             part(block_backward(block.number))
-            part_gradients = block.backward(passed.pop(), part_gradients, gradients)
+            part_gradients = block.backward(contexts.pop(), part_gradients, gradients)
         part(EMBEDDING_BACKWARD)
         self.embedding.backward(tokens, self.dropout(_joined(part_gradients), numbers), gradients)
         self._send_tables()
@@ -307,7 +307,7 @@ class Transformer:
                 yield from ((one.weight, "recompute" if full else "backward", one.layer) for one in order)
 
     def _keeps_weights(self, block: TransformerBlock) -> bool:
-        """The last layers keep their gathered weights from forward to backward."""
+        """Whether this layer is not resharded after forward: the last layers keep their gathered weights."""
         return block.number >= self.model.layers - self.settings.kept_layers
 
     def _send_tables(self) -> None:
@@ -315,7 +315,7 @@ class Transformer:
             self.buckets.send(bucket)
 
     def _fill_buckets(self) -> None:
-        """Move all parameters into the buckets that the program reduces; send each when its last gradient is there."""
+        """Move all parameters into the buckets that the program reduces; each is sent with its last gradient."""
         self._tables = [self._bucket("embedding", [self.embedding.table])]
         if self.embedding.positions is not None:
             self._tables.append(self._bucket("position", [self.embedding.positions]))

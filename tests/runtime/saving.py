@@ -89,19 +89,19 @@ def marked(grid: Grid, *, split: bool = False) -> Trainee:
     for kind, (bucket, tensor) in zip(cycle(range(3)), found.tensors(), strict=False):
         tensor.zero_()
         for parameter in bucket.parameters:
-            for piece in shards_of(parameter, bucket, tensor):
-                mark(piece, numbers[parameter.name] + kind)
+            for shard in shards_of(parameter, bucket, tensor):
+                mark(shard, numbers[parameter.name] + kind)
     found.optimizer.loaded()
     return found
 
 
-def mark(piece: Shard, number: int) -> None:
-    """Fill a piece with numbers that tell where in which tensor each belongs."""
+def mark(shard: Shard, number: int) -> None:
+    """Fill a shard with numbers that tell where in which tensor each belongs."""
     places = [
-        torch.arange(start, start + length) for start, length in zip(piece.start, piece.values.shape, strict=True)
+        torch.arange(start, start + length) for start, length in zip(shard.start, shard.values.shape, strict=True)
     ]
-    index = places[0] if len(places) == 1 else places[0][:, None] * piece.size[1] + places[1]
-    piece.values.copy_(index + 1e6 * number)
+    index = places[0] if len(places) == 1 else places[0][:, None] * shard.size[1] + places[1]
+    shard.values.copy_(index + 1e6 * number)
 
 
 def save_marked(grid: Grid, folder: Path, steps: int, split: bool = False) -> None:

@@ -196,7 +196,7 @@ def compare_tensors(
         whole = expected[name]
         for part, columns, scale in _parts(case, name, whole, rounding):
             mine, theirs = _overlap(parameter, tensor, whole)
-            chosen = columns[parameter.piece.start : parameter.piece.stop] if part else slice(None)
+            chosen = columns[parameter.elements.start : parameter.elements.stop] if part else slice(None)
             if theirs.numel() and theirs[chosen].numel():
                 deviation = float((mine[chosen] - theirs[chosen]).abs().max()) / scale
                 report.hold(kind, f"{name}{part}", deviation, most)
@@ -220,7 +220,7 @@ def _parts(case: Case, name: str, whole: torch.Tensor, rounding: float) -> Itera
 def _overlap(parameter: Parameter, tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The part of a shard that is no padding, and the same part of the whole tensor."""
     if not isinstance(parameter, Matrix):
-        return tensor, whole[parameter.piece.start : parameter.piece.stop]
+        return tensor, whole[parameter.elements.start : parameter.elements.stop]
     rows, columns = parameter.row_range, parameter.column_range
     theirs = whole[rows.start : rows.stop, columns.start : columns.stop]
     return tensor[: len(theirs)], theirs

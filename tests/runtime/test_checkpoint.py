@@ -57,7 +57,7 @@ def test_any_grid_loads_what_any_other_saved(grid: Grid, saved: dict[str, Path],
     ("grid", "other"), [(Grid(1, 1, 2, 2), Grid(2, 1, 1, 2)), (Grid(1, 1, 1, 3), Grid(1, 1, 1, 4))], ids=name
 )
 def test_stretches_of_optimizer_state_load_anywhere(grid: Grid, other: Grid, tmp_path: Path, pools: Pools) -> None:
-    """Guards state split over data, whose stretches begin and end within rows: saved as rectangles, read as others."""
+    """Guards state split over data, whose ranges begin and end within rows: saved as shards, read as other shards."""
     pools(grid.world).run(saving.save_marked, grid, tmp_path, 1, True)
     assert saving.differs_after_loading(SERIAL, tmp_path) == []
     for split in (False, True):
@@ -93,11 +93,11 @@ def test_copies_share_the_writing(grid: Grid, split: bool) -> None:
             names_to_write(buckets, mesh),
             [(one, bucket) for bucket in buckets for one in bucket.parameters],
         )
-        pieces = {one.name: shards_of(one, bucket, bucket.master) for one, bucket in owned}
-        sizes = {name: sum(piece.values.numel() for piece in pieces[name]) for name in chosen}
+        shards = {one.name: shards_of(one, bucket, bucket.master) for one, bucket in owned}
+        sizes = {name: sum(shard.values.numel() for shard in shards[name]) for name in chosen}
         written.update(sizes)
         by_rank.append(sum(sizes.values()))
-    whole = {name: torch.Size(found[0].size).numel() for name, found in pieces.items()}
+    whole = {name: torch.Size(found[0].size).numel() for name, found in shards.items()}
     assert written == whole
     assert max(by_rank) < 1.1 * sum(by_rank) / grid.world
 
@@ -127,7 +127,7 @@ def test_resumed_on_another_grid(tmp_path: Path, pools: Pools) -> None:
 
 
 def test_full_disk_on_one_rank(tmp_path: Path, pools: Pools) -> None:
-    """Guards that all ranks say so, that nothing torn is left, and that the last good checkpoint still loads."""
+    """Guards that all ranks say so, that nothing truncated is left, and that the last good checkpoint still loads."""
     grid = Grid(2, 1, 2, 1)
     pools(4).run(saving.save_marked, grid, tmp_path, 7)
     for said in pools(4).run(saving.save_without_room, grid, tmp_path, 2):
@@ -148,8 +148,8 @@ def test_too_little_space_is_noticed_before_writing(tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir())
 
 
-def test_torn_checkpoints_are_skipped(tmp_path: Path) -> None:
-    """Guards each way a checkpoint can be torn; an explicit step says so."""
+def test_truncated_checkpoints_are_skipped(tmp_path: Path) -> None:
+    """Guards each way a checkpoint can be truncated; an explicit step says so."""
     trainee = saving.trainee(SERIAL)
     saver = trainee.checkpoints(tmp_path, keep=9)
     assert saver.load_latest() is None
@@ -165,7 +165,7 @@ def test_torn_checkpoints_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "step-9.tmp").mkdir()
     (tmp_path / "step-8").touch()
     assert saver.load_latest() == 2
-    with pytest.raises(TrainingFailedError, match="step-4' is no checkpoint, or a torn one"):
+    with pytest.raises(TrainingFailedError, match="step-4' is not a checkpoint, or is truncated"):
         saver.load(4)
     saver.close()
 

@@ -130,11 +130,11 @@ def test_token_file_reads_back(vocab: int, item_bytes: int, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda raw: raw[:-1], r"torn: 50 ids of 2 bytes and the header are 356 bytes, but the file has 355"),
-        (lambda raw: raw + b"x", "torn"),
-        (lambda raw: raw[:100], "torn: 100 bytes, but the header alone has 256"),
-        (lambda raw: b"import os" + raw[9:], "no token file: it begins with b'import o'"),
-        (lambda raw: b"", "no token file"),
+        (lambda raw: raw[:-1], r"truncated: 50 ids of 2 bytes and the header are 356 bytes, but the file has 355"),
+        (lambda raw: raw + b"x", "truncated"),
+        (lambda raw: raw[:100], "truncated: 100 bytes, but the header alone has 256"),
+        (lambda raw: b"import os" + raw[9:], "not a token file: it begins with b'import o'"),
+        (lambda raw: b"", "not a token file"),
         (lambda raw: raw[:8] + b"\x09" + raw[9:], "format version 9; this program reads 1"),
         (lambda raw: raw[:12] + b"\x04" + raw[13:], "says 4 bytes an id, but 257 ids take 2"),
     ],

@@ -43,9 +43,7 @@ def test_a_term_that_is_missing_is_named(program: StepProgram) -> None:
     ledger = follow(program)
     ledger.counts[LedgerEntry("all_reduce", "y", "forward", "mlp.fc1", 3 * 64 * 384 * 4)] -= 1
     (said,) = compare(ledger, program, VALUES)
-    assert said == (
-        "all_reduce over y, forward, mlp.fc1: the program says 8 × 294,912 bytes, sent were 7 × 294,912 bytes"
-    )
+    assert said == ("all_reduce over y, forward, mlp.fc1: expected 8 × 294,912 bytes, got 7 × 294,912 bytes")
 
 
 def test_a_term_of_another_size_is_one_difference(program: StepProgram) -> None:
@@ -54,7 +52,7 @@ def test_a_term_of_another_size_is_one_difference(program: StepProgram) -> None:
     right = LedgerEntry("all_reduce", "x", "forward", "mlp.fc2", 3 * 64 * 96 * 4)
     ledger.counts[LedgerEntry("all_reduce", "x", "forward", "mlp.fc2", 8)] = ledger.counts.pop(right)
     (said,) = compare(ledger, program, VALUES)
-    assert said.endswith("the program says 8 × 73,728 bytes, sent were 8 × 8 bytes")
+    assert said.endswith("expected 8 × 73,728 bytes, got 8 × 8 bytes")
 
 
 def test_a_term_nobody_planned_is_named(program: StepProgram) -> None:
@@ -63,7 +61,7 @@ def test_a_term_nobody_planned_is_named(program: StepProgram) -> None:
     ledger.record(LedgerEntry("all_gather", "data", "step", "secret", 4))
     ledger.record(LedgerEntry("all_gather", "data", "step", "secret", 8))
     (said,) = compare(ledger, program, VALUES)
-    assert said == ("all_gather over data, step, secret: the program says none, sent were 1 × 4 bytes and 1 × 8 bytes")
+    assert said == ("all_gather over data, step, secret: expected none, got 1 × 4 bytes and 1 × 8 bytes")
 
 
 def test_one_rank_sends_nothing(program: StepProgram) -> None:

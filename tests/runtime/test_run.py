@@ -153,7 +153,7 @@ def test_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
     code, said = ended(process)
     assert time.monotonic() - began < 10
     assert code == 6
-    assert "Error: rank 1: its process ended without a word" in said
+    assert "Error: rank 1: its process ended without a message" in said
     assert "Traceback" not in said
     assert not any(Path(f"/proc/{pid}").exists() for pid in others)
 

@@ -106,7 +106,7 @@ def test_a_rank_that_hangs_is_the_one_that_is_behind(hanging: int) -> None:
     assert set(heard) == {0, 1, 2}
     for failure in heard.values():
         assert (failure.rank, failure.code) == (hanging, 6)
-        assert f"rank {hanging} hangs, after 7 collectives of 9" in failure.reason
+        assert f"rank {hanging} hangs after 7 of 9 collectives" in failure.reason
 
 
 def test_a_rank_outside_of_its_step_is_silent() -> None:
@@ -126,7 +126,7 @@ def test_if_all_wait_for_the_same_nobody_is_blamed() -> None:
     for one in found:
         one.begin_step(LIMIT_S)
     for _ in found:
-        assert "all ranks wait, after 0 collectives each" in told.get(timeout=PATIENCE_S)[1].reason
+        assert "all ranks wait after 0 collectives each" in told.get(timeout=PATIENCE_S)[1].reason
 
 
 def test_steps_that_end_in_time_end_nothing() -> None:
