@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from axonn_tune.errors import AxonnTuneError, CheckFailedError
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
+from axonn_tune.runtime.modules import CausalAttention
 from axonn_tune.runtime.rank import print_message
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.specs.launch import Launch
@@ -107,7 +108,9 @@ def build(launch: Launch, mesh: Mesh) -> Trainer:
     """The trainer of rank 0, on the meta device."""
     trainer = Trainer(launch, mesh, device=torch.device("meta"), source=NoTokens(launch))
     for block in trainer.model.blocks:
-        block.attention.core = flash_shapes
+        attention = block.attention.local
+        assert isinstance(attention, CausalAttention), "what the branch is named after"
+        attention.core = flash_shapes
     return trainer
 
 

@@ -17,12 +17,12 @@ import torch
 from axonn_tune.program.operations import Phase
 from axonn_tune.runtime.communication import Communicator, DataBuckets, WeightGathers, WeightGradients
 from axonn_tune.runtime.modules import (
-    CausalAttention,
     Dropout,
     Embedding,
     LMHead,
     LocalGraph,
     Norm,
+    NormStatistics,
     ParallelLinear,
     Result,
     TensorFunction,
@@ -55,30 +55,72 @@ class GatheredWeights:
 
 @dataclass
 class SavedActivations:
-    """What a block saves of a micro-batch, or of half a split one, from forward to backward.
+    """What a residual branch saves of a micro-batch, or of half a split one, from forward to backward.
 
-    x, middle: residual stream `[M, H_y]` at the start and after attention; tokens: their numbers `[M]`, for dropout;
-    first, second: statistics of the norms; norms: their outputs `[M, H_y]`; qkv: `[M, N_x]`; up: `[M, G_x]`.
+    tokens: their numbers `[M]`, for dropout; statistics: of the norm; x: residual stream `[M, H_y]` that the branch
+    reads; hidden: first linear layer's output `[M, N_x]`; local: attention or activation; normal: the norm's output.
     """
 
-    x: torch.Tensor
     tokens: torch.Tensor
-    first: tuple[torch.Tensor, torch.Tensor]
-    second: tuple[torch.Tensor, torch.Tensor] | None = None
-    middle: torch.Tensor | None = None
-    qkv: torch.Tensor | None = None
-    up: torch.Tensor | None = None
-    attention: LocalGraph | None = None
-    activation: LocalGraph | None = None
-    norms: tuple[torch.Tensor, torch.Tensor] | None = None
+    statistics: NormStatistics
+    x: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    local: LocalGraph | None = None
+    normal: torch.Tensor | None = None
 
 
 @dataclass
 class BlockContext:
-    """What backward of a block needs of a micro-batch; parts: the whole, or both halves if it is split."""
+    """What backward of a block needs of a micro-batch; parts: the whole, or both halves if it is split.
 
-    parts: list[SavedActivations]
+    Of each part, the activations of the attention branch and of the MLP branch.
+    """
+
+    parts: list[tuple[SavedActivations, SavedActivations]]
     weights: GatheredWeights
+
+
+@dataclass
+class ResidualBranch:
+    """`x + dropout(output(local(input(norm(x)))))`: the attention half of a block, or its MLP half."""
+
+    norm: Norm
+    input: ParallelLinear
+    local: TensorFunction
+    output: ParallelLinear
+    dropout: Dropout
+
+    def recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, LocalGraph]:
+        """Recompute the forward pass of one part, from its input up to the local function."""
+        saved.normal = self.norm.apply(_present(saved.x), saved.statistics)
+        saved.hidden = yield from self.input.forward(saved.normal, weights.take(self.input, last=False), "recompute")
+        saved.local = LocalGraph.run(self.local, saved.hidden)
+        return saved.local
+
+    def backward(
+        self,
+        parts: Sequence[SavedActivations],
+        output_gradients: Sequence[torch.Tensor],
+        weights: GatheredWeights,
+        gradients: WeightGradients,
+    ) -> list[torch.Tensor]:
+        """Gradient of the residual stream that the branch reads, of each part."""
+        weight = weights.take(self.output, last=True)
+        locals_ = [part.local or LocalGraph.run(self.local, _present(part.hidden)) for part in parts]
+        part_gradients = [self.dropout(one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
+        part_gradients = self.output.backward([one.value for one in locals_], weight, part_gradients, gradients)
+        part_gradients = [one.backward(gradient) for one, gradient in zip(locals_, part_gradients, strict=True)]
+        weight = weights.take(self.input, last=True)
+        inputs = [(_present(part.x), part.statistics) for part in parts]
+        normals = [
+            self.norm.apply(*read) if part.normal is None else part.normal
+            for part, read in zip(parts, inputs, strict=True)
+        ]
+        part_gradients = self.input.backward(normals, weight, part_gradients, gradients)
+        return [
+            self.norm.backward(*read, gradient).add_(one)
+            for one, read, gradient in zip(output_gradients, inputs, part_gradients, strict=True)
+        ]
 
 
 @dataclass
@@ -86,20 +128,14 @@ class TransformerBlock:
     """One transformer block."""
 
     number: int
-    norms: tuple[Norm, Norm]
-    qkv: ParallelLinear
-    output: ParallelLinear
-    up: ParallelLinear
-    down: ParallelLinear
-    attention: CausalAttention
-    activation: TensorFunction
-    dropouts: tuple[Dropout, Dropout]
+    attention: ResidualBranch
+    mlp: ResidualBranch
     settings: RuntimeSettings
 
     @property
     def linears(self) -> tuple[ParallelLinear, ParallelLinear, ParallelLinear, ParallelLinear]:
         """In forward order."""
-        return self.qkv, self.output, self.up, self.down
+        return self.attention.input, self.attention.output, self.mlp.input, self.mlp.output
 
     def forward(
         self,
@@ -120,38 +156,37 @@ class TransformerBlock:
 
     def _forward(
         self, x: torch.Tensor, tokens: torch.Tensor, weights: GatheredWeights, *, last: bool
-    ) -> Generator[None, None, tuple[torch.Tensor, SavedActivations]]:
+    ) -> Generator[None, None, tuple[torch.Tensor, tuple[SavedActivations, SavedActivations]]]:
         """One part; `last`: of those that use the weights."""
-        inner, first = self.norms[0].forward(x)
-        saved = SavedActivations(x, tokens, first)
-        qkv = yield from self.qkv.forward(inner, weights.take(self.qkv, last=last), "forward")
-        attention = LocalGraph.run(self.attention, qkv)
-        output = yield from self.output.forward(attention.value, weights.take(self.output, last=last), "forward")
-        middle = self.dropouts[0](output, tokens).add_(x)
-        outer, saved.second = self.norms[1].forward(middle)
-        up = yield from self.up.forward(outer, weights.take(self.up, last=last), "forward")
-        activation = LocalGraph.run(self.activation, up)
-        down = yield from self.down.forward(activation.value, weights.take(self.down, last=last), "forward")
+        first, second = self.attention, self.mlp
+        normal, statistics = first.norm.forward(x)
+        attention = SavedActivations(tokens, statistics, x)
+        qkv = yield from first.input.forward(normal, weights.take(first.input, last=last), "forward")
+        core = LocalGraph.run(first.local, qkv)
+        output = yield from first.output.forward(core.value, weights.take(first.output, last=last), "forward")
+        middle = first.dropout(output, tokens).add_(x)
+        mlp_normal, statistics = second.norm.forward(middle)
+        mlp = SavedActivations(tokens, statistics)
+        up = yield from second.input.forward(mlp_normal, weights.take(second.input, last=last), "forward")
+        activation = LocalGraph.run(second.local, up)
+        down = yield from second.output.forward(activation.value, weights.take(second.output, last=last), "forward")
         if self.settings.recompute != "full":
-            saved.middle, saved.qkv, saved.up = middle, qkv, up
+            mlp.x, attention.hidden, mlp.hidden = middle, qkv, up
         if self.settings.recompute == "none":
-            saved.attention, saved.activation, saved.norms = attention, activation, (inner, outer)
-        return self.dropouts[1](down, tokens).add_(middle), saved
+            attention.local, mlp.local, attention.normal, mlp.normal = core, activation, normal, mlp_normal
+        return second.dropout(down, tokens).add_(middle), (attention, mlp)
 
-    def _recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, None]:
+    def _recompute(
+        self, part: tuple[SavedActivations, SavedActivations], weights: GatheredWeights
+    ) -> Generator[None, None, None]:
         """Recompute the forward pass of one part up to the activation; the gathered weights stay for backward."""
-        inner = self.norms[0].apply(saved.x, saved.first)
-        saved.qkv = yield from self.qkv.forward(inner, weights.take(self.qkv, last=False), "recompute")
-        saved.attention = LocalGraph.run(self.attention, saved.qkv)
-        weight = weights.take(self.output, last=False)
-        output = yield from self.output.forward(saved.attention.value, weight, "recompute")
-        saved.middle = self.dropouts[0](output, saved.tokens).add_(saved.x)
-        assert saved.second is not None, "statistics are always saved"
-        outer = self.norms[1].apply(saved.middle, saved.second)
-        saved.up = yield from self.up.forward(outer, weights.take(self.up, last=False), "recompute")
-        saved.activation = LocalGraph.run(self.activation, saved.up)
-        saved.norms = (inner, outer)
-        weights.take(self.down, last=False)
+        attention, mlp = part
+        core = yield from self.attention.recompute(attention, weights)
+        weight = weights.take(self.attention.output, last=False)
+        output = yield from self.attention.output.forward(core.value, weight, "recompute")
+        mlp.x = self.attention.dropout(output, attention.tokens).add_(_present(attention.x))
+        yield from self.mlp.recompute(mlp, weights)
+        weights.take(self.mlp.output, last=False)
 
     def backward(
         self, context: BlockContext, output_gradients: Sequence[torch.Tensor], gradients: WeightGradients
@@ -160,54 +195,9 @@ class TransformerBlock:
         weights = context.weights
         if self.settings.recompute == "full":
             interleave([self._recompute(part, weights) for part in context.parts])
-        middle = self._mlp_backward(context.parts, output_gradients, weights, gradients)
-        return self._attention_backward(context.parts, middle, weights, gradients)
-
-    def _mlp_backward(
-        self,
-        parts: list[SavedActivations],
-        output_gradients: Sequence[torch.Tensor],
-        weights: GatheredWeights,
-        gradients: WeightGradients,
-    ) -> list[torch.Tensor]:
-        """Gradient of the MLP half's input."""
-        weight = weights.take(self.down, last=True)
-        activations = [part.activation or LocalGraph.run(self.activation, _present(part.up)) for part in parts]
-        part_gradients = [self.dropouts[1](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
-        part_gradients = self.down.backward([one.value for one in activations], weight, part_gradients, gradients)
-        part_gradients = [one.backward(gradient) for one, gradient in zip(activations, part_gradients, strict=True)]
-        weight = weights.take(self.up, last=True)
-        middles = [(_present(part.middle), _present(part.second)) for part in parts]
-        outers = [
-            part.norms[1] if part.norms else self.norms[1].apply(*middle)
-            for part, middle in zip(parts, middles, strict=True)
-        ]
-        part_gradients = self.up.backward(outers, weight, part_gradients, gradients)
-        return [
-            self.norms[1].backward(*middle, gradient).add_(one)
-            for one, middle, gradient in zip(output_gradients, middles, part_gradients, strict=True)
-        ]
-
-    def _attention_backward(
-        self,
-        parts: list[SavedActivations],
-        output_gradients: Sequence[torch.Tensor],
-        weights: GatheredWeights,
-        gradients: WeightGradients,
-    ) -> list[torch.Tensor]:
-        """Gradient of the attention half's input, which is the block's."""
-        weight = weights.take(self.output, last=True)
-        attentions = [part.attention or LocalGraph.run(self.attention, _present(part.qkv)) for part in parts]
-        part_gradients = [self.dropouts[0](one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
-        part_gradients = self.output.backward([one.value for one in attentions], weight, part_gradients, gradients)
-        part_gradients = [one.backward(gradient) for one, gradient in zip(attentions, part_gradients, strict=True)]
-        weight = weights.take(self.qkv, last=True)
-        inners = [part.norms[0] if part.norms else self.norms[0].apply(part.x, part.first) for part in parts]
-        part_gradients = self.qkv.backward(inners, weight, part_gradients, gradients)
-        return [
-            self.norms[0].backward(part.x, part.first, gradient).add_(one)
-            for one, part, gradient in zip(output_gradients, parts, part_gradients, strict=True)
-        ]
+        attention, mlp = zip(*context.parts, strict=True)
+        middle = self.mlp.backward(mlp, output_gradients, weights, gradients)
+        return self.attention.backward(attention, middle, weights, gradients)
 
 
 def _present(saved: Result | None) -> Result:
@@ -321,7 +311,7 @@ class Transformer:
             self._tables.append(self._bucket("position", [self.embedding.positions]))
         for block in self.blocks:
             bucket = self._bucket("block", [linear.weight for linear in block.linears])
-            block.qkv.after = partial(self.buckets.send, bucket)
+            block.attention.input.after = partial(self.buckets.send, bucket)
         if self.head.table is not self.embedding.table:
             self.head.after = partial(self.buckets.send, self._bucket("head", [self.head.table]))
         self.vectors = self.store.bucket("vectors", self.store.vectors)
@@ -355,19 +345,24 @@ class Transformer:
 
     def _block(self, number: int) -> TransformerBlock:
         model, shares, name = self.model, self.communicator.mesh.size("x"), f"blocks.{number}"
+        attention_norm = self._norm(f"{name}.attention.norm", layer="attention.norm")
+        mlp_norm = self._norm(f"{name}.mlp.norm", layer="mlp.norm")
         return TransformerBlock(
             number=number,
-            norms=(
-                self._norm(f"{name}.attention.norm", layer="attention.norm"),
-                self._norm(f"{name}.mlp.norm", layer="mlp.norm"),
+            attention=ResidualBranch(
+                norm=attention_norm,
+                input=self._linear(name, "attention.qkv", (model.hidden, model.qkv_width)),
+                local=attention_on(model, self.settings, sequence=self.sequence, shares=shares),
+                output=self._linear(name, "attention.output", (model.query_width, model.hidden), transposed=True),
+                dropout=self._dropout(f"{name}.attention.output"),
             ),
-            qkv=self._linear(name, "attention.qkv", (model.hidden, model.qkv_width)),
-            output=self._linear(name, "attention.output", (model.query_width, model.hidden), transposed=True),
-            up=self._linear(name, "mlp.fc1", (model.hidden, model.up_width)),
-            down=self._linear(name, "mlp.fc2", (model.ffn, model.hidden), transposed=True),
-            attention=attention_on(model, self.settings, sequence=self.sequence, shares=shares),
-            activation=activation(self.settings, gated=model.gated),
-            dropouts=(self._dropout(f"{name}.attention.output"), self._dropout(f"{name}.mlp.fc2")),
+            mlp=ResidualBranch(
+                norm=mlp_norm,
+                input=self._linear(name, "mlp.fc1", (model.hidden, model.up_width)),
+                local=activation(self.settings, gated=model.gated),
+                output=self._linear(name, "mlp.fc2", (model.ffn, model.hidden), transposed=True),
+                dropout=self._dropout(f"{name}.mlp.fc2"),
+            ),
             settings=self.settings,
         )
 

@@ -89,7 +89,7 @@ class _Connection:
 
 @dataclass
 class Watch:
-    """One rank's end of the connections. `on_failure` is called once, in its own thread, when another rank has failed."""
+    """One rank's connections. `on_failure` is called once, in a thread of its own, when another rank has failed."""
 
     rank: int
     world: int
