@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from axonn_tune.lab.holder import LabStatus
     from axonn_tune.lab.lab import Lab
-    from axonn_tune.lab.measuring import LinkCheck
+    from axonn_tune.lab.links import LinkCheck
 
 _CORE_BITS_PER_S = 400e6
 """What the uplinks may carry together for each core; beyond it cores and not links set the pace."""
@@ -223,7 +223,7 @@ def profile_command(*, name: str, output: str | None) -> None:
     """
     from axonn_tune.files import write_text_atomically
     from axonn_tune.lab.lab import Lab
-    from axonn_tune.lab.measuring import profile, round_trip_s
+    from axonn_tune.lab.links import profile, round_trip_s
     from axonn_tune.specs.writing import to_yaml
 
     with Lab.attached(name) as lab:
@@ -267,7 +267,7 @@ def _warn_of_cores(uplinks_bits_per_s: float) -> None:
 
 def _verify(lab: Lab) -> None:
     from axonn_tune.errors import CheckFailedError
-    from axonn_tune.lab.measuring import verify
+    from axonn_tune.lab.links import verify
     from axonn_tune.report.console import progress
 
     with progress("verifying") as tell:

@@ -99,7 +99,7 @@ class RankDevice:
 
 @dataclass(frozen=True)
 class TermMeans:
-    """All calls of one collective: means over steps and ranks, s. seconds: time on the network, see above."""
+    """All calls of one collective: means over steps and ranks, s. seconds: time on the network."""
 
     entry: LedgerEntry
     count: int
@@ -108,27 +108,29 @@ class TermMeans:
     exposed_s: float
 
 
-def summarise(launch: Launch, mesh: Mesh, machine: RankDevice, steps: Sequence[TimedStep], *, warmup: int) -> Summary:
+def summarise(
+    launch: Launch, mesh: Mesh, rank_device: RankDevice, steps: Sequence[TimedStep], *, warmup: int
+) -> Summary:
     """The summary of a run from the last timed `steps` of every rank; all ranks must call this together.
 
     A collective that waits for a late rank takes longer for those that were early, which says nothing
-    about the network; see above for what counts instead.
+    about the network; the module's docstring says what counts instead.
     """
-    durations_s = _mean_over_ranks(torch.tensor([one.step_s for one in steps], dtype=torch.float64), mesh, machine)
+    durations_s = _mean_over_ranks(torch.tensor([one.step_s for one in steps], dtype=torch.float64), mesh, rank_device)
     chosen = middle_half(durations_s.tolist())
     step_s = float(durations_s[chosen].mean())
     one_clock = _share_a_clock(mesh, steps[0].times)
-    terms = _term_means(launch, mesh, machine, [steps[number].times for number in chosen], one_clock=one_clock)
+    terms = _term_means(launch, mesh, rank_device, [steps[number].times for number in chosen], one_clock=one_clock)
     exposed_s, predicted = sum(term.exposed_s for term in terms), launch.predicted
     memory = _over_ranks(
-        torch.tensor([machine.memory_bytes], dtype=torch.float64), mesh, machine, dist.ReduceOp.MAX
+        torch.tensor([rank_device.memory_bytes], dtype=torch.float64), mesh, rank_device, dist.ReduceOp.MAX
     ).item()
     peak = flops_per_s(predicted.peak_tflops) * mesh.grid.world
     return Summary(
         schema="axonn-tune/summary/1",
         name=launch.name,
         predicted_for=PredictedFor(machine=predicted.machine, accelerator=predicted.accelerator, cost=predicted.cost),
-        ran_on=_ran_on(launch, mesh, machine),
+        ran_on=_ran_on(launch, mesh, rank_device),
         timed_steps=len(steps),
         averaged_steps=len(chosen),
         warmup_steps=warmup,
@@ -137,7 +139,7 @@ def summarise(launch: Launch, mesh: Mesh, machine: RankDevice, steps: Sequence[T
         communication_s=Quantity(predicted=predicted.communication_s, measured=sum(term.seconds for term in terms)),
         exposed_communication_s=Quantity(predicted=predicted.exposed_communication_s, measured=exposed_s),
         memory_bytes=Quantity(predicted=predicted.memory_bytes, measured=float(memory)),
-        memory_convention=machine.memory_convention,
+        memory_convention=rank_device.memory_convention,
         tokens_per_s=step_tokens(launch.workload) / step_s,
         mfu=model_flops(launch.model, launch.workload) / (step_s * peak),
         seconds_convention=ONE_CLOCK + SHARED if one_clock else SHORTEST,
@@ -162,34 +164,36 @@ def _share_a_clock(mesh: Mesh, step: StepTimes) -> bool:
 
 
 def _term_means(
-    launch: Launch, mesh: Mesh, machine: RankDevice, steps: Sequence[StepTimes], *, one_clock: bool
+    launch: Launch, mesh: Mesh, rank_device: RankDevice, steps: Sequence[StepTimes], *, one_clock: bool
 ) -> list[TermMeans]:
     """The terms of a step. Every rank has its calls in the same order."""
     entries = [call.entry for call in steps[0].calls]
     elapsed_s = torch.tensor([[call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
     exposed_s = torch.tensor([[call.exposed_s for call in one.calls] for one in steps], dtype=torch.float64)
     if one_clock:
-        seconds = _in_flight_s(launch, mesh, machine, steps)
+        seconds = _in_flight_s(launch, mesh, rank_device, steps)
     else:
-        seconds = _over_groups(elapsed_s, entries, mesh, machine, dist.ReduceOp.MIN)
+        seconds = _over_groups(elapsed_s, entries, mesh, rank_device, dist.ReduceOp.MIN)
     names = list(dict.fromkeys(entries))
     calls = [[number for number, entry in enumerate(entries) if entry == name] for name in names]
     means = torch.stack([seconds, elapsed_s, exposed_s]).mean(1)
     sums = torch.tensor([[float(row[columns].sum()) for columns in calls] for row in means], dtype=torch.float64)
     return [
         TermMeans(name, len(columns), *values)
-        for name, columns, values in zip(names, calls, _mean_over_ranks(sums, mesh, machine).T.tolist(), strict=True)
+        for name, columns, values in zip(
+            names, calls, _mean_over_ranks(sums, mesh, rank_device).T.tolist(), strict=True
+        )
     ]
 
 
-def _in_flight_s(launch: Launch, mesh: Mesh, machine: RankDevice, steps: Sequence[StepTimes]) -> torch.Tensor:
+def _in_flight_s(launch: Launch, mesh: Mesh, rank_device: RankDevice, steps: Sequence[StepTimes]) -> torch.Tensor:
     """Seconds of each call of each step, by the clock that all ranks share. Shape (steps, calls)."""
     entries = [call.entry for call in steps[0].calls]
     host_s = torch.tensor([[one.host_s] for one in steps], dtype=torch.float64)
     began_s = torch.tensor([[call.began_s for call in one.calls] for one in steps], dtype=torch.float64)
     ended_s = torch.tensor([[call.began_s + call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
     both_s = torch.stack([began_s, ended_s]) + host_s
-    began_s, ended_s = _over_groups(both_s, entries, mesh, machine, dist.ReduceOp.MAX)
+    began_s, ended_s = _over_groups(both_s, entries, mesh, rank_device, dist.ReduceOp.MAX)
     links = [term.tier if (term := _predicted(launch, entry)) else entry.axis for entry in entries]
     rows = [list(zip(*row, strict=True)) for row in zip(began_s.tolist(), ended_s.tolist(), strict=True)]
     return torch.tensor([shares_s(row, links) for row in rows], dtype=torch.float64)
@@ -199,34 +203,34 @@ def _over_groups(
     values: torch.Tensor,
     entries: Sequence[LedgerEntry],
     mesh: Mesh,
-    machine: RankDevice,
+    rank_device: RankDevice,
     operation: dist.ReduceOp.RedOpType,
 ) -> torch.Tensor:
     """A value of each call combined over the call's own group. Shape of values: (…, calls)."""
     found = values.clone()
     for axis in dict.fromkeys(entry.axis for entry in entries):
         columns = [number for number, entry in enumerate(entries) if entry.axis == axis]
-        found[..., columns] = _over_ranks(found[..., columns], mesh, machine, operation, group=mesh.groups[axis])
+        found[..., columns] = _over_ranks(found[..., columns], mesh, rank_device, operation, group=mesh.groups[axis])
     return found
 
 
 def _over_ranks(
     values: torch.Tensor,
     mesh: Mesh,
-    machine: RankDevice,
+    rank_device: RankDevice,
     operation: dist.ReduceOp.RedOpType,
     group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """Values combined over a group, or over all ranks; not part of a step, so not in the ledger."""
     if mesh.grid.world == 1:
         return values
-    moved = values.to(machine.device).contiguous()
+    moved = values.to(rank_device.device).contiguous()
     dist.all_reduce(moved, op=operation, group=group)
     return moved.cpu()
 
 
-def _mean_over_ranks(values: torch.Tensor, mesh: Mesh, machine: RankDevice) -> torch.Tensor:
-    return _over_ranks(values, mesh, machine, dist.ReduceOp.SUM) / mesh.grid.world
+def _mean_over_ranks(values: torch.Tensor, mesh: Mesh, rank_device: RankDevice) -> torch.Tensor:
+    return _over_ranks(values, mesh, rank_device, dist.ReduceOp.SUM) / mesh.grid.world
 
 
 def _compared(launch: Launch, mesh: Mesh, measured: TermMeans) -> SummaryTerm:
@@ -256,9 +260,9 @@ def _predicted(launch: Launch, entry: LedgerEntry) -> PredictedTerm | None:
     return None
 
 
-def _ran_on(launch: Launch, mesh: Mesh, machine: RankDevice) -> Ran:
+def _ran_on(launch: Launch, mesh: Mesh, rank_device: RankDevice) -> Ran:
     return Ran(
-        device=machine.name,
+        device=rank_device.name,
         host=socket.gethostname(),
         ranks=mesh.grid.world,
         backend=launch.backend,
@@ -422,8 +426,8 @@ class Metrics:
     def close(self) -> None:
         """Summarise what was measured after the warm-up, against the prediction; all ranks call this together."""
         if self._timed:
-            machine = RankDevice(self.device, self._device_name(), self._memory_bytes(), self._convention())
-            summary = summarise(self.launch, self.mesh, machine, self._timed, warmup=WARMUP_STEPS)
+            rank_device = RankDevice(self.device, self._device_name(), self._memory_bytes(), self._convention())
+            summary = summarise(self.launch, self.mesh, rank_device, self._timed, warmup=WARMUP_STEPS)
             if self.mesh.rank == 0:
                 self.say(summary_line(summary))
                 text = summary.model_dump_json(by_alias=True, indent=2)

@@ -22,7 +22,7 @@ import torch.nn.functional as functional
 from axonn_tune.program.dimensions import loss_chunks
 from axonn_tune.program.operations import Phase
 from axonn_tune.runtime import philox
-from axonn_tune.runtime.communication import Communicator, WeightGathers, WeightGradients
+from axonn_tune.runtime.communicator import Communicator, WeightGathers, WeightGradients
 from axonn_tune.runtime.parameters import Matrix, Vector
 from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.specs.model import Model

@@ -15,7 +15,7 @@ import torch
 from axonn_tune.errors import TrainingFailedError
 from axonn_tune.grid import AXES
 from axonn_tune.program.tables import WORLD_AXES
-from axonn_tune.runtime.communication import Communicator
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.parameters import Bucket, Parameter, ParameterStore, Vector

@@ -38,7 +38,7 @@ from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailed
 from axonn_tune.grid import Grid
 from axonn_tune.processes import die_with
 from axonn_tune.program.operations import GROUP_AXES
-from axonn_tune.runtime.communication import CollectiveHandle, Communicator
+from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import device_of
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, WorldGroup
@@ -71,13 +71,13 @@ from axonn_tune.specs.points import (
 )
 from axonn_tune.specs.points_file import PointLog
 
-Work = Callable[[], object]
+ProbeWork = Callable[[], object]
 
 _AXIS = "y"
 """Probes of a group shape use a grid whose y is the group, and whose x is everything inside it."""
 
 
-def work_of(probe: Probe, bench: Bench) -> Work:
+def work_of(probe: Probe, bench: Bench) -> ProbeWork:
     """The work of a probe on this rank."""
     if isinstance(probe, CollectiveProbe):
         return bench.collective(probe)
@@ -102,7 +102,7 @@ class Bench:
         self._communicators: dict[tuple[int, int], Communicator] = {}
         self._trainer: Trainer | None = None
 
-    def collective(self, probe: CollectiveProbe) -> Work:
+    def collective(self, probe: CollectiveProbe) -> ProbeWork:
         """One call over all groups of the shape at once; all ranks must call this together."""
         communicator = self._communicator(probe.group, probe.stride)
         elements = max(probe.group, probe.size_bytes // self._dtype.itemsize)
@@ -118,7 +118,7 @@ class Bench:
 
         return lambda: run().wait()
 
-    def transfer(self, probe: TransferProbe) -> Work:
+    def transfer(self, probe: TransferProbe) -> ProbeWork:
         """A message to the rank `stride` above, and one from the rank `stride` below."""
         elements = max(1, probe.size_bytes // self._dtype.itemsize)
         sent = torch.zeros(elements, dtype=self._dtype, device=self._device)
@@ -132,7 +132,7 @@ class Bench:
 
         return run
 
-    def matmul(self, probe: MatmulProbe) -> Work:
+    def matmul(self, probe: MatmulProbe) -> ProbeWork:
         """The GEMM as the runtime writes it: `x @ w`, `g @ w.t()`, `x.t() @ g`."""
         m, n, k = probe.m, probe.n, probe.k
         left = self._normal(*((k, m) if probe.layout == "TN" else (m, k)))
@@ -143,13 +143,13 @@ class Bench:
             return lambda: left @ right.t()
         return lambda: left @ right
 
-    def copy(self, probe: CopyProbe) -> Work:
+    def copy(self, probe: CopyProbe) -> ProbeWork:
         """A copy of one tensor into another."""
         source = self._normal(max(1, probe.size_bytes // self._dtype.itemsize))
         target = torch.empty_like(source)
         return lambda: target.copy_(source)
 
-    def attention(self, probe: AttentionProbe) -> Work:
+    def attention(self, probe: AttentionProbe) -> ProbeWork:
         """The attention core that trains the plan's first model, with all its heads."""
         launch = self._plan.launches[0]
         model, sequence = launch.model, launch.workload.sequence_length
@@ -160,7 +160,7 @@ class Bench:
         gradient = self._normal(probe.sequences * sequence, model.query_width)
         return lambda: LocalGraph.run(attention, qkv).backward(gradient)
 
-    def step(self, probe: StepProbe) -> Work:
+    def step(self, probe: StepProbe) -> ProbeWork:
         """One training step of this rank alone."""
         launch: Launch = self._plan.launches[probe.launch]
         alone = Mesh(Grid(), 0, dict.fromkeys(GROUP_AXES))
@@ -312,14 +312,14 @@ class Prober:
         rate = self._over_ranks([1.0 / seconds], dist.ReduceOp.SUM)[0]
         return self._world() / rate, calls
 
-    def _counted(self, work: Work, calls: int) -> tuple[float, int]:
+    def _counted(self, work: ProbeWork, calls: int) -> tuple[float, int]:
         began_s = time.perf_counter()
         for _ in range(calls):
             work()
         self._synchronize()
         return (time.perf_counter() - began_s) / calls, calls
 
-    def _timed(self, work: Work, window_s: float) -> tuple[float, int]:
+    def _timed(self, work: ProbeWork, window_s: float) -> tuple[float, int]:
         """At least two calls, and until the window is over."""
         began_s, calls, elapsed_s = time.perf_counter(), 0, 0.0
         while calls < 2 or elapsed_s < window_s:

@@ -19,7 +19,7 @@ import torch
 from axonn_tune.errors import UsageError
 from axonn_tune.program.constraints import constraints
 from axonn_tune.runtime.checkpoint import Checkpointer
-from axonn_tune.runtime.communication import Communicator
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, require_tensorboard

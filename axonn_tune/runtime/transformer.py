@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from axonn_tune.program.operations import Phase
-from axonn_tune.runtime.communication import Communicator, DataBuckets, WeightGathers, WeightGradients
+from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGathers, WeightGradients
 from axonn_tune.runtime.modules import (
     Dropout,
     Embedding,

@@ -16,7 +16,7 @@ from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageErro
 from axonn_tune.lab import namespaces
 from axonn_tune.lab.holder import end, find, names
 from axonn_tune.lab.lab import Lab
-from axonn_tune.lab.measuring import verify
+from axonn_tune.lab.links import verify
 from tests.lab import labs
 from tests.lab.labs import SMALL, needs_labs, run, wait_until
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from axonn_tune.program.operations import Phase
-from axonn_tune.runtime.communication import CollectiveHandle, Communicator
+from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 
 Event = tuple[str, int]
 """`("issue" or "wait", number of the collective)`."""

@@ -12,7 +12,7 @@ import torch
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.grid import Grid
 from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
-from axonn_tune.runtime.communication import Communicator
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.optimizer import AdamW, StepResult

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import GROUP_AXES, Phase
-from axonn_tune.runtime.communication import CollectiveHandle, Communicator, WeightGradients
+from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, WeightGradients
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import ParallelLinear, interleave

@@ -15,7 +15,7 @@ from axonn_tune.errors import EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import Grid
 from axonn_tune.runtime import checkpoint
 from axonn_tune.runtime.checkpoint import CheckpointFolder
-from axonn_tune.runtime.communication import Communicator
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.settings import RuntimeSettings

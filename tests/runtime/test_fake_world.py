@@ -14,7 +14,7 @@ from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import Ranking, search
 from axonn_tune.ranking.inputs import Choices, load_inputs
-from axonn_tune.runtime.communication import Communicator
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.optimizer import AdamW

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from axonn_tune.errors import TrainingFailedError
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.communication import Communicator, Ledger, LedgerEntry
+from axonn_tune.runtime.communicator import Communicator, Ledger, LedgerEntry
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import AdamW, StepResult, learning_rate
 from axonn_tune.runtime.parameters import Parameter

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as functional
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.communication import Communicator
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.modules import Norm, attention_core, compiled, gradient_sums, interleave, normalized

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.lab.measuring import profile, rates, rounds
+from axonn_tune.lab.links import profile, rates, rounds
 from axonn_tune.lab.namespaces import limit, switch_limits, switch_links
 from axonn_tune.lab.shape import Shape
 from axonn_tune.runtime.agent import exit_code_of, report_lost_ranks
