@@ -17,7 +17,7 @@ from axonn_tune.cost.paper import RELEASED_MINIMUM_TENSOR_PARALLELISM, PaperBack
 from axonn_tune.grid import AXES
 from axonn_tune.program.constraints import MEMORY
 from axonn_tune.ranking.by_alpha_beta import count_ties
-from axonn_tune.ranking.choosing import Problem
+from axonn_tune.ranking.space import Problem
 from axonn_tune.ranking.entries import Entry, Sizes
 from axonn_tune.ranking.inputs import load_inputs
 

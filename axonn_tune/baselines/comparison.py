@@ -22,7 +22,7 @@ from axonn_tune.cost.utilisation import Performance, performance
 from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.grid import AXES
 from axonn_tune.program.dimensions import model_flops
-from axonn_tune.ranking.choosing import Problem, Ranking, search
+from axonn_tune.ranking.space import Problem, Ranking, search
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, Overlap
 from axonn_tune.units import show_bytes

@@ -42,7 +42,7 @@ class Job:
         """What to run; progress: the descriptor to tell it to."""
         started = [] if self.ranks is None else ["--ranks", str(self.ranks)]
         resumed = ["--resume"] if self.resume else []
-        module = "axonn_tune.runtime.probe_ranks"
+        module = "axonn_tune.runtime.probes"
         return [
             sys.executable,
             "-m",

@@ -51,20 +51,19 @@ def data_command(
       axonn-tune data books/ --include *.txt -o tokens.bin
     """
     from axonn_tune.errors import UsageError
-    from axonn_tune.runtime import tokenizers
-    from axonn_tune.runtime.tokens import write_tokens
+    from axonn_tune.runtime import tokens
 
     if not paths and not python_stdlib:
         raise UsageError("nothing to read: name files or folders, or give --python-stdlib")
-    sources = [Path(path) for path in paths] + [tokenizers.standard_library()] * python_stdlib
-    files = tokenizers.text_files(sources, patterns=patterns or tokenizers.TEXT_PATTERNS)
-    chosen = tokenizers.tokenizer_named(tokenizer)
+    sources = [Path(path) for path in paths] + [tokens.standard_library()] * python_stdlib
+    files = tokens.text_files(sources, patterns=patterns or tokens.TEXT_PATTERNS)
+    chosen = tokens.tokenizer_named(tokenizer)
     if vocab is not None and chosen.vocab > vocab:
         raise UsageError(f"tokenizer {chosen.name!r} has {chosen.vocab:,} ids, --vocab allows {vocab:,}")
     total_bytes = sum(file.stat().st_size for file in files)
     with _progress(total_bytes) as advance:
-        ids = tokenizers.encoded(files, chosen, on_read=advance)
-        header = write_tokens(output, ids, vocab=chosen.vocab, tokenizer=chosen.name)
+        ids = tokens.encoded(files, chosen, on_read=advance)
+        header = tokens.write_tokens(output, ids, vocab=chosen.vocab, tokenizer=chosen.name)
     click.echo(
         f"wrote {output}: {header.count:,} tokens from {total_bytes / 1e6:,.1f} MB of text, "
         f"vocabulary {header.vocab:,} ({header.tokenizer})"

@@ -130,10 +130,10 @@ def _lab_findings() -> Iterator[Finding]:
     import subprocess
     import sys
 
-    from axonn_tune.lab.rights import UNPRIVILEGED
+    from axonn_tune.lab.holder import CHECK, UNPRIVILEGED
     from axonn_tune.launch.surroundings import Finding
 
-    command = [sys.executable, "-m", "axonn_tune.lab.rights"]
+    command = [sys.executable, "-m", "axonn_tune.lab.holder", CHECK]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     words = {0: "possible", UNPRIVILEGED: "possible, in a user namespace"}.get(done.returncode)
     why = (done.stderr.strip().splitlines() or [""])[-1]

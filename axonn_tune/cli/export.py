@@ -32,7 +32,7 @@ def export_command(*, checkpoint: str, output: str, dtype: str) -> None:
 
     if importlib.util.find_spec("torch") is None:
         raise EnvironmentProblem("export needs torch: pip install 'axonn-tune[runtime]'")
-    from axonn_tune.runtime.export import TYPES, checkpoint_at, export
+    from axonn_tune.runtime.checkpoint import TYPES, checkpoint_at, export
 
     found = checkpoint_at(checkpoint)
     count = export(found, output, dtype=TYPES.get(dtype))

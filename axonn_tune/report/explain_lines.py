@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from axonn_tune.cost.collectives import Line, Route, route
 from axonn_tune.cost.prediction import Pricing, Term
-from axonn_tune.ranking.choosing import Problem
+from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine, Protocol
 from axonn_tune.units import show_seconds
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Protocol
 
 from axonn_tune.errors import EnvironmentProblem, UsageError, error_of
-from axonn_tune.lab.lab import Lab
-from axonn_tune.lab.running import exit_codes, require_world
+from axonn_tune.lab.lab import Lab, exit_codes, require_world
 from axonn_tune.launch import local
 from axonn_tune.specs.launch import Launch
 
 LOOPBACK = "loopback: CPU time, not a network"
-_TRIAL = "axonn_tune.runtime.trials:train"
+_TRIAL = "axonn_tune.runtime.forking:train"
 _LOG = "log.txt"
 _LAST_LINES = 12
 
@@ -40,7 +39,7 @@ class Ranks(Protocol):
 class LabRanks:
     """The ranks of a lab that is up. realtime: before all ordinary processes of this host, where that is allowed.
 
-    function: `module:name` of what a rank is, with the arguments of `runtime.trials.train`.
+    function: `module:name` of what a rank is, with the arguments of `runtime.forking.train`.
     """
 
     lab: Lab

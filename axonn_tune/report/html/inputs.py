@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.ranking.choosing import Problem
+from axonn_tune.ranking.space import Problem
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
 from axonn_tune.report.html.blocks import Json
 from axonn_tune.specs.catalog import load_machine, load_model

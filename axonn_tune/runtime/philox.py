@@ -1,8 +1,8 @@
-"""Initial values that do not depend on the grid: element i of a tensor comes from counter i.
+"""Counter-based random numbers, the same on every grid: element i of a tensor comes from counter i.
 
-Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", SC11) keyed by the
-seed and the parameter's name; a normal is the inverse of its distribution function at a 53-bit uniform.
-Every rank computes its own rectangle and no other element.
+Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", SC11) keyed by the seed and a
+name. Initial weights are normals, by the inverse of their distribution function at a 53-bit uniform; dropout compares
+words. Every rank computes the elements of its own shard and no others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
 
-Key: TypeAlias = tuple[int, int] | tuple[torch.Tensor, torch.Tensor]
+PhiloxKey: TypeAlias = tuple[int, int] | tuple[torch.Tensor, torch.Tensor]
 """Two 32-bit words."""
 
 
@@ -34,7 +34,7 @@ def _product(word: torch.Tensor, multiplier: int) -> tuple[torch.Tensor, torch.T
     return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
-def philox(counter: torch.Tensor, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
+def philox(counter: torch.Tensor, key: PhiloxKey) -> tuple[torch.Tensor, torch.Tensor]:
     """Two 32-bit words for each int64 counter, as int64."""
     first, second = counter & _LOW, (counter >> 32) & _LOW
     third, fourth = torch.zeros_like(first), torch.zeros_like(first)

@@ -1,6 +1,6 @@
-"""Starting a rank: its place in the world, process groups, the run directory, and how every end is told.
+"""One rank's run: joining the world, process groups, the run directory, and its exit code.
 
-Whatever ends a rank, all others end within seconds, with the same exit code, and one of them says why.
+Whatever ends a rank, all others end within seconds with the same exit code, and one of them reports why.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ import torch.distributed as dist
 
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
 from axonn_tune.files import write_text_atomically
-from axonn_tune.grid import AXES
-from axonn_tune.runtime.checkpoint import Checkpointer, Run
-from axonn_tune.runtime.data import batches
-from axonn_tune.runtime.ledger import compare
-from axonn_tune.runtime.loop import START_TIMEOUT_S, Loop
-from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.metrics import Metrics, program_of, resident_bytes
-from axonn_tune.runtime.trace import Tracer
-from axonn_tune.runtime.trainer import Trainer, require_runnable
-from axonn_tune.runtime.watch import Failure, Watch
+from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
+from axonn_tune.runtime.devices import device_of, resident_bytes
+from axonn_tune.runtime.ledger import compare, program_of
+from axonn_tune.runtime.mesh import Mesh, build_mesh, require_world
+from axonn_tune.runtime.metrics import Metrics
+from axonn_tune.runtime.timing import Tracer
+from axonn_tune.runtime.tokens import batches
+from axonn_tune.runtime.trainer import START_TIMEOUT_S, Trainer, TrainingLoop, require_runnable
+from axonn_tune.runtime.watch import RankFailure, Watch
 from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.runs import differences_name, remove_outcome, run_directory
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
 _ROOT_CAUSE_S = 6.0
-"""How long a rank whose connection broke waits to hear which rank was lost, before it names itself."""
+"""How long a rank whose connection broke waits for the name of the lost rank before it reports itself."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """This process among all: as torchrun says it, else as Slurm does, else alone."""
+class RankEnvironment:
+    """This process in the world: from torchrun's variables, else from Slurm's, else alone."""
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
     address: str = "localhost"
-    port: int = 0
+    init_method: str = "env://"
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """What the command line adds to a launch config."""
 
     steps: int | None = None
@@ -61,43 +61,22 @@ class Options:
     trace_all: bool = False
 
 
-def place_of(environment: Mapping[str, str]) -> Place:
-    """Where this process stands; UsageError if the environment says it half."""
+def rank_environment(environment: Mapping[str, str]) -> RankEnvironment:
+    """This process' rank and world; UsageError if only some of the variables are set."""
     if "RANK" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     elif "SLURM_PROCID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
         names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
     else:
-        return Place()
+        return RankEnvironment()
     missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if missing:
         raise UsageError(f"{names[0]} is set, so {', '.join(missing)} must be too, as under torchrun")
     rank, world, local_rank = (int(environment[name]) for name in names)
-    return Place(rank, world, local_rank, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
-
-
-def require_world(launch: Launch, world: int) -> None:
-    """UsageError, with the arithmetic, unless there are as many ranks as the grid has."""
-    grid = launch.grid.grid()
-    if grid.world != world:
-        product = "·".join(str(grid.axis_size(axis)) for axis in AXES)
-        ranks = "1 rank was" if world == 1 else f"{world} ranks were"
-        raise UsageError(f"the grid x·y·z·data = {product} needs {grid.world} ranks, but {ranks} started")
-
-
-def device_of(backend: str, place: Place) -> torch.device:
-    """This rank's GPU under nccl, the CPU under gloo; EnvironmentProblem without such a GPU."""
-    if backend == "gloo":
-        return torch.device("cpu")
-    found = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
-    if place.local_rank >= found:
-        raise EnvironmentProblem(
-            f"rank {place.rank} needs GPU {place.local_rank} of its host for backend nccl, but torch finds {found}; "
-            "on CPUs the backend is gloo, as `backend` in a launch config or as --backend of calibrate"
-        )
-    device = torch.device("cuda", place.local_rank)
-    torch.cuda.set_device(device)
-    return device
+    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    # torchrun serves a store already, which `env://` joins; else rank 0 serves one at this address.
+    method = "env://" if "TORCHELASTIC_RUN_ID" in environment else f"tcp://{address}:{port}"
+    return RankEnvironment(rank, world, local_rank, address, method)
 
 
 @dataclass
@@ -105,30 +84,30 @@ class Rank:
     """One rank's run, from joining the world to its exit code."""
 
     launch: Launch
-    options: Options
-    place: Place
+    options: RunOptions
+    place: RankEnvironment
     directory: Path | None = None
     watch: Watch | None = None
 
     def run(self) -> int:
-        """Train; the exit code. Every error is told and turned into one."""
+        """Train; the exit code. Every error is reported and turned into one."""
         try:
-            return self._ended(self._train(), "")
+            return self._finish(self._train(), "")
         except KeyboardInterrupt:
-            return self._ended(INTERRUPTED, "interrupted")
+            return self._finish(INTERRUPTED, "interrupted")
         except AxonnTuneError as error:
-            return self._ended(error.exit_code, str(error))
+            return self._finish(error.exit_code, str(error))
         except Exception as error:
             return self._broken(error)
 
     def _train(self) -> int:
         launch, place = self.launch, self.place
-        require_world(launch, place.world)
+        require_world(launch.grid.grid(), place.world)
         require_runnable(launch)
         self._be_deterministic()
-        device = device_of(launch.backend, place)
+        device = device_of(launch.backend, rank=place.rank, local_rank=place.local_rank)
         mesh = self._join(device)
-        assert self.directory is not None, "joining settles it"
+        assert self.directory is not None, "joining sets it"
         steps, base_bytes = self.options.steps or launch.steps, resident_bytes(device)
         trainer = Trainer(launch, mesh, device=device, source=batches(launch, mesh))
         checkpointer = self._resume(trainer)
@@ -154,23 +133,23 @@ class Rank:
 
     def _loop(
         self, trainer: Trainer, metrics: Metrics, checkpointer: Checkpointer | None, tracer: Tracer | None
-    ) -> Loop:
+    ) -> TrainingLoop:
         if self.watch is not None:
             self.watch.issued = lambda: trainer.ledger.issued
         every_steps = self.launch.checkpoint.every_steps
-        return Loop(
+        return TrainingLoop(
             trainer, metrics, self.watch, checkpointer, every_steps, lambda: self._be_strict(trainer.mesh), tracer
         )
 
     def _join(self, device: torch.device) -> Mesh:
-        """Process groups, the run directory that rank 0 chooses, and the watch."""
+        """Create process groups, the run directory that rank 0 chooses, and the watch."""
         place = self.place
         if place.world == 1:
             self.directory = self._make_directory()
             return build_mesh(self.launch.grid.grid())
         dist.init_process_group(
             self.launch.backend,
-            init_method=f"tcp://{place.address}:{place.port}" if "TORCHELASTIC_RUN_ID" not in os.environ else "env://",
+            init_method=place.init_method,
             rank=place.rank,
             world_size=place.world,
             timeout=timedelta(seconds=max(START_TIMEOUT_S, self.launch.hang_timeout_s)),
@@ -194,7 +173,7 @@ class Rank:
         return build_mesh(self.launch.grid.grid())
 
     def _make_directory(self) -> Path:
-        """The run's folder, as asked or `runs/<time>-<name>`, without what an earlier run has left in it."""
+        """The run's folder, as asked or `runs/<time>-<name>`, without an earlier run's results."""
         folder = self.options.directory or run_directory(self.launch)
         folder.mkdir(parents=True, exist_ok=True)
         remove_outcome(folder)
@@ -202,41 +181,41 @@ class Rank:
 
     def _resume(self, trainer: Trainer) -> Checkpointer | None:
         """A checkpointer with the newest checkpoint loaded; None where the launch config saves nothing."""
-        wanted = self.launch.checkpoint
-        if wanted.directory is None:
+        settings = self.launch.checkpoint
+        if settings.directory is None:
             if self.options.resume:
                 raise UsageError("--resume: the launch config has no checkpoint.directory to resume from")
             return None
         checkpointer = Checkpointer(
-            wanted.directory,
-            keep=wanted.keep,
+            settings.directory,
+            keep=settings.keep,
             mesh=trainer.mesh,
             optimizer=trainer.optimizer,
-            run=Run.of(self.launch),
+            run=RunIdentity.of(self.launch),
         )
         found = checkpointer.load_latest()
         if found is None and self.options.resume:
-            raise UsageError(f"--resume: there is no checkpoint in {wanted.directory!r}")
+            raise UsageError(f"--resume: there is no checkpoint in {settings.directory!r}")
         if found is not None and self.place.rank == 0:
-            say_why(f"after step {found}, from {wanted.directory}", label="Resuming")
+            print_message(f"after step {found}, from {settings.directory}", label="Resuming")
         return checkpointer
 
     def _tracer(self, device: torch.device) -> Tracer | None:
-        """For the ranks that write a trace."""
+        """The tracer of a rank that writes a trace."""
         options = self.options
         if not options.trace_steps or (self.place.rank and not options.trace_all):
             return None
-        assert self.directory is not None, "joining settles it"
+        assert self.directory is not None, "joining sets it"
         return Tracer(options.trace_steps, self.directory, self.place.rank, self.launch.name, device)
 
     def _require_program(self, trainer: Trainer, *, steps: int) -> None:
-        """Every collective was one the program has, or there is a mistake in one of them."""
+        """Report collectives that differ from the program: an internal error in one of the two."""
         different = compare(trainer.ledger, *program_of(self.launch), steps=steps) if steps else []
         if different and self.directory is not None:
             text = json.dumps({"rank": self.place.rank, "differs": different}, ensure_ascii=False)
             write_text_atomically(self.directory / differences_name(self.place.rank), text + "\n")
         if different and self.place.rank == 0:
-            print("The collectives sent differ from the program:", *different, sep="\n  ", file=sys.stderr)
+            print("The collectives issued differ from the program:", *different, sep="\n  ", file=sys.stderr)
 
     def _be_deterministic(self) -> None:
         if self.launch.deterministic:
@@ -247,7 +226,7 @@ class Rank:
     def _be_strict(self, mesh: Mesh) -> None:
         """From the second step on, a collective that takes longer than the launch config allows ends the run.
 
-        Under NCCL that would abort ranks that wait, before anybody could say for whom; there the watch counts.
+        Under NCCL that would abort waiting ranks before the late rank is known; there the watch does this.
         """
         if self.launch.backend == "nccl":
             return
@@ -257,62 +236,73 @@ class Rank:
             set_timeout(timedelta(seconds=self.launch.hang_timeout_s), group)
 
     def _broken(self, error: Exception) -> int:
-        """An error nobody foresaw, or a connection that another rank's end has broken."""
+        """An unexpected error, or a connection that another rank's end has broken."""
         reason = f"{type(error).__name__}: {error}"
         if is_timeout(error) and self.watch is not None:
-            self.watch.fail(f"a collective took longer than {self._timeout_s():g} s", code=6, timed_out=True)
+            self.watch.fail(f"a collective took longer than {self.launch.hang_timeout_s:g} s", code=6, timed_out=True)
             time.sleep(_ROOT_CAUSE_S)
         elif is_broken_connection(error):
-            # Who was lost is about to be told, and ends this process.
+            # The watch is about to report the lost rank, which ends this process.
             time.sleep(_ROOT_CAUSE_S)
         else:
             print(f"rank {self.place.rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
         code = EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
-        return self._ended(code, reason)
+        return self._finish(code, reason)
 
-    def _timeout_s(self) -> float:
-        return self.launch.hang_timeout_s
-
-    def _ended(self, code: int, reason: str) -> int:
-        """Tell the others, the run directory and, on rank 0, the user."""
+    def _finish(self, code: int, reason: str) -> int:
+        """Tell the other ranks and, on rank 0, the user; the exit code."""
         if self.watch is not None:
             if code in (0, SAVED_ON_A_SIGNAL):
                 self.watch.finish()
             else:
                 self.watch.fail(f"rank {self.place.rank}: {reason}", code=code)
         if reason and (self.place.rank == 0 or self.watch is None):
-            say_why(reason)
+            print_message(reason)
         if code == SAVED_ON_A_SIGNAL and self.place.rank == 0:
-            say_why("by a signal; the state is saved, and the next run goes on from it", label="Stopped")
+            print_message("by a signal; the state is saved, and the next run resumes from it", label="Stopped")
         return code
 
-    def _end_for_another(self, failure: Failure) -> None:
-        """Another rank has failed: end at once, whatever the main thread waits for."""
+    def _end_for_another(self, failure: RankFailure) -> None:
+        """Another rank has failed: exit now, whatever the main thread waits for."""
         reason = failure.reason if failure.reason.startswith("rank ") else f"rank {failure.rank}: {failure.reason}"
         if not failure.told:
-            say_why(reason)
+            print_message(reason)
         end_process(failure.code)
 
 
-def say_why(reason: str, *, label: str = "Error") -> None:
-    """One line for people, in one write, so that ranks do not mix theirs."""
+def run_rank(launch_path: str, options: RunOptions, *, export: bool = False) -> int:
+    """Run the rank that the environment names; its exit code. export: set the launch config's variables first."""
+    try:
+        place = rank_environment(os.environ)
+        launch = load_document(launch_path, schema=Launch)
+    except AxonnTuneError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print_message(str(error))
+        return error.exit_code
+    for variable in launch.environment if export else ():
+        os.environ.setdefault(variable.name, variable.value)
+    return Rank(launch, options, place).run()
+
+
+def print_message(reason: str, *, label: str = "Error") -> None:
+    """One line on standard error, in one write, so that lines of several ranks do not mix."""
     sys.stderr.write(f"{label}: {reason}\n")
     sys.stderr.flush()
 
 
 def end_process(code: int) -> None:
-    """End now: threads of torch that wait for a lost rank would hold up an orderly exit."""
+    """Exit now: threads of torch that wait for a lost rank would block an orderly exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def is_timeout(error: Exception) -> bool:
-    """Whether a collective has waited too long; torch says it in words only."""
+    """Whether a collective has waited too long; torch says so only in the message."""
     return isinstance(error, RuntimeError) and "imed out" in str(error)
 
 
 def is_broken_connection(error: Exception) -> bool:
-    """Whether another rank went away in a collective; torch says it in words only."""
+    """Whether another rank went away in a collective; torch says so only in the message."""
     words = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket", "NCCL", "gloo")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -8,7 +8,7 @@ import torch.nn.functional as functional
 
 from axonn_tune.calibration.plan import build_plan
 from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
-from axonn_tune.runtime.probe_work import Bench
+from axonn_tune.runtime.probes import Bench
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.points import AttentionProbe, StepProbe
 
