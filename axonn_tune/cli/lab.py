@@ -271,7 +271,7 @@ def _warn_of_cores(uplinks_bits_per_s: float) -> None:
 def _verify(lab: Lab) -> None:
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.lab.verify import verify
-    from axonn_tune.report.console import progress
+    from axonn_tune.report.output import progress
 
     with progress("verifying") as tell:
         found = verify(lab.ranks, listen=tell)

@@ -128,7 +128,7 @@ def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None
 def _write_html(comparison: Comparison, path: str) -> None:
     """Write the report of a validation."""
     from axonn_tune.cli.report import write_html
-    from axonn_tune.report.html.measured import validation_section
+    from axonn_tune.report.html.measured_sections import validation_section
     from axonn_tune.report.validation import validation_document
 
     section = validation_section(validation_document(comparison), identity="s1", source=command_line())

@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from axonn_tune import __version__
-from axonn_tune.report.ranking_json import Json, origin, to_text
-from axonn_tune.report.table import Heading, csv_table, markdown_table, seconds_cells, text_table
+from axonn_tune.report.output import (
+    NOTHING,
+    Heading,
+    Json,
+    csv_table,
+    json_text,
+    markdown_table,
+    percent,
+    seconds_cells,
+    signed_percent,
+    text_table,
+)
+from axonn_tune.report.ranking import origin
 from axonn_tune.units import GIB, TERA
 
 if TYPE_CHECKING:
@@ -53,14 +64,16 @@ def render(
 ) -> str:
     """The comparison as text; a table that is not `wide` shows the main columns, within 100 characters."""
     if output_format == "json":
-        return to_text(comparison_json(comparison, inputs))
+        return json_text(comparison_json(comparison, inputs))
     if output_format == "csv":
         return csv_table(*comparison_records(comparison))
     if output_format == "md":
         table = markdown_table(*comparison_cells(comparison, wide=True))
-        return table + "\n" + "".join(f"- {line}\n" for line in remarks(comparison))
+        return table + "\n" + "".join(f"- {line}\n" for line in comparison_remarks(comparison))
     headings, rows = comparison_cells(comparison, wide=wide)
-    return text_table(headings, rows, color=color) + "\n" + "".join(f"{line}\n" for line in remarks(comparison))
+    return (
+        text_table(headings, rows, color=color) + "\n" + "".join(f"{line}\n" for line in comparison_remarks(comparison))
+    )
 
 
 def comparison_records(comparison: Comparison) -> tuple[Sequence[str], list[list[object]]]:
@@ -88,18 +101,18 @@ def _rows(comparison: Comparison) -> list[list[str]]:
         seconds_cells([None if each is None else getattr(each, name) for each in found])
         for name in ("iteration_s", "compute_s", "exposed_communication_s")
     ]
-    columns.append(["-" if each is None else f"{each.bubble_s:.2f}" for each in found])
+    columns.append([NOTHING if each is None else f"{each.bubble_s:.2f}" for each in found])
     rows = []
     for position, contender in enumerate(comparison.contenders):
         times = [column[position] for column in columns]
-        rows.append([contender.name, *_cells(contender, times), _percent(comparison.gain(contender), signed=True)])
+        rows.append([contender.name, *_cells(contender, times), signed_percent(comparison.gain(contender))])
     return rows
 
 
 def _cells(contender: Contender, times: list[str]) -> list[str]:
     found = contender.prediction
     if found is None:
-        return ["not possible, see below", "-", "-", "-", *times, "-", "-", "-", "-"]
+        return ["not possible, see below", *[NOTHING] * 3, *times, *[NOTHING] * 4]
     return [
         found.layout,
         str(found.micro_batch),
@@ -107,13 +120,13 @@ def _cells(contender: Contender, times: list[str]) -> list[str]:
         found.recompute,
         *times,
         f"{found.memory_bytes / GIB:.3g}",
-        _percent(found.performance.mfu),
-        _percent(found.performance.hfu),
-        _percent(found.paper_share),
+        percent(found.performance.mfu),
+        percent(found.performance.hfu),
+        percent(found.paper_share),
     ]
 
 
-def remarks(comparison: Comparison) -> list[str]:
+def comparison_remarks(comparison: Comparison) -> list[str]:
     """What limits each contender, what overlap gains, and what the paper reports of this case."""
     lines = [f"{each.name}: {_limits(each)}" for each in comparison.contenders]
     first = comparison.contenders[0].prediction
@@ -126,7 +139,7 @@ def remarks(comparison: Comparison) -> list[str]:
         overlap = comparison.overlap
         lines.append(
             f"Overlap: the same 4D configuration takes {overlap.off_s:.3g} s with all overlaps off, "
-            f"{overlap.on_s:.3g} s with them on: {_percent(overlap.gain, signed=True)}."
+            f"{overlap.on_s:.3g} s with them on: {signed_percent(overlap.gain)}."
         )
     return [*lines, *_claims(comparison)]
 
@@ -136,7 +149,7 @@ def _limits(contender: Contender) -> str:
     found, endless = contender.prediction, contender.endless_memory
     parts = []
     if found is not None:
-        shares = [f"{what} {_percent(share)}" for what, share in found.limits()]
+        shares = [f"{what} {percent(share)}" for what, share in found.limits()]
         parts.append(
             f"beyond needed computation {', '.join(shares)}" if shares else "next to nothing beyond needed computation"
         )
@@ -158,17 +171,11 @@ def _claims(comparison: Comparison) -> list[str]:
     if first is not None and first.paper_flops_per_s is not None:
         lines.append(
             f"By the paper's count, which includes full recomputation, done or not, 4D is predicted to reach "
-            f"{_percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
+            f"{percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
         )
     if comparison.problem.limits.recompute is None:
         lines.append("It used full recomputation throughout: --recompute full compares the same.")
     return lines
-
-
-def _percent(share: float | None, *, signed: bool = False) -> str:
-    if share is None:
-        return "-"
-    return f"{share:+.1%}" if signed else f"{share:.1%}"
 
 
 def _csv_row(comparison: Comparison, contender: Contender) -> list[object]:
@@ -196,7 +203,7 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
         "memory_limit_bytes": comparison.limit_bytes,
         "contenders": [_contender_json(comparison, each) for each in comparison.contenders],
         "overlap": None if overlap is None else {"off_s": overlap.off_s, "on_s": overlap.on_s, "gain": overlap.gain},
-        "remarks": remarks(comparison),
+        "remarks": comparison_remarks(comparison),
         "paper": [{"what": claim.what, "value": claim.value, "words": claim.words} for claim in comparison.claims],
     }
 

@@ -11,10 +11,15 @@ from axonn_tune.accuracy.judged import errors_by_group
 from axonn_tune.accuracy.published import Accuracy, Files, judge
 from axonn_tune.accuracy.quality import FamilyQuality
 from axonn_tune.errors import UsageError
-from axonn_tune.report.html.accuracy import accuracy_sections
-from axonn_tune.report.html.accuracy_figure import MOST_POINTS, STEPS, Point, points_figure
-from axonn_tune.report.html.accuracy_tables import families_table
-from axonn_tune.report.html.blocks import Json
+from axonn_tune.report.html.accuracy_sections import (
+    MOST_POINTS,
+    STEPS,
+    ScatterPoint,
+    accuracy_sections,
+    families_table,
+    points_figure,
+)
+from axonn_tune.report.output import Json
 from tests.unit.report.html.pages import blocks, titled, values
 from tests.unit.report.html.published import STEPS as STEPS_HEADER
 from tests.unit.report.html.published import judged, step
@@ -162,8 +167,8 @@ def test_shares_of_memory_are_drawn_apart(found: tuple[Accuracy, list[Json]]) ->
 
 def test_of_many_points_the_worst_stay() -> None:
     """Guards speed: rows that lie on each other are drawn once, as the worst of them, and the note says so."""
-    many = [Point("one", 1.0 + number * 1e-7, 1.2, str(number)) for number in range(MOST_POINTS)]
-    far = Point("one", 1.0, 9.0, "far")
+    many = [ScatterPoint("one", 1.0 + number * 1e-7, 1.2, str(number)) for number in range(MOST_POINTS)]
+    far = ScatterPoint("one", 1.0, 9.0, "far")
     assert len(points_figure([*many[1:], far], STEPS, title="t")["figure"]["data"][0]["x"]) == MOST_POINTS
     block = points_figure([*many, far], STEPS, title="t")
     assert block["figure"]["data"][0]["text"] == ["0", "far"]
