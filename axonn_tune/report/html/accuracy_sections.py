@@ -1,4 +1,4 @@
-"""Predictions against measurements of others as sections: steps, collectives, matrix products, memory.
+"""Predicted vs. published measurements as sections: steps, collectives, GEMMs, memory.
 
 A section has a figure, a color for each series; errors by group; every row; and what was not predicted.
 """
@@ -48,7 +48,7 @@ _CELLS_PER_DECADE = 40
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 _FEW = 40
 """With more rows a table scrolls in a window of its own."""
-_FIGURE, _EACH = "Predicted against measured", "Each row"
+_FIGURE, _EACH = "Predicted vs. measured", "Each row"
 _SHARES_GROUP = "relative"
 """Memory rows of this group hold shares of something, not bytes."""
 
@@ -119,8 +119,8 @@ def _read(files: Files) -> Iterator[tuple[str, str]]:
 
 
 def _kinds(found: Accuracy) -> Iterator[_Kind]:
-    yield _Kind("Collectives", found.collectives, "rows of 1 MiB and more", TIMES, _collective)
-    yield _Kind("Matrix products", found.products, "rows of 10 GFLOP and more", TIMES, _accelerator)
+    yield _Kind("Collectives", found.collectives, "rows of 1 MiB or more", TIMES, _collective)
+    yield _Kind("GEMMs", found.products, "rows of 10 GFLOP or more", TIMES, _accelerator)
     yield _Kind("Memory", found.memory, "all rows", MEMORY, str)
 
 
@@ -151,8 +151,8 @@ def _steps_section(found: Accuracy) -> Json:
         *([refused_steps_table(summary.not_predicted)] if summary.not_predicted else []),
     ]
     lead = [
-        f"{summary.predicted:,} of {summary.rows:,} rows are predicted, from what they say: model, layout, software, "
-        "accelerator. Errors are predicted over measured, less 1."
+        f"{summary.predicted:,} of {summary.rows:,} rows are predicted, from their model, layout, software and "
+        "accelerator. Error: predicted / measured − 1."
     ]
     return section("s1", "Training steps", lead=lead, cards=_step_cards(found), blocks=blocks)
 
@@ -161,12 +161,12 @@ def _step_cards(found: Accuracy) -> list[Json]:
     summary = found.summary
     return [
         *_error_cards(summary.errors),
-        card("80% intervals hold", percent(summary.coverage, decimals=0), note="of the measured times"),
+        card("80% interval coverage", percent(summary.coverage, decimals=0), note="of the measured times"),
         card("Spearman", NOTHING if summary.spearman is None else f"{summary.spearman:.3f}", note="mean over families"),
         card("regret", percent(summary.regret), note="mean over families"),
         card("best in top 5", percent(summary.best_in_top_5, decimals=0), note="of the families"),
         *(
-            card(f"mean without {kind}", percent(one.errors.mape), note=f"by fits without a row's {kind}")
+            card(f"mean |error|, held-out {kind}", percent(one.errors.mape), note=f"leave-one-{kind}-out")
             for kind, one in found.without.items()
         ),
     ]
@@ -188,7 +188,7 @@ def _step_point(one: Predicted) -> ScatterPoint:
     words = [
         row.id,
         f"{row.framework}, {row.model} on {row.gpus:,} {row.gpu}",
-        f"{layout.words()}, micro-batch {layout.micro_batch}, recomputation {layout.recompute}",
+        f"{layout.words()}, micro-batch {layout.micro_batch}, recompute {layout.recompute}",
         _both(row.step_s, price.step_s, STEPS),
     ]
     if one.low_s is not None and one.high_s is not None:
@@ -210,7 +210,7 @@ def _kind_section(kind: _Kind, identity: str) -> Json:
     """Rows of another kind; shares among them have a figure and a table of their own."""
     parts = [part for part in _parts(kind) if part.rows]
     errors = errors_by_group(kind.judged)
-    note = f"Counted: {kind.counted}."
+    note = f"Errors are of {kind.counted}."
     refused = reasons_table(kind.judged)
     blocks = [
         *(figure for part in parts for figure in _figures(part, kind)),
@@ -222,7 +222,7 @@ def _kind_section(kind: _Kind, identity: str) -> Json:
         *([refused] if refused else []),
     ]
     predicted = sum(one.predicted is not None for one in kind.judged)
-    lead = [f"{predicted:,} of {len(kind.judged):,} rows are predicted. Errors are those of {kind.counted}."]
+    lead = [f"{predicted:,} of {len(kind.judged):,} rows are predicted. Errors are of {kind.counted}."]
     return section(identity, kind.title, lead=lead, cards=_error_cards(errors["all"]), blocks=blocks)
 
 
@@ -240,7 +240,7 @@ def _parts(kind: _Kind) -> Iterator[_Part]:
     predicted = [one for one in kind.judged if one.predicted is not None]
     shares = [one for one in predicted if kind.unit is MEMORY and one.group == _SHARES_GROUP]
     yield _Part([one for one in predicted if one not in shares], kind.unit, _FIGURE, _EACH)
-    yield _Part(shares, SHARES, "Shares, predicted against measured", "Each share")
+    yield _Part(shares, SHARES, "Shares, predicted vs. measured", "Each share")
 
 
 def _figures(part: _Part, kind: _Kind) -> Iterator[Json]:
@@ -280,7 +280,7 @@ def points_figure(points: Sequence[ScatterPoint], unit: DisplayUnit, *, title: s
     }
     linear = {"yaxis.title.text": "error, %", "yaxis.type": "linear", "yaxis.tickvals": None, "yaxis.ticktext": None}
     choices = [Choice("predicted", times), Choice("error", errors, linear)]
-    note = f"On the line a prediction is right; dashed: an error of ±{NEAR:.0%}."
+    note = f"Solid line: measured as predicted; dashed: an error of ±{NEAR:.0%}."
     if len(drawn) < len(points):
         note += f" Of rows that lie on each other the worst is drawn: {len(drawn):,} of {len(points):,}."
     return figure(title, traces, layout=layout, height=540, note=note, choices=choices)
@@ -351,7 +351,7 @@ def _error_line(ends: tuple[float, float], error: float) -> Json:
     }
 
 
-_ERROR = percent_column("error", "error, %", "Predicted over measured, less 1.")
+_ERROR = percent_column("error", "error, %", "Predicted / measured − 1.")
 _SIZE = percent_column("size", "|error|, %", "Size of the error.")
 _ERRORS = (
     Column("rows", "rows", "Rows that have both values.", decimals=0),
@@ -363,10 +363,10 @@ _ERRORS = (
 _FAMILIES = (
     Column("family", "family", "Layouts of one model on as many GPUs, of one source.", text=True, width_ch=40),
     Column("rows", "rows", "Rows that have both times.", decimals=0),
-    percent_column("regret", "regret, %", "What the predicted best takes over what the best takes, less 1."),
+    percent_column("regret", "regret, %", "Time of the predicted best over that of the measured best, less 1."),
     Column("spearman", "Spearman", "Rank correlation: 1 is the same order.", decimals=3),
     Column("kendall", "Kendall", "Rank correlation by pairs, tau-b.", decimals=3),
-    Column("best_rank", "place of the mea\u00adsured best", "Among the predictions, from 1.", decimals=0),
+    Column("best_rank", "rank of mea\u00adsured best", "Among the predictions, from 1.", decimals=0),
 )
 _STEPS = (
     Column("id", "row", "Its name in the file.", text=True, width_ch=24),
@@ -376,7 +376,7 @@ _STEPS = (
     _SIZE,
     Column("low", "80% from, s", "Lower end of the 80% interval of the prediction.", decimals=3),
     Column("high", "to, s", "Upper end of it.", decimals=3),
-    Column("held", "within", "Whether the interval holds the measured time.", text=True, width_ch=7),
+    Column("held", "within", "Whether the measured time is within the interval.", text=True, width_ch=7),
     Column("source", "source", "Data set.", text=True, width_ch=20),
     Column("framework", "framework", "What trained.", text=True, width_ch=30),
     Column("gpu", "accel\u00aderator", "As the source names it.", text=True, width_ch=12),
@@ -384,8 +384,8 @@ _STEPS = (
     Column("model", "model", "As the source names it.", text=True, width_ch=16),
     Column("layout", "layout", "As predicted: where the row leaves it open, the fastest.", text=True, width_ch=44),
     Column("micro_batch", "micro-batch", "Sequences.", decimals=0),
-    Column("recompute", "recom\u00adputation", "Of activations.", text=True, width_ch=10),
-    Column("memory", "memory, GiB", "Predicted, of one GPU.", per=GIB, decimals=1),
+    Column("recompute", "re\u00adcompute", "Activation recomputation.", text=True, width_ch=10),
+    Column("memory", "memory, GiB", "Predicted peak of one GPU.", per=GIB, decimals=1),
 )
 _STEPS_REFUSED = (
     *(column for column in _STEPS if column.key in {"id", "source", "framework", "gpu", "model"}),
@@ -422,8 +422,8 @@ def families_table(families: Sequence[FamilyQuality]) -> Json:
         }
         for one in sorted(families, key=lambda one: (-one.regret, _known(one.spearman) or 0.0))
     ]
-    note = "Families of 5 rows or more, the highest regret first: what it costs to trust the first of the ranking."
-    return table("s1-families", "How well layouts are ranked", _FAMILIES, rows, note=note, tall=True)
+    note = "Families of 5 rows or more, the highest regret first."
+    return table("s1-families", "Ranking of layouts", _FAMILIES, rows, note=note, tall=True)
 
 
 def steps_table(steps: Sequence[Predicted]) -> Json:
@@ -476,7 +476,7 @@ def judged_table(judged: Sequence[Judged], unit: DisplayUnit, *, identity: str, 
         Column("predicted", f"pre\u00addicted, {unit.name}", "", per=unit.per, decimals=unit.decimals),
         _ERROR,
         _SIZE,
-        Column("counted", "counted", "Whether it counts in the errors by group: small ones do not.", text=True),
+        Column("counted", "counted", "Whether the errors by group include it: small ones are excluded.", text=True),
     )
     rows: list[Mapping[str, Cell]] = [
         {
@@ -521,14 +521,14 @@ def refused_steps_table(steps: Sequence[Predicted]) -> Json:
         for one in steps[:MOST_ROWS]
     ]
     note = f"The first {MOST_ROWS:,} of {len(steps):,}." if len(steps) > MOST_ROWS else ""
-    return table("", "Rows that are not predicted", _STEPS_REFUSED, rows, note=note, tall=len(rows) > _FEW)
+    return table("", "Rows without a prediction", _STEPS_REFUSED, rows, note=note, tall=len(rows) > _FEW)
 
 
 def reasons_table(judged: Iterable[Judged]) -> Json | None:
     """Why rows have no prediction, and how many; None if all have one."""
     counts = Counter(one.why_not for one in judged if one.why_not)
     rows: list[Mapping[str, Cell]] = [{"rows": count, "why_not": why} for why, count in counts.most_common()]
-    return table("", "Rows that are not predicted", _REASONS, rows, tall=len(rows) > _FEW) if rows else None
+    return table("", "Rows without a prediction", _REASONS, rows, tall=len(rows) > _FEW) if rows else None
 
 
 def _error_cells(error: float | None) -> dict[str, Cell]:

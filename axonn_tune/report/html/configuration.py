@@ -40,7 +40,7 @@ from axonn_tune.report.html.page import (
     term_color,
     text,
 )
-from axonn_tune.report.output import NOTHING, Json, percent
+from axonn_tune.report.output import NOTHING, Json, axis_name, percent
 from axonn_tune.report.ranking import term_json
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.loading import D, Loaded, parse_document
@@ -56,7 +56,7 @@ _ADDED = frozenset({"path", "sha256"})
 _SAME = 1e-9
 """Relative difference up to which two predictions are the same."""
 
-SEVERAL, WAITING = "several in turn", "waiting"
+SEVERAL, WAITING = "several in sequence", "waiting"
 _LAYERS_BEFORE = 4
 """Collectives of so many layers may still be under way when the next one begins."""
 _STEP_PARTS = 500
@@ -168,7 +168,7 @@ def title(config: Json) -> str:
 def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str]) -> list[Json]:
     """Everything about a configuration; `explain`: words of the command that explains it, less its own options."""
     config, pricing = found.config, found.pricing
-    computed = [text(line_sentences(found.inputs.problem, pricing), title="How a call is priced")]
+    computed = [text(line_sentences(found.inputs.problem, pricing), title="How calls are priced")]
     blocks = [
         cards(config_cards(config, limit_bytes=pricing.memory_limit_bytes)),
         *_changed(found),
@@ -193,10 +193,10 @@ def _in_words(found: ConfigurationDetail) -> list[Json]:
 
 def config_cards(config: Json, *, limit_bytes: float | None) -> list[Json]:
     """The numbers that matter most of one configuration of the contract."""
-    of = "" if limit_bytes is None else f"of {show_bytes(limit_bytes)} that can be used"
+    of = "" if limit_bytes is None else f"of {show_bytes(limit_bytes)} usable"
     found = [
-        ("communication", _seconds(config["communication_s"]), "all collectives, hidden or not"),
-        ("exposed", _seconds(config["exposed_communication_s"]), "communication that no computation hides"),
+        ("communication", _seconds(config["communication_s"]), "all collectives, overlapped or not"),
+        ("exposed", _seconds(config["exposed_communication_s"]), "not overlapped with computation"),
         ("computation", _seconds(config["compute_s"]), "kernels of one GPU"),
         ("step", _seconds(config["iteration_s"]), _interval(config)),
         ("MFU", percent(config["mfu"]), _hfu(config)),
@@ -260,7 +260,7 @@ def _entry(config: Json) -> Entry:
 
 
 def memory_figure(pricing: Pricing) -> Json:
-    """What one rank holds at the peak of a step, largest first, and what it may hold."""
+    """Peak memory of one rank, largest item first, and what it may use."""
     items = sorted(((float(size), name) for name, size in pricing.memory.items if size), reverse=True)
     total, limit = float(pricing.memory.total_bytes), pricing.memory_limit_bytes
     shown = [(total, "all"), *items]
@@ -273,7 +273,7 @@ def memory_figure(pricing: Pricing) -> Json:
         "textposition": ["inside", *["outside"] * len(items)],
         "insidetextanchor": "end",
         "cliponaxis": False,
-        "hovertext": [f"{name}: {show_bytes(size)}, {size / limit:.1%} of what can be used" for size, name in shown],
+        "hovertext": [f"{name}: {show_bytes(size)}, {size / limit:.1%} of usable" for size, name in shown],
         "hovertemplate": "%{hovertext}<extra></extra>",
         "marker": {"color": [ACCENT, *[MUTED] * len(items)]},
     }
@@ -289,12 +289,11 @@ def memory_figure(pricing: Pricing) -> Json:
         "shapes": [_limit_line(limit / GIB)],
     }
     return figure(
-        "Memory of one GPU at the peak of a step",
+        "Peak memory per GPU",
         [trace],
         layout=layout,
         height=90 + 24 * len(shown),
-        note=f"The dashed line is what can be used: {limit / GIB:.3g} GiB. {show_bytes(max(limit - total, 0.0))} are"
-        " left.",
+        note=f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free.",
     )
 
 
@@ -314,7 +313,7 @@ def _limit_line(at: float) -> Json:
 
 
 NAME_COLUMNS = (
-    Column("op", "collective", "What is sent: all_gather, reduce_scatter or all_reduce.", text=True, width_ch=14),
+    Column("op", "collective", "all_gather, reduce_scatter or all_reduce.", text=True, width_ch=14),
     Column("axis", "axis", "Axis of the grid whose ranks take part.", text=True, width_ch=7),
     Column("phase", "phase", "Part of the step.", text=True, width_ch=10),
     Column("layer", "layer", "Layer it belongs to.", text=True, width_ch=15),
@@ -327,7 +326,7 @@ SIZE_COLUMNS = (
 _TERMS = (
     *NAME_COLUMNS,
     Column("seconds", "all calls, s", "Time of all calls of a step and rank: calls × (α + bytes / β)."),
-    Column("exposed_s", "exposed, s", "The part of it in which computation stands still."),
+    Column("exposed_s", "exposed, s", "The part not overlapped: computation waits for it."),
     *SIZE_COLUMNS,
     Column("bytes", "buffer, MiB", "Full (gathered or reduced) buffer of one call.", per=2**20),
     Column(
@@ -337,8 +336,10 @@ _TERMS = (
         text=True,
         width_ch=22,
     ),
-    Column("tier", "network", "Outermost network tier it crosses.", text=True, width_ch=11),
-    Column("algorithm", "algorithm", "What the library is predicted to choose.", text=True, width_ch=18),
+    Column("tier", "network", "Outermost network level it crosses.", text=True, width_ch=11),
+    Column(
+        "algorithm", "algorithm", "Algorithm and protocol the library is predicted to choose.", text=True, width_ch=18
+    ),
     Column("latency_s", "α, µs", "Time of a call without data.", per=MICRO),
     Column("bandwidth_bytes_per_s", "β, GB/s", "Bytes of the buffer per second.", per=GB),
 )
@@ -388,18 +389,18 @@ def timeline_figures(pricing: Pricing) -> list[Json]:
         _lane_figure(
             "One layer, forward",
             forward,
-            note="A block in the middle of the model, with what the blocks before it have sent and what it waits for.",
+            note="A block in the middle of the model, with its waits and the collectives that earlier blocks launched.",
         ),
         _lane_figure(
             "One layer, backward",
             backward,
-            note="The block as the backward pass meets it, with what is computed again.",
+            note="The same block in the backward pass, recompute included.",
         ),
         _lane_figure(
             "The whole step",
             step,
-            note=f"{batches} What is too short to see is drawn together with its neighbours; the paler a bar, the"
-            " less of it the lane is in use.",
+            note=f"{batches} What is too short to see is joined with its neighbors; the paler a bar, the less of it the"
+            " stream is busy.",
             faint=True,
         ),
     ]
@@ -459,8 +460,8 @@ def _lane_trace(what: str, bars: Sequence[Bar], lanes: Sequence[str], *, scale: 
 
 def _bar_words(one: Bar) -> str:
     lasted_s = one.end_s - one.start_s
-    in_use = "" if _busy_share(one) > 0.99 else f", {_busy_share(one):.0%} of it in use"
-    return f"{one.name}<br>{show_seconds(lasted_s)} from {show_seconds(one.start_s)}{in_use}"
+    busy = "" if _busy_share(one) > 0.99 else f", busy {_busy_share(one):.0%} of it"
+    return f"{one.name}<br>{show_seconds(lasted_s)} from {show_seconds(one.start_s)}{busy}"
 
 
 def _busy_share(one: Bar) -> float:
@@ -483,7 +484,7 @@ def _trace_place(lane_and_what: tuple[str, str]) -> tuple[bool, str, int, str]:
 def _lane_name(lane: str) -> str:
     """A lane beside the figure, where there is little room."""
     if lane == communication_lane(_ALL_AXES):
-        return "over all"
+        return "over world"
     return lane.removeprefix("communication ")
 
 
@@ -525,7 +526,9 @@ def bar(interval: Interval) -> Bar:
         name = term_name(operation.kind, operation.axis, operation.phase, operation.layer)
         if interval.pause:
             return Bar(COMPUTE_LANE, WAITING, wait_name(name), *times)
-        return Bar(communication_lane(operation.axis), f"{operation.kind} over {operation.axis}", name, *times)
+        return Bar(
+            communication_lane(operation.axis), f"{operation.kind} over {axis_name(operation.axis)}", name, *times
+        )
     kind = kind_of(operation)
     return Bar(COMPUTE_LANE, kind, f"{kind}: {operation.layer}, {operation.phase}", *times)
 

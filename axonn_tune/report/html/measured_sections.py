@@ -1,4 +1,4 @@
-"""What was run, as a section, predicted against measured: configurations of a validation, or the summary of one run."""
+"""Runs as a section, predicted vs. measured: configurations of a validation, or the summary of one run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from axonn_tune.report.html.page import (
     text,
     workload_fold,
 )
-from axonn_tune.report.output import NOTHING, Json, percent, signed_percent
+from axonn_tune.report.output import NOTHING, Json, axis_name, percent, signed_percent
 from axonn_tune.report.run import groups_of, other_hardware, ratio, setting_sentence
 from axonn_tune.specs.measurements import Place
 from axonn_tune.specs.runs import Quantity, Summary
@@ -54,17 +54,17 @@ def _quantity_columns() -> list[Column]:
         found += [
             Column(f"{key}.predicted", f"{label}, pre\u00addicted, {unit}", f"{meaning}, predicted.", per=per),
             Column(f"{key}.measured", f"mea\u00adsured, {unit}", f"{meaning}, median of the runs.", per=per),
-            percent_column(f"{key}.error", "error, %", "Predicted over measured, less 1."),
+            percent_column(f"{key}.error", "error, %", "Predicted / measured − 1."),
         ]
     return found
 
 
-_NAME = Column("name", "configuration", "Grid, order, micro-batch, recomputation.", text=True, width_ch=34)
+_NAME = Column("name", "configuration", "Grid, rank order, micro-batch, recompute.", text=True, width_ch=34)
 _CONFIGURATIONS = (
     _NAME,
     *_quantity_columns(),
     percent_column("spread", "spread of runs, %", "Of the step: largest less smallest, over the median.", decimals=0),
-    Column("losses", "losses", "Losses and gradient norms against one rank alone.", text=True, width_ch=40),
+    Column("losses", "losses", "Losses and gradient norms vs. a single rank.", text=True, width_ch=40),
 )
 _SHARES = (
     Column("name", "of", "Axis or collective.", text=True, width_ch=16),
@@ -72,21 +72,21 @@ _SHARES = (
     Column("predicted_s", "pre\u00addicted, ms", "Mean over these.", per=MILLI),
     Column("measured_s", "mea\u00adsured, ms", "Mean over these.", per=MILLI),
     percent_column("mape", "mean |error|, %", "Mean over configurations of the size of the error."),
-    Column("predicted_exposed_s", "exposed, pre\u00addicted, ms", "Of it, not hidden.", per=MILLI),
-    Column("measured_exposed_s", "mea\u00adsured, ms", "Of it, not hidden.", per=MILLI),
+    Column("predicted_exposed_s", "exposed, pre\u00addicted, ms", "The exposed part of it.", per=MILLI),
+    Column("measured_exposed_s", "mea\u00adsured, ms", "The exposed part of it.", per=MILLI),
 )
 _QUALITIES = (
-    Column("what", "how well predicted", "What is judged.", text=True, width_ch=26),
+    Column("what", "quantity", "What is evaluated.", text=True, width_ch=26),
     percent_column("mape", "mean |error|, %", "Mean size of the error."),
     percent_column("bias", "mean error, %", "Signed."),
     percent_column("worst", "worst, %", "The largest."),
     Column("spearman", "Spearman", "Rank correlation: 1 is the same order.", decimals=3),
-    percent_column("regret", "regret, %", "What the predicted best takes over what the best takes."),
-    Column("best", "place of predicted best", "Among the measured.", decimals=0),
+    percent_column("regret", "regret, %", "Time of the predicted best over that of the measured best, less 1."),
+    Column("best", "rank of predicted best", "Among the measured.", decimals=0),
 )
 _GAINS = (
     _NAME,
-    percent_column("predicted", "pre\u00addicted, %", "What overlapping saves of the step."),
+    percent_column("predicted", "pre\u00addicted, %", "What overlap saves of the step."),
     percent_column("measured", "mea\u00adsured, %", "The same, measured."),
 )
 _RUNS = (
@@ -101,11 +101,13 @@ _TERMS = (
     *NAME_COLUMNS,
     Column("predicted_s", "pre\u00addicted, ms", "Time of all calls of a step.", per=MILLI),
     Column("measured_s", "mea\u00adsured, ms", "The same, measured; of several runs the median.", per=MILLI),
-    Column("predicted_exposed_s", "exposed, pre\u00addicted, ms", "The part no computation hides.", per=MILLI),
-    Column("measured_exposed_s", "mea\u00adsured, ms", "The same, waiting for late ranks included.", per=MILLI),
+    Column(
+        "predicted_exposed_s", "exposed, pre\u00addicted, ms", "The part not overlapped with computation.", per=MILLI
+    ),
+    Column("measured_exposed_s", "mea\u00adsured, ms", "The same, waiting for stragglers included.", per=MILLI),
     *SIZE_COLUMNS,
     Column("bytes", "buffer, KiB", "Full buffer of one call.", per=1024.0),
-    Column("tier", "network", "Outermost tier it was predicted to cross.", text=True, width_ch=12),
+    Column("tier", "network", "Outermost network level it was predicted to cross.", text=True, width_ch=12),
 )
 
 
@@ -131,7 +133,7 @@ def validation_section(document: Json, *, identity: str, source: str) -> Json:
     ]
     return section(
         identity,
-        f"{document['model']['name']} on {place['ranks']} ranks: predicted against measured",
+        f"{document['model']['name']} on {place['ranks']} ranks: predicted vs. measured",
         lead=document["notes"],
         cards=_cards(document),
         blocks=blocks,
@@ -143,9 +145,9 @@ def _quality_folds(document: Json) -> list[Json]:
     judged = [{**one, "best": one["best"] or None} for one in document["quality"].values()]
     quality = [table("", "", _QUALITIES, judged)]
     if document["gains"]:
-        quality.append(table("", "Gain of overlapping", _GAINS, document["gains"]))
+        quality.append(table("", "Gain from overlap", _GAINS, document["gains"]))
     shares = [table("", "Axes", _SHARES, document["axes"]), table("", "Collectives", _SHARES, document["collectives"])]
-    return [fold("How well the whole was predicted", quality), fold("By axis and by collective", shares)]
+    return [fold("Prediction quality", quality), fold("By axis and by collective", shares)]
 
 
 def _origin_folds(document: Json, *, source: str) -> list[Json]:
@@ -165,7 +167,7 @@ def _cards(document: Json) -> list[Json]:
     step, sent = document["quality"]["step"], document["quality"]["communication"]
     found = [
         card("predicted best", f"#{step['best']}" if step["best"] else NOTHING, note="among the measured, by step"),
-        card("regret", percent(step["regret"]), note="what trusting it costs"),
+        card("regret", percent(step["regret"]), note="cost of trusting it"),
         card("step, mean |error|", percent(step["mape"]), note=f"worst {signed_percent(step['worst'])}"),
         card("communication, mean |error|", percent(sent["mape"]), note=f"worst {signed_percent(sent['worst'])}"),
         _training(document),
@@ -174,13 +176,13 @@ def _cards(document: Json) -> list[Json]:
 
 
 def _training(document: Json) -> Json:
-    """Whether training is sound, and by what that was judged: without a run of one rank alone, by what was sent."""
+    """Whether training is sound: losses against a single rank, else whether the expected collectives were sent."""
     if not document["sound"]:
-        return card("training", "wrong", note=document["blame"] or "not as the program says")
+        return card("training", "wrong", note=document["blame"] or "unexpected collectives")
     losses = list(dict.fromkeys(one["losses"].partition(" (")[0] for one in document["configurations"]))
     if losses == ["not compared"]:
-        return card("training", "not compared", note="but every rank sent what the program says")
-    return card("training", "sound", note=f"against one rank alone: {', '.join(losses)}")
+        return card("training", "not compared", note="but every rank sent the expected collectives")
+    return card("training", "sound", note=f"vs. a single rank: {', '.join(losses)}")
 
 
 def _configuration_row(one: Json) -> Mapping[str, Cell]:
@@ -226,7 +228,7 @@ def _runs(one: Json) -> Json:
 
 
 def _sent(one: Json) -> Json:
-    return fold(f"Collectives, predicted beside measured ({len(one['terms'])})", [_terms_table("", "", one["terms"])])
+    return fold(f"Collectives, predicted vs. measured ({len(one['terms'])})", [_terms_table("", "", one["terms"])])
 
 
 def _points_figure(rows: Sequence[Json]) -> Json:
@@ -241,15 +243,15 @@ def _points_figure(rows: Sequence[Json]) -> Json:
         "hovermode": "closest",
     }
     note = (
-        "On the dashed line a prediction is right. Across: the range of the runs; upwards: the 80% interval, if the"
-        " prediction has one."
+        "Dashed line: measured as predicted. Horizontal bars: the range of the runs; vertical bars: the 80% interval,"
+        " if the prediction has one."
     )
     traces = _traces(changes[kept[0]])
-    return figure("Predicted against measured", traces, layout=layout, height=460, note=note, choices=choices)
+    return figure("Predicted vs. measured", traces, layout=layout, height=460, note=note, choices=choices)
 
 
 def _traces(change: Json) -> list[Json]:
-    """The points with their intervals, and the line of those that are right."""
+    """The points with their intervals, and the line of no error."""
     whiskers = {"color": MUTED, "thickness": 1.2, "width": 4}
     points = {
         "type": "scatter",
@@ -325,9 +327,9 @@ def _error_bars(up: Sequence[float], down: Sequence[float]) -> Json:
 
 
 def _axes_figure(document: Json) -> Json:
-    """Predicted beside measured by axis and collective, means over the configurations that have them."""
+    """Predicted vs. measured by axis and collective, means over the configurations that have them."""
     shares = [
-        *((f"over {one['name']}", one) for one in document["axes"]),
+        *((f"over {axis_name(one['name'])}", one) for one in document["axes"]),
         *((one["name"], one) for one in document["collectives"]),
     ]
     pairs = [(name, one["predicted_s"], one["measured_s"]) for name, one in shares]
@@ -352,7 +354,7 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
     ]
     return section(
         identity,
-        f"{summary.name}: predicted beside measured",
+        f"{summary.name}: predicted vs. measured",
         lead=[*lead, *([f"Warning: {warning}"] if warning else [])],
         cards=_run_cards(summary),
         blocks=[
@@ -392,17 +394,17 @@ def _prediction(value: Quantity, show: Callable[[float], str]) -> str:
 
 def _times_figure(summary: Summary) -> Json:
     pairs = [(name, value.predicted, value.measured) for name, value in _times(summary)]
-    return _bars("Predicted beside measured", pairs, note="One step of one rank.")
+    return _bars("Predicted vs. measured", pairs, note="One step of one rank.")
 
 
 def _groups_figure(summary: Summary) -> Json:
     groups = groups_of(summary.terms, all_terms=False)
-    pairs = [(f"{group.op} over {group.axis}", group.predicted_s, group.measured_s) for group in groups]
-    return _bars("Collectives", pairs, note="All calls of a step, hidden or not, by collective and axis.")
+    pairs = [(f"{group.op} over {axis_name(group.axis)}", group.predicted_s, group.measured_s) for group in groups]
+    return _bars("Collectives", pairs, note="All calls of a step, overlapped or not, by collective and axis.")
 
 
 def _bars(title: str, pairs: list[tuple[str, float | None, float]], *, note: str) -> Json:
-    """Predicted beside measured, a pair of bars for each name, s."""
+    """Predicted and measured, a pair of bars for each name, s."""
     names = [name for name, _, _ in pairs]
     sides = (
         ("predicted", PREDICTED, [None if one is None else one / MILLI for _, one, _ in pairs]),
@@ -422,7 +424,7 @@ def _bars(title: str, pairs: list[tuple[str, float | None, float]], *, note: str
     ]
     layout = {
         "barmode": "group",
-        "xaxis": {"title": {"text": "ms a step"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": "ms per step"}, "rangemode": "tozero"},
         "yaxis": {"autorange": "reversed", "fixedrange": True},
         "hovermode": "closest",
     }

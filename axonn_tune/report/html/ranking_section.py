@@ -45,7 +45,7 @@ from axonn_tune.report.html.page import (
     table,
     term_color,
 )
-from axonn_tune.report.output import Json
+from axonn_tune.report.output import Json, axis_name
 from axonn_tune.report.ranking import ranking_document
 from axonn_tune.units import GIB, counted, show_bytes, show_seconds
 
@@ -53,41 +53,41 @@ DETAILED = 10
 """How many configurations, from the first, are shown with timeline, memory and terms."""
 MOST_ROWS = 12_000
 """More rows than this would make the file too large to send."""
-FEASIBLE, TIE = "feasible", "ties with the first"
+FEASIBLE, TIE = "feasible", "within model error of the first"
 REJECTED = "rejected: "
 _PINNED = (
     *(f"--{axis} {{{axis}}}" for axis in AXES),
     *("--order {whole_order}", "--micro-batch {micro_batch}", "--recompute {recompute}", "--kept-layers {kept_layers}"),
 )
 
-_WHOLE_ORDER = Column("whole_order", "order", "Every axis, as a command needs it.", text=True, hidden=True)
+_WHOLE_ORDER = Column("whole_order", "rank order", "Every axis, as a command needs it.", text=True, hidden=True)
 COLUMNS = (
     Column("rank", "rank", "Place in the ranking; none for a rejected grid.", decimals=0),
     Column("x", "x", "Ranks that split the output of a layer.", decimals=0),
     Column("y", "y", "Ranks that split its input.", decimals=0),
     Column("z", "z", "Ranks that split the batch and the stored weights.", decimals=0),
     Column("data", "data", "Replicas, which split the batch alone.", decimals=0),
-    Column("communication_s", "commu\u00adnication, s", "All collectives of a step and rank, hidden or not."),
-    Column("exposed_communication_s", "exposed, s", "Time of a step in which nothing is computed."),
+    Column("communication_s", "commu\u00adnication, s", "All collectives of a step and rank, overlapped or not."),
+    Column("exposed_communication_s", "exposed, s", "Communication not overlapped with computation."),
     Column("iteration_s", "step, s", "One step, from start to end."),
     Column("low_s", "80% from, s", "Lower end of the 80% interval of the step."),
     Column("high_s", "80% to, s", "Upper end of the 80% interval of the step."),
-    percent_column("mfu", "MFU, %", "Model FLOPs over the peak; recomputation not counted."),
+    percent_column("mfu", "MFU, %", "Model FLOPs over the peak; recompute not counted."),
     Column(
         "memory_bytes", "memory, GiB", "Peak of one GPU; for a grid that does not fit, the least it needs.", per=GIB
     ),
     Column("micro_batch", "micro\u00adbatch", "Sequences one rank processes at a time.", decimals=0),
-    Column("recompute", "re\u00adcompute", "What the backward pass computes again.", text=True, width_ch=10),
-    Column("kept_layers", "kept layers", "Layers that keep their gathered weights for the backward pass.", decimals=0),
-    Column("order", "order", "Axes from the fastest-varying rank outwards.", text=True, width_ch=12),
+    Column("recompute", "re\u00adcompute", "Activation recomputation (checkpointing).", text=True, width_ch=10),
+    Column("kept_layers", "layers not re\u00adsharded", "Layers not resharded after forward (FSDP2).", decimals=0),
+    Column("order", "rank order", "Axes from the fastest-varying rank outwards.", text=True, width_ch=12),
     Column("compute_s", "compute, s", "Computation of a step and rank."),
     Column("tokens_per_s", "tokens/s", "Tokens of all GPUs together.", decimals=0),
-    percent_column("hfu", "HFU, %", "Executed FLOPs over the peak; recomputation counted."),
-    Column("grad_accumulation", "accumu\u00adlation", "Micro-batches in a step.", decimals=0),
+    percent_column("hfu", "HFU, %", "Executed FLOPs over the peak; recompute counted."),
+    Column("grad_accumulation", "grad. accumu\u00adlation", "Gradient accumulation steps.", decimals=0),
     Column(
         "state",
         "state",
-        "Feasible, tied with the first within the uncertainty, or why it is rejected.",
+        "Feasible, within model error of the first, or why it is rejected.",
         text=True,
         width_ch=24,
     ),
@@ -174,10 +174,10 @@ def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, op
     filters = [
         *sizes,
         Filter("recompute", "recompute", recomputes),
-        Filter("order", "order", orders),
+        Filter("order", "rank order", orders),
         Filter("state", "state", states),
     ]
-    ranked_by = {"communication": "communication", "exposed": "exposed communication", "iteration": "time of a step"}
+    ranked_by = {"communication": "communication", "exposed": "exposed communication", "iteration": "step time"}
     note = f"Ranked by {ranked_by[document['rank_by']]}. Click a heading to sort, a row for its details."
     return table(f"{identity}-table", "Ranking", columns, rows, note=note, filters=filters, opens=opens, tall=True)
 
@@ -223,9 +223,9 @@ def _configurations(
         "title": "One configuration",
         "items": items,
         "rowTitle": "#{rank}: " + " · ".join(f"{axis} {{{axis}}}" for axis in AXES),
-        "rejectedTitle": " · ".join(f"{axis} {{{axis}}}" for axis in AXES) + ", which cannot be used",
-        "elsewhere": "Timeline, memory and terms are in this page for the first of the ranking alone; the command"
-        " below shows them for this one.",
+        "rejectedTitle": " · ".join(f"{axis} {{{axis}}}" for axis in AXES) + ", infeasible",
+        "elsewhere": "This page has timeline, memory and terms only for the first of the ranking; the command below"
+        " shows them for this one.",
         "command": " ".join([shlex.join(explain), *_PINNED]) if explain else "",
     }
 
@@ -249,7 +249,7 @@ _OTHERS, _WORTH = "all other collectives", 0.005
 
 
 def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str]) -> Json:
-    """One pair of bars per configuration: the step above, what computation hides of its communication below."""
+    """One pair of bars per configuration: the step above, overlapped communication below."""
     steps = [one.pricing.iteration_s for one in found]
     computed = [_work_sums(one) for one in found]
     exposed = _with_others([_term_sums(one, exposed=True) for one in found], steps)
@@ -281,9 +281,9 @@ def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str]) ->
         traces,
         layout=layout,
         height=60 + _ROW_HEIGHT * len(names),
-        note="Thick bars: the step, that is computation, then the time it stands still for each collective. Thin bars:"
-        " communication hidden behind computation, which costs no time. A color is an axis, its strength the"
-        " collective. Names are rank, then x × y × z × data.",
+        note="Thick bars: the step, that is computation, then exposed time by collective. Thin bars: communication"
+        " overlapped with computation. A color is an axis, its strength the collective. Names are rank, then"
+        " x × y × z × data.",
     )
 
 
@@ -327,10 +327,10 @@ def _work_sums(one: ConfigurationDetail) -> dict[str, float]:
 
 
 def _term_sums(one: ConfigurationDetail, *, exposed: bool) -> dict[str, float]:
-    """Seconds by collective and axis: those in which computation stands still, or those it hides."""
+    """Seconds by collective and axis: exposed or overlapped."""
     found: dict[str, float] = {}
     for term in one.pricing.terms:
-        key = f"{term.op} over {term.axis}"
+        key = f"{term.op} over {axis_name(term.axis)}"
         found[key] = found.get(key, 0.0) + (term.exposed_s if exposed else hidden_s(term))
     return {key: seconds for key, seconds in found.items() if seconds}
 
@@ -341,7 +341,7 @@ def _sorted_keys(sums: Iterable[dict[str, float]]) -> list[str]:
 
 def _term_trace(key: str, sums: Sequence[dict[str, float]], *, shown: bool = True, apart: bool = False) -> Json:
     op, _, axis = key.partition(" over ")
-    label = f"{key}, hidden" if apart else f"waiting for {key}"
+    label = f"{key}, overlapped" if apart else f"waiting for {key}"
     color = term_color(op, axis) if axis else WAIT
     found = _share_trace(key, label, sums, color=color, place=_HIDDEN_PLACE if apart else _STEP_PLACE)
     return {**found, "showlegend": shown, "width": 0.14 if apart else 0.5}
@@ -454,8 +454,8 @@ def map_figure(configs: Sequence[Json], *, rank_by: str) -> Json | None:
         layout=_map_layout(places),
         height=170 + max(24 * len(places.rows), 140),
         note=f"Each cell is a grid at its best: x and y across, z upwards, data is what remains. {what}"
-        "The ring is the first of the ranking. Marks are grids that cannot be used; the legend says why, and hides them"
-        " when clicked.",
+        "The ring is the first of the ranking. Marks are infeasible grids; the legend says why, and hides them when"
+        " clicked.",
         choices=choices,
         least_width=max(14 * len(places.columns), 320),
     )
@@ -584,7 +584,7 @@ def _map_layout(places: GridMap) -> Json:
     line = {"color": "--grid", "width": 1}
     return {
         "xaxis": {
-            "title": {"text": "x · y; within one product x falls from left to right"},
+            "title": {"text": "x · y; within one x · y, x falls from left to right"},
             "tickvals": centres,
             "ticktext": [f"{products[start]:,}" for start in starts],
             "range": [-0.5, len(products) - 0.5],

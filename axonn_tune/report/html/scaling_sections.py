@@ -1,4 +1,4 @@
-"""Several searches as a section each: a sweep over GPUs, and 4D compared with other ways to train."""
+"""Several searches as a section each: a sweep over GPUs, and 4D compared with other strategies."""
 
 from __future__ import annotations
 
@@ -204,14 +204,14 @@ def _curve(name: str, line: Sequence[Json], number: int, *, ideal: bool, y: Sequ
 
 
 _COMPARISON_COLUMNS = (
-    Column("name", "way", "How the model is split.", text=True, width_ch=16),
+    Column("name", "strategy", "How the model is split.", text=True, width_ch=16),
     Column("layout", "layout", "Its best layout that fits.", text=True, width_ch=34),
     *(BY_KEY[key] for key in ("iteration_s", "low_s", "high_s")),
-    percent_column("gain_of_4d", "4D is faster by, %", "Its step over that of 4D, less 1."),
+    percent_column("gain_of_4d", "4D is faster by, %", "Its step time over that of 4D, less 1."),
     *(BY_KEY[key] for key in ("compute_s", "exposed_communication_s")),
-    Column("bubble_s", "bubble, s", "Time a pipeline stage stands idle."),
+    Column("bubble_s", "bubble, s", "Time a pipeline stage is idle."),
     *(BY_KEY[key] for key in ("memory_bytes", "mfu", "hfu", "micro_batch", "grad_accumulation", "recompute")),
-    Column("infeasible", "why not", "What rules it out.", text=True, width_ch=50),
+    Column("infeasible", "infeasible because", "What rules it out.", text=True, width_ch=50),
 )
 _STEP_PARTS = (
     ("computation", "compute_s", COMPUTATION),
@@ -234,7 +234,7 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
         blocks=[
             _step_bars(feasible),
             text(document.get("remarks", []), title="In words"),
-            table(f"{identity}-table", "Each at its best", columns, rows, note="Click a heading to sort."),
+            table(f"{identity}-table", "Each strategy at its best", columns, rows, note="Click a heading to sort."),
             *provenance_folds(document, source=source),
         ],
     )
@@ -269,7 +269,7 @@ def _step_bars(contenders: Sequence[Json]) -> Json:
     traces.append(_intervals(predictions, places))
     layout = {
         "barmode": "stack",
-        "xaxis": {"title": {"text": "s a step"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": "s per step"}, "rangemode": "tozero"},
         "yaxis": {
             "tickvals": places,
             "ticktext": [each["name"] for each in contenders],
@@ -278,8 +278,8 @@ def _step_bars(contenders: Sequence[Json]) -> Json:
         },
         "hovermode": "closest",
     }
-    note = "Whiskers: the 80% interval. Differences within it are not settled."
-    return figure("The step of each", traces, layout=layout, height=130 + 42 * len(contenders), note=note)
+    note = "Whiskers: the 80% interval. Differences within it are within model error."
+    return figure("Step time by strategy", traces, layout=layout, height=130 + 42 * len(contenders), note=note)
 
 
 def _intervals(predictions: Sequence[Json], places: Sequence[int]) -> Json:

@@ -26,7 +26,7 @@ def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
     if file.is_dir():
         file = file / SUMMARY_NAME
         if not file.is_file():
-            raise UsageError(f"{path!r} is no folder of a finished run: it has no {SUMMARY_NAME}")
+            raise UsageError(f"{path!r} is not the folder of a finished run: it has no {SUMMARY_NAME}")
     text = read_text(file)
     document, schema = _peek(text, source=str(file))
     kind = schema.removeprefix("axonn-tune/").partition("/")[0]
@@ -34,7 +34,7 @@ def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
         return launch_section(file, identity=f"s{number}", machine=machine)
     reader = _READERS.get(kind)
     if reader is None:
-        what = f"a {kind} document{suggest(kind, _READERS)}" if kind else "no document with a schema"
+        what = f"a {kind} document{suggest(kind, _READERS)}" if kind else "not a document with a schema"
         raise UsageError(f"{str(file)!r} is {what}; a report is made from: {', '.join(_READERS)}")
     missing = [key for key in _NEEDED.get(kind, ()) if key not in document]
     if missing:
@@ -85,9 +85,9 @@ def launch_section(file: Path, *, identity: str, machine: str | None = None) -> 
     found = ranking_section(document, identity=identity, source=str(file), picked=_placed(picked, document))
     said = [f"{launch.name}, written by: {launch.provenance.command}"]
     if changed:
-        said.append("The machine profile is not the one that it was written with: times differ.")
+        said.append("The machine profile differs from the one it was written with, and so do times.")
     if picked is None:
-        said.append("By this profile the launch config does not fit into memory.")
+        said.append("By this profile the launch config does not fit in memory.")
     found["lead"] = [*said, *found["lead"]]
     found["blocks"] = [*found["blocks"], launch_fold(launch)]
     return found

@@ -31,7 +31,7 @@ def test_a_validation_has_both_sides_of_everything() -> None:
     for key in ("step_s", "communication_s", "compute_s", "memory_bytes"):
         for side in ("predicted", "measured", "error"):
             assert values(table, f"{key}.{side}") == [row[key][side] for row in rows]
-    points = titled(section, "figure", "Predicted against measured")["figure"]["data"][0]
+    points = titled(section, "figure", "Predicted vs. measured")["figure"]["data"][0]
     assert points["x"] == [row["step_s"]["measured"] * 1e3 for row in rows] or points["x"] == pytest.approx(
         [row["step_s"]["measured"] * 1e3 for row in rows]
     )
@@ -46,10 +46,10 @@ def test_a_validation_has_both_sides_of_everything() -> None:
 
 
 def test_a_validation_claims_no_more_than_was_compared() -> None:
-    """Guards the cards: what was not run beside one rank alone is not called sound, and nan is no number."""
+    """Guards the cards: what was not compared with a single rank is not called sound, and nan is no number."""
     compared = validation_document(Comparison(measurements()))
     alone = validation_document(Comparison(measurements().model_copy(update={"serial": None})))
-    assert _cards(compared)["training"] == ("sound", "against one rank alone: equal")
+    assert _cards(compared)["training"] == ("sound", "vs. a single rank: equal")
     assert _cards(alone)["training"][0] == "not compared"
     nothing = {"best": 0, **dict.fromkeys(("regret", "mape", "worst", "bias", "spearman"), math.nan)}
     alone["quality"]["step"].update(nothing)

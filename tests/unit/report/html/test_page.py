@@ -126,8 +126,8 @@ def test_a_file_and_its_json_make_the_same_section(sources: dict[str, Path]) -> 
     ("name", "text", "message"),
     [
         ("model.yaml", "schema: axonn-tune/model/1\n", "is a model document; a report is made from: launch, ranking"),
-        ("note.txt", "name: me\n", "is no document with a schema"),
-        ("list.json", "[1, 2]", "is no document with a schema"),
+        ("note.txt", "name: me\n", "is not a document with a schema"),
+        ("list.json", "[1, 2]", "is not a document with a schema"),
         ("rank.json", '{"schema": "axonn-tune/rankings/1"}', "did you mean 'ranking'?"),
     ],
 )
@@ -157,7 +157,7 @@ def test_other_cost_models_make_a_report_too(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_summary_is_no_run(tmp_path: Path) -> None:
     """Guards the message for runs that did not finish."""
-    with pytest.raises(UsageError, match=r"no folder of a finished run: it has no summary\.json"):
+    with pytest.raises(UsageError, match=r"not the folder of a finished run: it has no summary\.json"):
         read_section(str(tmp_path), number=1)
 
 

@@ -78,7 +78,7 @@ def test_bars_add_up_to_the_step_and_to_all_communication(section: Json) -> None
 
 
 def test_the_map_has_every_grid_once(section: Json) -> None:
-    """Guards the map: a coloured cell for each grid that can be used, a mark for each that cannot."""
+    """Guards the map: a colored cell for each feasible grid, a mark for each that is not."""
     block = titled(section, "figure", "The space of grids")
     heat, *marks = block["figure"]["data"]
     colored = [value for row in heat["z"] for value in row if value is not None]
@@ -94,7 +94,7 @@ def test_the_map_has_every_grid_once(section: Json) -> None:
 
 def test_memory_is_that_of_the_configuration(section: Json) -> None:
     """Guards the memory figure: the bar of everything is the contract's number, the items add up to it."""
-    figure = titled(section, "figure", "Memory of one GPU")["figure"]
+    figure = titled(section, "figure", "Peak memory per GPU")["figure"]
     total, *items = figure["data"][0]["x"]
     assert total * 2**30 == pytest.approx(ranking()["configs"][0]["memory_bytes"], abs=1.0)
     assert sum(items) == pytest.approx(total)

@@ -51,12 +51,14 @@ def test_a_comparison_has_every_contender() -> None:
     inputs = load_inputs(Choices(gpus=64, model="20b"))
     document = comparison_json(compare(inputs.problem), inputs)
     section = comparison_section(document, identity="s1", source="test")
-    table = titled(section, "table", "Each at its best")
+    table = titled(section, "table", "Each strategy at its best")
     for key in ("iteration_s", "compute_s", "mfu", "memory_bytes"):
         assert values(table, key) == [(each["prediction"] or {}).get(key) for each in document["contenders"]]
     assert values(table, "gain_of_4d") == [each["gain_of_4d"] for each in document["contenders"]]
     bars = [
-        trace for trace in titled(section, "figure", "The step of each")["figure"]["data"] if trace["type"] == "bar"
+        trace
+        for trace in titled(section, "figure", "Step time by strategy")["figure"]["data"]
+        if trace["type"] == "bar"
     ]
     found = [each["prediction"]["iteration_s"] for each in document["contenders"] if each["prediction"]]
     assert [sum(parts) for parts in zip(*(trace["x"] for trace in bars), strict=True)] == pytest.approx(found)
