@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 SCHEMA = "axonn-tune/comparison/1"
 PETA = 1000.0 * TERA
 NOTABLE = 0.005
-"""Share of a step that endless memory must save to be mentioned."""
+"""Share of a step that unlimited memory must save to be mentioned."""
 
 _HEADINGS = (
-    Heading("way", left=True),
+    Heading("strategy", left=True),
     Heading("layout", left=True),
     Heading("micro-\nbatch"),
-    Heading("accumu-\nlation"),
+    Heading("grad.\naccum."),
     Heading("recompute", left=True),
     Heading("step\ns"),
     Heading("compute\ns"),
@@ -50,7 +50,8 @@ _HEADINGS = (
 _NARROW = (0, 1, 5, 6, 7, 9, 10, 13)
 """Columns shown unless all are asked for."""
 LEFT_OUT = (
-    "--wide adds the rest of each layout, micro-batch, accumulation, recompute, bubble, HFU and the paper's count."
+    "--wide adds the rest of each layout, micro-batch, gradient accumulation, recompute, bubble, HFU and the paper's "
+    "count."
 )
 _CSV = (
     *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
@@ -77,7 +78,7 @@ def render(
 
 
 def comparison_records(comparison: Comparison) -> tuple[Sequence[str], list[list[object]]]:
-    """Names of all fields, units included, and their values of each way: what CSV and data frames hold."""
+    """Names of all fields, units included, and their values of each strategy: what CSV and data frames hold."""
     return _CSV, [_csv_row(comparison, each) for each in comparison.contenders]
 
 
@@ -95,7 +96,7 @@ def _narrow(cell: str) -> str:
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
-    """One row per contender; reasons of what is not possible are among the remarks."""
+    """One row per contender; why one is infeasible is among the remarks."""
     found = [each.prediction for each in comparison.contenders]
     columns = [
         seconds_cells([None if each is None else getattr(each, name) for each in found])
@@ -112,7 +113,7 @@ def _rows(comparison: Comparison) -> list[list[str]]:
 def _cells(contender: Contender, times: list[str]) -> list[str]:
     found = contender.prediction
     if found is None:
-        return ["not possible, see below", *[NOTHING] * 3, *times, *[NOTHING] * 4]
+        return ["infeasible, see below", *[NOTHING] * 3, *times, *[NOTHING] * 4]
     return [
         found.layout,
         str(found.micro_batch),
@@ -132,7 +133,7 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
     first = comparison.contenders[0].prediction
     if first is not None:
         lines.append(
-            f"A difference within the 80% interval is not settled: 4D takes {first.performance.low_s:.3g} to "
+            f"Differences within the 80% interval are within model error: 4D takes {first.performance.low_s:.3g} to "
             f"{first.performance.high_s:.3g} s."
         )
     if comparison.overlap is not None:
@@ -145,19 +146,19 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
 
 
 def _limits(contender: Contender) -> str:
-    """Shares of the step that are not needed computation, and what more memory would bring."""
+    """Overhead as shares of the step, and what more memory would bring."""
     found, endless = contender.prediction, contender.endless_memory
     parts = []
     if found is not None:
         shares = [f"{what} {percent(share)}" for what, share in found.limits()]
         parts.append(
-            f"beyond needed computation {', '.join(shares)}" if shares else "next to nothing beyond needed computation"
+            f"overhead beyond useful compute: {', '.join(shares)}" if shares else "no overhead beyond useful compute"
         )
     else:
-        parts.append(f"not possible, {contender.infeasible}")
+        parts.append(f"infeasible, {contender.infeasible}")
     if endless is not None and (found is None or endless.iteration_s < (1.0 - NOTABLE) * found.iteration_s):
         parts.append(
-            f"with endless memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {endless.recompute})"
+            f"with unlimited memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {endless.recompute})"
         )
     return "; ".join(parts) + "."
 
@@ -170,11 +171,11 @@ def _claims(comparison: Comparison) -> list[str]:
     first = comparison.contenders[0].prediction
     if first is not None and first.paper_flops_per_s is not None:
         lines.append(
-            f"By the paper's count, which includes full recomputation, done or not, 4D is predicted to reach "
+            f"By the paper's count, which includes full recompute, done or not, 4D is predicted to reach "
             f"{percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
         )
     if comparison.problem.limits.recompute is None:
-        lines.append("It used full recomputation throughout: --recompute full compares the same.")
+        lines.append("The paper used full activation recomputation throughout: --recompute full compares the same.")
     return lines
 
 

@@ -30,7 +30,7 @@ from axonn_tune.program.operations import Phase
 from axonn_tune.ranking.choosing import Problem
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.report.output import WIDTH, Heading, Json, markdown_table, seconds_cells, text_table, wrapped
+from axonn_tune.report.output import WIDTH, Heading, Json, axis_name, markdown_table, seconds_cells, text_table, wrapped
 from axonn_tune.report.ranking import entry_fields, origin, term_json
 from axonn_tune.specs.machine import Accelerator, Machine, Protocol
 from axonn_tune.units import GB, GIB, TERA, show_bytes, show_seconds
@@ -40,9 +40,15 @@ SCHEMA = "axonn-tune/explain/1"
 _PHASES = (*get_args(Phase), "")
 """What has no phase comes last."""
 _RECOMPUTE = {
-    "none": "Everything the backward pass needs is kept from the forward pass.",
-    "selective": "The backward pass computes norms, attention and activations again instead of keeping their results.",
-    "full": "The backward pass runs each block's forward pass again: only a block's input is kept.",
+    "none": "There is no activation recomputation: the forward pass saves all activations the backward pass needs.",
+    "selective": (
+        "Selective activation recomputation (checkpointing): the backward pass recomputes norms, attention and "
+        "activation functions instead of saving their results."
+    ),
+    "full": (
+        "Full activation recomputation (checkpointing): the forward pass saves the input of each block alone, and the "
+        "backward pass runs the block's forward pass again."
+    ),
 }
 _WORTH_SAYING = 0.005
 """Share of a step below which a gain is not mentioned."""
@@ -51,10 +57,10 @@ _KERNELS = (ELEMENT_WISE, OPTIMIZER)
 _ALGORITHMS = {
     "ring": "α = launch + {passes}(Σ hops·latency, less one hop of the slowest); β = bandwidth·p/{denominator}",
     "tree": "α = launch + 2·(hops inside a domain + log2 of the domains outside); β = 0.92·bandwidth/2",
-    "recursive": "α = launch + {passes}(latency of each of log2 p steps); β from what each step sends over its tier",
+    "recursive": "α = launch + {passes}(latency of each of log2 p steps); β from what each step sends",
     "hierarchical": "α = launch + {passes}(ring inside a domain, then across); β from both parts in turn",
-    "in_switch": "α = launch + a fixed latency; β = the switch's share of the bandwidth",
-    "direct": "α = launch + latency; β from what leaves the domain of the tightest tier",
+    "in_switch": "α = launch + a fixed latency; β = the bandwidth's share for in-network reduction",
+    "direct": "α = launch + latency; β from what leaves the domain of the tightest network level",
 }
 
 
@@ -85,7 +91,7 @@ def sections(subject: PricedConfiguration) -> list[ExplainSection]:
         ExplainSection("The step in words", paragraphs=paragraphs(subject)),
         _sent(subject),
         _costs(subject),
-        ExplainSection("How a call is priced", sentences=line_sentences(subject.inputs.problem, subject.pricing)),
+        ExplainSection("How calls are priced", sentences=line_sentences(subject.inputs.problem, subject.pricing)),
         _computation(subject),
         _memory(subject),
     ]
@@ -122,7 +128,7 @@ def explain_markdown(subject: PricedConfiguration) -> str:
 
 
 def _sent(subject: PricedConfiguration) -> ExplainSection:
-    """What every collective sends."""
+    """Every collective, and its size."""
     headings = [
         Heading("no."), Heading("phase", left=True), Heading("layer", left=True), Heading("collective", left=True),
         Heading("axis", left=True), Heading("ranks"), Heading("full buffer,\nbytes", left=True), Heading("one\ncall"),
@@ -134,7 +140,7 @@ def _sent(subject: PricedConfiguration) -> ExplainSection:
             term.phase,
             term.layer,
             term.op,
-            term.axis,
+            axis_name(term.axis),
             str(term.group),
             str(term.collective.size_bytes),
             show_bytes(term.size_bytes),
@@ -143,7 +149,7 @@ def _sent(subject: PricedConfiguration) -> ExplainSection:
         for number, term in enumerate(subject.pricing.terms, start=1)
     ]
     note = f"Letters: {_letters(subject.pricing)}."
-    return ExplainSection("What one rank sends in a step", headings=headings, rows=rows, notes=[note])
+    return ExplainSection("Collectives per rank and step", headings=headings, rows=rows, notes=[note])
 
 
 _MEANINGS = {
@@ -151,16 +157,16 @@ _MEANINGS = {
     "Q": "heads·head_dim",
     "N": "width of q, k and v",
     "F": "ffn",
-    "G": "width of the first MLP product",
+    "G": "width of the first MLP GEMM",
     "S": "sequence length",
     "b": "micro-batch",
     "C": "chunks of the loss",
     "V": "padded vocabulary",
     "P": "padded positions",
-    "parts": "halves of a micro-batch",
+    "parts": "interleaved half micro-batches",
     "block_bucket": "elements of one block's gradient",
-    "table_bucket": "elements of a table's gradient",
-    "position_bucket": "elements of the position table's gradient",
+    "table_bucket": "elements of an embedding's gradient",
+    "position_bucket": "elements of the position embedding's gradient",
     "vectors": "elements of replicated vectors",
 }
 
@@ -177,14 +183,14 @@ def _costs(subject: PricedConfiguration) -> ExplainSection:
     headings = [
         Heading("no."), Heading("collective", left=True), Heading("network", left=True),
         Heading("algorithm", left=True), Heading("α,\nµs"), Heading("β,\nGB/s"), Heading("all calls,\ns"),
-        Heading("exposed,\ns"), Heading("hidden behind", left=True),
+        Heading("exposed,\ns"), Heading("overlapped with", left=True),
     ]  # fmt: skip
     total = seconds_cells([*(term.seconds for term in terms), subject.pricing.communication_s])
     exposed = seconds_cells([*(term.exposed_s for term in terms), subject.pricing.exposed_communication_s])
     rows = [
         [
             str(number),
-            f"{term.op} {term.axis}",
+            f"{term.op} {axis_name(term.axis)}",
             term.tier,
             f"{term.line.algorithm}, {term.line.protocol}",
             f"{term.line.latency_s * 1e6:,.1f}",
@@ -197,22 +203,22 @@ def _costs(subject: PricedConfiguration) -> ExplainSection:
     ]
     rows.append(["", "all", "", "", "", "", total[-1], exposed[-1], ""])
     return ExplainSection(
-        "What that costs",
+        "Collective costs",
         headings=headings,
         rows=rows,
         notes=[
-            "One call takes α + bytes/β. Exposed: computation stands still for it; collectives queue on a network,"
-            " so one can also pay for another."
+            "One call takes α + bytes/β. Exposed: computation waits for it. Collectives queue on a network, so one can"
+            " be exposed because of another."
         ],
     )
 
 
 def _behind(term: Term, behind: str) -> str:
     if not behind:
-        return "nothing: needed at once"
+        return "not overlappable"
     hidden = hidden_s(term)
     if hidden < 0.01 * term.seconds:
-        return "nothing left"
+        return "no compute left"
     return behind if term.exposed_s == 0.0 else f"{behind}, in part"
 
 
@@ -230,7 +236,7 @@ def _computation(subject: PricedConfiguration) -> ExplainSection:
         for each, time in zip(work, times[:-1], strict=True)
     ]
     rows.append(["all", "", times[-1], "100.0", *_rate(Work("", "", pricing.compute_s, pricing.executed_flops), peak)])
-    return ExplainSection("What one rank computes in a step", headings=headings, rows=rows)
+    return ExplainSection("Computation per rank and step", headings=headings, rows=rows)
 
 
 def _rate(work: Work, peak: float) -> list[str]:
@@ -245,10 +251,10 @@ def _memory(subject: PricedConfiguration) -> ExplainSection:
     memory, limit_bytes = subject.pricing.memory, subject.pricing.memory_limit_bytes
     items = sorted(((float(size), name) for name, size in memory.items), reverse=True)
     total = float(memory.total_bytes)
-    headings = [Heading("memory of one rank", left=True), Heading("GiB"), Heading("of what\ncan be used, %")]
-    shown = [*((name, size) for size, name in items if size), ("all", total), ("can be used", limit_bytes)]
+    headings = [Heading("memory", left=True), Heading("GiB"), Heading("of usable,\n%")]
+    shown = [*((name, size) for size, name in items if size), ("all", total), ("usable", limit_bytes)]
     rows = [[name, f"{size / GIB:.2f}", f"{100 * size / limit_bytes:.1f}"] for name, size in shown]
-    return ExplainSection("What one rank holds at the peak", headings=headings, rows=rows)
+    return ExplainSection("Peak memory per GPU", headings=headings, rows=rows)
 
 
 def explain_title(subject: PricedConfiguration) -> str:
@@ -324,8 +330,8 @@ def _work(subject: PricedConfiguration) -> Iterator[str]:
         f"{workload.sequence_length:,} tokens on {grid.world:,} GPUs."
     )
     yield (
-        f"The batch is dealt out to data × z = {grid.data} × {grid.z} = {shares} shares of "
-        f"{workload.global_batch // shares:,}; each is done in "
+        f"The global batch is split over data × z = {grid.data} × {grid.z} = {shares} groups of GPUs. Each trains "
+        f"{_count(workload.global_batch // shares, 'sequence', 'sequences')}, in "
         f"{_count(subject.pricing.accumulation, 'micro-batch', 'micro-batches')} of "
         f"{_count(configuration.micro_batch, 'sequence', 'sequences')}."
     )
@@ -334,26 +340,26 @@ def _work(subject: PricedConfiguration) -> Iterator[str]:
 def _axes(grid: Grid) -> Iterator[str]:
     if grid.x * grid.y > 1:
         yield (
-            f"Every matrix is split over x × y = {grid.x} × {grid.y} GPUs, which then sum their results: after each "
-            "product forward over one of the two axes, backward over the other."
+            f"Every weight matrix is sharded over x × y = {grid.x} × {grid.y} GPUs. They sum the partial results of "
+            "each GEMM: over one of the two axes in the forward pass, over the other in the backward pass."
         )
     if grid.z > 1:
         yield (
-            f"Each weight is stored in {grid.z} parts along z; they are gathered before use, and gradients are "
-            "reduced and dealt out again after it."
+            f"Each weight is stored in {grid.z} shards along z. They are all-gathered before use, and gradients are "
+            "reduce-scattered after it."
         )
     if grid.data > 1:
-        yield f"{grid.data} replicas along data average their gradients once a step."
+        yield f"{grid.data} replicas along data average their gradients once per step."
 
 
 def _placement(grid: Grid, machine: Machine) -> Iterator[str]:
-    """Over which networks each axis talks."""
+    """Over which networks the groups of each axis communicate."""
     wide = [axis for axis in grid.order if grid.axis_size(axis) > 1]
     if not wide:
-        yield "There is one GPU: nothing is sent."
+        yield "There is one GPU, and no communication."
         return
-    numbered = f"GPUs are numbered along {', then '.join(wide)}" if len(wide) > 1 else f"All GPUs lie along {wide[0]}"
-    places = [f"a group of {axis} {_place(grid, axis, machine)}" for axis in wide]
+    numbered = f"The rank order is {', then '.join(wide)}" if len(wide) > 1 else f"All GPUs lie along {wide[0]}"
+    places = [f"a {axis} group {_place(grid, axis, machine)}" for axis in wide]
     yield f"{numbered}: {'; '.join(places)}."
 
 
@@ -383,8 +389,8 @@ def _saved(pricing: Pricing) -> Iterator[str]:
     kept = int(pricing.memory.kept_layers)
     if kept and pricing.configuration.grid.z > 1:
         yield (
-            f"The last {'layer keeps its' if kept == 1 else f'{kept} layers keep their'} gathered weights for the "
-            "backward pass: there is memory left for that."
+            f"The last {'layer is' if kept == 1 else f'{kept} layers are'} not resharded after forward "
+            "(reshard_after_forward=False): memory is left for their gathered weights."
         )
 
 
@@ -393,26 +399,26 @@ def _time(subject: PricedConfiguration) -> Iterator[str]:
     assert entry.low_s is not None, "explained entries are feasible"
     assert entry.high_s is not None, "explained entries are feasible"
     exposed_s, step_s = pricing.exposed_communication_s, pricing.iteration_s
-    bound = "computation" if exposed_s < step_s / 2 else "communication"
+    bound = "compute" if exposed_s < step_s / 2 else "communication"
     yield (
-        f"The step takes {show_seconds(step_s)}, with a probability of 80% between {show_seconds(entry.low_s)} and "
-        f"{show_seconds(entry.high_s)}. It is bound by {bound}: a GPU computes for {show_seconds(pricing.compute_s)} "
-        f"({pricing.compute_s / step_s:.0%}) and waits for the network for {show_seconds(exposed_s)} "
+        f"The step takes {show_seconds(step_s)} (80% interval: {show_seconds(entry.low_s)} to "
+        f"{show_seconds(entry.high_s)}). It is {bound}-bound: a GPU computes for {show_seconds(pricing.compute_s)} "
+        f"({pricing.compute_s / step_s:.0%}) and waits for communication for {show_seconds(exposed_s)} "
         f"({exposed_s / step_s:.0%})."
     )
     if not pricing.terms:
         return
     hidden_s = max(pricing.communication_s - exposed_s, 0.0)
     yield (
-        f"All collectives of a GPU together take {show_seconds(pricing.communication_s)}, of which "
-        f"{show_seconds(hidden_s)} ({hidden_s / pricing.communication_s:.0%}) run while it computes"
+        f"The collectives of a GPU take {show_seconds(pricing.communication_s)}, of which "
+        f"{show_seconds(hidden_s)} ({hidden_s / pricing.communication_s:.0%}) are overlapped with computation"
         f"{_slowing(subject.inputs.problem.machine.accelerator, pricing)}."
     )
     longest = max(pricing.terms, key=lambda term: term.exposed_s)
     if longest.exposed_s:
         yield (
-            f"The longest wait is for {longest.op} over {longest.axis} of {longest.layer} ({longest.phase}): "
-            f"{show_seconds(longest.exposed_s)} in all."
+            f"The longest wait is for {longest.op} over {axis_name(longest.axis)} of {longest.layer} "
+            f"({longest.phase}): {show_seconds(longest.exposed_s)} per step."
         )
 
 
@@ -421,21 +427,21 @@ def _use(subject: PricedConfiguration) -> Iterator[str]:
     peak = problem.machine.accelerator.peak_tflops[problem.workload.precision]
     yield (
         f"That is {entry.tokens_per_s or 0.0:,.0f} tokens/s, {entry.mfu or 0.0:.1%} of the peak of {peak:g} TFLOP/s "
-        f"without recomputation (MFU), {entry.hfu or 0.0:.1%} with it (HFU)."
+        f"without recompute (MFU), {entry.hfu or 0.0:.1%} with it (HFU)."
     )
     yield (
-        f"A GPU needs {show_bytes(float(pricing.memory.total_bytes))} of the {show_bytes(pricing.memory_limit_bytes)} "
-        "that can be used."
+        f"Peak memory per GPU is {show_bytes(float(pricing.memory.total_bytes))} of "
+        f"{show_bytes(pricing.memory_limit_bytes)} usable."
     )
 
 
 def _slowing(accelerator: Accelerator, pricing: Pricing) -> str:
-    """What hidden communication costs, by which number, and how that is known."""
+    """What overlapped communication costs, by which number, and how that is known."""
     if not pricing.contended_s:
         return ""
     kind = accelerator.sources["contention"].kind if "contention" in accelerator.sources else "assumed"
-    factor = f"{accelerator.contention:g} of its time, {kind}: accelerator.contention"
-    return f", which slows that by {show_seconds(pricing.contended_s)} ({factor})"
+    factor = f"{accelerator.contention:g} of their time, {kind}: accelerator.contention"
+    return f", slowing it by {show_seconds(pricing.contended_s)} ({factor})"
 
 
 def _limits(subject: PricedConfiguration) -> Iterator[str]:
@@ -444,22 +450,22 @@ def _limits(subject: PricedConfiguration) -> Iterator[str]:
     step_s = pricing.iteration_s
     work = work_by_kind(pricing, problem.workload)
     peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
-    again_s = sum(each.seconds for each in work if each.phase == "recompute")
+    recompute_s = sum(each.seconds for each in work if each.phase == "recompute")
     costs = [
-        (pricing.exposed_communication_s, "waiting for the network"),
-        (again_s, "recomputation"),
-        (_slower_s(work, peak), "matrix products and attention below the peak"),
-        (pricing.contended_s, "computation slowed by communication beside it"),
+        (pricing.exposed_communication_s, "exposed communication"),
+        (recompute_s, "activation recomputation"),
+        (_slower_s(work, peak), "GEMMs and attention below peak"),
+        (pricing.contended_s, "compute slowdown from overlap"),
         (sum(each.seconds for each in work if each.kind in _KERNELS and each.phase != "recompute"), "other kernels"),
     ]
     worth = sorted(((cost_s, what) for cost_s, what in costs if cost_s > _WORTH_SAYING * step_s), reverse=True)
     if worth:
         shares = [f"{what} {show_seconds(cost_s)} ({cost_s / step_s:.0%})" for cost_s, what in worth]
-        yield f"What keeps it from the peak: {', '.join(shares)}."
+        yield f"Gap to peak: {', '.join(shares)}."
 
 
 def _slower_s(work: tuple[Work, ...], peak: float) -> float:
-    """What products and attention, those computed again left out, take beyond their time at the peak."""
+    """What GEMMs and attention, recompute excluded, take beyond their time at the peak."""
     return sum(
         each.seconds - each.flops / peak
         for each in work
@@ -492,8 +498,9 @@ def _sentence(term: Term, path: Route, machine: Machine) -> str:
     numbers = [f"p = {path.size}", f"launch {show_seconds(machine.library.launch_s)}", *_numbers(path, machine)]
     numbers += _factors(protocol)
     return (
-        f"{term.op} over {term.axis}, {line.algorithm} ({line.protocol}): {formula}. Here {', '.join(numbers)}: "
-        f"α = {show_seconds(line.latency_s)}, β = {line.bandwidth_bytes_per_s / GB:.4g} GB/s."
+        f"{term.op} over {axis_name(term.axis)}, {line.algorithm} ({line.protocol}): {formula}. "
+        f"Here {', '.join(numbers)}: α = {show_seconds(line.latency_s)}, "
+        f"β = {line.bandwidth_bytes_per_s / GB:.4g} GB/s."
     )
 
 

@@ -141,7 +141,7 @@ def doctor_json(findings: Sequence[Finding]) -> str:
 
 
 def calibration_lines(done: Calibration) -> Iterator[str]:
-    """The numbers that matter, how well they fit, and what was left out."""
+    """The numbers that matter, how well they fit, and which points are outliers."""
     machine = done.machine
     yield f"{machine.name}: {machine.description}"
     if done.compute is not None:
@@ -155,8 +155,8 @@ def _compute_line(machine: Machine) -> str:
     (precision, peak), *_ = accelerator.peak_tflops.items()
     reached = ", ".join(f"{layout} {share:.0%}" for layout, share in accelerator.matmul_efficiency.items())
     return (
-        f"one rank, all busy: {peak * 1e3:.3g} GFLOP/s in {precision} (large products {reached}), copies "
-        f"{accelerator.memory_bandwidth_gb_per_s:.3g} GB/s, {accelerator.kernel_launch_us:.3g} µs a kernel"
+        f"sustained per rank, all ranks busy: {peak * 1e3:.3g} GFLOP/s in {precision} (large GEMMs {reached}), copies "
+        f"{accelerator.memory_bandwidth_gb_per_s:.3g} GB/s, {accelerator.kernel_launch_us:.3g} µs a kernel launch"
     )
 
 
@@ -173,18 +173,16 @@ def _network_lines(machine: Machine) -> Iterator[str]:
 def _fit_lines(done: Calibration) -> Iterator[str]:
     measured, uncertainty = done.machine.measured, done.machine.uncertainty
     assert measured is not None, "calibrate sets it"
-    unseen = (
-        f"; collectives the fit had not seen are off by {measured.held_out_error:.1%}"
-        if measured.held_out_error is not None
-        else ""
+    held_out = (
+        f"; error on held-out collectives {measured.held_out_error:.1%}" if measured.held_out_error is not None else ""
     )
     computed = f", of computation within {uncertainty.compute:.0%}" if done.compute is not None else ""
     yield (
         f"{counted(measured.samples, 'point')}; 80% of collectives within {uncertainty.communication:.0%}"
-        f"{computed}{unseen}"
+        f"{computed}{held_out}"
     )
     if measured.outliers:
-        yield f"outliers, of little weight in the fit: {'; '.join(measured.outliers)}"
+        yield f"outliers, down-weighted in the fit: {'; '.join(measured.outliers)}"
 
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 360, 300, 64, 40, 36
@@ -255,7 +253,7 @@ def _series(done: Calibration) -> dict[str, list[Series]]:
 
 
 def _panel(kind: str, found: Sequence[Series], scale: Scale) -> Iterator[str]:
-    yield f'<text x="{_LEFT}" y="16" font-size="12">{escape(kind)}: measured, and fitted (lines)</text>'
+    yield f'<text x="{_LEFT}" y="16" font-size="12">{escape(kind)}: measured (points) and fitted (lines)</text>'
     bottom = _HEIGHT - _BOTTOM
     yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - 8}" fill="none" stroke="#444"/>'
     for size in _ticks(scale.sizes, factor=16.0):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from axonn_tune.errors import UsageError, suggest
+from axonn_tune.grid import AXES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,6 +114,11 @@ def seconds_cells(values_s: Sequence[float | None]) -> list[str]:
     # Eight digits are enough to tell any two times of a column apart.
     decimals = max(min(decimals, 7 - math.floor(math.log10(largest))), 0) if known else decimals
     return [NOTHING if value is None else f"{value:.{decimals}f}" if value else "0" for value in values_s]
+
+
+def axis_name(axis: str) -> str:
+    """An axis, or several, as people know it: all four together are the world."""
+    return "world" if axis == "".join(AXES) else axis
 
 
 def percent(share: float | None, *, decimals: int = 1) -> str:

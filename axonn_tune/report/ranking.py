@@ -20,6 +20,7 @@ from axonn_tune.report.output import (
     Heading,
     Json,
     aligned_cells,
+    axis_name,
     csv_table,
     markdown_table,
     require_columns,
@@ -45,17 +46,17 @@ _MOST_DIFFERENCES = 3
 _WORTH_SAYING = 0.01
 """Share of a step that another configuration must save to be named."""
 _RANKED_BY = {
-    "communication": "communication of a step, hidden or not",
-    "exposed": "exposed communication of a step",
-    "iteration": "time of a whole step",
+    "communication": "communication per step, overlapped or not",
+    "exposed": "exposed communication per step",
+    "iteration": "step time",
 }
 _METRICS = {
     "communication": ("communication", "communication_s"),
     "exposed": ("exposed communication", "exposed_communication_s"),
-    "iteration": ("time a step", "iteration_s"),
+    "iteration": ("step time", "iteration_s"),
 }
 _OURS = "alpha-beta"
-_SAME_GRID = "for the fastest candidate of the same grid and order"
+_SAME_GRID = "for the fastest candidate with the same grid and rank order"
 _NO_ENTRY = Entry(sizes=(0, 0, 0, 0))
 
 
@@ -191,12 +192,12 @@ def _gib(size_bytes: float | None) -> str:
 _COLUMNS: dict[str, tuple[Heading, Cells]] = {
     "rank": (Heading("rank"), _each(lambda entry: _plain(entry.rank))),
     "grid": (Heading("grid\nx y z data"), _grids),
-    "order": (Heading("order", left=True), _each(_order)),
-    "batching": (Heading("micro-batch,\nrecompute,\nkept layers", left=True), _batchings),
+    "order": (Heading("rank\norder", left=True), _each(_order)),
+    "batching": (Heading("micro-batch,\nrecompute,\nnot resharded", left=True), _batchings),
     "micro_batch": (Heading("micro-\nbatch"), _each(lambda entry: _plain(entry.micro_batch))),
-    "grad_accumulation": (Heading("accumu-\nlation"), _each(lambda entry: _plain(entry.accumulation))),
+    "grad_accumulation": (Heading("grad.\naccum."), _each(lambda entry: _plain(entry.accumulation))),
     "recompute": (Heading("recompute", left=True), _each(lambda entry: _plain(entry.recompute))),
-    "kept_layers": (Heading("kept\nlayers"), _each(lambda entry: _plain(entry.kept_layers))),
+    "kept_layers": (Heading("layers not\nresharded"), _each(lambda entry: _plain(entry.kept_layers))),
     "communication_s": (Heading("communi-\ncation,\ns"), _seconds(lambda entry: entry.communication_s)),
     "exposed_communication_s": (Heading("exposed,\ns"), _seconds(lambda entry: entry.exposed_communication_s)),
     "compute_s": (Heading("compute,\ns"), _seconds(lambda entry: entry.compute_s)),
@@ -208,7 +209,7 @@ _COLUMNS: dict[str, tuple[Heading, Cells]] = {
     "mfu": (Heading("MFU,\n%"), _each(lambda entry: _percent(entry.mfu))),
     "hfu": (Heading("HFU,\n%"), _each(lambda entry: _percent(entry.hfu))),
     "memory": (Heading("memory,\nGiB"), _each(lambda entry: _gib(entry.memory_bytes))),
-    "tie": (Heading("ties\nwith 1"), _each(lambda entry: "yes" if entry.tie else NOTHING)),
+    "tie": (Heading("within\nmodel\nerror"), _each(lambda entry: "yes" if entry.tie else NOTHING)),
 }
 """Columns of an entry by name, in the order of the table of a ranking; those of other cost models come after them."""
 
@@ -340,7 +341,7 @@ def priced_remark(results: Results) -> str:
     )
     if cost == _OURS:
         return f"{said}."
-    return f"{said}, as --cost {cost} has it. Exposed, step, memory: by {_OURS}, {_SAME_GRID}."
+    return f"{said}, by --cost {cost}. Exposed communication, step and memory: by {_OURS}, {_SAME_GRID}."
 
 
 def why_first(results: Results) -> str:
@@ -353,7 +354,7 @@ def why_first(results: Results) -> str:
     name, attribute = _METRICS[rank_by]
     less_s = getattr(second, attribute) - getattr(first, attribute)
     if less_s == 0.0:
-        return f"#1 and #2 take the same {name}; the shorter step, then less memory decides."
+        return f"#1 and #2 have the same {name}; the shorter step decides, then less memory."
     found = sorted(_differences(first, second, rank_by=rank_by), key=lambda difference: -abs(difference.less_s))
     parts = [str(difference) for difference in found[:_MOST_DIFFERENCES] if difference.less_s]
     return f"#1 beats #2 by {show_seconds(less_s)} of {name}: {', '.join(parts)}."
@@ -370,7 +371,7 @@ def _differences(first: Entry, second: Entry, *, rank_by: str) -> Iterator[Diffe
         if here and there and here != there:
             sizes = f"{here} against {there}"
         op, axis = key
-        yield Difference(theirs.get(key, 0.0) - ours.get(key, 0.0), f"{waiting}{op} over {axis} ({sizes})")
+        yield Difference(theirs.get(key, 0.0) - ours.get(key, 0.0), f"{waiting}{op} over {axis_name(axis)} ({sizes})")
     if rank_by == "iteration" and first.compute_s is not None and second.compute_s is not None:
         yield Difference(second.compute_s - first.compute_s, "computing")
 
@@ -384,15 +385,16 @@ def _by_axis(terms: tuple[TermEntry, ...], *, exposed: bool) -> dict[tuple[str, 
 
 
 def ties_remark(results: Results) -> str:
-    """How many the prediction cannot tell apart from the first."""
+    """How many are within model error of the first."""
     count = results.ranked.ties
     if count < 2:
         return ""
     uncertainty = results.inputs.machine.document.uncertainty
-    known = f"communication is predicted to ±{uncertainty.communication:.0%}"
+    known = f"communication ±{uncertainty.communication:.0%}"
     if results.inputs.problem.rank_by == "iteration":
-        known += f", computation to ±{uncertainty.compute:.0%}"
-    return f"Ranks 1 to {count} are ties: {known}. Measuring the first {count} settles which is best."
+        known += f", computation ±{uncertainty.compute:.0%}"
+    whom = "both" if count == 2 else f"all {count:,}"
+    return f"Ranks 1 to {count:,} are within model error ({known}): benchmark {whom}."
 
 
 def shortest_step_remark(results: Results) -> str:
@@ -407,15 +409,15 @@ def shortest_step_remark(results: Results) -> str:
         return ""
     cost = "" if ranked.cost == _OURS else f"--cost {_OURS} "
     return (
-        f"The shortest step is another: {show_seconds(best.iteration_s)} ({gain:.0%} less than #1's "
-        f"{show_seconds(first_s)}) with {_configuration(best)}: {cost}--rank-by iteration ranks by it."
+        f"The shortest step is that of {_configuration(best)}: {show_seconds(best.iteration_s)}, {gain:.0%} less than "
+        f"#1's {show_seconds(first_s)}. {cost}--rank-by iteration ranks by it."
     )
 
 
 def _configuration(entry: Entry) -> str:
-    """`x=1 y=1 z=64 data=4, order z,data, micro-batch 2, recompute none`."""
+    """`x=1 y=1 z=64 data=4, rank order z,data, micro-batch 2, recompute none`."""
     sizes = " ".join(f"{axis}={size}" for axis, size in zip(AXES, entry.sizes, strict=True))
-    order = [f"order {','.join(entry.wide_order)}"] if len(entry.wide_order) > 1 else []
+    order = [f"rank order {','.join(entry.wide_order)}"] if len(entry.wide_order) > 1 else []
     return ", ".join([sizes, *order, f"micro-batch {entry.micro_batch}", f"recompute {entry.recompute}"])
 
 

@@ -12,7 +12,7 @@ from axonn_tune.cost.spans import STEP, predicted_spans, spans_of_one
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES
 from axonn_tune.report.explain import PricedConfiguration
-from axonn_tune.report.output import NOTHING, Heading, Json, seconds_cells, text_table, wrapped
+from axonn_tune.report.output import NOTHING, Heading, Json, axis_name, seconds_cells, text_table, wrapped
 from axonn_tune.specs.runs import Quantity, Summary, SummaryTerm
 from axonn_tune.specs.trace_files import MeasuredTrace, shifted
 from axonn_tune.specs.traces import COMPUTE_LANE, TRACE_SCHEMA, Process, Span, step_name, trace_text
@@ -43,7 +43,7 @@ class TermGroup:
 def summary_text(summary: Summary, *, all_terms: bool) -> str:
     """The whole comparison; `all_terms`: one row for each collective, not one for each kind and axis."""
     groups = groups_of(summary.terms, all_terms=all_terms)
-    title = f"{summary.name}: predicted beside measured, one step of one rank"
+    title = f"{summary.name}: predicted vs. measured, per step and rank"
     parts = [f"{title}\n{'-' * len(title)}\n", text_table(_QUANTITY_HEADINGS, list(_quantity_rows(summary)))]
     if groups:
         parts += ["\n", _collectives_table(groups, all_terms=all_terms)]
@@ -119,7 +119,7 @@ def _quantity_rows(summary: Summary) -> Iterator[list[str]]:
     yield _quantity_row("step", summary.step_s, show_seconds)
     yield _quantity_row("  computation", summary.compute_s, show_seconds)
     yield _quantity_row("  exposed communication", summary.exposed_communication_s, show_seconds)
-    yield _quantity_row("communication, hidden included", summary.communication_s, show_seconds)
+    yield _quantity_row("all communication", summary.communication_s, show_seconds)
     yield _quantity_row("memory", summary.memory_bytes, show_bytes)
 
 
@@ -150,7 +150,7 @@ def _collectives_table(groups: Sequence[TermGroup], *, all_terms: bool) -> str:
     rows = [
         [
             group.op,
-            group.axis,
+            axis_name(group.axis),
             *([group.phase, group.layer] if all_terms else []),
             str(group.ranks),
             str(group.count),
@@ -176,13 +176,13 @@ def _summary_notes(summary: Summary) -> Iterator[str]:
         yield f"Warning: {warning}"
     yield (
         f"Measured: mean over ranks and {counted(summary.averaged_steps, 'step')}, out of the last "
-        f"{summary.timed_steps} timed after {summary.warmup_steps} of warm-up; the quarters that took least and most "
-        f"are left out. Memory: {summary.memory_convention}, of the rank with most."
+        f"{summary.timed_steps} timed after {summary.warmup_steps} of warm-up; the fastest and slowest quarters are "
+        f"excluded. Memory: {summary.memory_convention}, of the rank with most."
     )
     if summary.terms:
         yield (
-            f"A collective takes, {summary.seconds_convention}. Exposed time is what a rank stands still for, waiting "
-            "for late ranks included, so it can be more."
+            f"Time of a collective: {summary.seconds_convention}. Exposed time is how long a rank's computation waits, "
+            "stragglers included, so it can be more."
         )
     if any(term.predicted_s is None for term in summary.terms):
         yield (
@@ -207,7 +207,7 @@ class MeasuredStep:
 
 
 def choose_step(traces: Sequence[MeasuredTrace], *, step: int | None) -> MeasuredStep:
-    """The step wanted, or of those that all traces have the one of median duration by the first; UsageError if none."""
+    """This step, or of those that all traces have the one of median duration by the first; UsageError if none."""
     if step is None:
         common = set(traces[0].steps).intersection(*(trace.steps for trace in traces[1:]))
         if not common:
@@ -242,7 +242,7 @@ def merged_trace(prediction: PricedConfiguration, measured: MeasuredStep | None)
 
 
 def _alike(pricing: Pricing) -> int:
-    """How many equal micro-batches to spell out: as many as a browser shows without effort, and one in any case."""
+    """How many equal micro-batches to show: as many as a browser shows without effort, and at least one."""
     return max(_MOST_SPANS // spans_of_one(pricing), 1)
 
 
@@ -250,7 +250,7 @@ def trace_remarks(prediction: PricedConfiguration, measured: MeasuredStep | None
     """Durations of the step, and collectives that only one side has, which then are about different things."""
     predicted_s = prediction.pricing.iteration_s
     alike, times = _alike(prediction.pricing), prediction.pricing.batches[0].times
-    short = [f"Of {times} equal micro-batches {alike} are spelled out."] if times > alike else []
+    short = [f"{alike} of {times} equal micro-batches are shown."] if times > alike else []
     if measured is None:
         return [f"{STEP.capitalize()} predicted to take {show_seconds(predicted_s)}.", *short]
     took_s = [_duration_s(trace.whole_step(measured.step)) for trace in measured.traces]
@@ -258,7 +258,7 @@ def trace_remarks(prediction: PricedConfiguration, measured: MeasuredStep | None
     ours = _collective_names(predicted_spans(prediction.pricing, operations=False, alike=1))
     theirs = {name for trace in measured.traces for name in _collective_names(trace.of_step(measured.step))}
     remarks = [
-        f"{counted(len(names), 'collective')} {where} alone, such as {min(names)}: is this the config that ran?"
+        f"{counted(len(names), 'collective')} only {where}, such as {min(names)}: is this the config that ran?"
         for names, where in ((ours - theirs, PREDICTED), (theirs - ours, "measured"))
         if names
     ]

@@ -22,6 +22,7 @@ from axonn_tune.report.output import (
     NOTHING,
     Heading,
     Json,
+    axis_name,
     json_text,
     markdown_table,
     percent,
@@ -67,8 +68,8 @@ def accuracy_text(found: Accuracy) -> str:
     """Everything, for a person."""
     parts = [steps_text(found.summary, found.without)] if found.steps else []
     for title, judged in (
-        ("collectives of 1 MiB and more", found.collectives),
-        ("matrix products of 10 GFLOP and more", found.products),
+        ("collectives of 1 MiB or more", found.collectives),
+        ("GEMMs of 10 GFLOP or more", found.products),
         ("memory", found.memory),
     ):
         if judged:
@@ -118,15 +119,15 @@ def step_summary(summary: StepSummary) -> Json:
 
 
 def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
-    """Errors by source, families, worst rows first, and what was not predicted; beside them those of left-out rows."""
+    """Errors by source, families, worst rows first, and what was not predicted; beside them the held-out errors."""
     parts = []
     if summary.errors.rows:
-        left_out = [(kind, _with_all(one)) for kind, one in without.items()]
-        parts += [_errors_table("source", _with_all(summary), left_out), _families_table(summary, without)]
+        held_out = [(kind, _with_all(one)) for kind, one in without.items()]
+        parts += [_errors_table("source", _with_all(summary), held_out), _families_table(summary, without)]
         parts.append(_steps_table("worst rows", summary.worst))
     parts.append(_steps_table("rows without a time", [one for one in summary.not_measured if one.price]))
     unknown = sorted({one.row.framework for one in summary.of_unknown_software})
-    parts += [f"not known, priced as the mean of all known software: {name or 'no framework'}" for name in unknown]
+    parts += [f"unknown framework, priced as the mean of all known ones: {name or 'no name'}" for name in unknown]
     parts += [f"not predicted: {one.row.id}: {one.why_not}" for one in summary.not_predicted]
     return "\n".join(part for part in parts if part) + "\n"
 
@@ -136,11 +137,11 @@ def _with_all(summary: StepSummary) -> dict[str, Errors]:
 
 
 def _errors_table(
-    title: str, groups: dict[str, Errors], left_out: Sequence[tuple[LeftOut, dict[str, Errors]]] = ()
+    title: str, groups: dict[str, Errors], held_out: Sequence[tuple[LeftOut, dict[str, Errors]]] = ()
 ) -> str:
-    """Errors by group; of `left_out` mean and median too, by fits without a row's family or source."""
+    """Errors by group; of `held_out` mean and median too, by fits without a row's family or source."""
     headings = [Heading(title, left=True), *map(Heading, ("rows", "mean", "median", "90%", "bias"))]
-    headings += [Heading(f"without\n{kind}, {what}") for kind, _ in left_out for what in ("mean", "median")]
+    headings += [Heading(f"held-out\n{kind},\n{what}") for kind, _ in held_out for what in ("mean", "median")]
     rows = [
         [
             *(
@@ -151,7 +152,7 @@ def _errors_table(
                 percent(one.p90),
                 signed_percent(one.bias),
             ),
-            *(cell for _, other in left_out for cell in _mean_and_median(other.get(name))),
+            *(cell for _, other in held_out for cell in _mean_and_median(other.get(name))),
         ]
         for name, one in groups.items()
     ]
@@ -159,7 +160,7 @@ def _errors_table(
 
 
 def _mean_and_median(errors: Errors | None) -> tuple[str, str]:
-    """Of a group without left-out rows nothing."""
+    """Nothing for a group without held-out rows."""
     return (percent(errors.mape), percent(errors.median)) if errors else (NOTHING, NOTHING)
 
 
@@ -167,9 +168,9 @@ def _families_table(summary: StepSummary, without: Mapping[LeftOut, StepSummary]
     """How well layouts are ranked within families, and what intervals hold."""
     if not summary.families:
         return ""
-    headings = [Heading("families of\n5 rows or more", left=True), Heading("families"), Heading("mean\nSpearman")]
-    headings += [Heading("mean\nregret"), Heading("best in\ntop 5"), Heading("80% intervals\nhold")]
-    named = {"all rows": summary, **{f"without {kind}": one for kind, one in without.items()}}
+    headings = [Heading("families of\n5+ rows", left=True), Heading("families"), Heading("mean\nSpearman")]
+    headings += [Heading("mean\nregret"), Heading("best in\ntop 5"), Heading("80% interval\ncoverage")]
+    named = {"all rows": summary, **{f"held-out {kind}": one for kind, one in without.items()}}
     rows = [
         [
             *(name, str(len(one.families)), f"{one.spearman:.3f}", percent(one.regret)),
@@ -262,13 +263,13 @@ def notes_of(comparison: Comparison) -> Iterator[str]:
     place = measurements.place
     yield (
         f"{counted(len(comparison.rows), 'configuration')} of {measurements.model.name}, "
-        f"{counted(runs, 'run')} each in turn, medians; {place.network}; predicted by {measurements.machine.name}."
+        f"{counted(runs, 'interleaved run')} each, medians; {place.network}; predicted by {measurements.machine.name}."
     )
-    yield "An error is predicted over measured, less one: below zero the prediction is too short."
+    yield "Error: predicted / measured − 1."
     agreements = [row.verdict.agreement for row in comparison.rows]
     if measurements.serial is not None:
         parts = [f"{agreements.count(one)} {one}" for one in dict.fromkeys(agreements)]
-        yield f"Losses and gradient norms against one rank alone: {', '.join(parts)}."
+        yield f"Losses and gradient norms vs. a single rank: {', '.join(parts)}."
     if comparison.blame:
         yield f"Training is {comparison.blame}." if comparison.blame.startswith("wrong") else f"{comparison.blame}."
     for row in comparison.rows:
@@ -277,7 +278,7 @@ def notes_of(comparison: Comparison) -> Iterator[str]:
         for line in row.differs:
             yield f"{row.configuration.name}: {line}"
     if not any(row.differs for row in comparison.rows):
-        yield "Every rank sent what the program says, in every run."
+        yield "Every rank sent the expected collectives, in every run."
 
 
 _CONFIGURATIONS = [
@@ -293,9 +294,9 @@ _SHARES = [
     Heading("in"), Heading("predicted,\nms"), Heading("measured,\nms"), Heading("error"), Heading("mean\n|error|"),
     Heading("exposed,\npredicted,\nms"), Heading("\nmeasured,\nms"),
 ]  # fmt: skip
-_GAINS = [Heading("gain of overlapping", left=True), Heading("predicted"), Heading("measured")]
+_GAINS = [Heading("gain from overlap", left=True), Heading("predicted"), Heading("measured")]
 _QUALITIES = [
-    Heading("", left=True), Heading("Spearman"), Heading("regret of\npredicted best"), Heading("its place"),
+    Heading("", left=True), Heading("Spearman"), Heading("regret of\npredicted best"), Heading("its measured\nrank"),
     Heading("mean\n|error|"), Heading("mean\nerror"), Heading("worst\nerror"),
 ]  # fmt: skip
 
@@ -331,7 +332,7 @@ def _both(pairs: Sequence[Pair]) -> tuple[list[str], list[str], list[str]]:
 
 def _share_cells(shares: Sequence[Share]) -> list[list[str]]:
     columns = [
-        [one.name for one in shares],
+        [axis_name(one.name) for one in shares],
         [str(one.configurations) for one in shares],
         seconds_cells([one.predicted_s / MILLI for one in shares]),
         seconds_cells([one.measured_s / MILLI for one in shares]),
@@ -390,9 +391,9 @@ _CHANGES = [
     Heading("now"), Heading("change"), Heading("allowed"),
 ]  # fmt: skip
 _GATE_TITLES: dict[Gate, str] = {
-    "predictions": "Predictions, which may not move",
-    "measurements": "Measured times, which may not grow",
-    "accuracy": "Accuracy, which has a floor",
+    "predictions": "Predictions: must not move",
+    "measurements": "Measurements: must not grow",
+    "accuracy": "Accuracy: must stay above its floor",
 }
 
 
@@ -410,7 +411,7 @@ def regression_markdown(found: Regression) -> str:
 def verdict(found: Regression) -> str:
     """All of it in one line."""
     if not found.failures:
-        return f"{counted(len(found.findings), 'number')} compared, none beyond its tolerance"
+        return f"{counted(len(found.findings), 'number')} compared, none beyond tolerance"
     parts = [f"{sum(one.failed for one in found.of(gate))} of {len(found.of(gate))} {gate}" for gate in GATES]
     return f"failed: {', '.join(part for part in parts if not part.startswith('0 '))}"
 
@@ -428,7 +429,7 @@ def _render(
             continue
         shown = [one for one in findings if one.failed or gate == "accuracy" or _changed(one)]
         failed = sum(one.failed for one in findings)
-        summary = f"{counted(len(findings), 'number')} compared, {failed} beyond what is allowed."
+        summary = f"{counted(len(findings), 'number')} compared, {failed} beyond tolerance."
         rows = [_finding_cells(one) for one in sorted(shown, key=lambda one: (not one.failed, -abs(one.change or 0.0)))]
         parts.append(heading(_GATE_TITLES[gate]) + summary + "\n" + (f"\n{table(_CHANGES, rows)}" if rows else ""))
     return "\n".join(part for part in parts if part) + "\n"

@@ -79,7 +79,7 @@ def test_rows_without_a_time_are_listed_with_their_prediction(tmp_path: Path) ->
     assert "nan" not in said
     assert "rows without a time" in said
     assert re.search(r"SomethingNew +unknown .* - +[\d.]+ +[\d.]+ to [\d.]+", said)
-    assert "not known, priced as the mean of all known software: SomethingNew" in said
+    assert "unknown framework, priced as the mean of all known ones: SomethingNew" in said
 
 
 def test_unknown_formats_and_accelerators_say_what_is_known(tmp_path: Path) -> None:

@@ -59,9 +59,8 @@ def test_ties_are_said_with_their_reason() -> None:
     """Guards ties: their number, and the uncertainty they come from."""
     found = results()
     u = found.inputs.problem.machine.uncertainty.communication
-    assert ranking.ties_remark(found).startswith(
-        f"Ranks 1 to {found.ranked.ties} are ties: communication is predicted to ±{u:.0%}."
-    )
+    said = f"Ranks 1 to {found.ranked.ties} are within model error (communication ±{u:.0%}): benchmark "
+    assert ranking.ties_remark(found).startswith(said)
 
 
 def test_the_first_line_says_what_was_priced() -> None:
@@ -69,13 +68,13 @@ def test_the_first_line_says_what_was_priced() -> None:
     said = ranking.ranking_remarks(results(gpus=1024, model="80b"))[0]
     assert said == (
         "80b on 1,024 × perlmutter (A100-SXM4-40GB), 8,192 sequences of 2,048 tokens in bf16; "
-        "ranked by communication of a step, hidden or not."
+        "ranked by communication per step, overlapped or not."
     )
-    assert "ranked by time of a whole step." in ranking.priced_remark(results(rank_by="iteration"))
+    assert "ranked by step time." in ranking.priced_remark(results(rank_by="iteration"))
     paper = run_search(load_inputs(Choices(gpus=64, model="20b")), costs=("paper",))
     assert ranking.priced_remark(paper).endswith(
-        "as --cost paper has it. Exposed, step, memory: by alpha-beta, "
-        "for the fastest candidate of the same grid and order."
+        "by --cost paper. Exposed communication, step and memory: by alpha-beta, "
+        "for the fastest candidate with the same grid and rank order."
     )
 
 
@@ -88,10 +87,11 @@ def test_the_shortest_step_is_that_of_all_candidates() -> None:
     assert best.iteration_s is not None
     x, y, z, data = best.sizes
     said = ranking.shortest_step_remark(found)
-    assert f"({1 - best.iteration_s / first.iteration_s:.0%} less than #1's" in said
-    order = f", order {','.join(best.wide_order)}" if len(best.wide_order) > 1 else ""
+    assert f"{1 - best.iteration_s / first.iteration_s:.0%} less than #1's" in said
+    order = f", rank order {','.join(best.wide_order)}" if len(best.wide_order) > 1 else ""
     batching = f"micro-batch {best.micro_batch}, recompute {best.recompute}"
-    assert f"with x={x} y={y} z={z} data={data}{order}, {batching}: --rank-by iteration" in said
+    assert f"is that of x={x} y={y} z={z} data={data}{order}, {batching}: " in said
+    assert said.endswith(" --rank-by iteration ranks by it.")
     assert ranking.shortest_step_remark(fastest) == ""
 
 

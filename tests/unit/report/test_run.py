@@ -183,7 +183,7 @@ def test_remarks_say_what_only_one_side_has(prediction: PricedConfiguration) -> 
     strange = Span("communication over q", "all_gather over q, forward, mlp.fc9", 3000.0, 3000.001)
     found = MeasuredTrace(trace.path, "nano", 0, "here", (3,), (*trace.spans, strange))
     said = trace_remarks(prediction, choose_step([found], step=3))
-    assert "1 collective measured alone, such as all_gather over q" in said[1]
+    assert "1 collective only measured, such as all_gather over q" in said[1]
 
 
 def test_runs_of_one_host_all_begin_at_the_start(prediction: PricedConfiguration) -> None:

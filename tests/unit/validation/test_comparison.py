@@ -63,7 +63,7 @@ def test_gain_of_overlapping() -> None:
     comparison = Comparison(document.model_copy(update={"configurations": (one, slow)}))
     (gain,) = comparison.gains
     assert (gain.predicted, gain.measured) == (pytest.approx(0.2), pytest.approx(0.2))
-    assert "gain of overlapping" in validation_text(comparison)
+    assert "gain from overlap" in validation_text(comparison)
 
 
 def test_file_loads_back_equal() -> None:
