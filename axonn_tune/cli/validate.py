@@ -60,8 +60,8 @@ def validate_command(
         return
     from axonn_tune.accuracy.published import Files, judge
     from axonn_tune.cli.report import require_html
+    from axonn_tune.report.evaluation import accuracy_document, accuracy_text
     from axonn_tune.report.output import json_text
-    from axonn_tune.report.validation import accuracy_document, accuracy_text
 
     require_html(wanted.html)
     files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)

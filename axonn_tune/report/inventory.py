@@ -190,7 +190,7 @@ _COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8
 
 
 @dataclass(frozen=True)
-class Series:
+class FitSeries:
     """One group shape's measured and fitted times by size."""
 
     label: str
@@ -198,7 +198,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Scale:
+class FitScale:
     """Logarithmic axes of a panel: value ranges to pixels."""
 
     sizes: tuple[float, float]
@@ -225,7 +225,7 @@ def fit_svg(done: Calibration) -> str:
     if not panels:
         raise UsageError("--plot: no collectives were measured")
     every = [point for found in panels.values() for one in found for point in one.points]
-    scale = Scale(_range([size for size, _, _ in every]), _range([time for _, *times in every for time in times]))
+    scale = FitScale(_range([size for size, _, _ in every]), _range([time for _, *times in every for time in times]))
     body = [
         f'<g transform="translate({number * _WIDTH} 0)">{"".join(_panel(kind, found, scale))}</g>'
         for number, (kind, found) in enumerate(panels.items())
@@ -235,7 +235,7 @@ def fit_svg(done: Calibration) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(body) + "\n</svg>\n"
 
 
-def _series(done: Calibration) -> dict[str, list[Series]]:
+def _series(done: Calibration) -> dict[str, list[FitSeries]]:
     """Measured and fitted times by collective and group shape."""
     from axonn_tune.specs.points import CollectiveProbe
 
@@ -247,12 +247,12 @@ def _series(done: Calibration) -> dict[str, list[Series]]:
             point = (float(probe.size_bytes), seconds, seconds * (1.0 + fit.errors[probe]))
             found.setdefault(probe.op, {}).setdefault(label, []).append(point)
     return {
-        kind: [Series(label, tuple(sorted(points))) for label, points in shapes.items()]
+        kind: [FitSeries(label, tuple(sorted(points))) for label, points in shapes.items()]
         for kind, shapes in found.items()
     }
 
 
-def _panel(kind: str, found: Sequence[Series], scale: Scale) -> Iterator[str]:
+def _panel(kind: str, found: Sequence[FitSeries], scale: FitScale) -> Iterator[str]:
     yield f'<text x="{_LEFT}" y="16" font-size="12">{escape(kind)}: measured (points) and fitted (lines)</text>'
     bottom = _HEIGHT - _BOTTOM
     yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - 8}" fill="none" stroke="#444"/>'
@@ -264,7 +264,7 @@ def _panel(kind: str, found: Sequence[Series], scale: Scale) -> Iterator[str]:
         yield from _drawn(one, number, scale)
 
 
-def _drawn(one: Series, number: int, scale: Scale) -> Iterator[str]:
+def _drawn(one: FitSeries, number: int, scale: FitScale) -> Iterator[str]:
     color = _COLORS[number % len(_COLORS)]
     line = " ".join(f"{scale.x(size):.1f},{scale.y(fitted):.1f}" for size, _, fitted in one.points)
     yield f'<polyline points="{line}" fill="none" stroke="{color}"/>'

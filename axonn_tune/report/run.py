@@ -192,7 +192,7 @@ def _summary_notes(summary: Summary) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class MeasuredStep:
+class TraceStep:
     """Traces of some ranks, and the step of theirs to show."""
 
     traces: Sequence[MeasuredTrace]
@@ -206,7 +206,7 @@ class MeasuredStep:
         return [f"measured rank {one.rank}{f', {one.path.parent.name}' if apart else ''}" for one in self.traces]
 
 
-def choose_step(traces: Sequence[MeasuredTrace], *, step: int | None) -> MeasuredStep:
+def choose_step(traces: Sequence[MeasuredTrace], *, step: int | None) -> TraceStep:
     """This step, or of those that all traces have the one of median duration by the first; UsageError if none."""
     if step is None:
         common = set(traces[0].steps).intersection(*(trace.steps for trace in traces[1:]))
@@ -216,10 +216,10 @@ def choose_step(traces: Sequence[MeasuredTrace], *, step: int | None) -> Measure
         step = by_time[(len(by_time) - 1) // 2]
     for trace in traces:
         trace.whole_step(step)
-    return MeasuredStep(traces, step)
+    return TraceStep(traces, step)
 
 
-def merged_trace(prediction: PricedConfiguration, measured: MeasuredStep | None) -> str:
+def merged_trace(prediction: PricedConfiguration, measured: TraceStep | None) -> str:
     """The JSON trace: a process of the prediction, then one for each measured rank.
 
     Each run's ranks of one host are aligned at the first of their starts: differences between those are real,
@@ -246,7 +246,7 @@ def _alike(pricing: Pricing) -> int:
     return max(_MOST_SPANS // spans_of_one(pricing), 1)
 
 
-def trace_remarks(prediction: PricedConfiguration, measured: MeasuredStep | None) -> list[str]:
+def trace_remarks(prediction: PricedConfiguration, measured: TraceStep | None) -> list[str]:
     """Durations of the step, and collectives that only one side has, which then are about different things."""
     predicted_s = prediction.pricing.iteration_s
     alike, times = _alike(prediction.pricing), prediction.pricing.batches[0].times
@@ -277,7 +277,7 @@ def _steps_of(trace: MeasuredTrace) -> str:
     return f"rank {trace.rank} has {', '.join(map(str, trace.steps))}"
 
 
-def _trace_notes(prediction: PricedConfiguration, measured: MeasuredStep | None) -> Json:
+def _trace_notes(prediction: PricedConfiguration, measured: TraceStep | None) -> Json:
     """What the file is of, with the hashes of what made it."""
     inputs, pricing = prediction.inputs, prediction.pricing
     grid = pricing.configuration.grid

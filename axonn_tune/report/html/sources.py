@@ -126,8 +126,8 @@ def _validation(file: Path, document: Json, identity: str) -> Json:
 
 
 def _measurement(file: Path, document: Json, identity: str) -> Json:
+    from axonn_tune.report.evaluation import validation_document
     from axonn_tune.report.html.measured_sections import validation_section
-    from axonn_tune.report.validation import validation_document
     from axonn_tune.specs.measurements import Measurements
     from axonn_tune.validation.comparison import Comparison
 

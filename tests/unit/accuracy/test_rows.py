@@ -15,7 +15,7 @@ from axonn_tune.accuracy.summary import summarize_steps
 from axonn_tune.baselines.layout import CURRENT
 from axonn_tune.baselines.memory import rows_of_table
 from axonn_tune.errors import DocumentError
-from axonn_tune.report.validation import steps_text
+from axonn_tune.report.evaluation import steps_text
 
 HEADER = "id,dataset,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,recompute,precision"
 VALUES = "one,{dataset},A100-SXM,8,Megatron-DeepSpeed,24,2048,16,8192,51200,1024,64,4,{tensor},full,fp16"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from axonn_tune.report.validation import validation_json, validation_text
+from axonn_tune.report.evaluation import validation_json, validation_text
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.measurements import MeasuredConfiguration, Measurements
 from axonn_tune.specs.writing import to_yaml

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
+from axonn_tune.report.evaluation import validation_document
 from axonn_tune.report.html.measured_sections import run_section, validation_section
 from axonn_tune.report.output import Json
-from axonn_tune.report.validation import validation_document
 from axonn_tune.validation.comparison import Comparison
 from tests.unit.report.html.pages import blocks, titled, values
 from tests.unit.report.test_run import summary, term

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError, EnvironmentProblem, UsageError
+from axonn_tune.report.evaluation import validation_json
 from axonn_tune.report.html import page
 from axonn_tune.report.html.ranking_section import MOST_ROWS, ranking_section
 from axonn_tune.report.html.sources import read_section
 from axonn_tune.report.output import json_text
-from axonn_tune.report.validation import validation_json
 from axonn_tune.specs.writing import to_yaml
 from axonn_tune.validation.comparison import Comparison
 from tests.cli.running import good, run
