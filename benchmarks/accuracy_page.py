@@ -18,7 +18,7 @@ from axonn_tune.accuracy.left_out import without
 from axonn_tune.accuracy.published import Accuracy, Files, judge
 from axonn_tune.accuracy.quality import Errors, families
 from axonn_tune.accuracy.steps import Predicted
-from axonn_tune.report.table import Heading, markdown_table
+from axonn_tune.report.output import Heading, markdown_table
 from benchmarks import vtrain_sums
 from benchmarks.accuracy_figure import figure
 from benchmarks.left_out import coverage, family_group

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from axonn_tune.baselines.layout import KORTHIKANTI_2022, NARAYANAN_2021, Layout, broken_constraints
 from axonn_tune.baselines.megatron import MegatronPrice, MegatronPricer
-from axonn_tune.report.table import Heading, markdown_table
+from axonn_tune.report.output import Heading, markdown_table
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import RECOMPUTES, Workload

@@ -14,7 +14,7 @@ import numpy as np
 
 from axonn_tune.files import write_text_atomically
 from axonn_tune.ranking.entries import Entry, TermEntry
-from axonn_tune.report.table import Heading, markdown_table
+from axonn_tune.report.output import Heading, markdown_table
 from axonn_tune.units import show_seconds
 from benchmarks.paper_cells import (
     COSTS,

@@ -15,7 +15,7 @@ from axonn_tune.accuracy.quality import families
 from axonn_tune.accuracy.rows import StepRow, read_steps
 from axonn_tune.accuracy.shipped import SHIPPED
 from axonn_tune.accuracy.steps import Predicted, predict_steps
-from axonn_tune.report.table import Heading, markdown_table
+from axonn_tune.report.output import Heading, markdown_table
 
 DATASET = "vtrain_single"
 FEWEST = 5

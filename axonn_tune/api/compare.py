@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from axonn_tune.api.search import Format
     from axonn_tune.api.shown import Shown
-    from axonn_tune.report.ranking_json import Json
+    from axonn_tune.report.output import Json
     from axonn_tune.specs.catalog import MachineLike, ModelLike
 
 
@@ -63,9 +63,9 @@ class CompareResult(Result):
     @property
     def remarks(self) -> list[str]:
         """What limits each, what overlap gains, and what the paper reports of this case, in sentences."""
-        from axonn_tune.report.compare import remarks
+        from axonn_tune.report.compare import comparison_remarks
 
-        return remarks(self.comparison)
+        return comparison_remarks(self.comparison)
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/comparison/1`."""
@@ -99,7 +99,7 @@ class CompareResult(Result):
 
     def section(self, *, source: str) -> Json:
         """This comparison as a section of a report; `source` names where it comes from."""
-        from axonn_tune.report.html.contenders import comparison_section
+        from axonn_tune.report.html.scaling_sections import comparison_section
 
         return comparison_section(self.to_dict(), identity="s1", source=source)
 

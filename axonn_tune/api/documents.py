@@ -77,20 +77,20 @@ class Catalog(Mapping[str, Loaded[D]], Generic[D]):
         """One row for each document, with units in the names of columns."""
         import pandas as pd
 
-        from axonn_tune.report.documents import documents_records
+        from axonn_tune.report.inventory import documents_records
 
         names, rows = documents_records(self.kind, self._sound())
         return pd.DataFrame(rows, columns=names)
 
     def to_dict(self) -> dict[str, Any]:
         """All documents with name, file and hash: what `--format json` prints."""
-        from axonn_tune.report.documents import documents_json
+        from axonn_tune.report.inventory import documents_json
 
         return documents_json(self.kind, self._sound())
 
     def render(self) -> str:
         """The table that the command line prints."""
-        from axonn_tune.report.documents import documents_table
+        from axonn_tune.report.inventory import documents_table
 
         return documents_table(self.kind, self._sound())
 
@@ -102,7 +102,7 @@ class Catalog(Mapping[str, Loaded[D]], Generic[D]):
 
     def _repr_html_(self) -> str:
         from axonn_tune.api.shown import html_text
-        from axonn_tune.report.documents import documents_cells
+        from axonn_tune.report.inventory import documents_cells
 
         return html_text(*documents_cells(self.kind, self._sound()))
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from axonn_tune.cost.prediction import Pricing
     from axonn_tune.ranking.choosing import RankBy
     from axonn_tune.ranking.entries import Entry
-    from axonn_tune.report.explain import Subject
-    from axonn_tune.report.ranking_json import Json
+    from axonn_tune.report.explain import PricedConfiguration
+    from axonn_tune.report.output import Json
     from axonn_tune.specs.catalog import MachineLike, ModelLike
 
 Format: TypeAlias = Literal["table", "json", "md"]
@@ -73,18 +73,18 @@ class Explanation:
     machine_changed: it is a launch config's, whose machine profile is not the one explained with.
     """
 
-    subject: Subject
+    subject: PricedConfiguration
     machine_changed: bool = False
 
     @classmethod
     def of(cls, results: Results, *, rank: int, machine_changed: bool = False) -> Explanation:
         """Of a configuration of a ranking; NothingFeasibleError if there is none, UsageError if fewer than `rank`."""
-        from axonn_tune.report.explain import Subject
+        from axonn_tune.report.explain import PricedConfiguration
 
         results.require_any()
         results.require_row(rank)
         ranked = results.ranked
-        subject = Subject(results.inputs, ranked.entry(rank - 1, terms=True), ranked.pricing(rank - 1))
+        subject = PricedConfiguration(results.inputs, ranked.entry(rank - 1, terms=True), ranked.pricing(rank - 1))
         return cls(subject, machine_changed)
 
     @property
@@ -105,21 +105,21 @@ class Explanation:
     @property
     def words(self) -> list[str]:
         """What a step consists of, in sentences."""
-        from axonn_tune.report.explain_words import words
+        from axonn_tune.report.explain import words
 
-        return words(self.inputs, self.entry, self.pricing)
+        return words(self.subject)
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/explain/1`."""
-        from axonn_tune.report.explain_json import explain_document
+        from axonn_tune.report.explain import explain_document
 
         return explain_document(self.subject)
 
     def to_json(self) -> str:
         """The same as text: what `axonn-tune explain --format json` prints."""
-        from axonn_tune.report.ranking_json import to_text
+        from axonn_tune.report.output import json_text
 
-        return to_text(self.to_dict())
+        return json_text(self.to_dict())
 
     def render(self, output_format: Format = "table") -> str:
         """The explanation as the command line prints it."""
@@ -137,13 +137,12 @@ class Explanation:
         runs: folders of runs that wrote traces, or single files of them; step: which of theirs, that of median
         duration unless given. UsageError if there is none of that number in all of them.
         """
-        from axonn_tune.report.trace import Prediction, choose_step, merged_trace, trace_remarks
+        from axonn_tune.report.run import choose_step, merged_trace, trace_remarks
         from axonn_tune.specs.trace_files import find_traces, read_trace
 
         traces = [read_trace(path) for run in runs for path in find_traces(run)]
         measured = choose_step(traces, step=step) if traces else None
-        prediction = Prediction(self.inputs, self.pricing)
-        return StepTrace(merged_trace(prediction, measured), tuple(trace_remarks(prediction, measured)))
+        return StepTrace(merged_trace(self.subject, measured), tuple(trace_remarks(self.subject, measured)))
 
     def __str__(self) -> str:
         return self.render()

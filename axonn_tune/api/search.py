@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from axonn_tune.api.explain import Explanation
     from axonn_tune.api.shown import Shown
     from axonn_tune.ranking.choosing import RankBy, Searched
-    from axonn_tune.report.ranking_json import Json
+    from axonn_tune.report.output import Json
     from axonn_tune.specs.catalog import MachineLike, ModelLike
     from axonn_tune.specs.launch import Launch
 
@@ -115,16 +115,16 @@ class SearchResult(Result, Sequence[Entry]):
     @property
     def why(self) -> str:
         """Where the first spends less time than the second."""
-        from axonn_tune.report.remarks import why_first
+        from axonn_tune.report.ranking import why_first
 
         return why_first(self.results)
 
     @property
     def remarks(self) -> list[str]:
         """What to know besides the numbers, in sentences: what was priced, why the first is first, ties, rejections."""
-        from axonn_tune.report.remarks import remarks
+        from axonn_tune.report.ranking import ranking_remarks
 
-        return remarks(self.results)
+        return ranking_remarks(self.results)
 
     def explain(self, rank: int = 1) -> Explanation:
         """One configuration, term by term; UsageError if fewer are ranked, NothingFeasibleError if none is."""
@@ -169,16 +169,16 @@ class SearchResult(Result, Sequence[Entry]):
 
     def to_dict(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> Json:
         """The first `top` configurations (0: all), with every term, as the contract `axonn-tune/ranking/1`."""
-        from axonn_tune.report.ranking_json import ranking_document
+        from axonn_tune.report.ranking import ranking_document
 
         entries = self.results.listed(top=top, terms=True, rejected=rejected)
         return ranking_document(self.results, entries, limit_bytes=self.memory_limit_bytes)
 
     def to_json(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> str:
         """The same as text: what `axonn-tune --format json` prints."""
-        from axonn_tune.report.ranking_json import to_text
+        from axonn_tune.report.output import json_text
 
-        return to_text(self.to_dict(top=top, rejected=rejected))
+        return json_text(self.to_dict(top=top, rejected=rejected))
 
     def render(
         self,
@@ -193,7 +193,7 @@ class SearchResult(Result, Sequence[Entry]):
         """The first `top` configurations (0: all) as the command line prints them; UsageError for an unknown column."""
         if output_format == "json":
             return self.to_json(top=top, rejected=rejected)
-        from axonn_tune.report import ranking_table as tables
+        from axonn_tune.report import ranking as tables
 
         entries, limit_bytes = self.results.listed(top=top, rejected=rejected), self.memory_limit_bytes
         if output_format == "csv":
@@ -235,13 +235,12 @@ class SearchResult(Result, Sequence[Entry]):
 
     def section(self, *, source: str) -> Json:
         """This ranking as a section of a report; `source` names where it comes from."""
-        from axonn_tune.report.html.launched import ranking_of
-        from axonn_tune.report.html.ranking import ranking_section
+        from axonn_tune.report.html.ranking_section import ranking_of, ranking_section
 
         return ranking_section(ranking_of(self.results), identity="s1", source=source)
 
     def _shown(self) -> Shown:
-        from axonn_tune.report.ranking_table import default_columns, ranking_cells
+        from axonn_tune.report.ranking import default_columns, ranking_cells
 
         entries = self.results.listed(top=DEFAULT_TOP)
         names = default_columns(self.results, entries)
@@ -257,7 +256,7 @@ class SearchResult(Result, Sequence[Entry]):
     def _frame(self, entries: Sequence[Entry]) -> pd.DataFrame:
         import pandas as pd
 
-        from axonn_tune.report.ranking_table import ranking_records
+        from axonn_tune.report.ranking import ranking_records
 
         names, rows = ranking_records(self.results, entries, limit_bytes=self.memory_limit_bytes)
         return pd.DataFrame(rows, columns=names)

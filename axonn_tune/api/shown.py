@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from axonn_tune.report.ranking_json import Json
-    from axonn_tune.report.table import Heading
+    from axonn_tune.report.output import Heading, Json
 
     Shown: TypeAlias = tuple[Sequence[Heading], Sequence[Sequence[str]], Sequence[str]]
     """Headings, cells, and the sentences below a table."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from axonn_tune.api.search import Format
     from axonn_tune.api.shown import Shown
     from axonn_tune.ranking.choosing import RankBy
-    from axonn_tune.report.ranking_json import Json
+    from axonn_tune.report.output import Json
     from axonn_tune.specs.catalog import MachineLike, ModelLike
 
 
@@ -91,14 +91,14 @@ class SweepResult(Result, Sequence[Point]):
         """One row for each point; columns as in `--format csv`, with their units."""
         import pandas as pd
 
-        from axonn_tune.report.sweep import sweep_records
+        from axonn_tune.report.ranking import sweep_records
 
         names, rows = sweep_records(self.points)
         return pd.DataFrame(rows, columns=names)
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/sweep/1`."""
-        from axonn_tune.report.sweep import sweep_document
+        from axonn_tune.report.ranking import sweep_document
 
         return sweep_document(self.points, weak=self.weak)
 
@@ -115,17 +115,17 @@ class SweepResult(Result, Sequence[Point]):
         color: bool = False,
     ) -> str:
         """The sweep as the command line prints it; `wide`: every column; UsageError for one that does not exist."""
-        from axonn_tune.report import sweep as report
-        from axonn_tune.report.ranking_json import to_text
+        from axonn_tune.report import ranking as tables
+        from axonn_tune.report.output import json_text
 
         if output_format == "json":
-            return to_text(self.to_dict())
+            return json_text(self.to_dict())
         if output_format == "csv":
-            return report.sweep_csv(self.points)
-        names = columns or (report.ALL_COLUMNS if wide else ())
+            return tables.sweep_csv(self.points)
+        names = columns or (tables.ALL_SWEEP_COLUMNS if wide else ())
         if output_format == "md":
-            return report.sweep_markdown(self.points, names=names)
-        return report.sweep_table(self.points, names=names, color=color)
+            return tables.sweep_markdown(self.points, names=names)
+        return tables.sweep_table(self.points, names=names, color=color)
 
     def __len__(self) -> int:
         return len(self.points)
@@ -151,11 +151,11 @@ class SweepResult(Result, Sequence[Point]):
 
     def section(self, *, source: str) -> Json:
         """This sweep as a section of a report; `source` names where it comes from."""
-        from axonn_tune.report.html.scaling import sweep_section
+        from axonn_tune.report.html.scaling_sections import sweep_section
 
         return sweep_section(self.to_dict(), identity="s1", source=source)
 
     def _shown(self) -> Shown:
-        from axonn_tune.report.sweep import sweep_cells
+        from axonn_tune.report.ranking import sweep_cells
 
         return sweep_cells(self.points)

@@ -97,12 +97,12 @@ def calibrate_command(wanted: Wanted) -> None:
       axonn-tune calibrate --from-logs all_reduce.txt --machine dgx-h100 -o fitted.yaml
     """
     from axonn_tune.calibration import session
-    from axonn_tune.report import fit_plot
+    from axonn_tune.report.inventory import require_svg
 
     if not wanted.logs and (wanted.log_ranks or wanted.log_nodes):
         raise click.UsageError("--log-ranks and --log-nodes are for --from-logs.")
     if wanted.plot:
-        fit_plot.require_svg(wanted.plot)
+        require_svg(wanted.plot)
     if wanted.logs:
         _say(session.finish_logs(wanted), wanted)
     elif _measured(wanted):
@@ -127,7 +127,7 @@ def _measured(wanted: Wanted) -> bool:
 @contextmanager
 def _progress(plan: Plan, *, shown: bool) -> Iterator[Callable[[Progress], None]]:
     """The time left of the budget, and what is measured now."""
-    from axonn_tune.report.console import progress
+    from axonn_tune.report.output import progress
     from axonn_tune.units import counted
 
     with progress("calibrating", shown=shown) as tell:
@@ -143,8 +143,7 @@ def _progress(plan: Plan, *, shown: bool) -> Iterator[Callable[[Progress], None]
 def _say(calibration: Calibration, wanted: Wanted) -> None:
     """What came out, in a few lines, and drawn."""
     from axonn_tune.files import write_text_atomically
-    from axonn_tune.report.calibration import calibration_lines
-    from axonn_tune.report.fit_plot import fit_svg
+    from axonn_tune.report.inventory import calibration_lines, fit_svg
 
     for line in calibration_lines(calibration):
         click.echo(line)

@@ -42,7 +42,7 @@ def compare(*, chosen: Chosen, output_format: Format, wide: bool, html: str | No
     from axonn_tune.api.compare import compare as compare_all
     from axonn_tune.cli.report import require_html, write_html
     from axonn_tune.report.compare import LEFT_OUT
-    from axonn_tune.report.table import use_color
+    from axonn_tune.report.output import use_color
 
     require_html(html)
     found = compare_all(**problem_of(chosen), **options_of(chosen))

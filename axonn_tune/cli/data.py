@@ -73,7 +73,7 @@ def data_command(
 @contextmanager
 def _progress(total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Takes the bytes read since the last time."""
-    from axonn_tune.report.console import progress
+    from axonn_tune.report.output import progress
 
     read_bytes = 0
     with progress("reading text") as tell:

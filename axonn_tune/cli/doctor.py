@@ -43,7 +43,7 @@ def doctor_command(*, launch: str | None, output_format: str) -> None:
 
     from axonn_tune.errors import EnvironmentProblem
     from axonn_tune.launch import surroundings
-    from axonn_tune.report.doctor import doctor_json, doctor_text
+    from axonn_tune.report.inventory import doctor_json, doctor_text
 
     document = None if launch is None else _loaded(launch)
     devices = _devices()

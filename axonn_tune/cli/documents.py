@@ -67,14 +67,14 @@ def _list(kind: Kind, *, output_format: str) -> None:
 
 
 def _show(kind: Kind, name: str, *, overrides: tuple[str, ...], output_format: str) -> None:
-    from axonn_tune.report import documents
+    from axonn_tune.report import inventory
     from axonn_tune.specs.writing import to_yaml
 
     loaded = _load(kind, name, overrides=overrides)
     if output_format == "json":
-        click.echo(json.dumps(documents.origin_json(loaded), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(inventory.origin_json(loaded), indent=2, ensure_ascii=False))
     else:
-        click.echo(to_yaml(loaded.document, header=documents.origin_lines(loaded)), nl=False)
+        click.echo(to_yaml(loaded.document, header=inventory.origin_lines(loaded)), nl=False)
 
 
 def _check(kind: Kind, names: tuple[str, ...]) -> None:

@@ -60,7 +60,7 @@ def regress_command(
       axonn-tune regress baseline.yaml --measurement measured.yaml --junit regress.xml
     """
     from axonn_tune.errors import CheckFailedError
-    from axonn_tune.report import regression as report
+    from axonn_tune.report import evaluation as report
 
     if record:
         _record(baseline, chosen, measurement, _settings(tolerances, floors), reason=reason, top=top)

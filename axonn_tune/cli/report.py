@@ -10,7 +10,7 @@ from axonn_tune.cli.documents import complete_names
 from axonn_tune.cli.options import command_line, help_option, quiet_option
 
 if TYPE_CHECKING:
-    from axonn_tune.report.html.blocks import Json
+    from axonn_tune.report.output import Json
 
 
 @click.command("report", short_help="Write results as one HTML file.")

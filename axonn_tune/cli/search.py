@@ -89,7 +89,7 @@ def search_command(
     """
     from axonn_tune.api.search import search
     from axonn_tune.cli.report import require_html, write_html
-    from axonn_tune.report.table import use_color
+    from axonn_tune.report.output import use_color
 
     require_html(html)
     _check_output(output, emit=emit, pick=pick, tokens=tokens)

@@ -56,7 +56,7 @@ def sweep_command(
     """
     from axonn_tune.api.sweep import sweep
     from axonn_tune.cli.report import require_html, write_html
-    from axonn_tune.report.table import use_color
+    from axonn_tune.report.output import use_color
 
     require_html(html)
     found = sweep(

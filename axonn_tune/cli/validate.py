@@ -60,12 +60,13 @@ def validate_command(
         return
     from axonn_tune.accuracy.published import Files, judge
     from axonn_tune.cli.report import require_html
-    from axonn_tune.report import accuracy as report
+    from axonn_tune.report.evaluation import accuracy_document, accuracy_text
+    from axonn_tune.report.output import json_text
 
     require_html(wanted.html)
     files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)
     found = judge(files, worst=worst)
-    text = report.to_json(report.document(found)) if output_format == "json" else report.text(found)
+    text = json_text(accuracy_document(found), indent=1) if output_format == "json" else accuracy_text(found)
     if wanted.html is not None:
         _write_html(found, files, wanted.html)
     click.echo(text, nl=False)
@@ -74,6 +75,6 @@ def validate_command(
 def _write_html(found: Accuracy, files: Files, path: str) -> None:
     """Write the report of predictions against measurements."""
     from axonn_tune.cli.report import write_html
-    from axonn_tune.report.html.accuracy import accuracy_sections
+    from axonn_tune.report.html.accuracy_sections import accuracy_sections
 
     write_html(path, accuracy_sections(found, files, command=command_line()))

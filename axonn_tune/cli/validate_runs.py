@@ -105,7 +105,7 @@ def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None
     from axonn_tune.cli.report import require_html
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.launch.local import require_torch
-    from axonn_tune.report.validation import validation_json, validation_text
+    from axonn_tune.report.evaluation import validation_json, validation_text
 
     require_torch()
     require_html(wanted.html)
@@ -128,8 +128,8 @@ def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None
 def _write_html(comparison: Comparison, path: str) -> None:
     """Write the report of a validation."""
     from axonn_tune.cli.report import write_html
-    from axonn_tune.report.html.measured import validation_section
-    from axonn_tune.report.validation import validation_document
+    from axonn_tune.report.evaluation import validation_document
+    from axonn_tune.report.html.measured_sections import validation_section
 
     section = validation_section(validation_document(comparison), identity="s1", source=command_line())
     write_html(path, [section])

@@ -5,8 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from axonn_tune import __version__
-from axonn_tune.report.ranking_json import Json, origin, to_text
-from axonn_tune.report.table import Heading, csv_table, markdown_table, seconds_cells, text_table
+from axonn_tune.report.output import (
+    NOTHING,
+    Heading,
+    Json,
+    csv_table,
+    json_text,
+    markdown_table,
+    percent,
+    seconds_cells,
+    signed_percent,
+    text_table,
+)
+from axonn_tune.report.ranking import origin
 from axonn_tune.units import GIB, TERA
 
 if TYPE_CHECKING:
@@ -18,13 +29,13 @@ if TYPE_CHECKING:
 SCHEMA = "axonn-tune/comparison/1"
 PETA = 1000.0 * TERA
 NOTABLE = 0.005
-"""Share of a step that endless memory must save to be mentioned."""
+"""Share of a step that unlimited memory must save to be mentioned."""
 
 _HEADINGS = (
-    Heading("way", left=True),
+    Heading("strategy", left=True),
     Heading("layout", left=True),
     Heading("micro-\nbatch"),
-    Heading("accumu-\nlation"),
+    Heading("grad.\naccum."),
     Heading("recompute", left=True),
     Heading("step\ns"),
     Heading("compute\ns"),
@@ -39,7 +50,8 @@ _HEADINGS = (
 _NARROW = (0, 1, 5, 6, 7, 9, 10, 13)
 """Columns shown unless all are asked for."""
 LEFT_OUT = (
-    "--wide adds the rest of each layout, micro-batch, accumulation, recompute, bubble, HFU and the paper's count."
+    "--wide adds the rest of each layout, micro-batch, gradient accumulation, recompute, bubble, HFU and the paper's "
+    "count."
 )
 _CSV = (
     *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
@@ -53,18 +65,20 @@ def render(
 ) -> str:
     """The comparison as text; a table that is not `wide` shows the main columns, within 100 characters."""
     if output_format == "json":
-        return to_text(comparison_json(comparison, inputs))
+        return json_text(comparison_json(comparison, inputs))
     if output_format == "csv":
         return csv_table(*comparison_records(comparison))
     if output_format == "md":
         table = markdown_table(*comparison_cells(comparison, wide=True))
-        return table + "\n" + "".join(f"- {line}\n" for line in remarks(comparison))
+        return table + "\n" + "".join(f"- {line}\n" for line in comparison_remarks(comparison))
     headings, rows = comparison_cells(comparison, wide=wide)
-    return text_table(headings, rows, color=color) + "\n" + "".join(f"{line}\n" for line in remarks(comparison))
+    return (
+        text_table(headings, rows, color=color) + "\n" + "".join(f"{line}\n" for line in comparison_remarks(comparison))
+    )
 
 
 def comparison_records(comparison: Comparison) -> tuple[Sequence[str], list[list[object]]]:
-    """Names of all fields, units included, and their values of each way: what CSV and data frames hold."""
+    """Names of all fields, units included, and their values of each strategy: what CSV and data frames hold."""
     return _CSV, [_csv_row(comparison, each) for each in comparison.contenders]
 
 
@@ -82,24 +96,24 @@ def _narrow(cell: str) -> str:
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
-    """One row per contender; reasons of what is not possible are among the remarks."""
+    """One row per contender; why one is infeasible is among the remarks."""
     found = [each.prediction for each in comparison.contenders]
     columns = [
         seconds_cells([None if each is None else getattr(each, name) for each in found])
         for name in ("iteration_s", "compute_s", "exposed_communication_s")
     ]
-    columns.append(["-" if each is None else f"{each.bubble_s:.2f}" for each in found])
+    columns.append([NOTHING if each is None else f"{each.bubble_s:.2f}" for each in found])
     rows = []
     for position, contender in enumerate(comparison.contenders):
         times = [column[position] for column in columns]
-        rows.append([contender.name, *_cells(contender, times), _percent(comparison.gain(contender), signed=True)])
+        rows.append([contender.name, *_cells(contender, times), signed_percent(comparison.gain(contender))])
     return rows
 
 
 def _cells(contender: Contender, times: list[str]) -> list[str]:
     found = contender.prediction
     if found is None:
-        return ["not possible, see below", "-", "-", "-", *times, "-", "-", "-", "-"]
+        return ["infeasible, see below", *[NOTHING] * 3, *times, *[NOTHING] * 4]
     return [
         found.layout,
         str(found.micro_batch),
@@ -107,44 +121,44 @@ def _cells(contender: Contender, times: list[str]) -> list[str]:
         found.recompute,
         *times,
         f"{found.memory_bytes / GIB:.3g}",
-        _percent(found.performance.mfu),
-        _percent(found.performance.hfu),
-        _percent(found.paper_share),
+        percent(found.performance.mfu),
+        percent(found.performance.hfu),
+        percent(found.paper_share),
     ]
 
 
-def remarks(comparison: Comparison) -> list[str]:
+def comparison_remarks(comparison: Comparison) -> list[str]:
     """What limits each contender, what overlap gains, and what the paper reports of this case."""
     lines = [f"{each.name}: {_limits(each)}" for each in comparison.contenders]
     first = comparison.contenders[0].prediction
     if first is not None:
         lines.append(
-            f"A difference within the 80% interval is not settled: 4D takes {first.performance.low_s:.3g} to "
+            f"Differences within the 80% interval are within model error: 4D takes {first.performance.low_s:.3g} to "
             f"{first.performance.high_s:.3g} s."
         )
     if comparison.overlap is not None:
         overlap = comparison.overlap
         lines.append(
             f"Overlap: the same 4D configuration takes {overlap.off_s:.3g} s with all overlaps off, "
-            f"{overlap.on_s:.3g} s with them on: {_percent(overlap.gain, signed=True)}."
+            f"{overlap.on_s:.3g} s with them on: {signed_percent(overlap.gain)}."
         )
     return [*lines, *_claims(comparison)]
 
 
 def _limits(contender: Contender) -> str:
-    """Shares of the step that are not needed computation, and what more memory would bring."""
+    """Overhead as shares of the step, and what more memory would bring."""
     found, endless = contender.prediction, contender.endless_memory
     parts = []
     if found is not None:
-        shares = [f"{what} {_percent(share)}" for what, share in found.limits()]
+        shares = [f"{what} {percent(share)}" for what, share in found.limits()]
         parts.append(
-            f"beyond needed computation {', '.join(shares)}" if shares else "next to nothing beyond needed computation"
+            f"overhead beyond useful compute: {', '.join(shares)}" if shares else "no overhead beyond useful compute"
         )
     else:
-        parts.append(f"not possible, {contender.infeasible}")
+        parts.append(f"infeasible, {contender.infeasible}")
     if endless is not None and (found is None or endless.iteration_s < (1.0 - NOTABLE) * found.iteration_s):
         parts.append(
-            f"with endless memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {endless.recompute})"
+            f"with unlimited memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {endless.recompute})"
         )
     return "; ".join(parts) + "."
 
@@ -157,18 +171,12 @@ def _claims(comparison: Comparison) -> list[str]:
     first = comparison.contenders[0].prediction
     if first is not None and first.paper_flops_per_s is not None:
         lines.append(
-            f"By the paper's count, which includes full recomputation, done or not, 4D is predicted to reach "
-            f"{_percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
+            f"By the paper's count, which includes full recompute, done or not, 4D is predicted to reach "
+            f"{percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
         )
     if comparison.problem.limits.recompute is None:
-        lines.append("It used full recomputation throughout: --recompute full compares the same.")
+        lines.append("The paper used full activation recomputation throughout: --recompute full compares the same.")
     return lines
-
-
-def _percent(share: float | None, *, signed: bool = False) -> str:
-    if share is None:
-        return "-"
-    return f"{share:+.1%}" if signed else f"{share:.1%}"
 
 
 def _csv_row(comparison: Comparison, contender: Contender) -> list[object]:
@@ -196,7 +204,7 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
         "memory_limit_bytes": comparison.limit_bytes,
         "contenders": [_contender_json(comparison, each) for each in comparison.contenders],
         "overlap": None if overlap is None else {"off_s": overlap.off_s, "on_s": overlap.on_s, "gain": overlap.gain},
-        "remarks": remarks(comparison),
+        "remarks": comparison_remarks(comparison),
         "paper": [{"what": claim.what, "value": claim.value, "words": claim.words} for claim in comparison.claims],
     }
 

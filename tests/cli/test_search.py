@@ -254,7 +254,7 @@ def test_remarks_are_talk() -> None:
     finished = good("--gpus 1024 --model 80b")
     assert "#1 beats #2 by" in finished.err
     assert "grids are rejected: heads-by-x 35" in finished.err
-    assert "are ties" in finished.err
+    assert "are within model error" in finished.err
     assert "beats" not in finished.out
     assert good("--gpus 1024 --model 80b -q").err == ""
     assert good("--gpus 1024 --model 80b --format json").err == ""

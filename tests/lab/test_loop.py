@@ -24,8 +24,7 @@ from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.shape import Shape
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
 from axonn_tune.ranking.space import Limits
-from axonn_tune.report.regression import regression_text
-from axonn_tune.report.validation import validation_text
+from axonn_tune.report.evaluation import regression_text, validation_text
 from axonn_tune.specs.baseline import Floors, Tolerances
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.measurements import Measurements

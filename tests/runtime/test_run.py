@@ -122,7 +122,7 @@ def test_terms_are_timed_and_shown_beside_the_prediction(tmp_path: Path) -> None
     assert summary.compute_s.measured + summary.exposed_communication_s.measured == pytest.approx(
         summary.step_s.measured
     )
-    assert "predicted beside measured" in shown, said
+    assert "predicted vs. measured" in shown, said
     assert "reduce_scatter" in shown
     require_trace(tmp_path / "run", {term_name(op, "z", phase, layer) for op, layer, phase in planned})
 

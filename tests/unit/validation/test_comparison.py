@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from axonn_tune.report.validation import validation_json, validation_text
+from axonn_tune.report.evaluation import validation_json, validation_text
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.measurements import MeasuredConfiguration, Measurements
 from axonn_tune.specs.writing import to_yaml
@@ -63,7 +63,7 @@ def test_gain_of_overlapping() -> None:
     comparison = Comparison(document.model_copy(update={"configurations": (one, slow)}))
     (gain,) = comparison.gains
     assert (gain.predicted, gain.measured) == (pytest.approx(0.2), pytest.approx(0.2))
-    assert "gain of overlapping" in validation_text(comparison)
+    assert "gain from overlap" in validation_text(comparison)
 
 
 def test_file_loads_back_equal() -> None:

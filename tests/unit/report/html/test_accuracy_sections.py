@@ -1,4 +1,4 @@
-"""Sections of predictions against measurements: every row is drawn and listed, the worst first."""
+"""Sections of predicted vs. published measurements: every row is drawn and listed, the worst first."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from axonn_tune.accuracy.judged import errors_by_group
 from axonn_tune.accuracy.published import Accuracy, Files, judge
 from axonn_tune.accuracy.quality import FamilyQuality
 from axonn_tune.errors import UsageError
-from axonn_tune.report.html.accuracy import accuracy_sections
-from axonn_tune.report.html.accuracy_figure import MOST_POINTS, STEPS, Point, points_figure
-from axonn_tune.report.html.accuracy_tables import families_table
-from axonn_tune.report.html.blocks import Json
+from axonn_tune.report.html.accuracy_sections import (
+    MOST_POINTS,
+    STEPS,
+    ScatterPoint,
+    accuracy_sections,
+    families_table,
+    points_figure,
+)
+from axonn_tune.report.output import Json
 from tests.unit.report.html.pages import blocks, titled, values
 from tests.unit.report.html.published import STEPS as STEPS_HEADER
 from tests.unit.report.html.published import judged, step
@@ -27,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Accuracy, list[Json
     return accuracy, accuracy_sections(accuracy, files, command="axonn-tune validate")
 
 
-def points(section: Json, title: str = "Predicted against measured") -> list[Json]:
+def points(section: Json, title: str = "Predicted vs. measured") -> list[Json]:
     """Traces of a figure that are points."""
     traces = titled(section, "figure", title)["figure"]["data"]
     return [trace for trace in traces if trace["mode"] == "markers"]
@@ -36,7 +41,7 @@ def points(section: Json, title: str = "Predicted against measured") -> list[Jso
 def test_every_kind_has_a_section(found: tuple[Accuracy, list[Json]]) -> None:
     """Guards the order of sections, and that the last one says what was read."""
     _, sections = found
-    assert [one["title"] for one in sections] == ["Training steps", "Collectives", "Matrix products", "Memory"]
+    assert [one["title"] for one in sections] == ["Training steps", "Collectives", "GEMMs", "Memory"]
     assert [one["id"] for one in sections] == ["s1", "s2", "s3", "s4"]
     rows = dict(next(blocks(sections[-1], "facts"))["rows"])
     assert rows["command"] == "axonn-tune validate"
@@ -71,7 +76,7 @@ def test_words_of_rows_are_no_markup(found: tuple[Accuracy, list[Json]]) -> None
 
 def test_lines_are_where_they_say(found: tuple[Accuracy, list[Json]]) -> None:
     """Guards the lines of no error and ±25%, and the view of errors."""
-    block = titled(found[1][0], "figure", "Predicted against measured")
+    block = titled(found[1][0], "figure", "Predicted vs. measured")
     traces = block["figure"]["data"]
     lines = [trace for trace in traces if trace["mode"] == "lines"]
     shares = [[y / x for x, y in zip(line["x"], line["y"], strict=True)] for line in lines]
@@ -98,7 +103,7 @@ def test_rows_come_worst_first(found: tuple[Accuracy, list[Json]]) -> None:
     for key, attribute in (("predicted", "predicted_s"), ("error", "error"), ("low", "low_s"), ("high", "high_s")):
         assert values(table, key) == [getattr(by_name[name], attribute) for name in names]
     assert {one["column"] for one in table["filters"]} >= {"source"}
-    refused = titled(sections[0], "table", "Rows that are not predicted")
+    refused = titled(sections[0], "table", "Rows without a prediction")
     known = "A100, A800, B200, B300, GB200, GB300, GH200, H100, H200, H800, MI250, V100"
     assert list(zip(values(refused, "id"), values(refused, "why_not"), strict=True)) == [
         ("refused", f"no machine profile has the accelerator 'Abacus': known are {known}")
@@ -122,7 +127,7 @@ def test_the_family_is_there(found: tuple[Accuracy, list[Json]]) -> None:
     """Guards ranking quality: the figures of the summary."""
     accuracy, sections = found
     (family,) = accuracy.summary.families
-    table = titled(sections[0], "table", "How well layouts are ranked")
+    table = titled(sections[0], "table", "Ranking of layouts")
     for key in ("family", "rows", "spearman", "kendall", "regret", "best_rank"):
         assert values(table, key) == [getattr(family, key)]
 
@@ -145,7 +150,7 @@ def test_other_kinds_have_figures_errors_and_reasons(found: tuple[Accuracy, list
     assert values(table, "mape") == [errors[name].mape for name in values(table, "name")]
     assert values(table, "rows") == [1, 1]
     assert values(titled(collectives, "table", "Each row"), "counted").count("no") == 1
-    refused = titled(collectives, "table", "Rows that are not predicted")
+    refused = titled(collectives, "table", "Rows without a prediction")
     assert values(refused, "rows") == [1]
     assert values(refused, "why_not") == ["'alltoall' is not used by any layout here"]
     assert [trace["name"] for trace in points(products)] == ["A100-SXM4-80GB"]
@@ -162,8 +167,8 @@ def test_shares_of_memory_are_drawn_apart(found: tuple[Accuracy, list[Json]]) ->
 
 def test_of_many_points_the_worst_stay() -> None:
     """Guards speed: rows that lie on each other are drawn once, as the worst of them, and the note says so."""
-    many = [Point("one", 1.0 + number * 1e-7, 1.2, str(number)) for number in range(MOST_POINTS)]
-    far = Point("one", 1.0, 9.0, "far")
+    many = [ScatterPoint("one", 1.0 + number * 1e-7, 1.2, str(number)) for number in range(MOST_POINTS)]
+    far = ScatterPoint("one", 1.0, 9.0, "far")
     assert len(points_figure([*many[1:], far], STEPS, title="t")["figure"]["data"][0]["x"]) == MOST_POINTS
     block = points_figure([*many, far], STEPS, title="t")
     assert block["figure"]["data"][0]["text"] == ["0", "far"]

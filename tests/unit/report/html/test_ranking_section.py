@@ -10,12 +10,10 @@ from dataclasses import replace
 import pytest
 
 from axonn_tune.ranking.results import run_search
-from axonn_tune.report.html.blocks import Json
-from axonn_tune.report.html.colors import BY_KIND
-from axonn_tune.report.html.launched import ranking_of
-from axonn_tune.report.html.ranking import COLUMNS, DETAILED, MOST_ROWS, ranking_section
-from axonn_tune.report.ranking_json import term_json
-from axonn_tune.units import GB, MICRO
+from axonn_tune.report.html.page import BY_KIND
+from axonn_tune.report.html.ranking_section import COLUMNS, DETAILED, MOST_ROWS, ranking_of, ranking_section
+from axonn_tune.report.output import Json
+from axonn_tune.report.ranking import term_json
 from tests.unit.report.html.pages import blocks, ranking, results, titled, values
 
 _MADE_OF_SEVERAL = {"state", "rejected_because", "order", "whole_order"}
@@ -57,8 +55,8 @@ def test_terms_of_each_detailed_configuration_are_the_contracts(section: Json) -
         table = next(one for one in blocks({"blocks": panel["items"][place]["blocks"]}, "table"))
         for key in ("op", "axis", "phase", "layer", "count", "group", "tier", "seconds", "exposed_s", "formula"):
             assert values(table, key) == [term[key] for term in terms], key
-        assert values(table, "alpha_us") == [term["latency_s"] / MICRO for term in terms]
-        assert values(table, "beta") == [term["bandwidth_bytes_per_s"] / GB for term in terms]
+        for key in ("bytes", "latency_s", "bandwidth_bytes_per_s"):
+            assert values(table, key) == [term[key] for term in terms], key
 
 
 def test_bars_add_up_to_the_step_and_to_all_communication(section: Json) -> None:
@@ -80,7 +78,7 @@ def test_bars_add_up_to_the_step_and_to_all_communication(section: Json) -> None
 
 
 def test_the_map_has_every_grid_once(section: Json) -> None:
-    """Guards the map: a coloured cell for each grid that can be used, a mark for each that cannot."""
+    """Guards the map: a colored cell for each feasible grid, a mark for each that is not."""
     block = titled(section, "figure", "The space of grids")
     heat, *marks = block["figure"]["data"]
     colored = [value for row in heat["z"] for value in row if value is not None]
@@ -96,7 +94,7 @@ def test_the_map_has_every_grid_once(section: Json) -> None:
 
 def test_memory_is_that_of_the_configuration(section: Json) -> None:
     """Guards the memory figure: the bar of everything is the contract's number, the items add up to it."""
-    figure = titled(section, "figure", "Memory of one GPU")["figure"]
+    figure = titled(section, "figure", "Peak memory per GPU")["figure"]
     total, *items = figure["data"][0]["x"]
     assert total * 2**30 == pytest.approx(ranking()["configs"][0]["memory_bytes"], abs=1.0)
     assert sum(items) == pytest.approx(total)
@@ -135,8 +133,7 @@ def test_a_long_ranking_is_cut_and_says_so() -> None:
 
 def test_rows_never_priced_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards rankings longer than a page: what the search has beyond its rows is said, feasible or not."""
-    for module in ("launched", "ranking"):
-        monkeypatch.setattr(f"axonn_tune.report.html.{module}.MOST_ROWS", 20)
+    monkeypatch.setattr("axonn_tune.report.html.ranking_section.MOST_ROWS", 20)
     whole = ranking()["configs"]
     section = ranking_section(ranking_of(results()), identity="s1", source="test")
     assert titled(section, "table", "Ranking")["rows"] == 20

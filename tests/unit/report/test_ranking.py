@@ -11,8 +11,7 @@ import pytest
 from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.space import Limits
-from axonn_tune.report import remarks
-from axonn_tune.report.ranking_json import to_text
+from axonn_tune.report import ranking
 
 
 def results(gpus: int = 256, model: str = "20b", **given: Any) -> Results:
@@ -28,7 +27,7 @@ def test_why_the_first_is_first(rank_by: Any, key: str) -> None:
     """Guards the reason: the difference is that of the metric, and its largest part is named first."""
     found = results(rank_by=rank_by)
     first, second = (found.ranked.entry(position, terms=True) for position in (0, 1))
-    said = remarks.why_first(found)
+    said = ranking.why_first(found)
     stated = re.match(r"#1 beats #2 by ([\d.]+) (µs|ms|s) of", said)
     assert stated, said
     less_s = float(stated[1]) * {"µs": 1e-6, "ms": 1e-3, "s": 1.0}[stated[2]]
@@ -40,7 +39,7 @@ def test_differences_add_up() -> None:
     """Guards completeness: the parts of which the largest are named sum to the whole difference."""
     found = results()
     first, second = (found.ranked.entry(position, terms=True) for position in (0, 1))
-    parts = remarks._differences(first, second, rank_by="communication")
+    parts = ranking._differences(first, second, rank_by="communication")
     assert first.communication_s is not None
     assert second.communication_s is not None
     whole = second.communication_s - first.communication_s
@@ -50,7 +49,7 @@ def test_differences_add_up() -> None:
 def test_rejections_are_counted() -> None:
     """Guards the counts: rejected and ranked grids are all grids."""
     found = results(gpus=1024, model="80b")
-    said = remarks.rejected(found)
+    said = ranking.rejected_remark(found)
     left_out = found.ranked.searched.grids - len(found.ranked)
     assert said.startswith(f"{left_out} of {found.ranked.searched.grids} grids are rejected: ")
     assert len(found.ranked.rejected_entries()) == left_out
@@ -60,23 +59,22 @@ def test_ties_are_said_with_their_reason() -> None:
     """Guards ties: their number, and the uncertainty they come from."""
     found = results()
     u = found.inputs.problem.machine.uncertainty.communication
-    assert remarks.ties(found).startswith(
-        f"Ranks 1 to {found.ranked.ties} are ties: communication is predicted to ±{u:.0%}."
-    )
+    said = f"Ranks 1 to {found.ranked.ties} are within model error (communication ±{u:.0%}): benchmark "
+    assert ranking.ties_remark(found).startswith(said)
 
 
 def test_the_first_line_says_what_was_priced() -> None:
     """Guards the context of the numbers: model, machine, workload, and what is ranked by."""
-    said = remarks.remarks(results(gpus=1024, model="80b"))[0]
+    said = ranking.ranking_remarks(results(gpus=1024, model="80b"))[0]
     assert said == (
         "80b on 1,024 × perlmutter (A100-SXM4-40GB), 8,192 sequences of 2,048 tokens in bf16; "
-        "ranked by communication of a step, hidden or not."
+        "ranked by communication per step, overlapped or not."
     )
-    assert "ranked by time of a whole step." in remarks.priced(results(rank_by="iteration"))
+    assert "ranked by step time." in ranking.priced_remark(results(rank_by="iteration"))
     paper = run_search(load_inputs(Choices(gpus=64, model="20b")), costs=("paper",))
-    assert remarks.priced(paper).endswith(
-        "as --cost paper has it. Exposed, step, memory: by alpha-beta, "
-        "for the fastest candidate of the same grid and order."
+    assert ranking.priced_remark(paper).endswith(
+        "by --cost paper. Exposed communication, step and memory: by alpha-beta, "
+        "for the fastest candidate with the same grid and rank order."
     )
 
 
@@ -88,12 +86,13 @@ def test_the_shortest_step_is_that_of_all_candidates() -> None:
     assert first.iteration_s is not None
     assert best.iteration_s is not None
     x, y, z, data = best.sizes
-    said = remarks.shortest_step(found)
-    assert f"({1 - best.iteration_s / first.iteration_s:.0%} less than #1's" in said
-    order = f", order {','.join(best.wide_order)}" if len(best.wide_order) > 1 else ""
+    said = ranking.shortest_step_remark(found)
+    assert f"{1 - best.iteration_s / first.iteration_s:.0%} less than #1's" in said
+    order = f", rank order {','.join(best.wide_order)}" if len(best.wide_order) > 1 else ""
     batching = f"micro-batch {best.micro_batch}, recompute {best.recompute}"
-    assert f"with x={x} y={y} z={z} data={data}{order}, {batching}: --rank-by iteration" in said
-    assert remarks.shortest_step(fastest) == ""
+    assert f"is that of x={x} y={y} z={z} data={data}{order}, {batching}: " in said
+    assert said.endswith(" --rank-by iteration ranks by it.")
+    assert ranking.shortest_step_remark(fastest) == ""
 
 
 @pytest.mark.parametrize("gain", [-0.5, 0.0, 0.009])
@@ -103,27 +102,22 @@ def test_small_gains_are_not_named(gain: float, monkeypatch: pytest.MonkeyPatch)
     first = found.ranked.entry(0, terms=False)
     best = replace(first, iteration_s=(first.iteration_s or 0.0) * (1 - gain))
     monkeypatch.setattr(type(found.ranked), "fastest", lambda self: best)
-    assert remarks.shortest_step(found) == ""
+    assert ranking.shortest_step_remark(found) == ""
 
 
 def test_one_is_not_many() -> None:
     """Guards grammar: one grid, one candidate."""
     one = results(gpus=1, model="llama3-8b", machine="dgx-h200")
-    assert remarks.rejected(one) == "The only grid is feasible."
-    assert remarks.rejected(results(gpus=1)).startswith("1 of 1 grid is rejected: memory 1; --all lists it.")
-    assert "llama3-8b on 1 × dgx-h200" in remarks.priced(one)
+    assert ranking.rejected_remark(one) == "The only grid is feasible."
+    assert ranking.rejected_remark(results(gpus=1)).startswith("1 of 1 grid is rejected: memory 1; --all lists it.")
+    assert "llama3-8b on 1 × dgx-h200" in ranking.priced_remark(one)
 
 
 def test_one_row_needs_no_comparison() -> None:
     """Guards the smallest rankings: one feasible configuration, and none."""
     alone = results(limits=Limits(axes={"x": 1, "y": 1, "z": 256, "data": 1}))
     assert len(alone.ranked) == 1
-    assert remarks.why_first(alone) == "Only one configuration is feasible."
+    assert ranking.why_first(alone) == "Only one configuration is feasible."
     nothing = results(gpus=1)
     assert len(nothing.ranked) == 0
-    assert remarks.remarks(nothing)
-
-
-def test_json_has_no_nan() -> None:
-    """Guards strict JSON: what is not finite becomes null, however deep."""
-    assert to_text({"a": [float("nan"), {"b": float("inf")}, 1.5]}) == '{"a": [null, {"b": null}, 1.5]}\n'
+    assert ranking.ranking_remarks(nothing)
