@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from axonn_tune.report.accuracy import to_json
 from axonn_tune.report.table import Heading, markdown_table, text_table
 from axonn_tune.units import counted, show_bytes, show_seconds
-from axonn_tune.validation.regression import GATES, Finding, Gate, Regression
+from axonn_tune.validation.regression import GATES, Gate, Regression, RegressionFinding
 
 SCHEMA = "axonn-tune/regression/1"
 _WIDTH = 100
@@ -63,12 +63,12 @@ def _render(
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def _changed(one: Finding) -> bool:
+def _changed(one: RegressionFinding) -> bool:
     """Whether a change would be seen."""
     return one.change is not None and abs(one.change) >= 0.0005
 
 
-def _cells(one: Finding) -> list[str]:
+def _cells(one: RegressionFinding) -> list[str]:
     show: Callable[[float], str] = {"s": show_seconds, "bytes": show_bytes, "share": _share}[one.unit]
     change = (
         "missing" if one.now is None else "-" if one.change is None or one.unit == "share" else f"{one.change:+.2%}"
@@ -88,7 +88,7 @@ def _share(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _allowed(one: Finding) -> str:
+def _allowed(one: RegressionFinding) -> str:
     if one.limit is None:
         return "tracked"
     if one.gate == "accuracy":
@@ -108,7 +108,7 @@ def regression_junit(found: Regression) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _suite(root: ElementTree.Element, gate: Gate, findings: Sequence[Finding]) -> None:
+def _suite(root: ElementTree.Element, gate: Gate, findings: Sequence[RegressionFinding]) -> None:
     subjects = dict.fromkeys(one.subject for one in findings)
     failed = {one.subject for one in findings if one.failed}
     suite = ElementTree.SubElement(

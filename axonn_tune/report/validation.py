@@ -11,8 +11,15 @@ from typing import Any
 from axonn_tune.report.accuracy import to_json
 from axonn_tune.report.table import Heading, seconds_cells, text_table
 from axonn_tune.units import MILLI, counted, show_bytes
-from axonn_tune.validation.comparison import Comparison, Gain, Pair, Quality, Row, Share
-from axonn_tune.validation.repricing import paper_quality
+from axonn_tune.validation.comparison import (
+    ComparisonRow,
+    OverlapSaving,
+    Pair,
+    Quality,
+    RunComparison,
+    TermComparison,
+    paper_quality,
+)
 
 SCHEMA = "axonn-tune/validation/1"
 _OF_RUN = {
@@ -21,7 +28,7 @@ _OF_RUN = {
 _WIDTH = 100
 
 
-def validation_text(comparison: Comparison) -> str:
+def validation_text(comparison: RunComparison) -> str:
     """Every configuration, every axis and collective, the quality of the whole, and what is wrong."""
     rows = sorted(comparison.rows, key=lambda row: row.step_s.measured)
     parts = [
@@ -36,17 +43,17 @@ def validation_text(comparison: Comparison) -> str:
     return "\n".join([*parts, notes]) + "\n"
 
 
-def qualities(comparison: Comparison) -> list[Quality]:
+def qualities(comparison: RunComparison) -> list[Quality]:
     """Ours, then that of the paper's rule."""
     return [*comparison.qualities, paper_quality(comparison.measurements)]
 
 
-def validation_json(comparison: Comparison) -> str:
+def validation_json(comparison: RunComparison) -> str:
     """The same as JSON."""
     return to_json(validation_document(comparison))
 
 
-def validation_document(comparison: Comparison) -> dict[str, Any]:
+def validation_document(comparison: RunComparison) -> dict[str, Any]:
     """The same and what it was made from, by the schema `axonn-tune/validation/1`."""
     measurements = comparison.measurements
     return {
@@ -71,7 +78,7 @@ def validation_document(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def notes_of(comparison: Comparison) -> Iterator[str]:
+def notes_of(comparison: RunComparison) -> Iterator[str]:
     """What the tables do not say."""
     measurements = comparison.measurements
     runs = len(measurements.configurations[0].runs)
@@ -116,7 +123,7 @@ _QUALITIES = [
 ]  # fmt: skip
 
 
-def _configuration_cells(rows: Sequence[Row]) -> list[list[str]]:
+def _configuration_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
     columns = [
         [row.configuration.name for row in rows],
         *_both([row.step_s for row in rows]),
@@ -127,7 +134,7 @@ def _configuration_cells(rows: Sequence[Row]) -> list[list[str]]:
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
-def _other_cells(rows: Sequence[Row]) -> list[list[str]]:
+def _other_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
     columns = [
         [row.configuration.name for row in rows],
         *_both([row.compute_s for row in rows]),
@@ -150,7 +157,7 @@ def percent(value: float | None) -> str:
     return "-" if value is None or value != value else f"{value:+.1%}"
 
 
-def _share_cells(shares: Sequence[Share]) -> list[list[str]]:
+def _share_cells(shares: Sequence[TermComparison]) -> list[list[str]]:
     columns = [
         [one.name for one in shares],
         [str(one.configurations) for one in shares],
@@ -164,7 +171,7 @@ def _share_cells(shares: Sequence[Share]) -> list[list[str]]:
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
-def _gain_cells(one: Gain) -> list[str]:
+def _gain_cells(one: OverlapSaving) -> list[str]:
     return [one.name, percent(one.predicted), percent(one.measured)]
 
 
@@ -182,7 +189,7 @@ def _quality_cells(one: Quality) -> list[str]:
     ]
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _row_json(row: ComparisonRow) -> dict[str, Any]:
     configuration = row.configuration
     pairs = {"step_s": row.step_s, "compute_s": row.compute_s, "communication_s": row.communication_s}
     pairs |= {"exposed_communication_s": row.exposed_s, "memory_bytes": row.memory_bytes}

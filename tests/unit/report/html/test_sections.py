@@ -18,7 +18,7 @@ from axonn_tune.report.html.one_run import run_section
 from axonn_tune.report.html.scaling import sweep_section
 from axonn_tune.report.sweep import sweep_document
 from axonn_tune.report.validation import validation_document
-from axonn_tune.validation.comparison import Comparison
+from axonn_tune.validation.comparison import RunComparison
 from tests.unit.report.html.pages import blocks, titled, values
 from tests.unit.report.test_terms import summary, term
 from tests.unit.validation.made import measurements
@@ -76,7 +76,7 @@ def test_a_comparison_has_every_contender() -> None:
 def validated() -> Json:
     """Configurations measured at 1, 1.1, 1.2… times what was predicted, three runs each."""
     found = measurements(lambda number: 1.0 + 0.1 * number, runs=3)
-    return json.loads(json.dumps(validation_document(Comparison(found))))
+    return json.loads(json.dumps(validation_document(RunComparison(found))))
 
 
 def test_a_validation_has_both_sides_of_everything() -> None:
@@ -104,8 +104,8 @@ def test_a_validation_has_both_sides_of_everything() -> None:
 
 def test_a_validation_claims_no_more_than_was_compared() -> None:
     """Guards the cards: what was not run beside one rank alone is not called sound, and nan is no number."""
-    compared = validation_document(Comparison(measurements()))
-    alone = validation_document(Comparison(measurements().model_copy(update={"serial": None})))
+    compared = validation_document(RunComparison(measurements()))
+    alone = validation_document(RunComparison(measurements().model_copy(update={"serial": None})))
     assert _cards(compared)["training"] == ("sound", "against one rank alone: equal")
     assert _cards(alone)["training"][0] == "not compared"
     nothing = {"best": 0, **dict.fromkeys(("regret", "mape", "worst", "bias", "spearman"), math.nan)}
