@@ -287,7 +287,7 @@ def _require(rows: list[LogRow], problems: _LineProblems) -> None:
 
 
 def profile_from_logs(logs: Sequence[Log], base: Machine, *, name: str) -> Calibration:
-    """Fit the tiers that the logs cross as their outermost anew; UsageError if they match no tier of `base`."""
+    """Refit the outermost tier that each log crosses; UsageError if the logs do not match the nodes of `base`."""
     rows = [row for log in logs for row in log.rows]
     measured = _times(rows, base)
     if len(measured) < _LEAST_POINTS:

@@ -103,7 +103,7 @@ class CalibrationProgress:
 
 @dataclass(frozen=True)
 class CalibrationJob:
-    """How to measure. `ranks`: how many to start here, or None to join a world as the rank this process is."""
+    """How to measure. `ranks`: how many to start here, or None where this process is one rank of a started world."""
 
     points: Path
     ranks: int | None
@@ -148,7 +148,7 @@ def world_size(environment: Mapping[str, str]) -> int:
 def run_probes(job: CalibrationJob, plan: Plan, listen: Callable[[CalibrationProgress], None]) -> int:
     """Run the plan on all ranks, or on this one of them; points are in the job's file afterwards.
 
-    The exit code; where it is not 0 the ranks have said why.
+    Returns the exit code; where it is not 0 the ranks have printed why.
     """
     with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
         path = Path(folder) / "plan.json"

@@ -168,7 +168,7 @@ def _in_orders(best: Iterable[Configuration], orders: Sequence[tuple[str, ...]])
 
 
 def _canonical(grid: Grid) -> tuple[str, ...]:
-    """The order of the axes above 1."""
+    """The rank order of the axes above 1."""
     return tuple(axis for axis in grid.order if grid.axis_size(axis) > 1)
 
 
@@ -180,7 +180,7 @@ class RankRunner(Protocol):
         """What the ranks communicate through, in words."""
 
     def require(self, launch: Launch) -> None:
-        """UsageError unless there are the ranks that a launch config needs."""
+        """UsageError unless the ranks suit a launch config."""
 
     def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
         """Train; metrics are in the directory afterwards. TrainingFailedError with the end of the ranks' log."""
@@ -190,7 +190,7 @@ class RankRunner(Protocol):
 class LabRunner:
     """The ranks of a lab that is up. realtime: before all ordinary processes of this host, where that is allowed.
 
-    function: `module:name` of what a rank is, with the arguments of `runtime.trials.train`.
+    function: `module:name` of the function each rank runs, with the arguments of `runtime.trials.train`.
     """
 
     lab: Lab
@@ -315,7 +315,7 @@ def _steps(path: Path) -> list[dict[str, Any]]:
 
 
 def _means(by_rank: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Of each step over ranks."""
+    """Mean of each step over ranks."""
     return tuple(_rounded(fmean(step)) for step in zip(*by_rank, strict=True))
 
 
