@@ -6,7 +6,7 @@ SPECIFIED_BY := setup.cfg constraints.txt pyproject.toml
 DEMO := build/demo
 DEMO_RANKS := 4
 DEMO_STEPS := 25
-CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests)
+CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests tools)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check style types generated generate unit format docs accuracy bench fit clean chromium
@@ -72,7 +72,7 @@ bench: .venv/installed-dev chromium ## speed of the tool, of its reports, and of
 	@$(BIN)/python -m benchmarks.runtime_steps $(ARGS)
 
 fit: .venv/installed-dev ## fit machine profiles to measurements; options in ARGS
-	@$(BIN)/python -m benchmarks.fit $(ARGS)
+	@$(BIN)/python -m tools.fit.profiles $(ARGS)
 
 clean: ## remove .venv and everything built
 	@rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

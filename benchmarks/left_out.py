@@ -14,8 +14,8 @@ import numpy as np
 from axonn_tune.accuracy.cases import Case
 from axonn_tune.accuracy.frameworks import UNKNOWN
 from axonn_tune.accuracy.shipped import SHIPPED
-from benchmarks.fitting import Floats
 from benchmarks.software import cases, fit, measured_s, predicted_s, report, write_records
+from tools.fit.fitting import Floats
 
 FAMILY_GROUPS = 10
 """Families are left out in so many groups, as they come: one of all rows would need a fit for each family."""

@@ -15,7 +15,7 @@ from axonn_tune.report.output import Heading, markdown_table
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import RECOMPUTES, Workload
-from benchmarks.rows import PUBLISHED
+from tools.fit.rows import PUBLISHED
 
 MACHINE = "dgx-a100"
 SOFTWARE = {"narayanan2021": NARAYANAN_2021, "korthikanti2022": KORTHIKANTI_2022}

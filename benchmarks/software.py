@@ -30,7 +30,7 @@ from axonn_tune.cost.compute import Kernels
 from axonn_tune.files import replacing
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine
-from benchmarks.fitting import LINEAR_BEYOND, Floats
+from tools.fit.fitting import LINEAR_BEYOND, Floats
 
 MACHINES = Path(__file__).parents[1] / "machines"
 OF_PROFILES = {

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
-from axonn_tune.calibration import session
-from axonn_tune.calibration.measuring import Progress, measure
+from axonn_tune.calibration import measure
 from axonn_tune.errors import error_of
 from axonn_tune.launch import local
 
@@ -41,7 +40,7 @@ def calibrate(
     ranks: int | None = None,
     budget: str = "60s",
     model: ModelLike = "nano",
-    listen: Callable[[Progress], None] | None = None,
+    listen: Callable[[measure.CalibrationProgress], None] | None = None,
     **options: Unpack[CalibrateOptions],
 ) -> Calibration | None:
     """Measure collectives, products and steps on all ranks at once, and write a machine profile, with its fits.
@@ -52,11 +51,11 @@ def calibrate(
     without it; TrainingFailedError if a rank fails.
     """
     local.require_torch()
-    wanted = session.Wanted(output=str(output), ranks=ranks, budget=budget, model=model, **options)
-    code = measure(session.job_of(wanted), session.plan_of(wanted), listen or (lambda progress: None))
+    request = measure.CalibrationRequest(output=str(output), ranks=ranks, budget=budget, model=model, **options)
+    code = measure.run_probes(measure.job_of(request), measure.plan_of(request), listen or (lambda progress: None))
     if code:
         raise error_of(code)(f"the ranks that measure ended with exit code {code}")
-    return session.finish(wanted) if local.leads(os.environ) else None
+    return measure.write_profile(request) if local.leads(os.environ) else None
 
 
 def calibrate_from_logs(
@@ -72,8 +71,8 @@ def calibrate_from_logs(
 
     ranks, nodes: of a log that does not say it. UsageError for a log that holds nothing that can be read.
     """
-    return session.finish_logs(
-        session.Wanted(
+    return measure.write_profile_from_logs(
+        measure.CalibrationRequest(
             output=str(output),
             machine=machine,
             name=name,

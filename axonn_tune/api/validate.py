@@ -18,10 +18,19 @@ from axonn_tune.launch.local import require_torch
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.specs.measurements import Measurements
 from axonn_tune.specs.writing import to_yaml
-from axonn_tune.validation.choice import Chosen, Selection, from_files, from_ranking
-from axonn_tune.validation.comparison import Comparison, fastest_runs
-from axonn_tune.validation.places import LabRanks, Ranks, StartedRanks
-from axonn_tune.validation.rounds import Extent, Progress, measure
+from axonn_tune.validation.comparison import RunComparison, fastest_runs
+from axonn_tune.validation.runner import (
+    Extent,
+    LabRunner,
+    ProcessRunner,
+    RankRunner,
+    Selection,
+    ValidationPlan,
+    ValidationProgress,
+    plan_from_files,
+    plan_from_ranking,
+    run_plan,
+)
 
 if TYPE_CHECKING:
     from axonn_tune.ranking.choosing import RankBy
@@ -63,7 +72,7 @@ def validate(
     top: int = 5,
     runs: Runs = _DEFAULT_RUNS,
     **options: Unpack[Options],
-) -> Comparison:
+) -> RunComparison:
     """Run the first `top` (0: all) of a ranking, and compare what was measured with what was predicted.
 
     Other parameters as of `axonn_tune.search`. What trained wrong, or sent other than the program says, is in
@@ -72,42 +81,44 @@ def validate(
     inputs = load_inputs(make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, options=options))
     given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, **options}
     selection = Selection(whole("top", top, least=0))
-    return compared(from_ranking(inputs, selection, command=call_text("validate", given)), runs)
+    return compared(plan_from_ranking(inputs, selection, command=call_text("validate", given)), runs)
 
 
 def validate_launches(
     launches: Sequence[str | Path], *, machine: str | Path | None = None, runs: Runs = _DEFAULT_RUNS
-) -> Comparison:
+) -> RunComparison:
     """Run launch configs, on the profile they name or on `machine`, and compare. Otherwise as `validate`."""
     paths = [str(path) for path in launches]
     if not paths:
         raise UsageError("launches=(): name at least one launch config")
     call = call_text("validate_launches", {"launches": paths, "machine": machine})
     named = None if machine is None else str(machine)
-    return compared(from_files(paths, machine=named, command=call), runs)
+    return compared(plan_from_files(paths, machine=named, command=call), runs)
 
 
-def compared(chosen: Chosen, runs: Runs, *, listen: Callable[[Progress], None] = lambda progress: None) -> Comparison:
+def compared(
+    plan: ValidationPlan, runs: Runs, *, listen: Callable[[ValidationProgress], None] = lambda progress: None
+) -> RunComparison:
     """Run what was chosen, and compare; errors as `validate`. listen: called after each run."""
     require_torch()
-    extent = Extent(whole("repeats", runs.repeats), whole("steps", runs.steps, least=3), alone=runs.serial)
-    with ranks_of(runs) as ranks, _folder(runs.folder) as folder:
-        measured = measure(chosen, ranks, extent, folder=folder, listen=listen, save=_saved_to(runs.output))
-    return Comparison(fastest_runs(measured) if runs.fastest else measured)
+    extent = Extent(whole("repeats", runs.repeats), whole("steps", runs.steps, least=3), serial=runs.serial)
+    with runner_of(runs) as runner, _folder(runs.folder) as folder:
+        measured = run_plan(plan, runner, extent, folder=folder, listen=listen, save=_saved_to(runs.output))
+    return RunComparison(fastest_runs(measured) if runs.fastest else measured)
 
 
 @contextmanager
-def ranks_of(runs: Runs) -> Iterator[Ranks]:
+def runner_of(runs: Runs) -> Iterator[RankRunner]:
     """The ranks to run on; UsageError if they are named twice."""
     if runs.lab is None:
         if runs.realtime:
             raise UsageError("--realtime is for the ranks of a lab: give --lab too")
-        yield StartedRanks(tuple(shlex.split(runs.start_with or "")))
+        yield ProcessRunner(tuple(shlex.split(runs.start_with or "")))
         return
     if runs.start_with is not None:
         raise UsageError("--lab and --start-with both say where the ranks are")
     with Lab.attached(runs.lab) as lab:
-        yield LabRanks(lab, realtime=runs.realtime)
+        yield LabRunner(lab, realtime=runs.realtime)
 
 
 @contextmanager

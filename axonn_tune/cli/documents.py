@@ -94,10 +94,10 @@ def _check(kind: Kind, names: tuple[str, ...]) -> None:
 
 def _warn_elsewhere(loaded: Loaded[Machine]) -> None:
     """Say what is different here from where a profile was measured."""
-    from axonn_tune.calibration.elsewhere import differences, here
+    from axonn_tune.calibration.profile import differences, this_host
 
     if loaded.document.measured is not None:
-        for difference in differences(loaded.document.measured, here()):
+        for difference in differences(loaded.document.measured, this_host()):
             click.echo(f"Warning: {loaded.path}: {difference}; its times may not hold here", err=True)
 
 

@@ -107,16 +107,16 @@ def _record(
     from axonn_tune.specs.loading import load_document
     from axonn_tune.specs.measurements import Measurements
     from axonn_tune.specs.writing import to_yaml
-    from axonn_tune.validation.baseline import from_launches, from_measurements
-    from axonn_tune.validation.choice import Selection, from_ranking
+    from axonn_tune.validation.regression import baseline_from_launches, baseline_from_measurements
+    from axonn_tune.validation.runner import Selection, plan_from_ranking
 
     tolerances, floors = limits
     if measurement is not None:
         measured = load_document(measurement, schema=Measurements)
-        made = from_measurements(measured, reason=reason, tolerances=tolerances, floors=floors)
+        made = baseline_from_measurements(measured, reason=reason, tolerances=tolerances, floors=floors)
     else:
-        found = from_ranking(load(chosen), Selection(top), command=command_line())
-        made = from_launches(
+        found = plan_from_ranking(load(chosen), Selection(top), command=command_line())
+        made = baseline_from_launches(
             found.launches,
             found.model.document,
             found.machine.document,

@@ -13,9 +13,8 @@ from axonn_tune.cli.options import Chosen, command_line, html_option, load, pars
 
 if TYPE_CHECKING:
     from axonn_tune.api.validate import Runs
-    from axonn_tune.validation.choice import Chosen as Selected
-    from axonn_tune.validation.comparison import Comparison
-    from axonn_tune.validation.rounds import Progress
+    from axonn_tune.validation.comparison import RunComparison
+    from axonn_tune.validation.runner import ValidationPlan, ValidationProgress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -125,7 +124,7 @@ def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None
         raise CheckFailedError(comparison.blame or "some ranks did not send what the program says")
 
 
-def _write_html(comparison: Comparison, path: str) -> None:
+def _write_html(comparison: RunComparison, path: str) -> None:
     """Write the report of a validation."""
     from axonn_tune.cli.report import write_html
     from axonn_tune.report.evaluation import validation_document
@@ -135,15 +134,15 @@ def _write_html(comparison: Comparison, path: str) -> None:
     write_html(path, [section])
 
 
-def _select(chosen: Chosen, wanted: Wanted) -> Selected:
-    from axonn_tune.validation.choice import Selection, from_files, from_ranking
+def _select(chosen: Chosen, wanted: Wanted) -> ValidationPlan:
+    from axonn_tune.validation.runner import Selection, plan_from_files, plan_from_ranking
 
     if wanted.launches:
         refuse_search(f"{', '.join(wanted.launches)} {'says' if len(wanted.launches) == 1 else 'say'}")
         machine = chosen.machine if given("machine") else None
-        return from_files(wanted.launches, machine=machine, command=command_line())
+        return plan_from_files(wanted.launches, machine=machine, command=command_line())
     selection = Selection(0 if wanted.everything else wanted.top, wanted.orders, wanted.also_blocking)
-    return from_ranking(load(chosen), selection, command=command_line())
+    return plan_from_ranking(load(chosen), selection, command=command_line())
 
 
 def given(name: str) -> bool:
@@ -178,7 +177,7 @@ def _runs(wanted: Wanted) -> Runs:
     )
 
 
-def _require_own(selected: Selected) -> None:
+def _require_own(selected: ValidationPlan) -> None:
     """UsageError unless the machine profile is a file of the user's own."""
     from axonn_tune.errors import UsageError
     from axonn_tune.specs.lookup import is_shipped
@@ -191,12 +190,11 @@ def _require_own(selected: Selected) -> None:
         )
 
 
-def _update(comparison: Comparison, selected: Selected) -> None:
+def _update(comparison: RunComparison, selected: ValidationPlan) -> None:
     """Write the profile anew, and say what changed and what it brings."""
     from axonn_tune.files import write_text_atomically
     from axonn_tune.specs.writing import to_yaml
-    from axonn_tune.validation.comparison import Comparison
-    from axonn_tune.validation.repricing import repriced
+    from axonn_tune.validation.comparison import RunComparison, repriced
     from axonn_tune.validation.update import updated
 
     learnt = updated(comparison.measurements, selected.machine.document)
@@ -204,13 +202,13 @@ def _update(comparison: Comparison, selected: Selected) -> None:
     click.echo(f"\nChanged in {selected.machine.path}:", err=True)
     for change in learnt.changes:
         click.echo(f"  {change.words}", err=True)
-    after = Comparison(repriced(comparison.measurements, learnt.machine))
+    after = RunComparison(repriced(comparison.measurements, learnt.machine))
     for what in ("communication", "step"):
         before, now = comparison.quality_of(what).mape, after.quality_of(what).mape
         click.echo(f"Mean error of {what} in these runs: {before:.1%}, now {now:.1%}", err=True)
 
 
-def _say(progress: Progress) -> None:
+def _say(progress: ValidationProgress) -> None:
     """One line after each run."""
     from axonn_tune.units import show_seconds
 

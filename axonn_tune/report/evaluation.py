@@ -32,9 +32,8 @@ from axonn_tune.report.output import (
     wrapped,
 )
 from axonn_tune.units import MILLI, counted, show_bytes, show_seconds
-from axonn_tune.validation.comparison import Comparison, Gain, Pair, Quality, Row, Share
-from axonn_tune.validation.regression import GATES, Finding, Gate, Regression
-from axonn_tune.validation.repricing import paper_quality
+from axonn_tune.validation.comparison import ComparisonRow, OverlapSaving, Pair, Quality, RunComparison, TermComparison, paper_quality
+from axonn_tune.validation.regression import GATES, Gate, Regression, RegressionFinding
 
 ACCURACY_SCHEMA, VALIDATION_SCHEMA = "axonn-tune/accuracy/1", "axonn-tune/validation/1"
 REGRESSION_SCHEMA = "axonn-tune/regression/1"
@@ -207,7 +206,7 @@ _OF_RUN = {
 }  # fmt: skip
 
 
-def validation_text(comparison: Comparison) -> str:
+def validation_text(comparison: RunComparison) -> str:
     """Every configuration, every axis and collective, the quality of the whole, and what is wrong."""
     rows = sorted(comparison.rows, key=lambda row: row.step_s.measured)
     parts = [
@@ -221,17 +220,17 @@ def validation_text(comparison: Comparison) -> str:
     return "\n".join([*parts, *map(wrapped, notes_of(comparison))]) + "\n"
 
 
-def qualities(comparison: Comparison) -> list[Quality]:
+def qualities(comparison: RunComparison) -> list[Quality]:
     """Ours, then that of the paper's rule."""
     return [*comparison.qualities, paper_quality(comparison.measurements)]
 
 
-def validation_json(comparison: Comparison) -> str:
+def validation_json(comparison: RunComparison) -> str:
     """The same as JSON."""
     return json_text(validation_document(comparison), indent=1)
 
 
-def validation_document(comparison: Comparison) -> Json:
+def validation_document(comparison: RunComparison) -> Json:
     """The same and what it was made from, by the schema `axonn-tune/validation/1`."""
     measurements = comparison.measurements
     return {
@@ -256,7 +255,7 @@ def validation_document(comparison: Comparison) -> Json:
     }
 
 
-def notes_of(comparison: Comparison) -> Iterator[str]:
+def notes_of(comparison: RunComparison) -> Iterator[str]:
     """What the tables do not say."""
     measurements = comparison.measurements
     runs = len(measurements.configurations[0].runs)
@@ -301,7 +300,7 @@ _QUALITIES = [
 ]  # fmt: skip
 
 
-def _configuration_cells(rows: Sequence[Row]) -> list[list[str]]:
+def _configuration_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
     columns = [
         [row.configuration.name for row in rows],
         *_both([row.step_s for row in rows]),
@@ -312,7 +311,7 @@ def _configuration_cells(rows: Sequence[Row]) -> list[list[str]]:
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
-def _other_cells(rows: Sequence[Row]) -> list[list[str]]:
+def _other_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
     columns = [
         [row.configuration.name for row in rows],
         *_both([row.compute_s for row in rows]),
@@ -330,7 +329,7 @@ def _both(pairs: Sequence[Pair]) -> tuple[list[str], list[str], list[str]]:
     return predicted, measured, [signed_percent(pair.error) for pair in pairs]
 
 
-def _share_cells(shares: Sequence[Share]) -> list[list[str]]:
+def _share_cells(shares: Sequence[TermComparison]) -> list[list[str]]:
     columns = [
         [axis_name(one.name) for one in shares],
         [str(one.configurations) for one in shares],
@@ -344,7 +343,7 @@ def _share_cells(shares: Sequence[Share]) -> list[list[str]]:
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
-def _gain_cells(one: Gain) -> list[str]:
+def _gain_cells(one: OverlapSaving) -> list[str]:
     return [one.name, signed_percent(one.predicted), signed_percent(one.measured)]
 
 
@@ -362,7 +361,7 @@ def _quality_cells(one: Quality) -> list[str]:
     ]
 
 
-def _row_json(row: Row) -> Json:
+def _row_json(row: ComparisonRow) -> Json:
     configuration = row.configuration
     pairs = {"step_s": row.step_s, "compute_s": row.compute_s, "communication_s": row.communication_s}
     pairs |= {"exposed_communication_s": row.exposed_s, "memory_bytes": row.memory_bytes}
@@ -435,12 +434,12 @@ def _render(
     return "\n".join(part for part in parts if part) + "\n"
 
 
-def _changed(one: Finding) -> bool:
+def _changed(one: RegressionFinding) -> bool:
     """Whether a change would be seen."""
     return one.change is not None and abs(one.change) >= 0.0005
 
 
-def _finding_cells(one: Finding) -> list[str]:
+def _finding_cells(one: RegressionFinding) -> list[str]:
     show: Callable[[float], str] = {"s": show_seconds, "bytes": show_bytes, "share": _three_decimals}[one.unit]
     change = (
         "missing" if one.now is None else NOTHING if one.change is None or one.unit == "share" else f"{one.change:+.2%}"
@@ -460,7 +459,7 @@ def _three_decimals(value: float) -> str:
     return f"{value:.3f}"
 
 
-def _allowed(one: Finding) -> str:
+def _allowed(one: RegressionFinding) -> str:
     if one.limit is None:
         return "tracked"
     if one.gate == "accuracy":
@@ -480,7 +479,7 @@ def regression_junit(found: Regression) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _suite(root: ElementTree.Element, gate: Gate, findings: Sequence[Finding]) -> None:
+def _suite(root: ElementTree.Element, gate: Gate, findings: Sequence[RegressionFinding]) -> None:
     subjects = dict.fromkeys(one.subject for one in findings)
     failed = {one.subject for one in findings if one.failed}
     suite = ElementTree.SubElement(

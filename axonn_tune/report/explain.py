@@ -27,9 +27,9 @@ from axonn_tune.cost.collectives import Line, Route, route
 from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import Phase
-from axonn_tune.ranking.space import Problem
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import WIDTH, Heading, Json, axis_name, markdown_table, seconds_cells, text_table, wrapped
 from axonn_tune.report.ranking import entry_fields, origin, term_json
 from axonn_tune.specs.machine import Accelerator, Machine, Protocol

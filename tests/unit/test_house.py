@@ -78,14 +78,15 @@ LONGEST_FUNCTION = 40
 LONGEST_FILE = 600
 
 PACKAGE_FILES = house.python_files(house.PACKAGE)
-ALL_FILES = house.python_files(house.PACKAGE, "benchmarks", "tests")
+ALL_FILES = house.python_files(house.PACKAGE, "benchmarks", "tests", "tools")
 PROFILES = sorted([*(house.ROOT / "configs").glob("*.yaml"), *(house.ROOT / "machines").glob("*.yaml")])
 SCHEMAS: dict[str, type[Model] | type[Machine]] = {"configs": Model, "machines": Machine}
 
 
 def text_files() -> list[Path]:
     """Everything people read: code, profiles, documentation."""
-    folders = [house.ROOT / name for name in (house.PACKAGE, "benchmarks", "configs", "docs", "machines", "tests")]
+    names = (house.PACKAGE, "benchmarks", "configs", "docs", "machines", "tests", "tools")
+    folders = [house.ROOT / name for name in names]
     below = (path for folder in folders for path in folder.rglob("*"))
     return [*house.ROOT.glob("*.md"), *(path for path in below if path.suffix in {".py", ".md", ".yaml", ".json"})]
 

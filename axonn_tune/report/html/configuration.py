@@ -19,9 +19,9 @@ from axonn_tune.cost.timeline import Batch, Interval, Stretch
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.grid import AXES, Grid
 from axonn_tune.program.operations import Collective
-from axonn_tune.ranking.space import Problem
 from axonn_tune.ranking.entries import Entry, term_entries
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
+from axonn_tune.ranking.space import Problem
 from axonn_tune.report.explain import PricedConfiguration, line_sentences, paragraphs
 from axonn_tune.report.html.page import (
     ACCENT,

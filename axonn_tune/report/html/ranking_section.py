@@ -10,8 +10,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from axonn_tune.cost.breakdown import hidden_s, work_by_kind
-from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.grid import AXES
+from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.results import Results
 from axonn_tune.report.html.configuration import (

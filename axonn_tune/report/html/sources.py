@@ -129,10 +129,10 @@ def _measurement(file: Path, document: Json, identity: str) -> Json:
     from axonn_tune.report.evaluation import validation_document
     from axonn_tune.report.html.measured_sections import validation_section
     from axonn_tune.specs.measurements import Measurements
-    from axonn_tune.validation.comparison import Comparison
+    from axonn_tune.validation.comparison import RunComparison
 
     measured = load_file(file, schema=Measurements).document
-    return validation_section(validation_document(Comparison(measured)), identity=identity, source=str(file))
+    return validation_section(validation_document(RunComparison(measured)), identity=identity, source=str(file))
 
 
 def _summary(file: Path, document: Json, identity: str) -> Json:

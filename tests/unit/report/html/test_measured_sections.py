@@ -10,7 +10,7 @@ import pytest
 from axonn_tune.report.evaluation import validation_document
 from axonn_tune.report.html.measured_sections import run_section, validation_section
 from axonn_tune.report.output import Json
-from axonn_tune.validation.comparison import Comparison
+from axonn_tune.validation.comparison import RunComparison
 from tests.unit.report.html.pages import blocks, titled, values
 from tests.unit.report.test_run import summary, term
 from tests.unit.validation.made import measurements
@@ -19,7 +19,7 @@ from tests.unit.validation.made import measurements
 def validated() -> Json:
     """Configurations measured at 1, 1.1, 1.2… times what was predicted, three runs each."""
     found = measurements(lambda number: 1.0 + 0.1 * number, runs=3)
-    return json.loads(json.dumps(validation_document(Comparison(found))))
+    return json.loads(json.dumps(validation_document(RunComparison(found))))
 
 
 def test_a_validation_has_both_sides_of_everything() -> None:
@@ -47,8 +47,8 @@ def test_a_validation_has_both_sides_of_everything() -> None:
 
 def test_a_validation_claims_no_more_than_was_compared() -> None:
     """Guards the cards: what was not compared with a single rank is not called sound, and nan is no number."""
-    compared = validation_document(Comparison(measurements()))
-    alone = validation_document(Comparison(measurements().model_copy(update={"serial": None})))
+    compared = validation_document(RunComparison(measurements()))
+    alone = validation_document(RunComparison(measurements().model_copy(update={"serial": None})))
     assert _cards(compared)["training"] == ("sound", "vs. a single rank: equal")
     assert _cards(alone)["training"][0] == "not compared"
     nothing = {"best": 0, **dict.fromkeys(("regret", "mape", "worst", "bias", "spearman"), math.nan)}

@@ -17,7 +17,7 @@ from axonn_tune.report.html.ranking_section import MOST_ROWS, ranking_section
 from axonn_tune.report.html.sources import read_section
 from axonn_tune.report.output import json_text
 from axonn_tune.specs.writing import to_yaml
-from axonn_tune.validation.comparison import Comparison
+from axonn_tune.validation.comparison import RunComparison
 from tests.cli.running import good, run
 from tests.unit.report.html.pages import blocks, ranking, titled, values
 from tests.unit.report.test_run import summary, term
@@ -95,7 +95,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["ranking"].write_text(good("--gpus 8 --model nano --format json --top 0").out, "utf-8")
     found["sweep"].write_text(good("sweep --gpus 1,2,4 --model nano --format json").out, "utf-8")
     found["comparison"].write_text(good("compare --gpus 8 --model nano --format json").out, "utf-8")
-    found["validation"].write_text(validation_json(Comparison(measurements(runs=2))), "utf-8")
+    found["validation"].write_text(validation_json(RunComparison(measurements(runs=2))), "utf-8")
     found["measurement"].write_text(to_yaml(measurements(runs=2)), "utf-8")
     found["summary"].mkdir()
     text = summary(term("block")).model_dump_json(by_alias=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.calibration.elsewhere import Here, differences, here
+from axonn_tune.calibration.profile import HostFacts, differences, this_host
 from axonn_tune.specs.machine import Measurement
 
 MEASURED = Measurement(
@@ -23,21 +23,21 @@ MEASURED = Measurement(
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        (Here("n2", 2, "2.13.0"), []),
-        (Here("n2", 2, None), []),
-        (Here("n1", 4, "2.13.0+cpu"), ["measured with 2 cores, here are 4"]),
+        (HostFacts("n2", 2, "2.13.0"), []),
+        (HostFacts("n2", 2, None), []),
+        (HostFacts("n1", 4, "2.13.0+cpu"), ["measured with 2 cores, this host has 4"]),
         (
-            Here("other", 4, "2.11"),
-            ["measured on n1, n2, this is other", "measured with torch 2.13.0+cpu, here is 2.11"],
+            HostFacts("other", 4, "2.11"),
+            ["measured on n1, n2, this host is other", "measured with torch 2.13.0+cpu, this is torch 2.11"],
         ),
     ],
 )
-def test_differences_are_said(place: Here, said: list[str]) -> None:
+def test_differences_are_said(place: HostFacts, said: list[str]) -> None:
     """Guards the warning of `machines check`."""
     assert list(differences(MEASURED, place)) == said
 
 
 def test_here_is_somewhere() -> None:
     """Guards what a profile is compared with."""
-    assert here().host
-    assert here().cores >= 1
+    assert this_host().host
+    assert this_host().cores >= 1

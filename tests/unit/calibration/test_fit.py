@@ -116,7 +116,7 @@ def test_one_host_is_called_loopback() -> None:
 def test_too_little_is_refused() -> None:
     """Guards calibrations cut off early: what is missing is named."""
     points = [point for point in synthetic.points(WORLD, two_tiers(), noise=0.0) if point.probe.what != "attention"]
-    with pytest.raises(UsageError, match="not measured in time: attention"):
+    with pytest.raises(UsageError, match="not measured within the budget: attention"):
         calibrated(points)
 
 

@@ -1,0 +1,1 @@
+"""What maintains the tool and is no part of it."""

@@ -1,0 +1,1 @@
+"""Fits the numbers that ship with the tool to published measurements."""
