@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from axonn_tune.errors import AxonnTuneError, UnknownNameError
-from axonn_tune.specs.base import Document
 from axonn_tune.specs.catalog import Kind, Loaded, available, load_machine, load_model
+from axonn_tune.specs.document import Document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 

@@ -138,7 +138,7 @@ class Explanation:
         duration unless given. UsageError if there is none of that number in all of them.
         """
         from axonn_tune.report.trace import Prediction, choose_step, merged_trace, trace_remarks
-        from axonn_tune.specs.trace_files import find_traces, read_trace
+        from axonn_tune.specs.traces import find_traces, read_trace
 
         traces = [read_trace(path) for run in runs for path in find_traces(run)]
         measured = choose_step(traces, step=step) if traces else None

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from axonn_tune.specs.baseline import Baseline, Floors, Tolerances
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.measurements import Measurements
+from axonn_tune.specs.results import Baseline, Floors, Measurements, Tolerances
 from axonn_tune.validation.regression import Regression, check
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from axonn_tune.errors import UsageError, error_of
 from axonn_tune.launch import local
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.runs import SUMMARY_NAME, Summary, remove_outcome, run_directory
+from axonn_tune.specs.results import SUMMARY_NAME, Summary, remove_outcome, run_directory
 
 
 @dataclass(frozen=True)

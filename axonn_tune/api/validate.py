@@ -16,8 +16,8 @@ from axonn_tune.files import write_text_atomically
 from axonn_tune.lab.lab import Lab
 from axonn_tune.launch.local import require_torch
 from axonn_tune.ranking.inputs import load_inputs
-from axonn_tune.specs.measurements import Measurements
-from axonn_tune.specs.writing import to_yaml
+from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.results import Measurements
 from axonn_tune.validation.choice import Chosen, Selection, from_files, from_ranking
 from axonn_tune.validation.comparison import Comparison, fastest_runs
 from axonn_tune.validation.places import LabRanks, Ranks, StartedRanks

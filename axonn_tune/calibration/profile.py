@@ -25,8 +25,7 @@ from axonn_tune.specs.machine import (
     Tier,
     Uncertainty,
 )
-from axonn_tune.specs.points import Point, Probe, Setting, collective_or_message
-from axonn_tune.specs.points_file import Measured
+from axonn_tune.specs.points import Measured, Point, Probe, Setting, collective_or_message
 from axonn_tune.units import GIB, counted
 
 LOOPBACK = "loopback: CPU time, not a network"

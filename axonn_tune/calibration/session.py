@@ -16,10 +16,9 @@ from axonn_tune.files import write_text_atomically
 from axonn_tune.launch import local
 from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model
-from axonn_tune.specs.points import Plan
-from axonn_tune.specs.points_file import read_points
+from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.points import Plan, read_points
 from axonn_tune.specs.workload import Precision
-from axonn_tune.specs.writing import to_yaml
 
 
 @dataclass(frozen=True)

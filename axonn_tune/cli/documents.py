@@ -68,7 +68,7 @@ def _list(kind: Kind, *, output_format: str) -> None:
 
 def _show(kind: Kind, name: str, *, overrides: tuple[str, ...], output_format: str) -> None:
     from axonn_tune.report import documents
-    from axonn_tune.specs.writing import to_yaml
+    from axonn_tune.specs.document import to_yaml
 
     loaded = _load(kind, name, overrides=overrides)
     if output_format == "json":
@@ -160,8 +160,8 @@ def import_model(*, config: str, output: str | None, name: str | None, batch: in
       axonn-tune models import config.json -o mymodel.yaml
     """
     from axonn_tune.files import write_text_atomically
+    from axonn_tune.specs.document import to_yaml
     from axonn_tune.specs.hugging_face import model_from_hf_config
-    from axonn_tune.specs.writing import to_yaml
 
     model = model_from_hf_config(config, name=name, global_batch=batch, sequence_length=seq)
     text = to_yaml(model, header=[f"Imported by axonn-tune from {config}"])

@@ -192,7 +192,7 @@ def run_command(
     from axonn_tune.runtime.ends import exit_code_of, say_if_lost
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.runs import remove_outcome, run_directory
+    from axonn_tune.specs.results import remove_outcome, run_directory
 
     document, path = load_document(launch, schema=Launch), Path(launch)
     folder = run_directory(document) if directory is None else Path(directory)
@@ -226,7 +226,7 @@ def profile_command(*, name: str, output: str | None) -> None:
     from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.profile import profile
     from axonn_tune.lab.verify import round_trip_s
-    from axonn_tune.specs.writing import to_yaml
+    from axonn_tune.specs.document import to_yaml
 
     with Lab.attached(name) as lab:
         shape = lab.shape

@@ -10,7 +10,7 @@ import click
 from axonn_tune.cli.options import Chosen, command_line, load, problem_options
 
 if TYPE_CHECKING:
-    from axonn_tune.specs.baseline import Baseline, Floors, Tolerances
+    from axonn_tune.specs.results import Baseline, Floors, Tolerances
     from axonn_tune.validation.regression import Regression
 
 _TOLERANCES = ("prediction", "step", "communication", "memory")
@@ -78,8 +78,8 @@ def _check(
 ) -> Regression:
     from axonn_tune.api.regress import regress
     from axonn_tune.cli.validate_runs import given, refuse_search
-    from axonn_tune.specs.baseline import Baseline
     from axonn_tune.specs.loading import load_document
+    from axonn_tune.specs.results import Baseline
 
     refuse_search(f"{path} says")
     baseline = load_document(path, schema=Baseline)
@@ -104,9 +104,9 @@ def _record(
 ) -> None:
     """Write the baseline."""
     from axonn_tune.files import write_text_atomically
+    from axonn_tune.specs.document import to_yaml
     from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.measurements import Measurements
-    from axonn_tune.specs.writing import to_yaml
+    from axonn_tune.specs.results import Measurements
     from axonn_tune.validation.baseline import from_launches, from_measurements
     from axonn_tune.validation.choice import Selection, from_ranking
 
@@ -132,7 +132,7 @@ def _settings(
     tolerances: tuple[str, ...], floors: tuple[str, ...], *, of: Baseline | None = None
 ) -> tuple[Tolerances, Floors]:
     """Those of a baseline, or the defaults, with what the command line says on top."""
-    from axonn_tune.specs.baseline import Floors, Tolerances
+    from axonn_tune.specs.results import Floors, Tolerances
 
     allowed, least = (Tolerances(), Floors()) if of is None else (of.tolerances, of.floors)
     return (

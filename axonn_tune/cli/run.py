@@ -70,7 +70,7 @@ def show_summary(folder: Path, *, all_terms: bool) -> None:
     """The table of a run that got far enough to be measured."""
     from axonn_tune.report.terms import summary_text
     from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.runs import SUMMARY_NAME, Summary
+    from axonn_tune.specs.results import SUMMARY_NAME, Summary
 
     path = folder / SUMMARY_NAME
     if path.exists():

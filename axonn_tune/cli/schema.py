@@ -30,7 +30,7 @@ def schema_command(*, kind: str, output: str | None) -> None:
       axonn-tune schema machine-derived -o machine.schema.json
     """
     from axonn_tune.files import write_text_atomically
-    from axonn_tune.specs.json_schemas import schema_texts
+    from axonn_tune.specs.schemas import schema_texts
 
     text = schema_texts()[f"{kind}.json"]
     if output is None:

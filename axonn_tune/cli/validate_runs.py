@@ -181,7 +181,7 @@ def _runs(wanted: Wanted) -> Runs:
 def _require_own(selected: Selected) -> None:
     """UsageError unless the machine profile is a file of the user's own."""
     from axonn_tune.errors import UsageError
-    from axonn_tune.specs.lookup import is_shipped
+    from axonn_tune.specs.loading import is_shipped
 
     path, name = selected.machine.path, selected.machine.document.name
     if is_shipped("machine", path):
@@ -194,7 +194,7 @@ def _require_own(selected: Selected) -> None:
 def _update(comparison: Comparison, selected: Selected) -> None:
     """Write the profile anew, and say what changed and what it brings."""
     from axonn_tune.files import write_text_atomically
-    from axonn_tune.specs.writing import to_yaml
+    from axonn_tune.specs.document import to_yaml
     from axonn_tune.validation.comparison import Comparison
     from axonn_tune.validation.repricing import repriced
     from axonn_tune.validation.update import updated

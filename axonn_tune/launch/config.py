@@ -11,12 +11,12 @@ from axonn_tune.cost.single import Pricing, Term
 from axonn_tune.cost.utilisation import performance
 from axonn_tune.files import write_text_atomically
 from axonn_tune.launch.environment import launch_environment
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Axis, Data, Launch, LaunchGrid, PredictedTerm, Prediction, Provenance
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-from axonn_tune.specs.writing import to_yaml
 from axonn_tune.units import show_bytes, show_seconds
 
 _AXES: dict[str, Axis] = {"x": "x", "y": "y", "z": "z", "data": "data"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from axonn_tune.report.table import Heading, seconds_cells, text_table
-from axonn_tune.specs.runs import Quantity, Summary, SummaryTerm
+from axonn_tune.specs.results import Quantity, Summary, SummaryTerm
 from axonn_tune.units import MILLI, counted, show_bytes, show_seconds
 
 _WIDTH = 100

@@ -13,8 +13,16 @@ from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.report.ranking_json import Json
-from axonn_tune.specs.trace_files import MeasuredTrace, shifted
-from axonn_tune.specs.traces import COMPUTE_LANE, TRACE_SCHEMA, Process, Span, step_name, trace_text
+from axonn_tune.specs.traces import (
+    COMPUTE_LANE,
+    TRACE_SCHEMA,
+    MeasuredTrace,
+    Process,
+    Span,
+    shifted,
+    step_name,
+    trace_text,
+)
 from axonn_tune.units import counted, show_seconds
 
 PREDICTED = "predicted"

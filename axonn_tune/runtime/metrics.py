@@ -24,7 +24,7 @@ from axonn_tune.runtime.summary import Machine, TimedStep, summarise
 from axonn_tune.runtime.tensorboard import Scalars, folder_of
 from axonn_tune.runtime.timing import StepTimes
 from axonn_tune.specs.launch import Launch
-from axonn_tune.specs.runs import SUMMARY_NAME, Summary
+from axonn_tune.specs.results import SUMMARY_NAME, Summary
 from axonn_tune.units import counted, flops_per_s, show_bytes, show_seconds
 
 SCHEMA = "axonn-tune/metrics/1"

@@ -26,13 +26,13 @@ from axonn_tune.specs.points import (
     CollectiveProbe,
     Plan,
     Point,
+    PointLog,
     Probe,
     RankPlace,
     Setting,
     TransferProbe,
     collective_or_message,
 )
-from axonn_tune.specs.points_file import PointLog
 
 MOST_ROUNDS = 15
 """Times the whole plan is gone through at most: the median of more is no better."""

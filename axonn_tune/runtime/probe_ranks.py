@@ -37,8 +37,7 @@ from axonn_tune.runtime.launching import (
     say_why,
 )
 from axonn_tune.runtime.probe import probe_world
-from axonn_tune.specs.points import Plan
-from axonn_tune.specs.points_file import PointLog
+from axonn_tune.specs.points import Plan, PointLog
 
 _TIMEOUT = timedelta(seconds=120)
 """A collective that takes longer means that a rank is lost."""

@@ -16,7 +16,7 @@ from axonn_tune.runtime.ledger import Entry
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.timing import StepTimes
 from axonn_tune.specs.launch import Launch, PredictedTerm
-from axonn_tune.specs.runs import SHORTEST, PredictedFor, Quantity, Ran, Summary, SummaryTerm
+from axonn_tune.specs.results import SHORTEST, PredictedFor, Quantity, Ran, Summary, SummaryTerm
 from axonn_tune.units import flops_per_s
 
 

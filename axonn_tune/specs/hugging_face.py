@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from axonn_tune.errors import DocumentError, Problem, suggest
+from axonn_tune.specs.document import Node, Place, Scalar, validate
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.model import MODEL_SCHEMA, Model
-from axonn_tune.specs.validation import validate
-from axonn_tune.specs.yaml_reader import Node, Place, Scalar
 
 TOKENS_PER_STEP = 4 * 2**20
 LONGEST_DEFAULT_SEQUENCE = 8192

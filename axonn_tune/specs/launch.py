@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from axonn_tune.grid import Grid
-from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload

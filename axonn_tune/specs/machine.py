@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from axonn_tune.specs.workload import Precision
 from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
 

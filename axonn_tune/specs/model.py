@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from axonn_tune.specs.base import Document, PositiveInt
+from axonn_tune.specs.document import Document, PositiveInt
 
 MODEL_SCHEMA = "axonn-tune/model/1"
 

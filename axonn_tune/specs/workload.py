@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from axonn_tune.specs.base import Document, PositiveInt
+from axonn_tune.specs.document import Document, PositiveInt
 
 WORKLOAD_SCHEMA = "axonn-tune/workload/1"
 

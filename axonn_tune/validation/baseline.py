@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from axonn_tune import __version__
-from axonn_tune.specs.baseline import Baseline, BaselineConfiguration, Floors, MeasuredStep, Tolerances
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import Measurements, PredictedStep
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import (
+    Baseline,
+    BaselineConfiguration,
+    Floors,
+    MeasuredStep,
+    Measurements,
+    PredictedStep,
+    Tolerances,
+)
 from axonn_tune.validation.comparison import Comparison, Row
 
 

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from axonn_tune.errors import TrainingFailedError
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.measurements import RunTimes
-from axonn_tune.specs.runs import SUMMARY_NAME, Ran, Summary, SummaryTerm
+from axonn_tune.specs.results import SUMMARY_NAME, Ran, RunTimes, Summary, SummaryTerm
 
 TermKey: TypeAlias = tuple[str, str, str, str, int]
 """Operation, axis, phase, layer, bytes."""

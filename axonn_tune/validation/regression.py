@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from axonn_tune.specs.baseline import Baseline, Floors, MeasuredStep, Tolerances
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import Measurements, Place, PredictedStep
+from axonn_tune.specs.results import Baseline, Floors, MeasuredStep, Measurements, Place, PredictedStep, Tolerances
 from axonn_tune.validation.baseline import measured_step
 from axonn_tune.validation.comparison import Comparison, Pair, Quality, quality
 from axonn_tune.validation.repricing import predicted_step, price

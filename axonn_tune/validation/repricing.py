@@ -8,10 +8,15 @@ from typing import TypeAlias
 
 from axonn_tune.cost.single import Configuration, Pricing, Term, price_configuration
 from axonn_tune.grid import Grid, split_axes
-from axonn_tune.specs.baseline import BaselineConfiguration
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
-from axonn_tune.specs.measurements import MeasuredConfiguration, MeasuredTerm, Measurements, PredictedStep
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import (
+    BaselineConfiguration,
+    MeasuredConfiguration,
+    MeasuredTerm,
+    Measurements,
+    PredictedStep,
+)
 from axonn_tune.validation.comparison import Pair, Quality, quality
 
 Settled: TypeAlias = MeasuredConfiguration | BaselineConfiguration

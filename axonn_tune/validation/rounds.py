@@ -13,7 +13,7 @@ from pathlib import Path
 from axonn_tune import __version__
 from axonn_tune.launch.config import write_launch
 from axonn_tune.specs.launch import Launch
-from axonn_tune.specs.measurements import (
+from axonn_tune.specs.results import (
     MeasuredConfiguration,
     MeasuredTerm,
     Measurements,

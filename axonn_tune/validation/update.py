@@ -21,7 +21,7 @@ from axonn_tune.specs.machine import (
     Source,
     Tier,
 )
-from axonn_tune.specs.measurements import MeasuredConfiguration, MeasuredTerm, Measurements, RunTimes
+from axonn_tune.specs.results import MeasuredConfiguration, MeasuredTerm, Measurements, RunTimes
 from axonn_tune.validation.repricing import price
 
 Part: TypeAlias = Literal["latency", "bandwidth"]

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Literal, TypeAlias
 
 from axonn_tune.grid import AXES
-from axonn_tune.specs.measurements import MeasuredConfiguration, RunTimes, Serial
+from axonn_tune.specs.results import MeasuredConfiguration, RunTimes, Serial
 from axonn_tune.specs.workload import Precision
 
 Agreement: TypeAlias = Literal["equal", "within rounding", "wrong", "not compared"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.points_file import read_points
+from axonn_tune.specs.points import read_points
 from tests.cli.running import good, run
 
 COMMAND = [sys.executable, "-m", "axonn_tune", "calibrate", "--ranks", "2", "--batch", "8"]

@@ -11,9 +11,9 @@ import yaml
 
 from axonn_tune.cli.schema import KINDS
 from axonn_tune.launch.surroundings import network_findings, variable_findings
-from axonn_tune.specs.json_schemas import schema_texts
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.schemas import schema_texts
 from tests.cli.running import good, run
 
 

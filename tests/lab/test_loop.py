@@ -26,10 +26,9 @@ from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inp
 from axonn_tune.ranking.space import Limits
 from axonn_tune.report.regression import regression_text
 from axonn_tune.report.validation import validation_text
-from axonn_tune.specs.baseline import Floors, Tolerances
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import Measurements
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import Floors, Measurements, Tolerances
 from axonn_tune.validation import regression
 from axonn_tune.validation.baseline import from_measurements
 from axonn_tune.validation.choice import Chosen, Selection, from_ranking

@@ -144,7 +144,7 @@ def test_frames_hold_what_csv_holds() -> None:
 
 def test_documents_may_be_names_paths_or_objects(tmp_path: Path) -> None:
     """Guards that all three say the same, overrides included."""
-    from axonn_tune.specs.writing import to_yaml
+    from axonn_tune.specs.document import to_yaml
 
     loaded = axonn_tune.load_model("nano")
     path = tmp_path / "copy.yaml"

@@ -10,8 +10,7 @@ from axonn_tune.ranking.choosing import Problem
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
 from axonn_tune.report.html.blocks import Json
 from axonn_tune.specs.catalog import load_machine, load_model
-from axonn_tune.specs.loading import D, Loaded, parse_document
-from axonn_tune.specs.lookup import is_shipped
+from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload

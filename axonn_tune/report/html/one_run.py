@@ -6,7 +6,7 @@ from axonn_tune.report.html import provenance
 from axonn_tune.report.html.blocks import Column, Json, card, figure, section, table
 from axonn_tune.report.html.colors import MEASURED, PREDICTED
 from axonn_tune.report.terms import groups_of, other_hardware, ratio
-from axonn_tune.specs.runs import Quantity, Summary
+from axonn_tune.specs.results import Quantity, Summary
 from axonn_tune.units import MILLI, counted, show_bytes, show_seconds
 
 _TERMS = (

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from axonn_tune.report.html.blocks import Column, Json, facts, fold, table
-from axonn_tune.specs.base import Document
+from axonn_tune.specs.document import Document
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Accelerator, Library, Machine, PaperTable, Tier, Uncertainty
 from axonn_tune.specs.model import Model

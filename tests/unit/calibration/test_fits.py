@@ -7,11 +7,10 @@ import pytest
 from axonn_tune.calibration.profile import Calibration, calibrate
 from axonn_tune.errors import UsageError
 from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
-from axonn_tune.specs.points import Point
-from axonn_tune.specs.points_file import Measured
-from axonn_tune.specs.writing import to_yaml
+from axonn_tune.specs.points import Measured, Point
 from tests.unit.calibration import synthetic
 
 WORLD = 8

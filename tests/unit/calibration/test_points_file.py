@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError, UsageError
-from axonn_tune.specs.points import CopyProbe, Point
-from axonn_tune.specs.points_file import PointLog, read_points
+from axonn_tune.specs.points import CopyProbe, Point, PointLog, read_points
 from tests.unit.calibration.synthetic import setting
 
 POINT = Point(probe=CopyProbe(size_bytes=64), seconds=1e-6, calls=3)

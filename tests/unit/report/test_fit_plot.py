@@ -10,7 +10,7 @@ from axonn_tune.calibration.profile import calibrate
 from axonn_tune.errors import UsageError
 from axonn_tune.report.fit_plot import fit_svg, require_svg
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.points_file import Measured
+from axonn_tune.specs.points import Measured
 from tests.unit.calibration import synthetic
 
 SVG = "{http://www.w3.org/2000/svg}"

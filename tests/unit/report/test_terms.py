@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from axonn_tune.report.terms import groups_of, other_hardware, ratio, summary_text
-from axonn_tune.specs.runs import PredictedFor, Quantity, Ran, Summary, SummaryTerm
+from axonn_tune.specs.results import PredictedFor, Quantity, Ran, Summary, SummaryTerm
 
 
 def term(layer: str, **given: Any) -> SummaryTerm:

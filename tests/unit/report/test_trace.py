@@ -14,8 +14,7 @@ from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.results import run_search
 from axonn_tune.ranking.space import Limits
 from axonn_tune.report.trace import Prediction, choose_step, merged_trace, trace_remarks
-from axonn_tune.specs.trace_files import MeasuredTrace
-from axonn_tune.specs.traces import COMPUTE_LANE, Span, step_name
+from axonn_tune.specs.traces import COMPUTE_LANE, MeasuredTrace, Span, step_name
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError, UsageError
-from axonn_tune.specs.trace_files import find_traces, read_trace
-from axonn_tune.specs.traces import COMPUTE_LANE, TRACE_SCHEMA, Process, Span, communication_lane, step_name, trace_text
+from axonn_tune.specs.traces import (
+    COMPUTE_LANE,
+    TRACE_SCHEMA,
+    Process,
+    Span,
+    communication_lane,
+    find_traces,
+    read_trace,
+    step_name,
+    trace_text,
+)
 
 SPANS = [
     Span(COMPUTE_LANE, step_name(3), 100.0, 100.5),

@@ -10,7 +10,7 @@ from axonn_tune.ranking.space import Limits
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import Launch, PredictedTerm
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import (
+from axonn_tune.specs.results import (
     MeasuredConfiguration,
     MeasuredTerm,
     Measurements,
