@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 from axonn_tune.calibration import session
 from axonn_tune.calibration.measuring import Progress, measure
 from axonn_tune.errors import error_of
-from axonn_tune.launch import local
+from axonn_tune.launch import host
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.profile import Calibration
@@ -51,12 +51,12 @@ def calibrate(
     products and step are measured. listen: called as points come in. Needs torch. EnvironmentProblem
     without it; TrainingFailedError if a rank fails.
     """
-    local.require_torch()
+    host.require_torch()
     wanted = session.Wanted(output=str(output), ranks=ranks, budget=budget, model=model, **options)
     code = measure(session.job_of(wanted), session.plan_of(wanted), listen or (lambda progress: None))
     if code:
         raise error_of(code)(f"the ranks that measure ended with exit code {code}")
-    return session.finish(wanted) if local.leads(os.environ) else None
+    return session.finish(wanted) if host.leads(os.environ) else None
 
 
 def calibrate_from_logs(

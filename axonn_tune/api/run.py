@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from axonn_tune.errors import UsageError, error_of
-from axonn_tune.launch import local
+from axonn_tune.launch import host
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import SUMMARY_NAME, Summary, remove_outcome, run_directory
@@ -57,25 +57,25 @@ def start(
     trace: steps to trace, on every rank with `trace_all`. warn: gets a warning if ranks share cores.
     """
     document, path = load_document(launch, schema=Launch), Path(launch)
-    local.require_torch()
+    host.require_torch()
     folder = run_directory(document) if directory is None else Path(directory)
     arguments = ["--directory", str(folder), *_numbered({"steps": steps, "trace": trace})]
     arguments += [*(["--resume"] if resume else []), *(["--trace-all"] if trace_all else [])]
-    command = local.command_of(document, path, arguments=arguments, environment=os.environ)
-    crowded = None if local.already_started(os.environ) else local.crowding(document, cores=_cores())
+    command = host.command_of(document, path, arguments=arguments, environment=os.environ)
+    crowded = None if host.already_started(os.environ) else host.crowding(document, cores=_cores())
     if crowded:
         warn(crowded)
-    leads = local.leads(os.environ)
+    leads = host.leads(os.environ)
     if leads:
         remove_outcome(folder)
-    return Ended(folder, local.run_command(command, document), leads)
+    return Ended(folder, host.run_command(command, document), leads)
 
 
 def start_dry(launch: str | Path) -> int:
     """Build one rank without memory or network, which prints what it would use; the exit code."""
     document = load_document(launch, schema=Launch)
-    local.require_torch()
-    return local.run_command(local.dry_run_command(Path(launch)), document)
+    host.require_torch()
+    return host.run_command(host.dry_run_command(Path(launch)), document)
 
 
 def _cores() -> int:

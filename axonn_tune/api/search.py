@@ -160,7 +160,7 @@ class SearchResult(Result, Sequence[Entry]):
         if emit is None:
             write_launch(path, launch)
             return (Path(path),)
-        from axonn_tune.launch.emit import emit_script, script_text
+        from axonn_tune.launch.scripts import emit_script, script_text
 
         # What refuses a script refuses it here, before anything is written.
         script_text(emit, launch=launch, machine=machine, launch_path=path)

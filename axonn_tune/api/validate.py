@@ -14,7 +14,7 @@ from axonn_tune.api.options import DEFAULT_MACHINE, Options, call_text, make_cho
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.lab.lab import Lab
-from axonn_tune.launch.local import require_torch
+from axonn_tune.launch.host import require_torch
 from axonn_tune.ranking.inputs import load_inputs
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.results import Measurements

@@ -13,7 +13,7 @@ from axonn_tune.calibration.plan import Backend, build_plan
 from axonn_tune.calibration.profile import Calibration, calibrate
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
-from axonn_tune.launch import local
+from axonn_tune.launch import host
 from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model
 from axonn_tune.specs.document import to_yaml
@@ -55,7 +55,7 @@ class Wanted:
 
 def job_of(wanted: Wanted) -> Job:
     """How to measure; UsageError if ranks are to be started inside a world."""
-    joined = local.already_started(os.environ)
+    joined = host.already_started(os.environ)
     if joined and wanted.ranks is not None:
         raise UsageError("--ranks starts ranks on this host, but this process is one of a world already started")
     return Job(wanted.points_path, None if joined else _started(wanted), wanted.backend, wanted.resume)
@@ -66,7 +66,7 @@ def plan_of(wanted: Wanted) -> Plan:
     model, machine = load_model(wanted.model), load_machine(wanted.machine)
     precision: Precision = wanted.precision or ("fp32" if wanted.backend == "gloo" else "bf16")
     workload = make_workload(model.document, WorkloadChoices(batch=wanted.batch, precision=precision))
-    joined = local.already_started(os.environ)
+    joined = host.already_started(os.environ)
     return build_plan(
         model,
         machine,

@@ -113,10 +113,10 @@ def _measured(wanted: Wanted) -> bool:
     """Measure; whether this process is the one to fit and write."""
     from axonn_tune.calibration.measuring import measure
     from axonn_tune.calibration.session import job_of, plan_of
-    from axonn_tune.launch import local
+    from axonn_tune.launch import host
 
-    local.require_torch()
-    plan, job, first = plan_of(wanted), job_of(wanted), local.leads(os.environ)
+    host.require_torch()
+    plan, job, first = plan_of(wanted), job_of(wanted), host.leads(os.environ)
     with _progress(plan, shown=first) as listen:
         code = measure(job, plan, listen)
     if code:

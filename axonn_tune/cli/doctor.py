@@ -11,7 +11,7 @@ from axonn_tune.cli.options import SuggestingChoice, help_option
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from axonn_tune.launch.surroundings import Finding, State
+    from axonn_tune.launch.host import HostCheck, State
     from axonn_tune.specs.launch import Launch
 
 _PATIENCE_S = 120.0
@@ -42,19 +42,19 @@ def doctor_command(*, launch: str | None, output_format: str) -> None:
     import os
 
     from axonn_tune.errors import EnvironmentProblem
-    from axonn_tune.launch import surroundings
+    from axonn_tune.launch import host
     from axonn_tune.report.doctor import doctor_json, doctor_text
 
     document = None if launch is None else _loaded(launch)
     devices = _devices()
     findings = [
-        *surroundings.host_findings(),
-        *surroundings.software_findings(),
+        *host.host_checks(),
+        *host.software_checks(),
         *_torch_findings(devices),
-        *surroundings.network_findings(),
-        *surroundings.starter_findings(os.environ),
+        *host.network_checks(),
+        *host.starter_checks(os.environ),
         *_lab_findings(),
-        *surroundings.variable_findings(os.environ, document),
+        *host.variable_checks(os.environ, document),
     ]
     needed = [] if document is None else _needed(document, devices)
     click.echo((doctor_json if output_format == "json" else doctor_text)([*findings, *needed]), nl=False)
@@ -71,15 +71,17 @@ def _loaded(path: str) -> Launch:
     return load_document(path, schema=Launch)
 
 
-def _needed(launch: Launch, devices: dict[str, Any] | None) -> list[Finding]:
+def _needed(launch: Launch, devices: dict[str, Any] | None) -> list[HostCheck]:
     """What a launch config needs of this host."""
-    from axonn_tune.launch.surroundings import Finding, launch_findings
+    from axonn_tune.launch.host import HostCheck, launch_checks
 
-    found = list(launch_findings(launch, gpus=len(devices.get("gpus", ())) if devices else 0))
+    found = list(launch_checks(launch, gpus=len(devices.get("gpus", ())) if devices else 0))
     if devices is None:
-        found.insert(0, Finding("launch config", "torch", "not here", "missing", "pip install 'axonn-tune[runtime]'"))
+        found.insert(0, HostCheck("launch config", "torch", "not here", "missing", "pip install 'axonn-tune[runtime]'"))
     elif "error" in devices:
-        found.insert(0, Finding("launch config", "torch", devices["error"], "missing", "`import torch` does not work"))
+        found.insert(
+            0, HostCheck("launch config", "torch", devices["error"], "missing", "`import torch` does not work")
+        )
     return found
 
 
@@ -103,38 +105,38 @@ def _devices() -> dict[str, Any] | None:
     return found
 
 
-def _torch_findings(devices: dict[str, Any] | None) -> Iterator[Finding]:
-    from axonn_tune.launch.surroundings import Finding
+def _torch_findings(devices: dict[str, Any] | None) -> Iterator[HostCheck]:
+    from axonn_tune.launch.host import HostCheck
     from axonn_tune.units import show_bytes
 
     area = "torch"
     if devices is None:
         return
     if "error" in devices:
-        yield Finding(area, "torch", devices["error"], "missing", "nothing can run until `import torch` works")
+        yield HostCheck(area, "torch", devices["error"], "missing", "nothing can run until `import torch` works")
         return
     built = (devices["cuda"] and f"CUDA {devices['cuda']}") or (devices["hip"] and f"ROCm {devices['hip']}")
-    yield Finding(area, "built for", built or "CPUs alone", "ok")
+    yield HostCheck(area, "built for", built or "CPUs alone", "ok")
     gloo: State = "ok" if devices["gloo"] else "missing"
-    yield Finding(area, "backend gloo", "yes" if devices["gloo"] else "no", gloo, "for CPUs")
+    yield HostCheck(area, "backend gloo", "yes" if devices["gloo"] else "no", gloo, "for CPUs")
     nccl: State = "ok" if devices["nccl"] else "noted"
-    yield Finding(area, "backend nccl", devices["nccl"] or "no", nccl, "for GPUs")
+    yield HostCheck(area, "backend nccl", devices["nccl"] or "no", nccl, "for GPUs")
     for number, gpu in enumerate(devices["gpus"]):
-        yield Finding(area, f"GPU {number}", f"{gpu['name']}, {show_bytes(float(gpu['memory_bytes']))}", "ok")
+        yield HostCheck(area, f"GPU {number}", f"{gpu['name']}, {show_bytes(float(gpu['memory_bytes']))}", "ok")
     if not devices["gpus"]:
-        yield Finding(area, "GPUs", "none", "noted", "training here is over gloo, on CPUs")
+        yield HostCheck(area, "GPUs", "none", "noted", "training here is over gloo, on CPUs")
 
 
-def _lab_findings() -> Iterator[Finding]:
+def _lab_findings() -> Iterator[HostCheck]:
     """Whether an emulated cluster could come up."""
     import subprocess
     import sys
 
     from axonn_tune.lab.rights import UNPRIVILEGED
-    from axonn_tune.launch.surroundings import Finding
+    from axonn_tune.launch.host import HostCheck
 
     command = [sys.executable, "-m", "axonn_tune.lab.rights"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     words = {0: "possible", UNPRIVILEGED: "possible, in a user namespace"}.get(done.returncode)
     why = (done.stderr.strip().splitlines() or [""])[-1]
-    yield Finding("rights", "lab", words or "not possible", "ok" if words else "missing", "" if words else why)
+    yield HostCheck("rights", "lab", words or "not possible", "ok" if words else "missing", "" if words else why)

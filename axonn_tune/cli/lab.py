@@ -188,7 +188,7 @@ def run_command(
     from axonn_tune.cli.run import show_summary
     from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.running import exit_codes, require_world, train
-    from axonn_tune.launch.local import require_torch
+    from axonn_tune.launch.host import require_torch
     from axonn_tune.runtime.ends import exit_code_of, say_if_lost
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_document

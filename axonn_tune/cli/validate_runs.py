@@ -104,7 +104,7 @@ def validate_runs(chosen: Chosen, wanted: Wanted, *, output_format: str) -> None
     from axonn_tune.api.validate import compared
     from axonn_tune.cli.report import require_html
     from axonn_tune.errors import CheckFailedError
-    from axonn_tune.launch.local import require_torch
+    from axonn_tune.launch.host import require_torch
     from axonn_tune.report.validation import validation_json, validation_text
 
     require_torch()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from axonn_tune import __version__
-from axonn_tune.launch.surroundings import Finding, State
+from axonn_tune.launch.host import HostCheck, State
 from axonn_tune.report.ranking_json import to_text
 from axonn_tune.report.table import Heading, text_table
 
@@ -15,7 +15,7 @@ _SHOWN: dict[State, str] = {"ok": "ok", "missing": "missing", "differs": "differ
 _HEADINGS = tuple(Heading(title, left=True) for title in ("what", "here", "state", "note"))
 
 
-def doctor_text(findings: Sequence[Finding]) -> str:
+def doctor_text(findings: Sequence[HostCheck]) -> str:
     """One table under each heading, all with the same columns."""
     rows: list[list[str]] = []
     for number, finding in enumerate(findings):
@@ -25,7 +25,7 @@ def doctor_text(findings: Sequence[Finding]) -> str:
     return text_table(_HEADINGS, rows)
 
 
-def doctor_json(findings: Sequence[Finding]) -> str:
+def doctor_json(findings: Sequence[HostCheck]) -> str:
     """The same by the schema `axonn-tune/doctor/1`."""
     document = {"schema": SCHEMA, "tool_version": __version__, "findings": [asdict(one) for one in findings]}
     return to_text(document)

@@ -13,7 +13,7 @@ from typing import Protocol
 from axonn_tune.errors import EnvironmentProblem, UsageError, error_of
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.running import exit_codes, require_world
-from axonn_tune.launch import local
+from axonn_tune.launch import host
 from axonn_tune.specs.launch import Launch
 
 LOOPBACK = "loopback: CPU time, not a network"
@@ -81,7 +81,7 @@ class StartedRanks:
     def require(self, launch: Launch) -> None:
         """UsageError if there are too many ranks for this host."""
         if not self.before:
-            local.crowding(launch, cores=len(os.sched_getaffinity(0)))
+            host.crowding(launch, cores=len(os.sched_getaffinity(0)))
 
     def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
         """Train."""
@@ -96,7 +96,7 @@ class StartedRanks:
     def _command(self, launch: Launch, path: Path, arguments: Sequence[str]) -> list[str]:
         if self.before:
             return [*self.before, sys.executable, "-m", "axonn_tune.runtime", str(path), *arguments]
-        return local.command_of(launch, path, arguments=arguments, environment={})
+        return host.command_of(launch, path, arguments=arguments, environment={})
 
     def _execute(self, command: Sequence[str], launch: Launch, log: Path) -> int:
         variables = {variable.name: variable.value for variable in launch.environment}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from axonn_tune.errors import UsageError
-from axonn_tune.launch.environment import comment, environment_lines, launch_environment
+from axonn_tune.launch.config import comment, environment_lines, launch_environment
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.launch import LaunchVariable
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
