@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.documents import complete_names
-from axonn_tune.cli.options import PRECISIONS, SuggestingChoice, help_option
+from axonn_tune.cli.options import PRECISIONS, SuggestingChoice, help_option, machine_option, model_option
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.measuring import Progress
@@ -24,7 +23,7 @@ def _collected(callback: Callable[[Wanted], None]) -> Callable[..., None]:
     """The command's options as one value."""
 
     @functools.wraps(callback)
-    def collected(**parameters: Any) -> None:  # noqa: ANN401
+    def collected(**parameters: Any) -> None:
         from axonn_tune.calibration.session import Wanted
 
         callback(Wanted(**parameters))
@@ -41,25 +40,11 @@ def _collected(callback: Callable[[Wanted], None]) -> Callable[..., None]:
     help="Ranks to start on this host. Default: one per core; under torchrun or srun, those that are started.",
 )
 @click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Time to measure in: 20s, 5m, 1h.")
-@click.option(
-    "--model",
-    default="nano",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="Whose matrix products, attention and step are measured.",
-    shell_complete=complete_names("model"),
-)
+@model_option("Whose GEMMs, attention and step are measured.", default="nano")
 @click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: fp32, bf16 under nccl.")
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Sequences in a step. Default: the model's.")
 @click.option("--backend", type=SuggestingChoice(("gloo", "nccl")), default="gloo", show_default=True)
-@click.option(
-    "--machine",
-    default="localhost",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="Profile that says what is not measured, such as how jobs start.",
-    shell_complete=complete_names("machine"),
-)
+@machine_option("Profile that says what is not measured, such as how jobs start.", default="localhost")
 @click.option(
     "--ranks-per-node",
     type=click.IntRange(min=1),

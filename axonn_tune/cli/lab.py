@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from axonn_tune.cli.options import help_option
+from axonn_tune.cli.options import help_option, write_or_print
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,7 +222,6 @@ def profile_command(*, name: str, output: str | None) -> None:
     Example:
       axonn-tune lab profile -o lab.yaml
     """
-    from axonn_tune.files import write_text_atomically
     from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.profile import profile
     from axonn_tune.lab.verify import round_trip_s
@@ -235,11 +234,7 @@ def profile_command(*, name: str, output: str | None) -> None:
     own_name = name if output is None else Path(output).stem
     machine = profile(shape, name=own_name, rank_round_trip_s=inside, node_round_trip_s=between)
     text = to_yaml(machine, header=[f"Written by axonn-tune lab profile for lab {name!r}."])
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    write_text_atomically(output, text)
-    click.echo(f"wrote {output}: {machine.description}", err=True)
+    write_or_print(output, text, wrote=f"wrote {output}: {machine.description}")
 
 
 def _execute_on_all(name: str, command: tuple[str, ...]) -> int:

@@ -14,6 +14,7 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 
 __all__ = [
+    "DEFAULT_MACHINE",
     "Kind",
     "Loaded",
     "MachineLike",
@@ -24,6 +25,9 @@ __all__ = [
     "load_model",
     "route_overrides",
 ]
+
+DEFAULT_MACHINE = "perlmutter"
+"""The machine that is searched for unless another is named."""
 
 ModelLike: TypeAlias = str | Path | Model | Loaded[Model]
 """A model by name or path, or the model itself."""

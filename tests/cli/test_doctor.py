@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from axonn_tune.cli.schema import KINDS
+from axonn_tune.cli.documents import KINDS
 from axonn_tune.launch.host import network_checks, variable_checks
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 import axonn_tune
-from axonn_tune.api import options
+from axonn_tune.api.search import COSTS, SearchOptions
 from axonn_tune.errors import NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.ranking.choosing import RANK_BY
+from axonn_tune.specs.catalog import DEFAULT_MACHINE
 from axonn_tune.specs.workload import OVERLAPS
 from tests.cli.running import run
 from tests.unit.house import PACKAGE, ROOT, python_files
@@ -265,14 +266,15 @@ def test_explanations_show_themselves() -> None:
 
 def test_options_are_those_of_the_command_line() -> None:
     """Guards the two lists of names and choices, which are spelled out apart for the sake of start-up time."""
-    from dataclasses import fields
+    import click
 
-    from axonn_tune.cli import options as cli
+    from axonn_tune.cli import options
 
-    named = {each.name for each in fields(cli.Chosen)} - {"gpus", "model", "machine", "batch", "rank_by", "settings"}
-    assert named | {"set"} == set(options.Options.__annotations__)
-    assert (cli.COSTS, cli.RANK_BY, cli.OVERLAPS) == (options.COSTS, RANK_BY, OVERLAPS)
-    assert cli.DEFAULT_MACHINE == options.DEFAULT_MACHINE
+    command = click.command()(options.search_options()(lambda **parameters: None))
+    named = {param.name for param in command.params} - {"gpus", "model", "machine", "batch", "rank_by", "help"}
+    assert named == set(SearchOptions.__annotations__)
+    assert (options.COSTS, options.RANK_BY, options.OVERLAPS) == (COSTS, RANK_BY, OVERLAPS)
+    assert options.DEFAULT_MACHINE == DEFAULT_MACHINE
 
 
 def test_numpy_numbers_are_taken() -> None:
