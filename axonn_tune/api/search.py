@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
@@ -256,16 +255,20 @@ class Result(ABC):
 
 def html_text(headings: Sequence[Heading], rows: Sequence[Sequence[str]], sentences: Sequence[str] = ()) -> str:
     """A table and sentences below it, with no style but alignment, so that a notebook's own theme holds."""
+    # Imported here: its tables of entities cost a command line more than all its options.
+    from html import escape
+
     sides = ["left" if heading.left else "right" for heading in headings]
-    head = _row("th", [heading.title for heading in headings], sides)
-    body = "".join(_row("td", row, sides) for row in rows)
+    head = _row("th", [escape(heading.title) for heading in headings], sides)
+    body = "".join(_row("td", map(escape, row), sides) for row in rows)
     table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>" if rows else ""
     return table + "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
 
-def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
+def _row(tag: str, cells: Iterable[str], sides: Sequence[str]) -> str:
+    """A row of a table; the cells are HTML already."""
     shown = (
-        f'<{tag} style="text-align: {side}; white-space: pre-line">{escape(cell)}</{tag}>'
+        f'<{tag} style="text-align: {side}; white-space: pre-line">{cell}</{tag}>'
         for cell, side in zip(cells, sides, strict=True)
     )
     return f"<tr>{''.join(shown)}</tr>"
