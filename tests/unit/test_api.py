@@ -23,13 +23,10 @@ from axonn_tune.ranking.choosing import RANK_BY
 from axonn_tune.specs.catalog import DEFAULT_MACHINE
 from axonn_tune.specs.workload import OVERLAPS
 from tests.cli.running import run
-from tests.unit.house import PACKAGE, ROOT, python_files
 
-MODULES = [
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in python_files(f"{PACKAGE}/api")
-    if path.stem != "__init__"
-]
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "axonn_tune"
+MODULES = [f"axonn_tune.api.{path.stem}" for path in sorted((PACKAGE / "api").glob("*.py")) if path.stem != "__init__"]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 SMALL: dict[str, Any] = {"gpus": 8, "machine": "localhost", "precision": "fp32"}
 
@@ -73,7 +70,7 @@ def test_names_are_there_and_bring_what_they_need() -> None:
 
 def test_type_checkers_see_the_same_names() -> None:
     """Guards completion: what is imported for type checkers is what is imported when used."""
-    source = (ROOT / PACKAGE / "__init__.py").read_text("utf-8")
+    source = (PACKAGE / "__init__.py").read_text("utf-8")
     seen = re.findall(r"^    from axonn_tune\.([\w.]+) import (?:\(([^)]*)\)|(.*))$", source, flags=re.MULTILINE)
     listed = {name.strip(): module for module, many, few in seen for name in (many or few).split(",") if name.strip()}
     assert listed == axonn_tune._MODULES
