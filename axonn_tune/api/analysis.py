@@ -22,7 +22,7 @@ from axonn_tune.specs.model import Model
 if TYPE_CHECKING:
     import pandas as pd
 
-    from axonn_tune.api.search import Format, Shown
+    from axonn_tune.api.search import Format, TableContent
     from axonn_tune.baselines.comparison import Comparison, Contender
     from axonn_tune.cost.single import Pricing
     from axonn_tune.ranking.choosing import RankBy
@@ -253,7 +253,7 @@ class CompareResult(Result):
 
         return comparison_section(self.to_dict(), identity="s1", source=source)
 
-    def _shown(self) -> Shown:
+    def _table_content(self) -> TableContent:
         from axonn_tune.report.compare import comparison_cells
 
         return *comparison_cells(self.comparison), self.remarks
@@ -392,7 +392,7 @@ class SweepResult(Result, Sequence[Point]):
 
         return sweep_section(self.to_dict(), identity="s1", source=source)
 
-    def _shown(self) -> Shown:
+    def _table_content(self) -> TableContent:
         from axonn_tune.report.sweep import sweep_cells
 
         return sweep_cells(self.points)

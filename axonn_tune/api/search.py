@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from axonn_tune.specs.catalog import MachineLike, ModelLike
     from axonn_tune.specs.launch import Launch
 
-    Shown: TypeAlias = tuple[Sequence[Heading], Sequence[Sequence[str]], Sequence[str]]
+    TableContent: TypeAlias = tuple[Sequence[Heading], Sequence[Sequence[str]], Sequence[str]]
     """Headings, cells, and the sentences below a table."""
 
 
@@ -225,7 +225,7 @@ class Result(ABC):
         """This result as a section of a report; `source` names where it comes from."""
 
     @abstractmethod
-    def _shown(self) -> Shown:
+    def _table_content(self) -> TableContent:
         """Headings and cells of the table, and the sentences below it."""
 
     def write_report(self, path: str | Path) -> Path:
@@ -241,7 +241,7 @@ class Result(ABC):
         from rich.table import Table
         from rich.text import Text
 
-        headings, rows, sentences = self._shown()
+        headings, rows, sentences = self._table_content()
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in headings:
             table.add_column(Text(heading.title), justify="left" if heading.left else "right", overflow="fold")
@@ -250,7 +250,7 @@ class Result(ABC):
         return Group(*([table] if rows else []), *map(Text, sentences))
 
     def _repr_html_(self) -> str:
-        return html_text(*self._shown())
+        return html_text(*self._table_content())
 
 
 def html_text(headings: Sequence[Heading], rows: Sequence[Sequence[str]], sentences: Sequence[str] = ()) -> str:
@@ -490,7 +490,7 @@ class SearchResult(Result, Sequence[Entry]):
 
         return ranking_section(ranking_of(self.results), identity="s1", source=source)
 
-    def _shown(self) -> Shown:
+    def _table_content(self) -> TableContent:
         from axonn_tune.report.ranking_table import default_columns, ranking_cells
 
         entries = self.results.listed(top=DEFAULT_TOP)

@@ -16,7 +16,7 @@ from axonn_tune.runtime.ledger import Entry
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.timing import StepTimes
 from axonn_tune.specs.launch import Launch, PredictedTerm
-from axonn_tune.specs.results import SHORTEST, PredictedFor, Quantity, Ran, Summary, SummaryTerm
+from axonn_tune.specs.results import SHORTEST, PredictionTarget, Quantity, RunSite, Summary, SummaryTerm
 from axonn_tune.units import flops_per_s
 
 
@@ -68,7 +68,9 @@ def summarise(launch: Launch, mesh: Mesh, machine: Machine, steps: Sequence[Time
     return Summary(
         schema="axonn-tune/summary/1",
         name=launch.name,
-        predicted_for=PredictedFor(machine=predicted.machine, accelerator=predicted.accelerator, cost=predicted.cost),
+        predicted_for=PredictionTarget(
+            machine=predicted.machine, accelerator=predicted.accelerator, cost=predicted.cost
+        ),
         ran_on=_ran_on(launch, mesh, machine),
         timed_steps=len(steps),
         averaged_steps=len(chosen),
@@ -193,8 +195,8 @@ def _predicted(launch: Launch, entry: Entry) -> PredictedTerm | None:
     return None
 
 
-def _ran_on(launch: Launch, mesh: Mesh, machine: Machine) -> Ran:
-    return Ran(
+def _ran_on(launch: Launch, mesh: Mesh, machine: Machine) -> RunSite:
+    return RunSite(
         device=machine.name,
         host=socket.gethostname(),
         ranks=mesh.grid.world,

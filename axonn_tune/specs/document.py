@@ -65,7 +65,7 @@ _SPECIAL = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Where a value was written: file (or another origin), and the line counted from 1, if it has lines."""
 
     source: str
@@ -81,7 +81,7 @@ class Node:
     """A value and where it stands: of a mapping's item the line of its key, of a sequence's item its first line."""
 
     value: Scalar | dict[str, Node] | tuple[Node, ...]
-    place: Place
+    place: Position
 
     def plain(self) -> Plain:
         """The same value without places."""
@@ -206,7 +206,7 @@ class _Builder:
                 root = None if empty else self._node(first, location=())
         return root
 
-    def _node(self, event: yaml.Event, *, location: Location, place: Place | None = None) -> Node:
+    def _node(self, event: yaml.Event, *, location: Location, place: Position | None = None) -> Node:
         place = place or self._place(event)
         if not isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)):
             self._report(event, location, _ALIAS_MESSAGE)
@@ -261,8 +261,8 @@ class _Builder:
             self._report(event, location, f"{event.value[:20]}... has too many digits")
             return None
 
-    def _place(self, event: yaml.Event) -> Place:
-        return Place(self.source, _line(event))
+    def _place(self, event: yaml.Event) -> Position:
+        return Position(self.source, _line(event))
 
     def _report(self, event: yaml.Event, location: Location, message: str) -> None:
         self.found.append((location, message, _line(event)))
@@ -448,7 +448,7 @@ def _repeated_names(node: Node, *, source: str) -> Iterator[Problem]:
         children: Iterable[tuple[str | int, Node]] = node_here.mapping().items()
         if isinstance(node_here.value, tuple):
             children = list(enumerate(node_here.value))
-            first: dict[str, Place] = {}
+            first: dict[str, Position] = {}
             for index, item in enumerate(node_here.value):
                 name = item.name()
                 if name is not None and first.setdefault(name, item.place) is not item.place:

@@ -105,16 +105,21 @@ class MetricSinks(Document):
     )
 
 
-class PredictedTerm(Document):
-    """One predicted collective, all calls of one step and rank together."""
+class CollectiveTerm(Document):
+    """All calls of one collective in one step of one rank: which it is, and how large."""
 
     op: str = Field(description="Collective: all_gather, reduce_scatter, all_reduce.")
-    axis: str = Field(description="Grid axis, or xy.")
-    phase: str = Field(description="forward, recompute, backward or optimizer.")
+    axis: str = Field(description="Grid axis, or several.")
+    phase: str = Field(description="forward, recompute, backward or step.")
     layer: str = Field(description="Layer, such as mlp.fc1.")
     count: NonNegativeInt = Field(description="Calls per step and rank.")
     bytes: NonNegativeFloat = Field(description="Full (gathered or reduced) buffer of one call.")
     group: PositiveInt = Field(description="Ranks taking part.")
+
+
+class PredictedTerm(CollectiveTerm):
+    """A collective as it is predicted."""
+
     tier: str = Field(description="Outermost network tier it crosses.")
     seconds: NonNegativeFloat = Field(description="Time of all calls, s.")
     exposed_s: NonNegativeFloat = Field(description="The part no computation hides, s.")

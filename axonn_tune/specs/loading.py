@@ -21,7 +21,7 @@ from axonn_tune.specs.document import (
     Document,
     Location,
     Node,
-    Place,
+    Position,
     Reading,
     known_keys,
     locate,
@@ -132,7 +132,7 @@ class Loaded(Generic[D]):
 
 
 @dataclass(frozen=True)
-class _Composed:
+class _Composition:
     """A document's nodes after composition, what is wrong with how it is written, and all texts that went in."""
 
     root: Node
@@ -204,12 +204,12 @@ def _load(text: str, *, path: Path | None, source: str, schema: type[D], overrid
     return Loaded(document, path or Path(source), digest.hexdigest())
 
 
-def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chain: tuple[Path, ...]) -> _Composed:
+def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chain: tuple[Path, ...]) -> _Composition:
     reading = read_yaml(text, source=source)
     _check_header(reading, schema=schema, source=source)
     root = reading.root
     if kind_of(schema) not in _EXTENSIBLE or "extends" not in root.mapping():
-        return _Composed(root, reading.problems, (text,))
+        return _Composition(root, reading.problems, (text,))
     own = Node({key: value for key, value in root.mapping().items() if key != "extends"}, root.place)
     base_path = _base_path(root, path=path, schema=schema, source=source)
     chain = (*chain, path.resolve()) if path is not None else chain
@@ -225,7 +225,7 @@ def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chai
     problems = [*reading.problems, *_derived_problems(base.root, own, source=source)]
     extended = str(root.mapping()["extends"].value)
     problems += _misnamed(base.root, own, extended=extended, schema=schema, source=source)
-    return _Composed(merge(base.root, own), tuple(problems), (text, *base.texts))
+    return _Composition(merge(base.root, own), tuple(problems), (text, *base.texts))
 
 
 def _derived_problems(base: Node, own: Node, *, source: str) -> list[Problem]:
@@ -445,7 +445,7 @@ def _resolve(root: Node, path: str, *, schema: type[Document]) -> Location:
         if child is None and (rest or not _may_be_added(key, section=section)):
             raise UsageError(f"--set {path}: {_unknown(root, location, key, known_keys(section))}")
         location = (*location, key)
-        node = child if child is not None else Node(None, Place(ORIGIN))
+        node = child if child is not None else Node(None, Position(ORIGIN))
     return location
 
 
@@ -480,7 +480,7 @@ def _may_be_added(key: str | int, *, section: object) -> bool:
 
 def _value(text: str, *, assignment: str) -> Node:
     if not text.strip():
-        return Node(None, Place(ORIGIN))
+        return Node(None, Position(ORIGIN))
     try:
         reading = read_yaml(text, source=ORIGIN)
     except DocumentError as error:
@@ -492,7 +492,7 @@ def _value(text: str, *, assignment: str) -> Node:
 
 def _placed(node: Node) -> Node:
     """The same value, all of it placed on the command line, which has no lines."""
-    place = Place(ORIGIN)
+    place = Position(ORIGIN)
     if isinstance(node.value, tuple):
         return Node(tuple(_placed(item) for item in node.value), place)
     if isinstance(node.value, dict):
@@ -511,7 +511,7 @@ def _replace(node: Node, location: Location, value: Node | None) -> Node:
         return Node(tuple(items), node.place)
     mapping = dict(node.mapping())
     if rest or value is not None:
-        mapping[str(key)] = _replace(mapping.get(str(key), Node(None, Place(ORIGIN))), rest, value)
+        mapping[str(key)] = _replace(mapping.get(str(key), Node(None, Position(ORIGIN))), rest, value)
     else:
         mapping.pop(str(key), None)
     return Node(mapping, node.place)
@@ -519,7 +519,7 @@ def _replace(node: Node, location: Location, value: Node | None) -> Node:
 
 def _restate_source(root: Node, location: Location, value: Node) -> Node:
     """Make the provenance of the number at a location say that it was assumed on the command line."""
-    origin = Place(ORIGIN)
+    origin = Position(ORIGIN)
     for depth in range(len(location) - 1, -1, -1):
         section, key = root.nearest(location[:depth]).mapping(), str(location[depth])
         if "sources" in section and key != "sources":

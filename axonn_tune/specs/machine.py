@@ -30,14 +30,14 @@ class Source(Document):
     source: str = Field(min_length=1, description="Document, measurement or reasoning it comes from.")
 
 
-class Sourced(Document):
+class SourcedSection(Document):
     """A section each of whose numbers must be listed in `sources`."""
 
     sources: dict[str, Source] = Field(description="Provenance, one entry per number of this section.")
     _unsourced: ClassVar[frozenset[str]] = frozenset({"name", "sources", "version", "algorithms"})
 
     @model_validator(mode="after")
-    def _every_number_has_a_source(self) -> Sourced:
+    def _every_number_has_a_source(self) -> SourcedSection:
         given = {key for key in self.model_fields_set if key not in self._unsourced and getattr(self, key) is not None}
         # A default that was written down says no more than one that was not.
         defaults = {key for key in given if getattr(self, key) == type(self).model_fields[key].get_default()}
@@ -50,7 +50,7 @@ class Sourced(Document):
         return self
 
 
-class Accelerator(Sourced):
+class Accelerator(SourcedSection):
     """One GPU (or one die that the launcher sees as a GPU), or one CPU rank."""
 
     name: str = Field(description="Product name.")
@@ -112,7 +112,7 @@ class CollectiveFactors(Document):
     bandwidth_factor: PositiveFloat = Field(description="Its bandwidth over the tier's.")
 
 
-class Tier(Sourced):
+class Tier(SourcedSection):
     """One level of the network: what connects the domains of the tier inside it.
 
     The innermost tier connects single ranks; its bandwidth is what one rank sends. An outer tier
@@ -159,7 +159,7 @@ class Protocol(Document):
     bandwidth_factor: Share = Field(description="Its bandwidth over the tier's.")
 
 
-class Library(Sourced):
+class Library(SourcedSection):
     """The collective library: which algorithms and protocols it chooses from, at what fixed cost."""
 
     name: str = Field(description="NCCL, RCCL or Gloo.")
@@ -176,7 +176,7 @@ class Library(Sourced):
         return seconds(self.launch_us)
 
 
-class Uncertainty(Sourced):
+class Uncertainty(SourcedSection):
     """Relative half-width of the 80% interval of a prediction."""
 
     communication: Share = Field(description="Of communication times.")
@@ -191,7 +191,7 @@ class PaperEntry(Document):
     bandwidth_gib_per_s: PositiveFloat = Field(description="Bandwidth of one group, GiB/s.")
 
 
-class PaperTable(Sourced):
+class PaperTable(SourcedSection):
     """What the paper's own model needs to know of a machine."""
 
     ranks_per_node: PositiveInt = Field(description="Ranks that share a node.")

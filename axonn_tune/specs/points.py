@@ -139,7 +139,7 @@ _SAME = ("backend", "precision", "torch_version", "library")
 
 
 @dataclass(frozen=True)
-class Measured:
+class PointFile:
     """A file of points."""
 
     setting: Setting
@@ -182,7 +182,7 @@ class PointLog:
             self._file.close()
             self._file = None
 
-    def _existing(self, setting: Setting) -> Measured:
+    def _existing(self, setting: Setting) -> PointFile:
         found = read_points(self.path)
         before, now = found.setting, setting
         different = [name for name in _SAME if getattr(before, name) != getattr(now, name)]
@@ -203,7 +203,7 @@ def _trained(launch: Launch) -> tuple[object, ...]:
     return launch.model, launch.workload, launch.micro_batch
 
 
-def read_points(path: str | Path) -> Measured:
+def read_points(path: str | Path) -> PointFile:
     """Setting and points of a file; a last line that was cut off is left out.
 
     UsageError if it cannot be read, DocumentError with every line that is wrong.
@@ -217,7 +217,7 @@ def read_points(path: str | Path) -> Measured:
     points = tuple(_parsed(whole, Point, 2, problems))
     if setting is None or problems:
         raise DocumentError(str(path), problems)
-    return Measured(setting, points)
+    return PointFile(setting, points)
 
 
 def _parsed(lines: list[str], schema: type[D], first: int, problems: list[Problem]) -> Iterator[D]:

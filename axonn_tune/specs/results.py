@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat, PositiveInt
-from axonn_tune.specs.launch import Launch, LaunchGrid, NonNegativeInt, configuration_name
+from axonn_tune.specs.launch import CollectiveTerm, Launch, LaunchGrid, NonNegativeInt, configuration_name
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
@@ -23,7 +23,7 @@ SHORTEST = "of each call, the shortest time of any rank of its group"
 """The convention of times without a common clock, and of summaries that do not name theirs."""
 
 
-class Ran(Document):
+class RunSite(Document):
     """Where the run took place."""
 
     device: str = Field(description="What rank 0 computed with.")
@@ -34,7 +34,7 @@ class Ran(Document):
     tool_version: str = Field(description="Version of axonn-tune.")
 
 
-class PredictedFor(Document):
+class PredictionTarget(Document):
     """What the prediction was made for, and how."""
 
     machine: str = Field(description="Machine profile.")
@@ -49,16 +49,16 @@ class Quantity(Document):
     measured: NonNegativeFloat = Field(description="By the run.")
 
 
-class SummaryTerm(Document):
-    """All calls of one collective in one step of one rank."""
+class RecordedTerm(CollectiveTerm):
+    """A collective that was sent, in whole bytes."""
 
-    op: str = Field(description="Collective: all_gather, reduce_scatter, all_reduce.")
-    axis: str = Field(description="Grid axis, or several.")
-    phase: str = Field(description="forward, recompute, backward or step.")
-    layer: str = Field(description="Layer, such as mlp.fc1.")
     count: PositiveInt = Field(description="Calls per step and rank.")
     bytes: PositiveInt = Field(description="Full (gathered or reduced) buffer of one call.")
-    group: PositiveInt = Field(description="Ranks taking part.")
+
+
+class SummaryTerm(RecordedTerm):
+    """A collective in the summary of one run."""
+
     tier: str | None = Field(description="Outermost network tier it was predicted to cross.")
     predicted_s: NonNegativeFloat | None = Field(description="Predicted time of all calls, s.")
     measured_s: NonNegativeFloat = Field(description="Measured, by the summary's seconds_convention, s.")
@@ -79,8 +79,8 @@ class Summary(Document):
         alias="schema", description="Kind and version of this document: axonn-tune/summary/1."
     )
     name: str = Field(description="What ran.")
-    predicted_for: PredictedFor = Field(description="What the prediction is about.")
-    ran_on: Ran = Field(description="What ran it.")
+    predicted_for: PredictionTarget = Field(description="What the prediction is about.")
+    ran_on: RunSite = Field(description="What ran it.")
     timed_steps: PositiveInt = Field(description="Steps after the warm-up whose collectives were timed, the last ones.")
     averaged_steps: PositiveInt = Field(description="Steps among them whose times are in the means.")
     warmup_steps: NonNegativeInt = Field(description="Steps at the start that count for nothing.")
@@ -115,7 +115,7 @@ def remove_outcome(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-class Place(Document):
+class MeasurementSite(Document):
     """Where everything ran: what has to be the same for two measurements to be comparable."""
 
     network: str = Field(description="What the ranks talked through.")
@@ -129,32 +129,30 @@ class Place(Document):
     torch_version: str = Field(description="Version of torch.")
 
 
-class RunTimes(Document):
-    """One run of a configuration, in fresh processes. Times of one step and rank, means over its middle steps."""
+class StepTimes(Document):
+    """Times of one step of one rank, and its memory."""
+
+    step_s: PositiveFloat = Field(description="One step, s.")
+    compute_s: NonNegativeFloat = Field(description="The step without its exposed communication, s.")
+    communication_s: NonNegativeFloat = Field(description="All collectives, overlapped ones included, s.")
+    exposed_communication_s: NonNegativeFloat = Field(description="The part that is not overlapped, s.")
+    memory_bytes: NonNegativeFloat = Field(description="Peak of the rank that held most.")
+
+
+class RunTimes(StepTimes):
+    """One run of a configuration, in fresh processes: means over its middle steps."""
 
     began: str = Field(description="When, ISO 8601.")
     load: NonNegativeFloat = Field(description="Processes of this host that wanted a core when it began.")
-    step_s: PositiveFloat = Field(description="One step, s.")
-    compute_s: NonNegativeFloat = Field(description="The step without its exposed communication, s.")
-    communication_s: NonNegativeFloat = Field(description="All collectives, hidden ones included, s.")
-    exposed_communication_s: NonNegativeFloat = Field(description="The part no computation hides, s.")
-    memory_bytes: NonNegativeFloat = Field(description="Peak of the rank that held most.")
     steps_s: tuple[PositiveFloat, ...] = Field(description="Each step after the warm-up, mean over ranks, s.")
     losses: tuple[float, ...] = Field(description="Loss of each step, the warm-up included.")
     gradient_norms: tuple[float, ...] = Field(description="Global gradient norm of each step, the warm-up included.")
     differs: tuple[str, ...] = Field(default=(), description="Collectives that were not sent as the program says.")
 
 
-class MeasuredTerm(Document):
-    """All calls of one collective in one step of one rank: predicted, and as each run has measured it."""
+class MeasuredTerm(RecordedTerm):
+    """A collective as predicted, and as each run has measured it."""
 
-    op: str = Field(description="Collective: all_gather, reduce_scatter, all_reduce.")
-    axis: str = Field(description="Grid axis, or several.")
-    phase: str = Field(description="forward, recompute, backward or step.")
-    layer: str = Field(description="Layer, such as mlp.fc1.")
-    count: PositiveInt = Field(description="Calls per step and rank.")
-    bytes: PositiveInt = Field(description="Full (gathered or reduced) buffer of one call.")
-    group: PositiveInt = Field(description="Ranks taking part.")
     predicted_s: NonNegativeFloat | None = Field(description="Predicted time of all calls, s.")
     predicted_exposed_s: NonNegativeFloat | None = Field(description="Predicted: the part no computation hides, s.")
     measured_s: tuple[NonNegativeFloat, ...] = Field(description="Of each run, as in summary.json, s.")
@@ -241,7 +239,7 @@ class Measurements(Document):
     created: str = Field(description="When it was written, ISO 8601.")
     tool_version: str = Field(description="Of axonn-tune.")
     command: str = Field(description="Command line.")
-    place: Place = Field(description="Where everything ran.")
+    place: MeasurementSite = Field(description="Where everything ran.")
     warmup_steps: NonNegativeInt = Field(description="Steps at the start of each run that no time is made of.")
     model_sha256: str = Field(description="Of the model file, what it extends, and overrides.")
     machine_sha256: str = Field(description="The same for the machine.")
@@ -251,14 +249,9 @@ class Measurements(Document):
     configurations: tuple[MeasuredConfiguration, ...] = Field(min_length=1, description="What was run.")
 
 
-class MeasuredStep(Document):
+class MeasuredStep(StepTimes):
     """What was measured of one step of one rank: medians over runs."""
 
-    step_s: PositiveFloat = Field(description="One step, s.")
-    compute_s: NonNegativeFloat = Field(description="The step without its exposed communication, s.")
-    communication_s: NonNegativeFloat = Field(description="All collectives, hidden ones included, s.")
-    exposed_communication_s: NonNegativeFloat = Field(description="The part no computation hides, s.")
-    memory_bytes: NonNegativeFloat = Field(description="Peak of the rank that held most.")
     spread: NonNegativeFloat = Field(description="Of the step: slowest less fastest run over the median.")
 
 
@@ -299,7 +292,7 @@ class Baseline(Document):
     created: str = Field(description="When it was recorded, ISO 8601.")
     tool_version: str = Field(description="Of axonn-tune.")
     reason: str = Field(default="", description="Why it was recorded.")
-    place: Place | None = Field(default=None, description="Where it was measured; absent: predictions alone.")
+    place: MeasurementSite | None = Field(default=None, description="Where it was measured; absent: predictions alone.")
     tolerances: Tolerances = Field(default=Tolerances(), description="Relative changes that are none yet.")
     floors: Floors = Field(default=Floors(), description="Accuracy to keep.")
     model: Model = Field(description="The whole model document.")

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from axonn_tune.errors import TrainingFailedError
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.results import SUMMARY_NAME, Ran, RunTimes, Summary, SummaryTerm
+from axonn_tune.specs.results import SUMMARY_NAME, RunSite, RunTimes, Summary, SummaryTerm
 
 TermKey: TypeAlias = tuple[str, str, str, str, int]
 """Operation, axis, phase, layer, bytes."""
@@ -24,7 +24,7 @@ class Outcome:
     """One run. `terms` by what they are called, `step_terms_s` each step's, in seconds."""
 
     times: RunTimes
-    ran_on: Ran
+    ran_on: RunSite
     warmup_steps: int
     terms: dict[TermKey, SummaryTerm]
     step_terms_s: dict[TermKey, tuple[float, ...]]

@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.results import Baseline, Floors, MeasuredStep, Measurements, Place, PredictedStep, Tolerances
+from axonn_tune.specs.results import (
+    Baseline,
+    Floors,
+    MeasuredStep,
+    Measurements,
+    MeasurementSite,
+    PredictedStep,
+    Tolerances,
+)
 from axonn_tune.validation.baseline import measured_step
 from axonn_tune.validation.comparison import Comparison, Pair, Quality, quality
 from axonn_tune.validation.repricing import predicted_step, price
@@ -178,7 +186,7 @@ def _warnings(baseline: Baseline, machine: Machine | None, measurements: Measure
         yield f"not in the baseline, and not compared: {', '.join(new)}"
 
 
-def place_differences(before: Place, now: Place) -> Iterator[str]:
+def place_differences(before: MeasurementSite, now: MeasurementSite) -> Iterator[str]:
     """A warning for everything of two places that differs."""
     for field, description in type(before).model_fields.items():
         then, after = getattr(before, field), getattr(now, field)

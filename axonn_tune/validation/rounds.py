@@ -17,7 +17,7 @@ from axonn_tune.specs.results import (
     MeasuredConfiguration,
     MeasuredTerm,
     Measurements,
-    Place,
+    MeasurementSite,
     PredictedStep,
     Serial,
 )
@@ -120,9 +120,9 @@ def _document(
     )
 
 
-def _place(ranks: Ranks, outcome: Outcome, launch: Launch) -> Place:
+def _place(ranks: Ranks, outcome: Outcome, launch: Launch) -> MeasurementSite:
     ran = outcome.ran_on
-    return Place(
+    return MeasurementSite(
         network=ranks.network,
         host=ran.host,
         processor=_processor(),

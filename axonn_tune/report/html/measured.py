@@ -10,7 +10,7 @@ from axonn_tune.report.html.blocks import Cell, Column, Json, card, facts, fold,
 from axonn_tune.report.html.configuration import detail_blocks, detailed
 from axonn_tune.report.html.inputs import inputs_of
 from axonn_tune.report.html.measured_figures import QUANTITIES, axes_figure, points_figure
-from axonn_tune.specs.results import Place
+from axonn_tune.specs.results import MeasurementSite
 from axonn_tune.units import MILLI
 
 _PERCENT = 0.01
@@ -132,7 +132,9 @@ def _origin_folds(document: Json, *, source: str) -> list[Json]:
         ("measured", document["created"]),
         ("command", document["command"]),
     ]
-    place = [(Place.model_fields[key].description or key, str(value)) for key, value in document["place"].items()]
+    place = [
+        (MeasurementSite.model_fields[key].description or key, str(value)) for key, value in document["place"].items()
+    ]
     return [provenance.origin_fold(rows), fold("Where it ran", [facts(place)])]
 
 

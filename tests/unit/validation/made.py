@@ -14,7 +14,7 @@ from axonn_tune.specs.results import (
     MeasuredConfiguration,
     MeasuredTerm,
     Measurements,
-    Place,
+    MeasurementSite,
     PredictedStep,
     RunTimes,
     Serial,
@@ -63,9 +63,9 @@ def measurements(factor: Factor = lambda number: 1.0, *, runs: int = 1, real: Ma
     return document if real is None else _measured_on(document, real)
 
 
-def place() -> Place:
+def place() -> MeasurementSite:
     """Somewhere."""
-    return Place(
+    return MeasurementSite(
         network="made up",
         host="here",
         processor="none",
