@@ -144,7 +144,7 @@ class Explanation:
         return f"{explain_title(self.subject)}\n\n{explain_text(self.subject)}"
 
     def trace(self, runs: Sequence[str | Path] = (), *, step: int | None = None) -> StepTrace:
-        """The predicted step as a trace for Perfetto, with measured ones beside it, as `axonn-tune trace` writes it.
+        """The predicted step as a trace for Perfetto, with measured ones, as `axonn-tune trace` writes it.
 
         runs: folders of runs that wrote traces, or single files of them; step: which of theirs, that of median
         duration unless given. UsageError if there is none of that number in all of them.
@@ -177,7 +177,7 @@ def compare(
     batch: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> CompareResult:
-    """Set the best 4D grid against Megatron-LM, FSDP (ZeRO-3), HSDP and data parallelism, as `axonn-tune compare` does.
+    """Compare the best 4D grid with Megatron-LM, FSDP (ZeRO-3), HSDP and DDP, as `axonn-tune compare` does.
 
     Parameters and errors as of `axonn_tune.search`.
 
@@ -202,7 +202,7 @@ class CompareResult(Result):
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row for each way to train; columns as in `--format csv`, with their units."""
+        """One row for each strategy; columns as in `--format csv`, with their units."""
         import pandas as pd
 
         from axonn_tune.report.compare import comparison_records
@@ -237,7 +237,7 @@ class CompareResult(Result):
         return iter(self.comparison.contenders)
 
     def __getitem__(self, key: str) -> Contender:
-        """One way to train by its key: 4d, megatron-lm, fsdp, hsdp or data-parallel; KeyError for another."""
+        """One strategy by its key: 4d, megatron-lm, fsdp, hsdp or data-parallel; KeyError for another."""
         return {contender.key: contender for contender in self.comparison.contenders}[key]  # type: ignore[index]
 
     def __str__(self) -> str:

@@ -59,7 +59,7 @@ class RunResult:
 def run(
     launch: str | Path, *, steps: int | None = None, resume: bool = False, directory: str | Path | None = None
 ) -> Summary:
-    """Train as a launch config says, on this host, as `axonn-tune run` does; measured beside predicted.
+    """Train as a launch config says, on this host, as `axonn-tune run` does; predicted vs. measured.
 
     steps: train up to this step, that of the config unless given. resume: fail without a checkpoint to resume
     from. directory: folder for metrics, `runs/<time>-<name>` unless given. Needs torch, and the main thread.
@@ -269,7 +269,7 @@ class CalibrateOptions(TypedDict, total=False):
     """Options of a calibration, as of `axonn-tune calibrate`; each may be left out.
 
     machine: profile that says what is not measured, localhost unless given. points: file of raw points.
-    ranks_per_node: consecutive ranks that share the inner network tier. resume: go on with the raw points.
+    ranks_per_node: consecutive ranks that share the intra-node network. resume: continue from the raw points.
     """
 
     machine: MachineLike
@@ -291,11 +291,11 @@ def calibrate(
     listen: Callable[[measuring.Progress], None] | None = None,
     **options: Unpack[CalibrateOptions],
 ) -> Calibration | None:
-    """Measure collectives, products and steps on all ranks at once, and write a machine profile, with its fits.
+    """Measure collectives, GEMMs and steps on all ranks at once, and write a machine profile, with its fits.
 
     ranks: how many to start here, one per core unless given; under torchrun or srun this process is one of those
     that are started, and all but the first get None. budget: time to measure in, as in `20s`. model: whose
-    products and step are measured. listen: called as points come in. Needs torch. EnvironmentProblem
+    GEMMs and step are measured. listen: called as points come in. Needs torch. EnvironmentProblem
     without it; TrainingFailedError if a rank fails.
     """
     from axonn_tune.calibration import session

@@ -48,10 +48,10 @@ class SearchOptions(TypedDict, total=False):
     """Options of every function that searches; each may be left out, or be None.
 
     seq: tokens in a sequence, of the model unless given. precision: number format, bf16 unless given.
-    order: only this order of axes, the fastest-varying rank first, `"x,y,z,data"` or a sequence.
+    order: only this rank order, the fastest-varying axis first, `"x,y,z,data"` or a sequence.
     recompute, micro_batch, kept_layers, x, y, z, data: only candidates with this.
-    shard_optimizer: split master weights and optimizer states over the data axis (ZeRO-1).
-    split_micro_batch: run each micro-batch as two halves. overlap: overlap just these; no_overlap: all
+    shard_optimizer: shard FP32 master weights and optimizer states over the data axis (ZeRO-1).
+    split_micro_batch: two-batch overlap. overlap: overlap just these; no_overlap: all
     but these, `"all"` or True for none. set: changed values of the model, machine or workload.
     """
 
@@ -293,9 +293,9 @@ def search(
 ) -> SearchResult:
     """Rank every grid x·y·z·data of a number of GPUs, as `axonn-tune search` does.
 
-    model, machine: a name, a path, or the document itself. batch: sequences in a step over all GPUs, the
+    model, machine: a name, a path, or the document itself. batch: global batch size in sequences, the
     model's unless given. rank_by: communication, exposed or iteration. cost: one cost model or several; the
-    first ranks, and the others' ranks stand beside it. variants: every candidate, not only the best of each
+    first ranks, and the others' ranks are extra columns. variants: every candidate, not only the best of each
     grid. Other options: see `axonn_tune.SearchOptions`.
 
     A search that leaves nothing is no error: the result is empty, and knows what was rejected and why. UsageError

@@ -42,18 +42,20 @@ def _collected(callback: Callable[[Wanted], None]) -> Callable[..., None]:
 @click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Time to measure in: 20s, 5m, 1h.")
 @model_option("Whose GEMMs, attention and step are measured.", default="nano")
 @click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: fp32, bf16 under nccl.")
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Sequences in a step. Default: the model's.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), metavar="N", help="Global batch size, in sequences. Default: the model's."
+)
 @click.option("--backend", type=SuggestingChoice(("gloo", "nccl")), default="gloo", show_default=True)
 @machine_option("Profile that says what is not measured, such as how jobs start.", default="localhost")
 @click.option(
     "--ranks-per-node",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Consecutive ranks that share the inner network tier. Default: LOCAL_WORLD_SIZE, else those of one host.",
+    help="Consecutive ranks that share the intra-node network. Default: LOCAL_WORLD_SIZE, else those of one host.",
 )
 @click.option("--name", help="Name of the profile. Default: that of the file.")
 @click.option("--points", metavar="FILE", help="File of raw points. Default: FILE.points.jsonl beside the output.")
-@click.option("--resume", is_flag=True, help="Go on with the raw points of a calibration that was cut off.")
+@click.option("--resume", is_flag=True, help="Continue a calibration that was cut off, from its raw points.")
 @click.option(
     "--from-logs",
     "logs",
@@ -68,11 +70,11 @@ def _collected(callback: Callable[[Wanted], None]) -> Callable[..., None]:
 @help_option
 @_collected
 def calibrate_command(wanted: Wanted) -> None:
-    """Measure collectives, products and training steps on all ranks at once; write a machine profile.
+    """Measure collectives, GEMMs and training steps on all ranks at once; write a machine profile.
 
     Everything goes through the runtime's own code, over every group shape that a grid of these ranks can
     have. Raw points are saved as they come. Under torchrun or srun this process is one rank of the world
-    that is being started; else it starts the ranks here, which then talk through loopback: CPU time, and
+    that is being started; else it starts the ranks here, which communicate through loopback: CPU time, and
     no model of a network.
 
     \b

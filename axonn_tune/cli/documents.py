@@ -133,7 +133,9 @@ _add_common(machines_group, "machine")
 @click.argument("config")
 @click.option("-o", "--output", metavar="FILE", help="Write the YAML here instead of to standard output.")
 @click.option("--name", help="Name of the model; else that of its folder or file.")
-@click.option("--batch", type=click.IntRange(min=1), help="Sequences in a step; else about 4 million tokens.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), help="Global batch size, in sequences; else about 4 million tokens."
+)
 @click.option("--seq", type=click.IntRange(min=1), help="Tokens in a sequence; else the longest it takes, up to 8192.")
 @help_option
 def import_model(*, config: str, output: str | None, name: str | None, batch: int | None, seq: int | None) -> None:

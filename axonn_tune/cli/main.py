@@ -34,7 +34,7 @@ The result goes to standard output, everything else to standard error.
 \b
 Exit codes:
   0    done
-  1    a mistake in axonn-tune itself; please report it
+  1    internal error; please report it
   2    a wrong option or argument, or a wrong document
   3    no grid satisfies all constraints; the message names the binding one
   4    a validation or regression check failed, or a lab is not what was asked for

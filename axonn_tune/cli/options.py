@@ -117,7 +117,7 @@ def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
     """Options that say what is trained where."""
     how_many = click.option("--gpus", type=_COUNT, required=required, metavar="N", help="Number of GPUs.")
     batch = click.option(
-        "--batch", type=_COUNT, metavar="N", help="Sequences in a step, over all GPUs. Default: the model's."
+        "--batch", type=_COUNT, metavar="N", help="Global batch size, in sequences. Default: the model's."
     )
     return [
         *([] if lists else [how_many, batch]),
@@ -140,7 +140,7 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
         type=SuggestingChoice(RANK_BY),
         default=RANK_BY[0],
         show_default=True,
-        help="Time to rank by: all communication, its exposed part, or the whole step (iteration).",
+        help="Time to rank by: all communication, exposed communication, or the whole step (iteration).",
     )
     return [
         *([rank_by] if ranks else []),
@@ -149,9 +149,13 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
             "--order",
             callback=parse_order,
             metavar="AXES",
-            help="Only this order of axes, fastest-varying rank first: x,y,z,data.",
+            help="Only this rank order, fastest-varying axis first: x,y,z,data.",
         ),
-        click.option("--recompute", type=SuggestingChoice(RECOMPUTES), help="Only this kind of recomputation."),
+        click.option(
+            "--recompute",
+            type=SuggestingChoice(RECOMPUTES),
+            help="Only this kind of activation recomputation (checkpointing).",
+        ),
         click.option(
             "--micro-batch", type=_COUNT, metavar="N", help="Only this micro-batch, in sequences of one rank."
         ),
@@ -159,7 +163,7 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
             "--kept-layers",
             type=click.IntRange(min=0),
             metavar="N",
-            help="Layers that keep their gathered weights for the backward pass. Default: as many as fit.",
+            help="Layers not resharded after forward. Default: as many as fit.",
         ),
     ]
 
@@ -170,12 +174,12 @@ def _execution() -> list[Callable[[F], F]]:
         click.option(
             "--shard-optimizer/--no-shard-optimizer",
             default=None,
-            help="Split master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
+            help="Shard FP32 master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
         ),
         click.option(
             "--split-micro-batch",
             is_flag=True,
-            help="Run each micro-batch as two halves, one's all-reduce behind the other's work.",
+            help="Two-batch overlap: interleave two half micro-batches, one's all-reduce behind the other's GEMMs.",
         ),
         click.option(
             "--overlap",

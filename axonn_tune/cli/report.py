@@ -48,7 +48,7 @@ def trace_command(
     """Write the predicted step of LAUNCH.YAML, and measured steps of it, as one trace.
 
     Each RUN is the folder of a run that was started with --trace, or one of its files trace-rank<N>.json.
-    Predicted and measured processes have the same lanes, and the same names for parts of the step
+    Predicted and measured processes have the same tracks, and the same names for parts of the step
     and for collectives; they are aligned where the step starts. Open the file in https://ui.perfetto.dev.
 
     \b

@@ -41,8 +41,8 @@ def run_command(
     """Train as LAUNCH.YAML says, on this host; under torchrun or srun, as the rank this process is.
 
     One line a step goes to standard error, and each rank's metrics to a file in the run's folder. At the
-    end a table says what was measured beside what was predicted; summary.json holds it all. If the launch
-    config names a checkpoint.directory, the run goes on from its newest checkpoint. SIGTERM and
+    end a table compares predicted and measured times; summary.json holds it all. If the launch
+    config names a checkpoint.directory, the run resumes from its newest checkpoint. SIGTERM and
     SIGUSR2 save and end with exit code 75.
 
     \b

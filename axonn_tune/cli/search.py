@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     multiple=True,
     default=["alpha-beta"],
     show_default=True,
-    help="Cost model to rank by. May be repeated: the first ranks, the others' ranks are shown beside it.",
+    help="Cost model to rank by. May be repeated: the first ranks, the others' ranks are extra columns.",
 )
 @click.option(
     "--top", type=click.IntRange(min=0), metavar="N", default=10, show_default=True, help="Rows to list; 0: all."
@@ -181,7 +181,7 @@ def explain_launch_said(path: str, *, machine: str | None) -> Explanation:
 
 @click.command("sweep", short_help="Scale over GPU counts, batches and models.")
 @click.option("--gpus", required=True, metavar="LIST", help="GPU counts: 64,128 or 64..4096x2 or 64..128+16.")
-@click.option("--batch", metavar="LIST", help="Sequences in a step, in the same way. Default: the model's.")
+@click.option("--batch", metavar="LIST", help="Global batch sizes, in the same way. Default: the model's.")
 @search_options(lists=True)
 @click.option("--weak", is_flag=True, help="Weak scaling: the batch is for the first count, and grows with the others.")
 @format_option()
@@ -227,11 +227,11 @@ def sweep_command(
 @html_option
 @color_option
 def compare_command(*, output_format: Format, wide: bool, html: str | None, color: bool | None, **options: Any) -> None:
-    """Set the best 4D grid against Megatron-LM, FSDP (ZeRO-3), HSDP and data parallelism.
+    """Compare the best 4D grid with Megatron-LM, FSDP (ZeRO-3), HSDP and data parallelism.
 
-    Each is taken at its fastest layout that fits into memory, by the time of a step. --recompute and
-    --micro-batch hold for all of them, --no-overlap for Megatron-LM too; axes, their order and kept
-    layers for 4D alone. The paper's measurements used full recomputation: --recompute full.
+    Each strategy runs its fastest layout that fits into memory, by the time of a step. --recompute and
+    --micro-batch hold for all of them, --no-overlap for Megatron-LM too; axes, rank order and --kept-layers
+    for 4D alone. The paper's measurements used full activation recomputation: --recompute full.
 
     \b
     Examples:

@@ -55,7 +55,7 @@ def _negated(ctx: click.Context, param: click.Parameter, value: object) -> bool:
     multiple=True,
     callback=_orders,
     metavar="AXES",
-    help="Run each grid in this order of axes too. May be repeated.",
+    help="Run each grid in this rank order too. May be repeated.",
 )
 @click.option("--also-blocking", is_flag=True, help="Run each configuration without overlaps too.")
 @click.option(
@@ -84,13 +84,13 @@ def _negated(ctx: click.Context, param: click.Parameter, value: object) -> bool:
 @click.option("--runs", "folder", metavar="DIR", help="Keep the folder of each run in here.")
 @click.option("-o", "--output", metavar="FILE.YAML", help="Write every time that was measured here.")
 @click.option("--fastest", is_flag=True, help="Compare each configuration's fastest run, not the median of all.")
-@click.option("--update", is_flag=True, help="Fold what was learnt into the machine's file, and say what changed.")
+@click.option("--update", is_flag=True, help="Update the machine's file with what was learnt, and list what changed.")
 @html_option
 @search_options(required=False)
-@click.option("--published", is_flag=True, help="Predict published measurements, and say how far off each is.")
+@click.option("--published", is_flag=True, help="Predict published measurements, and list the error of each.")
 @click.option("--rows", type=_FILE, metavar="FILE", help="Steps of your own, CSV, instead of those shipped.")
 @click.option("--collectives", type=_FILE, metavar="FILE", help="Collectives, CSV, instead of those shipped.")
-@click.option("--gemm", type=_FILE, metavar="FILE", help="Matrix products, CSV, instead of those shipped.")
+@click.option("--gemm", type=_FILE, metavar="FILE", help="GEMMs, CSV, instead of those shipped.")
 @click.option("--memory", type=_FILE, metavar="FILE", help="Memory, CSV, instead of those shipped.")
 @format_option(("table", "json"))
 @click.option("--worst", type=click.IntRange(min=0), default=20, show_default=True, help="Worst rows to list.")
@@ -112,15 +112,15 @@ def validate_command(
     worst: int,
     **options: Any,
 ) -> None:
-    """Set predictions against measured times.
+    """Compare predicted with measured times.
 
     Runs the best configurations of a ranking, or LAUNCH configs, in turn and repeatedly, each time in
     fresh processes, and compares what was measured with what was predicted: each configuration, axis and
     collective, computation, exposed communication and step. Losses and gradient norms must be those of
     one rank alone, and every collective one the program has; else the exit code is 4.
 
-    With --published, or a file of rows, against what others measured: training steps, collectives, matrix
-    products and memory. Files given replace the measurements shipped with the tool, and the other kinds are left
+    With --published, or a file of rows, against what others measured: training steps, collectives, GEMMs
+    and memory. Files given replace the measurements shipped with the tool, and the other kinds are left
     out; docs/accuracy.md lists their columns. With --html every row is drawn, and can be sorted and filtered.
 
     \b

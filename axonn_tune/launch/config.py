@@ -205,7 +205,7 @@ def _term(term: Term) -> PredictedTerm:
 
 
 _HEADINGS: dict[Purpose, str] = {
-    "overlap": "For communication behind computation, which the predicted step time assumes.",
+    "overlap": "For overlapped communication, which the predicted step time assumes.",
     "memory": "For memory, most of which the prediction takes to be usable.",
     "compute": "For computation: the cores that the prediction gives each rank.",
     "site": "What this machine wants.",
@@ -221,7 +221,7 @@ _QUEUES = LaunchVariable(
 _PRIORITY = LaunchVariable(
     name="TORCH_NCCL_HIGH_PRIORITY",
     value="1",
-    why="collectives get the next free processors of the GPU, not those left over by a matrix product",
+    why="collectives get the next free SMs of the GPU, not those a GEMM leaves over",
     purpose="overlap",
 )
 _SEGMENTS = LaunchVariable(

@@ -36,7 +36,7 @@ MachineLike: TypeAlias = str | Path | Machine | Loaded[Machine]
 
 
 def load_model(name: ModelLike, *, overrides: Sequence[str] = ()) -> Loaded[Model]:
-    """Load a model by name (`80b`, any case) or path; one that is at hand already is taken as it is.
+    """Load a model by name (`80b`, any case) or path; one that is loaded already is returned as it is.
 
     UnknownNameError if no model has that name, UsageError for an unreadable file, a Hugging Face config or
     a wrong override (`hidden=8192`), DocumentError with every problem of the document.
@@ -48,7 +48,7 @@ def load_model(name: ModelLike, *, overrides: Sequence[str] = ()) -> Loaded[Mode
 
 
 def load_machine(name: MachineLike, *, overrides: Sequence[str] = ()) -> Loaded[Machine]:
-    """Load a machine by name (`perlmutter`, any case) or path; at hand already, and errors, as `load_model`."""
+    """Load a machine by name (`perlmutter`, any case) or path; otherwise as `load_model`."""
     if isinstance(name, Machine | Loaded):
         return hold(name, schema=Machine, overrides=overrides)
     path = name if isinstance(name, Path) else find("machine", name)

@@ -240,7 +240,7 @@ class _Config:
         """total / parts, which must come out even."""
         known = not any(problem.path in (total_key, parts_key) for problem in self.problems)
         if known and total % parts:
-            self.report(total_key, f"{total} is no multiple of {parts_key} ({parts}), and there is no head_dim")
+            self.report(total_key, f"{total} is not divisible by {parts_key} ({parts}), and there is no head_dim")
         return max(1, total // parts)
 
     def check_activation(self, key: str, same: tuple[str, ...], ours: str) -> None:

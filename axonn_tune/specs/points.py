@@ -41,13 +41,13 @@ class TransferProbe(Document):
 
 
 class MatmulProbe(Document):
-    """A product `O[m, n] = A[m, k] · B[k, n]` on every rank at once."""
+    """A GEMM `O[m, n] = A[m, k] · B[k, n]` on every rank at once."""
 
     what: Literal["matmul"] = "matmul"
     layout: MatmulLayout = Field(description="NN forward, NT input gradient, TN weight gradient.")
     m: PositiveInt = Field(description="Rows of the output.")
     n: PositiveInt = Field(description="Columns of the output.")
-    k: PositiveInt = Field(description="What is summed over.")
+    k: PositiveInt = Field(description="Contraction (K) dimension.")
 
 
 class CopyProbe(Document):
@@ -84,7 +84,7 @@ def collective_or_message(probe: Probe) -> bool:
 
 
 class Plan(Document):
-    """What to measure, most wanted first; the whole list is gone through again and again while time is left."""
+    """What to measure, most important first; the list is repeated while time is left."""
 
     budget_s: PositiveFloat = Field(description="Time to measure in.")
     backend: Literal["gloo", "nccl"] = Field(description="torch.distributed backend.")
@@ -125,7 +125,7 @@ class Setting(Document):
 
 
 class Point(Document):
-    """One sample: the mean over some calls in a row, of the slowest rank for what ranks do together."""
+    """One sample: the mean over some calls in a row, of the slowest rank for what involves several."""
 
     probe: Probe = Field(description="What was measured.")
     seconds: PositiveFloat = Field(description="Time of one call, s.")
@@ -135,7 +135,7 @@ class Point(Document):
 D = TypeVar("D", Setting, Point)
 
 _SAME = ("backend", "precision", "torch_version", "library")
-"""What must be as it was for a calibration to go on."""
+"""What must be unchanged for a calibration to be resumed."""
 
 
 @dataclass(frozen=True)
@@ -154,16 +154,16 @@ class PointLog:
     _file: TextIO | None = None
 
     def open(self, setting: Setting, *, resume: bool) -> tuple[Point, ...]:
-        """Start the file, or go on with it; the points it has.
+        """Start the file, or resume it; the points it has.
 
-        UsageError if there is one that is not to go on, or that was measured elsewhere or otherwise.
+        UsageError if there is one that is not to be resumed, or that was measured elsewhere or otherwise.
         """
         found = self._existing(setting) if resume and self.path.exists() else None
         if found is None and self.path.exists():
-            raise UsageError(f"{str(self.path)!r} is there already: --resume goes on with it; else remove it")
+            raise UsageError(f"{str(self.path)!r} already exists; pass --resume to continue, or remove it")
         try:
             if found is not None:
-                _drop_torn_line(self.path)
+                _drop_truncated_line(self.path)
             self._file = self.path.open("a", encoding="utf-8", buffering=1)
             if found is None:
                 self._file.write(setting.model_dump_json(by_alias=True) + "\n")
@@ -230,7 +230,7 @@ def _parsed(lines: list[str], schema: type[D], first: int, problems: list[Proble
             problems.append(Problem(place, str(wrong["msg"]), number))
 
 
-def _drop_torn_line(path: Path) -> None:
+def _drop_truncated_line(path: Path) -> None:
     """Cut off what a killed calibration had begun to write."""
     data = path.read_bytes()
     if data and not data.endswith(b"\n"):

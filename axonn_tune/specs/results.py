@@ -59,18 +59,18 @@ class RecordedTerm(CollectiveTerm):
 class SummaryTerm(RecordedTerm):
     """A collective in the summary of one run."""
 
-    tier: str | None = Field(description="Outermost network tier it was predicted to cross.")
+    tier: str | None = Field(description="Outermost network level it was predicted to cross.")
     predicted_s: NonNegativeFloat | None = Field(description="Predicted time of all calls, s.")
     measured_s: NonNegativeFloat = Field(description="Measured, by the summary's seconds_convention, s.")
     elapsed_s: NonNegativeFloat = Field(description="Measured: the mean over ranks instead, late peers waited for, s.")
-    predicted_exposed_s: NonNegativeFloat | None = Field(description="Predicted: the part no computation hides, s.")
+    predicted_exposed_s: NonNegativeFloat | None = Field(description="Predicted: the part that is not overlapped, s.")
     measured_exposed_s: NonNegativeFloat = Field(
         description="Measured: computing stood still for it, late peers waited for, mean over ranks, s."
     )
 
 
 class Summary(Document):
-    """One run, predicted beside measured: times of one step of one rank, means over steps and ranks.
+    """One run, predicted vs. measured: times of one step of one rank, means over steps and ranks.
 
     Of the timed steps the quarter that took least and the quarter that took most are left out.
     """
@@ -86,8 +86,8 @@ class Summary(Document):
     warmup_steps: NonNegativeInt = Field(description="Steps at the start that count for nothing.")
     step_s: Quantity = Field(description="One step, s.")
     compute_s: Quantity = Field(description="The step without its exposed communication, s.")
-    communication_s: Quantity = Field(description="All collectives, hidden ones included, s.")
-    exposed_communication_s: Quantity = Field(description="The part no computation hides, s.")
+    communication_s: Quantity = Field(description="All collectives, overlapped ones included, s.")
+    exposed_communication_s: Quantity = Field(description="The part that is not overlapped, s.")
     memory_bytes: Quantity = Field(description="Peak of the rank that held most.")
     memory_convention: str = Field(description="What was measured as memory.")
     tokens_per_s: PositiveFloat = Field(description="Tokens of all ranks together, per second, measured.")
@@ -110,7 +110,7 @@ def differences_name(rank: int | str) -> str:
 
 
 def remove_outcome(directory: Path) -> None:
-    """Delete what a run leaves at its end, before another one in the same folder; metrics are gone on with."""
+    """Delete what a run leaves at its end, before another one in the same folder; metrics are continued."""
     for path in (directory / SUMMARY_NAME, *directory.glob(differences_name("*"))):
         path.unlink(missing_ok=True)
 
@@ -118,7 +118,7 @@ def remove_outcome(directory: Path) -> None:
 class MeasurementSite(Document):
     """Where everything ran: what has to be the same for two measurements to be comparable."""
 
-    network: str = Field(description="What the ranks talked through.")
+    network: str = Field(description="What the ranks communicated through.")
     host: str = Field(description="Rank 0's host.")
     processor: str = Field(description="Rank 0's CPU.")
     cores: PositiveInt = Field(description="CPU cores that the ranks of one host shared.")
@@ -154,7 +154,7 @@ class MeasuredTerm(RecordedTerm):
     """A collective as predicted, and as each run has measured it."""
 
     predicted_s: NonNegativeFloat | None = Field(description="Predicted time of all calls, s.")
-    predicted_exposed_s: NonNegativeFloat | None = Field(description="Predicted: the part no computation hides, s.")
+    predicted_exposed_s: NonNegativeFloat | None = Field(description="Predicted: the part that is not overlapped, s.")
     measured_s: tuple[NonNegativeFloat, ...] = Field(description="Of each run, as in summary.json, s.")
     exposed_s: tuple[NonNegativeFloat, ...] = Field(description="Of each run: computing stood still for it, s.")
     steps_s: tuple[tuple[NonNegativeFloat, ...], ...] = Field(
@@ -169,8 +169,8 @@ class PredictedStep(Document):
     low_s: NonNegativeFloat | None = Field(description="Lower end of its 80% interval, s.")
     high_s: PositiveFloat | None = Field(description="Upper end, s.")
     compute_s: NonNegativeFloat | None = Field(description="Kernels, s.")
-    communication_s: NonNegativeFloat = Field(description="All collectives, hidden ones included, s.")
-    exposed_communication_s: NonNegativeFloat | None = Field(description="The part no computation hides, s.")
+    communication_s: NonNegativeFloat = Field(description="All collectives, overlapped ones included, s.")
+    exposed_communication_s: NonNegativeFloat | None = Field(description="The part that is not overlapped, s.")
     memory_bytes: NonNegativeFloat | None = Field(description="Peak of one rank.")
 
     @classmethod
@@ -193,8 +193,8 @@ class PredictedConfiguration(Document):
 
     grid: LaunchGrid = Field(description="How the ranks are arranged.")
     micro_batch: PositiveInt = Field(description="Sequences one rank processes at a time.")
-    recompute: Recompute = Field(description="What the backward pass computes again.")
-    kept_layers: NonNegativeInt = Field(description="Layers that keep gathered weights for backward.")
+    recompute: Recompute = Field(description="Activation recomputation (checkpointing): none, selective or full.")
+    kept_layers: NonNegativeInt = Field(description="Layers that are not resharded after forward.")
     workload: Workload = Field(description="What is trained.")
     predicted: PredictedStep = Field(description="What was predicted.")
 

@@ -107,12 +107,12 @@ DOCUMENTS: dict[str, tuple[type[Document], str]] = {
     ),
     "workload": (
         Workload,
-        "What one step processes. It is no file of its own: the search fills it from the model's defaults and the "
+        "What one step processes. It is not a file of its own: the search fills it from the model's defaults and the "
         "options, `--set global_batch=512` changes it, and launch configs hold it.",
     ),
     "launch": (Launch, "One configuration, complete in itself: what `-o` writes and `axonn-tune run` takes. "
                        "[Launch configs](launch.md) explains it."),
-    "summary": (Summary, "What a run measured beside what was predicted: `summary.json` in the run's folder, JSON. "
+    "summary": (Summary, "Predicted vs. measured of one run: `summary.json` in the run's folder, JSON. "
                          "[What a run measures](measuring.md) explains it."),
     "measurement": (Measurements, "What `axonn-tune validate -o` writes: every run of every configuration. "
                                   "[Predicted against measured](validate.md) explains it."),

@@ -159,7 +159,7 @@ def find_traces(path: str | Path) -> list[Path]:
 
 
 def read_trace(path: str | Path) -> MeasuredTrace:
-    """One rank's trace; UsageError if it cannot be read, DocumentError if it is torn or something else."""
+    """One rank's trace; UsageError if it cannot be read, DocumentError if it is truncated or something else."""
     path = Path(path)
     found = _json(read_text(path), path)
     given = found.get("otherData")
@@ -185,7 +185,7 @@ def _json(text: str, path: Path) -> dict[str, Any]:
         found = json.loads(text)
     except ValueError as error:
         line = getattr(error, "lineno", None)
-        raise DocumentError(str(path), [Problem("", f"torn, or no JSON: {error}", line)]) from error
+        raise DocumentError(str(path), [Problem("", f"truncated, or not JSON: {error}", line)]) from error
     if not isinstance(found, dict):
         raise _wrong(path, "", "no trace of a run: a list of events, without what they are of")
     return found

@@ -68,7 +68,7 @@ def test_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert len(before) >= 5
     refused = calibrate(tmp_path, "--budget", "1s")
     assert refused.returncode == 2
-    assert "--resume goes on with it" in refused.stderr
+    assert "pass --resume to continue" in refused.stderr
     done = calibrate(tmp_path, "--budget", "1s", "--resume")
     assert done.returncode == 0, done.stderr
     after = points.read_text("utf-8").splitlines()

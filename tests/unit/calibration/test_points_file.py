@@ -61,7 +61,7 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
 def test_no_file_is_overwritten(tmp_path: Path) -> None:
     """Guards points that took long to measure."""
     path = written(tmp_path / "points")
-    with pytest.raises(UsageError, match="--resume goes on with it"):
+    with pytest.raises(UsageError, match="pass --resume to continue"):
         PointLog(path).open(setting(2), resume=False)
 
 

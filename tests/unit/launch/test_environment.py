@@ -75,7 +75,7 @@ def test_purposes_are_kept_apart() -> None:
     lines = environment_lines(case("nano", "perlmutter").launch)
     headings = [lines[number + 1] for number, line in enumerate(lines) if not line]
     assert [heading.split()[1] for heading in headings] == ["For", "For", "What", "For"]
-    assert headings[0].startswith("# For communication behind computation")
+    assert headings[0].startswith("# For overlapped communication")
     assert headings[-1].startswith("# For finding faults")
 
 
