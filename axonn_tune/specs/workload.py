@@ -9,8 +9,6 @@ from pydantic import Field
 
 from axonn_tune.specs.document import Document, PositiveInt
 
-WORKLOAD_SCHEMA = "axonn-tune/workload/1"
-
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
