@@ -129,7 +129,7 @@ class MeasurementSite(Document):
     torch_version: str = Field(description="Version of torch.")
 
 
-class StepTimes(Document):
+class StepTotals(Document):
     """Times of one step of one rank, and its memory."""
 
     step_s: PositiveFloat = Field(description="One step, s.")
@@ -139,7 +139,7 @@ class StepTimes(Document):
     memory_bytes: NonNegativeFloat = Field(description="Peak of the rank that held most.")
 
 
-class RunTimes(StepTimes):
+class RunTimes(StepTotals):
     """One run of a configuration, in fresh processes: means over its middle steps."""
 
     began: str = Field(description="When, ISO 8601.")
@@ -249,7 +249,7 @@ class Measurements(Document):
     configurations: tuple[MeasuredConfiguration, ...] = Field(min_length=1, description="What was run.")
 
 
-class MeasuredStep(StepTimes):
+class MeasuredStep(StepTotals):
     """What was measured of one step of one rank: medians over runs."""
 
     spread: NonNegativeFloat = Field(description="Of the step: slowest less fastest run over the median.")
