@@ -45,7 +45,7 @@ types: .venv/installed-dev ## mypy --strict
 	@$(BIN)/mypy --no-error-summary
 
 generated: .venv/installed-dev ## whether docs/cli.md, docs/files.md and the JSON Schemas match the code
-	@$(BIN)/python -m axonn_tune.specs.json_schemas --check
+	@$(BIN)/python -m axonn_tune.specs.schemas --check
 	@$(BIN)/python -m axonn_tune.cli.reference --check
 
 unit: .venv/installed-dev ## unit tests
@@ -56,7 +56,7 @@ format: .venv/installed-dev ## format the code and mend what ruff can
 	@$(BIN)/ruff format --quiet $(CODE)
 
 generate: .venv/installed-dev ## rewrite docs/cli.md, docs/files.md and the JSON Schemas
-	@$(BIN)/python -m axonn_tune.specs.json_schemas
+	@$(BIN)/python -m axonn_tune.specs.schemas
 	@$(BIN)/python -m axonn_tune.cli.reference
 
 docs: .venv/installed-dev ## build the documentation site into build/site

@@ -11,9 +11,9 @@ from pathlib import Path
 from axonn_tune.accuracy.judged import Judged
 from axonn_tune.accuracy.records import number, read_records
 from axonn_tune.accuracy.sites import machine_of
-from axonn_tune.program.size import PLAIN
 from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
 from axonn_tune.grid import GroupShape
+from axonn_tune.program.size import PLAIN
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, Machine
 
 NEEDED = ("id", "system", "gpu", "library", "collective", "nranks", "size_bytes")

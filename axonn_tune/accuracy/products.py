@@ -10,8 +10,8 @@ from pathlib import Path
 from axonn_tune.accuracy.judged import Judged
 from axonn_tune.accuracy.records import number, read_records
 from axonn_tune.accuracy.sites import machine_of
-from axonn_tune.program.size import PLAIN
 from axonn_tune.cost.compute import ComputeRates, compute_rates, matmul_time_s
+from axonn_tune.program.size import PLAIN
 from axonn_tune.specs.machine import MatmulLayout
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision
 

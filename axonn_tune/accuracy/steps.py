@@ -11,9 +11,9 @@ from axonn_tune.accuracy.rows import StepRow
 from axonn_tune.baselines.layout import Layout
 from axonn_tune.baselines.megatron import MegatronPricer
 from axonn_tune.baselines.parts import Parts
-from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.grid import Grid
+from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.units import GIB
 
 MEMORY_TOLERANCE = 0.1

@@ -16,12 +16,12 @@ from axonn_tune.baselines.layout import CURRENT, WAITING, list_layouts
 from axonn_tune.baselines.megatron import MegatronPrice, MegatronPricer, best_of
 from axonn_tune.baselines.network import Traffic
 from axonn_tune.baselines.paper import Claim, claims, paper_step_flops
-from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.cost.prediction import Pricing, price_configuration
 from axonn_tune.cost.utilisation import Performance, performance
 from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.grid import AXES
 from axonn_tune.program.dimensions import model_flops
+from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.space import Problem, Ranking, search
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, Overlap

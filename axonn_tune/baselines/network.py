@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from axonn_tune.program.size import PLAIN
 from axonn_tune.cost.collectives import collective_time_s, lines, route
 from axonn_tune.grid import GroupShape
+from axonn_tune.program.size import PLAIN
 from axonn_tune.specs.machine import CollectiveKind, Machine, Tier
 
 

@@ -10,11 +10,10 @@ from axonn_tune.baselines.layout import Layout, Software
 from axonn_tune.baselines.memory import rows_of_table
 from axonn_tune.baselines.network import Network
 from axonn_tune.baselines.stretches import Block, Stretch, Stretches
-from axonn_tune.program.size import PLAIN
 from axonn_tune.cost.compute import ComputeRates
-from axonn_tune.cost.compute import ComputeClock
 from axonn_tune.program.dimensions import constants
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, MatMul
+from axonn_tune.program.size import PLAIN
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 

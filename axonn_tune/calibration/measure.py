@@ -18,13 +18,12 @@ from axonn_tune.calibration.plan import Backend, build_plan
 from axonn_tune.calibration.profile import Calibration, calibrate
 from axonn_tune.errors import TrainingFailedError, UsageError
 from axonn_tune.files import write_text_atomically
-from axonn_tune.launch import local
+from axonn_tune.launch import host
 from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model
-from axonn_tune.specs.points import Plan
-from axonn_tune.specs.points_file import read_points
+from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.points import Plan, read_points
 from axonn_tune.specs.workload import Precision
-from axonn_tune.specs.writing import to_yaml
 
 _STANDARD_ERROR = 2
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -64,7 +63,7 @@ class CalibrationRequest:
 
 def job_of(request: CalibrationRequest) -> CalibrationJob:
     """How to measure; UsageError if ranks are to be started inside a world that is already started."""
-    joined = local.already_started(os.environ)
+    joined = host.already_started(os.environ)
     if joined and request.ranks is not None:
         raise UsageError("--ranks starts ranks on this host, but this process is one of a world already started")
     ranks = None if joined else _ranks_here(request)
@@ -76,7 +75,7 @@ def plan_of(request: CalibrationRequest) -> Plan:
     model, machine = load_model(request.model), load_machine(request.machine)
     precision: Precision = request.precision or ("fp32" if request.backend == "gloo" else "bf16")
     workload = make_workload(model.document, WorkloadChoices(batch=request.batch, precision=precision))
-    joined = local.already_started(os.environ)
+    joined = host.already_started(os.environ)
     return build_plan(
         model,
         machine,
@@ -114,7 +113,7 @@ class CalibrationJob:
         """What to run; progress: the descriptor to report progress to."""
         started = [] if self.ranks is None else ["--ranks", str(self.ranks)]
         resumed = ["--resume"] if self.resume else []
-        module = "axonn_tune.runtime.probe_ranks"
+        module = "axonn_tune.runtime.probes"
         return [
             sys.executable,
             "-m",

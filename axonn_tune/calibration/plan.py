@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from axonn_tune.cost.prediction import Configuration, price_configuration
-from axonn_tune.grid import AXES, Grid, divisors
+from axonn_tune.grid import Grid, divisors
 from axonn_tune.launch.config import build_launch
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import MatMul
 from axonn_tune.program.step import build_step
-from axonn_tune.ranking.space import list_grids
+from axonn_tune.ranking.space import sound_sizes
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine, MatmulLayout
@@ -132,9 +132,8 @@ def matmuls(model: Model, workload: Workload, world: int, *, backend: Backend) -
     workload = _shortened(workload, most_tokens)
     found: dict[MatmulLayout, Counter[tuple[int, int, int]]] = {"NN": Counter(), "NT": Counter(), "TN": Counter()}
     program = build_step(model, workload, recompute="none")
-    grids = list_grids(world, model, workload)
-    for row in grids.sizes[grids.sound].tolist():
-        grid = Grid(**dict(zip(AXES, row, strict=True)))
+    for row in sound_sizes(world, model, workload).tolist():
+        grid = Grid(*row)
         batch = min(workload.global_batch // (grid.data * grid.z), most_tokens // workload.sequence_length)
         values = symbol_values(model, workload, grid, micro_batch=batch)
         for step, count in program.calls():

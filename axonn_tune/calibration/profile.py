@@ -39,13 +39,13 @@ from axonn_tune.specs.points import (
     CopyProbe,
     MatmulProbe,
     Point,
+    PointFile,
     Probe,
     Setting,
     StepProbe,
     TransferProbe,
     collective_or_message,
 )
-from axonn_tune.specs.points_file import Measured
 from axonn_tune.units import GIB, counted, show_bytes
 
 LOOPBACK = "loopback: CPU time, not a network"
@@ -73,7 +73,7 @@ def medians(points: Sequence[Point]) -> dict[Probe, float]:
     return {probe: statistics.median(found) for probe, found in samples.items()}
 
 
-def calibrate(measured: Measured, base: Machine, *, name: str, ranks_per_node: int | None = None) -> Calibration:
+def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: int | None = None) -> Calibration:
     """Fit a profile to points; what is not measured is `base`'s. UsageError if there is too little to fit."""
     setting, found = measured.setting, medians(measured.points)
     per_node = ranks_per_node or _ranks_per_node(setting)
@@ -295,7 +295,7 @@ def _quantile(errors: Sequence[float]) -> float:
     return max(_LEAST_UNCERTAINTY, float(np.quantile(errors, _QUANTILE))) if errors else _LEAST_UNCERTAINTY
 
 
-def _measurement(measured: Measured, compute: ComputeFit, fit: CommunicationFit | None) -> Measurement:
+def _measurement(measured: PointFile, compute: ComputeFit, fit: CommunicationFit | None) -> Measurement:
     setting = measured.setting
     outliers = [*compute.outliers, *(fit.outliers if fit is not None else ())]
     return Measurement(

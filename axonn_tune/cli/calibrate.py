@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.documents import complete_names
-from axonn_tune.cli.options import PRECISIONS, SuggestingChoice, help_option
+from axonn_tune.cli.options import PRECISIONS, SuggestingChoice, help_option, machine_option, model_option
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.measure import CalibrationProgress, CalibrationRequest
@@ -23,7 +22,7 @@ def _collected(callback: Callable[[CalibrationRequest], None]) -> Callable[..., 
     """The command's options as one value."""
 
     @functools.wraps(callback)
-    def collected(**parameters: Any) -> None:  # noqa: ANN401
+    def collected(**parameters: Any) -> None:
         from axonn_tune.calibration.measure import CalibrationRequest
 
         callback(CalibrationRequest(**parameters))
@@ -40,34 +39,22 @@ def _collected(callback: Callable[[CalibrationRequest], None]) -> Callable[..., 
     help="Ranks to start on this host. Default: one per core; under torchrun or srun, those that are started.",
 )
 @click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Time to measure in: 20s, 5m, 1h.")
-@click.option(
-    "--model",
-    default="nano",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="Whose matrix products, attention and step are measured.",
-    shell_complete=complete_names("model"),
-)
+@model_option("Whose GEMMs, attention and step are measured.", default="nano")
 @click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: fp32, bf16 under nccl.")
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Sequences in a step. Default: the model's.")
-@click.option("--backend", type=SuggestingChoice(("gloo", "nccl")), default="gloo", show_default=True)
 @click.option(
-    "--machine",
-    default="localhost",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="Profile that says what is not measured, such as how jobs start.",
-    shell_complete=complete_names("machine"),
+    "--batch", type=click.IntRange(min=1), metavar="N", help="Global batch size, in sequences. Default: the model's."
 )
+@click.option("--backend", type=SuggestingChoice(("gloo", "nccl")), default="gloo", show_default=True)
+@machine_option("Profile that says what is not measured, such as how jobs start.", default="localhost")
 @click.option(
     "--ranks-per-node",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Consecutive ranks that share the inner network tier. Default: LOCAL_WORLD_SIZE, else those of one host.",
+    help="Consecutive ranks that share the intra-node network. Default: LOCAL_WORLD_SIZE, else those of one host.",
 )
 @click.option("--name", help="Name of the profile. Default: that of the file.")
 @click.option("--points", metavar="FILE", help="File of raw points. Default: FILE.points.jsonl beside the output.")
-@click.option("--resume", is_flag=True, help="Go on with the raw points of a calibration that was cut off.")
+@click.option("--resume", is_flag=True, help="Continue a calibration that was cut off, from its raw points.")
 @click.option(
     "--from-logs",
     "logs",
@@ -86,7 +73,7 @@ def calibrate_command(request: CalibrationRequest) -> None:
 
     Everything goes through the runtime's own code, over every group shape that a grid of these ranks can
     have. Raw points are saved as they come. Under torchrun or srun this process is one rank of the world
-    that is being started; else it starts the ranks here, which then talk through loopback: CPU time, and
+    that is being started; else it starts the ranks here, which communicate through loopback: CPU time, and
     no model of a network.
 
     \b
@@ -111,10 +98,10 @@ def calibrate_command(request: CalibrationRequest) -> None:
 def _measured(request: CalibrationRequest) -> bool:
     """Measure; whether this process is the one to fit and write."""
     from axonn_tune.calibration.measure import job_of, plan_of, run_probes
-    from axonn_tune.launch import local
+    from axonn_tune.launch import host
 
-    local.require_torch()
-    plan, job, first = plan_of(request), job_of(request), local.leads(os.environ)
+    host.require_torch()
+    plan, job, first = plan_of(request), job_of(request), host.leads(os.environ)
     with _progress(plan, shown=first) as listen:
         code = run_probes(job, plan, listen)
     if code:

@@ -270,12 +270,17 @@ def collective_time_s(chosen: tuple[tuple[Value, Value], ...], size_bytes: Value
     return fastest
 
 
+def priced_kind(kind: OpKind) -> CollectiveKind:
+    """The collective of a profile that one is priced by: an all-to-all by the all-gather of its buffer."""
+    return "all_gather" if kind == "all_to_all" or kind == "send" else kind
+
+
 def lines_of(kind: OpKind, path: Route, machine: Machine, *, call_s: float = 0.0) -> tuple[Line, ...]:
     """Every way to run a program's collective; call_s: what the software adds to each call.
 
     An all-to-all is priced as the all-gather of its buffer: a rank sends (p-1)/p of it over its own link either way.
     """
-    found = lines("all_gather" if kind not in _PASSES else kind, path, machine)
+    found = lines(priced_kind(kind), path, machine)
     return found if not call_s else tuple(replace(line, latency_s=line.latency_s + call_s) for line in found)
 
 

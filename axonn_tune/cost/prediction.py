@@ -13,7 +13,8 @@ from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, compute_s
 from axonn_tune.cost.timeline import Batch, TermKey, Timeline
 from axonn_tune.cost.utilisation import contended_s, exposed_s
-from axonn_tune.frameworks import AXONN_TUNE, software_on
+from axonn_tune.frameworks import software_on
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, Software, StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import executed_flops, symbol_values, table_alignment

@@ -49,8 +49,8 @@ class Constraint:
                 together &= sizes[axis] > 1
             return together
         if self.at_least:
-            return product > self.value
-        wrong = self.value % product != 0
+            return np.asarray(product > self.value)
+        wrong: NDArray[np.bool_] = self.value % product != 0
         return wrong & (product % self.value != 0) if self.or_divides else wrong
 
     def explain(self, sizes: dict[str, int]) -> str:

@@ -71,7 +71,8 @@ def dimensions(
     """
 
     def up(elements: Value, multiple: Value) -> Value:
-        return arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
+        rounded: Value = arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
+        return rounded
 
     x, y, z, data = axes["x"], axes["y"], axes["z"], axes["data"]
     blocks = float(model.layers) if layers is None else layers
@@ -123,11 +124,13 @@ def table_rows(model: Model, split: Value, shards: Value, *, options: StepOption
     """Rows of the embedding on all ranks: padded, or cut without padding."""
 
     def up(elements: Value, multiple: Value) -> Value:
-        return arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
+        rounded: Value = arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
+        return rounded
 
     vocabulary, multiple = float(model.vocab), options.vocabulary_multiple
     if multiple == 0:
-        return arithmetic.floor(vocabulary / split) * split
+        cut: Value = arithmetic.floor(vocabulary / split) * split
+        return cut
     return up(up(vocabulary, float(multiple) * split) if multiple else vocabulary, split * shards)
 
 

@@ -360,7 +360,7 @@ def _exchange_keys(given: Given, *, phase: Phase, passes: float) -> list[Operati
     whole = given.element * given.part * CONTEXT
     widths = as_size(2.0 * given.model.kv_heads * given.model.head_dim) / X
     if given.options.context_exchange == "all_to_all":
-        size = given.element * given.part * (N + Q) / X
+        size = given.element * given.part * symbol("N") / X
         return [Collective("all_to_all", "context", phase, CORE, passes * size, "other", PARTS)]
     role: Role = "keys" if given.options.context_overlap else "other"
     return [Collective("all_gather", "context", phase, CORE, passes * whole * widths, role, PARTS)]

@@ -205,14 +205,16 @@ def _kept_layers(given: Given, room: Value, layers: Value, *, arithmetic: Arithm
         return 0.0 * room
     if given.options.reshard == "never":
         return 0.0 * room + layers
-    return arithmetic.smaller(arithmetic.larger(arithmetic.floor(room), 0.0), layers)
+    kept: Value = arithmetic.smaller(arithmetic.larger(arithmetic.floor(room), 0.0), layers)
+    return kept
 
 
 def _gathers(given: Given, values: Mapping[str, Value], *, arithmetic: Arithmetic) -> Value:
     """1.0 where a rank must gather weights before it can use them, 0.0 where it has them whole."""
     if given.options.master_shards:
         return 1.0
-    return arithmetic.smaller(given.shards.evaluate(values) - 1.0, 1.0)
+    split: Value = arithmetic.smaller(given.shards.evaluate(values) - 1.0, 1.0)
+    return split
 
 
 def _buffers_bytes(

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from axonn_tune.errors import UnknownNameError, UsageError
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.space import Limits, Problem, RankBy
-from axonn_tune.specs.catalog import Loaded, MachineLike, ModelLike, load_machine, load_model
+from axonn_tune.specs.catalog import Loaded, MachineLike, ModelLike, load_machine, load_model, route_overrides
+from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.overrides import route_overrides
-from axonn_tune.specs.validation import known_keys
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Precision, Workload
 
 if TYPE_CHECKING:
@@ -90,8 +89,8 @@ def make_workload(model: Model, choices: WorkloadChoices, *, settings: Sequence[
     if not settings:
         return workload
     # Imported here: most searches set nothing, and start-up time is theirs.
+    from axonn_tune.specs.document import to_yaml
     from axonn_tune.specs.loading import parse_document
-    from axonn_tune.specs.writing import to_yaml
 
     return parse_document(to_yaml(workload), schema=Workload, source="workload", overrides=settings)
 

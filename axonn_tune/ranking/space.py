@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from axonn_tune.cost.columns import Candidates, Floats, Integers
 from axonn_tune.cost.pipeline import in_flight_chunks, split_layers
-from axonn_tune.frameworks import AXONN_TUNE
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import (
     ALL_AXES,
@@ -113,6 +113,15 @@ class Grids:
     def column(self, axis: str) -> Integers:
         """Sizes of one axis."""
         return self.sizes[:, self.axes.index(axis)]
+
+
+def sound_sizes(gpus: int, model: Model, workload: Workload) -> Integers:
+    """Sizes `[n, 4]` of the 4D grids of a GPU count that break no divisibility constraint."""
+    sizes = factorizations(gpus)
+    columns = dict.fromkeys(ALL_AXES, np.ones(len(sizes), dtype=np.int64)) | dict(zip(AXES, sizes.T, strict=True))
+    broken = [check.broken(columns) for check in constraints(model, workload, AXONN_TUNE)]
+    found: Integers = sizes[~np.any(broken, axis=0)]
+    return found
 
 
 def list_grids(problem: Problem) -> Grids:

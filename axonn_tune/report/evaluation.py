@@ -32,7 +32,15 @@ from axonn_tune.report.output import (
     wrapped,
 )
 from axonn_tune.units import MILLI, counted, show_bytes, show_seconds
-from axonn_tune.validation.comparison import ComparisonRow, OverlapSaving, Pair, Quality, RunComparison, TermComparison, paper_quality
+from axonn_tune.validation.comparison import (
+    ComparisonRow,
+    OverlapSaving,
+    Pair,
+    Quality,
+    RunComparison,
+    TermComparison,
+    paper_quality,
+)
 from axonn_tune.validation.regression import GATES, Gate, Regression, RegressionFinding
 
 ACCURACY_SCHEMA, VALIDATION_SCHEMA = "axonn-tune/accuracy/1", "axonn-tune/validation/1"

@@ -23,7 +23,7 @@ from axonn_tune.cost.breakdown import (
     hidden_s,
     work_by_kind,
 )
-from axonn_tune.cost.collectives import Line, Route, route
+from axonn_tune.cost.collectives import Line, Route, priced_kind, route
 from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import Phase
@@ -482,8 +482,10 @@ def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:
     found: dict[tuple[str, str, Line], str] = {}
     for term in pricing.terms:
         key = (term.op, term.axis, term.line)
-        if key not in found:
-            kind = term.collective.kind
+        if term.op == "send":
+            found[key] = f"send over {term.axis}: {show_bytes(term.size_bytes)} to the next stage over {term.tier}"
+        elif key not in found:
+            kind = priced_kind(term.collective.kind)
             machine = problem.machine.model_copy(update={"tiers": problem.machine.tiers_of(kind)})
             path = route(pricing.configuration.grid.group_shape(term.axis), machine.tiers, problem.gpus)
             found[key] = _sentence(term, path, machine)

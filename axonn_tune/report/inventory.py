@@ -19,7 +19,7 @@ from axonn_tune.units import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.profile import Calibration
-    from axonn_tune.launch.surroundings import Finding, State
+    from axonn_tune.launch.host import HostCheck, State
     from axonn_tune.specs.catalog import Loaded
     from axonn_tune.specs.machine import Machine, Tier
 
@@ -124,7 +124,7 @@ _STATES: dict[State, str] = {"ok": "ok", "missing": "missing", "differs": "diffe
 _FINDING_HEADINGS = tuple(Heading(title, left=True) for title in ("what", "here", "state", "note"))
 
 
-def doctor_text(findings: Sequence[Finding]) -> str:
+def doctor_text(findings: Sequence[HostCheck]) -> str:
     """One table under each heading, all with the same columns."""
     rows: list[list[str]] = []
     for number, finding in enumerate(findings):
@@ -134,7 +134,7 @@ def doctor_text(findings: Sequence[Finding]) -> str:
     return text_table(_FINDING_HEADINGS, rows)
 
 
-def doctor_json(findings: Sequence[Finding]) -> str:
+def doctor_json(findings: Sequence[HostCheck]) -> str:
     """The same by the schema `axonn-tune/doctor/1`."""
     document = {"schema": DOCTOR_SCHEMA, "tool_version": __version__, "findings": [asdict(one) for one in findings]}
     return json_text(document)

@@ -13,9 +13,17 @@ from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES
 from axonn_tune.report.explain import PricedConfiguration
 from axonn_tune.report.output import NOTHING, Heading, Json, axis_name, seconds_cells, text_table, wrapped
-from axonn_tune.specs.runs import Quantity, Summary, SummaryTerm
-from axonn_tune.specs.trace_files import MeasuredTrace, shifted
-from axonn_tune.specs.traces import COMPUTE_LANE, TRACE_SCHEMA, Process, Span, step_name, trace_text
+from axonn_tune.specs.results import Quantity, Summary, SummaryTerm
+from axonn_tune.specs.traces import (
+    COMPUTE_LANE,
+    TRACE_SCHEMA,
+    MeasuredTrace,
+    Process,
+    Span,
+    shifted,
+    step_name,
+    trace_text,
+)
 from axonn_tune.units import MILLI, counted, show_bytes, show_seconds
 
 PREDICTED = "predicted"

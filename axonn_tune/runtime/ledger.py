@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
+from axonn_tune.cost.collectives import priced_kind
 from axonn_tune.grid import split_axes
 from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.operations import Phase
@@ -69,10 +70,10 @@ def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[Ledge
     """The program's collectives of one rank and step; none over a group of one."""
     counts: Counter[LedgerEntry] = Counter()
     for collective, count in program.collectives():
-        calls = round(float(count.evaluate(values)))
+        calls, kind = round(float(count.evaluate(values))), priced_kind(collective.kind)
         if calls and prod(values[axis] for axis in split_axes(collective.axis)) > 1:
             size = round(float(collective.size_bytes.evaluate(values)))
-            counts[LedgerEntry(collective.kind, collective.axis, collective.phase, collective.layer, size)] += calls
+            counts[LedgerEntry(kind, collective.axis, collective.phase, collective.layer, size)] += calls
     return counts
 
 

@@ -28,7 +28,7 @@ from axonn_tune.runtime.ledger import LedgerEntry, program_of
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.timing import StepTimes
 from axonn_tune.specs.launch import Launch, PredictedTerm
-from axonn_tune.specs.runs import SHORTEST, PredictedFor, Quantity, Ran, Summary, SummaryTerm
+from axonn_tune.specs.results import SHORTEST, PredictionTarget, Quantity, RunSite, Summary, SummaryTerm
 from axonn_tune.specs.traces import term_name
 from axonn_tune.units import flops_per_s
 
@@ -43,7 +43,7 @@ from typing import TextIO
 from axonn_tune.files import write_text_atomically
 from axonn_tune.program.dimensions import MFU_CONVENTION, executed_flops
 from axonn_tune.runtime.optimizer import StepResult
-from axonn_tune.specs.runs import SUMMARY_NAME
+from axonn_tune.specs.results import SUMMARY_NAME
 from axonn_tune.units import counted, show_bytes, show_seconds
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -129,7 +129,9 @@ def summarise(
     return Summary(
         schema="axonn-tune/summary/1",
         name=launch.name,
-        predicted_for=PredictedFor(machine=predicted.machine, accelerator=predicted.accelerator, cost=predicted.cost),
+        predicted_for=PredictionTarget(
+            machine=predicted.machine, accelerator=predicted.accelerator, cost=predicted.cost
+        ),
         ran_on=_ran_on(launch, mesh, rank_device),
         timed_steps=len(steps),
         averaged_steps=len(chosen),
@@ -260,8 +262,8 @@ def _predicted(launch: Launch, entry: LedgerEntry) -> PredictedTerm | None:
     return None
 
 
-def _ran_on(launch: Launch, mesh: Mesh, rank_device: RankDevice) -> Ran:
-    return Ran(
+def _ran_on(launch: Launch, mesh: Mesh, rank_device: RankDevice) -> RunSite:
+    return RunSite(
         device=rank_device.name,
         host=socket.gethostname(),
         ranks=mesh.grid.world,

@@ -62,6 +62,7 @@ from axonn_tune.specs.points import (
     MatmulProbe,
     Plan,
     Point,
+    PointLog,
     Probe,
     RankPlace,
     Setting,
@@ -69,7 +70,6 @@ from axonn_tune.specs.points import (
     TransferProbe,
     collective_or_message,
 )
-from axonn_tune.specs.points_file import PointLog
 
 ProbeWork = Callable[[], object]
 

@@ -32,7 +32,7 @@ from axonn_tune.runtime.trainer import START_TIMEOUT_S, Trainer, TrainingLoop, r
 from axonn_tune.runtime.watch import RankFailure, Watch
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.runs import differences_name, remove_outcome, run_directory
+from axonn_tune.specs.results import differences_name, remove_outcome, run_directory
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
 _ROOT_CAUSE_S = 6.0

@@ -16,8 +16,10 @@ from types import FrameType
 
 import torch
 
+from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import UsageError
-from axonn_tune.program.constraints import constraints
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
@@ -50,13 +52,8 @@ def require_runnable(launch: Launch) -> None:
             f"workload.sequence_length ({workload.sequence_length}) is more than "
             f"model.max_sequence_length ({model.max_sequence_length})"
         )
-    sizes = {axis: grid.axis_size(axis) for axis in ("x", "y", "z", "data")}
-    for one in constraints(model, workload):
-        product = 1
-        for axis in one.axes:
-            product *= sizes[axis]
-        if product > one.value if one.at_least else one.value % product:
-            found.append(f"grid: {one.explain(sizes)}")
+    configuration = Configuration(grid, launch.micro_batch, launch.recompute, launch.kept_layers)
+    found += [f"grid: {line}" for line in broken_constraints(configuration, model, workload, AXONN_TUNE)]
     if found:
         raise UsageError("this launch config cannot run:\n" + "\n".join(f"  {line}" for line in found))
 

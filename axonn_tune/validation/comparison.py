@@ -17,9 +17,10 @@ from typing import Literal, TypeAlias
 from axonn_tune.accuracy.quality import spearman
 from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
 from axonn_tune.grid import AXES, Grid, split_axes
-from axonn_tune.specs.baseline import BaselineConfiguration
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
-from axonn_tune.specs.measurements import (
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import (
+    BaselineConfiguration,
     MeasuredConfiguration,
     MeasuredTerm,
     Measurements,
@@ -27,7 +28,6 @@ from axonn_tune.specs.measurements import (
     RunTimes,
     Serial,
 )
-from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Precision
 
 Agreement: TypeAlias = Literal["equal", "within rounding", "wrong", "not compared"]

@@ -13,11 +13,19 @@ from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from axonn_tune import __version__
-from axonn_tune.specs.baseline import Baseline, BaselineConfiguration, Floors, MeasuredStep, Tolerances
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import Measurements, Place, PredictedStep
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import (
+    Baseline,
+    BaselineConfiguration,
+    Floors,
+    MeasuredStep,
+    Measurements,
+    MeasurementSite,
+    PredictedStep,
+    Tolerances,
+)
 from axonn_tune.validation.comparison import (
     ComparisonRow,
     Pair,
@@ -269,7 +277,7 @@ def _warnings(baseline: Baseline, machine: Machine | None, measurements: Measure
         yield f"not in the baseline, and not compared: {', '.join(new)}"
 
 
-def _place_differences(before: Place, now: Place) -> Iterator[str]:
+def _place_differences(before: MeasurementSite, now: MeasurementSite) -> Iterator[str]:
     """A warning for each field in which two places differ."""
     for field, description in type(before).model_fields.items():
         then, after = getattr(before, field), getattr(now, field)

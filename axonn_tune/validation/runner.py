@@ -25,9 +25,8 @@ from axonn_tune.calibration.profile import LOOPBACK
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, error_of
 from axonn_tune.grid import Grid
-from axonn_tune.lab.lab import Lab
-from axonn_tune.lab.running import exit_codes, require_world
-from axonn_tune.launch import local
+from axonn_tune.lab.lab import Lab, exit_codes, require_world
+from axonn_tune.launch import host
 from axonn_tune.launch.config import build_launch, write_launch
 from axonn_tune.ranking.inputs import Inputs, machine_of_launch
 from axonn_tune.ranking.results import run_search
@@ -35,17 +34,20 @@ from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import Launch, configuration_name
 from axonn_tune.specs.loading import Loaded, load_document, load_file
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import (
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import (
+    SUMMARY_NAME,
     MeasuredConfiguration,
     MeasuredTerm,
     Measurements,
-    Place,
+    MeasurementSite,
     PredictedStep,
+    RunSite,
     RunTimes,
     Serial,
+    Summary,
+    SummaryTerm,
 )
-from axonn_tune.specs.model import Model
-from axonn_tune.specs.runs import SUMMARY_NAME, Ran, Summary, SummaryTerm
 from axonn_tune.specs.workload import Workload
 
 TermKey: TypeAlias = tuple[str, str, str, str, int]
@@ -231,7 +233,7 @@ class ProcessRunner:
     def require(self, launch: Launch) -> None:
         """UsageError if there are too many ranks for this host."""
         if not self.before:
-            local.crowding(launch, cores=len(os.sched_getaffinity(0)))
+            host.crowding(launch, cores=len(os.sched_getaffinity(0)))
 
     def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
         """Train."""
@@ -246,7 +248,7 @@ class ProcessRunner:
     def _command(self, launch: Launch, path: Path, arguments: Sequence[str]) -> list[str]:
         if self.before:
             return [*self.before, sys.executable, "-m", "axonn_tune.runtime", str(path), *arguments]
-        return local.command_of(launch, path, arguments=arguments, environment={})
+        return host.command_of(launch, path, arguments=arguments, environment={})
 
     def _execute(self, command: Sequence[str], launch: Launch, log: Path) -> int:
         variables = {variable.name: variable.value for variable in launch.environment}
@@ -273,7 +275,7 @@ class RunOutcome:
     """One run. `terms` by their key; `step_terms_s` holds each step's seconds."""
 
     times: RunTimes
-    ran_on: Ran
+    ran_on: RunSite
     warmup_steps: int
     terms: dict[TermKey, SummaryTerm]
     step_terms_s: dict[TermKey, tuple[float, ...]]
@@ -438,9 +440,9 @@ def _document(
     )
 
 
-def _place(runner: RankRunner, outcome: RunOutcome, launch: Launch) -> Place:
+def _place(runner: RankRunner, outcome: RunOutcome, launch: Launch) -> MeasurementSite:
     ran = outcome.ran_on
-    return Place(
+    return MeasurementSite(
         network=runner.network,
         host=ran.host,
         processor=_processor(),

@@ -23,7 +23,7 @@ from axonn_tune.specs.machine import (
     Source,
     Tier,
 )
-from axonn_tune.specs.measurements import MeasuredConfiguration, MeasuredTerm, Measurements, RunTimes
+from axonn_tune.specs.results import MeasuredConfiguration, MeasuredTerm, Measurements, RunTimes
 from axonn_tune.validation.comparison import price
 
 Part: TypeAlias = Literal["latency", "bandwidth"]

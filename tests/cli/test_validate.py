@@ -9,7 +9,7 @@ import pytest
 
 from axonn_tune.specs.catalog import find
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.measurements import Measurements
+from axonn_tune.specs.results import Measurements
 from tests.cli.running import good, run
 
 SEARCH = "--gpus 1 --model nano --batch 2 --precision fp32"

@@ -25,10 +25,9 @@ from axonn_tune.lab.shape import Shape
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
 from axonn_tune.ranking.space import Limits
 from axonn_tune.report.evaluation import regression_text, validation_text
-from axonn_tune.specs.baseline import Floors, Tolerances
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import Measurements
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import Floors, Measurements, Tolerances
 from axonn_tune.validation import regression
 from axonn_tune.validation.comparison import FixedConfiguration, RunComparison, fastest_runs
 from axonn_tune.validation.regression import RegressionFinding, baseline_from_measurements

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from axonn_tune.program.size import PLAIN
 from axonn_tune.cost.collectives import lines, route
-from axonn_tune.program.memory import price_memory
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration, symbol_values
 from axonn_tune.grid import AXES, Grid, GroupShape
+from axonn_tune.program.memory import price_memory
+from axonn_tune.program.size import PLAIN
 from axonn_tune.ranking.space import Problem, search
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, Machine
 from axonn_tune.specs.model import Model

@@ -19,7 +19,7 @@ from axonn_tune.runtime.mesh import require_world
 from axonn_tune.runtime.rank import rank_environment
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.runs import Summary
+from axonn_tune.specs.results import Summary
 from axonn_tune.specs.traces import COMPUTE_LANE, communication_lane, term_name
 
 STEPS, PATIENCE_S = 6, 90.0

@@ -43,8 +43,7 @@ from axonn_tune.report.html.page import (
 from axonn_tune.report.output import NOTHING, Json, axis_name, percent
 from axonn_tune.report.ranking import term_json
 from axonn_tune.specs.catalog import load_machine, load_model
-from axonn_tune.specs.loading import D, Loaded, parse_document
-from axonn_tune.specs.lookup import is_shipped
+from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, communication_lane, term_name, wait_name

@@ -34,8 +34,7 @@ from axonn_tune.report.html.page import (
 )
 from axonn_tune.report.output import NOTHING, Json, axis_name, percent, signed_percent
 from axonn_tune.report.run import groups_of, other_hardware, ratio, setting_sentence
-from axonn_tune.specs.measurements import Place
-from axonn_tune.specs.runs import Quantity, Summary
+from axonn_tune.specs.results import MeasurementSite, Quantity, Summary
 from axonn_tune.units import GIB, MILLI, counted, show_bytes, show_seconds
 
 _QUANTITIES = (
@@ -159,7 +158,9 @@ def _origin_folds(document: Json, *, source: str) -> list[Json]:
         ("measured", document["created"]),
         ("command", document["command"]),
     ]
-    place = [(Place.model_fields[key].description or key, str(value)) for key, value in document["place"].items()]
+    place = [
+        (MeasurementSite.model_fields[key].description or key, str(value)) for key, value in document["place"].items()
+    ]
     return [origin_fold(rows), fold("Where it ran", [facts(place)])]
 
 

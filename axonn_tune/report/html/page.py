@@ -24,7 +24,7 @@ from axonn_tune.cost.breakdown import ATTENTION, CONTENDED, ELEMENT_WISE, MATRIX
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
 from axonn_tune.report.output import Json, json_text, seconds_cells
-from axonn_tune.specs.base import Document
+from axonn_tune.specs.document import Document
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Accelerator, Library, Machine, PaperTable, Tier, Uncertainty
 from axonn_tune.specs.model import Model

@@ -10,10 +10,10 @@ from pathlib import Path
 from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
 from axonn_tune.grid import AXES
 from axonn_tune.report.output import Json
+from axonn_tune.specs.document import read_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, load_file, read_text
-from axonn_tune.specs.runs import SUMMARY_NAME, Summary
-from axonn_tune.specs.yaml_reader import read_yaml
+from axonn_tune.specs.results import SUMMARY_NAME, Summary
 
 
 def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
@@ -128,7 +128,7 @@ def _validation(file: Path, document: Json, identity: str) -> Json:
 def _measurement(file: Path, document: Json, identity: str) -> Json:
     from axonn_tune.report.evaluation import validation_document
     from axonn_tune.report.html.measured_sections import validation_section
-    from axonn_tune.specs.measurements import Measurements
+    from axonn_tune.specs.results import Measurements
     from axonn_tune.validation.comparison import RunComparison
 
     measured = load_file(file, schema=Measurements).document

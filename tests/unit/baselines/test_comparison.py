@@ -9,8 +9,7 @@ import pytest
 from axonn_tune.baselines.comparison import Comparison, Contender, compare
 from axonn_tune.baselines.paper import claims, paper_step_flops
 from axonn_tune.errors import NothingFeasibleError
-from axonn_tune.ranking.space import Problem, search
-from axonn_tune.ranking.space import Limits
+from axonn_tune.ranking.space import Limits, Problem, search
 from axonn_tune.units import TERA
 from tests.unit.baselines.cases import machine, model, workload
 

@@ -16,11 +16,10 @@ from axonn_tune.baselines.layout import (
 from axonn_tune.baselines.network import transfer_time_s
 from axonn_tune.baselines.pipeline import bubble_share, chain_exposed_s, pipeline_time
 from axonn_tune.baselines.stretches import Block, block_backward, block_forward, collectives, computations
-from axonn_tune.program.size import PLAIN
-from axonn_tune.cost.compute import ComputeClock
 from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import Kernel, MatMul
+from axonn_tune.program.size import PLAIN
 from axonn_tune.specs.workload import ELEMENT_SIZES, RECOMPUTES, Recompute
 from tests.unit.baselines.cases import machine, model, price, workload
 

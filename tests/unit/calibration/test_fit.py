@@ -7,11 +7,10 @@ import pytest
 from axonn_tune.calibration.profile import Calibration, calibrate
 from axonn_tune.errors import UsageError
 from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
-from axonn_tune.specs.points import Point
-from axonn_tune.specs.points_file import Measured
-from axonn_tune.specs.writing import to_yaml
+from axonn_tune.specs.points import Point, PointFile
 from tests.unit.calibration import synthetic
 
 WORLD = 8
@@ -19,7 +18,7 @@ WORLD = 8
 
 def calibrated(points: list[Point], *, ranks_per_host: int = 2) -> Calibration:
     """The profile of some points."""
-    measured = Measured(synthetic.setting(WORLD, ranks_per_host=ranks_per_host), tuple(points))
+    measured = PointFile(synthetic.setting(WORLD, ranks_per_host=ranks_per_host), tuple(points))
     return calibrate(measured, load_machine("localhost").document, name="found")
 
 
@@ -127,7 +126,7 @@ def test_nodes_of_one_host_are_told_apart() -> None:
         place.model_copy(update={"node_ranks": 2, "network": f"net:[{rank}]"})
         for rank, place in enumerate(one_host.ranks)
     )
-    measured = Measured(one_host.model_copy(update={"ranks": places}), tuple(points))
+    measured = PointFile(one_host.model_copy(update={"ranks": places}), tuple(points))
     found = calibrate(measured, load_machine("localhost").document, name="found").machine
     assert [(tier.name, tier.ranks) for tier in found.tiers] == [("node", 2), ("network", None)]
     assert found.launcher.ranks_per_node == 2

@@ -12,7 +12,6 @@ from axonn_tune.lab.shape import Shape
 from axonn_tune.runtime.agent import exit_code_of, report_lost_ranks
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.writing import to_yaml
 
 SHAPE = Shape(nodes=4, ranks_per_node=2, uplink_bits_per_s=2e8, port_bits_per_s=8e8, delay_s=1e-3)
 

@@ -10,7 +10,7 @@ from axonn_tune.calibration.profile import calibrate
 from axonn_tune.errors import UsageError
 from axonn_tune.report.inventory import fit_svg, require_svg
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.points_file import Measured
+from axonn_tune.specs.points import PointFile
 from tests.unit.calibration import synthetic
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -20,7 +20,7 @@ def test_every_point_is_drawn() -> None:
     """Guards the picture: well-formed, one circle per measured collective, one line per group shape of each."""
     base = load_machine("localhost").document
     points = synthetic.points(4, base, noise=0.05)
-    picture = ElementTree.fromstring(fit_svg(calibrate(Measured(synthetic.setting(4), tuple(points)), base, name="x")))
+    picture = ElementTree.fromstring(fit_svg(calibrate(PointFile(synthetic.setting(4), tuple(points)), base, name="x")))
     collectives = {point.probe for point in points if point.probe.what == "collective"}
     assert len(picture.findall(f".//{SVG}circle")) == len(collectives)
     shapes = {(probe.op, probe.group, probe.stride) for probe in collectives if probe.what == "collective"}

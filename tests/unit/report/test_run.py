@@ -23,9 +23,8 @@ from axonn_tune.report.run import (
     summary_text,
     trace_remarks,
 )
-from axonn_tune.specs.runs import PredictedFor, Quantity, Ran, Summary, SummaryTerm
-from axonn_tune.specs.trace_files import MeasuredTrace
-from axonn_tune.specs.traces import COMPUTE_LANE, Span, step_name
+from axonn_tune.specs.results import PredictedFor, Quantity, Ran, Summary, SummaryTerm
+from axonn_tune.specs.traces import COMPUTE_LANE, MeasuredTrace, Span, step_name
 
 
 def term(layer: str, **given: Any) -> SummaryTerm:

@@ -10,11 +10,11 @@ from axonn_tune.ranking.space import Limits
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import Launch, PredictedTerm
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import (
+from axonn_tune.specs.results import (
     MeasuredConfiguration,
     MeasuredTerm,
     Measurements,
-    Place,
+    MeasurementSite,
     PredictedStep,
     RunTimes,
     Serial,
@@ -63,9 +63,9 @@ def measurements(factor: Factor = lambda number: 1.0, *, runs: int = 1, real: Ma
     return document if real is None else _measured_on(document, real)
 
 
-def place() -> Place:
+def place() -> MeasurementSite:
     """Somewhere."""
-    return Place(
+    return MeasurementSite(
         network="made up",
         host="here",
         processor="none",

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from axonn_tune.report.evaluation import validation_json, validation_text
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
-from axonn_tune.specs.measurements import MeasuredConfiguration, Measurements
-from axonn_tune.specs.writing import to_yaml
+from axonn_tune.specs.results import MeasuredConfiguration, Measurements
 from axonn_tune.validation.comparison import (
     Pair,
     PaperNetwork,

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from axonn_tune.report.evaluation import regression_json, regression_junit, regression_markdown, regression_text
-from axonn_tune.specs.baseline import Baseline, Floors, Tolerances
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
-from axonn_tune.specs.writing import to_yaml
+from axonn_tune.specs.results import Baseline, Floors, Tolerances
 from axonn_tune.validation.regression import baseline_from_launches, baseline_from_measurements, check
 from tests.unit.validation import made
 

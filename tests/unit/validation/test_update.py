@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.writing import to_yaml
 from axonn_tune.validation.comparison import RunComparison, repriced
 from axonn_tune.validation.update import updated
 from tests.unit.validation import made

@@ -16,7 +16,7 @@ from axonn_tune.report.html import page
 from axonn_tune.report.html.ranking_section import MOST_ROWS, ranking_section
 from axonn_tune.report.html.sources import read_section
 from axonn_tune.report.output import json_text
-from axonn_tune.specs.writing import to_yaml
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.validation.comparison import RunComparison
 from tests.cli.running import good, run
 from tests.unit.report.html.pages import blocks, ranking, titled, values

@@ -1,22 +1,89 @@
-"""Every key of every document as Markdown tables: docs/files.md."""
+"""Schemas of the documents: JSON Schemas for editors, tables of keys for people.
+
+`python -m axonn_tune.specs.schemas [--check]` writes docs/schemas. Models and machines have a second schema,
+`*-derived.json`, for files that `extends` another and so need not be complete. The tables are docs/files.md.
+"""
 
 from __future__ import annotations
 
+import copy
+import json
+import sys
 import types
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic.fields import FieldInfo
 
-from axonn_tune.specs.base import Document
-from axonn_tune.specs.baseline import Baseline
+from axonn_tune.files import write_text_atomically
+from axonn_tune.specs.document import Document
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import Measurements
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.runs import Summary
+from axonn_tune.specs.results import Baseline, Measurements, Summary
 from axonn_tune.specs.workload import Workload
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "schemas"
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_EXTENDS = "Name or path of the document to build on; what this file says is laid over it."
+
+
+def schema_texts() -> dict[str, str]:
+    """Every schema as file name and JSON text."""
+    complete: dict[str, type[Document]] = {
+        "model": Model,
+        "machine": Machine,
+        "workload": Workload,
+        "launch": Launch,
+        "summary": Summary,
+        "measurement": Measurements,
+        "baseline": Baseline,
+    }
+    schemas = {f"{kind}.json": _schema(document) for kind, document in complete.items()}
+    schemas |= {f"{kind}-derived.json": _derived(schemas[f"{kind}.json"]) for kind in ("model", "machine")}
+    return {name: json.dumps(schema, indent=2, ensure_ascii=False) + "\n" for name, schema in schemas.items()}
+
+
+def outdated(folder: Path) -> list[str]:
+    """Names of the files in a folder that differ from what the code would write, or are missing or left over."""
+    wanted = schema_texts()
+    there = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.json")}
+    return sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the schemas, or with --check compare them; the exit code."""
+    if "--check" in arguments:
+        names = outdated(FOLDER)
+        if names:
+            sys.stderr.write(f"docs/schemas differs from the code in {', '.join(names)}: run `make generate`\n")
+        return 1 if names else 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in schema_texts().items():
+        write_text_atomically(FOLDER / name, text)
+    return 0
+
+
+def _schema(document: type[Document]) -> dict[str, Any]:
+    return {"$schema": _DIALECT, **document.model_json_schema(by_alias=True)}
+
+
+def _derived(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a file that extends another: nothing is required but what says what it is.
+
+    An entry of `sources` stays complete: it replaces the inherited one as a whole.
+    """
+    derived = copy.deepcopy(schema)
+    for name, definition in derived["$defs"].items():
+        if name != "Source":
+            definition.pop("required", None)
+    extends = {"type": "string", "minLength": 1, "title": "Extends", "description": _EXTENDS}
+    derived["properties"] = {"extends": extends, **derived["properties"]}
+    derived["required"] = ["schema", "extends", "name"]
+    return derived
+
 
 _PLAIN: dict[object, str] = {
     int: "whole number",
@@ -40,12 +107,12 @@ DOCUMENTS: dict[str, tuple[type[Document], str]] = {
     ),
     "workload": (
         Workload,
-        "What one step processes. It is no file of its own: the search fills it from the model's defaults and the "
+        "What one step processes. It is not a file of its own: the search fills it from the model's defaults and the "
         "options, `--set global_batch=512` changes it, and launch configs hold it.",
     ),
     "launch": (Launch, "One configuration, complete in itself: what `-o` writes and `axonn-tune run` takes. "
                        "[Launch configs](launch.md) explains it."),
-    "summary": (Summary, "What a run measured beside what was predicted: `summary.json` in the run's folder, JSON. "
+    "summary": (Summary, "Predicted vs. measured of one run: `summary.json` in the run's folder, JSON. "
                          "[What a run measures](measuring.md) explains it."),
     "measurement": (Measurements, "What `axonn-tune validate -o` writes: every run of every configuration. "
                                   "[Predicted against measured](validate.md) explains it."),
@@ -147,3 +214,7 @@ def _default(field: FieldInfo) -> str:
         return "as below"
     listed = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return f"`{listed.lower() if isinstance(value, bool) else listed}`"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

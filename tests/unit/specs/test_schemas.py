@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.specs.base import Document
-from axonn_tune.specs.json_schemas import FOLDER, main, outdated, schema_texts
+from axonn_tune.specs.document import Document
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.runs import Summary
+from axonn_tune.specs.results import Summary
+from axonn_tune.specs.schemas import FOLDER, main, outdated, schema_texts
 from axonn_tune.specs.workload import Workload
 
 
@@ -39,7 +39,7 @@ def test_differences_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Guards the check itself: changed, missing and left-over files fail it, and writing mends it."""
-    monkeypatch.setattr("axonn_tune.specs.json_schemas.FOLDER", tmp_path / "schemas")
+    monkeypatch.setattr("axonn_tune.specs.schemas.FOLDER", tmp_path / "schemas")
     assert main([]) == 0
     (tmp_path / "schemas" / "model.json").write_text("{}", encoding="utf-8")
     (tmp_path / "schemas" / "launch.json").unlink()

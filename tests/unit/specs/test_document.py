@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError
-from axonn_tune.specs.yaml_reader import Plain, read_scalar, read_yaml
+from axonn_tune.specs.document import Plain, read_scalar, read_yaml
 
 MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
 
