@@ -41,7 +41,7 @@ def explain(
     gpus: int,
     machine: MachineLike = DEFAULT_MACHINE,
     batch: int | None = None,
-    rank_by: RankBy = "communication",
+    rank_by: RankBy | Literal["step"] | None = None,
     pick: int = 1,
     **options: Unpack[SearchOptions],
 ) -> Explanation:
@@ -264,7 +264,7 @@ def sweep(
     gpus: int | str | Sequence[int],
     machine: MachineLike = DEFAULT_MACHINE,
     batch: int | str | Sequence[int] | None = None,
-    rank_by: RankBy = "communication",
+    rank_by: RankBy | Literal["step"] | None = None,
     weak: bool = False,
     **options: Unpack[SearchOptions],
 ) -> SweepResult:

@@ -152,7 +152,7 @@ def validate(
     gpus: int,
     machine: MachineLike = DEFAULT_MACHINE,
     batch: int | None = None,
-    rank_by: RankBy = "communication",
+    rank_by: RankBy | Literal["step"] | None = None,
     top: int = 5,
     runs: Runs = _DEFAULT_RUNS,
     **options: Unpack[SearchOptions],

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from axonn_tune.errors import UsageError, suggest
-from axonn_tune.grid import AXES
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import RANK_BY
 from axonn_tune.ranking.entries import Entry
@@ -48,7 +50,9 @@ class SearchOptions(TypedDict, total=False):
 
     seq: tokens in a sequence, of the model unless given. precision: number format, bf16 unless given.
     order: only this rank order, the fastest-varying axis first, `"x,y,z,data"` or a sequence.
-    recompute, micro_batch, kept_layers, x, y, z, data: only candidates with this.
+    recompute, micro_batch, kept_layers, x, y, z, data, context, chunks: only candidates with this.
+    framework: whose layouts are ranked, by name; the bundled runtime unless given. pipeline: True to search pipeline
+    stages, too, or only this many.
     shard_optimizer: shard FP32 master weights and optimizer states over the data axis (ZeRO-1).
     split_micro_batch: two-batch overlap. overlap: overlap just these; no_overlap: all
     but these, `"all"` or True for none. set: changed values of the model, machine or workload.
@@ -68,6 +72,10 @@ class SearchOptions(TypedDict, total=False):
     y: int | None
     z: int | None
     data: int | None
+    context: int | None
+    framework: str | None
+    pipeline: int | bool | None
+    chunks: int | None
     set: Settings | None
 
 
@@ -81,12 +89,13 @@ def make_choices(
     gpus: int,
     machine: MachineLike = DEFAULT_MACHINE,
     batch: int | None = None,
-    rank_by: RankBy = "communication",
+    rank_by: RankBy | Literal["step"] | None = None,
     **options: Unpack[SearchOptions],
 ) -> Choices:
     """What the options ask for; UsageError for a value that cannot be, TypeError for an option there is not."""
     check_names(options)
     overlap, no_overlap = options.get("overlap"), options.get("no_overlap")
+    framework, pipeline = find_framework(options.get("framework") or AXONN_TUNE.name), options.get("pipeline")
     if isinstance(no_overlap, bool):
         no_overlap = "all" if no_overlap else None
     return Choices(
@@ -103,7 +112,9 @@ def make_choices(
             no_overlaps=tuple(_one_of("no_overlap", name, (*OVERLAPS, "all")) for name in _several(no_overlap)),
         ),
         limits=_limits(options),
-        rank_by=_one_of("rank_by", rank_by, RANK_BY),
+        rank_by=_one_of("rank_by", "iteration" if rank_by == "step" else rank_by, RANK_BY),
+        framework=framework,
+        pipeline=bool(pipeline),
         settings=assignments(options.get("set")),
     )
 
@@ -130,9 +141,9 @@ def assignments(settings: Settings | None) -> tuple[str, ...]:
 def parse_order(order: str | Sequence[str]) -> tuple[str, ...]:
     """A permutation of the axes, given as `y,x,z,data` or as a sequence; UsageError if it is none."""
     axes = tuple(axis.strip() for axis in (order.split(",") if isinstance(order, str) else order))
-    if sorted(axes) != sorted(AXES):
+    if len(set(axes)) != len(axes) or not set(axes) <= set(ALL_AXES) or not axes:
         given = order if isinstance(order, str) else ",".join(order)
-        raise UsageError(f"{given!r} must name each of x, y, z and data once, as in x,y,z,data")
+        raise UsageError(f"{given!r} must name axes once each, as in x,y,z,data: there are {', '.join(ALL_AXES)}")
     return axes
 
 
@@ -175,9 +186,15 @@ def _shown(value: Any) -> str:  # noqa: ANN401 - whatever was given
 
 def _limits(options: SearchOptions) -> Limits:
     order = options.get("order")
+    pipeline = options.get("pipeline")
     sizes: dict[str, int | None] = {
-        "x": options.get("x"), "y": options.get("y"), "z": options.get("z"), "data": options.get("data")
-    }  # fmt: skip
+        "x": options.get("x"),
+        "y": options.get("y"),
+        "z": options.get("z"),
+        "data": options.get("data"),
+        "context": options.get("context"),
+        "pipeline": None if isinstance(pipeline, bool) else pipeline,
+    }
     kept = options.get("kept_layers")
     return Limits(
         order=None if order is None else parse_order(order),
@@ -185,6 +202,7 @@ def _limits(options: SearchOptions) -> Limits:
         micro_batch=_whole_or_none("micro_batch", options.get("micro_batch")),
         kept_layers=None if kept is None else whole("kept_layers", kept, least=0),
         axes={axis: whole(axis, size) for axis, size in sizes.items() if size is not None},
+        chunks=_whole_or_none("chunks", options.get("chunks")),
     )
 
 
@@ -285,7 +303,7 @@ def search(
     gpus: int,
     machine: MachineLike = DEFAULT_MACHINE,
     batch: int | None = None,
-    rank_by: RankBy = "communication",
+    rank_by: RankBy | Literal["step"] | None = None,
     cost: Cost | Sequence[Cost] = "alpha-beta",
     variants: bool = False,
     **options: Unpack[SearchOptions],
@@ -293,7 +311,7 @@ def search(
     """Rank every grid x·y·z·data of a number of GPUs, as `axonn-tune search` does.
 
     model, machine: a name, a path, or the document itself. batch: global batch size in sequences, the
-    model's unless given. rank_by: communication, exposed or iteration. cost: one cost model or several; the
+    model's unless given. rank_by: communication (the default), exposed or step. cost: one cost model or several; the
     first ranks, and the others' ranks are extra columns. variants: every candidate, not only the best of each
     grid. Other options: see `axonn_tune.SearchOptions`.
 

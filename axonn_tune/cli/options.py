@@ -34,11 +34,11 @@ else:
 F = TypeVar("F", bound=Callable[..., Any])
 
 COSTS = ("alpha-beta", "paper", "paper-released", "paper-mended")
-RANK_BY = ("communication", "exposed", "iteration")
+RANK_BY = ("communication", "exposed", "step", "iteration")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
 RECOMPUTES = ("none", "selective", "full")
 OVERLAPS = ("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output")
-AXES = ("x", "y", "z", "data")
+AXES = ("x", "y", "z", "data", "context")
 DEFAULT_MACHINE = "perlmutter"
 
 WORDS = "axonn_tune.words"
@@ -69,6 +69,23 @@ def parse_order(ctx: click.Context, param: click.Parameter, value: str | None) -
         return search.parse_order(value)
     except UsageError as error:
         raise click.BadParameter(str(error), ctx, param) from error
+
+
+def parse_pipeline(ctx: click.Context, param: click.Parameter, value: str | None) -> int | bool | None:
+    """`--pipeline` alone as True, with a number as that."""
+    if value in (None, "any"):
+        return None if value is None else True
+    if not value.isdecimal() or int(value) < 1:
+        raise click.BadParameter(f"{value!r} is not a number of stages from 1", ctx, param)
+    return int(value)
+
+
+def _complete_frameworks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from axonn_tune.frameworks import registry
+
+    return [CompletionItem(name) for name in registry() if name.startswith(incomplete.lower())]
 
 
 def complete_names(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
@@ -125,7 +142,17 @@ def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
         machine_option("Machine: a name from `axonn-tune machines list`, or a YAML file.", default=DEFAULT_MACHINE),
         click.option("--seq", type=_COUNT, metavar="N", help="Tokens in a sequence. Default: the model's."),
         click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: bf16."),
-        set_option("Change one value of the model, machine or workload, as in machine.accelerator.memory_gib=80."),
+        click.option(
+            "--framework",
+            metavar="NAME",
+            help="Framework whose layouts are ranked, such as megatron-core, torchtitan, fsdp, deepspeed, axonn. "
+            "Default: axonn-tune, the bundled runtime.",
+            shell_complete=_complete_frameworks,
+        ),
+        set_option(
+            "Change one value of the model, machine or workload, as in machine.accelerator.memory_gib=80, or of the "
+            "framework's step, as in step.sequence_parallel=false."
+        ),
     ]
 
 
@@ -138,13 +165,21 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
     rank_by = click.option(
         "--rank-by",
         type=SuggestingChoice(RANK_BY),
-        default=RANK_BY[0],
-        show_default=True,
-        help="Time to rank by: all communication, exposed communication, or the whole step (iteration).",
+        help="Time to rank by: all communication, exposed communication, or the whole step (iteration is another word "
+        "for it). Default: communication; with --pipeline and for other frameworks, step.",
     )
     return [
         *([rank_by] if ranks else []),
         *pins,
+        click.option(
+            "--pipeline",
+            is_flag=False,
+            flag_value="any",
+            metavar="[N]",
+            callback=parse_pipeline,
+            help="Search pipeline stages, too, or only N; other frameworks do so unless N is 1.",
+        ),
+        click.option("--chunks", type=_COUNT, metavar="N", help="Only so many chunks a pipeline stage (interleaving)."),
         click.option(
             "--order",
             callback=parse_order,
