@@ -478,15 +478,15 @@ class ColumnPricer:
         clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
         shapes = _ShapeColumns(clock, self._schedule, ())
         found = ChunkColumns(*(np.empty(len(candidates)) for _ in range(5)))
-        share = layers / np.asarray(values["L"], dtype=np.float64)
-        for rows, lanes, keeping in self._blocks(candidates, values):
+        kept = np.floor(np.asarray(values["kept"]) * float(layers) / np.asarray(values["L"], dtype=np.float64))
+        for rows, lanes, keeping in self._blocks(candidates, {**values, "kept": kept, "L": float(layers)}):
             block = _Block(self._table, candidates, rows, shapes, lanes)
             times = block.chunk(
                 self._schedule,
                 part,
                 stage,
                 layers=layers,
-                share=share,
+                kept=kept,
                 keeping=keeping,
                 dispatch_s=self._rates.dispatch_s,
             )
@@ -611,13 +611,12 @@ class _Block:
         stage: Stage,
         *,
         layers: int,
-        share: Floats,
+        kept: Floats,
         keeping: int,
         dispatch_s: float,
     ) -> ChunkColumns:
-        """One micro-batch through a chunk of a stage, which has this share of the stage's blocks."""
+        """One micro-batch through a chunk of a stage, `kept` of whose blocks are not resharded after forward."""
         host_s, forward_share = self._issued_s(schedule, dispatch_s)
-        kept = np.floor(np.asarray(self._shapes.values["kept"]) * share)
         return self._replay(schedule).chunk(
             schedule,
             part,

@@ -201,12 +201,17 @@ class _Pricer:
         )
 
     def settled(
-        self, stage: Stage, layers: int | None = None, held: float | None = None
+        self,
+        stage: Stage,
+        layers: int | None = None,
+        held: float | None = None,
+        *,
+        kept_layers: float | None = None,
     ) -> tuple[dict[str, float], Memory]:
         """Values of all symbols of a stage, and the memory that decides how many blocks keep their gathered weights."""
         values = self._symbols(stage, layers)
         values["held"] = values["L"] if held is None else held
-        asked = self.configuration.kept_layers
+        asked = self.configuration.kept_layers if kept_layers is None else kept_layers
         memory = price_memory(
             self.program,
             values,

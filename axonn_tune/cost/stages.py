@@ -94,14 +94,30 @@ def _predictions(
 def _price_stages(pricer: _Pricer) -> Iterator[_PricedStage]:
     """Every stage; equal ones are priced once."""
     parts, stages = parts_of(pricer), pricer.grid.pipeline
+    kept = _kept_everywhere(pricer, parts)
     known: dict[tuple[Stage, tuple[int, ...], float], _PricedStage] = {}
     for number in range(stages):
         stage, blocks = Stage(number == 0, number == stages - 1), parts[number::stages]
         held = _blocks_held(pricer, number, blocks)
         key = stage, blocks, held
         if key not in known:
-            known[key] = _price_stage(pricer, stage, blocks, held)
+            known[key] = _price_stage(pricer, stage, blocks, held, kept)
         yield known[key]
+
+
+def _kept_everywhere(pricer: _Pricer, parts: tuple[int, ...]) -> float:
+    """Layers not resharded after forward that every stage has room for: the first, the one after it and the last
+    have least."""
+    stages, asked = pricer.grid.pipeline, pricer.configuration.kept_layers
+    if asked is not None:
+        return float(asked)
+    found = []
+    for number in {0, min(1, stages - 1), stages - 1}:
+        blocks = parts[number::stages]
+        stage = Stage(number == 0, number == stages - 1)
+        _, memory = pricer.settled(stage, sum(blocks), _blocks_held(pricer, number, blocks))
+        found.append(float(memory.kept_layers))
+    return min(found)
 
 
 def _blocks_held(pricer: _Pricer, number: int, blocks: tuple[int, ...]) -> float:
@@ -111,9 +127,11 @@ def _blocks_held(pricer: _Pricer, number: int, blocks: tuple[int, ...]) -> float
     return float(in_flight(number, stages=grid.pipeline, micro_batches=micro_batches, weights=blocks))
 
 
-def _price_stage(pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], held: float) -> _PricedStage:
+def _price_stage(
+    pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], held: float, kept_layers: float
+) -> _PricedStage:
     """Replay each chunk of a stage from free streams; only its first and last have embedding and LM head."""
-    values, memory = pricer.settled(stage, sum(blocks), held)
+    values, memory = pricer.settled(stage, sum(blocks), held, kept_layers=kept_layers)
     clock, prices, timeline = pricer.priced(values)
     times, kept = int(values["A"]), int(values["kept"])
     chunks = []

@@ -173,7 +173,7 @@ def price_memory(
     *,
     limit_bytes: float,
     arithmetic: Arithmetic,
-    kept_layers: float | None = None,
+    kept_layers: Value | None = None,
     stage: Stage = ONLY,
 ) -> Memory:
     """Memory with as many kept layers as fit (or with just `kept_layers`).

@@ -117,8 +117,7 @@ class Ranking:
         micro_batch = int(self.shapes.micro_batch[shape])
         fitting, chunks = self.fittings[recompute], int(self.shapes.chunks[shape])
         grid = Grid(**sizes, order=order)
-        # Blocks kept differ between stages: each keeps as many as fit.
-        kept = int(fitting.kept_layers[shape]) if grid.pipeline == 1 else problem.limits.kept_layers
+        kept = int(fitting.kept_layers[shape])
         return Candidate(
             configuration=Configuration(grid, micro_batch, recompute, kept, chunks),
             accumulation=problem.workload.global_batch // (grid.data * grid.z * micro_batch),

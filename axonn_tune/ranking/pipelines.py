@@ -190,7 +190,7 @@ class _Group:
         at = self.piped[candidates.shape]
         one = replace(self.rows[place], layers=np.full(len(self.shapes.piped), layers))
         values = stage_values(self.problem, self.shapes, one)
-        kept = np.minimum(self.fitting.stages[place], layers)
+        kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
         values = {**values, "kept": kept, "unkept": layers - kept, "L": layers}
         mine = Candidates(at, candidates.routes)
         communication, compute = self.pricer.sums(mine, values, stage)

@@ -32,7 +32,7 @@ from axonn_tune.grid import (
 )
 from axonn_tune.program.constraints import Constraint, constraints
 from axonn_tune.program.dimensions import dimensions, loss_chunks
-from axonn_tune.program.memory import memory_limit_bytes, price_memory
+from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import Stage, StepProgram
 from axonn_tune.specs.machine import Machine
@@ -282,13 +282,15 @@ def _taken(value: Value, rows: Integers) -> Value:
 
 @dataclass(frozen=True)
 class Fitting:
-    """Memory of every shape under one kind of recompute, and the rows that fit; stages: kept layers of each."""
+    """Memory of every shape under one kind of recompute, and the rows that fit.
+
+    kept_layers: of pipeline stages, of each of them.
+    """
 
     total_bytes: Floats
     kept_layers: Floats
     rows: Integers
     limit_bytes: float
-    stages: tuple[Floats, ...] = ()
 
 
 def fit_memory(problem: Problem, shapes: Shapes, program: StepProgram) -> Fitting:
@@ -304,31 +306,33 @@ def fit_memory(problem: Problem, shapes: Shapes, program: StepProgram) -> Fittin
         kept_layers=None if asked is None else float(asked),
     )
     total, kept = (np.broadcast_to(np.asarray(one), len(shapes)) for one in (memory.total_bytes, memory.kept_layers))
-    stages: tuple[Floats, ...] = ()
     if len(shapes.piped):
         total, kept = total.copy(), kept.copy()
-        total[shapes.piped], stages = _fit_stages(problem, shapes, program, limit_bytes)
-        kept[shapes.piped] = stages[0]
-    return Fitting(total, kept, np.flatnonzero(total <= limit_bytes), limit_bytes, stages)
+        total[shapes.piped], kept[shapes.piped] = _fit_stages(problem, shapes, program, limit_bytes)
+    return Fitting(total, kept, np.flatnonzero(total <= limit_bytes), limit_bytes)
 
 
 def _fit_stages(
     problem: Problem, shapes: Shapes, program: StepProgram, limit_bytes: float
-) -> tuple[Floats, tuple[Floats, ...]]:
-    """Memory of the largest stage of each shape with several, and the kept layers of each stage."""
-    asked, largest, kept = problem.limits.kept_layers, np.zeros(len(shapes.piped)), []
-    for one in stage_rows(problem, shapes):
-        memory = price_memory(
-            program,
-            stage_values(problem, shapes, one),
-            limit_bytes=limit_bytes,
-            arithmetic=COLUMNS,
-            kept_layers=None if asked is None else float(asked),
-            stage=one.stage,
+) -> tuple[Floats, Floats]:
+    """Memory of the largest stage of each shape with several, and the layers that every stage can keep."""
+    rows = stage_rows(problem, shapes)
+
+    def priced(one: StageRows, kept: Floats | float | None) -> Memory:
+        values = stage_values(problem, shapes, one)
+        return price_memory(
+            program, values, limit_bytes=limit_bytes, arithmetic=COLUMNS, kept_layers=kept, stage=one.stage
         )
-        largest = np.maximum(largest, memory.total_bytes)
-        kept.append(np.broadcast_to(np.asarray(memory.kept_layers), len(shapes.piped)))
-    return largest, tuple(kept)
+
+    asked = problem.limits.kept_layers
+    kept = np.full(len(shapes.piped), np.inf if asked is None else float(asked))
+    for one in rows:
+        fitting = priced(one, None).kept_layers if asked is None else one.layers
+        kept = np.minimum(kept, fitting)
+    largest = np.zeros(len(shapes.piped))
+    for one in rows:
+        largest = np.maximum(largest, priced(one, np.minimum(kept, one.layers)).total_bytes)
+    return largest, kept
 
 
 @dataclass(frozen=True)
