@@ -154,13 +154,17 @@ class ChunkColumns:
     end_s: Value
     host_s: Value
 
+    def taken(self, rows: Integers) -> ChunkColumns:
+        """Those of some candidates."""
+        return ChunkColumns(*(column[rows] for column in self.columns))
+
     @property
     def columns(self) -> tuple[Any, ...]:
         """All of them."""
         return self.forward_s, self.backward_s, self.last_backward_s, self.end_s, self.host_s
 
 
-def _waited_s(host_s: Value, layers: int, blocks_s: Value) -> Value:
+def _waited_s(host_s: Value, layers: Value, blocks_s: Value) -> Value:
     """Time in which blocks wait for the host that issues them, s."""
     if isinstance(host_s, float) and host_s == 0.0:
         return 0.0
@@ -187,7 +191,7 @@ class Replay:
         self,
         schedule: LinkedSchedule,
         *,
-        layers: int,
+        layers: Value,
         kept: Value,
         keeping: int,
         accumulation: Value,
@@ -214,7 +218,7 @@ class Replay:
         return result, accumulation * waited_s
 
     def _micro_batch(
-        self, batch: LinkedMicroBatch, *, layers: int, kept: Value, keeping: int, host_s: Value
+        self, batch: LinkedMicroBatch, *, layers: Value, kept: Value, keeping: int, host_s: Value
     ) -> tuple[State, Value]:
         state = self._play(self._free(), batch.embedding)
         state, forward_s = self._forward(batch, state, layers=layers, final=batch.last_block)
@@ -226,14 +230,14 @@ class Replay:
         """Every stream free at time 0."""
         return [0.0, *([None] * (self.tiers + self.slots))]
 
-    def _forward(self, batch: LinkedMicroBatch, state: State, *, layers: int, final: Linked) -> tuple[State, Value]:
+    def _forward(self, batch: LinkedMicroBatch, state: State, *, layers: Value, final: Linked) -> tuple[State, Value]:
         """All blocks forward, and their time."""
         begun_s = state[0]
         state = self._play(self._repeat(state, batch.block, layers - 1), final)
         return state, state[0] - begun_s
 
     def _backward(
-        self, batch: LinkedMicroBatch, state: State, *, layers: int, kept: Value, keeping: int
+        self, batch: LinkedMicroBatch, state: State, *, layers: Value, kept: Value, keeping: int
     ) -> tuple[State, Value]:
         """All blocks backward, and their time."""
         begun_s = state[0]
@@ -243,11 +247,14 @@ class Replay:
             state = self._repeat_column(self._play(state, batch.kept_first), batch.kept_middle, kept - 1.0)
             state = self._repeat_column(state, batch.middle, layers - kept - 1.0)
             state = self._play(state, batch.last)
-        elif layers == 1:
+        elif isinstance(layers, float) and layers == 1.0:
             state = self._play(state, batch.only)
         else:
-            state = self._repeat(self._play(state, batch.first), batch.middle, layers - 2)
-            state = self._play(state, batch.last)
+            several = self._repeat(self._play(state, batch.first), batch.middle, layers - 2.0)
+            several = self._play(several, batch.last)
+            if not isinstance(layers, float) and (layers == 1.0).any():
+                several = _chosen(layers == 1.0, self._play(state, batch.only), several)
+            state = several
         return state, state[0] - begun_s
 
     def chunk(
@@ -256,7 +263,7 @@ class Replay:
         part: Stage,
         stage: Stage,
         *,
-        layers: int,
+        layers: Value,
         kept: Value,
         keeping: int,
         host_s: Value,
@@ -275,7 +282,7 @@ class Replay:
         )
 
     def _passes(
-        self, batch: LinkedMicroBatch, stage: Stage, *, layers: int, kept: Value, keeping: int
+        self, batch: LinkedMicroBatch, stage: Stage, *, layers: Value, kept: Value, keeping: int
     ) -> tuple[tuple[State, Value], tuple[State, Value]]:
         state = self._play(self._free(), batch.embedding if stage.first else batch.enter)
         state, blocks_s = self._forward(
@@ -288,8 +295,10 @@ class Replay:
         back = self._play(back, batch.flush if stage.first else batch.leave)
         return (state, blocks_s), (back, backward_s)
 
-    def _repeat(self, state: State, part: Linked, times: int) -> State:
+    def _repeat(self, state: State, part: Linked, times: Value) -> State:
         """The state after a part has run `times` times: exact for 0, 1 and 2, then extrapolated."""
+        if not isinstance(times, float):
+            return self._repeat_column(state, part, times)
         if times == 0:
             return state
         once = self._play(state, part)
@@ -340,6 +349,14 @@ class Replay:
                 state[first_slot + slot] = None
         state[0] = clock
         return state
+
+
+def _chosen(wanted: Any, state: State, other: State) -> State:  # noqa: ANN401 - a column of truth values
+    """One state where wanted, the other elsewhere; slots that either has not filled are empty."""
+    return [
+        None if one is None or two is None else np.where(wanted, one, two)
+        for one, two in zip(state, other, strict=True)
+    ]
 
 
 def _repeated(before: State, state: State, times: Value) -> State:
@@ -472,14 +489,17 @@ class ColumnPricer:
         return communication, computed.take(candidates.shape)
 
     def chunk(
-        self, candidates: Candidates, values: Mapping[str, Value], part: Stage, stage: Stage, *, layers: int
+        self, candidates: Candidates, values: Mapping[str, Value], part: Stage, stage: Stage, *, layers: Floats
     ) -> ChunkColumns:
-        """One micro-batch through a chunk of `layers` blocks of a stage, `part` saying what else the chunk has."""
+        """One micro-batch through a chunk of so many blocks of a stage, `part` saying what else the chunk has.
+
+        layers: of the chunk, for each shape.
+        """
         clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
         shapes = _ShapeColumns(clock, self._schedule, ())
         found = ChunkColumns(*(np.empty(len(candidates)) for _ in range(5)))
-        kept = np.floor(np.asarray(values["kept"]) * float(layers) / np.asarray(values["L"], dtype=np.float64))
-        for rows, lanes, keeping in self._blocks(candidates, {**values, "kept": kept, "L": float(layers)}):
+        kept = np.floor(np.asarray(values["kept"]) * layers / np.asarray(values["L"]))
+        for rows, lanes, keeping in self._blocks(candidates, {**values, "kept": kept, "L": layers}):
             block = _Block(self._table, candidates, rows, shapes, lanes)
             times = block.chunk(
                 self._schedule,
@@ -596,7 +616,7 @@ class _Block:
         values = self._shapes.values
         return self._replay(schedule).step_s(
             schedule,
-            layers=int(float(values["L"])),
+            layers=float(values["L"]),
             kept=self._pick(values["kept"]),
             keeping=keeping,
             accumulation=self._pick(values["A"]),
@@ -610,7 +630,7 @@ class _Block:
         part: Stage,
         stage: Stage,
         *,
-        layers: int,
+        layers: Floats,
         kept: Floats,
         keeping: int,
         dispatch_s: float,
@@ -621,7 +641,7 @@ class _Block:
             schedule,
             part,
             stage,
-            layers=layers,
+            layers=self._pick(layers),
             kept=self._pick(kept),
             keeping=keeping,
             host_s=host_s,

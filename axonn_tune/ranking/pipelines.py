@@ -7,7 +7,7 @@ once. The bound is that of `cost.pipeline`, with computation slowed by communica
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from axonn_tune.cost.columns import Candidates, ChunkColumns, ColumnPricer, Floa
 from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time, split_layers
 from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.grid import GroupShape, merged_shape
-from axonn_tune.program.size import COLUMNS
+from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import Stage
-from axonn_tune.ranking.space import FIRST, LAST, MIDDLE, Fitting, Problem, Shapes, StageRows, stage_rows, stage_values
+from axonn_tune.ranking.space import FIRST, LAST, MIDDLE, Fitting, Problem, Shapes, stage_rows, stage_values
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def price_pipelines(
     strides: Integers,
     contention: float,
 ) -> Iterator[Pipelines]:
-    """Price candidates whose shapes have several stages, those with as many stages and chunks together.
+    """Price candidates whose shapes have several stages; those with as many stages and chunks go together.
 
     strides: ranks between the stages of each candidate.
     """
@@ -126,29 +126,26 @@ def price_pipelines(
     piped = np.full(len(shapes), -1)
     piped[shapes.piped] = np.arange(len(shapes.piped))
     stages, chunks = shapes.stages[candidates.shape], shapes.chunks[candidates.shape]
-    rows_of = stage_rows(problem, shapes)
+    batches = np.asarray(shapes.values["A"])[candidates.shape]
+    sends = _sends_s(problem, shapes, candidates, strides)
+    parts = _Parts(problem, shapes, fitting, pricer, Candidates(piped[candidates.shape], candidates.routes))
+    schedule = problem.framework.schedule
     for count in np.unique(stages).tolist():
         for several in np.unique(chunks[stages == count]).tolist():
             rows = np.flatnonzero((stages == count) & (chunks == several))
-            mine = Candidates(candidates.shape[rows], {axes: route[rows] for axes, route in candidates.routes.items()})
-            sends = _sends_s(problem, shapes, mine, strides[rows])
-            group = _Group(problem, shapes, fitting, pricer, rows_of, piped, count, several)
-            kinds = tuple(group.kinds(mine))
-            sent = 2.0 * several * np.asarray(shapes.values["A"])[mine.shape]
-            communication = np.max(
-                [kind.communication_s + sent * _boundaries(kind, count, several) * sends for kind in kinds], axis=0
-            )
-            schedule = problem.framework.schedule
+            kinds = tuple(parts.kinds(rows, count, several))
+            sent = 2.0 * several * batches[rows] * sends[rows]
+            communication = [kind.communication_s + sent * _boundaries(kind, count, several) for kind in kinds]
             yield Pipelines(
                 rows=rows,
                 stages=count,
                 chunks=several,
-                micro_batches=np.asarray(shapes.values["A"])[mine.shape].astype(np.int64),
+                micro_batches=batches[rows].astype(np.int64),
                 kinds=kinds,
-                sends_s=sends,
+                sends_s=sends[rows],
                 overlapped=schedule.overlapped_interleaved if several > 1 else schedule.overlapped,
                 contention=contention,
-                communication_s=communication,
+                communication_s=np.max(communication, axis=0),
                 alone_s=np.max([kind.compute_s for kind in kinds], axis=0),
             )
 
@@ -160,49 +157,64 @@ def _boundaries(kind: StageKind, stages: int, chunks: int) -> float:
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Candidates with as many stages and chunks, and what prices them."""
+class _Parts:
+    """Stages and chunks of all candidates, each laid out once for all of them; `candidates` count shapes with stages."""
 
     problem: Problem
     shapes: Shapes
     fitting: Fitting
     pricer: ColumnPricer
-    rows: tuple[StageRows, ...]
-    piped: Integers
-    stages: int
-    chunks: int
+    candidates: Candidates
+    _sums: dict[tuple[Stage, bool], tuple[Floats, Floats]] = field(default_factory=dict)
+    _chunks: dict[tuple[Stage, Stage, bool], ChunkColumns] = field(default_factory=dict)
 
-    def kinds(self, candidates: Candidates) -> Iterator[StageKind]:
-        """Every kind of stage."""
-        parts = split_layers(self.problem.model.layers, parts=self.stages * self.chunks)
-        alike: dict[tuple[Stage, tuple[int, ...]], list[int]] = {}
-        for number in range(self.stages):
-            stage = FIRST if number == 0 else LAST if number == self.stages - 1 else MIDDLE
-            alike.setdefault((stage, parts[number :: self.stages]), []).append(number)
-        for (stage, blocks), numbers in alike.items():
-            yield self._kind(candidates, stage, blocks, tuple(numbers))
+    def kinds(self, rows: Integers, stages: int, chunks: int) -> Iterator[StageKind]:
+        """Every kind of stage of the candidates in `rows`, all with as many stages and chunks."""
+        split = split_layers(self.problem.model.layers, parts=stages * chunks)
+        fewest, alike = min(split[1:-1], default=0), dict[tuple[Stage, bool, tuple[int, ...]], list[int]]()
+        for number in range(stages):
+            stage = FIRST if number == 0 else LAST if number == stages - 1 else MIDDLE
+            blocks = split[number::stages]
+            fewer = stage == MIDDLE and blocks[0] == fewest and fewest != max(split[1:-1])
+            alike.setdefault((stage, fewer, blocks), []).append(number)
+        for (stage, fewer, blocks), numbers in alike.items():
+            yield self._kind(rows, stage, blocks, tuple(numbers), fewer=fewer)
 
     def _kind(
-        self, candidates: Candidates, stage: Stage, blocks: tuple[int, ...], numbers: tuple[int, ...]
+        self, rows: Integers, stage: Stage, blocks: tuple[int, ...], numbers: tuple[int, ...], *, fewer: bool
     ) -> StageKind:
-        place = (FIRST, MIDDLE, LAST).index(stage)
-        layers = float(sum(blocks))
-        at = self.piped[candidates.shape]
-        one = replace(self.rows[place], layers=np.full(len(self.shapes.piped), layers))
-        values = stage_values(self.problem, self.shapes, one)
-        kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
-        values = {**values, "kept": kept, "unkept": layers - kept, "L": layers}
-        mine = Candidates(at, candidates.routes)
-        communication, compute = self.pricer.sums(mine, values, stage)
-        known: dict[tuple[Stage, int], ChunkColumns] = {}
-        times = []
-        for number, count in enumerate(blocks):
-            part = Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1)
-            if (part, count) not in known:
-                known[part, count] = self.pricer.chunk(mine, values, part, stage, layers=count)
-            times.append(known[part, count])
+        communication, compute = self._stage(stage, fewer=fewer)
+        times = tuple(
+            self._chunk(
+                Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1), stage, fewer=fewer
+            ).taken(rows)
+            for number in range(len(blocks))
+        )
         host = sum(one.host_s for one in times)
-        return StageKind(stage, numbers, blocks, communication, compute + host, tuple(times))
+        return StageKind(stage, numbers, blocks, communication[rows], compute[rows] + host, times)
+
+    def _stage(self, stage: Stage, *, fewer: bool) -> tuple[Floats, Floats]:
+        key = stage, fewer
+        if key not in self._sums:
+            self._sums[key] = self.pricer.sums(self.candidates, self._values(stage, fewer=fewer), stage)
+        return self._sums[key]
+
+    def _chunk(self, part: Stage, stage: Stage, *, fewer: bool) -> ChunkColumns:
+        key = part, stage, fewer
+        if key not in self._chunks:
+            values = self._values(stage, fewer=fewer)
+            layers = np.floor(np.asarray(values["L"]) / self.shapes.chunks[self.shapes.piped])
+            self._chunks[key] = self.pricer.chunk(self.candidates, values, part, stage, layers=np.maximum(layers, 1.0))
+        return self._chunks[key]
+
+    def _values(self, stage: Stage, *, fewer: bool) -> dict[str, Value]:
+        """Symbols of a kind of stage; `fewer`: of those between the ends, the ones with fewer blocks."""
+        one = stage_rows(self.problem, self.shapes)[(FIRST, MIDDLE, LAST).index(stage)]
+        layers = one.layers - 1.0 if fewer else one.layers
+        layers = np.maximum(layers, 1.0)
+        values = stage_values(self.problem, self.shapes, replace(one, layers=layers))
+        kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
+        return {**values, "kept": kept, "unkept": layers - kept}
 
 
 def _sends_s(problem: Problem, shapes: Shapes, candidates: Candidates, strides: Integers) -> Floats:

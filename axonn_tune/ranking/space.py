@@ -312,9 +312,7 @@ def fit_memory(problem: Problem, shapes: Shapes, program: StepProgram) -> Fittin
     return Fitting(total, kept, np.flatnonzero(total <= limit_bytes), limit_bytes)
 
 
-def _fit_stages(
-    problem: Problem, shapes: Shapes, program: StepProgram, limit_bytes: float
-) -> tuple[Floats, Floats]:
+def _fit_stages(problem: Problem, shapes: Shapes, program: StepProgram, limit_bytes: float) -> tuple[Floats, Floats]:
     """Memory of the largest stage of each shape with several, and the layers that every stage can keep."""
     rows = stage_rows(problem, shapes)
 
