@@ -11,9 +11,10 @@ from axonn_tune.cost.compute import compute_s
 from axonn_tune.cost.pipeline import PipelineTime, StageTimes, in_flight, pipeline_time, split_layers
 from axonn_tune.cost.timeline import Batch, ChunkTimes
 from axonn_tune.program.dimensions import executed_flops
+from axonn_tune.program.layers import H, X, Y
 from axonn_tune.program.memory import Memory, memory_limit_bytes
 from axonn_tune.program.operations import Collective
-from axonn_tune.program.size import PLAIN, as_size
+from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import Stage
 
 if TYPE_CHECKING:
@@ -165,10 +166,10 @@ class _Sends:
         self.schedule = pricer.framework.schedule
         self.machine = machine
         self.stride = grid.stride("pipeline")
-        tokens = pricer.configuration.micro_batch * pricer.workload.sequence_length / grid.context
-        self.whole_bytes = pricer.element * tokens * pricer.model.hidden / grid.y
-        split = pricer.options.sequence_parallel or self.schedule.scattered
-        self.size_bytes = self.whole_bytes / grid.x if split else self.whole_bytes
+        given, values = pricer.program.given, pricer.settled(Stage(first=True, last=False))[0]
+        whole = given.element * given.tokens * H / Y
+        self.size = whole / X if pricer.options.sequence_parallel or self.schedule.scattered else whole
+        self.whole_bytes, self.size_bytes = (float(size.evaluate(values)) for size in (whole, self.size))
         self.gathered = self.schedule.scattered and not pricer.options.sequence_parallel
         self.chunks = pricer.configuration.chunks
         self._gather = lines_of("all_gather", route(grid.group_shape("x"), machine.tiers, grid.world), machine)
@@ -204,7 +205,7 @@ class _Sends:
             tier=self._tier(),
             seconds=count * self.one_s,
             exposed_s=min(time.exposed_send_s[stage], count * self.one_s),
-            collective=Collective("send", "pipeline", "forward", "stage", as_size(self.size_bytes)),
+            collective=Collective("send", "pipeline", "forward", "stage", self.size),
             line=Line("direct", "simple", 0.0, bandwidth),
         )
 
