@@ -11,7 +11,7 @@ from axonn_tune.cli.options import Chosen, command_line, problem_options
 from axonn_tune.cli.validate_runs import Wanted, run_options, validate_runs
 
 if TYPE_CHECKING:
-    from axonn_tune.accuracy.published import Accuracy, Files
+    from axonn_tune.published.accuracy import Accuracy, Files
 
 _FILE = click.Path(path_type=Path)
 
@@ -58,13 +58,13 @@ def validate_command(
     if not (published or rows or collectives or gemm or memory):
         validate_runs(chosen, wanted, output_format=output_format)
         return
-    from axonn_tune.accuracy.published import Files, judge
     from axonn_tune.cli.report import require_html
+    from axonn_tune.published.accuracy import Files, evaluate
     from axonn_tune.report import accuracy as report
 
     require_html(wanted.html)
     files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)
-    found = judge(files, worst=worst)
+    found = evaluate(files, worst=worst)
     text = report.to_json(report.document(found)) if output_format == "json" else report.text(found)
     if wanted.html is not None:
         _write_html(found, files, wanted.html)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median
 
-from axonn_tune.accuracy.quality import spearman
+from axonn_tune.published.quality import spearman
 from axonn_tune.grid import AXES
 from axonn_tune.specs.measurements import MeasuredConfiguration, MeasuredTerm, Measurements, RunTimes
 from axonn_tune.validation.verdict import Verdict, blame, judge

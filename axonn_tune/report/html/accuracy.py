@@ -9,20 +9,18 @@ from dataclasses import dataclass, fields
 from html import escape
 
 from axonn_tune import __version__
-from axonn_tune.accuracy.judged import Judged, errors_by_group
-from axonn_tune.accuracy.published import Accuracy, Files
-from axonn_tune.accuracy.quality import Errors
-from axonn_tune.accuracy.shipped import SHIPPED
-from axonn_tune.accuracy.steps import Predicted
 from axonn_tune.errors import UsageError
+from axonn_tune.published.accuracy import Accuracy, Files
+from axonn_tune.published.measurements import RELATIVE, Evaluation, errors_by_group
+from axonn_tune.published.quality import Errors
+from axonn_tune.published.rows import SHIPPED
+from axonn_tune.published.steps import PredictedStep
 from axonn_tune.report.html import accuracy_tables as tables
 from axonn_tune.report.html.accuracy_figure import MEMORY, SHARES, STEPS, TIMES, Point, Unit, points_figure
 from axonn_tune.report.html.blocks import Json, card, section
 from axonn_tune.report.html.provenance import origin_fold
 
 _FIGURE = "Predicted against measured"
-_SHARES_GROUP = "relative"
-"""Memory rows of this group hold shares of something, not bytes."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class _Kind:
     """Rows that are not steps. counted: over which of them errors are; series: what of a group the color is for."""
 
     title: str
-    judged: tuple[Judged, ...]
+    judged: tuple[Evaluation, ...]
     counted: str
     unit: Unit
     series: Callable[[str], str]
@@ -61,7 +59,7 @@ def _read(files: Files) -> Iterator[tuple[str, str]]:
 
 def _kinds(found: Accuracy) -> Iterator[_Kind]:
     yield _Kind("Collectives", found.collectives, "rows of 1 MiB and more", TIMES, _collective)
-    yield _Kind("Matrix products", found.products, "rows of 10 GFLOP and more", TIMES, _accelerator)
+    yield _Kind("Matrix products", found.gemms, "rows of 10 GFLOP and more", TIMES, _accelerator)
     yield _Kind("Memory", found.memory, "all rows", MEMORY, str)
 
 
@@ -124,21 +122,21 @@ def _percent(value: float | None, *, decimals: int = 1) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.{decimals}%}"
 
 
-def _step_point(one: Predicted) -> Point:
+def _step_point(one: PredictedStep) -> Point:
     """A step with what pointing at it says."""
-    row, price = one.row, one.price
-    assert price is not None, row.id
+    row, configuration = one.row, one.configuration
+    assert configuration is not None, row.id
+    assert one.predicted_s is not None, row.id
     assert row.step_s, row.id
-    layout = price.layout
     words = [
         row.id,
         f"{row.framework}, {row.model} on {row.gpus:,} {row.gpu}",
-        f"{layout.words()}, micro-batch {layout.micro_batch}, recomputation {layout.recompute}",
-        _both(row.step_s, price.step_s, STEPS),
+        f"{one.layout}, micro-batch {configuration.micro_batch}, recomputation {configuration.recompute}",
+        _both(row.step_s, one.predicted_s, STEPS),
     ]
     if one.low_s is not None and one.high_s is not None:
         words.append(f"80% interval: {STEPS.show(one.low_s)} to {STEPS.show(one.high_s)}")
-    return Point(row.dataset, row.step_s, price.step_s, _said(words))
+    return Point(row.dataset, row.step_s, one.predicted_s, _said(words))
 
 
 def _both(measured: float, predicted: float, unit: Unit) -> str:
@@ -179,7 +177,7 @@ def _kind_section(kind: _Kind, identity: str) -> Json:
 class _Part:
     """Predicted rows in one unit, and what their figure and table are called."""
 
-    rows: Sequence[Judged]
+    rows: Sequence[Evaluation]
     unit: Unit
     figure: str
     table: str
@@ -187,7 +185,7 @@ class _Part:
 
 def _parts(kind: _Kind) -> Iterator[_Part]:
     predicted = [one for one in kind.judged if one.predicted is not None]
-    shares = [one for one in predicted if kind.unit is MEMORY and one.group == _SHARES_GROUP]
+    shares = [one for one in predicted if kind.unit is MEMORY and one.group == RELATIVE]
     yield _Part([one for one in predicted if one not in shares], kind.unit, _FIGURE, tables.EACH)
     yield _Part(shares, SHARES, "Shares, predicted against measured", "Each share")
 

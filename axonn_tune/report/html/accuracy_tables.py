@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from axonn_tune.accuracy.judged import Judged
-from axonn_tune.accuracy.quality import Errors, FamilyQuality
-from axonn_tune.accuracy.steps import Predicted
+from axonn_tune.published.measurements import Evaluation
+from axonn_tune.published.quality import Errors, FamilyQuality
+from axonn_tune.published.steps import PredictedStep
 from axonn_tune.report.html.accuracy_figure import Unit
 from axonn_tune.report.html.blocks import Cell, Column, Filter, Json, table
 from axonn_tune.report.html.ranking import MOST_ROWS
@@ -101,9 +101,9 @@ def families_table(families: Sequence[FamilyQuality]) -> Json:
     return table("s1-families", "How well layouts are ranked", _FAMILIES, rows, note=note, tall=True)
 
 
-def steps_table(steps: Sequence[Predicted]) -> Json:
+def steps_table(steps: Sequence[PredictedStep]) -> Json:
     """Every predicted step, the worst first; those that were not measured last."""
-    known = sorted((one for one in steps if one.price is not None), key=lambda one: -abs(one.error or 0.0))
+    known = sorted((one for one in steps if one.predicted_s is not None), key=lambda one: -abs(one.error or 0.0))
     rows = [_step(one) for one in known]
     filters = [
         Filter(key, label, sorted({str(row[key]) for row in rows if row[key]}))
@@ -112,9 +112,9 @@ def steps_table(steps: Sequence[Predicted]) -> Json:
     return _rows_table("s1-rows", _STEPS, rows, filters, title=EACH)
 
 
-def _step(one: Predicted) -> Mapping[str, Cell]:
-    row, price = one.row, one.price
-    assert price is not None, row.id
+def _step(one: PredictedStep) -> Mapping[str, Cell]:
+    row, configuration = one.row, one.configuration
+    assert configuration is not None, row.id
     return {
         "id": row.id,
         "source": row.dataset,
@@ -122,27 +122,27 @@ def _step(one: Predicted) -> Mapping[str, Cell]:
         "gpu": row.gpu,
         "gpus": row.gpus,
         "model": row.model,
-        "layout": price.layout.words(),
-        "micro_batch": price.layout.micro_batch,
-        "recompute": price.layout.recompute,
+        "layout": one.layout,
+        "micro_batch": configuration.micro_batch,
+        "recompute": configuration.recompute,
         "measured": row.step_s,
-        "predicted": price.step_s,
+        "predicted": one.predicted_s,
         **_errors(one.error),
         "low": one.low_s,
         "high": one.high_s,
         "held": _held(one),
-        "memory": price.memory_bytes,
+        "memory": one.memory_bytes,
     }
 
 
-def _held(one: Predicted) -> str | None:
+def _held(one: PredictedStep) -> str | None:
     """Whether the interval holds the measured time; None where either is missing."""
     if one.low_s is None or one.high_s is None or not one.row.step_s:
         return None
     return "yes" if one.low_s <= one.row.step_s <= one.high_s else "no"
 
 
-def judged_table(judged: Sequence[Judged], unit: Unit, *, identity: str, title: str) -> Json:
+def judged_table(judged: Sequence[Evaluation], unit: Unit, *, identity: str, title: str) -> Json:
     """Rows of another kind, the worst first."""
     columns = (
         Column("id", "row", "Its name in the file, or its line.", text=True, width_ch=16),
@@ -182,7 +182,7 @@ def _rows_table(
     return table(identity, title, columns, rows[:MOST_ROWS], note=note, filters=filters, tall=True)
 
 
-def refused_steps_table(steps: Sequence[Predicted]) -> Json:
+def refused_steps_table(steps: Sequence[PredictedStep]) -> Json:
     """Steps without a prediction, each with the reason."""
     rows = [
         {
@@ -199,7 +199,7 @@ def refused_steps_table(steps: Sequence[Predicted]) -> Json:
     return table("", "Rows that are not predicted", _STEPS_REFUSED, rows, note=note, tall=len(rows) > _FEW)
 
 
-def reasons_table(judged: Iterable[Judged]) -> Json | None:
+def reasons_table(judged: Iterable[Evaluation]) -> Json | None:
     """Why rows have no prediction, and how many; None if all have one."""
     counts = Counter(one.why_not for one in judged if one.why_not)
     rows: list[Mapping[str, Cell]] = [{"rows": count, "why_not": why} for why, count in counts.most_common()]

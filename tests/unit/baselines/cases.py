@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from axonn_tune.baselines.layout import CURRENT, Layout, Software
-from axonn_tune.baselines.megatron import MegatronPrice, MegatronPricer
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
@@ -50,8 +48,3 @@ def workload(global_batch: int = 64) -> Workload:
     """Sequences of 2,048 tokens in bf16."""
     return Workload(global_batch=global_batch, sequence_length=2048)
 
-
-def price(layout: Layout, *, of: Model | None = None, software: Software = CURRENT) -> MegatronPrice:
-    """Price of a layout of 5b on Perlmutter."""
-    pricer = MegatronPricer(of or model(), machine(), workload(), gpus=layout.gpus, software=software)
-    return pricer.price(layout)

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from axonn_tune.program.size import PLAIN
 from axonn_tune.cost.collectives import collective_time_s, lines, route
 from axonn_tune.grid import GroupShape
+from axonn_tune.program.size import PLAIN
 from axonn_tune.specs.machine import CollectiveFactors, Machine
 from tests.unit.cost.machines import two_tier_machine
 
