@@ -304,7 +304,8 @@ def _price(
     number = RECOMPUTES.index(program.recompute)
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
-    prices = pricer.price(candidates, {**shapes.values, **kept})
+    first, twin = candidates.distinct(table)
+    prices = pricer.price(candidates.taken(first), {**shapes.values, **kept}).taken(twin)
     found = Columns(
         shape=candidates.shape,
         placement=placement,
