@@ -40,6 +40,9 @@ from axonn_tune.program.size import Size, symbol
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
+BUNDLED = StepOptions()
+"""Options of the bundled runtime."""
+
 ACCUMULATION, BLOCKS = symbol("A"), symbol("L")
 
 
@@ -140,7 +143,7 @@ def build_step(
     workload: Workload,
     *,
     recompute: Recompute,
-    options: StepOptions = StepOptions(),
+    options: StepOptions = BUNDLED,
     context: bool = False,
     table_alignment: int = MATRIX_ALIGNMENT,
 ) -> StepProgram:

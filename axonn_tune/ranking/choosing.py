@@ -7,11 +7,12 @@ import time
 from bisect import bisect
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, RouteTable, route_table
+from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, RouteTable, distinct, route_table
 from axonn_tune.cost.compute import compute_rates
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.utilisation import exposed_s
@@ -21,7 +22,6 @@ from axonn_tune.grid import ALL_AXES, AXES, Grid
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import ONLY, StepProgram, build_step
-from axonn_tune.ranking.pipelines import Pipelines, price_pipelines
 from axonn_tune.ranking.space import (
     FIRST,
     LAST,
@@ -40,6 +40,9 @@ from axonn_tune.ranking.space import (
 )
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import seconds
+
+if TYPE_CHECKING:
+    from axonn_tune.ranking.pipelines import Pipelines
 
 LARGEST_COUNT = 2**40
 """Counts from here on would not fit the columns: products of them must stay exact."""
@@ -216,7 +219,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
         for kind in limits.recomputes
     }
     fittings = {kind: fit_memory(problem, shapes, program) for kind, program in programs.items()}
-    used = np.unique(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))
+    used = distinct(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))[0]
     groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
     placements = list_placements(grids, used, problem, groups)
     table = _routes(problem, placements, programs)
@@ -317,6 +320,9 @@ def _price(
     )
     if not len(shapes.piped):
         return found
+    # Imported here: most searches have no pipeline, and start-up time is theirs.
+    from axonn_tune.ranking.pipelines import price_pipelines
+
     candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
     strides = _strides(problem, placements, placement, shapes)
     groups = tuple(
@@ -448,7 +454,7 @@ def ranking_metric(columns: Columns, *, rank_by: RankBy) -> Floats:
 
 def _first_of_each(grid: NDArray[np.int64], rows: Integers) -> Integers:
     """The first row of each grid, in ranking order."""
-    _, first = np.unique(grid, return_index=True)
+    first = distinct(grid)[1]
     return rows[np.sort(first)]
 
 
@@ -465,7 +471,7 @@ def _count_candidates(shapes: Shapes, grids: Grids, problem: Problem) -> int:
 def _count_rejected(grids: Grids, shapes: Shapes, used: Integers) -> dict[str, int]:
     """Grids rejected, by constraint; names without any are left out."""
     counts = {check.name: int(broken.sum()) for check, broken in zip(grids.constraints, grids.broken.T, strict=True)}
-    shaped = len(np.unique(shapes.grid))
+    shaped = len(distinct(shapes.grid)[0])
     counts[MICRO_BATCH] = len(grids.sound) - shaped
     counts[MEMORY] = shaped - len(used)
     return {name: count for name, count in counts.items() if count}

@@ -177,9 +177,8 @@ def _limits(contender: Contender) -> str:
     else:
         parts.append(f"infeasible, {contender.infeasible}")
     if endless is not None and (found is None or endless.iteration_s < (1.0 - NOTABLE) * found.iteration_s):
-        parts.append(
-            f"with unlimited memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {endless.pricing.configuration.recompute})"
-        )
+        recompute = endless.pricing.configuration.recompute
+        parts.append(f"with unlimited memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {recompute})")
     return "; ".join(parts) + "."
 
 
