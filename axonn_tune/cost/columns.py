@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -378,6 +379,13 @@ class RouteTable:
     tier: Integers
     lines: dict[OpKind, tuple[tuple[Floats, Floats], ...]]
 
+    @cached_property
+    def alike(self) -> Integers:
+        """For each route a number that routes share if every collective takes them the same time on the same stream."""
+        columns = [self.tier, *(column for pairs in self.lines.values() for pair in pairs for column in pair)]
+        _, numbers = np.unique(np.array(columns).T, axis=0, return_inverse=True)
+        return numbers.reshape(-1)
+
 
 def route_table(
     shapes: tuple[GroupShape, ...],
@@ -431,6 +439,18 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.shape)
 
+    def taken(self, rows: Integers) -> Candidates:
+        """Some of them."""
+        return Candidates(self.shape[rows], {axes: route[rows] for axes, route in self.routes.items()})
+
+    def distinct(self, table: RouteTable) -> tuple[Integers, Integers]:
+        """Rows of which each other one is the twin, in shape and in what its routes take; and the twin of each row."""
+        code, most = self.shape.copy(), int(table.alike.max(initial=0)) + 1
+        for route in self.routes.values():
+            code = np.unique(code * most + table.alike[route], return_inverse=True)[1]
+        _, first, twin = np.unique(code, return_index=True, return_inverse=True)
+        return first, twin
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -439,6 +459,10 @@ class Prices:
     communication_s: Floats
     compute_s: Floats
     iteration_s: Floats
+
+    def taken(self, rows: Integers) -> Prices:
+        """Those of some candidates, or of several each."""
+        return Prices(self.communication_s[rows], self.compute_s[rows], self.iteration_s[rows])
 
 
 class ColumnPricer:

@@ -1,4 +1,4 @@
-"""The plain twin of the column replay: one candidate, one number at a time, every interval recorded.
+"""The plain twin of the column replay: one candidate, one number at a time, every interval recorded if asked for.
 
 It follows the same schedule with its own loop and must end at the same bits; what it adds is where
 each interval lies and which collective each pause of the compute lane waits for. Repeated parts are
@@ -121,7 +121,8 @@ class Timeline:
     """Replays one step of one candidate.
 
     run_s: time of one computation where it stands; collective_s: of a collective; lane: tier by group of axes,
-    negative for groups of one; lane_names: names of the tiers; dispatch_s: time in which the host issues an operation.
+    negative for groups of one; lane_names: names of the tiers; dispatch_s: time in which the host issues an operation;
+    recording: intervals are written down.
     """
 
     run_s: Callable[[Computation], float]
@@ -129,10 +130,13 @@ class Timeline:
     lane: Mapping[str, int]
     lane_names: tuple[str, ...]
     dispatch_s: float = 0.0
+    recording: bool = True
     host_s: float = 0.0
     exposed_s: dict[TermKey, float] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
     _stretches: list[Stretch] = field(default_factory=list)
+    _runs: dict[int, tuple[Run, float]] = field(default_factory=dict)
+    _sent_s: dict[int, tuple[Collective, float]] = field(default_factory=dict)
 
     def step_s(self, schedule: StepSchedule, *, layers: int, kept: int, accumulation: int) -> float:
         """Duration of one step without pipeline stages, s."""
@@ -205,6 +209,8 @@ class Timeline:
         return max(0.0, self.dispatch_s * issued * layers - blocks_s)
 
     def _note_batch(self, times: int, every_s: float) -> None:
+        if not self.recording:
+            return
         self.batches.append(Batch(times, every_s, tuple(self._stretches)))
         self._stretches.clear()
 
@@ -271,7 +277,8 @@ class Timeline:
         if len(names) == 1:
             return once
         twice = self._play(once, instructions, weight=weight * (times - 1.0), names=names[1:])
-        self._stretches[-1] = replace(self._stretches[-1], lane_every_s=self._lane_every_s(once, twice))
+        if self.recording:
+            self._stretches[-1] = replace(self._stretches[-1], lane_every_s=self._lane_every_s(once, twice))
         return twice.repeated(times - 2.0, once)
 
     def _lane_every_s(self, once: State, twice: State) -> dict[str, float]:
@@ -299,24 +306,44 @@ class Timeline:
                     self._pause(state, end_s, step.collective, found, weight=weight)
             elif isinstance(step, Issue):
                 state.slots.pop(step.slot, None)
-        self._stretches.append(Stretch(names, begun_s, state.now_s, tuple(found)))
+        if self.recording:
+            self._stretches.append(Stretch(names, begun_s, state.now_s, tuple(found)))
         return state
 
     def _run(self, state: State, run: Run, found: list[Interval]) -> None:
-        total_s = 0.0
-        for operation in run.operations:
-            start_s = state.now_s + total_s
-            total_s = total_s + self.run_s(operation)
-            found.append(Interval(COMPUTE_LANE, operation, start_s, state.now_s + total_s))
-        state.now_s = state.now_s + total_s
+        if self.recording:
+            total_s = 0.0
+            for operation in run.operations:
+                start_s = state.now_s + total_s
+                total_s = total_s + self.run_s(operation)
+                found.append(Interval(COMPUTE_LANE, operation, start_s, state.now_s + total_s))
+        state.now_s = state.now_s + self._total_s(run)
+
+    def _total_s(self, run: Run) -> float:
+        """All of a run, s: the left fold over its operations, once for each run."""
+        known = self._runs.get(id(run))
+        if known is None:
+            total_s = 0.0
+            for operation in run.operations:
+                total_s = total_s + self.run_s(operation)
+            known = self._runs[id(run)] = run, total_s
+        return known[1]
+
+    def _takes_s(self, collective: Collective) -> float:
+        """Time of a collective, once for each, s."""
+        known = self._sent_s.get(id(collective))
+        if known is None:
+            known = self._sent_s[id(collective)] = collective, self.collective_s(collective)
+        return known[1]
 
     def _send(self, state: State, collective: Collective, found: list[Interval]) -> float:
         """Put a collective on its lane; returns its end."""
         lane = self.lane[collective.axis]
         start_s = max(state.lanes.get(lane, state.now_s), state.now_s)
-        end_s = start_s + self.collective_s(collective)
+        end_s = start_s + self._takes_s(collective)
         state.lanes[lane] = end_s
-        found.append(Interval(self.lane_names[lane], collective, start_s, end_s))
+        if self.recording:
+            found.append(Interval(self.lane_names[lane], collective, start_s, end_s))
         return end_s
 
     def _pause(self, state: State, until_s: float, cause: Collective, found: list[Interval], *, weight: float) -> None:
@@ -324,5 +351,6 @@ class Timeline:
         if until_s > state.now_s:
             key = (cause.kind, cause.axis, cause.phase, cause.layer)
             self.exposed_s[key] = self.exposed_s.get(key, 0.0) + weight * (until_s - state.now_s)
-            found.append(Interval(COMPUTE_LANE, cause, state.now_s, until_s))
+            if self.recording:
+                found.append(Interval(COMPUTE_LANE, cause, state.now_s, until_s))
             state.now_s = until_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from axonn_tune.grid import WORLD
@@ -82,7 +83,7 @@ class MatMul:
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
-    @property
+    @cached_property
     def flops(self) -> Size:
         """2·m·n·k, of one call."""
         return 2.0 * self.m * self.n * self.k

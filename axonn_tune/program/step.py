@@ -106,11 +106,20 @@ class StepProgram:
             end,
         )
 
-    def calls(self, stage: Stage = ONLY) -> Iterator[tuple[Operation, Size]]:
-        """Yield each operation with how often one rank does it a step."""
-        for section in self.sections(stage):
-            for operation in section.operations:
-                yield operation, section.repeats * operation.calls
+    def calls(self, stage: Stage = ONLY) -> tuple[tuple[Operation, Size], ...]:
+        """Each operation with how often one rank does it a step."""
+        if stage not in self._calls:
+            self._calls[stage] = tuple(
+                (operation, section.repeats * operation.calls)
+                for section in self.sections(stage)
+                for operation in section.operations
+            )
+        return self._calls[stage]
+
+    @cached_property
+    def _calls(self) -> dict[Stage, tuple[tuple[Operation, Size], ...]]:
+        """What `calls` has found so far."""
+        return {}
 
     @cached_property
     def groups(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from bisect import bisect
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -106,6 +107,10 @@ class Ranking:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def grid_of(self, position: int) -> int:
+        """Number of the grid at a place of the ranking."""
+        return int(self.shapes.grid[self.columns.shape[self.rows[position]]])
+
     def candidate(self, position: int) -> Candidate:
         """The candidate at a place of the ranking, from 0."""
         row = int(self.rows[position])
@@ -116,16 +121,17 @@ class Ranking:
         order = problem.orders[self.placements.order[columns.placement[row]]]
         micro_batch = int(self.shapes.micro_batch[shape])
         fitting, chunks = self.fittings[recompute], int(self.shapes.chunks[shape])
+        step_s, compute_s, bubble_s = columns.exact_s(row)
         grid = Grid(**sizes, order=order)
         kept = int(fitting.kept_layers[shape])
         return Candidate(
             configuration=Configuration(grid, micro_batch, recompute, kept, chunks),
             accumulation=problem.workload.global_batch // (grid.data * grid.z * micro_batch),
             communication_s=float(columns.communication_s[row]),
-            compute_s=float(columns.compute_s[row]),
-            iteration_s=float(columns.iteration_s[row]),
+            compute_s=compute_s,
+            iteration_s=step_s,
             memory_bytes=float(fitting.total_bytes[shape]),
-            bubble_s=float(columns.bubble_s[row]),
+            bubble_s=bubble_s,
         )
 
     def price(self, position: int) -> Pricing:
@@ -186,6 +192,13 @@ class Columns:
     iteration_s: Floats
     bubble_s: Floats
     starts: tuple[tuple[int, Pipelines], ...] = ()
+
+    def exact_s(self, row: int) -> tuple[float, float, float]:
+        """Step of one candidate, with pipeline stages by the exact recurrence; its computation and bubble, s."""
+        number = bisect([start for start, _ in self.starts], row) - 1
+        if number >= 0 and row - self.starts[number][0] < len(self.starts[number][1].rows):
+            return self.starts[number][1].exact_s(row - self.starts[number][0])
+        return float(self.iteration_s[row]), float(self.compute_s[row]), 0.0
 
 
 def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> Ranking:
@@ -291,7 +304,8 @@ def _price(
     number = RECOMPUTES.index(program.recompute)
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
-    prices = pricer.price(candidates, {**shapes.values, **kept})
+    first, twin = candidates.distinct(table)
+    prices = pricer.price(candidates.taken(first), {**shapes.values, **kept}).taken(twin)
     found = Columns(
         shape=candidates.shape,
         placement=placement,
@@ -354,10 +368,10 @@ def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, 
     Bounds are never above the exact value, so a candidate whose exact value is the lowest of all that are left is the
     next place; candidates whose bound is above it need no exact value.
     """
-    places = _places(columns)
+    piped = {start + at for start, group in columns.starts for at in range(len(group.rows))}
     iteration, compute, bubble = columns.iteration_s.copy(), columns.compute_s.copy(), columns.bubble_s.copy()
     metric = ranking_metric(columns, rank_by=problem.rank_by)
-    queue = [(float(metric[row]), row, row not in places) for row in np.argsort(metric, kind="stable").tolist()]
+    queue = [(float(metric[row]), row, row not in piped) for row in np.argsort(metric, kind="stable").tolist()]
     heapq.heapify(queue)
     ranked: set[int] = set()
     while queue and len(ranked) < count:
@@ -365,8 +379,7 @@ def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, 
         if known:
             ranked.add(row if variants else int(shapes.grid[columns.shape[row]]))
             continue
-        group, position = places[row]
-        iteration[row], compute[row], bubble[row] = group.exact_s(position)
+        iteration[row], compute[row], bubble[row] = columns.exact_s(row)
         exact = replace(
             columns,
             iteration_s=iteration[row : row + 1],
@@ -376,14 +389,6 @@ def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, 
         )
         heapq.heappush(queue, (float(ranking_metric(exact, rank_by=problem.rank_by)[0]), row, True))
     return replace(columns, iteration_s=iteration, compute_s=compute, bubble_s=bubble)
-
-
-def _places(columns: Columns) -> dict[int, tuple[Pipelines, int]]:
-    """Group and position of every row with pipeline stages."""
-    found: dict[int, tuple[Pipelines, int]] = {}
-    for start, group in columns.starts:
-        found |= {start + at: (group, at) for at in range(len(group.rows))}
-    return found
 
 
 def _joined(parts: list[Columns]) -> Columns:

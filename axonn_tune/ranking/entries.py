@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from axonn_tune.cost.prediction import Pricing
+from axonn_tune.cost.prediction import Pricing, StagePrediction
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.choosing import Searched
 
@@ -40,7 +40,8 @@ class Entry:
     """One grid (or candidate) of a ranking; None: not feasible, or not known to the cost model.
 
     rank: from 1; None for a rejected grid. order: axes from the fastest-varying rank outwards.
-    tie: the first of the ranking may be no better, given the uncertainty of the prediction.
+    tie: the first of the ranking may be no better, given the uncertainty of the prediction. shortest_step_s: of all
+    candidates of this grid. bubble_s: waiting for other pipeline stages; stages: each of them, where terms are listed.
     """
 
     sizes: Sizes
@@ -49,6 +50,8 @@ class Entry:
     pipeline: int = 1
     chunks: int = 1
     bubble_s: float | None = None
+    shortest_step_s: float | None = None
+    stages: tuple[StagePrediction, ...] = field(default=(), repr=False)
     rank: int | None = None
     order: tuple[str, ...] | None = None
     rejected_because: tuple[str, ...] = ()

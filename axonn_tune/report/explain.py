@@ -16,7 +16,7 @@ from axonn_tune import __version__
 from axonn_tune.cost.breakdown import (
     ATTENTION,
     ELEMENT_WISE,
-    MATRIX_PRODUCTS,
+    GEMMS,
     OPTIMIZER,
     Work,
     hidden_behind,
@@ -31,7 +31,7 @@ from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import WIDTH, Heading, Json, axis_name, markdown_table, seconds_cells, text_table, wrapped
-from axonn_tune.report.ranking import entry_fields, origin, term_json
+from axonn_tune.report.ranking import entry_fields, origin, shown_axes, term_json
 from axonn_tune.specs.machine import Accelerator, Machine, Protocol
 from axonn_tune.units import GB, GIB, TERA, show_bytes, show_seconds
 
@@ -260,9 +260,10 @@ def _memory(subject: PricedConfiguration) -> ExplainSection:
 def explain_title(subject: PricedConfiguration) -> str:
     """One line that says what is explained."""
     problem, entry = subject.inputs.problem, subject.entry
-    grid = " × ".join(str(size) for size in entry.sizes)
+    axes = shown_axes(problem)
+    grid = " × ".join(str(entry.size(axis)) for axis in axes)
     step = "" if entry.iteration_s is None else f", {show_seconds(entry.iteration_s)} a step"
-    return f"{problem.model.name} on {problem.gpus} × {problem.machine.name}: grid x × y × z × data = {grid}{step}"
+    return f"{problem.model.name} on {problem.gpus} × {problem.machine.name}: grid {' × '.join(axes)} = {grid}{step}"
 
 
 def explain_document(subject: PricedConfiguration) -> Json:
@@ -406,6 +407,11 @@ def _time(subject: PricedConfiguration) -> Iterator[str]:
         f"({pricing.compute_s / step_s:.0%}) and waits for communication for {show_seconds(exposed_s)} "
         f"({exposed_s / step_s:.0%})."
     )
+    if pricing.bubble_s:
+        yield (
+            f"The pipeline bubble, in which the stage that computes longest waits for the others, is "
+            f"{show_seconds(pricing.bubble_s)} ({pricing.bubble_s / step_s:.0%})."
+        )
     if not pricing.terms:
         return
     hidden_s = max(pricing.communication_s - exposed_s, 0.0)
@@ -469,7 +475,7 @@ def _slower_s(work: tuple[Work, ...], peak: float) -> float:
     return sum(
         each.seconds - each.flops / peak
         for each in work
-        if each.kind in (MATRIX_PRODUCTS, ATTENTION) and each.phase != "recompute"
+        if each.kind in (GEMMS, ATTENTION) and each.phase != "recompute"
     )
 
 

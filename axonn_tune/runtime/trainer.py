@@ -53,6 +53,8 @@ def require_runnable(launch: Launch) -> None:
             f"model.max_sequence_length ({model.max_sequence_length})"
         )
     configuration = Configuration(grid, launch.micro_batch, launch.recompute, launch.kept_layers)
+    if grid.pipeline > 1:
+        found.append(f"grid.pipeline ({grid.pipeline}): this runtime has no pipeline stages yet; 1 runs")
     found += [f"grid: {line}" for line in broken_constraints(configuration, model, workload, AXONN_TUNE)]
     if found:
         raise UsageError("this launch config cannot run:\n" + "\n".join(f"  {line}" for line in found))

@@ -14,9 +14,9 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Literal, TypeAlias
 
-from axonn_tune.accuracy.quality import spearman
 from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
 from axonn_tune.grid import AXES, Grid, split_axes
+from axonn_tune.published.quality import spearman
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import (
