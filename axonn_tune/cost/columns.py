@@ -446,8 +446,8 @@ class Candidates:
     def distinct(self, table: RouteTable) -> tuple[Integers, Integers]:
         """Rows of which each other one is the twin, in shape and in what its routes take; and the twin of each row."""
         code, most = self.shape.copy(), int(table.alike.max(initial=0)) + 1
-        for route in self.routes.values():
-            code = np.unique(code * most + table.alike[route], return_inverse=True)[1]
+        for numbers in self.routes.values():
+            code = np.unique(code * most + table.alike[numbers], return_inverse=True)[1]
         _, first, twin = np.unique(code, return_index=True, return_inverse=True)
         return first, twin
 

@@ -34,7 +34,8 @@ from axonn_tune.units import seconds
 class Configuration:
     """One candidate: grid with rank order, micro-batch, recompute; kept layers None for as many as fit.
 
-    chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place, None for an even split.
+    chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place, None for an even
+    split.
     """
 
     grid: Grid
@@ -160,7 +161,7 @@ _SYMBOLIC_WORKLOAD = {"global_batch": 1, "sequence_length": 1}
 
 @lru_cache(maxsize=256)
 def _program(
-    model: Model, workload: Workload, recompute: Recompute, options: StepOptions, context: bool, alignment: int
+    model: Model, workload: Workload, recompute: Recompute, options: StepOptions, *, context: bool, alignment: int
 ) -> tuple[StepProgram, StepSchedule]:
     """Program and schedule, built once for all candidates that share them: sizes and batch are symbols in both."""
     program = build_step(
@@ -194,8 +195,8 @@ class _Pricer:
             workload.model_copy(update=_SYMBOLIC_WORKLOAD),
             configuration.recompute,
             self.options,
-            configuration.grid.context > 1,
-            self._alignment(),
+            context=configuration.grid.context > 1,
+            alignment=self._alignment(),
         )
 
     def _alignment(self) -> int:

@@ -141,7 +141,7 @@ class Given:
         return self.options.gradient_bytes or self.elements.main
 
     def stream(self, name: str, kind: str, width: Size = H / Y, *, inside: bool = False, element: int = 0) -> Array:
-        """An array `[M, width]` of all tokens; outside tensor-parallel layers split over x with sequence parallelism."""
+        """An array `[M, width]` of all tokens; with sequence parallelism split over x outside TP layers."""
         tokens = self.tokens if inside else self.outside(self.tokens)
         return Array(name, kind, (element or self.element) * tokens * width)
 

@@ -42,6 +42,9 @@ from axonn_tune.specs.workload import Recompute, Workload
 
 ACCUMULATION, BLOCKS = symbol("A"), symbol("L")
 
+BUNDLED = StepOptions()
+"""Options of the bundled runtime."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -140,7 +143,7 @@ def build_step(
     workload: Workload,
     *,
     recompute: Recompute,
-    options: StepOptions = StepOptions(),
+    options: StepOptions = BUNDLED,
     context: bool = False,
     table_alignment: int = MATRIX_ALIGNMENT,
 ) -> StepProgram:
