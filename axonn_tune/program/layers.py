@@ -141,7 +141,7 @@ class Given:
         return self.options.gradient_bytes or self.elements.main
 
     def stream(self, name: str, kind: str, width: Size = H / Y, *, inside: bool = False, element: int = 0) -> Array:
-        """An array `[M, width]` of all tokens; unless `inside` tensor-parallel layers, as sequence parallelism has it."""
+        """An array `[M, width]` of all tokens; as sequence parallelism has it unless `inside`."""
         tokens = self.tokens if inside else self.outside(self.tokens)
         return Array(name, kind, (element or self.element) * tokens * width)
 

@@ -45,6 +45,9 @@ BUNDLED = StepOptions()
 
 ACCUMULATION, BLOCKS = symbol("A"), symbol("L")
 
+BUNDLED = StepOptions()
+"""Options of the bundled runtime."""
+
 
 @dataclass(frozen=True)
 class Stage:
