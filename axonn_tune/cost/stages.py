@@ -144,9 +144,7 @@ def _replay(
     return tuple(chunks)
 
 
-def _record(
-    pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], values: dict[str, float]
-) -> tuple[Batch, ...]:
+def _record(pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], values: dict[str, float]) -> tuple[Batch, ...]:
     """The replay of a stage once more, with everything written down."""
     timeline = pricer.priced(values, recording=True)[2]
     _replay(pricer, timeline, stage, blocks, values)
