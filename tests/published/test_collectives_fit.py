@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from axonn_tune.specs.catalog import load_machine
-from benchmarks.rows import collective_rows, collective_times_s
+from tools.fit.rows import collective_rows, collective_times_s
 
 MIB = 1024**2
 

@@ -12,7 +12,7 @@ from axonn_tune.grid import GroupShape
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.machine import CollectiveKind
 from benchmarks import fit
-from benchmarks.rows import PUBLISHED
+from tools.fit.rows import PUBLISHED
 
 SHIPPED = {
     "alps",

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from axonn_tune.specs.machine import CollectiveKind, Machine
-from benchmarks.fitting import Floats, Stage
-from benchmarks.matmul_stages import matmul_stages
-from benchmarks.rows import CollectiveRow, collective_rows, collective_times_s
+from tools.fit.fitting import Floats, Stage
+from tools.fit.matmul_stages import matmul_stages
+from tools.fit.rows import CollectiveRow, collective_rows, collective_times_s
 
 MIB = 1024**2
 BANDWIDTH_FROM = 32 * MIB

@@ -1,8 +1,8 @@
 """Fit the machine profiles to the published measurements, and compare with what the profiles say.
 
-python -m benchmarks.fit              # table of every fitted number, with errors of the profile as written
-python -m benchmarks.fit --check      # the same; exit code 1 if a number marked `fitted` is not the fit's
-python -m benchmarks.fit --machine perlmutter
+python -m tools.fit.fit              # table of every fitted number, with errors of the profile as written
+python -m tools.fit.fit --check      # the same; exit code 1 if a number marked `fitted` is not the fit's
+python -m tools.fit.fit --machine perlmutter
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from axonn_tune.specs.catalog import load_machine
-from benchmarks.fitting import NUISANCE, Fit, kind_at, run
-from benchmarks.stages import stages
+from tools.fit.fitting import NUISANCE, Fit, kind_at, run
+from tools.fit.stages import stages
 
 ROUNDING = 0.02
 """A profile's number may differ from the fit by this share: two to three digits are written."""
@@ -61,7 +61,7 @@ def _block(fit: Fit) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="benchmarks.fit", description="Fit machine profiles to published times.")
+    parser = argparse.ArgumentParser(prog="tools.fit.fit", description="Fit machine profiles to published times.")
     parser.add_argument("--machine", help="one machine only")
     parser.add_argument("--check", action="store_true", help="fail if a number marked fitted is not the fit's")
     options = parser.parse_args(arguments)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from axonn_tune.specs.machine import Machine, MatmulLayout
-from benchmarks.fitting import NUISANCE, Floats, Predict, Stage
-from benchmarks.rows import MatmulRow, matmul_rows, matmul_times_s
+from tools.fit.fitting import NUISANCE, Floats, Predict, Stage
+from tools.fit.rows import MatmulRow, matmul_rows, matmul_times_s
 
 TRAINING_FLOPS = 1e9
 """Smaller products are left out: training has few of them, and they are all launch time."""

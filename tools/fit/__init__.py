@@ -1,0 +1,1 @@
+"""Fits of shipped numbers: machine profiles to collectives and GEMMs, software to published steps."""
