@@ -133,7 +133,7 @@ def attention_backward_time_s(flops: Value, rates: ComputeRates) -> Value:
 class ComputeClock:
     """What turns a computation into seconds: rates, element size, the values of the symbols.
 
-    known: what was priced before, by identity, with the operation, which so outlives its number.
+    known, stretched: times of a call and of its calls in a row, by identity of the operation, which is kept with it.
     """
 
     rates: ComputeRates
@@ -141,6 +141,7 @@ class ComputeClock:
     values: Mapping[str, Value]
     arithmetic: Arithmetic
     known: dict[int, tuple[Computation, Value]] = field(default_factory=dict, compare=False, repr=False)
+    stretched: dict[int, tuple[Computation, Value]] = field(default_factory=dict, compare=False, repr=False)
 
     def call_s(self, step: Computation) -> Value:
         """Time of one call, s; a kernel without bytes is not launched."""
@@ -180,9 +181,12 @@ class ComputeClock:
 
     def run_s(self, step: Computation) -> Value:
         """Time a schedule spends on a computation where it stands: its calls in a row, s."""
-        if isinstance(step, Kernel) and step.prepares_gather:
-            return self.call_s(step)
-        return step.calls.evaluate(self.values) * self.call_s(step)
+        found = self.stretched.get(id(step))
+        if found is None:
+            once = isinstance(step, Kernel) and step.prepares_gather
+            call_s = self.call_s(step)
+            found = self.stretched[id(step)] = step, call_s if once else step.calls.evaluate(self.values) * call_s
+        return found[1]
 
 
 def compute_s(program: StepProgram, clock: ComputeClock, stage: Stage = ONLY) -> Value:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from axonn_tune.published.steps import PredictedStep
-from benchmarks.accuracy_figure import BOTTOM, LEFT, RIGHT, TOP, figure
+from tools.accuracy_figure import BOTTOM, LEFT, RIGHT, TOP, figure
 from tests.unit.report.html.published import evaluated
 
 SVG = "{http://www.w3.org/2000/svg}"
