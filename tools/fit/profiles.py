@@ -1,14 +1,8 @@
 """Fit the machine profiles to the published measurements, and compare with the numbers in the profiles.
 
-<<<<<<<< HEAD:tools/fit/profiles.py
 python -m tools.fit.profiles            # table of every fitted number, with errors of the profile as written
 python -m tools.fit.profiles --check    # the same; exit code 1 if a number marked `fitted` is not the fit's
 python -m tools.fit.profiles --machine perlmutter
-========
-python -m tools.fit.fit              # table of every fitted number, with errors of the profile as written
-python -m tools.fit.fit --check      # the same; exit code 1 if a number marked `fitted` is not the fit's
-python -m tools.fit.fit --machine perlmutter
->>>>>>>> fit:tools/fit/fit.py
 """
 
 from __future__ import annotations
@@ -67,11 +61,7 @@ def _block(fit: Fit) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-<<<<<<<< HEAD:tools/fit/profiles.py
     parser = argparse.ArgumentParser(prog="tools.fit.profiles", description="Fit machine profiles to published times.")
-========
-    parser = argparse.ArgumentParser(prog="tools.fit.fit", description="Fit machine profiles to published times.")
->>>>>>>> fit:tools/fit/fit.py
     parser.add_argument("--machine", help="one machine only")
     parser.add_argument("--check", action="store_true", help="fail if a number marked fitted is not the fit's")
     options = parser.parse_args(arguments)

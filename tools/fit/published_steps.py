@@ -175,7 +175,7 @@ class _Rows(Replay):
         *,
         layers: Any,
         kept: Value,
-        keeping: int,  # noqa: ANN401
+        keeping: int,
     ) -> tuple[State, Value]:
         if isinstance(layers, int):
             return super()._backward(batch, state, layers=layers, kept=kept, keeping=keeping)
