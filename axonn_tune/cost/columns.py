@@ -224,14 +224,14 @@ class Replay:
             schedule.last_micro_batch, layers=layers, kept=kept, keeping=keeping, host_s=host_s
         )
         end = self._play(last, schedule.ends[ONLY])[0] + waited_s
-        others_s = last[0] + waited_s
+        others_s, others_waited_s = last[0] + waited_s, waited_s
         if buckets:
-            others, waited_s = self._micro_batch(
+            others, others_waited_s = self._micro_batch(
                 schedule.micro_batch, layers=layers, kept=kept, keeping=keeping, host_s=host_s
             )
-            others_s = others[0] + waited_s
+            others_s = others[0] + others_waited_s
         result: Value = (accumulation - 1.0) * others_s + end
-        return result, accumulation * waited_s
+        return result, (accumulation - 1.0) * others_waited_s + waited_s
 
     def _micro_batch(
         self, batch: LinkedMicroBatch, *, layers: Value, kept: Value, keeping: int, host_s: Value
@@ -332,7 +332,7 @@ class Replay:
         last = _repeated(once, twice, times - 2.0)
         none, one = times == 0.0, times == 1.0
         return [
-            None if late is None else np.where(none, 0.0 if start is None else start, np.where(one, early, late))
+            None if late is None else np.where(none, _clock(start), np.where(one, early, late))
             for start, early, late in zip(state, once, last, strict=True)
         ]
 
@@ -370,11 +370,15 @@ class Replay:
 
 
 def _chosen(wanted: Any, state: State, other: State) -> State:  # noqa: ANN401 - a column of truth values
-    """One state where wanted, the other elsewhere; slots that either has not filled are empty."""
+    """One state where wanted, the other elsewhere; a clock that one of them has not is at its start there."""
     return [
-        None if one is None or two is None else np.where(wanted, one, two)
+        None if one is None and two is None else np.where(wanted, _clock(one), _clock(two))
         for one, two in zip(state, other, strict=True)
     ]
+
+
+def _clock(value: Any) -> Any:  # noqa: ANN401 - a number or a column
+    return 0.0 if value is None else value
 
 
 def _repeated(before: State, state: State, times: Value) -> State:
