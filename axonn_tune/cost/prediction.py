@@ -47,20 +47,25 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Term:
-    """All calls of one collective in a step, of one rank: seconds = count · time of one call."""
+    """All calls of one collective in a step, of one rank, by whatever cost model: seconds = count · time of one call.
+
+    bytes: the full (gathered or reduced) buffer of one call, `formula` as symbols; line: what the library takes for
+    it; exposed_s is nan where the cost model does not say.
+    """
 
     op: str
     axis: str
     phase: str
     layer: str
     count: int
-    size_bytes: float
+    bytes: float
     group: int
     tier: str
     seconds: float
     exposed_s: float
-    collective: Collective
+    formula: str
     line: Line
+    collective: Collective
 
 
 @dataclass(frozen=True)
@@ -354,11 +359,12 @@ class _CollectivePrices:
                     phase=collective.phase,
                     layer=collective.layer,
                     count=int(calls),
-                    size_bytes=size_bytes,
+                    bytes=size_bytes,
                     group=self._routes[collective.axis].size,
                     tier=self._machine.tiers[self.lane[collective.axis]].name,
                     seconds=calls * call_s,
                     exposed_s=exposed.pop(key, 0.0),
+                    formula=str(collective.size_bytes),
                     collective=collective,
                     line=min(lines, key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s),
                 )

@@ -216,11 +216,12 @@ class _Sends:
             phase="forward",
             layer="stage",
             count=count,
-            size_bytes=self.size_bytes,
+            bytes=self.size_bytes,
             group=2,
             tier=self._tier(),
             seconds=count * self.one_s,
             exposed_s=min(time.exposed_send_s[stage], count * self.one_s),
+            formula=str(self.size),
             collective=Collective("send", "pipeline", "forward", "stage", self.size),
             line=Line("direct", "simple", 0.0, bandwidth),
         )

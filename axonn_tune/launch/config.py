@@ -208,7 +208,7 @@ def _term(term: Term) -> PredictedTerm:
         phase=term.phase,
         layer=term.layer,
         count=term.count,
-        bytes=term.size_bytes,
+        bytes=term.bytes,
         group=term.group,
         tier=term.tier,
         seconds=term.seconds,

@@ -14,7 +14,7 @@ from axonn_tune.cost.utilisation import exposed_s, performance
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.ranking.choosing import Candidate, Ranking, Searched, ranking_metric
-from axonn_tune.ranking.entries import Entry, Sizes, term_entries
+from axonn_tune.ranking.entries import Entry, Sizes
 from axonn_tune.ranking.space import Fitting, Problem
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 
@@ -85,7 +85,7 @@ class AlphaBetaRanking:
             found,
             rank=position + 1,
             tie=position < self.ties,
-            terms=() if pricing is None else term_entries(pricing),
+            terms=() if pricing is None else pricing.terms,
             stages=() if pricing is None else pricing.stages,
             shortest_step_s=float(self._shortest_steps_s[self.ranking.grid_of(position)]),
         )

@@ -6,33 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from axonn_tune.cost.prediction import Pricing, StagePrediction
+from axonn_tune.cost.prediction import Pricing, StagePrediction, Term
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.choosing import Searched
 
 Sizes: TypeAlias = tuple[int, ...]
 """Axis sizes in the order of the axes that were searched."""
-
-
-@dataclass(frozen=True)
-class TermEntry:
-    """All calls of one collective in a step, of one rank; None: the cost model does not say."""
-
-    op: str
-    axis: str
-    phase: str
-    layer: str
-    count: int
-    bytes: float
-    group: int
-    tier: str
-    seconds: float
-    exposed_s: float | None
-    formula: str
-    algorithm: str
-    protocol: str | None
-    latency_s: float
-    bandwidth_bytes_per_s: float
 
 
 @dataclass(frozen=True)
@@ -70,7 +49,7 @@ class Entry:
     high_s: float | None = None
     mfu: float | None = None
     hfu: float | None = None
-    terms: tuple[TermEntry, ...] = field(default=(), repr=False)
+    terms: tuple[Term, ...] = field(default=(), repr=False)
 
     def size(self, axis: str) -> int:
         """Size of an axis, 1 where it is not searched."""
@@ -138,27 +117,3 @@ class RankedGrids(Protocol):
 
     def pricing(self, position: int) -> Pricing:
         """Everything the alpha-beta model predicts of the configuration at a place of the ranking, from 0."""
-
-
-def term_entries(pricing: Pricing) -> tuple[TermEntry, ...]:
-    """Terms of the alpha-beta model."""
-    return tuple(
-        TermEntry(
-            op=term.op,
-            axis=term.axis,
-            phase=term.phase,
-            layer=term.layer,
-            count=term.count,
-            bytes=term.size_bytes,
-            group=term.group,
-            tier=term.tier,
-            seconds=term.seconds,
-            exposed_s=term.exposed_s,
-            formula=str(term.collective.size_bytes),
-            algorithm=term.line.algorithm,
-            protocol=term.line.protocol,
-            latency_s=term.line.latency_s,
-            bandwidth_bytes_per_s=term.line.bandwidth_bytes_per_s,
-        )
-        for term in pricing.terms
-    )

@@ -143,7 +143,7 @@ def _sent(subject: PricedConfiguration) -> ExplainSection:
             axis_name(term.axis),
             str(term.group),
             str(term.collective.size_bytes),
-            show_bytes(term.size_bytes),
+            show_bytes(term.bytes),
             str(term.count),
         ]
         for number, term in enumerate(subject.pricing.terms, start=1)
@@ -489,7 +489,7 @@ def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:
     for term in pricing.terms:
         key = (term.op, term.axis, term.line)
         if term.op == "send":
-            found[key] = f"send over {term.axis}: {show_bytes(term.size_bytes)} to the next stage over {term.tier}"
+            found[key] = f"send over {term.axis}: {show_bytes(term.bytes)} to the next stage over {term.tier}"
         elif key not in found:
             kind = priced_kind(term.collective.kind)
             machine = problem.machine.model_copy(update={"tiers": problem.machine.tiers_of(kind)})

@@ -5,16 +5,17 @@ JSON follows the contracts `axonn-tune/ranking/1` and `axonn-tune/sweep/1`. Keys
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from axonn_tune import __version__
-from axonn_tune.cost.prediction import StagePrediction
+from axonn_tune.cost.prediction import StagePrediction, Term
 from axonn_tune.grid import AXES
 from axonn_tune.program.dimensions import MFU_CONVENTION
-from axonn_tune.ranking.entries import Entry, TermEntry
+from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.results import Results
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
@@ -326,7 +327,7 @@ def stage_json(stage: StagePrediction) -> Json:
     }
 
 
-def term_json(term: TermEntry) -> Json:
+def term_json(term: Term) -> Json:
     """One term of the contract, and how it was priced."""
     return {
         "op": term.op,
@@ -338,12 +339,12 @@ def term_json(term: TermEntry) -> Json:
         "group": term.group,
         "tier": term.tier,
         "seconds": term.seconds,
-        "exposed_s": term.exposed_s,
+        "exposed_s": None if math.isnan(term.exposed_s) else term.exposed_s,
         "formula": term.formula,
-        "algorithm": term.algorithm,
-        "protocol": term.protocol,
-        "latency_s": term.latency_s,
-        "bandwidth_bytes_per_s": term.bandwidth_bytes_per_s,
+        "algorithm": term.line.algorithm,
+        "protocol": term.line.protocol or None,
+        "latency_s": term.line.latency_s,
+        "bandwidth_bytes_per_s": term.line.bandwidth_bytes_per_s,
     }
 
 
@@ -418,7 +419,7 @@ def _differences(first: Entry, second: Entry, *, rank_by: str) -> Iterator[Diffe
         yield Difference(second.compute_s - first.compute_s, "computing")
 
 
-def _by_axis(terms: tuple[TermEntry, ...], *, exposed: bool) -> dict[tuple[str, str], float]:
+def _by_axis(terms: tuple[Term, ...], *, exposed: bool) -> dict[tuple[str, str], float]:
     """Seconds by collective and axis."""
     sums: dict[tuple[str, str], float] = defaultdict(float)
     for term in terms:

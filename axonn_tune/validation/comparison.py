@@ -384,7 +384,7 @@ def _repriced(
     measurements: Measurements, machine: Machine, configuration: MeasuredConfiguration
 ) -> MeasuredConfiguration:
     priced = price(measurements.model, machine, configuration)
-    by_name = {(term.op, term.axis, term.phase, term.layer, round(term.size_bytes)): term for term in priced.terms}
+    by_name = {(term.op, term.axis, term.phase, term.layer, round(term.bytes)): term for term in priced.terms}
     terms = tuple(
         _with(term, by_name.get((term.op, term.axis, term.phase, term.layer, term.bytes)))
         for term in configuration.terms
