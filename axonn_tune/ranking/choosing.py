@@ -126,9 +126,11 @@ class Ranking:
         fitting, chunks = self.fittings[recompute], int(self.shapes.chunks[shape])
         step_s, compute_s, bubble_s = columns.exact_s(row)
         grid = Grid(**sizes, order=order)
-        kept = int(fitting.kept_layers[shape])
+        configuration = Configuration(grid, micro_batch, recompute, int(fitting.kept_layers[shape]), chunks)
+        if problem.model.layers % (grid.pipeline * chunks) and chunks > 1:
+            return self._uneven(configuration)
         return Candidate(
-            configuration=Configuration(grid, micro_batch, recompute, kept, chunks),
+            configuration=configuration,
             accumulation=problem.workload.global_batch // (grid.data * grid.z * micro_batch),
             communication_s=float(columns.communication_s[row]),
             compute_s=compute_s,
@@ -137,15 +139,27 @@ class Ranking:
             bubble_s=bubble_s,
         )
 
+    def _uneven(self, configuration: Configuration) -> Candidate:
+        """A candidate whose chunks differ in blocks, which the columns take to be equal."""
+        pricing = self._price(configuration)
+        return Candidate(
+            configuration=configuration,
+            accumulation=pricing.accumulation,
+            communication_s=pricing.communication_s,
+            compute_s=pricing.compute_s,
+            iteration_s=pricing.iteration_s,
+            memory_bytes=float(pricing.memory.total_bytes),
+            bubble_s=pricing.bubble_s,
+        )
+
     def price(self, position: int) -> Pricing:
         """Every term of the candidate at a place of the ranking."""
+        return self._price(self.candidate(position).configuration)
+
+    def _price(self, configuration: Configuration) -> Pricing:
         problem = self.problem
         return price_configuration(
-            problem.model,
-            problem.machine,
-            problem.workload,
-            self.candidate(position).configuration,
-            framework=problem.framework,
+            problem.model, problem.machine, problem.workload, configuration, framework=problem.framework
         )
 
     def fastest(self) -> Ranking:

@@ -224,7 +224,9 @@ def _with_chunks(
     counts = [np.ones(len(kept[0]), dtype=np.int64)]
     if problem.framework.schedule.interleaved:
         for chunks in divisors(layers)[1:] if asked is None else [asked] * (asked > 1):
-            fits = (stages > 1) & (layers % (stages * chunks) == 0) & (batches % stages == 0)
+            # Chunks of as many blocks each, as Megatron-LM's flags have it; others where they are asked for.
+            cut = layers % (stages * chunks) == 0 if asked is None else stages * chunks <= layers
+            fits = (stages > 1) & cut & (batches % stages == 0)
             kept.append(np.flatnonzero(fits))
             counts.append(np.full(len(kept[-1]), chunks, dtype=np.int64))
     rows = np.concatenate(kept)
