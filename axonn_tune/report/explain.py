@@ -23,10 +23,10 @@ from axonn_tune.cost.breakdown import (
     hidden_s,
     work_by_kind,
 )
-from axonn_tune.cost.collectives import Line, Route, priced_kind, route
+from axonn_tune.cost.collectives import Line, Route, route
 from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.grid import Grid
-from axonn_tune.program.operations import Phase
+from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
