@@ -131,14 +131,15 @@ class AlphaBetaRanking:
 
     @cached_property
     def _flops_by_shape(self) -> dict[Recompute, Floats]:
-        """FLOPs one rank executes, for every shape, by kind of recomputation."""
+        """FLOPs one rank executes, of pipeline stages their mean, for every shape, by kind of recomputation."""
         return {kind: self._flops(kind, fitting) for kind, fitting in self.ranking.fittings.items()}
 
     def _flops(self, kind: Recompute, fitting: Fitting) -> Floats:
         problem, shapes = self.ranking.problem, self.ranking.shapes
         program = self.ranking.programs[kind]
         kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
-        return np.broadcast_to(np.asarray(executed_flops(program, {**shapes.values, **kept})), (len(shapes),))
+        whole = np.asarray(executed_flops(program, {**shapes.values, **kept}))
+        return np.broadcast_to(whole, (len(shapes),)) / shapes.stages
 
 
 def count_ties(low: Floats, high: Floats) -> int:
