@@ -146,7 +146,7 @@ class AlphaBetaRanking:
 
     @cached_property
     def _flops_by_shape(self) -> dict[Recompute, Floats]:
-        """FLOPs one rank executes, for every shape, by kind of recomputation."""
+        """FLOPs one rank executes, of pipeline stages their mean, for every shape, by kind of recomputation."""
         return {kind: self._flops(kind, fitting) for kind, fitting in self.ranking.fittings.items()}
 
     def _flops(self, kind: Recompute, fitting: Fitting) -> Floats:

@@ -50,7 +50,7 @@ LARGEST_COUNT = 2**40
 RANK_BY: tuple[RankBy, ...] = ("communication", "exposed", "iteration")
 
 LISTED = 10
-"""Grids that are ranked by exact steps whatever is shown; more as they are asked for."""
+"""Grids that are ranked by exact steps unless more are asked for."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,8 @@ class Columns:
 def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> Ranking:
     """Rank every grid of a GPU count; with `variants` every candidate of it. Nothing feasible: an empty ranking.
 
-    exact: how many places of the ranking, of those with pipeline stages, are by exact steps; the rest by a bound.
+    exact: how many places of the ranking are in the order of exact steps; the rest by a bound where there are pipeline
+    stages. What is shown of a candidate is exact anyway.
     """
     started = time.perf_counter()
     _check(problem)
@@ -368,36 +369,44 @@ def _bounds(groups: tuple[Pipelines, ...], shape: Integers, placement: Integers,
     empty = [np.empty(0)]
     bounds = [group.bound_s() for group in groups]
     firsts = np.cumsum([0, *(len(group.rows) for group in groups)])[:-1]
-    steps = np.concatenate([step for step, _ in bounds] or empty)
-    computed = np.concatenate([group.alone_s + lost for group, (_, lost) in zip(groups, bounds, strict=True)] or empty)
+    steps = np.concatenate([step for step, _, _ in bounds] or empty)
+    lost = np.concatenate([lost for _, lost, _ in bounds] or empty)
     return Columns(
         shape=shape[rows],
         placement=placement[rows],
         recompute=np.full(len(rows), number, dtype=np.int64),
         communication_s=np.concatenate([group.communication_s for group in groups] or empty),
-        compute_s=computed,
+        compute_s=np.concatenate([group.alone_s for group in groups] or empty) + lost,
         iteration_s=steps,
-        bubble_s=np.zeros(len(rows)),
+        bubble_s=np.concatenate([bubble for _, _, bubble in bounds] or empty),
         starts=tuple(zip(firsts.tolist(), groups, strict=True)),
     )
 
 
 def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, variants: bool) -> Columns:
-    """Columns whose first `count` places, by what is ranked by, are of exact steps.
+    """Columns whose first `count` places, by what is ranked by, are of exact steps; and so is the shortest step of all.
 
     Bounds are never above the exact value, so a candidate whose exact value is the lowest of all that are left is the
-    next place; candidates whose bound is above it need no exact value.
+    next place; candidates whose bound is above it need no exact value. Ties go to the shorter step.
     """
+    groups = None if variants else shapes.grid[columns.shape]
+    columns = _refined_by(columns, groups, rank_by=problem.rank_by, count=count)
+    return columns if problem.rank_by == "iteration" else _refined_by(columns, None, rank_by="iteration", count=1)
+
+
+def _refined_by(columns: Columns, groups: Integers | None, *, rank_by: RankBy, count: int) -> Columns:
+    """The same for one measure; groups: of rows that share a place, None where each has its own."""
     piped = {start + at for start, group in columns.starts for at in range(len(group.rows))}
     iteration, compute, bubble = columns.iteration_s.copy(), columns.compute_s.copy(), columns.bubble_s.copy()
-    metric = ranking_metric(columns, rank_by=problem.rank_by)
-    queue = [(float(metric[row]), row, row not in piped) for row in np.argsort(metric, kind="stable").tolist()]
+    metric = ranking_metric(columns, rank_by=rank_by)
+    rows = np.arange(len(metric)).tolist()
+    queue = list(zip(metric.tolist(), iteration.tolist(), rows, [row not in piped for row in rows], strict=True))
     heapq.heapify(queue)
     ranked: set[int] = set()
     while queue and len(ranked) < count:
-        _, row, known = heapq.heappop(queue)
+        *_, row, known = heapq.heappop(queue)
         if known:
-            ranked.add(row if variants else int(shapes.grid[columns.shape[row]]))
+            ranked.add(row if groups is None else int(groups[row]))
             continue
         iteration[row], compute[row], bubble[row] = columns.exact_s(row)
         exact = replace(
@@ -407,7 +416,8 @@ def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, 
             bubble_s=bubble[row : row + 1],
             communication_s=columns.communication_s[row : row + 1],
         )
-        heapq.heappush(queue, (float(ranking_metric(exact, rank_by=problem.rank_by)[0]), row, True))
+        measure = float(ranking_metric(exact, rank_by=rank_by)[0])
+        heapq.heappush(queue, (measure, float(iteration[row]), row, True))
     return replace(columns, iteration_s=iteration, compute_s=compute, bubble_s=bubble)
 
 

@@ -37,7 +37,7 @@ class StageKind:
 class Pipelines:
     """Candidates with as many stages and chunks, priced: all columns have one row each, in the order of `rows`.
 
-    bound_s: least step; busy_s: what the stage that computes longest is not idle for; sends_s: of one message.
+    sends_s: of one message; alone_s: computation of the stage that computes longest.
     """
 
     rows: Integers
@@ -74,15 +74,18 @@ class Pipelines:
         placed = {number: kind for kind in self.kinds for number in kind.numbers}
         return [placed[number] for number in range(self.stages)]
 
-    def bound_s(self) -> tuple[Floats, Floats]:
-        """Least step of every candidate, and what of it is computation lost to communication."""
+    def bound_s(self) -> tuple[Floats, Floats, Floats]:
+        """Least step of every candidate, what of it is computation lost to communication, and the bubble with which
+        the exposed communication is least, too."""
         everything = np.arange(len(self.rows))
         scheduled = np.asarray(pipeline_bound_s(self.times(everything), micro_batches=self.micro_batches))
-        lost = np.asarray(self._lost_s(self._busy_s()))
-        return scheduled + lost, lost
+        busy = self._busy_s()
+        # A message exposes at most its own time where it is sent and where it is waited for.
+        lost = np.asarray(self._lost_s(busy + 4.0 * self.chunks * self.micro_batches * self.sends_s))
+        return scheduled + lost, lost, np.maximum(scheduled - np.maximum(busy, self.alone_s), 0.0)
 
     def _busy_s(self) -> Floats:
-        """What the stage that computes longest is not idle for, with all its sends: at most."""
+        """What the stage that computes longest is not idle for, without sends."""
         compute = np.array([kind.compute_s for kind in self.kinds])
         busy = np.array([self._occupied_s(kind) for kind in self.kinds])
         found: Floats = np.take_along_axis(busy, compute.argmax(axis=0)[None], axis=0)[0]
@@ -91,7 +94,7 @@ class Pipelines:
     def _occupied_s(self, kind: StageKind) -> Floats:
         passes = sum(one.forward_s + one.backward_s for one in kind.times) * (self.micro_batches - 1.0)
         last = sum(one.forward_s + one.last_backward_s for one in kind.times) + kind.times[0].end_s
-        return np.asarray(passes + last + 2.0 * self.chunks * self.micro_batches * self.sends_s)
+        return np.asarray(passes + last)
 
     def _lost_s(self, busy_s: Floats) -> Floats:
         return np.asarray(contended_s(self.communication_s, self.alone_s, busy_s, contention=self.contention))
