@@ -2,11 +2,13 @@
 
 FP32 shards are rounded and gathered block by block, one ahead, again in the backward pass; gradients are
 reduce-scattered block by block in every micro-batch. Sources: torch/distributed/fsdp/_fully_shard (torch 2.15) and
-llm-foundry's defaults (mixed precision PURE: reductions in BF16; a fused cross-entropy in place). A hybrid mesh (HSDP) all-reduces shards over data in
-every micro-batch, as FSDP2 does unless told otherwise.
+llm-foundry's defaults (mixed precision PURE: reductions in BF16; a fused cross-entropy in place). A hybrid mesh (HSDP)
+all-reduces shards over data in every micro-batch, as FSDP2 does unless told otherwise.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from axonn_tune.frameworks.description import Framework, StepOptions
 
@@ -28,7 +30,7 @@ FSDP = Framework(
     title="PyTorch FSDP",
     axes=("z", "data"),
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
-    step=STEP,
+    step=replace(STEP, reduced_bytes=2),
     software="eager",
 )
 
