@@ -29,8 +29,8 @@ demo: .venv/installed-runtime ## install; rank grids of an 80b model; then measu
 	@printf '\n4. $(DEMO)/launch.yaml, run: $(DEMO_STEPS) steps, then predicted beside measured.\n'
 	@$(BIN)/axonn-tune run $(DEMO)/launch.yaml --steps $(DEMO_STEPS) --directory $(DEMO)/run
 
-test: style types generated chromium ## everything: style, types, generated files, all tests
-	@$(BIN)/python -m pytest
+test: style types generated chromium ## style, types, generated files, and all tests but those of `make accuracy`
+	@$(BIN)/python -m pytest --ignore=tests/published
 
 chromium: # the browser that reports are tested in, where it may be installed
 	@.ci/chromium
@@ -63,8 +63,9 @@ docs: .venv/installed-dev ## build the documentation site into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo 'Open build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
 
-accuracy: .venv/installed-dev ## predictions against published measurements; options in ARGS
+accuracy: .venv/installed-dev ## predictions against published measurements, and the tests of their floors; options in ARGS
 	@$(BIN)/axonn-tune validate --published $(ARGS)
+	@$(BIN)/python -m pytest tests/published
 
 bench: .venv/installed-dev chromium ## speed of the tool, of its reports, and of the runtime's steps beside FSDP2 and DTensor; options in ARGS
 	@$(BIN)/python -m benchmarks.run $(ARGS)

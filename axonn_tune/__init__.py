@@ -3,7 +3,7 @@
     >>> import axonn_tune
     >>> found = axonn_tune.search("80b", gpus=1024, rank_by="iteration")
     >>> found.best.x, found.best.y, found.best.z, found.best.data
-    (1, 1, 512, 2)
+    (1, 1, 256, 4)
 
 Everything below is imported when it is first used, so that `import axonn_tune` costs next to nothing.
 """

@@ -145,7 +145,7 @@ def kind(theirs: Entry, ours: Entry) -> str:
 
 def latency_s(entry: Entry) -> float:
     """What all collectives of a step take without their bytes, s: launches and hops."""
-    return sum(term.count * term.latency_s for term in entry.terms)
+    return sum(term.count * term.line.latency_s for term in entry.terms)
 
 
 def script_first(case: Case) -> Sizes | None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from axonn_tune.api.search import Format, TableContent
-    from axonn_tune.baselines.comparison import Comparison, Contender
     from axonn_tune.cost.prediction import Pricing
+    from axonn_tune.ranking.compare import Comparison, Contender
     from axonn_tune.ranking.entries import Entry
     from axonn_tune.ranking.space import RankBy
     from axonn_tune.report.explain import PricedConfiguration
@@ -176,15 +176,15 @@ def compare(
     batch: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> CompareResult:
-    """Compare the best 4D grid with Megatron-LM, FSDP (ZeRO-3), HSDP and DDP, as `axonn-tune compare` does.
+    """Compare the best 4D grid with other frameworks, the shortest step first, as `axonn-tune compare` does.
 
     Parameters and errors as of `axonn_tune.search`.
 
     >>> import axonn_tune
     >>> [contender.key for contender in axonn_tune.compare("20b", gpus=64)]
-    ['4d', 'megatron-lm', 'fsdp', 'hsdp', 'data-parallel']
+    ['4d', 'megatron-lm', 'torchtitan', 'deepspeed', 'hsdp', 'fsdp', 'data-parallel']
     """
-    from axonn_tune.baselines.comparison import compare as compare_all
+    from axonn_tune.ranking.compare import compare as compare_all
 
     inputs = load_inputs(make_choices(model, gpus=gpus, machine=machine, batch=batch, **options))
     given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, **options}
@@ -236,8 +236,8 @@ class CompareResult(Result):
         return iter(self.comparison.contenders)
 
     def __getitem__(self, key: str) -> Contender:
-        """One strategy by its key: 4d, megatron-lm, fsdp, hsdp or data-parallel; KeyError for another."""
-        return {contender.key: contender for contender in self.comparison.contenders}[key]  # type: ignore[index]
+        """One strategy by its key: 4d, megatron-lm, torchtitan, deepspeed, fsdp, hsdp or data-parallel; or KeyError."""
+        return {contender.key: contender for contender in self.comparison.contenders}[key]
 
     def __str__(self) -> str:
         return self.render()

@@ -323,7 +323,7 @@ def search(
     >>> len(found)
     195
     >>> found.best.x, found.best.y, found.best.z, found.best.data
-    (1, 1, 512, 2)
+    (1, 1, 256, 4)
     """
     given = {"gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, "cost": cost, **options}
     choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options)

@@ -69,7 +69,7 @@ def _collected(callback: Callable[[CalibrationRequest], None]) -> Callable[..., 
 @help_option
 @_collected
 def calibrate_command(request: CalibrationRequest) -> None:
-    """Measure collectives, products and training steps on all ranks at once; write a machine profile.
+    """Measure collectives, GEMMs and training steps on all ranks at once; write a machine profile.
 
     Everything goes through the runtime's own code, over every group shape that a grid of these ranks can
     have. Raw points are saved as they come. Under torchrun or srun this process is one rank of the world

@@ -23,8 +23,8 @@ from axonn_tune.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.accuracy.published import Accuracy, Files
     from axonn_tune.api.measurement import Runs
+    from axonn_tune.published.accuracy import Accuracy, Files
     from axonn_tune.specs.results import Baseline, Floors, Tolerances
     from axonn_tune.validation.comparison import RunComparison
     from axonn_tune.validation.regression import Regression
@@ -136,13 +136,13 @@ def validate_command(
         selection = Selection(0 if everything else top, orders, also_blocking)
         _validate_runs(options, launches, selection, runs, update=update, output_format=output_format, html=html)
         return
-    from axonn_tune.accuracy.published import Files, judge
+    from axonn_tune.published.accuracy import Files, evaluate
     from axonn_tune.report.evaluation import accuracy_document, accuracy_text
     from axonn_tune.report.output import json_text
 
     require_html(html)
     files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)
-    found = judge(files, worst=worst)
+    found = evaluate(files, worst=worst)
     text = json_text(accuracy_document(found), indent=1) if output_format == "json" else accuracy_text(found)
     if html is not None:
         _write_accuracy(found, files, html)

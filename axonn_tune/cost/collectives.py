@@ -25,7 +25,7 @@ from functools import lru_cache
 from math import gcd
 
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.operations import OpKind
+from axonn_tune.program.operations import OpKind, priced_kind
 from axonn_tune.program.size import Arithmetic, Value
 from axonn_tune.specs.machine import Algorithm, CollectiveKind, Machine, Protocol, Tier
 
@@ -268,11 +268,6 @@ def collective_time_s(chosen: tuple[tuple[Value, Value], ...], size_bytes: Value
         time_s = latency_s + size_bytes / bandwidth_bytes_per_s
         fastest = time_s if position == 0 else arithmetic.smaller(fastest, time_s)
     return fastest
-
-
-def priced_kind(kind: OpKind) -> CollectiveKind:
-    """The collective of a profile that one is priced by: an all-to-all by the all-gather of its buffer."""
-    return "all_gather" if kind == "all_to_all" or kind == "send" else kind
 
 
 def lines_of(kind: OpKind, path: Route, machine: Machine, *, call_s: float = 0.0) -> tuple[Line, ...]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -33,6 +34,21 @@ from axonn_tune.specs.machine import Machine
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], Integers, Integers]:
+    """Distinct values ascending, the first place of each, and for each place the number of its value.
+
+    As `np.unique`, which loads masked arrays first: more than a whole search takes here.
+    """
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    new = np.ones(len(values), dtype=np.bool_)
+    new[1:] = ordered[1:] != ordered[:-1]
+    numbers = np.empty(len(values), dtype=np.int64)
+    numbers[order] = np.cumsum(new) - 1
+    return ordered[new], order[new], numbers
+
 
 BLOCK_ROWS = 8192
 """Candidates scheduled together: a column of this many float64 stays in the second-level cache."""
@@ -266,16 +282,18 @@ class Replay:
         layers: Value,
         kept: Value,
         keeping: int,
-        host_s: Value,
-        forward_share: Value,
+        host: tuple[Value, Value],
         times: Value,
     ) -> ChunkColumns:
-        """A chunk of a pipeline stage of so many blocks: the column twin of `Timeline.chunk`."""
+        """A chunk of a pipeline stage of so many blocks: the column twin of `Timeline.chunk`.
+
+        host: time to issue a block's forward and backward, s, and the forward's share of it.
+        """
         forward, backward = self._passes(schedule.micro_batch, part, layers=layers, kept=kept, keeping=keeping)
         _, last = self._passes(schedule.last_micro_batch, part, layers=layers, kept=kept, keeping=keeping)
         end_s = self._play(last[0], schedule.ends[stage])[0] - last[0][0]
-        waited_s = _waited_s(host_s, layers, forward[1] + backward[1])
-        ahead_s = waited_s * forward_share
+        waited_s = _waited_s(host[0], layers, forward[1] + backward[1])
+        ahead_s = waited_s * host[1]
         behind_s = waited_s - ahead_s
         return ChunkColumns(
             forward[0][0] + ahead_s, backward[0][0] + behind_s, last[0][0] + behind_s, end_s, times * waited_s
@@ -382,6 +400,15 @@ class RouteTable:
     tier: Integers
     lines: dict[OpKind, tuple[tuple[Floats, Floats], ...]]
 
+    @cached_property
+    def alike(self) -> Integers:
+        """For each route a number that routes share if every collective takes them the same time on the same stream."""
+        numbers = self.tier
+        for column in (one for pairs in self.lines.values() for pair in pairs for one in pair):
+            most = int(numbers.max(initial=0)) + 2
+            numbers = distinct(distinct(column)[2] * most + numbers + 1)[2]
+        return numbers
+
 
 def route_table(
     shapes: tuple[GroupShape, ...],
@@ -404,7 +431,7 @@ def route_table(
         groups.setdefault(kind, set()).add(axes)
     table: dict[OpKind, tuple[tuple[Floats, Floats], ...]] = {}
     for kind, several in groups.items():
-        numbers = np.unique(np.concatenate([used[axes] for axes in several])).tolist()
+        numbers = distinct(np.concatenate([used[axes] for axes in several]))[0].tolist()
         table[kind] = _line_columns(kind, paths, numbers, machine, call_s=call_s)
     return RouteTable(tier, table)
 
@@ -435,6 +462,18 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.shape)
 
+    def taken(self, rows: Integers) -> Candidates:
+        """Some of them."""
+        return Candidates(self.shape[rows], {axes: route[rows] for axes, route in self.routes.items()})
+
+    def distinct(self, table: RouteTable) -> tuple[Integers, Integers]:
+        """Rows of which each other one is the twin, in shape and in what its routes take; and the twin of each row."""
+        code, most = self.shape.copy(), int(table.alike.max(initial=0)) + 1
+        for taken in self.routes.values():
+            code = distinct(code * most + table.alike[taken])[2]
+        _, first, twin = distinct(code)
+        return first, twin
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -443,6 +482,10 @@ class Prices:
     communication_s: Floats
     compute_s: Floats
     iteration_s: Floats
+
+    def taken(self, rows: Integers) -> Prices:
+        """Those of some candidates, or of several each."""
+        return Prices(self.communication_s[rows], self.compute_s[rows], self.iteration_s[rows])
 
 
 class ColumnPricer:
@@ -640,7 +683,6 @@ class _Block:
         dispatch_s: float,
     ) -> ChunkColumns:
         """One micro-batch through a chunk of a stage, `kept` of whose blocks are not resharded after forward."""
-        host_s, forward_share = self._issued_s(schedule, dispatch_s)
         return self._replay(schedule).chunk(
             schedule,
             part,
@@ -648,8 +690,7 @@ class _Block:
             layers=self._pick(layers),
             kept=self._pick(kept),
             keeping=keeping,
-            host_s=host_s,
-            forward_share=forward_share,
+            host=self._issued_s(schedule, dispatch_s),
             times=self._pick(self._shapes.values["A"]),
         )
 

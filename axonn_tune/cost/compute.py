@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from axonn_tune.frameworks.description import FUSED, Software
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, Computation, Kernel, MatMul
@@ -131,15 +131,26 @@ def attention_backward_time_s(flops: Value, rates: ComputeRates) -> Value:
 
 @dataclass(frozen=True)
 class ComputeClock:
-    """What turns a computation into seconds: rates, element size, the values of the symbols."""
+    """What turns a computation into seconds: rates, element size, the values of the symbols.
+
+    known, stretched: times of a call and of its calls in a row, by identity of the operation, which is kept with it.
+    """
 
     rates: ComputeRates
     element_bytes: float
     values: Mapping[str, Value]
     arithmetic: Arithmetic
+    known: dict[int, tuple[Computation, Value]] = field(default_factory=dict, compare=False, repr=False)
+    stretched: dict[int, tuple[Computation, Value]] = field(default_factory=dict, compare=False, repr=False)
 
     def call_s(self, step: Computation) -> Value:
         """Time of one call, s; a kernel without bytes is not launched."""
+        found = self.known.get(id(step))
+        if found is None:
+            found = self.known[id(step)] = step, self._call_s(step)
+        return found[1]
+
+    def _call_s(self, step: Computation) -> Value:
         if isinstance(step, MatMul):
             m, n, k = (size.evaluate(self.values) for size in (step.m, step.n, step.k))
             return matmul_time_s(
@@ -170,9 +181,12 @@ class ComputeClock:
 
     def run_s(self, step: Computation) -> Value:
         """Time a schedule spends on a computation where it stands: its calls in a row, s."""
-        if isinstance(step, Kernel) and step.prepares_gather:
-            return self.call_s(step)
-        return step.calls.evaluate(self.values) * self.call_s(step)
+        found = self.stretched.get(id(step))
+        if found is None:
+            once = isinstance(step, Kernel) and step.prepares_gather
+            call_s = self.call_s(step)
+            found = self.stretched[id(step)] = step, call_s if once else step.calls.evaluate(self.values) * call_s
+        return found[1]
 
 
 def compute_s(program: StepProgram, clock: ComputeClock, stage: Stage = ONLY) -> Value:

@@ -6,8 +6,9 @@ bit. Whatever the framework, it is the same program, laid out by the same schedu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial, reduce
 
 from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, compute_s
@@ -19,7 +20,7 @@ from axonn_tune.frameworks.description import Framework, Software, StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import executed_flops, symbol_values, table_alignment
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
-from axonn_tune.program.operations import MATRIX_ALIGNMENT, Collective, Computation, OpKind
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, Collective, OpKind
 from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
@@ -33,7 +34,7 @@ from axonn_tune.units import seconds
 class Configuration:
     """One candidate: grid with rank order, micro-batch, recompute; kept layers None for as many as fit.
 
-    chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place, None for an even split.
+    chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place; None: an even split.
     """
 
     grid: Grid
@@ -46,20 +47,25 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Term:
-    """All calls of one collective in a step, of one rank: seconds = count · time of one call."""
+    """All calls of one collective in a step, of one rank, by whatever cost model: seconds = count · time of one call.
+
+    bytes: the full (gathered or reduced) buffer of one call, `formula` as symbols; line: what the library takes for
+    it; exposed_s is nan where the cost model does not say.
+    """
 
     op: str
     axis: str
     phase: str
     layer: str
     count: int
-    size_bytes: float
+    bytes: float
     group: int
     tier: str
     seconds: float
     exposed_s: float
-    collective: Collective
+    formula: str
     line: Line
+    collective: Collective
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,15 @@ class Pricing:
     values: dict[str, float]
     program: StepProgram
     rates: ComputeRates
-    batches: tuple[Batch, ...]
     host_s: float = 0.0
     bubble_s: float = 0.0
     stages: tuple[StagePrediction, ...] = ()
+    record: Callable[[], tuple[Batch, ...]] = field(default=tuple, compare=False, repr=False)
+
+    @cached_property
+    def batches(self) -> tuple[Batch, ...]:
+        """Every operation where the schedule has it, from a second replay: few who ask for a price ask for this."""
+        return self.record()
 
     @cached_property
     def communication_s(self) -> float:
@@ -146,11 +157,17 @@ def price_configuration(
     return pricer.whole() if configuration.grid.pipeline == 1 else pricer.pipelined()
 
 
-@lru_cache(maxsize=64)
+_SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "max_sequence_length")
+_SYMBOLIC_MODEL = dict.fromkeys(_SIZES, 1) | {"name": "", "description": "", "source": "", "defaults": None}
+_SYMBOLIC_WORKLOAD = {"global_batch": 1, "sequence_length": 1}
+"""What of a model and a workload no program depends on."""
+
+
+@lru_cache(maxsize=256)
 def _program(
-    model: Model, workload: Workload, recompute: Recompute, options: StepOptions, context: bool, alignment: int
+    model: Model, workload: Workload, recompute: Recompute, options: StepOptions, *, context: bool, alignment: int
 ) -> tuple[StepProgram, StepSchedule]:
-    """Program and schedule, built once for all candidates that share them."""
+    """Program and schedule, built once for all candidates that share them: sizes and batch are symbols in both."""
     program = build_step(
         model, workload, recompute=recompute, options=options, context=context, table_alignment=alignment
     )
@@ -178,7 +195,12 @@ class _Pricer:
         self.call_s = seconds(software.collective_us)
         self.element = workload.element_sizes.compute
         self.program, self.schedule = _program(
-            model, workload, configuration.recompute, self.options, configuration.grid.context > 1, self._alignment()
+            model.model_copy(update=_SYMBOLIC_MODEL),
+            workload.model_copy(update=_SYMBOLIC_WORKLOAD),
+            configuration.recompute,
+            self.options,
+            context=configuration.grid.context > 1,
+            alignment=self._alignment(),
         )
 
     def _alignment(self) -> int:
@@ -223,16 +245,19 @@ class _Pricer:
         kept = float(memory.kept_layers)
         return {**values, "kept": kept, "unkept": values["L"] - kept}, memory
 
-    def priced(self, values: dict[str, float]) -> tuple[ComputeClock, _CollectivePrices, Timeline]:
+    def priced(
+        self, values: dict[str, float], *, recording: bool = False
+    ) -> tuple[ComputeClock, _CollectivePrices, Timeline]:
         """What prices computations and collectives with given symbols, and the replay that uses both."""
         clock = ComputeClock(self.rates, float(self.element), values, PLAIN)
         prices = _CollectivePrices(self.machine, self.grid, values, self.program, self.call_s)
         timeline = Timeline(
-            run_s=_RunTimes(clock, {}),
+            run_s=lambda step: float(clock.run_s(step)),
             collective_s=prices.scheduled_s,
             lane=prices.lane,
             lane_names=tuple(tier.name for tier in self.machine.tiers),
             dispatch_s=self.rates.dispatch_s,
+            recording=recording,
         )
         return clock, prices, timeline
 
@@ -240,14 +265,11 @@ class _Pricer:
         """A candidate without pipeline stages."""
         values, memory = self.settled(ONLY)
         clock, prices, timeline = self.priced(values)
-        accumulation = int(values["A"])
-        scheduled_s = timeline.step_s(
-            self.schedule, layers=self.model.layers, kept=int(values["kept"]), accumulation=accumulation
-        )
+        scheduled_s = self._replay(timeline, values)
         return Pricing(
             framework=self.framework,
             configuration=self.configuration,
-            accumulation=accumulation,
+            accumulation=int(values["A"]),
             memory=memory,
             memory_limit_bytes=memory_limit_bytes(self.machine.accelerator),
             terms=prices.terms(self.program, timeline.exposed_s),
@@ -257,9 +279,20 @@ class _Pricer:
             values=values,
             program=self.program,
             rates=self.rates,
-            batches=tuple(timeline.batches),
             host_s=timeline.host_s,
+            record=partial(self._record, values),
         )
+
+    def _replay(self, timeline: Timeline, values: dict[str, float]) -> float:
+        return timeline.step_s(
+            self.schedule, layers=self.model.layers, kept=int(values["kept"]), accumulation=int(values["A"])
+        )
+
+    def _record(self, values: dict[str, float]) -> tuple[Batch, ...]:
+        """The replay once more, with everything written down."""
+        timeline = self.priced(values, recording=True)[2]
+        self._replay(timeline, values)
+        return tuple(timeline.batches)
 
     def pipelined(self) -> Pricing:
         """A candidate of several pipeline stages."""
@@ -269,21 +302,8 @@ class _Pricer:
         return price_stages(self)
 
 
-@dataclass(frozen=True)
-class _RunTimes:
-    """Time of each computation, worked out once."""
-
-    clock: ComputeClock
-    known: dict[Computation, float]
-
-    def __call__(self, step: Computation) -> float:
-        if step not in self.known:
-            self.known[step] = float(self.clock.run_s(step))
-        return self.known[step]
-
-
 class _CollectivePrices:
-    """Prices the collectives of one candidate."""
+    """Prices the collectives of one candidate, each once."""
 
     def __init__(
         self, machine: Machine, grid: Grid, values: dict[str, float], program: StepProgram, call_s: float
@@ -293,6 +313,7 @@ class _CollectivePrices:
         self._call_s = call_s
         self._routes = {axes: route(grid.group_shape(axes), machine.tiers, grid.world) for axes in program.groups}
         self._lines: dict[tuple[OpKind, str], tuple[Line, ...]] = {}
+        self._known: dict[int, tuple[Collective, float, float]] = {}
         self.lane = {axes: path.outermost for axes, path in self._routes.items()}
 
     def lines(self, collective: Collective) -> tuple[Line, ...]:
@@ -303,29 +324,33 @@ class _CollectivePrices:
             self._lines[key] = lines_of(collective.kind, path, self._machine, call_s=self._call_s)
         return self._lines[key]
 
-    def fastest(self, collective: Collective) -> Line:
-        """The line the library takes for this collective."""
-        size_bytes = float(collective.size_bytes.evaluate(self._values))
-        return min(self.lines(collective), key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s)
-
-    def call_s(self, collective: Collective) -> float:
-        """Time of one call, s."""
-        chosen = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in self.lines(collective))
-        return float(collective_time_s(chosen, collective.size_bytes.evaluate(self._values), PLAIN))
+    def sized(self, collective: Collective) -> tuple[Collective, float, float]:
+        """A collective with its bytes and the time of one call, s."""
+        found = self._known.get(id(collective))
+        if found is None:
+            size_bytes = float(collective.size_bytes.evaluate(self._values))
+            chosen = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in self.lines(collective))
+            call_s = float(collective_time_s(chosen, size_bytes, PLAIN))
+            found = self._known[id(collective)] = collective, size_bytes, call_s
+        return found
 
     def scheduled_s(self, collective: Collective) -> float:
         """Time of a collective where the schedule has it: its calls in a row; a gather is one call."""
         calls = 1.0 if collective.role == "weight" else float(collective.calls.evaluate(self._values))
-        return calls * self.call_s(collective)
+        return calls * self.sized(collective)[2]
 
     def terms(self, program: StepProgram, exposed: dict[TermKey, float], stage: Stage = ONLY) -> tuple[Term, ...]:
         """Every collective that is really sent, in program order, with the pauses it causes."""
         found = []
         exposed = dict(exposed)
         for collective, count in program.collectives(stage):
-            calls = float(count.evaluate(self._values))
-            if self.lane[collective.axis] < 0 or not calls:
+            if self.lane[collective.axis] < 0:
                 continue
+            calls = float(count.evaluate(self._values))
+            if not calls:
+                continue
+            _, size_bytes, call_s = self.sized(collective)
+            lines = self.lines(collective)
             key = (collective.kind, collective.axis, collective.phase, collective.layer)
             found.append(
                 Term(
@@ -334,13 +359,14 @@ class _CollectivePrices:
                     phase=collective.phase,
                     layer=collective.layer,
                     count=int(calls),
-                    size_bytes=float(collective.size_bytes.evaluate(self._values)),
+                    bytes=size_bytes,
                     group=self._routes[collective.axis].size,
                     tier=self._machine.tiers[self.lane[collective.axis]].name,
-                    seconds=calls * self.call_s(collective),
+                    seconds=calls * call_s,
                     exposed_s=exposed.pop(key, 0.0),
+                    formula=str(collective.size_bytes),
                     collective=collective,
-                    line=self.fastest(collective),
+                    line=min(lines, key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s),
                 )
             )
         return tuple(found)

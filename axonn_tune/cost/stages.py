@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route, transfer_time_s
 from axonn_tune.cost.compute import compute_s
 from axonn_tune.cost.pipeline import PipelineTime, StageTimes, in_flight, pipeline_time, split_layers
-from axonn_tune.cost.timeline import Batch, ChunkTimes
+from axonn_tune.cost.timeline import Batch, ChunkTimes, Timeline
 from axonn_tune.program.dimensions import executed_flops
+from axonn_tune.program.layers import H, X, Y
 from axonn_tune.program.memory import Memory, memory_limit_bytes
 from axonn_tune.program.operations import Collective
-from axonn_tune.program.size import PLAIN, as_size
+from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import Stage
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ class _PricedStage:
     compute_s: float
     host_s: float
     flops: float
-    batches: tuple[Batch, ...]
+    record: Callable[[], tuple[Batch, ...]]
 
 
 def parts_of(pricer: _Pricer) -> tuple[int, ...]:
@@ -69,10 +71,10 @@ def price_stages(pricer: _Pricer) -> Pricing:
         values=shown.values,
         program=pricer.program,
         rates=pricer.rates,
-        batches=shown.batches,
         host_s=busiest.host_s,
         bubble_s=min(time.bubble_s[slowest], max(0.0, time.step_s - busiest.compute_s)),
         stages=tuple(_predictions(stages, time, communication, sent_s)),
+        record=shown.record,
     )
 
 
@@ -92,17 +94,18 @@ def _predictions(
 
 
 def _price_stages(pricer: _Pricer) -> Iterator[_PricedStage]:
-    """Every stage; equal ones are priced once."""
+    """Every stage; those that differ in memory at most are replayed once."""
     parts, stages = parts_of(pricer), pricer.grid.pipeline
     kept = _kept_everywhere(pricer, parts)
     known: dict[tuple[Stage, tuple[int, ...], float], _PricedStage] = {}
     for number in range(stages):
         stage, blocks = Stage(number == 0, number == stages - 1), parts[number::stages]
         held = _blocks_held(pricer, number, blocks)
-        key = stage, blocks, held
+        values, memory = pricer.settled(stage, sum(blocks), held, kept_layers=kept)
+        key = stage, blocks, values["kept"]
         if key not in known:
-            known[key] = _price_stage(pricer, stage, blocks, held, kept)
-        yield known[key]
+            known[key] = _price_stage(pricer, stage, blocks, values, memory)
+        yield replace(known[key], values=values, memory=memory)
 
 
 def _kept_everywhere(pricer: _Pricer, parts: tuple[int, ...]) -> float:
@@ -128,29 +131,43 @@ def _blocks_held(pricer: _Pricer, number: int, blocks: tuple[int, ...]) -> float
 
 
 def _price_stage(
-    pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], held: float, kept_layers: float
+    pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], values: dict[str, float], memory: Memory
 ) -> _PricedStage:
     """Replay each chunk of a stage from free streams; only its first and last have embedding and LM head."""
-    values, memory = pricer.settled(stage, sum(blocks), held, kept_layers=kept_layers)
     clock, prices, timeline = pricer.priced(values)
-    times, kept = int(values["A"]), int(values["kept"])
-    chunks = []
-    for number, count in enumerate(blocks):
-        of_chunk = Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1)
-        share = min(count, kept * count // max(1, sum(blocks)))
-        chunks.append(timeline.chunk(pricer.schedule, of_chunk, stage, layers=count, kept=share, times=times))
+    chunks = _replay(pricer, timeline, stage, blocks, values)
     return _PricedStage(
         stage=stage,
         blocks=sum(blocks),
-        chunks=tuple(chunks),
+        chunks=chunks,
         values=values,
         memory=memory,
         terms=prices.terms(pricer.program, timeline.exposed_s, stage),
         compute_s=float(compute_s(pricer.program, clock, stage)) + timeline.host_s,
         host_s=timeline.host_s,
         flops=float(executed_flops(pricer.program, values, stage)),
-        batches=tuple(timeline.batches),
+        record=partial(_record, pricer, stage, blocks, values),
     )
+
+
+def _replay(
+    pricer: _Pricer, timeline: Timeline, stage: Stage, blocks: tuple[int, ...], values: dict[str, float]
+) -> tuple[ChunkTimes, ...]:
+    """Replay each chunk of a stage from free streams; only its first and last have embedding and LM head."""
+    times, kept = int(values["A"]), int(values["kept"])
+    chunks = []
+    for number, count in enumerate(blocks):
+        of_chunk = Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1)
+        share = min(count, kept * count // max(1, sum(blocks)))
+        chunks.append(timeline.chunk(pricer.schedule, of_chunk, stage, layers=count, kept=share, times=times))
+    return tuple(chunks)
+
+
+def _record(pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], values: dict[str, float]) -> tuple[Batch, ...]:
+    """The replay of a stage once more, with everything written down."""
+    timeline = pricer.priced(values, recording=True)[2]
+    _replay(pricer, timeline, stage, blocks, values)
+    return tuple(timeline.batches)
 
 
 class _Sends:
@@ -165,10 +182,10 @@ class _Sends:
         self.schedule = pricer.framework.schedule
         self.machine = machine
         self.stride = grid.stride("pipeline")
-        tokens = pricer.configuration.micro_batch * pricer.workload.sequence_length / grid.context
-        self.whole_bytes = pricer.element * tokens * pricer.model.hidden / grid.y
-        split = pricer.options.sequence_parallel or self.schedule.scattered
-        self.size_bytes = self.whole_bytes / grid.x if split else self.whole_bytes
+        given, values = pricer.program.given, pricer.settled(Stage(first=True, last=False))[0]
+        whole = given.element * given.tokens * H / Y
+        self.size = whole / X if pricer.options.sequence_parallel or self.schedule.scattered else whole
+        self.whole_bytes, self.size_bytes = (float(size.evaluate(values)) for size in (whole, self.size))
         self.gathered = self.schedule.scattered and not pricer.options.sequence_parallel
         self.chunks = pricer.configuration.chunks
         self._gather = lines_of("all_gather", route(grid.group_shape("x"), machine.tiers, grid.world), machine)
@@ -199,12 +216,13 @@ class _Sends:
             phase="forward",
             layer="stage",
             count=count,
-            size_bytes=self.size_bytes,
+            bytes=self.size_bytes,
             group=2,
             tier=self._tier(),
             seconds=count * self.one_s,
             exposed_s=min(time.exposed_send_s[stage], count * self.one_s),
-            collective=Collective("send", "pipeline", "forward", "stage", as_size(self.size_bytes)),
+            formula=str(self.size),
+            collective=Collective("send", "pipeline", "forward", "stage", self.size),
             line=Line("direct", "simple", 0.0, bandwidth),
         )
 

@@ -1,4 +1,4 @@
-"""The plain twin of the column replay: one candidate, one number at a time, every interval recorded.
+"""The plain twin of the column replay: one candidate, one number at a time, every interval recorded if asked for.
 
 It follows the same schedule with its own loop and must end at the same bits; what it adds is where
 each interval lies and which collective each pause of the compute lane waits for. Repeated parts are
@@ -26,6 +26,9 @@ from axonn_tune.specs.traces import (
 
 TermKey = tuple[str, str, str, str]
 """op, axis, phase, layer."""
+
+Pause = tuple[TermKey, float, float, float]
+"""What the compute lane waits for, in how many micro-batches, how often in each, and how long, s."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,23 @@ class ChunkTimes:
     end_s: float
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk as it was replayed: durations, waits for the host in a micro-batch, pauses, and what was recorded."""
+
+    times: ChunkTimes
+    waited_s: float
+    pauses: list[Pause]
+    batches: list[Batch]
+
+
 @dataclass
 class Timeline:
     """Replays one step of one candidate.
 
     run_s: time of one computation where it stands; collective_s: of a collective; lane: tier by group of axes,
-    negative for groups of one; lane_names: names of the tiers; dispatch_s: time in which the host issues an operation.
+    negative for groups of one; lane_names: names of the tiers; dispatch_s: time in which the host issues an operation;
+    recording: intervals are written down.
     """
 
     run_s: Callable[[Computation], float]
@@ -129,24 +143,36 @@ class Timeline:
     lane: Mapping[str, int]
     lane_names: tuple[str, ...]
     dispatch_s: float = 0.0
+    recording: bool = True
     host_s: float = 0.0
-    exposed_s: dict[TermKey, float] = field(default_factory=dict)
+    pauses: list[Pause] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     _stretches: list[Stretch] = field(default_factory=list)
+    _stands_for: float = 1.0
+    _chunks: dict[tuple[Stage, int, int], _Chunk] = field(default_factory=dict)
+    _runs: dict[int, tuple[Run, float]] = field(default_factory=dict)
+    _sent_s: dict[int, tuple[Collective, float]] = field(default_factory=dict)
+
+    @property
+    def exposed_s(self) -> dict[TermKey, float]:
+        """Pauses of the compute lane by the collective they wait for, s."""
+        found: dict[TermKey, float] = {}
+        for key, batches, times, pause_s in self.pauses:
+            found[key] = found.get(key, 0.0) + batches * times * pause_s
+        return found
 
     def step_s(self, schedule: StepSchedule, *, layers: int, kept: int, accumulation: int) -> float:
         """Duration of one step without pipeline stages, s."""
-        last, waited_s = self._micro_batch(schedule, schedule.last_micro_batch, layers=layers, kept=kept, weight=1.0)
+        last, waited_s = self._micro_batch(schedule, schedule.last_micro_batch, layers=layers, kept=kept)
         last_s = last.now_s + waited_s
-        end_s = self._play(last, schedule.ends[ONLY], weight=1.0, names=(END,)).now_s + waited_s
+        end_s = self._play(last, schedule.ends[ONLY], names=(END,)).now_s + waited_s
         self._note_batch(1, end_s)
         others_s, others_waited_s = last_s, waited_s
         if accumulation > 1:
             # Without replicas there are no buckets, and the last micro-batch is like the others.
             batch = schedule.micro_batch if self._replicated(schedule) else schedule.last_micro_batch
-            others, others_waited_s = self._micro_batch(
-                schedule, batch, layers=layers, kept=kept, weight=accumulation - 1.0
-            )
+            self._stands_for = accumulation - 1.0
+            others, others_waited_s = self._micro_batch(schedule, batch, layers=layers, kept=kept)
             others_s = others.now_s + others_waited_s
             self._note_batch(accumulation - 1, others_s)
             self.batches.reverse()
@@ -163,40 +189,59 @@ class Timeline:
 
         part: whether the chunk has the embedding or the LM head.
 
-        Passes of a chunk start with free streams, and its weights' gathers with nothing to hide behind.
+        Passes of a chunk start with free streams, and its weights' gathers with nothing to hide behind. Equal chunks of
+        one stage are replayed once.
         """
-        forward, backward = self._passes(
-            schedule, schedule.micro_batch, part, layers=layers, kept=kept, weight=times - 1.0
-        )
+        key = part, layers, kept
+        if key in self._chunks:
+            self.pauses += self._chunks[key].pauses
+            self.batches += self._chunks[key].batches
+        else:
+            pauses, batches = len(self.pauses), len(self.batches)
+            found, waited_s = self._chunk(schedule, part, stage, layers=layers, kept=kept, times=times)
+            self._chunks[key] = _Chunk(found, waited_s, self.pauses[pauses:], self.batches[batches:])
+        self.host_s += times * self._chunks[key].waited_s
+        return self._chunks[key].times
+
+    def _chunk(
+        self, schedule: StepSchedule, part: Stage, stage: Stage, *, layers: int, kept: int, times: int
+    ) -> tuple[ChunkTimes, float]:
+        """Durations of a chunk, and how long its blocks wait for the host in a micro-batch."""
+        before, self._stands_for = len(self.pauses), times - 1.0
+        forward, backward = self._passes(schedule.micro_batch, part, layers=layers, kept=kept)
         self._note_batch(times - 1, forward[0].now_s + backward[0].now_s)
-        _, last = self._passes(schedule, schedule.last_micro_batch, part, layers=layers, kept=kept, weight=1.0)
-        end = self._play(last[0], schedule.ends[stage], weight=1.0, names=(END,))
+        self._stands_for = 1.0
+        if self.recording or self._replicated(schedule):
+            _, last = self._passes(schedule.last_micro_batch, part, layers=layers, kept=kept)
+        else:
+            # Without replicas there are no buckets, and the last micro-batch is like the others.
+            last = backward
+            self.pauses += [(key, 1.0, number, pause_s) for key, _, number, pause_s in self.pauses[before:]]
+        end = self._play(last[0], schedule.ends[stage], names=(END,))
         self._note_batch(1, forward[0].now_s + end.now_s)
         shares = [issued.count(self._sent) for issued in schedule.issued]
         waited_s = self._waited_s(sum(shares), layers, forward[1] + backward[1])
-        self.host_s += times * waited_s
         waits = [waited_s * share / sum(shares) for share in shares]
-        return ChunkTimes(
+        times_s = ChunkTimes(
             forward[0].now_s + waits[0],
             backward[0].now_s + waits[1],
             last[0].now_s + waits[1],
             end.now_s - last[0].now_s,
         )
+        return times_s, waited_s
 
     def _passes(
-        self, schedule: StepSchedule, batch: MicroBatch, stage: Stage, *, layers: int, kept: int, weight: float
+        self, batch: MicroBatch, stage: Stage, *, layers: int, kept: int
     ) -> tuple[tuple[State, float], tuple[State, float]]:
         """Clocks after the forward and after the backward pass of a chunk, each with what its blocks took."""
-        state = self._play(
-            State(), batch.embedding if stage.first else batch.enter, weight=weight, names=(EMBEDDING_FORWARD,)
-        )
-        state, blocks_s = self._forward(batch, state, layers=layers, weight=weight, last=stage.last)
+        state = self._play(State(), batch.embedding if stage.first else batch.enter, names=(EMBEDDING_FORWARD,))
+        state, blocks_s = self._forward(batch, state, layers=layers, last=stage.last)
         if stage.last:
-            state = self._play(state, batch.head_all_kept, weight=weight, names=(HEAD,))
-        back = self._play(State(), () if kept else batch.enter_backward, weight=weight, names=(HEAD,))
-        back, backward_s = self._backward(batch, back, layers=layers, kept=kept, weight=weight)
+            state = self._play(state, batch.head_all_kept, names=(HEAD,))
+        back = self._play(State(), () if kept else batch.enter_backward, names=(HEAD,))
+        back, backward_s = self._backward(batch, back, layers=layers, kept=kept)
         end = batch.flush if stage.first else batch.leave
-        back = self._play(back, end, weight=weight, names=(EMBEDDING_BACKWARD,))
+        back = self._play(back, end, names=(EMBEDDING_BACKWARD,))
         return (state, blocks_s), (back, backward_s)
 
     def _sent(self, axes: str) -> float:
@@ -207,45 +252,38 @@ class Timeline:
         return max(0.0, self.dispatch_s * issued * layers - blocks_s)
 
     def _note_batch(self, times: int, every_s: float) -> None:
+        if not self.recording:
+            return
         self.batches.append(Batch(times, every_s, tuple(self._stretches)))
         self._stretches.clear()
 
-    def _micro_batch(
-        self, schedule: StepSchedule, batch: MicroBatch, *, layers: int, kept: int, weight: float
-    ) -> tuple[State, float]:
-        """One micro-batch from a clear start, and how long its blocks wait for the host.
-
-        weight: how many micro-batches it stands for.
-        """
-        state = self._play(State(), batch.embedding, weight=weight, names=(EMBEDDING_FORWARD,))
-        state, forward_s = self._forward(batch, state, layers=layers, weight=weight, last=True)
+    def _micro_batch(self, schedule: StepSchedule, batch: MicroBatch, *, layers: int, kept: int) -> tuple[State, float]:
+        """One micro-batch from a clear start, and how long its blocks wait for the host."""
+        state = self._play(State(), batch.embedding, names=(EMBEDDING_FORWARD,))
+        state, forward_s = self._forward(batch, state, layers=layers, last=True)
         head = batch.head_all_kept if kept == layers else batch.head
-        state = self._play(state, head, weight=weight, names=(HEAD,))
-        state, backward_s = self._backward(batch, state, layers=layers, kept=kept, weight=weight)
+        state = self._play(state, head, names=(HEAD,))
+        state, backward_s = self._backward(batch, state, layers=layers, kept=kept)
         issued = sum(one.count(self._sent) for one in schedule.issued)
         waited_s = self._waited_s(issued, layers, forward_s + backward_s)
-        return self._play(state, batch.flush, weight=weight, names=(EMBEDDING_BACKWARD,)), waited_s
+        return self._play(state, batch.flush, names=(EMBEDDING_BACKWARD,)), waited_s
 
-    def _forward(
-        self, batch: MicroBatch, state: State, *, layers: int, weight: float, last: bool
-    ) -> tuple[State, float]:
+    def _forward(self, batch: MicroBatch, state: State, *, layers: int, last: bool) -> tuple[State, float]:
         """All blocks forward, and their time; `last`: the LM head follows."""
         begun_s, names = state.now_s, tuple(map(block_forward, range(layers - 1)))
-        state = self._repeat(state, batch.block, weight=weight, names=names)
+        state = self._repeat(state, batch.block, names=names)
         final = batch.last_block if last else batch.alone
-        state = self._play(state, final, weight=weight, names=(block_forward(layers - 1),))
+        state = self._play(state, final, names=(block_forward(layers - 1),))
         return state, state.now_s - begun_s
 
-    def _backward(
-        self, batch: MicroBatch, state: State, *, layers: int, kept: int, weight: float
-    ) -> tuple[State, float]:
+    def _backward(self, batch: MicroBatch, state: State, *, layers: int, kept: int) -> tuple[State, float]:
         """All blocks backward, and their time."""
 
         def play(state: State, instructions: Instructions, name: str) -> State:
-            return self._play(state, instructions, weight=weight, names=(name,))
+            return self._play(state, instructions, names=(name,))
 
         def blocks(state: State, instructions: Instructions, numbers: range) -> State:
-            return self._repeat(state, instructions, weight=weight, names=tuple(map(block_backward, numbers)))
+            return self._repeat(state, instructions, names=tuple(map(block_backward, numbers)))
 
         back, first, unkept, begun_s = batch.backward, block_backward(layers - 1), layers - kept, state.now_s
         if kept == layers:
@@ -264,16 +302,17 @@ class Timeline:
             state = play(state, back.last, block_backward(0))
         return state, state.now_s - begun_s
 
-    def _repeat(self, state: State, instructions: Instructions, *, weight: float, names: tuple[str, ...]) -> State:
+    def _repeat(self, state: State, instructions: Instructions, *, names: tuple[str, ...]) -> State:
         """A part once for each name: replayed at most twice, extrapolated by the second replay's duration."""
         if not names:
             return state
         times = float(len(names))
-        once = self._play(state, instructions, weight=weight, names=names[:1])
+        once = self._play(state, instructions, names=names[:1])
         if len(names) == 1:
             return once
-        twice = self._play(once, instructions, weight=weight * (times - 1.0), names=names[1:])
-        self._stretches[-1] = replace(self._stretches[-1], lane_every_s=self._lane_every_s(once, twice))
+        twice = self._play(once, instructions, names=names[1:], times=times - 1.0)
+        if self.recording:
+            self._stretches[-1] = replace(self._stretches[-1], lane_every_s=self._lane_every_s(once, twice))
         return twice.repeated(times - 2.0, once)
 
     def _lane_every_s(self, once: State, twice: State) -> dict[str, float]:
@@ -284,47 +323,64 @@ class Timeline:
             for lane, clock in twice.lanes.items()
         }
 
-    def _play(self, state: State, instructions: Instructions, *, weight: float, names: tuple[str, ...]) -> State:
-        """Follow instructions from a state; `weight`: how often this happens in the step."""
+    def _play(self, state: State, instructions: Instructions, *, names: tuple[str, ...], times: float = 1.0) -> State:
+        """Follow instructions from a state; `times`: how often this happens in the micro-batch."""
         state, begun_s, found = state.copy(), state.now_s, list[Interval]()
         for step in instructions:
             if isinstance(step, Run):
-                self._run(state, step, found)
+                if self.recording:
+                    self._note_run(state.now_s, step, found)
+                state.now_s = state.now_s + (self._runs.get(id(step)) or self._summed(step))[1]
             elif isinstance(step, Wait):
                 if step.slot in state.slots:
-                    self._pause(state, *state.slots[step.slot], found, weight=weight)
+                    self._pause(state, *state.slots[step.slot], found, times=times)
             elif self.lane[step.collective.axis] >= 0:
                 end_s = self._send(state, step.collective, found)
                 if isinstance(step, Issue):
                     state.slots[step.slot] = (end_s, step.collective)
                 else:
-                    self._pause(state, end_s, step.collective, found, weight=weight)
+                    self._pause(state, end_s, step.collective, found, times=times)
             elif isinstance(step, Issue):
                 state.slots.pop(step.slot, None)
-        self._stretches.append(Stretch(names, begun_s, state.now_s, tuple(found)))
+        if self.recording:
+            self._stretches.append(Stretch(names, begun_s, state.now_s, tuple(found)))
         return state
 
-    def _run(self, state: State, run: Run, found: list[Interval]) -> None:
+    def _note_run(self, begun_s: float, run: Run, found: list[Interval]) -> None:
         total_s = 0.0
         for operation in run.operations:
-            start_s = state.now_s + total_s
+            start_s = begun_s + total_s
             total_s = total_s + self.run_s(operation)
-            found.append(Interval(COMPUTE_LANE, operation, start_s, state.now_s + total_s))
-        state.now_s = state.now_s + total_s
+            found.append(Interval(COMPUTE_LANE, operation, start_s, begun_s + total_s))
+
+    def _summed(self, run: Run) -> tuple[Run, float]:
+        """A run with its duration, s: the left fold over its operations, once for each run."""
+        total_s = 0.0
+        for operation in run.operations:
+            total_s = total_s + self.run_s(operation)
+        self._runs[id(run)] = run, total_s
+        return self._runs[id(run)]
+
+    def _timed(self, collective: Collective) -> tuple[Collective, float]:
+        """A collective with its duration where it stands, once for each."""
+        self._sent_s[id(collective)] = collective, self.collective_s(collective)
+        return self._sent_s[id(collective)]
 
     def _send(self, state: State, collective: Collective, found: list[Interval]) -> float:
         """Put a collective on its lane; returns its end."""
         lane = self.lane[collective.axis]
         start_s = max(state.lanes.get(lane, state.now_s), state.now_s)
-        end_s = start_s + self.collective_s(collective)
+        end_s = start_s + (self._sent_s.get(id(collective)) or self._timed(collective))[1]
         state.lanes[lane] = end_s
-        found.append(Interval(self.lane_names[lane], collective, start_s, end_s))
+        if self.recording:
+            found.append(Interval(self.lane_names[lane], collective, start_s, end_s))
         return end_s
 
-    def _pause(self, state: State, until_s: float, cause: Collective, found: list[Interval], *, weight: float) -> None:
+    def _pause(self, state: State, until_s: float, cause: Collective, found: list[Interval], *, times: float) -> None:
         """Hold the compute lane until a collective has ended, and charge the pause to it."""
         if until_s > state.now_s:
             key = (cause.kind, cause.axis, cause.phase, cause.layer)
-            self.exposed_s[key] = self.exposed_s.get(key, 0.0) + weight * (until_s - state.now_s)
-            found.append(Interval(COMPUTE_LANE, cause, state.now_s, until_s))
+            self.pauses.append((key, self._stands_for, times, until_s - state.now_s))
+            if self.recording:
+                found.append(Interval(COMPUTE_LANE, cause, state.now_s, until_s))
             state.now_s = until_s

@@ -56,11 +56,11 @@ def register(framework: Framework) -> None:
     registry()[framework.name] = framework
 
 
-def software_on(framework: Framework, machine: Machine) -> Software:
-    """A framework's software numbers on a machine."""
+def software_on(framework: Framework, machine: Machine, numbers: Software | None = None) -> Software:
+    """A framework's software numbers on a machine: those of software.csv, or `numbers` in their place."""
     if not framework.software:
         return FUSED
-    software = software_numbers(framework.software)
+    software = software_numbers(framework.software) if numbers is None else numbers
     chip = machine.accelerator.name.upper()
     if framework.hopper_attention and any(name in chip for name in HOPPER):
         return replace(software, attention=software.attention * CUDNN_ON_HOPPER)

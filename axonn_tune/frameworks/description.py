@@ -145,9 +145,9 @@ class Framework:
 
     name: what `--framework` takes. axes: those it has, in the rank order from the inside that it starts with;
     permuted: the search may reorder the paper's four. ranked_by: what its layouts are ranked by unless asked
-    otherwise; where that is communication, pipeline stages are searched on demand. software: whose numbers in the file of fitted numbers it uses,
-    "" for ideal kernels. hopper_attention: attention uses what Hopper adds. refused: combinations it cannot run, by
-    axis. width: the half-width of log(step) intervals goes by the same name as `software`.
+    otherwise; where that is communication, pipeline stages are searched on demand. software: whose numbers in the file
+    of fitted numbers it uses, "" for ideal kernels; the half-widths of its intervals go by the same name.
+    hopper_attention: attention uses what Hopper adds. refused: combinations it cannot run.
     """
 
     name: str

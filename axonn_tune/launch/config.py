@@ -13,6 +13,7 @@ from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.cost.utilisation import performance
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
+from axonn_tune.grid import AXES
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import (
     PURPOSES,
@@ -33,7 +34,7 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import show_bytes, show_seconds
 
-_AXES: dict[str, Axis] = {"x": "x", "y": "y", "z": "z", "data": "data"}
+_AXES: dict[str, Axis] = {"x": "x", "y": "y", "z": "z", "data": "data", "pipeline": "pipeline"}
 
 
 def build_launch(
@@ -51,6 +52,8 @@ def build_launch(
     `pricing` must be of the same model, machine and workload. UsageError if the machine's launcher
     sets a variable whose name no shell takes.
     """
+    if pricing.framework.software:
+        raise UsageError(f"a launch config is for the bundled runtime, not for {pricing.framework.name}")
     configuration, launcher = pricing.configuration, machine.document.launcher
     grid = configuration.grid
     return Launch(
@@ -58,11 +61,19 @@ def build_launch(
         name=_name(model.document.name, grid.world),
         model=model.document,
         workload=workload,
-        grid=LaunchGrid(x=grid.x, y=grid.y, z=grid.z, data=grid.data, order=tuple(_AXES[axis] for axis in grid.order)),
+        grid=LaunchGrid(
+            x=grid.x,
+            y=grid.y,
+            z=grid.z,
+            data=grid.data,
+            pipeline=grid.pipeline,
+            order=tuple(_AXES[axis] for axis in grid.order if axis in AXES or grid.axis_size(axis) > 1),
+        ),
         micro_batch=configuration.micro_batch,
         grad_accumulation=pricing.accumulation,
         recompute=configuration.recompute,
         kept_layers=int(pricing.memory.kept_layers),
+        chunks=configuration.chunks,
         compile=launcher.backend == "nccl",
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),
@@ -114,7 +125,8 @@ def prediction_line(launch: Launch) -> str:
 def grid_line(launch: Launch) -> str:
     """The grid with its product, and how ranks are numbered."""
     grid = launch.grid
-    product = f"x·y·z·data = {grid.x}·{grid.y}·{grid.z}·{grid.data} = {count_ranks(grid.world)}"
+    axes, sizes = grid.product
+    product = f"{axes} = {sizes} = {count_ranks(grid.world)}"
     wide = [axis for axis in grid.order if grid.grid().axis_size(axis) > 1]
     return product + (f", numbered with {', then '.join(wide)} varying fastest" if wide else "")
 
@@ -196,7 +208,7 @@ def _term(term: Term) -> PredictedTerm:
         phase=term.phase,
         layer=term.layer,
         count=term.count,
-        bytes=term.size_bytes,
+        bytes=term.bytes,
         group=term.group,
         tier=term.tier,
         seconds=term.seconds,

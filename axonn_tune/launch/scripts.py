@@ -99,10 +99,11 @@ def _heading_lines(launch: Launch, layout: _NodeLayout) -> list[str]:
 def _world_lines(launch: Launch, layout: _NodeLayout) -> list[str]:
     """The world size, checked by the script, so that an edit of one number is noticed."""
     grid = launch.grid
-    sizes = f"{grid.x} * {grid.y} * {grid.z} * {grid.data}"
+    axes, product = grid.product
+    sizes = product.replace("·", " * ")
     return [
         "",
-        f"# nodes · ranks_per_node = x · y · z · data: "
+        f"# nodes · ranks_per_node = {axes.replace('·', ' · ')}: "
         f"{layout.nodes} · {layout.ranks_per_node} = {sizes.replace('*', '·')} = {grid.world}",
         f"nodes={layout.nodes}",
         f"ranks_per_node={layout.ranks_per_node}",

@@ -15,7 +15,7 @@ from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import ALL_AXES, Grid, divisors
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, MatMul
 from axonn_tune.program.size import PLAIN, Arithmetic, Value
-from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
@@ -28,8 +28,6 @@ MFU_CONVENTION = "PaLM, appendix B: recomputation not counted, head and the mask
 
 _FORWARD_AND_BACKWARD = 3.0
 """The backward pass does twice the forward's GEMMs: one for each gradient."""
-
-AXONN = StepOptions()
 
 
 @lru_cache(maxsize=4096)
@@ -60,7 +58,7 @@ def dimensions(
     *,
     chunks: Value,
     arithmetic: Arithmetic,
-    options: StepOptions = AXONN,
+    options: StepOptions = BUNDLED,
     stage: Stage = ONLY,
     layers: Value | None = None,
 ) -> dict[str, Value]:
@@ -187,7 +185,7 @@ def symbol_values(
     grid: Grid,
     *,
     micro_batch: int,
-    options: StepOptions = AXONN,
+    options: StepOptions = BUNDLED,
     stage: Stage = ONLY,
     layers: int | None = None,
 ) -> dict[str, float]:

@@ -157,7 +157,7 @@ class Given:
         return self.options.reduced_bytes or self.gradient_bytes
 
     def stream(self, name: str, kind: str, width: Size = H / Y, *, inside: bool = False, element: int = 0) -> Array:
-        """An array `[M, width]` of all tokens; outside tensor-parallel layers split over x with sequence parallelism."""
+        """An array `[M, width]` of all tokens; as sequence parallelism has it unless `inside`."""
         tokens = self.tokens if inside else self.outside(self.tokens)
         return Array(name, kind, (element or self.element) * tokens * width)
 

@@ -45,7 +45,7 @@ def persistent_items(given: Given) -> Held:
     copied = given.sharded or not options.master_shards
     master = options.master_shards or sizes.main != sizes.compute
     return (
-        *([("main weights", sizes.main * _PARAMETERS / share)] if master else []),
+        *([("master weights", sizes.main * _PARAMETERS / share)] if master else []),
         ("optimizer moments", 2.0 * sizes.main * _PARAMETERS / share),
         ("gradients", given.gradient_bytes * _PARAMETERS / (replicas if options.shard_gradients else Size(1.0))),
         ("replicated vectors", 4.0 * sizes.main * _VECTORS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from axonn_tune.grid import WORLD
@@ -33,7 +34,12 @@ other: needed at once.
 """
 
 OpKind: TypeAlias = CollectiveKind | Literal["all_to_all", "send"]
-"""Collectives a profile prices, and two that are priced by them: see `cost.collectives`."""
+"""Collectives a profile prices, and two that are priced by them: see `priced_kind`."""
+
+
+def priced_kind(kind: OpKind) -> CollectiveKind:
+    """The collective of a profile that one is priced by: an all-to-all by the all-gather of its buffer."""
+    return "all_gather" if kind == "all_to_all" or kind == "send" else kind
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class MatMul:
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
-    @property
+    @cached_property
     def flops(self) -> Size:
         """2·m·n·k, of one call."""
         return 2.0 * self.m * self.n * self.k

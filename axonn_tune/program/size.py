@@ -63,6 +63,13 @@ class Size:
     coefficient: float
     powers: tuple[tuple[str, int], ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.coefficient, self.powers))
+
     def __mul__(self, other: Size | float) -> Size:
         return self._combine(as_size(other), sign=1)
 
@@ -72,10 +79,12 @@ class Size:
         return self._combine(as_size(other), sign=-1)
 
     def _combine(self, other: Size, *, sign: int) -> Size:
+        coefficient = self.coefficient * other.coefficient if sign > 0 else self.coefficient / other.coefficient
+        if not other.powers:
+            return Size(coefficient, self.powers)
         powers = dict(self.powers)
         for name, power in other.powers:
             powers[name] = powers.get(name, 0) + sign * power
-        coefficient = self.coefficient * other.coefficient if sign > 0 else self.coefficient / other.coefficient
         ordered = sorted(((name, power) for name, power in powers.items() if power), key=lambda item: _ORDER[item[0]])
         return Size(coefficient, tuple(ordered))
 

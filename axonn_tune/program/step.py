@@ -40,7 +40,13 @@ from axonn_tune.program.size import Size, symbol
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
+BUNDLED = StepOptions()
+"""Options of the bundled runtime."""
+
 ACCUMULATION, BLOCKS = symbol("A"), symbol("L")
+
+BUNDLED = StepOptions()
+"""Options of the bundled runtime."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +116,20 @@ class StepProgram:
             end,
         )
 
-    def calls(self, stage: Stage = ONLY) -> Iterator[tuple[Operation, Size]]:
-        """Yield each operation with how often one rank does it a step."""
-        for section in self.sections(stage):
-            for operation in section.operations:
-                yield operation, section.repeats * operation.calls
+    def calls(self, stage: Stage = ONLY) -> tuple[tuple[Operation, Size], ...]:
+        """Each operation with how often one rank does it a step."""
+        if stage not in self._calls:
+            self._calls[stage] = tuple(
+                (operation, section.repeats * operation.calls)
+                for section in self.sections(stage)
+                for operation in section.operations
+            )
+        return self._calls[stage]
+
+    @cached_property
+    def _calls(self) -> dict[Stage, tuple[tuple[Operation, Size], ...]]:
+        """What `calls` has found so far."""
+        return {}
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
@@ -135,7 +150,7 @@ def build_step(
     workload: Workload,
     *,
     recompute: Recompute,
-    options: StepOptions = StepOptions(),
+    options: StepOptions = BUNDLED,
     context: bool = False,
     table_alignment: int = MATRIX_ALIGNMENT,
 ) -> StepProgram:

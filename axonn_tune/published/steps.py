@@ -1,4 +1,4 @@
-"""Predicted time of each row's step, with its interval; or why there is none.
+"""PredictedStep time of each row's step, with its interval; or why there is none.
 
 Half-widths of intervals are in `intervals.csv`: of software that was in the fit, from fits without the row's family;
 of other software and of accelerators without a measured step, from fits without the row's source.
@@ -30,7 +30,7 @@ LEFT_OUT: tuple[LeftOut, ...] = ("family", "source")
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictedStep:
     """What is predicted of a row; without a step time, `why_not` says why.
 
     plain_s: of a row that does not say whether its stages are interleaved, the step without; its step time is the
@@ -52,8 +52,27 @@ class Predicted:
         """predicted / measured - 1; None where either is missing."""
         return None if self.predicted_s is None or not self.row.step_s else self.predicted_s / self.row.step_s - 1.0
 
+    @property
+    def plain_error(self) -> float | None:
+        """Error without interleaving, of a row that does not state it; None of others."""
+        return None if self.plain_s is None or not self.row.step_s else self.plain_s / self.row.step_s - 1.0
 
-def predict_steps(rows: Iterable[StepRow]) -> tuple[Predicted, ...]:
+    @property
+    def layout(self) -> str:
+        """What is split how, as priced: `tp=8 pp=2 dp=64, interleaved 3, ...`; "" without a price."""
+        if self.case is None or self.configuration is None:
+            return ""
+        grid, options = self.configuration.grid, self.case.framework.step
+        words = [f"tp={grid.x} pp={grid.pipeline} dp={grid.data * grid.z}"]
+        words += [f"cp={grid.context}"] if grid.context > 1 else []
+        words += [f"interleaved {self.configuration.chunks}"] if self.configuration.chunks > 1 else []
+        words += ["sequence parallel"] if options.sequence_parallel else []
+        words += ["sharded weights"] if grid.z > 1 else []
+        words += ["distributed optimizer"] if options.distributed_optimizer and grid.z == 1 else []
+        return ", ".join(words)
+
+
+def predict_steps(rows: Iterable[StepRow]) -> tuple[PredictedStep, ...]:
     """Predictions in the order of the rows."""
     return tuple(_predict(row) for row in rows)
 
@@ -79,19 +98,21 @@ def limit_bytes(case: Case) -> float:
     return memory_limit_bytes(case.machine.accelerator) * (1.0 + MEMORY_TOLERANCE)
 
 
-def _predict(row: StepRow) -> Predicted:
+def _predict(row: StepRow) -> PredictedStep:
     case = case_of(row)
     if isinstance(case, Refusal):
-        return Predicted(row, why_not=case.why)
+        return PredictedStep(row, why_not=case.why)
     known = row.interleave_known
     price = best_pricing(case, case.configurations if known else interleavings(case))
     needed = float(price.memory.total_bytes)
     if needed > limit_bytes(case):
         there = memory_limit_bytes(case.machine.accelerator) / GIB
-        return Predicted(row, case, why_not=f"does not fit: needs {needed / GIB:.1f} GiB of {there:.1f} GiB")
+        return PredictedStep(row, case, why_not=f"does not fit: needs {needed / GIB:.1f} GiB of {there:.1f} GiB")
     factor, step_s = math.exp(width(case)), price.iteration_s
     plain_s = None if known else best_pricing(case, case.configurations).iteration_s
-    return Predicted(row, case, price.configuration, step_s, needed, step_s / factor, step_s * factor, plain_s=plain_s)
+    return PredictedStep(
+        row, case, price.configuration, step_s, needed, step_s / factor, step_s * factor, plain_s=plain_s
+    )
 
 
 def width(case: Case) -> float:
@@ -108,7 +129,7 @@ def widths() -> dict[str, float]:
     return {record["software"]: float(record["width"]) for _, record in records}
 
 
-def without(predictions: Iterable[Predicted], left_out: LeftOut) -> tuple[Predicted, ...]:
+def without(predictions: Iterable[PredictedStep], left_out: LeftOut) -> tuple[PredictedStep, ...]:
     """Predictions by fits that have not seen their family or source, from `left_out.csv`: what other rows can expect.
 
     Intervals keep their width. Rows without such a time are left out.
@@ -119,7 +140,7 @@ def without(predictions: Iterable[Predicted], left_out: LeftOut) -> tuple[Predic
     )
 
 
-def _moved(one: Predicted, step_s: float) -> Predicted:
+def _moved(one: PredictedStep, step_s: float) -> PredictedStep:
     assert one.predicted_s is not None, one.row.id
     share = step_s / one.predicted_s
     low_s, high_s = (None if bound is None else share * bound for bound in (one.low_s, one.high_s))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import heapq
 import time
+from bisect import bisect
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, RouteTable, route_table
+from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, RouteTable, distinct, route_table
 from axonn_tune.cost.compute import compute_rates
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.utilisation import exposed_s
@@ -20,7 +22,6 @@ from axonn_tune.grid import ALL_AXES, AXES, Grid
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import ONLY, StepProgram, build_step
-from axonn_tune.ranking.pipelines import Pipelines, price_pipelines
 from axonn_tune.ranking.space import (
     FIRST,
     LAST,
@@ -39,6 +40,9 @@ from axonn_tune.ranking.space import (
 )
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import seconds
+
+if TYPE_CHECKING:
+    from axonn_tune.ranking.pipelines import Pipelines
 
 LARGEST_COUNT = 2**40
 """Counts from here on would not fit the columns: products of them must stay exact."""
@@ -106,6 +110,10 @@ class Ranking:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def grid_of(self, position: int) -> int:
+        """Number of the grid at a place of the ranking."""
+        return int(self.shapes.grid[self.columns.shape[self.rows[position]]])
+
     def candidate(self, position: int) -> Candidate:
         """The candidate at a place of the ranking, from 0."""
         row = int(self.rows[position])
@@ -116,30 +124,42 @@ class Ranking:
         order = problem.orders[self.placements.order[columns.placement[row]]]
         micro_batch = int(self.shapes.micro_batch[shape])
         fitting, chunks = self.fittings[recompute], int(self.shapes.chunks[shape])
+        step_s, compute_s, bubble_s = columns.exact_s(row)
         grid = Grid(**sizes, order=order)
-        kept = int(fitting.kept_layers[shape])
-        found = columns.exact_s(row) or tuple(
-            float(column[row]) for column in (columns.iteration_s, columns.compute_s, columns.bubble_s)
-        )
+        configuration = Configuration(grid, micro_batch, recompute, int(fitting.kept_layers[shape]), chunks)
+        if problem.model.layers % (grid.pipeline * chunks) and chunks > 1:
+            return self._uneven(configuration)
         return Candidate(
-            configuration=Configuration(grid, micro_batch, recompute, kept, chunks),
+            configuration=configuration,
             accumulation=problem.workload.global_batch // (grid.data * grid.z * micro_batch),
             communication_s=float(columns.communication_s[row]),
-            iteration_s=found[0],
-            compute_s=found[1],
-            bubble_s=found[2],
+            compute_s=compute_s,
+            iteration_s=step_s,
             memory_bytes=float(fitting.total_bytes[shape]),
+            bubble_s=bubble_s,
+        )
+
+    def _uneven(self, configuration: Configuration) -> Candidate:
+        """A candidate whose chunks differ in blocks, which the columns take to be equal."""
+        pricing = self._price(configuration)
+        return Candidate(
+            configuration=configuration,
+            accumulation=pricing.accumulation,
+            communication_s=pricing.communication_s,
+            compute_s=pricing.compute_s,
+            iteration_s=pricing.iteration_s,
+            memory_bytes=float(pricing.memory.total_bytes),
+            bubble_s=pricing.bubble_s,
         )
 
     def price(self, position: int) -> Pricing:
         """Every term of the candidate at a place of the ranking."""
+        return self._price(self.candidate(position).configuration)
+
+    def _price(self, configuration: Configuration) -> Pricing:
         problem = self.problem
         return price_configuration(
-            problem.model,
-            problem.machine,
-            problem.workload,
-            self.candidate(position).configuration,
-            framework=problem.framework,
+            problem.model, problem.machine, problem.workload, configuration, framework=problem.framework
         )
 
     def fastest(self) -> Ranking:
@@ -190,12 +210,12 @@ class Columns:
     bubble_s: Floats
     starts: tuple[tuple[int, Pipelines], ...] = ()
 
-    def exact_s(self, row: int) -> tuple[float, float, float] | None:
-        """Step, computation and bubble of a candidate with pipeline stages by the recurrence, s; None of another."""
-        for start, group in self.starts:
-            if start <= row < start + len(group.rows):
-                return group.exact_s(row - start)
-        return None
+    def exact_s(self, row: int) -> tuple[float, float, float]:
+        """Step of one candidate, with pipeline stages by the exact recurrence; its computation and bubble, s."""
+        number = bisect([start for start, _ in self.starts], row) - 1
+        if number >= 0 and row - self.starts[number][0] < len(self.starts[number][1].rows):
+            return self.starts[number][1].exact_s(row - self.starts[number][0])
+        return float(self.iteration_s[row]), float(self.compute_s[row]), 0.0
 
 
 def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> Ranking:
@@ -214,7 +234,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
         for kind in limits.recomputes
     }
     fittings = {kind: fit_memory(problem, shapes, program) for kind, program in programs.items()}
-    used = np.unique(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))
+    used = distinct(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))[0]
     groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
     placements = list_placements(grids, used, problem, groups)
     table = _routes(problem, placements, programs)
@@ -302,7 +322,8 @@ def _price(
     number = RECOMPUTES.index(program.recompute)
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
-    prices = pricer.price(candidates, {**shapes.values, **kept})
+    first, twin = candidates.distinct(table)
+    prices = pricer.price(candidates.taken(first), {**shapes.values, **kept}).taken(twin)
     found = Columns(
         shape=candidates.shape,
         placement=placement,
@@ -314,6 +335,9 @@ def _price(
     )
     if not len(shapes.piped):
         return found
+    # Imported here: most searches have no pipeline, and start-up time is theirs.
+    from axonn_tune.ranking.pipelines import price_pipelines
+
     candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
     strides = _strides(problem, placements, placement, shapes)
     groups = tuple(
@@ -372,11 +396,11 @@ def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, 
 
 def _refined_by(columns: Columns, groups: Integers | None, *, rank_by: RankBy, count: int) -> Columns:
     """The same for one measure; groups: of rows that share a place, None where each has its own."""
-    places = _places(columns)
+    piped = {start + at for start, group in columns.starts for at in range(len(group.rows))}
     iteration, compute, bubble = columns.iteration_s.copy(), columns.compute_s.copy(), columns.bubble_s.copy()
     metric = ranking_metric(columns, rank_by=rank_by)
     rows = np.arange(len(metric)).tolist()
-    queue = list(zip(metric.tolist(), iteration.tolist(), rows, [row not in places for row in rows], strict=True))
+    queue = list(zip(metric.tolist(), iteration.tolist(), rows, [row not in piped for row in rows], strict=True))
     heapq.heapify(queue)
     ranked: set[int] = set()
     while queue and len(ranked) < count:
@@ -384,8 +408,7 @@ def _refined_by(columns: Columns, groups: Integers | None, *, rank_by: RankBy, c
         if known:
             ranked.add(row if groups is None else int(groups[row]))
             continue
-        group, position = places[row]
-        iteration[row], compute[row], bubble[row] = group.exact_s(position)
+        iteration[row], compute[row], bubble[row] = columns.exact_s(row)
         exact = replace(
             columns,
             iteration_s=iteration[row : row + 1],
@@ -396,14 +419,6 @@ def _refined_by(columns: Columns, groups: Integers | None, *, rank_by: RankBy, c
         measure = float(ranking_metric(exact, rank_by=rank_by)[0])
         heapq.heappush(queue, (measure, float(iteration[row]), row, True))
     return replace(columns, iteration_s=iteration, compute_s=compute, bubble_s=bubble)
-
-
-def _places(columns: Columns) -> dict[int, tuple[Pipelines, int]]:
-    """Group and position of every row with pipeline stages."""
-    found: dict[int, tuple[Pipelines, int]] = {}
-    for start, group in columns.starts:
-        found |= {start + at: (group, at) for at in range(len(group.rows))}
-    return found
 
 
 def _joined(parts: list[Columns]) -> Columns:
@@ -463,7 +478,7 @@ def ranking_metric(columns: Columns, *, rank_by: RankBy) -> Floats:
 
 def _first_of_each(grid: NDArray[np.int64], rows: Integers) -> Integers:
     """The first row of each grid, in ranking order."""
-    _, first = np.unique(grid, return_index=True)
+    first = distinct(grid)[1]
     return rows[np.sort(first)]
 
 
@@ -480,7 +495,7 @@ def _count_candidates(shapes: Shapes, grids: Grids, problem: Problem) -> int:
 def _count_rejected(grids: Grids, shapes: Shapes, used: Integers) -> dict[str, int]:
     """Grids rejected, by constraint; names without any are left out."""
     counts = {check.name: int(broken.sum()) for check, broken in zip(grids.constraints, grids.broken.T, strict=True)}
-    shaped = len(np.unique(shapes.grid))
+    shaped = len(distinct(shapes.grid)[0])
     counts[MICRO_BATCH] = len(grids.sound) - shaped
     counts[MEMORY] = shaped - len(used)
     return {name: count for name, count in counts.items() if count}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from axonn_tune.errors import UnknownNameError, UsageError, suggest
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
-from axonn_tune.grid import ALL_AXES, AXES
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.space import Limits, Problem, RankBy
 from axonn_tune.specs.catalog import Loaded, MachineLike, ModelLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
@@ -212,9 +212,11 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
         recompute=launch.recompute,
         micro_batch=launch.micro_batch,
         kept_layers=launch.kept_layers,
-        axes={axis: launch.grid.grid().axis_size(axis) for axis in AXES},
+        axes=launch.grid.sizes,
+        chunks=launch.chunks,
     )
-    problem = Problem(launch.model, profile.document, launch.workload, launch.grid.world, limits)
+    piped = launch.grid.pipeline > 1
+    problem = Problem(launch.model, profile.document, launch.workload, launch.grid.world, limits, pipeline=piped)
     model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)
     return Inputs(problem, model, profile), profile.sha256 != launch.provenance.machine_sha256
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from axonn_tune.cost.collectives import collective_time_s, lines_of, route, transfer_time_s
-from axonn_tune.cost.columns import Candidates, ChunkColumns, ColumnPricer, Floats, Integers
+from axonn_tune.cost.columns import Candidates, ChunkColumns, ColumnPricer, Floats, Integers, distinct
 from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time, split_layers
 from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.grid import GroupShape, merged_shape
@@ -133,8 +133,8 @@ def price_pipelines(
     sends = _sends_s(problem, shapes, candidates, strides)
     parts = _Parts(problem, shapes, fitting, pricer, Candidates(piped[candidates.shape], candidates.routes))
     schedule = problem.framework.schedule
-    for count in np.unique(stages).tolist():
-        for several in np.unique(chunks[stages == count]).tolist():
+    for count in distinct(stages)[0].tolist():
+        for several in distinct(chunks[stages == count])[0].tolist():
             rows = np.flatnonzero((stages == count) & (chunks == several))
             kinds = tuple(parts.kinds(rows, count, several))
             sent = 2.0 * several * batches[rows] * sends[rows]
@@ -161,7 +161,7 @@ def _boundaries(kind: StageKind, stages: int, chunks: int) -> float:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Stages and chunks of all candidates, each laid out once for all of them; `candidates` count shapes with stages."""
+    """Stages and chunks of all candidates, each laid out once for all; `candidates` number the shapes with stages."""
 
     problem: Problem
     shapes: Shapes
@@ -231,11 +231,11 @@ def _sends_s(problem: Problem, shapes: Shapes, candidates: Candidates, strides: 
     whole = problem.workload.element_sizes.compute * tokens * problem.model.hidden / axes["y"]
     split = options.sequence_parallel or schedule.scattered
     size, found = (whole / axes["x"] if split else whole), np.zeros(len(candidates))
-    for stride in np.unique(strides).tolist():
+    for stride in distinct(strides)[0].tolist():
         mine = strides == stride
         found[mine] = transfer_time_s(size[mine], stride=int(stride), machine=machine)
     if schedule.scattered and not options.sequence_parallel:
-        for width in np.unique(axes["x"]).tolist():
+        for width in distinct(axes["x"])[0].tolist():
             mine = axes["x"] == width
             shape: GroupShape = merged_shape([(int(width), 1)])
             chosen = lines_of("all_gather", route(shape, machine.tiers, problem.gpus), machine)

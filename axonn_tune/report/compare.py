@@ -23,7 +23,7 @@ from axonn_tune.units import GIB, TERA
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from axonn_tune.baselines.comparison import Comparison, Contender, Prediction
+    from axonn_tune.ranking.compare import Comparison, Contender, StepPrediction
     from axonn_tune.ranking.inputs import Inputs
 
 SCHEMA = "axonn-tune/comparison/1"
@@ -45,9 +45,11 @@ _HEADINGS = (
     Heading("MFU"),
     Heading("HFU"),
     Heading("paper's\ncount"),
+    Heading("own\nsoftware s"),
+    Heading("relative\nstep"),
     Heading("4D is\nfaster by"),
 )
-_NARROW = (0, 1, 5, 6, 7, 9, 10, 13)
+_NARROW = (0, 1, 5, 14, 6, 7, 9, 10, 13, 15)
 """Columns shown unless all are asked for."""
 LEFT_OUT = (
     "--wide adds the rest of each layout, micro-batch, gradient accumulation, recompute, bubble, HFU and the paper's "
@@ -57,6 +59,7 @@ _CSV = (
     *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
     *("iteration_s", "low_s", "high_s", "compute_s", "communication_s", "exposed_communication_s", "bubble_s"),
     *("memory_bytes", "mfu", "hfu", "paper_share", "gain_of_4d", "infeasible"),
+    *("framework", "relative_step", "own_software_s"),
 )
 
 
@@ -99,14 +102,16 @@ def _rows(comparison: Comparison) -> list[list[str]]:
     """One row per contender; why one is infeasible is among the remarks."""
     found = [each.prediction for each in comparison.contenders]
     columns = [
-        seconds_cells([None if each is None else getattr(each, name) for each in found])
+        seconds_cells([None if each is None else getattr(each.pricing, name) for each in found])
         for name in ("iteration_s", "compute_s", "exposed_communication_s")
     ]
-    columns.append([NOTHING if each is None else f"{each.bubble_s:.2f}" for each in found])
+    columns.append([NOTHING if each is None else f"{each.pricing.bubble_s:.2f}" for each in found])
+    own = seconds_cells([None if each is None else each.own_software_s for each in found])
     rows = []
     for position, contender in enumerate(comparison.contenders):
-        times = [column[position] for column in columns]
-        rows.append([contender.name, *_cells(contender, times), signed_percent(comparison.gain(contender))])
+        times, relative = [column[position] for column in columns], comparison.relative(contender)
+        last = [own[position], NOTHING if relative is None else f"{relative:.2f}"]
+        rows.append([contender.name, *_cells(contender, times), *last, signed_percent(comparison.gain(contender))])
     return rows
 
 
@@ -114,13 +119,14 @@ def _cells(contender: Contender, times: list[str]) -> list[str]:
     found = contender.prediction
     if found is None:
         return ["infeasible, see below", *[NOTHING] * 3, *times, *[NOTHING] * 4]
+    chosen = found.pricing.configuration
     return [
         found.layout,
-        str(found.micro_batch),
-        str(found.accumulation),
-        found.recompute,
+        str(chosen.micro_batch),
+        str(found.pricing.accumulation),
+        chosen.recompute,
         *times,
-        f"{found.memory_bytes / GIB:.3g}",
+        f"{float(found.pricing.memory.total_bytes) / GIB:.3g}",
         percent(found.performance.mfu),
         percent(found.performance.hfu),
         percent(found.paper_share),
@@ -129,8 +135,8 @@ def _cells(contender: Contender, times: list[str]) -> list[str]:
 
 def comparison_remarks(comparison: Comparison) -> list[str]:
     """What limits each contender, what overlap gains, and what the paper reports of this case."""
-    lines = [f"{each.name}: {_limits(each)}" for each in comparison.contenders]
-    first = comparison.contenders[0].prediction
+    lines = [_verdict(comparison), *(f"{each.name}: {_limits(each)}" for each in comparison.contenders)]
+    first = comparison.own.prediction
     if first is not None:
         lines.append(
             f"Differences within the 80% interval are within model error: 4D takes {first.performance.low_s:.3g} to "
@@ -145,6 +151,20 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
     return [*lines, *_claims(comparison)]
 
 
+def _verdict(comparison: Comparison) -> str:
+    """Which strategy is fastest here, on what, and whether 4D's best is another strategy's kind of layout."""
+    problem, fastest = comparison.problem, comparison.contenders[0]
+    machine, workload = problem.machine, problem.workload
+    where = (
+        f"{problem.model.name} on {problem.gpus:,} × {machine.name}, {workload.global_batch:,} sequences of "
+        f"{workload.sequence_length:,} tokens in {workload.precision}"
+    )
+    same = comparison.same_layout
+    beside = f" 4D's best layout has x = y = 1: it is {same}." if same else ""
+    kernels = "Steps are with ideal kernels for all; own software: with numbers fitted to published steps."
+    return f"{where}: {fastest.name} has the shortest step.{beside} {kernels}"
+
+
 def _limits(contender: Contender) -> str:
     """Overhead as shares of the step, and what more memory would bring."""
     found, endless = contender.prediction, contender.endless_memory
@@ -157,9 +177,8 @@ def _limits(contender: Contender) -> str:
     else:
         parts.append(f"infeasible, {contender.infeasible}")
     if endless is not None and (found is None or endless.iteration_s < (1.0 - NOTABLE) * found.iteration_s):
-        parts.append(
-            f"with unlimited memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {endless.recompute})"
-        )
+        recompute = endless.pricing.configuration.recompute
+        parts.append(f"with unlimited memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {recompute})")
     return "; ".join(parts) + "."
 
 
@@ -168,7 +187,7 @@ def _claims(comparison: Comparison) -> list[str]:
         return []
     reported = "; ".join(claim.words for claim in comparison.claims)
     lines = [f"The paper (arXiv 2305.13525) reports, measured: {reported}. docs/compare.md says what differs."]
-    first = comparison.contenders[0].prediction
+    first = comparison.own.prediction
     if first is not None and first.paper_flops_per_s is not None:
         lines.append(
             f"By the paper's count, which includes full recompute, done or not, 4D is predicted to reach "
@@ -185,6 +204,8 @@ def _csv_row(comparison: Comparison, contender: Contender) -> list[object]:
     known = {
         **values,
         "key": contender.key,
+        "framework": contender.framework,
+        "relative_step": comparison.relative(contender),
         "gain_of_4d": comparison.gain(contender),
         "infeasible": contender.infeasible,
     }
@@ -214,6 +235,8 @@ def _contender_json(comparison: Comparison, contender: Contender) -> Json:
     return {
         "key": contender.key,
         "name": contender.name,
+        "framework": contender.framework,
+        "relative_step": comparison.relative(contender),
         "feasible": found is not None,
         "infeasible": contender.infeasible or None,
         "gain_of_4d": comparison.gain(contender),
@@ -222,25 +245,30 @@ def _contender_json(comparison: Comparison, contender: Contender) -> Json:
     }
 
 
-def prediction_json(found: Prediction) -> Json:
+def prediction_json(found: StepPrediction) -> Json:
     """One priced layout."""
+    pricing, configuration = found.pricing, found.pricing.configuration
     return {
         "layout": found.layout,
-        "micro_batch": found.micro_batch,
-        "grad_accumulation": found.accumulation,
-        "recompute": found.recompute,
-        "iteration_s": found.iteration_s,
+        "micro_batch": configuration.micro_batch,
+        "grad_accumulation": pricing.accumulation,
+        "recompute": configuration.recompute,
+        "pipeline": configuration.grid.pipeline,
+        "chunks": configuration.chunks,
+        "iteration_s": pricing.iteration_s,
+        "own_software_s": found.own_software_s,
         "low_s": found.performance.low_s,
         "high_s": found.performance.high_s,
-        "compute_s": found.compute_s,
-        "communication_s": found.communication_s,
-        "exposed_communication_s": found.exposed_communication_s,
-        "bubble_s": found.bubble_s,
+        "compute_s": pricing.compute_s,
+        "communication_s": pricing.communication_s,
+        "exposed_communication_s": pricing.exposed_communication_s,
+        "bubble_s": pricing.bubble_s,
         "traffic": [
-            {"kind": part.kind, "seconds": part.seconds, "exposed_s": part.exposed_s} for part in found.traffic
+            {"kind": axis, "seconds": seconds, "exposed_s": exposed_s}
+            for axis, (seconds, exposed_s) in found.by_axis().items()
         ],
         "limits": [{"what": what, "share": share} for what, share in found.limits()],
-        "memory_bytes": found.memory_bytes,
+        "memory_bytes": float(pricing.memory.total_bytes),
         "tokens_per_s": found.performance.tokens_per_s,
         "mfu": found.performance.mfu,
         "hfu": found.performance.hfu,

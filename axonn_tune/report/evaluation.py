@@ -11,13 +11,11 @@ from dataclasses import asdict
 from statistics import median
 from xml.etree import ElementTree
 
-from axonn_tune.accuracy.frameworks import framework_of
-from axonn_tune.accuracy.judged import Judged, errors_by_group
-from axonn_tune.accuracy.left_out import LeftOut
-from axonn_tune.accuracy.published import Accuracy
-from axonn_tune.accuracy.quality import Errors
-from axonn_tune.accuracy.steps import Predicted
-from axonn_tune.accuracy.summary import StepSummary
+from axonn_tune.published.accuracy import Accuracy
+from axonn_tune.published.cases import framework_of
+from axonn_tune.published.measurements import Evaluation, errors_by_group
+from axonn_tune.published.quality import Errors, StepSummary
+from axonn_tune.published.steps import LeftOut, PredictedStep
 from axonn_tune.report.output import (
     NOTHING,
     Heading,
@@ -49,7 +47,7 @@ REGRESSION_SCHEMA = "axonn-tune/regression/1"
 
 def accuracy_document(found: Accuracy) -> Json:
     """Everything, as JSON: `rows` are the steps; each other kind has a summary and rows of its own."""
-    kinds = {"collectives": found.collectives, "gemm": found.products, "memory": found.memory}
+    kinds = {"collectives": found.collectives, "gemm": found.gemms, "memory": found.memory}
     return {
         "schema": ACCURACY_SCHEMA,
         "summary": {
@@ -61,7 +59,7 @@ def accuracy_document(found: Accuracy) -> Json:
     }
 
 
-def _judged(judged: tuple[Judged, ...]) -> Json:
+def _judged(judged: tuple[Evaluation, ...]) -> Json:
     return {
         "summary": {name: asdict(errors) for name, errors in errors_by_group(judged).items()},
         "rows": [
@@ -76,7 +74,7 @@ def accuracy_text(found: Accuracy) -> str:
     parts = [steps_text(found.summary, found.without)] if found.steps else []
     for title, judged in (
         ("collectives of 1 MiB or more", found.collectives),
-        ("GEMMs of 10 GFLOP or more", found.products),
+        ("GEMMs of 10 GFLOP or more", found.gemms),
         ("memory", found.memory),
     ):
         if judged:
@@ -85,13 +83,13 @@ def accuracy_text(found: Accuracy) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _reasons(judged: tuple[Judged, ...]) -> str:
+def _reasons(judged: tuple[Evaluation, ...]) -> str:
     """Why rows were not predicted, with how many there are."""
     counts = Counter(one.why_not for one in judged if one.why_not)
     return "".join(f"not predicted: {count:,} rows: {why}\n" for why, count in counts.most_common())
 
 
-def step_rows(predictions: tuple[Predicted, ...]) -> list[Json]:
+def step_rows(predictions: tuple[PredictedStep, ...]) -> list[Json]:
     """One object per row: `why_not` is null where there is a prediction."""
     return [
         {
@@ -102,7 +100,7 @@ def step_rows(predictions: tuple[Predicted, ...]) -> list[Json]:
             "why_not": one.why_not or None,
             "measured_s": one.row.step_s,
             "error": one.error,
-            "memory_bytes": None if one.price is None else one.price.memory_bytes,
+            "memory_bytes": one.memory_bytes,
         }
         for one in predictions
     ]
@@ -132,7 +130,8 @@ def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> 
         held_out = [(kind, _with_all(one)) for kind, one in without.items()]
         parts += [_errors_table("source", _with_all(summary), held_out), _families_table(summary, without)]
         parts.append(_steps_table("worst rows", summary.worst))
-    parts.append(_steps_table("rows without a time", [one for one in summary.not_measured if one.price]))
+    parts.append(_interleaving_table(summary.of_unknown_interleaving))
+    parts.append(_steps_table("rows without a time", [one for one in summary.not_measured if one.predicted_s]))
     unknown = sorted({one.row.framework for one in summary.of_unknown_software})
     parts += [f"unknown framework, priced as the mean of all known ones: {name or 'no name'}" for name in unknown]
     parts += [f"not predicted: {one.row.id}: {one.why_not}" for one in summary.not_predicted]
@@ -188,7 +187,7 @@ def _families_table(summary: StepSummary, without: Mapping[LeftOut, StepSummary]
     return text_table(headings, rows)
 
 
-def _steps_table(title: str, steps: Sequence[Predicted]) -> str:
+def _steps_table(title: str, steps: Sequence[PredictedStep]) -> str:
     """One line a row, with what it was priced as and its interval; nothing without rows."""
     if not steps:
         return ""
@@ -199,12 +198,26 @@ def _steps_table(title: str, steps: Sequence[Predicted]) -> str:
     return text_table(headings, [_step_cells(one) for one in steps])
 
 
-def _step_cells(one: Predicted) -> list[str]:
+def _interleaving_table(steps: Sequence[PredictedStep]) -> str:
+    """Rows whose source does not state interleaving, by both readings; nothing without such rows."""
+    if not steps:
+        return ""
+    headings = [*(Heading(name, left=True) for name in ("* interleaving not stated", "model", "fastest layout"))]
+    headings += map(Heading, ("measured, s", "predicted, s", "error", "without\ninterleaving, s", "error"))
+    return text_table(headings, [_interleaving_cells(one) for one in steps])
+
+
+def _interleaving_cells(one: PredictedStep) -> list[str]:
+    times = [f"{one.row.step_s:.3f}", f"{one.predicted_s:.3f}", f"{one.error:+.1%}"]
+    return [one.row.id, one.row.model, one.layout, *times, f"{one.plain_s:.3f}", f"{one.plain_error:+.1%}"]
+
+
+def _step_cells(one: PredictedStep) -> list[str]:
     measured = NOTHING if one.row.step_s is None else f"{one.row.step_s:.3f}"
     interval = NOTHING if one.low_s is None or one.high_s is None else f"{one.low_s:.3f} to {one.high_s:.3f}"
-    layout = one.price.layout.words() if one.price else ""
+    layout = one.layout
     return [
-        *(one.row.id, one.row.framework, framework_of(one.row).kernels, one.row.model, layout),
+        *(one.row.id, one.row.framework, framework_of(one.row).software, one.row.model, layout),
         *(measured, f"{one.predicted_s:.3f}", interval, signed_percent(one.error)),
     ]
 

@@ -16,22 +16,22 @@ from axonn_tune import __version__
 from axonn_tune.cost.breakdown import (
     ATTENTION,
     ELEMENT_WISE,
-    MATRIX_PRODUCTS,
+    GEMMS,
     OPTIMIZER,
     Work,
     hidden_behind,
     hidden_s,
     work_by_kind,
 )
-from axonn_tune.cost.collectives import Line, Route, priced_kind, route
+from axonn_tune.cost.collectives import Line, Route, route
 from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.grid import Grid
-from axonn_tune.program.operations import Phase
+from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import WIDTH, Heading, Json, axis_name, markdown_table, seconds_cells, text_table, wrapped
-from axonn_tune.report.ranking import entry_fields, origin, term_json
+from axonn_tune.report.ranking import entry_fields, origin, shown_axes, term_json
 from axonn_tune.specs.machine import Accelerator, Machine, Protocol
 from axonn_tune.units import GB, GIB, TERA, show_bytes, show_seconds
 
@@ -143,7 +143,7 @@ def _sent(subject: PricedConfiguration) -> ExplainSection:
             axis_name(term.axis),
             str(term.group),
             str(term.collective.size_bytes),
-            show_bytes(term.size_bytes),
+            show_bytes(term.bytes),
             str(term.count),
         ]
         for number, term in enumerate(subject.pricing.terms, start=1)
@@ -260,9 +260,10 @@ def _memory(subject: PricedConfiguration) -> ExplainSection:
 def explain_title(subject: PricedConfiguration) -> str:
     """One line that says what is explained."""
     problem, entry = subject.inputs.problem, subject.entry
-    grid = " × ".join(str(size) for size in entry.sizes)
+    axes = shown_axes(problem)
+    grid = " × ".join(str(entry.size(axis)) for axis in axes)
     step = "" if entry.iteration_s is None else f", {show_seconds(entry.iteration_s)} a step"
-    return f"{problem.model.name} on {problem.gpus} × {problem.machine.name}: grid x × y × z × data = {grid}{step}"
+    return f"{problem.model.name} on {problem.gpus} × {problem.machine.name}: grid {' × '.join(axes)} = {grid}{step}"
 
 
 def explain_document(subject: PricedConfiguration) -> Json:
@@ -406,6 +407,11 @@ def _time(subject: PricedConfiguration) -> Iterator[str]:
         f"({pricing.compute_s / step_s:.0%}) and waits for communication for {show_seconds(exposed_s)} "
         f"({exposed_s / step_s:.0%})."
     )
+    if pricing.bubble_s:
+        yield (
+            f"The pipeline bubble, in which the stage that computes longest waits for the others, is "
+            f"{show_seconds(pricing.bubble_s)} ({pricing.bubble_s / step_s:.0%})."
+        )
     if not pricing.terms:
         return
     hidden_s = max(pricing.communication_s - exposed_s, 0.0)
@@ -469,7 +475,7 @@ def _slower_s(work: tuple[Work, ...], peak: float) -> float:
     return sum(
         each.seconds - each.flops / peak
         for each in work
-        if each.kind in (MATRIX_PRODUCTS, ATTENTION) and each.phase != "recompute"
+        if each.kind in (GEMMS, ATTENTION) and each.phase != "recompute"
     )
 
 
@@ -483,7 +489,7 @@ def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:
     for term in pricing.terms:
         key = (term.op, term.axis, term.line)
         if term.op == "send":
-            found[key] = f"send over {term.axis}: {show_bytes(term.size_bytes)} to the next stage over {term.tier}"
+            found[key] = f"send over {term.axis}: {show_bytes(term.bytes)} to the next stage over {term.tier}"
         elif key not in found:
             kind = priced_kind(term.collective.kind)
             machine = problem.machine.model_copy(update={"tiers": problem.machine.tiers_of(kind)})

@@ -5,16 +5,19 @@ JSON follows the contracts `axonn-tune/ranking/1` and `axonn-tune/sweep/1`. Keys
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from axonn_tune import __version__
+from axonn_tune.cost.prediction import StagePrediction, Term
 from axonn_tune.grid import AXES
 from axonn_tune.program.dimensions import MFU_CONVENTION
-from axonn_tune.ranking.entries import Entry, TermEntry
+from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.results import Results
+from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
     NOTHING,
     Heading,
@@ -57,7 +60,7 @@ _METRICS = {
 }
 _OURS = "alpha-beta"
 _SAME_GRID = "for the fastest candidate with the same grid and rank order"
-_NO_ENTRY = Entry(sizes=(0, 0, 0, 0))
+_NO_ENTRY = Entry(sizes=(0,) * len(AXES))
 
 
 def ranking_table(
@@ -87,8 +90,14 @@ def ranking_cells(
 def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = False) -> list[str]:
     """Names of the columns shown unless others are asked for."""
     names = ["rank", "grid", "order", "batching", "communication_s", "exposed_communication_s", "step", "mfu", "memory"]
+    problem = results.inputs.problem
     if wide:
         names[5:8] = ["exposed_communication_s", "compute_s", "step", "tokens_per_s", "mfu", "hfu"]
+    if problem.pipeline:
+        names[3:3] = ["chunks"]
+        names[names.index("step") : names.index("step")] = ["bubble_s"]
+    if problem.rank_by != "iteration" and results.ranked.cost == _OURS:
+        names.insert(names.index("step") + 1, "shortest_step_s")
     names += [f"rank_{cost}" for cost in results.others]
     if any(not entry.feasible for entry in entries):
         names.append("rejected_because")
@@ -119,14 +128,16 @@ def ranking_records(
 _CSV = (
     *("rank", *AXES, "order", "feasible", "tie", "micro_batch", "grad_accumulation", "recompute", "kept_layers"),
     *("communication_s", "exposed_communication_s", "compute_s", "iteration_s", "low_s", "high_s", "tokens_per_s"),
-    *("mfu", "hfu", "memory_bytes"),
+    *("mfu", "hfu", "memory_bytes", "framework", "context", "pipeline", "chunks", "bubble_s", "shortest_step_s"),
 )
 
 
 def _ranking_columns(results: Results, *, limit_bytes: float) -> dict[str, tuple[Heading, Cells]]:
     """Every column there is, by name, in the order of the table."""
+    axes = shown_axes(results.inputs.problem)
     return {
         **_COLUMNS,
+        "grid": (Heading(f"grid\n{' '.join(axes)}"), _grids(axes)),
         "memory": (Heading(f"memory,\nGiB of\n{limit_bytes / GIB:.1f}"), _COLUMNS["memory"][1]),
         **{f"rank_{cost}": _rank_column(results, cost) for cost in results.others},
         "rejected_because": (
@@ -149,8 +160,18 @@ def _seconds(read: Callable[[Entry], float | None]) -> Cells:
     return lambda entries: seconds_cells([read(entry) for entry in entries])
 
 
-def _grids(entries: Sequence[Entry]) -> list[str]:
-    return aligned_cells([[str(size) if size else NOTHING for size in entry.sizes] for entry in entries])
+def _grids(axes: Sequence[str]) -> Cells:
+    """Sizes of these axes, aligned."""
+
+    def cells(entries: Sequence[Entry]) -> list[str]:
+        return aligned_cells([[str(entry.size(axis) or NOTHING) for axis in axes] for entry in entries])
+
+    return cells
+
+
+def shown_axes(problem: Problem) -> list[str]:
+    """Axes of a grid that a table shows: those that the framework has and that were searched."""
+    return [axis for axis in problem.axes if axis in problem.framework.axes]
 
 
 def _batchings(entries: Sequence[Entry]) -> list[str]:
@@ -191,7 +212,7 @@ def _gib(size_bytes: float | None) -> str:
 
 _COLUMNS: dict[str, tuple[Heading, Cells]] = {
     "rank": (Heading("rank"), _each(lambda entry: _plain(entry.rank))),
-    "grid": (Heading("grid\nx y z data"), _grids),
+    "grid": (Heading("grid\nx y z data"), _grids(AXES)),
     "order": (Heading("rank\norder", left=True), _each(_order)),
     "batching": (Heading("micro-batch,\nrecompute,\nnot resharded", left=True), _batchings),
     "micro_batch": (Heading("micro-\nbatch"), _each(lambda entry: _plain(entry.micro_batch))),
@@ -201,6 +222,9 @@ _COLUMNS: dict[str, tuple[Heading, Cells]] = {
     "communication_s": (Heading("communi-\ncation,\ns"), _seconds(lambda entry: entry.communication_s)),
     "exposed_communication_s": (Heading("exposed,\ns"), _seconds(lambda entry: entry.exposed_communication_s)),
     "compute_s": (Heading("compute,\ns"), _seconds(lambda entry: entry.compute_s)),
+    "chunks": (Heading("chunks"), _each(lambda entry: _plain(entry.chunks))),
+    "bubble_s": (Heading("bubble,\ns"), _seconds(lambda entry: entry.bubble_s)),
+    "shortest_step_s": (Heading("shortest\nstep, s"), _seconds(lambda entry: entry.shortest_step_s)),
     "step": (Heading("step,\ns"), _steps),
     "iteration_s": (Heading("step,\ns"), _seconds(lambda entry: entry.iteration_s)),
     "low_s": (Heading("at least,\ns"), _seconds(lambda entry: entry.low_s)),
@@ -262,7 +286,7 @@ def entry_fields(entry: Entry, workload: Workload) -> Json:
     """One config of the contract, without its terms."""
     return {
         "rank": entry.rank,
-        **dict(zip(AXES, entry.sizes, strict=True)),
+        **{axis: entry.size(axis) for axis in AXES},
         "order": None if entry.order is None else ",".join(entry.order),
         "feasible": entry.feasible,
         "rejected_because": list(entry.rejected_because),
@@ -282,10 +306,28 @@ def entry_fields(entry: Entry, workload: Workload) -> Json:
         "mfu": entry.mfu,
         "hfu": entry.hfu,
         "tie": entry.tie,
+        "framework": entry.framework,
+        "context": entry.size("context"),
+        "pipeline": entry.pipeline,
+        "chunks": entry.chunks,
+        "bubble_s": entry.bubble_s,
+        "shortest_step_s": entry.shortest_step_s,
+        "stages": [stage_json(stage) for stage in entry.stages],
     }
 
 
-def term_json(term: TermEntry) -> Json:
+def stage_json(stage: StagePrediction) -> Json:
+    """One pipeline stage of a config."""
+    return {
+        "blocks": stage.blocks,
+        "compute_s": stage.compute_s,
+        "communication_s": stage.communication_s,
+        "bubble_s": stage.bubble_s,
+        "memory_bytes": int(stage.memory.total_bytes),
+    }
+
+
+def term_json(term: Term) -> Json:
     """One term of the contract, and how it was priced."""
     return {
         "op": term.op,
@@ -297,12 +339,12 @@ def term_json(term: TermEntry) -> Json:
         "group": term.group,
         "tier": term.tier,
         "seconds": term.seconds,
-        "exposed_s": term.exposed_s,
+        "exposed_s": None if math.isnan(term.exposed_s) else term.exposed_s,
         "formula": term.formula,
-        "algorithm": term.algorithm,
-        "protocol": term.protocol,
-        "latency_s": term.latency_s,
-        "bandwidth_bytes_per_s": term.bandwidth_bytes_per_s,
+        "algorithm": term.line.algorithm,
+        "protocol": term.line.protocol or None,
+        "latency_s": term.line.latency_s,
+        "bandwidth_bytes_per_s": term.line.bandwidth_bytes_per_s,
     }
 
 
@@ -320,10 +362,10 @@ class Difference:
 def ranking_remarks(results: Results) -> list[str]:
     """Sentences to print below a table, one each."""
     said = [
+        shortest_step_remark(results),
         priced_remark(results),
         why_first(results),
         ties_remark(results),
-        shortest_step_remark(results),
         rejected_remark(results),
         searched_remark(results),
     ]
@@ -335,8 +377,9 @@ def priced_remark(results: Results) -> str:
     problem, cost = results.inputs.problem, results.ranked.cost
     workload, machine = problem.workload, problem.machine
     sequences, tokens = counted(workload.global_batch, "sequence"), counted(workload.sequence_length, "token")
+    title = f" with {problem.framework.title}" if problem.framework.software else ""
     said = (
-        f"{problem.model.name} on {problem.gpus:,} × {machine.name} ({machine.accelerator.name}), "
+        f"{problem.model.name} on {problem.gpus:,} × {machine.name} ({machine.accelerator.name}){title}, "
         f"{sequences} of {tokens} in {workload.precision}; ranked by {_RANKED_BY[problem.rank_by]}"
     )
     if cost == _OURS:
@@ -376,7 +419,7 @@ def _differences(first: Entry, second: Entry, *, rank_by: str) -> Iterator[Diffe
         yield Difference(second.compute_s - first.compute_s, "computing")
 
 
-def _by_axis(terms: tuple[TermEntry, ...], *, exposed: bool) -> dict[tuple[str, str], float]:
+def _by_axis(terms: tuple[Term, ...], *, exposed: bool) -> dict[tuple[str, str], float]:
     """Seconds by collective and axis."""
     sums: dict[tuple[str, str], float] = defaultdict(float)
     for term in terms:
@@ -410,13 +453,13 @@ def shortest_step_remark(results: Results) -> str:
     cost = "" if ranked.cost == _OURS else f"--cost {_OURS} "
     return (
         f"The shortest step is that of {_configuration(best)}: {show_seconds(best.iteration_s)}, {gain:.0%} less than "
-        f"#1's {show_seconds(first_s)}. {cost}--rank-by iteration ranks by it."
+        f"#1's {show_seconds(first_s)}. {cost}--rank-by step ranks by it."
     )
 
 
 def _configuration(entry: Entry) -> str:
     """`x=1 y=1 z=64 data=4, rank order z,data, micro-batch 2, recompute none`."""
-    sizes = " ".join(f"{axis}={size}" for axis, size in zip(AXES, entry.sizes, strict=True))
+    sizes = " ".join(f"{axis}={size}" for axis, size in zip(entry.axes, entry.sizes, strict=True))
     order = [f"rank order {','.join(entry.wide_order)}"] if len(entry.wide_order) > 1 else []
     return ", ".join([sizes, *order, f"micro-batch {entry.micro_batch}", f"recompute {entry.recompute}"])
 

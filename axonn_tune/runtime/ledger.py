@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
-from axonn_tune.cost.collectives import priced_kind
 from axonn_tune.grid import split_axes
 from axonn_tune.program.dimensions import step_values
-from axonn_tune.program.operations import Phase
+from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import CollectiveKind

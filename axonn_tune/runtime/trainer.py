@@ -16,7 +16,6 @@ from types import FrameType
 
 import torch
 
-from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.constraints import broken_constraints
@@ -52,8 +51,10 @@ def require_runnable(launch: Launch) -> None:
             f"workload.sequence_length ({workload.sequence_length}) is more than "
             f"model.max_sequence_length ({model.max_sequence_length})"
         )
-    configuration = Configuration(grid, launch.micro_batch, launch.recompute, launch.kept_layers)
-    found += [f"grid: {line}" for line in broken_constraints(configuration, model, workload, AXONN_TUNE)]
+    if grid.pipeline > 1:
+        found.append(f"grid.pipeline ({grid.pipeline}): this runtime has no pipeline stages yet; 1 runs")
+    broken = broken_constraints(grid, model, workload, AXONN_TUNE, micro_batch=launch.micro_batch)
+    found += [f"grid: {line}" for line in broken]
     if found:
         raise UsageError("this launch config cannot run:\n" + "\n".join(f"  {line}" for line in found))
 

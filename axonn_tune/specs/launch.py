@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from axonn_tune.grid import Grid
+from axonn_tune.grid import AXES, Grid
 from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.model import Model
@@ -15,7 +15,7 @@ from axonn_tune.specs.workload import Recompute, Workload
 
 VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
-Axis = Literal["x", "y", "z", "data"]
+Axis = Literal["x", "y", "z", "data", "pipeline"]
 Purpose = Literal["overlap", "memory", "compute", "site", "debug"]
 PURPOSES: tuple[Purpose, ...] = ("overlap", "memory", "compute", "site", "debug")
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -28,8 +28,9 @@ class LaunchGrid(Document):
     y: PositiveInt = Field(description="Ranks that split its input.")
     z: PositiveInt = Field(description="Ranks that split the stored weights, and the batch.")
     data: PositiveInt = Field(description="Replicas, which split the batch alone.")
+    pipeline: PositiveInt = Field(default=1, description="Pipeline stages, which split the layers.")
     order: tuple[Axis, ...] = Field(
-        min_length=4, max_length=4, description="Rank order: axes, fastest-varying rank first."
+        min_length=4, max_length=5, description="Rank order: axes, fastest-varying rank first."
     )
 
     @model_validator(mode="after")
@@ -39,17 +40,27 @@ class LaunchGrid(Document):
 
     def grid(self) -> Grid:
         """The same as the value that cost model and runtime work with."""
-        return Grid(self.x, self.y, self.z, self.data, order=self.order)
+        return Grid(x=self.x, y=self.y, z=self.z, data=self.data, pipeline=self.pipeline, order=self.order)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each axis by name; stages only where there are several."""
+        return {axis: size for axis, size in self.grid().by_axis.items() if axis in AXES or size > 1}
+
+    @property
+    def product(self) -> tuple[str, str]:
+        """`x·y·z·data` and `2·1·2·2`."""
+        return "·".join(self.sizes), "·".join(map(str, self.sizes.values()))
 
     @property
     def world(self) -> int:
         """Number of ranks."""
-        return self.x * self.y * self.z * self.data
+        return self.grid().world
 
     @property
     def label(self) -> str:
         """Such as `x2·y1·z2·data2 (data,x,z)`: sizes, then the axes above 1, fastest-varying rank first."""
-        sizes = {"x": self.x, "y": self.y, "z": self.z, "data": self.data}
+        sizes = self.sizes
         wide = [axis for axis in self.order if sizes[axis] > 1]
         product = "·".join(f"{axis}{size}" for axis, size in sizes.items())
         return f"{product} ({','.join(wide)})" if wide else product
@@ -177,6 +188,7 @@ class Launch(Document):
     )
     recompute: Recompute = Field(description="Activation recomputation (checkpointing): none, selective or full.")
     kept_layers: NonNegativeInt = Field(description="Layers, from the last, that are not resharded after forward.")
+    chunks: PositiveInt = Field(default=1, description="Chunks of each pipeline stage; more than 1 is interleaved.")
     steps: PositiveInt = Field(default=100, description="Optimizer steps to run.")
     seed: NonNegativeInt = Field(default=0, description="Seed of the initial weights and of dropout.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(

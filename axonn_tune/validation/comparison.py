@@ -14,9 +14,9 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Literal, TypeAlias
 
-from axonn_tune.accuracy.quality import spearman
 from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
 from axonn_tune.grid import AXES, Grid, split_axes
+from axonn_tune.published.quality import spearman
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import (
@@ -384,7 +384,7 @@ def _repriced(
     measurements: Measurements, machine: Machine, configuration: MeasuredConfiguration
 ) -> MeasuredConfiguration:
     priced = price(measurements.model, machine, configuration)
-    by_name = {(term.op, term.axis, term.phase, term.layer, round(term.size_bytes)): term for term in priced.terms}
+    by_name = {(term.op, term.axis, term.phase, term.layer, round(term.bytes)): term for term in priced.terms}
     terms = tuple(
         _with(term, by_name.get((term.op, term.axis, term.phase, term.layer, term.bytes)))
         for term in configuration.terms

@@ -10,11 +10,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from axonn_tune.cost.collectives import lines, route
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration, symbol_values
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.grid import AXES, Grid, GroupShape
+from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import price_memory
 from axonn_tune.program.size import PLAIN
-from axonn_tune.ranking.space import Problem, search
+from axonn_tune.program.step import build_step
+from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
@@ -134,9 +137,9 @@ def test_rank_and_coordinates_are_a_bijection(grid: Grid, data: st.DataObject) -
 def memory_bytes(model: Model, workload: Workload, grid: Grid, recompute: Recompute) -> float:
     """Memory of one rank without kept layers, at micro-batch 1."""
     values = symbol_values(model, workload, grid, micro_batch=1)
-    priced = price_memory(
-        model, workload, values, recompute=recompute, limit_bytes=1e15, arithmetic=PLAIN, kept_layers=0.0
-    )
+    values["held"] = values["L"]
+    program = build_step(model, workload, recompute=recompute)
+    priced = price_memory(program, values, limit_bytes=1e15, arithmetic=PLAIN, kept_layers=0.0)
     return float(priced.total_bytes)
 
 

@@ -12,16 +12,18 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import axonn_tune
 from axonn_tune.api.search import COSTS, SearchOptions
+from axonn_tune.cost.paper import PaperBackend
 from axonn_tune.errors import NothingFeasibleError, UnknownNameError, UsageError
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.choosing import RANK_BY
 from axonn_tune.specs.catalog import DEFAULT_MACHINE
-from axonn_tune.specs.workload import OVERLAPS
+from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES, Precision
 from tests.cli.running import run
 
 ROOT = Path(__file__).parents[2]
@@ -160,7 +162,7 @@ def test_documents_may_be_names_paths_or_objects(tmp_path: Path) -> None:
         ({"precision": "bf61"}, "did you mean 'bf16'"),
         ({"rank_by": "steps"}, "known: communication, exposed, iteration"),
         ({"cost": "papr"}, "did you mean 'paper'"),
-        ({"order": "x,y,z"}, "must name each of x, y, z and data once"),
+        ({"order": "x,y,z"}, "--order x,y,z must name data too, as in x,y,z,data"),
         ({"overlap": ["outputs"]}, "did you mean 'output'"),
         ({"set": "layers=4"}, "give a mapping"),
         ({"set": {"layer": 4}}, "did you mean 'layers'"),
@@ -270,8 +272,12 @@ def test_options_are_those_of_the_command_line() -> None:
     command = click.command()(options.search_options()(lambda **parameters: None))
     named = {param.name for param in command.params} - {"gpus", "model", "machine", "batch", "rank_by", "help"}
     assert named == set(SearchOptions.__annotations__)
-    assert (options.COSTS, options.RANK_BY, options.OVERLAPS) == (COSTS, RANK_BY, OVERLAPS)
+    assert set(options.RANK_BY) == {*RANK_BY, "step"}
+    assert (COSTS, ("alpha-beta", *get_args(PaperBackend))) == (options.COSTS, COSTS)
+    assert (options.OVERLAPS, options.RECOMPUTES) == (OVERLAPS, RECOMPUTES)
+    assert get_args(Precision) == options.PRECISIONS
     assert options.DEFAULT_MACHINE == DEFAULT_MACHINE
+    assert set(options.AXES) <= set(ALL_AXES)
 
 
 def test_numpy_numbers_are_taken() -> None:

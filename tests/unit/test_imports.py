@@ -11,9 +11,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = "axonn_tune"
 
 VOCABULARY = {"errors", "units", "grid", "files", "processes"}
+ENGINE = VOCABULARY | {"specs", "frameworks", "program", "cost"}
+COMMANDS = ENGINE | {"ranking", "launch", "lab", "published", "calibration", "validation", "report"}
 # What each layer may import beside itself and the package's own version.
 MAY_IMPORT: dict[str, set[str]] = {
-    "": {"api", "errors", "lab", "specs"},
+    "": {"api", "errors", "frameworks", "lab", "specs"},
     "__main__": {"cli"},
     "errors": set(),
     "units": set(),
@@ -21,49 +23,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": set(),
     "grid": {"errors", "units"},
     "specs": VOCABULARY,
-    "program": VOCABULARY | {"specs"},
-    "cost": VOCABULARY | {"specs", "program"},
-    "runtime": VOCABULARY | {"specs", "program"},
-    "ranking": VOCABULARY | {"specs", "program", "cost"},
-    "launch": VOCABULARY | {"specs", "program", "cost", "ranking"},
-    "baselines": VOCABULARY | {"specs", "program", "cost", "ranking"},
+    "frameworks": VOCABULARY | {"specs"},
+    "program": VOCABULARY | {"specs", "frameworks"},
+    "cost": VOCABULARY | {"specs", "frameworks", "program"},
+    "runtime": VOCABULARY | {"specs", "frameworks", "program"},
+    "ranking": ENGINE,
+    "launch": ENGINE | {"ranking"},
     "lab": VOCABULARY | {"specs"},
-    "published": set(),
-    "accuracy": VOCABULARY | {"specs", "program", "cost", "baselines", "published"},
-    "calibration": VOCABULARY | {"specs", "program", "cost", "ranking", "launch"},
-    "validation": VOCABULARY | {"specs", "program", "cost", "ranking", "launch", "lab", "accuracy", "calibration"},
-    "report": VOCABULARY
-    | {"specs", "program", "cost", "ranking", "launch", "baselines", "accuracy", "calibration", "validation"},
-    "api": VOCABULARY
-    | {
-        "specs",
-        "program",
-        "cost",
-        "ranking",
-        "launch",
-        "baselines",
-        "accuracy",
-        "calibration",
-        "validation",
-        "report",
-        "lab",
-    },
-    "cli": VOCABULARY
-    | {
-        "api",
-        "specs",
-        "program",
-        "cost",
-        "ranking",
-        "launch",
-        "baselines",
-        "accuracy",
-        "calibration",
-        "validation",
-        "report",
-        "runtime",
-        "lab",
-    },
+    "published": ENGINE,
+    "calibration": ENGINE | {"ranking", "launch"},
+    "validation": ENGINE | {"ranking", "launch", "lab", "published", "calibration"},
+    "report": ENGINE | {"ranking", "launch", "published", "calibration", "validation"},
+    "api": COMMANDS,
+    "cli": COMMANDS | {"api", "runtime"},
 }
 # Libraries that stay in some layers, and those that may not be imported while a file is.
 STAYS_IN = {"pydantic": {"specs"}, "rich": {"report", "api", "cli"}, "torch": {"runtime"}, "click": {"cli"}}

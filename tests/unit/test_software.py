@@ -10,8 +10,8 @@ import pytest
 from axonn_tune.accuracy.frameworks import kernel_numbers, software_kernels
 from axonn_tune.cost.compute import compute_rates
 from axonn_tune.specs.catalog import available, load_machine
-from benchmarks.left_out import coverage, widths
-from benchmarks.software import EXPECTED, LEAST, newton_step, parameters
+from tools.fit.left_out import coverage, widths
+from tools.fit.software import EXPECTED, LEAST, newton_step, parameters
 
 
 def test_a_step_stays_within_bounds() -> None:

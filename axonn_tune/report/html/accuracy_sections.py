@@ -1,4 +1,4 @@
-"""Predicted vs. published measurements as sections: steps, collectives, GEMMs, memory.
+"""PredictedStep vs. published measurements as sections: steps, collectives, GEMMs, memory.
 
 A section has a figure, a color for each series; errors by group; every row; and what was not predicted.
 """
@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields
 from html import escape
 
 from axonn_tune import __version__
-from axonn_tune.accuracy.judged import Judged, errors_by_group
-from axonn_tune.accuracy.published import Accuracy, Files
-from axonn_tune.accuracy.quality import Errors, FamilyQuality
-from axonn_tune.accuracy.shipped import SHIPPED
-from axonn_tune.accuracy.steps import Predicted
 from axonn_tune.errors import UsageError
+from axonn_tune.published.accuracy import Accuracy, Files
+from axonn_tune.published.measurements import RELATIVE, Evaluation, errors_by_group
+from axonn_tune.published.quality import Errors, FamilyQuality
+from axonn_tune.published.rows import SHIPPED
+from axonn_tune.published.steps import PredictedStep
 from axonn_tune.report.html.page import (
     MUTED,
     PERCENT,
@@ -48,9 +48,7 @@ _CELLS_PER_DECADE = 40
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 _FEW = 40
 """With more rows a table scrolls in a window of its own."""
-_FIGURE, _EACH = "Predicted vs. measured", "Each row"
-_SHARES_GROUP = "relative"
-"""Memory rows of this group hold shares of something, not bytes."""
+_FIGURE, _EACH = "PredictedStep vs. measured", "Each row"
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class _Kind:
     """Rows that are not steps. counted: over which of them errors are; series: what of a group the color is for."""
 
     title: str
-    judged: tuple[Judged, ...]
+    judged: tuple[Evaluation, ...]
     counted: str
     unit: DisplayUnit
     series: Callable[[str], str]
@@ -120,7 +118,7 @@ def _read(files: Files) -> Iterator[tuple[str, str]]:
 
 def _kinds(found: Accuracy) -> Iterator[_Kind]:
     yield _Kind("Collectives", found.collectives, "rows of 1 MiB or more", TIMES, _collective)
-    yield _Kind("GEMMs", found.products, "rows of 10 GFLOP or more", TIMES, _accelerator)
+    yield _Kind("GEMMs", found.gemms, "rows of 10 GFLOP or more", TIMES, _accelerator)
     yield _Kind("Memory", found.memory, "all rows", MEMORY, str)
 
 
@@ -179,21 +177,21 @@ def _error_cards(errors: Errors) -> list[Json]:
     ]
 
 
-def _step_point(one: Predicted) -> ScatterPoint:
+def _step_point(one: PredictedStep) -> ScatterPoint:
     """A step with what pointing at it says."""
-    row, price = one.row, one.price
-    assert price is not None, row.id
+    row, configuration = one.row, one.configuration
+    assert configuration is not None, row.id
+    assert one.predicted_s is not None, row.id
     assert row.step_s, row.id
-    layout = price.layout
     words = [
         row.id,
         f"{row.framework}, {row.model} on {row.gpus:,} {row.gpu}",
-        f"{layout.words()}, micro-batch {layout.micro_batch}, recompute {layout.recompute}",
-        _both(row.step_s, price.step_s, STEPS),
+        f"{one.layout}, micro-batch {configuration.micro_batch}, recompute {configuration.recompute}",
+        _both(row.step_s, one.predicted_s, STEPS),
     ]
     if one.low_s is not None and one.high_s is not None:
         words.append(f"80% interval: {STEPS.show(one.low_s)} to {STEPS.show(one.high_s)}")
-    return ScatterPoint(row.dataset, row.step_s, price.step_s, _said(words))
+    return ScatterPoint(row.dataset, row.step_s, one.predicted_s, _said(words))
 
 
 def _both(measured: float, predicted: float, unit: DisplayUnit) -> str:
@@ -228,9 +226,9 @@ def _kind_section(kind: _Kind, identity: str) -> Json:
 
 @dataclass(frozen=True)
 class _Part:
-    """Predicted rows in one unit, and what their figure and table are called."""
+    """PredictedStep rows in one unit, and what their figure and table are called."""
 
-    rows: Sequence[Judged]
+    rows: Sequence[Evaluation]
     unit: DisplayUnit
     figure: str
     table: str
@@ -238,7 +236,7 @@ class _Part:
 
 def _parts(kind: _Kind) -> Iterator[_Part]:
     predicted = [one for one in kind.judged if one.predicted is not None]
-    shares = [one for one in predicted if kind.unit is MEMORY and one.group == _SHARES_GROUP]
+    shares = [one for one in predicted if kind.unit is MEMORY and one.group == RELATIVE]
     yield _Part([one for one in predicted if one not in shares], kind.unit, _FIGURE, _EACH)
     yield _Part(shares, SHARES, "Shares, predicted vs. measured", "Each share")
 
@@ -351,7 +349,7 @@ def _error_line(ends: tuple[float, float], error: float) -> Json:
     }
 
 
-_ERROR = percent_column("error", "error, %", "Predicted / measured − 1.")
+_ERROR = percent_column("error", "error, %", "PredictedStep / measured − 1.")
 _SIZE = percent_column("size", "|error|, %", "Size of the error.")
 _ERRORS = (
     Column("rows", "rows", "Rows that have both values.", decimals=0),
@@ -385,7 +383,7 @@ _STEPS = (
     Column("layout", "layout", "As predicted: where the row leaves it open, the fastest.", text=True, width_ch=44),
     Column("micro_batch", "micro-batch", "Sequences.", decimals=0),
     Column("recompute", "re\u00adcompute", "Activation recomputation.", text=True, width_ch=10),
-    Column("memory", "memory, GiB", "Predicted peak of one GPU.", per=GIB, decimals=1),
+    Column("memory", "memory, GiB", "PredictedStep peak of one GPU.", per=GIB, decimals=1),
 )
 _STEPS_REFUSED = (
     *(column for column in _STEPS if column.key in {"id", "source", "framework", "gpu", "model"}),
@@ -426,9 +424,9 @@ def families_table(families: Sequence[FamilyQuality]) -> Json:
     return table("s1-families", "Ranking of layouts", _FAMILIES, rows, note=note, tall=True)
 
 
-def steps_table(steps: Sequence[Predicted]) -> Json:
+def steps_table(steps: Sequence[PredictedStep]) -> Json:
     """Every predicted step, the worst first; those that were not measured last."""
-    known = sorted((one for one in steps if one.price is not None), key=lambda one: -abs(one.error or 0.0))
+    known = sorted((one for one in steps if one.predicted_s is not None), key=lambda one: -abs(one.error or 0.0))
     rows = [_step_row(one) for one in known]
     filters = [
         Filter(key, label, sorted({str(row[key]) for row in rows if row[key]}))
@@ -437,9 +435,10 @@ def steps_table(steps: Sequence[Predicted]) -> Json:
     return _rows_table("s1-rows", _STEPS, rows, filters, title=_EACH)
 
 
-def _step_row(one: Predicted) -> Mapping[str, Cell]:
-    row, price = one.row, one.price
-    assert price is not None, row.id
+def _step_row(one: PredictedStep) -> Mapping[str, Cell]:
+    row, configuration = one.row, one.configuration
+    assert configuration is not None, row.id
+    assert one.predicted_s is not None, row.id
     return {
         "id": row.id,
         "source": row.dataset,
@@ -447,27 +446,27 @@ def _step_row(one: Predicted) -> Mapping[str, Cell]:
         "gpu": row.gpu,
         "gpus": row.gpus,
         "model": row.model,
-        "layout": price.layout.words(),
-        "micro_batch": price.layout.micro_batch,
-        "recompute": price.layout.recompute,
+        "layout": one.layout,
+        "micro_batch": configuration.micro_batch,
+        "recompute": configuration.recompute,
         "measured": row.step_s,
-        "predicted": price.step_s,
+        "predicted": one.predicted_s,
         **_error_cells(one.error),
         "low": one.low_s,
         "high": one.high_s,
         "held": _within(one),
-        "memory": price.memory_bytes,
+        "memory": one.memory_bytes,
     }
 
 
-def _within(one: Predicted) -> str | None:
+def _within(one: PredictedStep) -> str | None:
     """Whether the interval holds the measured time; None where either is missing."""
     if one.low_s is None or one.high_s is None or not one.row.step_s:
         return None
     return "yes" if one.low_s <= one.row.step_s <= one.high_s else "no"
 
 
-def judged_table(judged: Sequence[Judged], unit: DisplayUnit, *, identity: str, title: str) -> Json:
+def judged_table(judged: Sequence[Evaluation], unit: DisplayUnit, *, identity: str, title: str) -> Json:
     """Rows of another kind, the worst first."""
     columns = (
         Column("id", "row", "Its name in the file, or its line.", text=True, width_ch=16),
@@ -507,7 +506,7 @@ def _rows_table(
     return table(identity, title, columns, rows[:MOST_ROWS], note=note, filters=filters, tall=True)
 
 
-def refused_steps_table(steps: Sequence[Predicted]) -> Json:
+def refused_steps_table(steps: Sequence[PredictedStep]) -> Json:
     """Steps without a prediction, each with the reason."""
     rows = [
         {
@@ -524,7 +523,7 @@ def refused_steps_table(steps: Sequence[Predicted]) -> Json:
     return table("", "Rows without a prediction", _STEPS_REFUSED, rows, note=note, tall=len(rows) > _FEW)
 
 
-def reasons_table(judged: Iterable[Judged]) -> Json | None:
+def reasons_table(judged: Iterable[Evaluation]) -> Json | None:
     """Why rows have no prediction, and how many; None if all have one."""
     counts = Counter(one.why_not for one in judged if one.why_not)
     rows: list[Mapping[str, Cell]] = [{"rows": count, "why_not": why} for why, count in counts.most_common()]

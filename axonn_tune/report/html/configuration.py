@@ -19,7 +19,7 @@ from axonn_tune.cost.timeline import Batch, Interval, Stretch
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.grid import AXES, Grid
 from axonn_tune.program.operations import Collective
-from axonn_tune.ranking.entries import Entry, term_entries
+from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.explain import PricedConfiguration, line_sentences, paragraphs
@@ -131,7 +131,7 @@ class ConfigurationDetail:
     @property
     def terms(self) -> list[Json]:
         """Its terms: those of the document, or as it would have them."""
-        return self.config.get("terms") or [term_json(term) for term in term_entries(self.pricing)]
+        return self.config.get("terms") or [term_json(term) for term in self.pricing.terms]
 
 
 def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:

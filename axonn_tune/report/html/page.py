@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from axonn_tune import __version__
-from axonn_tune.cost.breakdown import ATTENTION, CONTENDED, ELEMENT_WISE, MATRIX_PRODUCTS, OPTIMIZER
+from axonn_tune.cost.breakdown import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, OPTIMIZER
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
 from axonn_tune.report.output import Json, json_text, seconds_cells
@@ -43,7 +43,7 @@ COMPUTATION, TEXT = "--compute", "--text"
 ACCENT, MUTED, LIMIT, WAIT, RING = "--accent", "--muted", "--limit", "--wait", "--ring"
 PREDICTED, MEASURED = "--predicted", "--measured"
 BY_KIND = {
-    MATRIX_PRODUCTS: "--compute",
+    GEMMS: "--compute",
     ATTENTION: "--compute-2",
     ELEMENT_WISE: "--compute-3",
     OPTIMIZER: "--compute-4",

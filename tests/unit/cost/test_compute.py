@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from axonn_tune.cost.breakdown import CONTENDED, work_by_kind
-from axonn_tune.cost.compute import Kernels, compute_rates, rate_of_matmul
+from axonn_tune.cost.compute import compute_rates, rate_of_matmul
 from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.cost.utilisation import contended_s
+from axonn_tune.frameworks.description import Software
 from axonn_tune.grid import Grid
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Machine
@@ -42,10 +43,10 @@ def test_rates_between_lie_on_a_logarithmic_line() -> None:
     assert gains == pytest.approx([4.0 ** (1 / 3)] * 3)
 
 
-def test_software_changes_products_on_matrix_units_only() -> None:
-    """Guards `products`: it is what software makes of matrix units."""
+def test_software_changes_gemms_on_tensor_cores_only() -> None:
+    """Guards `gemm`: it is what software makes of tensor cores."""
     machine = a100()
-    plain, slow = (compute_rates(machine.accelerator, "fp16", Kernels(products=share)) for share in (1.0, 2.0))
+    plain, slow = (compute_rates(machine.accelerator, "fp16", Software(gemm=share)) for share in (1.0, 2.0))
     assert slow.matmul_flops_per_s["NT"] == pytest.approx(plain.matmul_flops_per_s["NT"] / 2.0)
     assert slow.vector_flops_per_s == plain.vector_flops_per_s
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from axonn_tune.cost.placement import Crossing, crossing
+from axonn_tune.cost.collectives import Crossing, crossing
 from axonn_tune.grid import AXES, Grid, GroupShape, distinct_orders, factorizations
 
 

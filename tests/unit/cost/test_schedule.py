@@ -11,7 +11,7 @@ from axonn_tune.cost.prediction import Configuration, Pricing, price_configurati
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import Collective
 from axonn_tune.program.schedule import Instructions, Issue, MicroBatch, Run, StepSchedule, Sync, Wait, build_schedule
-from axonn_tune.program.step import build_step
+from axonn_tune.program.step import ONLY, build_step
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES, Overlap, Recompute, Workload
@@ -47,7 +47,7 @@ def unrolled(schedule: StepSchedule, *, layers: int, kept: int, accumulation: in
     for _ in range(accumulation - 1):
         yield from batch(schedule.micro_batch)
     yield from batch(schedule.last_micro_batch)
-    yield schedule.end
+    yield schedule.ends[ONLY]
 
 
 def play_out(priced: Pricing, machine: Machine, workload: Workload) -> float:

@@ -53,9 +53,9 @@ def test_a_ranking_has_its_axes_and_order() -> None:
     assert len(found) > 5
     assert {entry.framework for entry in found} == {"made-up"}
     assert all(entry.y == 1 for entry in found)
-    assert not [entry for entry in found if entry.z > 1 and entry.context > 1]
+    assert not [entry for entry in found if entry.z > 1 and entry.size("context") > 1]
     assert max(entry.pipeline for entry in found) > 1
-    assert max(entry.context for entry in found) > 1
+    assert max(entry.size("context") for entry in found) > 1
     steps_s = [entry.iteration_s for entry in found]
     assert steps_s == sorted(steps_s), "ranked by the step, as said in its description"
     assert [axis for axis in found.best.order if axis in MADE_UP.axes] == list(MADE_UP.axes)

@@ -10,6 +10,7 @@ from axonn_tune.lab.links import profile, rates, rounds
 from axonn_tune.lab.namespaces import limit, switch_limits, switch_links
 from axonn_tune.lab.shape import Shape
 from axonn_tune.runtime.agent import exit_code_of, report_lost_ranks
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.machine import Machine
 

@@ -23,7 +23,7 @@ from axonn_tune.report.run import (
     summary_text,
     trace_remarks,
 )
-from axonn_tune.specs.results import PredictedFor, Quantity, Ran, Summary, SummaryTerm
+from axonn_tune.specs.results import PredictionTarget, Quantity, RunSite, Summary, SummaryTerm
 from axonn_tune.specs.traces import COMPUTE_LANE, MeasuredTrace, Span, step_name
 
 
@@ -42,8 +42,8 @@ def summary(*terms: SummaryTerm, accelerator: str = "one CPU core", device: str 
     return Summary(
         schema="axonn-tune/summary/1",
         name="nano-4",
-        predicted_for=PredictedFor(machine="somewhere", accelerator=accelerator, cost="alpha-beta"),
-        ran_on=Ran(device=device, host="here", ranks=4, backend="gloo", torch_version="2", tool_version="1"),
+        predicted_for=PredictionTarget(machine="somewhere", accelerator=accelerator, cost="alpha-beta"),
+        ran_on=RunSite(device=device, host="here", ranks=4, backend="gloo", torch_version="2", tool_version="1"),
         timed_steps=10,
         averaged_steps=6,
         warmup_steps=2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from axonn_tune.accuracy.published import Accuracy, Files, judge
+from axonn_tune.published.accuracy import Accuracy, Files, evaluate
 
 STEPS = (
     "id,dataset,gpu,gpu_mem_gb,n_gpus,gpus_per_node,framework,model,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,pp,dp,"
@@ -52,7 +52,7 @@ def files(folder: Path) -> Files:
     return Files(**{name: folder / f"{name}.csv" for name in texts})
 
 
-def judged(folder: Path) -> tuple[Accuracy, Files]:
+def evaluated(folder: Path) -> tuple[Accuracy, Files]:
     """All of them, predicted."""
     found = files(folder)
-    return judge(found, worst=3), found
+    return evaluate(found, worst=3), found

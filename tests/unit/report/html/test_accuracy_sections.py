@@ -7,28 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.accuracy.judged import errors_by_group
-from axonn_tune.accuracy.published import Accuracy, Files, judge
-from axonn_tune.accuracy.quality import FamilyQuality
 from axonn_tune.errors import UsageError
-from axonn_tune.report.html.accuracy_sections import (
-    MOST_POINTS,
-    STEPS,
-    ScatterPoint,
-    accuracy_sections,
-    families_table,
-    points_figure,
-)
-from axonn_tune.report.output import Json
+from axonn_tune.published.accuracy import Accuracy, Files, evaluate
+from axonn_tune.published.measurements import errors_by_group
+from axonn_tune.published.quality import FamilyQuality
+from axonn_tune.report.html.accuracy import accuracy_sections
+from axonn_tune.report.html.accuracy_figure import MOST_POINTS, STEPS, points_figure
+from axonn_tune.report.html.accuracy_tables import families_table
+from axonn_tune.report.html.blocks import Json
 from tests.unit.report.html.pages import blocks, titled, values
 from tests.unit.report.html.published import STEPS as STEPS_HEADER
-from tests.unit.report.html.published import judged, step
+from tests.unit.report.html.published import evaluated, step
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Accuracy, list[Json]]:
     """A few rows of each kind, and their sections."""
-    accuracy, files = judged(tmp_path_factory.mktemp("rows"))
+    accuracy, files = evaluated(tmp_path_factory.mktemp("rows"))
     return accuracy, accuracy_sections(accuracy, files, command="axonn-tune validate")
 
 
@@ -61,9 +56,8 @@ def test_every_step_is_drawn(found: tuple[Accuracy, list[Json]]) -> None:
     for name, (source, x, y, text) in drawn.items():
         one = known[name]
         assert (source, x, y) == (one.row.dataset, one.row.step_s, one.predicted_s)
-        assert one.price is not None
         assert f"({one.error:+.1%})" in text
-        for words in (one.row.framework, one.price.layout.words(), "80% interval: "):
+        for words in (one.row.framework, one.layout, "80% interval: "):
             assert words in text
     assert len({trace["marker"]["color"] for trace in points(sections[0])}) == 2
 
@@ -95,7 +89,7 @@ def test_rows_come_worst_first(found: tuple[Accuracy, list[Json]]) -> None:
     table = titled(sections[0], "table", "Each row")
     by_name = {one.row.id: one for one in accuracy.steps}
     names = values(table, "id")
-    assert sorted(names) == sorted(one.row.id for one in accuracy.steps if one.price is not None)
+    assert sorted(names) == sorted(one.row.id for one in accuracy.steps if one.predicted_s is not None)
     assert names[-1] == "unmeasured"
     sizes = values(table, "size")
     assert sizes[:-1] == sorted(sizes[:-1], reverse=True)
@@ -180,7 +174,7 @@ def test_rows_that_only_ask_have_no_figure(tmp_path: Path) -> None:
     path = tmp_path / "asks.csv"
     path.write_text(STEPS_HEADER + step("asks", measured_s=""), "utf-8")
     files = Files(steps=path)
-    (section,) = accuracy_sections(judge(files, worst=3), files, command="")
+    (section,) = accuracy_sections(evaluate(files, worst=3), files, command="")
     assert [block["kind"] for block in section["blocks"]] == ["table", "fold"]
     assert {card["value"] for card in section["cards"]} == {"-"}
 
@@ -191,4 +185,4 @@ def test_no_rows_are_no_report(tmp_path: Path) -> None:
     path.write_text(STEPS_HEADER, "utf-8")
     files = Files(steps=path)
     with pytest.raises(UsageError, match=r"nothing to report: no rows in .*empty\.csv"):
-        accuracy_sections(judge(files, worst=3), files, command="")
+        accuracy_sections(evaluate(files, worst=3), files, command="")

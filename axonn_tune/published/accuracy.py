@@ -6,20 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from axonn_tune.accuracy.collectives import judge_collectives
-from axonn_tune.accuracy.judged import Judged
-from axonn_tune.accuracy.left_out import LEFT_OUT, LeftOut, without
-from axonn_tune.accuracy.memory import judge_memory
-from axonn_tune.accuracy.products import judge_products
-from axonn_tune.accuracy.rows import read_steps
-from axonn_tune.accuracy.shipped import SHIPPED
-from axonn_tune.accuracy.steps import Predicted, predict_steps
-from axonn_tune.accuracy.summary import StepSummary, summarize_steps
+from axonn_tune.published.measurements import Evaluation, evaluate_collectives, evaluate_gemms, evaluate_memory
+from axonn_tune.published.quality import StepSummary, summarize_steps
+from axonn_tune.published.rows import SHIPPED, read_steps
+from axonn_tune.published.steps import LEFT_OUT, LeftOut, PredictedStep, predict_steps, without
 
 
 @dataclass(frozen=True)
 class Files:
-    """Files to judge by; all None: those shipped."""
+    """Files of measurements; all None: those shipped."""
 
     steps: Path | None = None
     collectives: Path | None = None
@@ -41,15 +36,15 @@ class Accuracy:
     without: steps by fits that have not seen a row's family, or its source; of the shipped rows alone.
     """
 
-    steps: tuple[Predicted, ...]
+    steps: tuple[PredictedStep, ...]
     summary: StepSummary
-    collectives: tuple[Judged, ...]
-    products: tuple[Judged, ...]
-    memory: tuple[Judged, ...]
+    collectives: tuple[Evaluation, ...]
+    gemms: tuple[Evaluation, ...]
+    memory: tuple[Evaluation, ...]
     without: Mapping[LeftOut, StepSummary] = field(default_factory=dict)
 
 
-def judge(files: Files, *, worst: int) -> Accuracy:
+def evaluate(files: Files, *, worst: int) -> Accuracy:
     """Predict everything; errors as `rows.read_steps`. `worst`: how many of the worst steps the summary lists."""
     chosen = files.or_shipped()
     steps = () if chosen.steps is None else predict_steps(read_steps(chosen.steps))
@@ -58,7 +53,7 @@ def judge(files: Files, *, worst: int) -> Accuracy:
         steps=steps,
         summary=summarize_steps(steps, worst=worst),
         without={kind: summarize_steps(without(steps, kind), worst=0) for kind in LEFT_OUT} if own else {},
-        collectives=() if chosen.collectives is None else judge_collectives(chosen.collectives),
-        products=() if chosen.gemm is None else judge_products(chosen.gemm),
-        memory=() if chosen.memory is None else judge_memory(chosen.memory),
+        collectives=() if chosen.collectives is None else evaluate_collectives(chosen.collectives),
+        gemms=() if chosen.gemm is None else evaluate_gemms(chosen.gemm),
+        memory=() if chosen.memory is None else evaluate_memory(chosen.memory),
     )

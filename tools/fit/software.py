@@ -1,8 +1,8 @@
 """Fit what training software makes of an accelerator, and what long training leaves of it, to published steps.
 
-python -m benchmarks.software               # fit; the numbers beside those shipped, and errors by source
-python -m benchmarks.software --write       # the same, and ship them: kernels.csv, machine profiles
-python -m benchmarks.left_out               # predict families and sources by fits without them
+python -m tools.fit.software               # fit; the numbers beside those shipped, and errors by source
+python -m tools.fit.software --write       # the same, and ship them: software.csv, machine profiles
+python -m tools.fit.left_out               # predict families and sources by fits without them
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from axonn_tune.accuracy.cases import Case, Refusal, case_of
-from axonn_tune.accuracy.frameworks import UNKNOWN, kernel_numbers, kernels_from, software_kernels
-from axonn_tune.accuracy.quality import errors_of, families
-from axonn_tune.accuracy.rows import read_steps
-from axonn_tune.accuracy.shipped import SHIPPED
-from axonn_tune.accuracy.sites import profile_of
-from axonn_tune.accuracy.steps import Predicted, Price, Pricers
-from axonn_tune.cost.compute import Kernels
+from axonn_tune.cost.compute import compute_rates
 from axonn_tune.files import replacing
+from axonn_tune.frameworks import UNKNOWN, all_numbers, software_on
+from axonn_tune.frameworks.description import Software
+from axonn_tune.published.cases import Case, Refusal, case_of, profile_of
+from axonn_tune.published.quality import errors_of, families
+from axonn_tune.published.rows import SHIPPED, read_steps
+from axonn_tune.published.steps import PredictedStep
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.machine import Machine
+from axonn_tune.units import seconds
 from tools.fit.fitting import LINEAR_BEYOND, Floats
+from tools.fit.published_steps import PublishedSteps, Setting
 
-MACHINES = Path(__file__).parents[1] / "machines"
+ROOT = Path(__file__).parents[2]
+SOFTWARE = ROOT / "axonn_tune" / "frameworks" / "software.csv"
+MACHINES = ROOT / "machines"
 OF_PROFILES = {
     "dgx-a100": ("training_share", "contention"),
     "dgx-h100": ("training_share", "contention"),
@@ -45,7 +47,7 @@ STATED_BY = {"gb200-nvl72": "dgx-b200"}
 
 EXPECTED: dict[str, tuple[float, float]] = {
     "training_share": (0.85, 0.1),
-    "products": (1.0, 0.1),
+    "gemm": (1.0, 0.1),
     "attention": (1.2, 0.3),
     "traffic": (1.5, 0.4),
     "operation_us": (10.0, 1.0),
@@ -60,14 +62,14 @@ as fast as bursts, fused but for a half; launches of some 10 µs, 100 µs of Pyt
 Galvatron (arXiv 2211.13878), which slows both sides by 1.126.
 """
 
-LEAST = {"products": 0.83, "traffic": 1.0}
-"""Products of 0.83 on A100 are 283 TFLOP/s with the share that was fitted, 4% above the best published long run
+LEAST = {"gemm": 0.83, "traffic": 1.0}
+"""GEMMs of 0.83 on A100 are 283 TFLOP/s with the share that was fitted, 4% above the best published long run
 (271 TFLOP/s, mamf-finder, github.com/stas00/ml-engineering, compute/accelerator) and 91% of the datasheet's peak. No
 software moves fewer bytes than fused kernels.
 """
 
-STEPS, SETTLED = 10, 0.01
-"""A fit ends after so many steps, or when no number moves by more than this share."""
+STEPS, SETTLED, STEP = 10, 0.01, 0.01
+"""A fit ends after so many steps, or when no number moves by more than this share; the last is that of slopes."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Parameters:
     def mapping(self, logs: Floats) -> dict[str, float]:
         """Values by name, with the numbers that are not fitted."""
         fitted = dict(zip(self.names, np.exp(logs).tolist(), strict=True))
-        return {f"{software}:{key}": value for (software, key), value in kernel_numbers().items()} | fitted
+        return {f"{software}:{key}": value for (software, key), value in all_numbers().items()} | fitted
 
 
 def _kind(name: str) -> str:
@@ -103,14 +105,14 @@ def _kind(name: str) -> str:
 
 @cache
 def parameters() -> Parameters:
-    """What is fitted: numbers of accelerators, and those that kernels.csv calls so."""
+    """What is fitted: numbers of accelerators, and those that software.csv calls so."""
     own = [f"{name}:{number}" for name, numbers in OF_PROFILES.items() for number in numbers]
     return Parameters((*own, *(f"{one['software']}:{one['parameter']}" for one in _records() if _fitted(one))))
 
 
 def shipped() -> Floats:
     """Logarithms of the numbers as they ship."""
-    known = {f"{software}:{key}": value for (software, key), value in kernel_numbers().items()}
+    known = {f"{software}:{key}": value for (software, key), value in all_numbers().items()}
     for name, numbers in OF_PROFILES.items():
         accelerator = load_machine(name).document.accelerator
         known |= {f"{name}:{number}": getattr(accelerator, number) for number in numbers}
@@ -124,38 +126,55 @@ def cases() -> tuple[Case, ...]:
     return tuple(case for case in found if not isinstance(case, Refusal))
 
 
-def predicted_s(some: Sequence[Case], logs: Floats) -> Floats:
-    """Step times of cases under other numbers, s."""
-    values = parameters().mapping(logs)
-    pricers, machines = Pricers(), _Machines(values)
-    return np.array([pricers.best(_with(case, values, machines)).step_s for case in some])
+@cache
+def steps() -> PublishedSteps:
+    """Every case, laid out."""
+    return PublishedSteps(cases())
 
 
-class _Machines:
-    """Machines with other numbers, one object each."""
-
-    def __init__(self, values: Mapping[str, float]) -> None:
-        self._values = values
-        self._known: dict[int, Machine] = {}
-
-    def __call__(self, machine: Machine, profile: str | None) -> Machine:
-        if profile not in OF_PROFILES:
-            return machine
-        if id(machine) not in self._known:
-            own = {number: self._values[f"{profile}:{number}"] for number in OF_PROFILES[profile]}
-            accelerator = machine.accelerator.model_copy(update=own)
-            self._known[id(machine)] = machine.model_copy(update={"accelerator": accelerator})
-        return self._known[id(machine)]
+@cache
+def touching() -> tuple[tuple[int, ...], ...]:
+    """Of every case, which of the fitted numbers play a part in its price."""
+    return tuple(tuple(at for at, name in enumerate(parameters().names) if _touches(name, case)) for case in cases())
 
 
-def _with(case: Case, values: Mapping[str, float], machines: _Machines) -> Case:
-    name = case.framework.kernels
-    known = software_kernels(name)
-    fitted = kernels_from(name, {_kind(key): value for key, value in values.items() if key.startswith(f"{name}:")})
-    # A row's attention may differ from its software's by a known factor.
-    kernels: Kernels = replace(fitted, attention=fitted.attention * case.software.kernels.attention / known.attention)
-    software = replace(case.software, kernels=kernels)
-    return replace(case, machine=machines(case.machine, profile_of(case.row)), software=software)
+def predicted_s(logs: Floats) -> Floats:
+    """Step times of all cases under other numbers, s."""
+    numbers = _Numbers(logs)
+    return steps().step_s([[numbers(case)] for case in cases()])[:, 0]
+
+
+class _Numbers:
+    """Settings of cases under some numbers, one of which may be moved."""
+
+    def __init__(self, logs: Floats) -> None:
+        self._logs = logs
+        self._values: dict[int | None, dict[str, float]] = {}
+        self._known: dict[object, Setting] = {}
+
+    def __call__(self, case: Case, moved: int | None = None) -> Setting:
+        key = id(case.machine), case.workload.precision, case.framework.software, case.framework.hopper_attention, moved
+        if key not in self._known:
+            self._known[key] = _setting(case, self._moved(moved))
+        return self._known[key]
+
+    def _moved(self, number: int | None) -> dict[str, float]:
+        if number not in self._values:
+            logs = self._logs.copy()
+            if number is not None:
+                logs[number] += STEP
+            self._values[number] = parameters().mapping(logs)
+        return self._values[number]
+
+
+def _setting(case: Case, values: Mapping[str, float]) -> Setting:
+    """Numbers of a case's software and accelerator from all numbers."""
+    profile, name = profile_of(case.row), case.framework.software
+    own = {number: values[f"{profile}:{number}"] for number in OF_PROFILES.get(profile or "", ())}
+    fitted = Software(**{_kind(key): value for key, value in values.items() if key.startswith(f"{name}:")})
+    software = software_on(case.framework, case.machine, fitted)
+    rates = compute_rates(case.machine.accelerator.model_copy(update=own), case.workload.precision, software)
+    return Setting(rates, seconds(software.collective_us))
 
 
 def measured_s(some: Iterable[Case]) -> Floats:
@@ -170,17 +189,19 @@ def weights(some: Sequence[Case]) -> Floats:
     return np.asarray(raw * np.sqrt(len(raw) / np.sum(raw * raw)))
 
 
-def fit(some: Sequence[Case], *, start: Floats | None = None) -> Floats:
-    """Logarithms of the numbers that bring predictions nearest to the measured steps of `some`.
+def fit(kept: Sequence[int], *, start: Floats | None = None) -> Floats:
+    """Logarithms of the numbers that bring predictions nearest to the measured steps of the cases at `kept`.
 
     Gauss-Newton from `start`, or from what is expected, with weights that fall as errors grow, until no number
     moves by more than `SETTLED`.
     """
     logs = parameters().expected if start is None else start
+    rows = list(kept)
+    some = [cases()[at] for at in rows]
     truth, share = np.log(measured_s(some)), weights(some)
     for _ in range(STEPS):
-        predicted, slopes = derivatives(logs, some)
-        step = newton_step(logs, predicted - truth, slopes, share)
+        predicted, slopes = derivatives(logs)
+        step = newton_step(logs, predicted[rows] - truth, slopes[rows], share)
         logs = logs + step
         if np.max(np.abs(step)) < SETTLED:
             break
@@ -202,21 +223,22 @@ def newton_step(logs: Floats, errors: Floats, slopes: Floats, share: Floats) -> 
         step[low], free = known.least[low] - logs[low], free & ~low
 
 
-def derivatives(logs: Floats, some: Sequence[Case]) -> tuple[Floats, Floats]:
-    """log(predicted), and ∂ log(predicted) / ∂ log(number) with one row per case."""
-    here = np.log(predicted_s(some, logs))
-    slopes = np.zeros((len(some), len(logs)))
-    for position, name in enumerate(parameters().names):
-        moved, touched = logs.copy(), [at for at, case in enumerate(some) if _touches(name, case)]
-        moved[position] += 0.01
-        after = np.log(predicted_s([some[at] for at in touched], moved))
-        slopes[touched, position] = (after - here[touched]) / 0.01
-    return here, slopes
+def derivatives(logs: Floats) -> tuple[Floats, Floats]:
+    """log(predicted) of all cases, and ∂ log(predicted) / ∂ log(number) with one row per case."""
+    numbers, most = _Numbers(logs), max(map(len, touching()))
+    moves = [(None, *own, *[None] * (most - len(own))) for own in touching()]
+    found = np.log(
+        steps().step_s([[numbers(case, at) for at in own] for case, own in zip(cases(), moves, strict=True)])
+    )
+    slopes = np.zeros((len(moves), len(logs)))
+    for row, own in enumerate(touching()):
+        slopes[row, list(own)] = (found[row, 1 : 1 + len(own)] - found[row, 0]) / STEP
+    return found[:, 0], slopes
 
 
 def _touches(name: str, case: Case) -> bool:
     """Whether a number plays a part in a case's price."""
-    return name.split(":")[0] in {case.framework.kernels, profile_of(case.row)}
+    return name.split(":")[0] in {case.framework.software, profile_of(case.row)}
 
 
 def report(errors: Floats, title: str) -> str:
@@ -235,16 +257,16 @@ def report(errors: Floats, title: str) -> str:
     return "\n".join(shown)
 
 
-def ranked_pairs(errors: Floats) -> list[Predicted]:
+def ranked_pairs(errors: Floats) -> list[PredictedStep]:
     """Cases with the predictions that these errors mean."""
     return [
-        Predicted(case.row, Price(case.layouts[0], float(case.row.step_s or 0.0) * float(np.exp(error)), 0.0))
+        PredictedStep(case.row, case, predicted_s=float(case.row.step_s or 0.0) * float(np.exp(error)))
         for case, error in zip(cases(), errors, strict=True)
     ]
 
 
 def _records() -> list[dict[str, str]]:
-    with (SHIPPED / "kernels.csv").open(encoding="utf-8", newline="") as file:
+    with SOFTWARE.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -253,12 +275,12 @@ def _fitted(record: Mapping[str, str]) -> bool:
 
 
 def write(logs: Floats) -> None:
-    """Ship fitted numbers with three digits: kernels.csv, and those of accelerators in machine profiles.
+    """Ship fitted numbers with three digits: software.csv, and those of accelerators in machine profiles.
 
     Software nobody has seen gets the geometric mean of all that were fitted.
     """
     values = {name: f"{value:.3g}" for name, value in parameters().mapping(logs).items()}
-    write_records(SHIPPED / "kernels.csv", _records_with(values))
+    write_records(SOFTWARE, _records_with(values))
     for name, numbers in OF_PROFILES.items():
         path = MACHINES / f"{STATED_BY.get(name, name)}.yaml"
         text = path.read_text(encoding="utf-8")
@@ -281,7 +303,7 @@ def write_records(path: Path, records: Sequence[Mapping[str, str]]) -> None:
 
 
 def _records_with(values: Mapping[str, str]) -> list[dict[str, str]]:
-    """Records of kernels.csv with fitted values, and those of unknown software as their mean."""
+    """Records of software.csv with fitted values, and those of unknown software as their mean."""
     records = [one | {"value": values.get(f"{one['software']}:{one['parameter']}", one["value"])} for one in _records()]
     for record in records:
         if record["software"] == UNKNOWN:
@@ -292,13 +314,13 @@ def _records_with(values: Mapping[str, str]) -> list[dict[str, str]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="benchmarks.software", description="Fit software to published steps.")
-    parser.add_argument("--write", action="store_true", help="write the numbers into kernels.csv and machine profiles")
+    parser = argparse.ArgumentParser(prog="tools.fit.software", description="Fit software to published steps.")
+    parser.add_argument("--write", action="store_true", help="write the numbers into software.csv and machine profiles")
     options = parser.parse_args(arguments)
-    logs = fit(cases())
+    logs = fit(range(len(cases())))
     for name, value, start in zip(parameters().names, np.exp(logs), np.exp(shipped()), strict=True):
         print(f"{name:<34} fitted {value:9.4g}  shipped {start:9.4g}")
-    print(report(np.log(predicted_s(cases(), logs) / measured_s(cases())), "all rows in the fit"))
+    print(report(np.log(predicted_s(logs) / measured_s(cases())), "all rows in the fit"))
     if options.write:
         write(logs)
     return 0

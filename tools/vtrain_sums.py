@@ -1,6 +1,6 @@
 """How many measurements vTrain's single-node rows are: sums of few layer times, to the last digit.
 
-python -m benchmarks.vtrain_sums    # residuals, layer times, and what two of them do to the ranking
+python -m tools.vtrain_sums    # residuals, layer times, and what two of them do to the ranking
 """
 
 from __future__ import annotations

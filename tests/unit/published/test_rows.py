@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.accuracy.cases import Case, case_of
-from axonn_tune.accuracy.rows import StepRow, read_steps
-from axonn_tune.accuracy.steps import predict_steps
-from axonn_tune.accuracy.summary import summarize_steps
-from axonn_tune.baselines.layout import CURRENT
-from axonn_tune.baselines.memory import rows_of_table
 from axonn_tune.errors import DocumentError
-from axonn_tune.report.evaluation import steps_text
+from axonn_tune.frameworks.megatron_core import MEGATRON_CORE
+from axonn_tune.program.dimensions import table_rows
+from axonn_tune.program.size import PLAIN
+from axonn_tune.published.cases import Case, case_of
+from axonn_tune.published.quality import summarize_steps
+from axonn_tune.published.rows import StepRow, read_steps
+from axonn_tune.published.steps import predict_steps
+from axonn_tune.report.accuracy import steps_text
 
 HEADER = "id,dataset,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,recompute,precision"
 VALUES = "one,{dataset},A100-SXM,8,Megatron-DeepSpeed,24,2048,16,8192,51200,1024,64,4,{tensor},full,fp16"
@@ -52,8 +53,12 @@ def test_tables_are_padded_or_cut(tmp_path: Path, multiple: int, tensor: int, ro
     row = read(tmp_path, more={"vocab_multiple": str(multiple)}, tensor=tensor)
     case = case_of(replace(row, vocab=50257))
     assert isinstance(case, Case)
-    assert rows_of_table(case.model, tensor=tensor, software=case.software) == rows
-    assert rows_of_table(case.model, tensor=tensor, software=CURRENT) % (128 * tensor) == 0
+    cut, padded = (
+        table_rows(case.model, float(tensor), 1.0, options=framework.step, arithmetic=PLAIN)
+        for framework in (case.framework, MEGATRON_CORE)
+    )
+    assert cut == rows
+    assert float(padded) % (128 * tensor) == 0
 
 
 def test_an_odd_table_makes_a_slow_head(tmp_path: Path) -> None:

@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from axonn_tune.accuracy.left_out import LEFT_OUT, LeftOut, without
-from axonn_tune.accuracy.rows import read_steps
-from axonn_tune.accuracy.shipped import SHIPPED
-from axonn_tune.accuracy.steps import predict_steps
+from axonn_tune.published.rows import SHIPPED, read_steps
+from axonn_tune.published.steps import LEFT_OUT, LeftOut, predict_steps, without
 
 
 @pytest.mark.parametrize("kind", LEFT_OUT)
@@ -18,7 +16,7 @@ def test_times_move_and_intervals_with_them(kind: LeftOut) -> None:
     rows = [row for row in read_steps(SHIPPED / "steps.csv") if row.dataset in {"torchtitan", "dgxc"}]
     steps = predict_steps(rows)
     moved = without(steps, kind)
-    assert [one.row.id for one in moved] == [one.row.id for one in steps if one.price is not None]
+    assert [one.row.id for one in moved] == [one.row.id for one in steps if one.predicted_s is not None]
     before = {one.row.id: one for one in steps}
     for one in moved:
         own = before[one.row.id]

@@ -1,4 +1,4 @@
-"""Write docs/accuracy.md from the shipped measurements: `python -m benchmarks.accuracy_page`.
+"""Write docs/accuracy.md from the shipped measurements: `python -m tools.accuracy_page`.
 
 What is in the page's fixed words is in accuracy_page.md beside this file; every table is computed here.
 """
@@ -18,11 +18,11 @@ from axonn_tune.accuracy.left_out import without
 from axonn_tune.accuracy.published import Accuracy, Files, judge
 from axonn_tune.accuracy.quality import Errors, families
 from axonn_tune.accuracy.steps import Predicted
-from axonn_tune.report.output import Heading, markdown_table
-from benchmarks import vtrain_sums
-from benchmarks.accuracy_figure import figure
-from benchmarks.left_out import coverage, family_group
-from benchmarks.software import cases
+from axonn_tune.report.table import Heading, markdown_table
+from tools import vtrain_sums
+from tools.accuracy_figure import figure
+from tools.fit.left_out import coverage, family_group
+from tools.fit.software import cases
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, FIGURE = DOCS / "accuracy.md", DOCS / "accuracy.svg"

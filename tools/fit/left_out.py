@@ -1,6 +1,6 @@
 """Predict every published step by fits that have not seen its family, and by fits that have not seen its source.
 
-python -m benchmarks.left_out    # fits 18 times; writes left_out.csv and intervals.csv of the shipped measurements
+python -m tools.fit.left_out    # fits 18 times; writes left_out.csv and intervals.csv of the shipped measurements
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
-from axonn_tune.accuracy.cases import Case
-from axonn_tune.accuracy.frameworks import UNKNOWN
-from axonn_tune.accuracy.shipped import SHIPPED
-from benchmarks.software import cases, fit, measured_s, predicted_s, report, write_records
+from axonn_tune.frameworks import UNKNOWN
+from axonn_tune.published.cases import Case
+from axonn_tune.published.rows import SHIPPED
 from tools.fit.fitting import Floats
+from tools.fit.software import cases, fit, measured_s, predicted_s, report, write_records
 
 FAMILY_GROUPS = 10
 """Families are left out in so many groups, as they come: one of all rows would need a fit for each family."""
@@ -46,12 +46,12 @@ def left_out_s(key: Callable[[Case], str], start: Floats) -> Floats:
         fits = pool.map(_fit, kept, [start] * len(names))
         for name, logs in zip(names, fits, strict=True):
             out = [at for at, own in enumerate(keys) if own == name]
-            found[out] = predicted_s([some[at] for at in out], logs)
+            found[out] = predicted_s(logs)[out]
     return found
 
 
 def _fit(kept: Sequence[int], start: Floats) -> Floats:
-    return fit([cases()[at] for at in kept], start=start)
+    return fit(kept, start=start)
 
 
 def widths(errors: Floats, of: Sequence[str]) -> dict[str, float]:
@@ -96,10 +96,10 @@ def write(family_s: Floats, source_s: Floats, by_software: Mapping[str, float], 
 def main() -> int:
     """Run the command; returns the exit code."""
     some = cases()
-    truth, start = measured_s(some), fit(some)
+    truth, start = measured_s(some), fit(range(len(some)))
     family_s, source_s = left_out_s(family_group, start), left_out_s(source, start)
     by_family, by_source = np.log(family_s / truth), np.log(source_s / truth)
-    software = [case.framework.kernels for case in some]
+    software = [case.framework.software for case in some]
     by_software, unknown = widths(by_family, software), widths(by_source, software)["all"]
     print(report(by_family, "each family by a fit without it"))
     print(report(by_source, "each source by a fit without it"))

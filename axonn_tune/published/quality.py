@@ -1,14 +1,16 @@
-"""How good predictions are: errors, rank correlation and regret within families, coverage of intervals."""
+"""How good predictions are: errors, rank correlation and regret within families, coverage of intervals; in sum."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
-from axonn_tune.accuracy.steps import Predicted
+from axonn_tune.frameworks import UNKNOWN
+from axonn_tune.published.cases import framework_of
+from axonn_tune.published.steps import PredictedStep
 
 FAMILY_ROWS = 5
 """Families with fewer rows are not ranked."""
@@ -58,7 +60,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def families(predictions: Iterable[Predicted]) -> tuple[FamilyQuality, ...]:
+def families(predictions: Iterable[PredictedStep]) -> tuple[FamilyQuality, ...]:
     """Quality of each family with enough rows that have both times."""
     members: dict[str, list[tuple[float, float]]] = {}
     for one in predictions:
@@ -112,7 +114,7 @@ def kendall(first: Sequence[float], second: Sequence[float]) -> float:
     return agree / spread if spread else math.nan
 
 
-def coverage(predictions: Iterable[Predicted]) -> float:
+def coverage(predictions: Iterable[PredictedStep]) -> float:
     """Share of measured times inside the predicted interval; nan without any."""
     inside = [
         one.low_s <= one.row.step_s <= one.high_s
@@ -120,3 +122,69 @@ def coverage(predictions: Iterable[Predicted]) -> float:
         if one.low_s is not None and one.high_s is not None and one.row.step_s
     ]
     return sum(inside) / len(inside) if inside else math.nan
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """Quality of step predictions; means over families are None without a family."""
+
+    rows: int
+    predicted: int
+    errors: Errors
+    by_source: dict[str, Errors]
+    by_framework: dict[str, Errors]
+    by_accelerator: dict[str, Errors]
+    families: tuple[FamilyQuality, ...]
+    coverage: float
+    worst: tuple[PredictedStep, ...]
+    not_predicted: tuple[PredictedStep, ...]
+    not_measured: tuple[PredictedStep, ...]
+    of_unknown_software: tuple[PredictedStep, ...]
+    of_unknown_interleaving: tuple[PredictedStep, ...]
+
+    @property
+    def spearman(self) -> float | None:
+        """Mean over families."""
+        return fmean(family.spearman for family in self.families) if self.families else None
+
+    @property
+    def regret(self) -> float | None:
+        """Mean over families."""
+        return fmean(family.regret for family in self.families) if self.families else None
+
+    @property
+    def best_in_top_5(self) -> float | None:
+        """Share of families whose measured best is among the five predicted best."""
+        return fmean(family.best_rank <= 5 for family in self.families) if self.families else None
+
+
+def summarize_steps(predictions: Sequence[PredictedStep], *, worst: int = 20) -> StepSummary:
+    """Summary; `worst`: how many of the worst rows it lists."""
+    measured = [one for one in predictions if one.error is not None]
+    ordered = sorted(measured, key=lambda one: -abs(one.error or 0.0))
+    return StepSummary(
+        rows=len(predictions),
+        predicted=sum(one.predicted_s is not None for one in predictions),
+        errors=errors_of(_errors(measured)),
+        by_source=_by(measured, lambda one: one.row.dataset),
+        by_framework=_by(measured, lambda one: one.row.framework),
+        by_accelerator=_by(measured, lambda one: one.row.gpu),
+        families=families(measured),
+        coverage=coverage(measured),
+        worst=tuple(ordered[:worst]),
+        not_predicted=tuple(one for one in predictions if one.predicted_s is None),
+        not_measured=tuple(one for one in predictions if one.row.step_s is None),
+        of_unknown_interleaving=tuple(one for one in measured if one.plain_s is not None),
+        of_unknown_software=tuple(one for one in predictions if framework_of(one.row).name == UNKNOWN),
+    )
+
+
+def _errors(predictions: Sequence[PredictedStep]) -> list[float]:
+    return [one.error for one in predictions if one.error is not None]
+
+
+def _by(predictions: Sequence[PredictedStep], key: Callable[[PredictedStep], str]) -> dict[str, Errors]:
+    groups: dict[str, list[PredictedStep]] = {}
+    for one in predictions:
+        groups.setdefault(key(one), []).append(one)
+    return {name: errors_of(_errors(members)) for name, members in sorted(groups.items())}

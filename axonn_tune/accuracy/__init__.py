@@ -1,1 +1,0 @@
-"""Predictions against published measurements: steps, collectives, matrix products, memory."""

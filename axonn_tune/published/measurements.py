@@ -1,0 +1,328 @@
+"""Predicted collectives, GEMMs and memory beside the values that others published.
+
+Collectives are priced by the lines of the machine's library, GEMMs as single kernels in short bursts, before long
+training slows them. Quantities of memory are those of Korthikanti et al., arXiv 2205.05198, figures 1 and 7, and come
+from the program's arrays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+
+from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
+from axonn_tune.cost.compute import ComputeRates, compute_rates, matmul_time_s
+from axonn_tune.cost.pipeline import in_flight, split_layers
+from axonn_tune.cost.prediction import Configuration
+from axonn_tune.frameworks.megatron_2022 import MEGATRON_2022
+from axonn_tune.grid import Grid, GroupShape
+from axonn_tune.program.dimensions import symbol_values
+from axonn_tune.program.memory import persistent_items, saved_arrays
+from axonn_tune.program.size import PLAIN
+from axonn_tune.program.step import Stage, StepProgram, build_step
+from axonn_tune.published.cases import machine_of
+from axonn_tune.published.quality import Errors, errors_of
+from axonn_tune.published.rows import number, read_records
+from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, Machine, MatmulLayout
+from axonn_tune.specs.model import Model, ModelDefaults
+from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
+from axonn_tune.units import GIB, seconds
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A measured and a predicted value, in the unit of its kind (s or bytes); `why_not` says why there is none.
+
+    group: what its error is counted under; large: whether it counts among the large ones.
+    """
+
+    id: str
+    group: str
+    measured: float | None
+    predicted: float | None = None
+    why_not: str = ""
+    large: bool = True
+
+    @property
+    def error(self) -> float | None:
+        """predicted / measured - 1; None where either is missing."""
+        return None if self.predicted is None or not self.measured else self.predicted / self.measured - 1.0
+
+
+def errors_by_group(evaluations: Iterable[Evaluation], *, large: bool = True) -> dict[str, Errors]:
+    """Errors by group and of `all`; of the large ones only, unless told otherwise."""
+    groups: dict[str, list[float]] = {}
+    everything: list[float] = []
+    for one in evaluations:
+        if one.error is not None and (one.large or not large):
+            groups.setdefault(one.group, []).append(one.error)
+            everything.append(one.error)
+    return {name: errors_of(found) for name, found in sorted(groups.items())} | {"all": errors_of(everything)}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a collective or a GEMM ran: what `machine_of` needs to know."""
+
+    gpu: str
+    system: str = ""
+    network: str = ""
+    gpus_per_node: int | None = None
+    gpu_memory_gb: float | None = None
+
+
+# Collectives.
+
+OF_COLLECTIVES = ("id", "system", "gpu", "library", "collective", "nranks", "size_bytes")
+LARGE_BYTES = 1024**2
+ASYMPTOTIC_BYTES = float(8 * 1024**3)
+"""What is taken for rows that print a bandwidth of "large" messages."""
+
+_KINDS: dict[str, CollectiveKind] = {kind: kind for kind in COLLECTIVE_KINDS}
+
+
+def evaluate_collectives(path: Path) -> tuple[Evaluation, ...]:
+    """Every row of a file with its predicted time; rows out of scope say why. Errors as `read_records`."""
+    return tuple(_evaluate_collective(record) for _, record in read_records(path, needed=OF_COLLECTIVES))
+
+
+def _evaluate_collective(record: Mapping[str, str]) -> Evaluation:
+    measured_s = _measured_s(record)
+    size = _size_bytes(record)
+    group = f"{record['system']}, {record['collective']}"
+
+    def refuse(why: str) -> Evaluation:
+        return Evaluation(record["id"], group, measured_s, why_not=why)
+
+    kind = _KINDS.get(record["collective"])
+    if kind is None:
+        return refuse(f"{record['collective']!r} is not used by any layout here")
+    library = record["library"].lower()
+    if not ("nccl" in library or "rccl" in library) or "pccl" in library or "sockets" in library:
+        return refuse(f"library {record['library']!r} is not modelled: NCCL and RCCL are")
+    if "not representative" in record.get("notes", "").lower():
+        return refuse("its own notes call it not representative of the collective alone")
+    ranks = number(record, "nranks")
+    if size is None or ranks is None or ranks < 2:
+        return refuse("no size or no ranks")
+    nodes = int(number(record, "nodes") or 1)
+    machine = _machine_of_collective(record, nodes)
+    if machine is None:
+        return refuse(f"no machine profile has the accelerator {record['gpu']!r}")
+    found = _lines(kind, int(ranks), _stride(record), nodes, machine)
+    predicted_s = collective_time_s(tuple((one.latency_s, one.bandwidth_bytes_per_s) for one in found), size, PLAIN)
+    return Evaluation(record["id"], group, measured_s, float(predicted_s), large=size >= LARGE_BYTES)
+
+
+def _lines(kind: CollectiveKind, ranks: int, stride: int, nodes: int, machine: Machine) -> tuple[Line, ...]:
+    key = (kind, ranks, stride, nodes, id(machine))
+    if key not in _KNOWN:
+        path = route(GroupShape(((ranks, stride),)), machine.tiers, ranks * stride)
+        _KNOWN[key] = lines(kind, path, machine), machine
+    return _KNOWN[key][0]
+
+
+_KNOWN: dict[object, tuple[tuple[Line, ...], Machine]] = {}
+
+
+def _machine_of_collective(record: Mapping[str, str], nodes: int) -> Machine | None:
+    per_node = int(number(record, "gpus_per_node") or 8) * _stride(record)
+    return _machine_at(record["system"], record["gpu"], record.get("network", ""), per_node if nodes > 1 else None)
+
+
+@lru_cache(maxsize=1024)
+def _machine_at(system: str, gpu: str, network: str, per_node: int | None) -> Machine | None:
+    return machine_of(Place(gpu, system, network, per_node))
+
+
+def _stride(record: Mapping[str, str]) -> int:
+    """Groups that run side by side, whose ranks alternate."""
+    found = re.search(r"STRIDED ranks: (\d+) groups", record.get("notes", ""))
+    return int(found[1]) if found else 1
+
+
+def _size_bytes(record: Mapping[str, str]) -> float | None:
+    size = number(record, "size_bytes")
+    return ASYMPTOTIC_BYTES if size is None and "large" in record["size_bytes"] else size
+
+
+def _measured_s(record: Mapping[str, str]) -> float | None:
+    """Time as printed, or as the printed bus bandwidth means (nccl-tests, PERFORMANCE.md)."""
+    time_us, ranks, size = number(record, "time_us"), number(record, "nranks"), _size_bytes(record)
+    if time_us is not None:
+        return seconds(time_us)
+    bus = number(record, "busbw_GBps")
+    if bus is None or ranks is None or size is None:
+        return None
+    passes = 2.0 if record["collective"] == "all_reduce" else 1.0
+    return passes * (ranks - 1.0) / ranks * size / (bus * 1e9)
+
+
+# GEMMs.
+
+OF_GEMMS = ("gpu", "m", "n", "k", "latency_us")
+LARGE_FLOPS = 1e10
+"""GEMMs from this size on count as large: training has few smaller ones."""
+
+_PRECISIONS: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "float16": "fp16", "bfloat16": "bf16"}
+_LAYOUTS: dict[str, MatmulLayout] = {"NN": "NN", "NT": "NT", "TN": "TN"}
+
+
+def evaluate_gemms(path: Path) -> tuple[Evaluation, ...]:
+    """Every row of a file with its predicted time; rows out of scope say why. Errors as `read_records`."""
+    return tuple(_evaluate_gemm(record, line) for line, record in read_records(path, needed=OF_GEMMS))
+
+
+def _evaluate_gemm(record: Mapping[str, str], line: int) -> Evaluation:
+    name = record.get("id") or f"line {line}"
+    latency_us = number(record, "latency_us")
+    measured_s = None if latency_us is None else seconds(latency_us)
+    group = f"{record['gpu']}, {record.get('layout', '')}".rstrip(", ")
+    sizes = [number(record, key) for key in ("m", "n", "k")]
+    precision = _PRECISIONS.get(record.get("dtype", "bf16").lower().split("/")[0])
+    if precision is None:
+        return Evaluation(name, group, measured_s, why_not=f"number format {record.get('dtype')!r} is not modelled")
+    rates = _burst_rates(record["gpu"], precision)
+    if rates is None:
+        return Evaluation(name, group, measured_s, why_not=f"no machine profile has the accelerator {record['gpu']!r}")
+    if None in sizes:
+        return Evaluation(name, group, measured_s, why_not="no shape")
+    m, n, k = (float(size or 0.0) for size in sizes)
+    batch = number(record, "batch") or 1.0
+    predicted_s = matmul_time_s(
+        m * batch,
+        n,
+        k,
+        flops_per_s=rates.matmul_flops_per_s[_LAYOUTS.get(record.get("layout", ""), "NN")],
+        element_bytes=float(ELEMENT_SIZES[precision].compute),
+        rates=rates,
+        arithmetic=PLAIN,
+    )
+    return Evaluation(name, group, measured_s, float(predicted_s), large=2.0 * batch * m * n * k >= LARGE_FLOPS)
+
+
+@lru_cache(maxsize=256)
+def _burst_rates(gpu: str, precision: Precision) -> ComputeRates | None:
+    """Rates of a burst: without what long training takes away."""
+    machine = machine_of(Place(gpu))
+    if machine is None or precision not in machine.accelerator.peak_tflops:
+        return None
+    return compute_rates(machine.accelerator.model_copy(update={"training_share": 1.0}), precision)
+
+
+# Memory.
+
+OF_MEMORY = ("model", "h", "a", "l", "tp", "pp", "mbs", "gbs", "quantity", "value", "unit")
+SEQUENCE_LENGTH, VOCABULARY = 2048, 51200
+"""Of all models of that paper."""
+
+RELATIVE = "relative"
+"""Group of rows that hold shares of something, not bytes."""
+
+
+def evaluate_memory(path: Path) -> tuple[Evaluation, ...]:
+    """Every row of a file with its predicted bytes, or share; quantities not known say so. Errors as `read_records`."""
+    return tuple(_evaluate_memory(record, line) for line, record in read_records(path, needed=OF_MEMORY))
+
+
+def _evaluate_memory(record: Mapping[str, str], line: int) -> Evaluation:
+    name, quantity = record.get("id") or f"line {line}", record["quantity"]
+    value = number(record, "value")
+    relative = record["unit"].strip() == "%"
+    measured = None if value is None else value / 100.0 if relative else value * GIB
+    run, words = _MemoryRun(_model(record), _configuration(record), int(number(record, "gbs") or 1)), quantity.lower()
+    if "activation" in words:
+        predicted = run.activations_bytes(words)
+        if relative:
+            predicted /= run.activations_bytes("")
+    elif "optimizer" in words or "parameter" in words or "grad" in words:
+        predicted = run.states_bytes()
+    else:
+        return Evaluation(name, quantity, measured, why_not=f"no such quantity is predicted: {quantity!r}")
+    return Evaluation(name, RELATIVE if relative else words.split(",")[0], measured, predicted)
+
+
+@dataclass(frozen=True)
+class _MemoryRun:
+    """A layout of Megatron-LM whose memory was measured."""
+
+    model: Model
+    configuration: Configuration
+    global_batch: int
+
+    @property
+    def _workload(self) -> Workload:
+        return Workload(global_batch=self.global_batch, sequence_length=SEQUENCE_LENGTH, precision="fp16")
+
+    def _program(self, *, sequence_parallel: bool, recompute: Recompute) -> StepProgram:
+        options = replace(MEGATRON_2022.step, sequence_parallel=sequence_parallel)
+        return build_step(self.model, self._workload, recompute=recompute, options=options)
+
+    def _values(self, program: StepProgram, number: int) -> dict[str, float]:
+        stages = self.configuration.grid.pipeline
+        return symbol_values(
+            self.model,
+            self._workload,
+            self.configuration.grid,
+            micro_batch=self.configuration.micro_batch,
+            options=program.given.options,
+            stage=Stage(number == 0, number == stages - 1),
+            layers=sum(self._parts[number::stages]),
+        )
+
+    @property
+    def _parts(self) -> tuple[int, ...]:
+        return split_layers(self.model.layers, parts=self.configuration.grid.pipeline * self.configuration.chunks)
+
+    def states_bytes(self) -> float:
+        """Of the mean stage: the paper divides all parameters by all GPUs."""
+        program = self._program(sequence_parallel=False, recompute="none")
+        items = persistent_items(program.given)
+        stages = range(self.configuration.grid.pipeline)
+        return fmean(
+            sum(float(size.evaluate(values)) for _, size in items)
+            for values in (self._values(program, stage) for stage in stages)
+        )
+
+    def activations_bytes(self, words: str) -> float:
+        """Activations of the first stage, temporaries not counted; words: what is split or recomputed."""
+        split = any(name in words for name in ("seq-parallel", "seq parallel", "sequence parallel"))
+        recompute: Recompute = "selective" if "selective" in words else "full" if "full" in words else "none"
+        program = self._program(sequence_parallel=split or "sequence-parallel" in words, recompute=recompute)
+        values, grid = self._values(program, 0), self.configuration.grid
+        batches = self.global_batch // (self.configuration.micro_batch * grid.data)
+        held = in_flight(0, stages=grid.pipeline, micro_batches=batches, weights=self._parts[:: grid.pipeline])
+        return held * sum(float(array.size_bytes.evaluate(values)) for array in saved_arrays(program))
+
+
+def _configuration(record: Mapping[str, str]) -> Configuration:
+    tensor, pipeline = int(number(record, "tp") or 1), int(number(record, "pp") or 1)
+    gpus = int(number(record, "gpus") or tensor * pipeline)
+    sizes = {"x": tensor, "data": max(1, gpus // (tensor * pipeline)), "pipeline": pipeline}
+    grid = Grid(**sizes, order=("x", "y", "z", "data", "pipeline"))
+    return Configuration(grid, int(number(record, "mbs") or 1), "none", chunks=int(number(record, "vpp") or 1))
+
+
+def _model(record: Mapping[str, str]) -> Model:
+    hidden, heads = int(number(record, "h") or 0), int(number(record, "a") or 0)
+    return Model(
+        schema="axonn-tune/model/1",
+        name=record["model"],
+        family="gpt",
+        layers=int(number(record, "l") or 0),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn=4 * hidden,
+        vocab=VOCABULARY,
+        max_sequence_length=SEQUENCE_LENGTH,
+        biases=True,
+        tied_embeddings=True,
+        source="published row",
+        defaults=ModelDefaults(global_batch=1, sequence_length=SEQUENCE_LENGTH),
+    )

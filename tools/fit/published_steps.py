@@ -1,0 +1,431 @@
+"""Step times of published rows under many sets of numbers at once: a row of an array is a case, a column a set.
+
+A fit asks for the same steps again and again, with other numbers of software and accelerator. What does not depend on
+them is worked out once: configurations that fit into memory, sizes, routes, collectives but for what software adds to
+each. Chunks and steps that share a program and streams are replayed together, by the replay of the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+
+from axonn_tune.cost.columns import ChunkColumns, Linked, LinkedMicroBatch, LinkedSchedule, Replay, State, link_schedule
+from axonn_tune.cost.columns import _repeated as extrapolated
+from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_s, rate_of_matmul
+from axonn_tune.cost.pipeline import StageTimes, pipeline_time
+from axonn_tune.cost.prediction import _CollectivePrices as CollectivePrices
+from axonn_tune.cost.prediction import _Pricer as Pricer
+from axonn_tune.cost.stages import _blocks_held as blocks_held
+from axonn_tune.cost.stages import _Sends as Sends
+from axonn_tune.cost.stages import parts_of
+from axonn_tune.cost.utilisation import exposed_s, lost_s
+from axonn_tune.frameworks.description import FUSED
+from axonn_tune.program.operations import Collective, MatMul
+from axonn_tune.program.schedule import StepSchedule
+from axonn_tune.program.size import COLUMNS, Size, Value
+from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.published.cases import Case, interleavings
+from axonn_tune.published.steps import limit_bytes
+from tools.fit.fitting import Floats
+
+ALIKE_FROM = 4
+"""Chunks of so many blocks or more differ in how often the same two replays are extrapolated, and in nothing else."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One set of numbers: rates of the accelerator under some software, and what that adds to each collective."""
+
+    rates: ComputeRates
+    call_s: float
+
+
+class PublishedSteps:
+    """Cases, laid out and ready to be priced."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self._groups: dict[Hashable, _Group] = {}
+        self._candidates: list[list[_Candidate]] = [
+            list(self._fitting(number, case)) for number, case in enumerate(cases)
+        ]
+
+    def _fitting(self, number: int, case: Case) -> Iterator[_Candidate]:
+        """Configurations of a case that fit into memory; the leanest if none does."""
+        configurations = case.configurations if case.row.interleave_known else interleavings(case)
+        pricers = [
+            Pricer(case.model, case.machine, case.workload, one, case.framework, FUSED) for one in configurations
+        ]
+        needed = [_memory_bytes(pricer) for pricer in pricers]
+        limit = max(limit_bytes(case), min(needed))
+        for pricer, size_bytes in zip(pricers, needed, strict=True):
+            if size_bytes <= limit:
+                kind = _Whole if pricer.grid.pipeline == 1 else _Pipelined
+                yield kind(number, pricer, self._groups)
+
+    def step_s(self, settings: Sequence[Sequence[Setting]]) -> Floats:
+        """Steps, s: a row for each case, a column for each of its sets; each case has as many as the others."""
+        numbers = _Numbers(settings)
+        for group in self._groups.values():
+            group.price(numbers)
+        return np.array([np.min([one.step_s(numbers) for one in several], axis=0) for several in self._candidates])
+
+
+def _memory_bytes(pricer: Pricer) -> float:
+    if pricer.grid.pipeline == 1:
+        return float(pricer.settled(ONLY)[1].total_bytes)
+    return max(float(stage.memory_bytes) for stage in _stages(pricer))
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One pipeline stage, without prices."""
+
+    stage: Stage
+    blocks: tuple[int, ...]
+    values: dict[str, float]
+    memory_bytes: float
+
+
+def _stages(pricer: Pricer) -> Iterator[_Stage]:
+    parts, stages = parts_of(pricer), pricer.grid.pipeline
+    for number in range(stages):
+        stage, blocks = Stage(number == 0, number == stages - 1), parts[number::stages]
+        values, memory = pricer.settled(stage, sum(blocks), blocks_held(pricer, number, blocks))
+        yield _Stage(stage, blocks, values, float(memory.total_bytes))
+
+
+class _Numbers:
+    """Sets of numbers of every case as arrays, and those of some cases."""
+
+    def __init__(self, settings: Sequence[Sequence[Setting]]) -> None:
+        self.settings = settings
+        self._rates = {
+            each.name: _columns([[getattr(one.rates, each.name) for one in own] for own in settings])
+            for each in fields(ComputeRates)
+        }
+        self.call_s = _columns([[one.call_s for one in own] for own in settings])
+        self.contention = cast(Floats, self._rates["contention"])
+
+    def rates(self, cases: Floats) -> ComputeRates:
+        """Rates whose fields are arrays."""
+        picked = {
+            name: {key: own[cases] for key, own in value.items()} if isinstance(value, dict) else value[cases]
+            for name, value in self._rates.items()
+        }
+        return ComputeRates(**picked)
+
+
+def _columns(values: list[list[Any]]) -> Any:  # noqa: ANN401 - arrays, by layout where there are layouts
+    if isinstance(values[0][0], dict):
+        return {key: np.array([[one[key] for one in own] for own in values]) for key in values[0][0]}
+    return np.array(values)
+
+
+class _Clock(ComputeClock):
+    """Durations as arrays; those of unaligned GEMMs, which are few, one by one."""
+
+    def _rate(self, step: MatMul) -> float:
+        aligned = step.alignment >= 16
+        if aligned or step.batched:
+            rates = self.rates.matmul_flops_per_s if aligned else self.rates.vector_fp32_flops_per_s
+            return rates[step.layout]
+        matrix, vector = self.rates.matmul_flops_per_s[step.layout], self.rates.vector_flops_per_s[step.layout]
+        return cast(float, _between(np.asarray(matrix), np.asarray(vector), step, self.element_bytes))
+
+
+def _between(matrix: Floats, vector: Floats, step: MatMul, element_bytes: float) -> Floats:
+    """`rate_of_matmul`, element by element."""
+    found = np.empty_like(matrix)
+    for place in np.ndindex(matrix.shape):
+        rates = _TwoRates({step.layout: float(matrix[place])}, {step.layout: float(vector[place])})
+        found[place] = rate_of_matmul(
+            step.layout,
+            element_bytes=element_bytes,
+            alignment=step.alignment,
+            batched=False,
+            rates=cast(ComputeRates, rates),
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class _TwoRates:
+    matmul_flops_per_s: Mapping[str, float]
+    vector_flops_per_s: Mapping[str, float]
+
+
+class _Rows(Replay):
+    """The replay for rows that differ in blocks, none of which keeps gathered weights."""
+
+    def _repeat(self, state: State, part: Linked, times: Any) -> State:  # noqa: ANN401 - a number or a column
+        if isinstance(times, int):
+            return super()._repeat(state, part, times)
+        once = self._play(state, part)
+        return extrapolated(once, self._play(once, part), times - 2.0)
+
+    def _backward(
+        self,
+        batch: LinkedMicroBatch,
+        state: State,
+        *,
+        layers: Any,
+        kept: Value,
+        keeping: int,
+    ) -> tuple[State, Value]:
+        if isinstance(layers, int):
+            return super()._backward(batch, state, layers=layers, kept=kept, keeping=keeping)
+        begun_s = state[0]
+        state = self._repeat(self._play(state, batch.first), batch.middle, layers - 2)
+        state = self._play(state, batch.last)
+        return state, state[0] - begun_s
+
+
+_LINKED: dict[int, tuple[StepSchedule, LinkedSchedule]] = {}
+
+
+def _linked(schedule: StepSchedule) -> LinkedSchedule:
+    if id(schedule) not in _LINKED:
+        _LINKED[id(schedule)] = schedule, link_schedule(schedule)
+    return _LINKED[id(schedule)][1]
+
+
+@dataclass
+class _Group:
+    """What is priced together: a stage of cases with one program and the same streams.
+
+    chunk: what the chunk to be replayed has beside blocks, None for all of a step without pipeline stages.
+    """
+
+    program: StepProgram
+    schedule: StepSchedule
+    lane: Mapping[str, int]
+    tiers: int
+    element: float
+    stage: Stage
+    chunk: Stage | None
+    layers: int
+    cases: list[int] = field(default_factory=list)
+    values: list[Mapping[str, float]] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    prices: list[CollectivePrices] = field(default_factory=list)
+    found: dict[str, Floats] = field(default_factory=dict)
+
+    def add(self, case: int, values: Mapping[str, float], blocks: int, prices: CollectivePrices) -> int:
+        """Add a row; returns its number."""
+        assert not values["kept"], "published rows keep no gathered weights"
+        self.cases.append(case)
+        self.values.append(values)
+        self.blocks.append(blocks)
+        self.prices.append(prices)
+        return len(self.cases) - 1
+
+    @cached_property
+    def columns(self) -> dict[str, Value]:
+        """Symbols as columns."""
+        return {name: np.array([[own[name]] for own in self.values]) for name in self.values[0]}
+
+    @cached_property
+    def _terms(self) -> list[tuple[Value, Floats]]:
+        """Calls of each collective in a step, and what a call takes without software."""
+        sent = [(one, count) for one, count in self.program.collectives(self.stage) if self.lane[one.axis] >= 0]
+        return [(count.evaluate(self.columns), self._call_s(one)) for one, count in sent]
+
+    @cached_property
+    def _scheduled(self) -> list[tuple[Value, Floats] | None]:
+        """The same of each collective of the schedule where it stands; None where it is not sent."""
+        return [
+            None if self.lane[one.axis] < 0 else (_evaluated(calls, self.columns), self._call_s(one))
+            for one, calls in _linked(self.schedule).linker.collectives
+        ]
+
+    def _call_s(self, collective: Collective) -> Floats:
+        return np.array([[prices.sized(collective)[2]] for prices in self.prices])
+
+    def price(self, numbers: _Numbers) -> None:
+        """Work out durations under other numbers."""
+        cases = np.array(self.cases)
+        clock = _Clock(numbers.rates(cases), self.element, self.columns, COLUMNS)
+        call_s, shape = numbers.call_s[cases], numbers.call_s[cases].shape
+        if self.chunk is None or self.chunk == self.stage:
+            self.found["computed"] = np.broadcast_to(compute_s(self.program, clock, self.stage), shape)
+            sent: Value = np.zeros(shape)
+            for calls, own_s in self._terms:
+                sent = sent + calls * (own_s + call_s)
+            self.found["sent"] = np.broadcast_to(sent, shape)
+        self._replay(clock, call_s)
+        self.found = {name: np.broadcast_to(column, shape) for name, column in self.found.items()}
+
+    def _replay(self, clock: _Clock, call_s: Floats) -> None:
+        linked = _linked(self.schedule)
+        replay = _Rows(
+            runs=[sum((clock.run_s(step) for step in run), start=0.0) for run in linked.linker.runs],
+            collectives=[0.0 if one is None else one[0] * (one[1] + call_s) for one in self._scheduled],
+            lanes=[self.lane[one.axis] for one, _ in linked.linker.collectives],
+            present=[None] * len(linked.linker.collectives),
+            tiers=self.tiers,
+            slots=len(linked.linker.slots),
+        )
+        shares = [issued.count(lambda axes: float(self.lane[axes] >= 0)) for issued in linked.issued]
+        layers: Any = self.layers if self.layers < ALIKE_FROM else np.array(self.blocks)[:, None]
+        host_s, times = clock.rates.dispatch_s * sum(shares), self.columns["A"]
+        if self.chunk is None:
+            buckets = self.lane[linked.replicas] >= 0
+            self.found["scheduled"], self.found["host"] = replay.step_s(
+                linked, layers=layers, kept=0.0, keeping=0, accumulation=times, buckets=buckets, host_s=host_s
+            )
+            return
+        found: ChunkColumns = replay.chunk(
+            linked,
+            self.chunk,
+            self.stage,
+            layers=layers,
+            kept=0.0,
+            keeping=0,
+            host_s=host_s,
+            forward_share=shares[0] / sum(shares),
+            times=times,
+        )
+        names = ("forward", "backward", "last", "end", "host")
+        self.found |= dict(zip(names, found.columns, strict=True))
+
+
+def _evaluated(calls: Size | None, values: Mapping[str, Value]) -> Value:
+    return 1.0 if calls is None else calls.evaluate(values)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a group."""
+
+    group: _Group
+    number: int
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.group.found[name][self.number]
+
+
+def _join(
+    groups: dict[Hashable, _Group],
+    case: int,
+    pricer: Pricer,
+    values: dict[str, float],
+    stage: Stage,
+    chunk: Stage | None,
+    blocks: int,
+) -> _Row:
+    """A row in the group it belongs to."""
+    prices = CollectivePrices(pricer.machine, pricer.grid, values, pricer.program, 0.0)
+    lanes = tuple(prices.lane[axes] for axes in pricer.program.groups)
+    layers = min(blocks, ALIKE_FROM)
+    key = id(pricer.program), lanes, len(pricer.machine.tiers), stage, chunk, layers
+    if key not in groups:
+        groups[key] = _Group(
+            pricer.program,
+            pricer.schedule,
+            prices.lane,
+            len(pricer.machine.tiers),
+            float(pricer.element),
+            stage,
+            chunk,
+            layers,
+        )
+    return _Row(groups[key], groups[key].add(case, values, blocks, prices))
+
+
+class _Candidate:
+    """One configuration of a case."""
+
+    def __init__(self, case: int, pricer: Pricer, groups: dict[Hashable, _Group]) -> None:
+        self.case, self.pricer = case, pricer
+        self._lay_out(groups)
+
+    def _lay_out(self, groups: dict[Hashable, _Group]) -> None:
+        raise NotImplementedError
+
+    def step_s(self, numbers: _Numbers) -> Floats:
+        """Its step under each set of numbers, s."""
+        raise NotImplementedError
+
+    def _contended(
+        self, numbers: _Numbers, scheduled_s: Floats, busy_s: Floats, sent_s: Floats, own_s: Floats
+    ) -> Floats:
+        """The step with what computation loses to communication beside it, s."""
+        hidden_s = sent_s - exposed_s(busy_s, own_s)
+        return np.asarray(scheduled_s + lost_s(hidden_s, own_s, contention=numbers.contention[self.case]))
+
+
+class _Whole(_Candidate):
+    """Without pipeline stages."""
+
+    def _lay_out(self, groups: dict[Hashable, _Group]) -> None:
+        values, _ = self.pricer.settled(ONLY)
+        self.row = _join(groups, self.case, self.pricer, values, ONLY, None, self.pricer.model.layers)
+
+    def step_s(self, numbers: _Numbers) -> Floats:
+        scheduled_s = self.row["scheduled"]
+        return self._contended(
+            numbers, scheduled_s, scheduled_s, self.row["sent"], self.row["computed"] + self.row["host"]
+        )
+
+
+class _Pipelined(_Candidate):
+    """With pipeline stages: the recurrence is evaluated for one set after the other."""
+
+    def _lay_out(self, groups: dict[Hashable, _Group]) -> None:
+        self.sends = Sends(self.pricer)
+        self.stages: list[list[_Row]] = []
+        known: dict[Hashable, list[_Row]] = {}
+        for one in _stages(self.pricer):
+            key = one.stage, one.blocks
+            if key not in known:
+                known[key] = list(self._chunks(one, groups))
+            self.stages.append(known[key])
+        self.micro_batches = int(one.values["A"])
+
+    def _chunks(self, one: _Stage, groups: dict[Hashable, _Group]) -> Iterator[_Row]:
+        last, known = len(one.blocks) - 1, dict[Hashable, _Row]()
+        for number, count in enumerate(one.blocks):
+            chunk = Stage(one.stage.first and number == 0, one.stage.last and number == last)
+            if (chunk, count) not in known:
+                known[chunk, count] = _join(groups, self.case, self.pricer, one.values, one.stage, chunk, count)
+            yield known[chunk, count]
+
+    def step_s(self, numbers: _Numbers) -> Floats:
+        return np.array([self._one_s(numbers, place) for place in range(len(numbers.settings[self.case]))])
+
+    def _one_s(self, numbers: _Numbers, place: int) -> float:
+        def table(name: str) -> list[list[float]]:
+            return [[float(row[name][place]) for row in rows] for rows in self.stages]
+
+        times = StageTimes(
+            forward_s=table("forward"),
+            backward_s=table("backward"),
+            last_backward_s=table("last"),
+            end_s=[float(rows[0]["end"][place]) for rows in self.stages],
+            activation_send_s=self.sends.one_s,
+            gradient_send_s=self.sends.one_s,
+            overlapped=self.sends.overlapped,
+        )
+        time = pipeline_time(times, micro_batches=self.micro_batches)
+        computed = [
+            _of_stage(rows, "computed", place) + sum(float(row["host"][place]) for row in rows) for rows in self.stages
+        ]
+        sent = [
+            _of_stage(rows, "sent", place) + count * self.sends.one_s
+            for rows, count in zip(self.stages, time.sends, strict=True)
+        ]
+        slowest = max(range(len(computed)), key=computed.__getitem__)
+        bubble_s = min(time.bubble_s[slowest], max(0.0, time.step_s - computed[slowest]))
+        hidden_s = max(sent) - float(exposed_s(time.step_s - bubble_s, computed[slowest]))
+        contention = float(numbers.contention[self.case][place])
+        return time.step_s + float(lost_s(hidden_s, computed[slowest], contention=contention))
+
+
+def _of_stage(rows: list[_Row], name: str, place: int) -> float:
+    """A sum over a stage's step, which one of its chunks' groups has."""
+    return next(float(row[name][place]) for row in rows if name in row.group.found)
