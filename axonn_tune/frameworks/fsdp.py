@@ -8,6 +8,8 @@ llm-foundry's defaults (mixed precision PURE: reductions in BF16; a fused cross-
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from axonn_tune.frameworks.description import Framework, StepOptions
 
 STEP = StepOptions(
@@ -28,7 +30,7 @@ FSDP = Framework(
     title="PyTorch FSDP",
     axes=("z", "data"),
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
-    step=STEP,
+    step=replace(STEP, reduced_bytes=2),
     software="eager",
 )
 
