@@ -33,7 +33,13 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
     return path
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+# Cases of one world size share their ranks.
+GROUPED = [
+    pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(f"{case.grid.world} ranks")) for case in cases()
+]
+
+
+@pytest.mark.parametrize("case", GROUPED)
 def test_grid_trains_as_one_rank_does(case: Case, pools: Pools, serial: Serial) -> None:
     """Guards the 4D algorithm: gradients, loss, norm and weights of the serial run within rounding.
 
