@@ -33,7 +33,8 @@ from axonn_tune.units import seconds
 class Configuration:
     """One candidate: grid with rank order, micro-batch, recompute; kept layers None for as many as fit.
 
-    chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place, None for an even split.
+    chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place, None for an even
+    split.
     """
 
     grid: Grid
@@ -241,6 +242,7 @@ class _Pricer:
         clock = ComputeClock(self.rates, float(self.element), values, PLAIN)
         prices = _CollectivePrices(self.machine, self.grid, values, self.program, self.call_s)
         timeline = Timeline(
+            values=values,
             run_s=clock.run_s,
             collective_s=prices.scheduled_s,
             lane=prices.lane,

@@ -68,7 +68,7 @@ LEAST = {"gemm": 0.83, "traffic": 1.0}
 software moves fewer bytes than fused kernels.
 """
 
-STEPS, SETTLED, STEP = 10, 0.01, 0.01
+STEPS, SETTLED, STEP = 20, 0.01, 0.01
 """A fit ends after so many steps, or when no number moves by more than this share; the last is that of slopes."""
 
 
@@ -140,11 +140,11 @@ def touching() -> tuple[tuple[int, ...], ...]:
 
 def predicted_s(logs: Floats) -> Floats:
     """Step times of all cases under other numbers, s."""
-    numbers = _Numbers(logs)
+    numbers = Numbers(logs)
     return steps().step_s([[numbers(case)] for case in cases()])[:, 0]
 
 
-class _Numbers:
+class Numbers:
     """Settings of cases under some numbers, one of which may be moved."""
 
     def __init__(self, logs: Floats) -> None:
@@ -153,6 +153,7 @@ class _Numbers:
         self._known: dict[object, Setting] = {}
 
     def __call__(self, case: Case, moved: int | None = None) -> Setting:
+        """Those of a case; moved: the number of which a slope is wanted."""
         key = id(case.machine), case.workload.precision, case.framework.software, case.framework.hopper_attention, moved
         if key not in self._known:
             self._known[key] = _setting(case, self._moved(moved))
@@ -225,7 +226,7 @@ def newton_step(logs: Floats, errors: Floats, slopes: Floats, share: Floats) -> 
 
 def derivatives(logs: Floats) -> tuple[Floats, Floats]:
     """log(predicted) of all cases, and ∂ log(predicted) / ∂ log(number) with one row per case."""
-    numbers, most = _Numbers(logs), max(map(len, touching()))
+    numbers, most = Numbers(logs), max(map(len, touching()))
     moves = [(None, *own, *[None] * (most - len(own))) for own in touching()]
     found = np.log(
         steps().step_s([[numbers(case, at) for at in own] for case, own in zip(cases(), moves, strict=True)])

@@ -47,4 +47,3 @@ def model(name: str = "5b") -> Model:
 def workload(global_batch: int = 64) -> Workload:
     """Sequences of 2,048 tokens in bf16."""
     return Workload(global_batch=global_batch, sequence_length=2048)
-
