@@ -6,7 +6,7 @@ SPECIFIED_BY := setup.cfg constraints.txt pyproject.toml
 DEMO := build/demo
 DEMO_RANKS := 4
 DEMO_STEPS := 25
-CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests)
+CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests tools)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check style types generated generate unit format docs accuracy bench fit clean chromium
@@ -29,8 +29,8 @@ demo: .venv/installed-runtime ## install; rank grids of an 80b model; then measu
 	@printf '\n4. $(DEMO)/launch.yaml, run: $(DEMO_STEPS) steps, then predicted beside measured.\n'
 	@$(BIN)/axonn-tune run $(DEMO)/launch.yaml --steps $(DEMO_STEPS) --directory $(DEMO)/run
 
-test: style types generated chromium ## everything: style, types, generated files, all tests
-	@$(BIN)/python -m pytest
+test: style types generated chromium ## style, types, generated files, and all tests but those of `make accuracy`
+	@$(BIN)/python -m pytest --ignore=tests/published
 
 chromium: # the browser that reports are tested in, where it may be installed
 	@.ci/chromium
@@ -45,7 +45,7 @@ types: .venv/installed-dev ## mypy --strict
 	@$(BIN)/mypy --no-error-summary
 
 generated: .venv/installed-dev ## whether docs/cli.md, docs/files.md and the JSON Schemas match the code
-	@$(BIN)/python -m axonn_tune.specs.json_schemas --check
+	@$(BIN)/python -m axonn_tune.specs.schemas --check
 	@$(BIN)/python -m axonn_tune.cli.reference --check
 
 unit: .venv/installed-dev ## unit tests
@@ -56,15 +56,16 @@ format: .venv/installed-dev ## format the code and mend what ruff can
 	@$(BIN)/ruff format --quiet $(CODE)
 
 generate: .venv/installed-dev ## rewrite docs/cli.md, docs/files.md and the JSON Schemas
-	@$(BIN)/python -m axonn_tune.specs.json_schemas
+	@$(BIN)/python -m axonn_tune.specs.schemas
 	@$(BIN)/python -m axonn_tune.cli.reference
 
 docs: .venv/installed-dev ## build the documentation site into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo 'Open build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site'
 
-accuracy: .venv/installed-dev ## predictions against published measurements; options in ARGS
+accuracy: .venv/installed-dev ## predictions against published measurements, and the tests of their floors; options in ARGS
 	@$(BIN)/axonn-tune validate --published $(ARGS)
+	@$(BIN)/python -m pytest tests/published
 
 bench: .venv/installed-dev chromium ## speed of the tool, of its reports, and of the runtime's steps beside FSDP2 and DTensor; options in ARGS
 	@$(BIN)/python -m benchmarks.run $(ARGS)
@@ -72,7 +73,7 @@ bench: .venv/installed-dev chromium ## speed of the tool, of its reports, and of
 	@$(BIN)/python -m benchmarks.runtime_steps $(ARGS)
 
 fit: .venv/installed-dev ## fit machine profiles to measurements; options in ARGS
-	@$(BIN)/python -m benchmarks.fit $(ARGS)
+	@$(BIN)/python -m tools.fit.profiles $(ARGS)
 
 clean: ## remove .venv and everything built
 	@rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

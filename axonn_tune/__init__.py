@@ -3,7 +3,7 @@
     >>> import axonn_tune
     >>> found = axonn_tune.search("80b", gpus=1024, rank_by="iteration")
     >>> found.best.x, found.best.y, found.best.z, found.best.data
-    (1, 1, 512, 2)
+    (1, 1, 256, 4)
 
 Everything below is imported when it is first used, so that `import axonn_tune` costs next to nothing.
 """
@@ -12,16 +12,29 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from axonn_tune.api.calibrate import CalibrateOptions, calibrate, calibrate_from_logs
-    from axonn_tune.api.compare import CompareResult, compare
-    from axonn_tune.api.documents import Catalog, machines, models
-    from axonn_tune.api.explain import Explanation, explain, explain_launch
-    from axonn_tune.api.options import Options
-    from axonn_tune.api.regress import regress
-    from axonn_tune.api.run import run
-    from axonn_tune.api.search import SearchResult, search
-    from axonn_tune.api.sweep import SweepResult, sweep
-    from axonn_tune.api.validate import Runs, validate, validate_launches
+    from axonn_tune.api.analysis import (
+        Catalog,
+        CompareResult,
+        Explanation,
+        SweepResult,
+        compare,
+        explain,
+        explain_launch,
+        machines,
+        models,
+        sweep,
+    )
+    from axonn_tune.api.measurement import (
+        CalibrateOptions,
+        Runs,
+        calibrate,
+        calibrate_from_logs,
+        regress,
+        run,
+        validate,
+        validate_launches,
+    )
+    from axonn_tune.api.search import Options, SearchOptions, SearchResult, search
     from axonn_tune.errors import (
         AxonnTuneError,
         CheckFailedError,
@@ -39,16 +52,10 @@ __version__ = "0.1.0"
 
 # Where each name is, in the modules of this package.
 _PLACES = {
-    "api.calibrate": "CalibrateOptions calibrate calibrate_from_logs",
-    "api.compare": "CompareResult compare",
-    "api.documents": "Catalog machines models",
-    "api.explain": "Explanation explain explain_launch",
-    "api.options": "Options",
-    "api.regress": "regress",
-    "api.run": "run",
-    "api.search": "SearchResult search",
-    "api.sweep": "SweepResult sweep",
-    "api.validate": "Runs validate validate_launches",
+    "api.analysis": "Catalog CompareResult Explanation SweepResult "
+    "compare explain explain_launch machines models sweep",
+    "api.measurement": "CalibrateOptions Runs calibrate calibrate_from_logs regress run validate validate_launches",
+    "api.search": "Options SearchOptions SearchResult search",
     "errors": "AxonnTuneError CheckFailedError DocumentError EnvironmentProblem "
     "NothingFeasibleError TrainingFailedError UnknownNameError UsageError",
     "lab.lab": "Lab",
@@ -69,6 +76,7 @@ __all__ = [
     "NothingFeasibleError",
     "Options",
     "Runs",
+    "SearchOptions",
     "SearchResult",
     "SweepResult",
     "TrainingFailedError",

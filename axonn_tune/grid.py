@@ -169,6 +169,8 @@ def split_axes(axes: str) -> tuple[str, ...]:
     """`"xy"` to `("x", "y")`, `"contextdata"` to `("context", "data")`; `WORLD` is all axes."""
     if axes == WORLD:
         return ALL_AXES
+    if axes == ENDS:
+        return ("pipeline",)
     names, rest = list[str](), axes
     while rest:
         name = next((axis for axis in ALL_AXES if rest.startswith(axis) and axis not in names), "")

@@ -1,1 +1,1 @@
-"""Checks of the tool against the world: fits of machine profiles, accuracy, speed."""
+"""Speed of the tool, its reports and its runtime; and accuracy against the world."""

@@ -17,13 +17,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.data import Share, SyntheticTokens, batches
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import learning_rate
 from axonn_tune.runtime.parameters import Parameter
-from axonn_tune.runtime.trainer import Trainer, settings_of
+from axonn_tune.runtime.settings import settings_of
+from axonn_tune.runtime.tokens import BatchShard, SyntheticTokens, batches
+from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Launch, Optimizer
@@ -53,11 +54,11 @@ class Job:
         """The model document."""
         return load_model(self.model_name).document
 
-    def share(self, place: int, places: int) -> Share:
+    def share(self, place: int, places: int) -> BatchShard:
         """One of `places` equal parts of a step's batch."""
-        return Share(self.global_batch, self.global_batch // places, 1, data=place, data_size=places)
+        return BatchShard(self.global_batch, self.global_batch // places, 1, data=place, data_size=places)
 
-    def tokens(self, share: Share) -> SyntheticTokens:
+    def tokens(self, share: BatchShard) -> SyntheticTokens:
         """The source of the batches."""
         return SyntheticTokens(self.model.vocab, 0, self.sequence, share)
 

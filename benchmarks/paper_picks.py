@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from axonn_tune.cost.prediction import Term
 from axonn_tune.files import write_text_atomically
-from axonn_tune.ranking.entries import Entry, TermEntry
-from axonn_tune.report.table import Heading, markdown_table
+from axonn_tune.ranking.entries import Entry
+from axonn_tune.report.output import Heading, markdown_table
 from axonn_tune.units import show_seconds
 from benchmarks.paper_cells import (
     COSTS,
@@ -305,24 +306,24 @@ def _traced_rows(name: str, entry: Entry, case: Case) -> Iterator[list[str]]:
         yield [name, "others", "", "", "", "", *_our_cells(rest)]
 
 
-def _grouped(terms: Sequence[TermEntry]) -> dict[tuple[str, str], list[TermEntry]]:
+def _grouped(terms: Sequence[Term]) -> dict[tuple[str, str], list[Term]]:
     """Terms by collective and axis."""
-    groups: dict[tuple[str, str], list[TermEntry]] = {}
+    groups: dict[tuple[str, str], list[Term]] = {}
     for term in terms:
         groups.setdefault((term.op, term.axis), []).append(term)
     return groups
 
 
-def _paper_cells(terms: Sequence[TermEntry]) -> list[str]:
+def _paper_cells(terms: Sequence[Term]) -> list[str]:
     if not terms:
         return ["", "", ""]
     size, time_s = sum(term.count * term.bytes for term in terms), sum(term.seconds for term in terms)
     return [f"{size / _GB:,.1f}", f"{size / time_s / _GB:,.1f}", f"{time_s:,.2f}"]
 
 
-def _our_cells(terms: Sequence[TermEntry]) -> list[str]:
+def _our_cells(terms: Sequence[Term]) -> list[str]:
     size, time_s = sum(term.count * term.bytes for term in terms), sum(term.seconds for term in terms)
-    late_s = sum(term.count * term.latency_s for term in terms)
+    late_s = sum(term.count * term.line.latency_s for term in terms)
     calls, waiting_s = sum(term.count for term in terms), sum(term.exposed_s or 0.0 for term in terms)
     rate = size / (time_s - late_s) / _GB
     moving_s = time_s - late_s

@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from axonn_tune.report.console import stdout_console
+from axonn_tune.report.output import stdout_console
 
 MAIN_JOB = ("--gpus", "1024", "--model", "80b")
 
@@ -99,7 +99,7 @@ def search_alone(case: Case, *, runs: int) -> SearchFigures:
 
 def search_here(case: Case, *, runs: int) -> dict[str, float]:
     """Search in this process, pinned to one core; the median of several after one that warms up."""
-    from axonn_tune.ranking.choosing import Problem, search
+    from axonn_tune.ranking.space import Problem, search
     from axonn_tune.specs.catalog import load_machine, load_model
     from axonn_tune.specs.workload import Workload
 

@@ -1,1 +1,1 @@
-"""What fits the numbers that ship with the tool, and writes the pages about them. Run from the repository root."""
+"""What maintains the tool and is no part of it."""

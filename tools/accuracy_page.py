@@ -18,7 +18,7 @@ from axonn_tune.published.cases import FRAMEWORK_WORDS
 from axonn_tune.published.measurements import Evaluation, errors_by_group
 from axonn_tune.published.quality import Errors, families
 from axonn_tune.published.steps import PredictedStep, without
-from axonn_tune.report.table import Heading, markdown_table
+from axonn_tune.report.output import Heading, markdown_table
 from tools import vtrain_sums
 from tools.accuracy_figure import figure
 from tools.fit.left_out import coverage, family_group

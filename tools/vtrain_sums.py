@@ -14,7 +14,7 @@ import numpy as np
 from axonn_tune.published.quality import families
 from axonn_tune.published.rows import SHIPPED, StepRow, read_steps
 from axonn_tune.published.steps import PredictedStep, predict_steps
-from axonn_tune.report.table import Heading, markdown_table
+from axonn_tune.report.output import Heading, markdown_table
 
 DATASET = "vtrain_single"
 FEWEST = 5

@@ -1,28 +1,295 @@
-"""`axonn_tune.search`: a ranking as an object to look at, index, explain and write launch configs from."""
+"""`axonn_tune.search`: a ranking as an object to look at, index, explain and write launch configs from.
+
+Options that every function that searches takes are named as those of the command line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
-from axonn_tune.api.options import DEFAULT_MACHINE, Cost, Options, call_text, make_choices, parse_costs
-from axonn_tune.api.shown import Result
+from axonn_tune.errors import UsageError, suggest
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.ranking.choosing import RANK_BY
 from axonn_tune.ranking.entries import Entry
-from axonn_tune.ranking.inputs import Inputs, load_inputs
+from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
 from axonn_tune.ranking.results import Results, run_search
+from axonn_tune.ranking.space import Limits, RankBy
+from axonn_tune.specs.catalog import DEFAULT_MACHINE
+from axonn_tune.specs.workload import ELEMENT_SIZES, OVERLAPS, RECOMPUTES, Overlap, Precision, Recompute
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Group
 
-    from axonn_tune.api.explain import Explanation
-    from axonn_tune.api.shown import Shown
-    from axonn_tune.ranking.choosing import RankBy, Searched
-    from axonn_tune.report.ranking_json import Json
+    from axonn_tune.api.analysis import Explanation
+    from axonn_tune.ranking.choosing import Searched
+    from axonn_tune.report.output import Heading, Json
     from axonn_tune.specs.catalog import MachineLike, ModelLike
     from axonn_tune.specs.launch import Launch
+
+    TableContent: TypeAlias = tuple[Sequence[Heading], Sequence[Sequence[str]], Sequence[str]]
+    """Headings, cells, and the sentences below a table."""
+
+
+Cost: TypeAlias = Literal["alpha-beta", "paper", "paper-released", "paper-mended"]
+COSTS: tuple[Cost, ...] = ("alpha-beta", "paper", "paper-released", "paper-mended")
+Settings: TypeAlias = Mapping[str, object] | Sequence[str]
+"""Changed values by their dotted keys, `{"machine.accelerator.memory_gib": 80}`, or as `KEY=VALUE` texts."""
+
+
+class SearchOptions(TypedDict, total=False):
+    """Options of every function that searches; each may be left out, or be None.
+
+    seq: tokens in a sequence, of the model unless given. precision: number format, bf16 unless given.
+    order: only this rank order, the fastest-varying axis first, `"x,y,z,data"` or a sequence.
+    recompute, micro_batch, kept_layers, x, y, z, data, context, chunks: only candidates with this.
+    framework: whose layouts are ranked, by name; the bundled runtime unless given. pipeline: True to search pipeline
+    stages, too, or only this many.
+    shard_optimizer: shard FP32 master weights and optimizer states over the data axis (ZeRO-1).
+    split_micro_batch: two-batch overlap. overlap: overlap just these; no_overlap: all
+    but these, `"all"` or True for none. set: changed values of the model, machine or workload.
+    """
+
+    seq: int | None
+    precision: Precision | None
+    order: str | Sequence[str] | None
+    recompute: Recompute | None
+    micro_batch: int | None
+    kept_layers: int | None
+    shard_optimizer: bool | None
+    split_micro_batch: bool | None
+    overlap: Overlap | Sequence[Overlap] | None
+    no_overlap: str | Sequence[str] | bool | None
+    x: int | None
+    y: int | None
+    z: int | None
+    data: int | None
+    context: int | None
+    framework: str | None
+    pipeline: int | bool | None
+    chunks: int | None
+    set: Settings | None
+
+
+Options = SearchOptions
+"""Its earlier name, kept for those who import it."""
+
+
+def make_choices(
+    model: ModelLike,
+    *,
+    gpus: int,
+    machine: MachineLike = DEFAULT_MACHINE,
+    batch: int | None = None,
+    rank_by: RankBy | Literal["step"] | None = None,
+    **options: Unpack[SearchOptions],
+) -> Choices:
+    """What the options ask for; UsageError for a value that cannot be, TypeError for an option there is not."""
+    check_names(options)
+    overlap, no_overlap = options.get("overlap"), options.get("no_overlap")
+    framework, pipeline = find_framework(options.get("framework") or AXONN_TUNE.name), options.get("pipeline")
+    if isinstance(no_overlap, bool):
+        no_overlap = "all" if no_overlap else None
+    return Choices(
+        gpus=whole("gpus", gpus),
+        model=model,
+        machine=machine,
+        workload=WorkloadChoices(
+            batch=None if batch is None else whole("batch", batch),
+            seq=_whole_or_none("seq", options.get("seq")),
+            precision=_one_of("precision", options.get("precision"), tuple(ELEMENT_SIZES)),
+            shard_optimizer=options.get("shard_optimizer"),
+            split_micro_batch=bool(options.get("split_micro_batch")),
+            overlaps=tuple(_one_of("overlap", name, OVERLAPS) for name in _several(overlap)),
+            no_overlaps=tuple(_one_of("no_overlap", name, (*OVERLAPS, "all")) for name in _several(no_overlap)),
+        ),
+        limits=_limits(options),
+        rank_by=_one_of("rank_by", "iteration" if rank_by == "step" else rank_by, RANK_BY),
+        framework=framework,
+        pipeline=bool(pipeline),
+        settings=assignments(options.get("set")),
+    )
+
+
+def check_names(options: Mapping[str, object]) -> None:
+    """TypeError, as Python has it, for an option that there is not; with the nearest that there is."""
+    known = SearchOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise TypeError(f"unexpected keyword argument {name!r}{suggest(name, known)}")
+
+
+def assignments(settings: Settings | None) -> tuple[str, ...]:
+    """Changed values as the `KEY=VALUE` texts of `--set`; a text value is read as YAML, as it is there."""
+    if settings is None:
+        return ()
+    if isinstance(settings, Mapping):
+        return tuple(f"{key}={_as_yaml(value)}" for key, value in settings.items())
+    if isinstance(settings, str):
+        raise UsageError(f"set={settings!r}: give a mapping, {{'machine.accelerator.memory_gib': 80}}, or a list")
+    return tuple(settings)
+
+
+def parse_order(order: str | Sequence[str]) -> tuple[str, ...]:
+    """A permutation of the axes, given as `y,x,z,data` or as a sequence; UsageError if it is none."""
+    axes = tuple(axis.strip() for axis in (order.split(",") if isinstance(order, str) else order))
+    if len(set(axes)) != len(axes) or not set(axes) <= set(ALL_AXES) or not axes:
+        given = order if isinstance(order, str) else ",".join(order)
+        raise UsageError(f"{given!r} must name axes once each, as in x,y,z,data: there are {', '.join(ALL_AXES)}")
+    return axes
+
+
+def parse_costs(cost: Cost | Sequence[Cost]) -> tuple[Cost, ...]:
+    """One or several cost models; UsageError for one there is not."""
+    found = tuple(_one_of("cost", name, COSTS) for name in _several(cost))
+    if not found:
+        raise UsageError("cost=(): name a cost model to rank by")
+    return found
+
+
+def whole(name: str, value: int, *, least: int = 1) -> int:
+    """A whole number that is large enough; UsageError for anything else. NumPy's integers are taken."""
+    try:
+        number = value.__index__()
+    except AttributeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < least:
+        raise UsageError(f"{name}={value!r}: must be a whole number from {least}")
+    return number
+
+
+def call_text(function: str, given: Mapping[str, object]) -> str:
+    """The call that made a result, for provenance: `axonn_tune.search('80b', gpus=1024)`; defaults left out."""
+    shown = [f"{name}={_shown(value)}" for name, value in given.items() if value is not None]
+    return f"axonn_tune.{function}({', '.join(shown)})"
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401 - whatever was given
+    """A value as it would be written; a document by its name."""
+    if isinstance(value, Path):
+        return repr(str(value))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_shown, value))}]"
+    if hasattr(value, "tolist"):
+        return repr(value.tolist())
+    name = getattr(getattr(value, "document", value), "name", None)
+    return repr(value) if name is None else f"<{name}>"
+
+
+def _limits(options: SearchOptions) -> Limits:
+    order = options.get("order")
+    pipeline = options.get("pipeline")
+    sizes: dict[str, int | None] = {
+        "x": options.get("x"),
+        "y": options.get("y"),
+        "z": options.get("z"),
+        "data": options.get("data"),
+        "context": options.get("context"),
+        "pipeline": None if isinstance(pipeline, bool) else pipeline,
+    }
+    kept = options.get("kept_layers")
+    return Limits(
+        order=None if order is None else parse_order(order),
+        recompute=_one_of("recompute", options.get("recompute"), RECOMPUTES),
+        micro_batch=_whole_or_none("micro_batch", options.get("micro_batch")),
+        kept_layers=None if kept is None else whole("kept_layers", kept, least=0),
+        axes={axis: whole(axis, size) for axis, size in sizes.items() if size is not None},
+        chunks=_whole_or_none("chunks", options.get("chunks")),
+    )
+
+
+def _whole_or_none(name: str, value: int | None) -> int | None:
+    return None if value is None else whole(name, value)
+
+
+def _one_of(name: str, value: Any, known: Sequence[Any]) -> Any:  # noqa: ANN401 - a text of a Literal or None
+    """The value, if it is None or one of those known."""
+    if value is None or value in known:
+        return value
+    raise UsageError(f"{name}={value!r}{suggest(str(value), known)}: known: {', '.join(known)}")
+
+
+def _several(values: str | Sequence[str] | None) -> Sequence[str]:
+    """One value, several or none as a sequence."""
+    if values is None:
+        return ()
+    return (values,) if isinstance(values, str) else values
+
+
+def _as_yaml(value: object) -> str:
+    """A value as YAML has it; text as it is."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    plain: Callable[[Any], Any] = lambda other: other.item()  # noqa: E731 - NumPy's scalars
+    return json.dumps(value, default=plain, ensure_ascii=False)
+
+
+class Result(ABC):
+    """A result with a table: notebooks show it as HTML, rich as a table that fits the console."""
+
+    call: str
+
+    @abstractmethod
+    def section(self, *, source: str) -> Json:
+        """This result as a section of a report; `source` names where it comes from."""
+
+    @abstractmethod
+    def _table_content(self) -> TableContent:
+        """Headings and cells of the table, and the sentences below it."""
+
+    def write_report(self, path: str | Path) -> Path:
+        """Write one self-contained HTML file, as `--html` does; EnvironmentProblem without the extra [report]."""
+        from axonn_tune.report.html.page import require_plotly, write_page
+
+        require_plotly()
+        write_page(path, [self.section(source=self.call)], command=self.call)
+        return Path(path)
+
+    def __rich__(self) -> Group:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        headings, rows, sentences = self._table_content()
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in headings:
+            table.add_column(Text(heading.title), justify="left" if heading.left else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        return Group(*([table] if rows else []), *map(Text, sentences))
+
+    def _repr_html_(self) -> str:
+        return html_text(*self._table_content())
+
+
+def html_text(headings: Sequence[Heading], rows: Sequence[Sequence[str]], sentences: Sequence[str] = ()) -> str:
+    """A table and sentences below it, with no style but alignment, so that a notebook's own theme holds."""
+    # Imported here: its tables of entities cost a command line more than all its options.
+    from html import escape
+
+    sides = ["left" if heading.left else "right" for heading in headings]
+    head = _row("th", [escape(heading.title) for heading in headings], sides)
+    body = "".join(_row("td", map(escape, row), sides) for row in rows)
+    table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>" if rows else ""
+    return table + "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+
+
+def _row(tag: str, cells: Iterable[str], sides: Sequence[str]) -> str:
+    """A row of a table; the cells are HTML already."""
+    shown = (
+        f'<{tag} style="text-align: {side}; white-space: pre-line">{cell}</{tag}>'
+        for cell, side in zip(cells, sides, strict=True)
+    )
+    return f"<tr>{''.join(shown)}</tr>"
+
 
 Format: TypeAlias = Literal["table", "json", "csv", "md"]
 Script: TypeAlias = Literal["torchrun", "slurm"]
@@ -36,17 +303,17 @@ def search(
     gpus: int,
     machine: MachineLike = DEFAULT_MACHINE,
     batch: int | None = None,
-    rank_by: RankBy = "communication",
+    rank_by: RankBy | Literal["step"] | None = None,
     cost: Cost | Sequence[Cost] = "alpha-beta",
     variants: bool = False,
-    **options: Unpack[Options],
+    **options: Unpack[SearchOptions],
 ) -> SearchResult:
     """Rank every grid x·y·z·data of a number of GPUs, as `axonn-tune search` does.
 
-    model, machine: a name, a path, or the document itself. batch: sequences in a step over all GPUs, the
-    model's unless given. rank_by: communication, exposed or iteration. cost: one cost model or several; the
-    first ranks, and the others' ranks stand beside it. variants: every candidate, not only the best of each
-    grid. Other options: see `axonn_tune.api.options.Options`.
+    model, machine: a name, a path, or the document itself. batch: global batch size in sequences, the
+    model's unless given. rank_by: communication (the default), exposed or step. cost: one cost model or several; the
+    first ranks, and the others' ranks are extra columns. variants: every candidate, not only the best of each
+    grid. Other options: see `axonn_tune.SearchOptions`.
 
     A search that leaves nothing is no error: the result is empty, and knows what was rejected and why. UsageError
     for a wrong value, UnknownNameError for an unknown model or machine, DocumentError for a wrong file.
@@ -56,10 +323,10 @@ def search(
     >>> len(found)
     195
     >>> found.best.x, found.best.y, found.best.z, found.best.data
-    (1, 1, 512, 2)
+    (1, 1, 256, 4)
     """
     given = {"gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, "cost": cost, **options}
-    choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, options=options)
+    choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options)
     call = call_text("search", {"model": model, **given, "variants": variants or None})
     return SearchResult.of(load_inputs(choices), costs=parse_costs(cost), variants=variants, call=call)
 
@@ -115,20 +382,20 @@ class SearchResult(Result, Sequence[Entry]):
     @property
     def why(self) -> str:
         """Where the first spends less time than the second."""
-        from axonn_tune.report.remarks import why_first
+        from axonn_tune.report.ranking import why_first
 
         return why_first(self.results)
 
     @property
     def remarks(self) -> list[str]:
         """What to know besides the numbers, in sentences: what was priced, why the first is first, ties, rejections."""
-        from axonn_tune.report.remarks import remarks
+        from axonn_tune.report.ranking import ranking_remarks
 
-        return remarks(self.results)
+        return ranking_remarks(self.results)
 
     def explain(self, rank: int = 1) -> Explanation:
         """One configuration, term by term; UsageError if fewer are ranked, NothingFeasibleError if none is."""
-        from axonn_tune.api.explain import Explanation
+        from axonn_tune.api.analysis import Explanation
 
         return Explanation.of(self.results, rank=rank)
 
@@ -160,7 +427,7 @@ class SearchResult(Result, Sequence[Entry]):
         if emit is None:
             write_launch(path, launch)
             return (Path(path),)
-        from axonn_tune.launch.emit import emit_script, script_text
+        from axonn_tune.launch.scripts import emit_script, script_text
 
         # What refuses a script refuses it here, before anything is written.
         script_text(emit, launch=launch, machine=machine, launch_path=path)
@@ -169,16 +436,16 @@ class SearchResult(Result, Sequence[Entry]):
 
     def to_dict(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> Json:
         """The first `top` configurations (0: all), with every term, as the contract `axonn-tune/ranking/1`."""
-        from axonn_tune.report.ranking_json import ranking_document
+        from axonn_tune.report.ranking import ranking_document
 
         entries = self.results.listed(top=top, terms=True, rejected=rejected)
         return ranking_document(self.results, entries, limit_bytes=self.memory_limit_bytes)
 
     def to_json(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> str:
         """The same as text: what `axonn-tune --format json` prints."""
-        from axonn_tune.report.ranking_json import to_text
+        from axonn_tune.report.output import json_text
 
-        return to_text(self.to_dict(top=top, rejected=rejected))
+        return json_text(self.to_dict(top=top, rejected=rejected))
 
     def render(
         self,
@@ -193,7 +460,7 @@ class SearchResult(Result, Sequence[Entry]):
         """The first `top` configurations (0: all) as the command line prints them; UsageError for an unknown column."""
         if output_format == "json":
             return self.to_json(top=top, rejected=rejected)
-        from axonn_tune.report import ranking_table as tables
+        from axonn_tune.report import ranking as tables
 
         entries, limit_bytes = self.results.listed(top=top, rejected=rejected), self.memory_limit_bytes
         if output_format == "csv":
@@ -235,13 +502,12 @@ class SearchResult(Result, Sequence[Entry]):
 
     def section(self, *, source: str) -> Json:
         """This ranking as a section of a report; `source` names where it comes from."""
-        from axonn_tune.report.html.launched import ranking_of
-        from axonn_tune.report.html.ranking import ranking_section
+        from axonn_tune.report.html.ranking_section import ranking_of, ranking_section
 
         return ranking_section(ranking_of(self.results), identity="s1", source=source)
 
-    def _shown(self) -> Shown:
-        from axonn_tune.report.ranking_table import default_columns, ranking_cells
+    def _table_content(self) -> TableContent:
+        from axonn_tune.report.ranking import default_columns, ranking_cells
 
         entries = self.results.listed(top=DEFAULT_TOP)
         names = default_columns(self.results, entries)
@@ -257,7 +523,7 @@ class SearchResult(Result, Sequence[Entry]):
     def _frame(self, entries: Sequence[Entry]) -> pd.DataFrame:
         import pandas as pd
 
-        from axonn_tune.report.ranking_table import ranking_records
+        from axonn_tune.report.ranking import ranking_records
 
         names, rows = ranking_records(self.results, entries, limit_bytes=self.memory_limit_bytes)
         return pd.DataFrame(rows, columns=names)

@@ -1,24 +1,49 @@
-"""Reads what other benchmarks of collectives print: nccl-tests and rccl-tests as text and JSON, OSU as text.
+"""Fits the network of a profile to logs of other benchmarks: nccl-tests and rccl-tests (text, JSON), OSU (text).
 
-Sizes are those of the full (gathered or reduced) buffer, as nccl-tests has them; OSU's all-gather counts one
-rank's part. Times are out of place.
+Sizes are those of the full (gathered or reduced) buffer, as nccl-tests has them; OSU's all-gather counts one rank's
+shard. Times are out of place. Everything but the network stays as in the profile that is fitted.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from axonn_tune.errors import DocumentError, Problem
+from axonn_tune import __version__
+from axonn_tune.calibration.fit import CommunicationFit, fit_communication
+from axonn_tune.calibration.profile import (
+    Calibration,
+    communication_uncertainty,
+    fitted_library,
+    fitted_tier,
+    probe_words,
+    validated,
+)
+from axonn_tune.errors import DocumentError, Problem, UsageError
 from axonn_tune.specs.loading import read_text
-from axonn_tune.specs.machine import CollectiveKind
+from axonn_tune.specs.machine import (
+    COLLECTIVE_KINDS,
+    CollectiveKind,
+    Library,
+    Machine,
+    Measurement,
+    Protocol,
+    Source,
+)
+from axonn_tune.specs.points import CollectiveProbe, Probe
 from axonn_tune.units import seconds
 
+_LineProblems: TypeAlias = list[tuple[int | None, str]]
+"""Line, where one is at fault, and what is wrong."""
+
+_LEAST_POINTS = 4
 _KINDS: dict[str, CollectiveKind] = {
     "allgather": "all_gather",
     "allreduce": "all_reduce",
@@ -70,11 +95,13 @@ def read_log(path: str | Path, *, ranks: int | None = None, nodes: int | None = 
         if _OSU.search(text):
             return _osu_log(text, ranks=ranks, nodes=nodes)
         return _text_log(text, str(path), ranks=ranks, nodes=nodes)
-    except _Wrong as error:
+    except _LogError as error:
         raise DocumentError(str(path), error.problems) from None
 
 
-class _Wrong(Exception):
+class _LogError(Exception):
+    """What is wrong with a log, before its path is known."""
+
     def __init__(self, *problems: tuple[int | None, str]) -> None:
         self.problems = [Problem("", message, line) for line, message in problems]
         super().__init__()
@@ -83,14 +110,14 @@ class _Wrong(Exception):
 def _kind(name: str) -> CollectiveKind:
     found = _KINDS.get(re.sub(r"[^a-z]", "", name.lower()))
     if found is None:
-        raise _Wrong((None, f"holds {name}, not an all-gather, a reduce-scatter or an all-reduce"))
+        raise _LogError((None, f"holds {name}, not an all-gather, a reduce-scatter or an all-reduce"))
     return found
 
 
 def _text_log(text: str, name: str, *, ranks: int | None, nodes: int | None) -> Log:
     """nccl-tests and rccl-tests, one run or several after each other, as `srun` or `mpirun` may have labelled them."""
     lines = [_LABEL.sub("", line).strip() for line in text.splitlines()]
-    problems: list[tuple[int | None, str]] = []
+    problems: _LineProblems = []
     found = [_run(lines, part, name, problems, ranks=ranks, nodes=nodes) for part in _runs(lines)]
     rows = [row for run in found for row in run.rows]
     _require(rows, problems)
@@ -114,7 +141,7 @@ def _run(
     lines: list[str],
     part: range,
     name: str,
-    problems: list[tuple[int | None, str]],
+    problems: _LineProblems,
     *,
     ranks: int | None,
     nodes: int | None,
@@ -127,11 +154,8 @@ def _run(
     hosts = tuple(dict.fromkeys(place[3] for place in places))
     ranks, nodes = len(places) or ranks, len(hosts) or nodes
     if not ranks or not nodes:
-        raise _Wrong((None, "lists no devices, so it does not say how many ranks and nodes ran: give --log-ranks"))
-    groups = len({place[2] for place in places})
-    if groups > 1:
-        line = part.start + 1
-        raise _Wrong((line, f"{groups} groups ran at once (NCCL_TESTS_SPLIT); only runs of one group are read"))
+        raise _LogError((None, "lists no devices, so it does not say how many ranks and nodes ran: give --log-ranks"))
+    _require_one_group({place[2] for place in places}, line=part.start + 1)
     _check_units(own, first=part.start + 1)
     rows = [
         LogRow(op, ranks, nodes, size, time)
@@ -142,11 +166,16 @@ def _run(
     return Log(tuple(rows), "", hosts, places[0][4].strip() if places else "")
 
 
+def _require_one_group(groups: Set[object], *, line: int | None) -> None:
+    if len(groups) > 1:
+        raise _LogError((line, f"{len(groups)} groups ran at once (NCCL_TESTS_SPLIT); only runs of one group are read"))
+
+
 def _check_units(lines: list[str], *, first: int) -> None:
     """Times in µs, as every version prints them; another unit in the header means another tool."""
     for number, line in enumerate(lines, first):
         if line.startswith("#") and "(B)" in line and "(us)" not in line:
-            raise _Wrong((number, f"the column of times is not in (us): {' '.join(line.split())}"))
+            raise _LogError((number, f"the column of times is not in (us): {' '.join(line.split())}"))
 
 
 def _time_at(lines: list[str]) -> int:
@@ -158,16 +187,14 @@ def _time_at(lines: list[str]) -> int:
     return _TIME_AT
 
 
-def _row(
-    line: str, number: int, problems: list[tuple[int | None, str]], *, time_at: int
-) -> Iterator[tuple[int, float]]:
+def _row(line: str, number: int, problems: _LineProblems, *, time_at: int) -> Iterator[tuple[int, float]]:
     """Size and time of a row, `size count type redop root time algbw busbw #wrong ...`, if it has any."""
     words = line.split()
     try:
         size, time, bandwidth = int(words[0]), float(words[time_at]), float(words[time_at + 1])
         float(words[time_at + 2])
     except (IndexError, ValueError):
-        problems.append((number, "a row of results is cut off or holds something else"))
+        problems.append((number, "a row of results is truncated or holds something else"))
         return
     # Printed with two decimals, so small rows say nothing of their bandwidth.
     if time and bandwidth > 1.0 and not 0.9 < size / (time * 1e3) / bandwidth < 1.1:
@@ -181,27 +208,25 @@ def _kind_of_name(name: str) -> CollectiveKind:
     for word, kind in _KINDS.items():
         if word in plain:
             return kind
-    raise _Wrong((None, "does not say which collective it measured; name the file after it, as in all_gather.txt"))
+    raise _LogError((None, "does not say which collective it measured; name the file after it, as in all_gather.txt"))
 
 
 def _json_log(text: str, name: str) -> Log:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise _Wrong((getattr(error, "lineno", None), f"is no complete JSON: {error}")) from error
+        raise _LogError((getattr(error, "lineno", None), f"is not complete JSON: {error}")) from error
     try:
         return _rccl_json(found) if isinstance(found, list) else _nccl_json(found, name)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise _Wrong((None, f"is no result of nccl-tests or rccl-tests: {error!r} is missing or wrong")) from error
+        raise _LogError((None, f"is not a result of nccl-tests or rccl-tests: missing or wrong {error!r}")) from error
 
 
 def _nccl_json(found: dict[str, Any], name: str) -> Log:
     """nccl-tests -J."""
     program = Path(found["args"][0]).name.split("_perf")[0]
     devices = found["config"]["devices"]
-    groups = len({device.get("group", 0) for device in devices})
-    if groups > 1:
-        raise _Wrong((None, f"{groups} groups ran at once (NCCL_TESTS_SPLIT); only runs of one group are read"))
+    _require_one_group({device.get("group", 0) for device in devices}, line=None)
     hosts = tuple(dict.fromkeys(str(device["hostname"]) for device in devices))
     op = _kind(program) if program else _kind_of_name(name)
     rows = [
@@ -227,9 +252,9 @@ def _rccl_json(found: list[dict[str, Any]]) -> Log:
 def _osu_log(text: str, *, ranks: int | None, nodes: int | None) -> Log:
     """OSU micro-benchmarks of collectives."""
     if not ranks:
-        raise _Wrong((None, "an OSU log does not say how many ranks ran: give --log-ranks, and --log-nodes"))
+        raise _LogError((None, "an OSU log does not say how many ranks ran: give --log-ranks, and --log-nodes"))
     rows: list[LogRow] = []
-    problems: list[tuple[int | None, str]] = []
+    problems: _LineProblems = []
     op: CollectiveKind | None = None
     for number, line in enumerate((_LABEL.sub("", one).strip() for one in text.splitlines()), 1):
         if found := _OSU.match(line):
@@ -243,19 +268,105 @@ def _osu_log(text: str, *, ranks: int | None, nodes: int | None) -> Log:
 
 
 def _osu_row(
-    line: str, number: int, op: CollectiveKind, ranks: int, nodes: int, problems: list[tuple[int | None, str]]
+    line: str, number: int, op: CollectiveKind, ranks: int, nodes: int, problems: _LineProblems
 ) -> Iterator[LogRow]:
     words = line.split()
     try:
         size, time = int(words[0]), float(words[1])
     except (IndexError, ValueError):
-        problems.append((number, "a row of results is cut off or holds something else"))
+        problems.append((number, "a row of results is truncated or holds something else"))
         return
     yield LogRow(op, ranks, nodes, size * (ranks if op == "all_gather" else 1), seconds(time))
 
 
-def _require(rows: list[LogRow], problems: list[tuple[int | None, str]]) -> None:
+def _require(rows: list[LogRow], problems: _LineProblems) -> None:
     if problems:
-        raise _Wrong(*problems)
+        raise _LogError(*problems)
     if not rows:
-        raise _Wrong((None, "holds no result"))
+        raise _LogError((None, "holds no result"))
+
+
+def profile_from_logs(logs: Sequence[Log], base: Machine, *, name: str) -> Calibration:
+    """Refit the outermost tier that each log crosses; UsageError if the logs do not match the nodes of `base`."""
+    rows = [row for log in logs for row in log.rows]
+    measured = _times(rows, base)
+    if len(measured) < _LEAST_POINTS:
+        raise UsageError(f"{len(measured)} different sizes and groups are too few to fit: give more logs")
+    outline = base.model_copy(update={"library": _library(base, logs)})
+    fit = fit_communication(measured, outline, world=None)
+    source = Source(kind="fitted", source=f"{logs[0].library}, {len(rows)} results of logs")
+    crossed = {_outermost(row, base) for row in rows}
+    tiers = tuple(
+        fitted_tier(tier, number, fit, source) if number in crossed else tier for number, tier in enumerate(base.tiers)
+    )
+    uncertainty = base.uncertainty.model_copy(
+        update={
+            "communication": communication_uncertainty(fit),
+            "sources": base.uncertainty.sources | {"communication": source},
+        }
+    )
+    document = base.model_copy(
+        update={
+            "name": name,
+            "description": f"{base.name} with its network fitted to logs of {logs[0].library}",
+            "tiers": tiers,
+            "library": fitted_library(outline.library, fit, source),
+            "uncertainty": uncertainty,
+            "paper": None,
+            "measured": _measurement(logs, rows, base, fit),
+        }
+    )
+    return Calibration(validated(document), fit, None, measured)
+
+
+def _times(rows: Sequence[LogRow], base: Machine) -> dict[Probe, float]:
+    """Median time of each collective, group and size."""
+    samples: dict[Probe, list[float]] = {}
+    for row in rows:
+        _outermost(row, base)
+        if row.ranks > 1 and row.size_bytes > 0:
+            probe = CollectiveProbe(op=row.op, group=row.ranks, stride=1, size_bytes=row.size_bytes)
+            samples.setdefault(probe, []).append(row.seconds)
+    return {probe: statistics.median(found) for probe, found in samples.items()}
+
+
+def _outermost(row: LogRow, base: Machine) -> int:
+    """The outermost tier that a run crosses; UsageError unless its nodes are filled as the profile's are."""
+    inner = base.tiers[0].ranks
+    if row.nodes > 1 and inner is not None and row.ranks != row.nodes * inner:
+        raise UsageError(
+            f"a log has {row.ranks} ranks on {row.nodes} nodes, but nodes of {base.name} hold {inner}: "
+            "give the profile of that machine as --machine"
+        )
+    sizes = [tier.ranks for tier in base.tiers]
+    return next((number for number, ranks in enumerate(sizes) if ranks is None or row.ranks <= ranks), len(sizes) - 1)
+
+
+def _library(base: Machine, logs: Sequence[Log]) -> Library:
+    """One line of a ring per collective, which is what the fit is of."""
+    return base.library.model_copy(
+        update={
+            "name": logs[0].library.split()[0],
+            "version": logs[0].library,
+            "algorithms": dict.fromkeys(COLLECTIVE_KINDS, ("ring",)),
+            "protocols": (Protocol(name="fitted", latency_factor=1.0, bandwidth_factor=1.0),),
+            "sources": {
+                "launch_us": Source(kind="fitted", source="to be fitted"),
+                "protocols": Source(kind="fitted", source="one line for all sizes"),
+            },
+        }
+    )
+
+
+def _measurement(logs: Sequence[Log], rows: Sequence[LogRow], base: Machine, fit: CommunicationFit) -> Measurement:
+    return Measurement(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        tool_version=__version__,
+        hosts=tuple(dict.fromkeys(host for log in logs for host in log.hosts)),
+        device=next((log.device for log in logs if log.device), base.accelerator.name),
+        ranks=max(row.ranks for row in rows),
+        network=f"logs of {logs[0].library}",
+        samples=len(rows),
+        held_out_error=fit.held_out_error,
+        outliers=tuple(probe_words(probe) for probe in fit.outliers),
+    )

@@ -1,4 +1,4 @@
-"""What to measure for a model on a world of ranks, most wanted first."""
+"""What to measure for a model on a world of ranks, most important first."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from axonn_tune.cost.prediction import Configuration, price_configuration
-from axonn_tune.grid import AXES, Grid, divisors
+from axonn_tune.grid import Grid, divisors
 from axonn_tune.launch.config import build_launch
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import MatMul
 from axonn_tune.program.step import build_step
-from axonn_tune.ranking.space import list_grids
+from axonn_tune.ranking.space import sound_sizes
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine, MatmulLayout
@@ -32,7 +32,7 @@ from axonn_tune.specs.workload import ELEMENT_SIZES, Workload
 MOST_SHAPES = 16
 """Group shapes measured at most: each needs process groups of its own."""
 MOST_MATMULS = 7
-"""Products measured per layout."""
+"""GEMMs measured per layout."""
 
 Backend = Literal["gloo", "nccl"]
 KIB, MIB = 1024, 1024**2
@@ -40,44 +40,44 @@ _SIZES: dict[Backend, tuple[int, ...]] = {
     "gloo": (2 * KIB, 1 * MIB, 64 * KIB, 256 * KIB, 16 * KIB, 4 * MIB, 512 * KIB, 8 * KIB, 16 * MIB),
     "nccl": (8 * KIB, 64 * MIB, 1 * MIB, 8 * MIB, 256 * KIB, 512 * MIB, 32 * KIB, 2 * MIB, 192 * MIB),
 }
-"""Messages, most wanted first."""
+"""Message sizes, most important first."""
 _ESSENTIAL_SIZES = 2
 _MOST_PARAMETERS: dict[Backend, int] = {"gloo": 50_000_000, "nccl": 2_000_000_000}
-"""Of the model that a rank trains alone, as far as fewer layers and a smaller vocabulary can make it."""
+"""Of the model that a single rank trains, as far as fewer layers and a smaller vocabulary can make it."""
 _TABLES_SHARE = 4
 """A vocabulary takes at most one in so many of these parameters."""
 _MOST_FLOPS: dict[Backend, float] = {"gloo": 2e10, "nccl": 1e13}
-"""Of one product: a fraction of a second, for every probe is run several times."""
+"""Of one GEMM: a fraction of a second, for every probe is run several times."""
 _MOST_BYTES: dict[Backend, int] = {"gloo": 128 * MIB, "nccl": 1024 * MIB}
-"""Of one activation: products hold two of them, attention and steps about ten."""
+"""Of one activation: GEMMs hold two of them, attention and steps about ten."""
 _STEP_SHARE = 4
-"""A step, which keeps the activations of many layers, has one in so many of the tokens that products may have."""
+"""A step, which keeps the activations of many layers, has one in so many of the tokens that GEMMs may have."""
 _COPIES: dict[Backend, tuple[int, ...]] = {"gloo": (256 * KIB, 32 * MIB), "nccl": (16 * MIB, 512 * MIB)}
 
 
 def group_shapes(world: int) -> list[tuple[int, int]]:
-    """`(size, stride)` of every group over one axis that a grid of this world can have, most wanted first.
+    """`(size, stride)` of every group over one axis that a grid of this world can have, most important first.
 
     The whole world, then neighbours, then ranks as far apart as can be, then what lies between.
     """
     shapes = [(size, stride) for size in divisors(world)[1:] for stride in divisors(world // size)]
 
-    def wanted(shape: tuple[int, int]) -> tuple[int, int, int]:
+    def priority(shape: tuple[int, int]) -> tuple[int, int, int]:
         size, stride = shape
         place = 0 if size == world else 1 if stride == 1 else 2 if size * stride == world else 3
         return place, -size, stride
 
-    return sorted(shapes, key=wanted)[:MOST_SHAPES]
+    return sorted(shapes, key=priority)[:MOST_SHAPES]
 
 
 def build_plan(
     model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, world: int, backend: Backend, budget_s: float
 ) -> Plan:
-    """What to measure; `machine` says how ranks start, its numbers are of no account."""
+    """What to measure; `machine` says how ranks start, its numbers are ignored."""
     most_tokens = _most_tokens(model.document, workload, backend)
     short = _shortened(workload, most_tokens)
     launches = tuple(
-        _alone(model, machine, short, batch=batch, backend=backend)
+        _single_rank(model, machine, short, batch=batch, backend=backend)
         for batch in _local_batches(short, world, most_tokens // _STEP_SHARE)
     )
     steps = [StepProbe(launch=number) for number in range(len(launches))]
@@ -85,16 +85,16 @@ def build_plan(
     attention = [AttentionProbe(backward=backward, sequences=sequences) for backward in (False, True)]
     copies = [CopyProbe(size_bytes=size) for size in _COPIES[backend]]
     element, sizes = ELEMENT_SIZES[workload.precision].compute, _SIZES[backend]
-    products = matmuls(model.document, workload, world, backend=backend)
+    gemms = matmuls(model.document, workload, world, backend=backend)
     essential: list[Probe] = [
-        *(product for found in products.values() for product in {found[0]: None, found[-1]: None}),
+        *(gemm for found in gemms.values() for gemm in {found[0]: None, found[-1]: None}),
         *attention,
         *copies,
         *steps,
         *_messages(world, sizes[:_ESSENTIAL_SIZES], element),
     ]
     others: list[Probe] = [
-        *(product for found in products.values() for product in found[1:-1]),
+        *(gemm for found in gemms.values() for gemm in found[1:-1]),
         *_messages(world, sizes[_ESSENTIAL_SIZES:], element),
     ]
     return Plan(
@@ -108,9 +108,9 @@ def build_plan(
 
 
 def _most_tokens(model: Model, workload: Workload, backend: Backend) -> int:
-    """Tokens of one product at most, so that neither its FLOPs nor its operands are beyond what a rank can do.
+    """Tokens of one GEMM at most, so that neither its FLOPs nor its operands are beyond what a rank can do.
 
-    A power of two. Training splits as large batches into micro-batches; what those are is not known before the search.
+    A power of two. Training splits larger batches into micro-batches, whose size is not known before the search.
     """
     widest = max(model.qkv_width, model.up_width, model.hidden)
     element = ELEMENT_SIZES[workload.precision].compute
@@ -124,17 +124,16 @@ def _shortened(workload: Workload, most_tokens: int) -> Workload:
 
 
 def matmuls(model: Model, workload: Workload, world: int, *, backend: Backend) -> dict[MatmulLayout, list[MatmulProbe]]:
-    """Products that training does on grids of this world, smallest first, some of each layout.
+    """GEMMs of training on grids of this world, smallest first, some of each layout.
 
-    With micro-batches of what a rank can do at once, and without those that are too large even so.
+    With micro-batches that a rank can process at once, and without GEMMs that are too large even so.
     """
     most_tokens = _most_tokens(model, workload, backend)
     workload = _shortened(workload, most_tokens)
     found: dict[MatmulLayout, Counter[tuple[int, int, int]]] = {"NN": Counter(), "NT": Counter(), "TN": Counter()}
     program = build_step(model, workload, recompute="none")
-    grids = list_grids(world, model, workload)
-    for row in grids.sizes[grids.sound].tolist():
-        grid = Grid(**dict(zip(AXES, row, strict=True)))
+    for row in sound_sizes(world, model, workload).tolist():
+        grid = Grid(*row)
         batch = min(workload.global_batch // (grid.data * grid.z), most_tokens // workload.sequence_length)
         values = symbol_values(model, workload, grid, micro_batch=batch)
         for step, count in program.calls():
@@ -145,18 +144,18 @@ def matmuls(model: Model, workload: Workload, world: int, *, backend: Backend) -
         layout: sorted(shapes, key=lambda one: (one[0] * one[1] * one[2], one)) for layout, shapes in found.items()
     }
     return {
-        layout: [MatmulProbe(layout=layout, m=m, n=n, k=k) for m, n, k in _spread(_doable(shapes, backend))]
+        layout: [MatmulProbe(layout=layout, m=m, n=n, k=k) for m, n, k in _spread(_feasible(shapes, backend))]
         for layout, shapes in ordered.items()
     }
 
 
-def _doable(ordered: Sequence[tuple[int, int, int]], backend: Backend) -> Sequence[tuple[int, int, int]]:
+def _feasible(ordered: Sequence[tuple[int, int, int]], backend: Backend) -> Sequence[tuple[int, int, int]]:
     """Those that take no longer than a probe may, at least the smallest."""
     return [(m, n, k) for m, n, k in ordered if 2.0 * m * n * k <= _MOST_FLOPS[backend]] or ordered[:1]
 
 
 def _spread(ordered: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """At most `MOST_MATMULS` of them, the ends included, evenly between."""
+    """At most `MOST_MATMULS` of them, evenly spread, the ends included."""
     if len(ordered) <= MOST_MATMULS:
         return list(ordered)
     return [ordered[round(place * (len(ordered) - 1) / (MOST_MATMULS - 1))] for place in range(MOST_MATMULS)]
@@ -187,19 +186,19 @@ def _local_batches(workload: Workload, world: int, most_tokens: int) -> tuple[in
     return tuple(dict.fromkeys((share, max(1, share // 4))))
 
 
-def _alone(
+def _single_rank(
     model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, batch: int, backend: Backend
 ) -> Launch:
-    """A training step of one rank alone with this many sequences."""
+    """A training step of a single rank with this many sequences."""
     small = workload.model_copy(update={"global_batch": batch})
     cut = _cut(model.document, backend)
     pricing = price_configuration(cut, machine.document, small, Configuration(Grid(), batch, "none"))
-    shown = Loaded(cut, model.path, model.sha256)
-    return build_launch(pricing, model=shown, machine=machine, workload=small, command="axonn-tune calibrate")
+    loaded = Loaded(cut, model.path, model.sha256)
+    return build_launch(pricing, model=loaded, machine=machine, workload=small, command="axonn-tune calibrate")
 
 
 def _cut(model: Model, backend: Backend) -> Model:
-    """What a rank alone can hold of a model: all of it, or a smaller vocabulary and fewer layers."""
+    """The part of a model that a single rank can hold: all of it, or a smaller vocabulary and fewer layers."""
     most = _MOST_PARAMETERS[backend]
     vocab = min(model.vocab, most // _TABLES_SHARE // model.hidden)
     layers = (most - vocab * model.hidden) // model.block_weights

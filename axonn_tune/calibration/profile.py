@@ -1,17 +1,25 @@
-"""The machine profile that measured points make: fitted numbers, each with where it comes from."""
+"""The machine profile made of measured points: fitted numbers, each with its source; and where it holds."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import socket
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
 import numpy as np
 
-from axonn_tune.calibration.communication import TRANSFER, CommunicationFit, fit_communication
-from axonn_tune.calibration.compute import ComputeFit, fit_compute
-from axonn_tune.calibration.words import probe_words
+from axonn_tune.calibration.fit import (
+    TRANSFER,
+    CommunicationFit,
+    ComputeFit,
+    fit_communication,
+    fit_compute,
+    rounded,
+)
 from axonn_tune.errors import UsageError
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
@@ -25,15 +33,26 @@ from axonn_tune.specs.machine import (
     Tier,
     Uncertainty,
 )
-from axonn_tune.specs.points import Point, Probe, Setting, collective_or_message
-from axonn_tune.specs.points_file import Measured
-from axonn_tune.units import GIB, counted
+from axonn_tune.specs.points import (
+    AttentionProbe,
+    CollectiveProbe,
+    CopyProbe,
+    MatmulProbe,
+    Point,
+    PointFile,
+    Probe,
+    Setting,
+    StepProbe,
+    TransferProbe,
+    collective_or_message,
+)
+from axonn_tune.units import GIB, counted, show_bytes
 
 LOOPBACK = "loopback: CPU time, not a network"
 _QUANTILE = 0.8
 _LEAST_UNCERTAINTY = 0.02
 _LATENCY_FLOOR_US = 1e-3
-"""A tier needs some latency for its collectives to have factors of."""
+"""Collectives have latency factors of a tier's latency, so it must not be zero."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,7 @@ def medians(points: Sequence[Point]) -> dict[Probe, float]:
     return {probe: statistics.median(found) for probe, found in samples.items()}
 
 
-def calibrate(measured: Measured, base: Machine, *, name: str, ranks_per_node: int | None = None) -> Calibration:
+def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: int | None = None) -> Calibration:
     """Fit a profile to points; what is not measured is `base`'s. UsageError if there is too little to fit."""
     setting, found = measured.setting, medians(measured.points)
     per_node = ranks_per_node or _ranks_per_node(setting)
@@ -77,9 +96,12 @@ def calibrate(measured: Measured, base: Machine, *, name: str, ranks_per_node: i
     )
     if communication is not None:
         document = document.model_copy(update=_network(outline, communication, setting))
-    return Calibration(
-        Machine.model_validate(document.model_dump(by_alias=True, exclude_unset=True)), communication, compute, found
-    )
+    return Calibration(validated(document), communication, compute, found)
+
+
+def validated(machine: Machine) -> Machine:
+    """The same profile with its limits checked, which `model_copy` does not do."""
+    return Machine.model_validate(machine.model_dump(by_alias=True, exclude_unset=True))
 
 
 def _origin(setting: Setting) -> str:
@@ -92,7 +114,7 @@ def _counted_ranks(setting: Setting) -> str:
 
 
 def is_loopback(setting: Setting) -> bool:
-    """Whether all ranks shared one host's network stack, so that nothing was sent over a network."""
+    """Whether all ranks shared one host's network stack, so nothing crossed a network."""
     return len({(place.host, place.network) for place in setting.ranks}) == 1 and setting.backend == "gloo"
 
 
@@ -113,15 +135,15 @@ def _description(setting: Setting) -> str:
 
 
 def _ranks_per_node(setting: Setting) -> int:
-    """Consecutive ranks on a node: as whoever started them has told all, else on a host.
+    """Consecutive ranks on a node: LOCAL_WORLD_SIZE where it was set, else those on a host.
 
     UsageError unless every node has as many.
     """
-    told = {place.node_ranks for place in setting.ranks}
-    if None in told:
+    known = {place.node_ranks for place in setting.ranks}
+    if None in known:
         return _ranks_per_host(setting)
-    per_node = max(count for count in told if count is not None)
-    if len(told) > 1 or len(setting.ranks) % per_node:
+    per_node = max(count for count in known if count is not None)
+    if len(known) > 1 or len(setting.ranks) % per_node:
         sizes = ", ".join(str(place.node_ranks) for place in setting.ranks)
         raise UsageError(f"nodes do not have as many ranks each; LOCAL_WORLD_SIZE, rank by rank: {sizes}")
     return per_node
@@ -178,24 +200,24 @@ def _library(setting: Setting, launch_us: float) -> Library:
 def _network(outline: Machine, fit: CommunicationFit, setting: Setting) -> dict[str, object]:
     """Tiers and library with fitted rates."""
     source = Source(kind="fitted", source=_origin(setting))
-    launch = outline.library.model_copy(
-        update={
-            "launch_us": rounded(fit.launch_s * 1e6),
-            "sources": outline.library.sources | {"launch_us": source},
-        }
-    )
     tiers = tuple(fitted_tier(tier, number, fit, source) for number, tier in enumerate(outline.tiers))
-    return {"tiers": tiers, "library": launch}
+    return {"tiers": tiers, "library": fitted_library(outline.library, fit, source)}
+
+
+def fitted_library(library: Library, fit: CommunicationFit, source: Source) -> Library:
+    """A library with the fitted launch time."""
+    sources = library.sources | {"launch_us": source}
+    return library.model_copy(update={"launch_us": rounded(fit.launch_s * 1e6), "sources": sources})
 
 
 def fitted_tier(tier: Tier, number: int, fit: CommunicationFit, source: Source) -> Tier:
-    """A tier with the all-gather's rates, and what the others make of them."""
+    """A tier with the all-gather's rates, and the factors of the other collectives."""
     latency = {kind: fit.latency_s.get((kind, number), 0.0) * 1e6 for kind in COLLECTIVE_KINDS}
     bandwidth = {kind: fit.bandwidth_bytes_per_s.get((kind, number)) for kind in COLLECTIVE_KINDS}
     known = {kind: rate for kind, rate in bandwidth.items() if rate is not None}
     plain = fit.bandwidth_bytes_per_s.get((TRANSFER, number))
     if not known:
-        raise UsageError(f"too little was measured over tier {tier.name}: give calibrate more time with --budget")
+        raise UsageError(f"too little was measured over network level {tier.name}: raise --budget")
     own_us = max(*latency.values(), _LATENCY_FLOOR_US)
     own_bandwidth = known.get("all_gather") or plain or max(known.values())
     factors = {
@@ -264,7 +286,7 @@ def _uncertainty(
 
 
 def communication_uncertainty(fit: CommunicationFit) -> float:
-    """80% of what the fit had not seen is nearer; of what it was made of, if nothing was held out."""
+    """80% of the held-out errors are smaller; of the fit's own errors, if nothing was held out."""
     errors = fit.held_out_errors or tuple(fit.errors.values())
     return _share(_quantile([abs(error) for error in errors]))
 
@@ -273,7 +295,7 @@ def _quantile(errors: Sequence[float]) -> float:
     return max(_LEAST_UNCERTAINTY, float(np.quantile(errors, _QUANTILE))) if errors else _LEAST_UNCERTAINTY
 
 
-def _measurement(measured: Measured, compute: ComputeFit, fit: CommunicationFit | None) -> Measurement:
+def _measurement(measured: PointFile, compute: ComputeFit, fit: CommunicationFit | None) -> Measurement:
     setting = measured.setting
     outliers = [*compute.outliers, *(fit.outliers if fit is not None else ())]
     return Measurement(
@@ -296,6 +318,52 @@ def _share(value: float) -> float:
     return min(1.0, rounded(value))
 
 
-def rounded(value: float) -> float:
-    """Four digits: more is noise."""
-    return float(f"{value:.4g}")
+def probe_words(probe: Probe) -> str:
+    """Such as `all_gather of 1 MiB over 4 ranks, stride 2`."""
+    if isinstance(probe, CollectiveProbe):
+        return f"{probe.op} of {show_bytes(probe.size_bytes)} over {probe.group} ranks, stride {probe.stride}"
+    if isinstance(probe, TransferProbe):
+        return f"transfer of {show_bytes(probe.size_bytes)} to the rank at distance {probe.stride}"
+    if isinstance(probe, MatmulProbe):
+        return f"GEMM {probe.layout} of {probe.m} x {probe.n} x {probe.k}"
+    if isinstance(probe, CopyProbe):
+        return f"copy of {show_bytes(probe.size_bytes)}"
+    if isinstance(probe, AttentionProbe):
+        return f"attention {'forward and backward' if probe.backward else 'forward'} of {probe.sequences} sequences"
+    assert isinstance(probe, StepProbe), "the last kind of probe"
+    return f"training step {probe.launch + 1} on a single rank"
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """Facts about a host that profiles record; torch_version None where torch is not installed."""
+
+    host: str
+    cores: int
+    torch_version: str | None
+
+
+def this_host() -> HostFacts:
+    """This host; torch is not imported for it."""
+    try:
+        torch_version: str | None = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch_version = None
+    return HostFacts(socket.gethostname(), len(os.sched_getaffinity(0)), torch_version)
+
+
+def differences(measured: Measurement, place: HostFacts) -> Iterator[str]:
+    """How a host differs from where a profile was measured, in words."""
+    if place.host not in measured.hosts:
+        shown = ", ".join(measured.hosts[:3]) + (", …" if len(measured.hosts) > 3 else "")
+        yield f"measured on {shown}, this host is {place.host}"
+    elif measured.cores is not None and measured.cores != place.cores:
+        yield f"measured with {measured.cores} cores, this host has {place.cores}"
+    before, now = measured.torch_version, place.torch_version
+    if before is not None and now is not None and _release(before) != _release(now):
+        yield f"measured with torch {before}, this is torch {now}"
+
+
+def _release(version: str) -> str:
+    """A version without its build suffix."""
+    return version.partition("+")[0]

@@ -10,24 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.documents import complete_names
-from axonn_tune.cli.options import PRECISIONS, SuggestingChoice, help_option
+from axonn_tune.cli.options import PRECISIONS, SuggestingChoice, help_option, machine_option, model_option
 
 if TYPE_CHECKING:
-    from axonn_tune.calibration.measuring import Progress
+    from axonn_tune.calibration.measure import CalibrationProgress, CalibrationRequest
     from axonn_tune.calibration.profile import Calibration
-    from axonn_tune.calibration.session import Wanted
     from axonn_tune.specs.points import Plan
 
 
-def _collected(callback: Callable[[Wanted], None]) -> Callable[..., None]:
+def _collected(callback: Callable[[CalibrationRequest], None]) -> Callable[..., None]:
     """The command's options as one value."""
 
     @functools.wraps(callback)
-    def collected(**parameters: Any) -> None:  # noqa: ANN401
-        from axonn_tune.calibration.session import Wanted
+    def collected(**parameters: Any) -> None:
+        from axonn_tune.calibration.measure import CalibrationRequest
 
-        callback(Wanted(**parameters))
+        callback(CalibrationRequest(**parameters))
 
     return collected
 
@@ -41,34 +39,22 @@ def _collected(callback: Callable[[Wanted], None]) -> Callable[..., None]:
     help="Ranks to start on this host. Default: one per core; under torchrun or srun, those that are started.",
 )
 @click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Time to measure in: 20s, 5m, 1h.")
-@click.option(
-    "--model",
-    default="nano",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="Whose matrix products, attention and step are measured.",
-    shell_complete=complete_names("model"),
-)
+@model_option("Whose GEMMs, attention and step are measured.", default="nano")
 @click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: fp32, bf16 under nccl.")
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Sequences in a step. Default: the model's.")
-@click.option("--backend", type=SuggestingChoice(("gloo", "nccl")), default="gloo", show_default=True)
 @click.option(
-    "--machine",
-    default="localhost",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="Profile that says what is not measured, such as how jobs start.",
-    shell_complete=complete_names("machine"),
+    "--batch", type=click.IntRange(min=1), metavar="N", help="Global batch size, in sequences. Default: the model's."
 )
+@click.option("--backend", type=SuggestingChoice(("gloo", "nccl")), default="gloo", show_default=True)
+@machine_option("Profile that says what is not measured, such as how jobs start.", default="localhost")
 @click.option(
     "--ranks-per-node",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Consecutive ranks that share the inner network tier. Default: LOCAL_WORLD_SIZE, else those of one host.",
+    help="Consecutive ranks that share the intra-node network. Default: LOCAL_WORLD_SIZE, else those of one host.",
 )
 @click.option("--name", help="Name of the profile. Default: that of the file.")
 @click.option("--points", metavar="FILE", help="File of raw points. Default: FILE.points.jsonl beside the output.")
-@click.option("--resume", is_flag=True, help="Go on with the raw points of a calibration that was cut off.")
+@click.option("--resume", is_flag=True, help="Continue a calibration that was cut off, from its raw points.")
 @click.option(
     "--from-logs",
     "logs",
@@ -82,12 +68,12 @@ def _collected(callback: Callable[[Wanted], None]) -> Callable[..., None]:
 @click.option("--plot", metavar="FILE", help="Draw points and fit into this .svg file.")
 @help_option
 @_collected
-def calibrate_command(wanted: Wanted) -> None:
-    """Measure collectives, products and training steps on all ranks at once; write a machine profile.
+def calibrate_command(request: CalibrationRequest) -> None:
+    """Measure collectives, GEMMs and training steps on all ranks at once; write a machine profile.
 
     Everything goes through the runtime's own code, over every group shape that a grid of these ranks can
     have. Raw points are saved as they come. Under torchrun or srun this process is one rank of the world
-    that is being started; else it starts the ranks here, which then talk through loopback: CPU time, and
+    that is being started; else it starts the ranks here, which communicate through loopback: CPU time, and
     no model of a network.
 
     \b
@@ -96,60 +82,58 @@ def calibrate_command(wanted: Wanted) -> None:
       srun axonn-tune calibrate --backend nccl --machine dgx-h100 -o cluster.yaml
       axonn-tune calibrate --from-logs all_reduce.txt --machine dgx-h100 -o fitted.yaml
     """
-    from axonn_tune.calibration import session
-    from axonn_tune.report import fit_plot
+    from axonn_tune.calibration.measure import write_profile, write_profile_from_logs
+    from axonn_tune.report.inventory import require_svg
 
-    if not wanted.logs and (wanted.log_ranks or wanted.log_nodes):
+    if not request.logs and (request.log_ranks or request.log_nodes):
         raise click.UsageError("--log-ranks and --log-nodes are for --from-logs.")
-    if wanted.plot:
-        fit_plot.require_svg(wanted.plot)
-    if wanted.logs:
-        _say(session.finish_logs(wanted), wanted)
-    elif _measured(wanted):
-        _say(session.finish(wanted), wanted)
+    if request.plot:
+        require_svg(request.plot)
+    if request.logs:
+        _say(write_profile_from_logs(request), request)
+    elif _measured(request):
+        _say(write_profile(request), request)
 
 
-def _measured(wanted: Wanted) -> bool:
+def _measured(request: CalibrationRequest) -> bool:
     """Measure; whether this process is the one to fit and write."""
-    from axonn_tune.calibration.measuring import measure
-    from axonn_tune.calibration.session import job_of, plan_of
-    from axonn_tune.launch import local
+    from axonn_tune.calibration.measure import job_of, plan_of, run_probes
+    from axonn_tune.launch import host
 
-    local.require_torch()
-    plan, job, first = plan_of(wanted), job_of(wanted), local.leads(os.environ)
+    host.require_torch()
+    plan, job, first = plan_of(request), job_of(request), host.leads(os.environ)
     with _progress(plan, shown=first) as listen:
-        code = measure(job, plan, listen)
+        code = run_probes(job, plan, listen)
     if code:
         raise click.exceptions.Exit(code)
     return first
 
 
 @contextmanager
-def _progress(plan: Plan, *, shown: bool) -> Iterator[Callable[[Progress], None]]:
+def _progress(plan: Plan, *, shown: bool) -> Iterator[Callable[[CalibrationProgress], None]]:
     """The time left of the budget, and what is measured now."""
-    from axonn_tune.report.console import progress
+    from axonn_tune.report.output import progress
     from axonn_tune.units import counted
 
     with progress("calibrating", shown=shown) as tell:
         tell(0.0, "starting ranks")
 
-        def listen(heard: Progress) -> None:
+        def listen(heard: CalibrationProgress) -> None:
             words = f"{heard.what}, {counted(heard.points, 'point')}"
             tell(min(heard.elapsed_s / plan.budget_s, 1.0), words)
 
         yield listen
 
 
-def _say(calibration: Calibration, wanted: Wanted) -> None:
+def _say(calibration: Calibration, request: CalibrationRequest) -> None:
     """What came out, in a few lines, and drawn."""
     from axonn_tune.files import write_text_atomically
-    from axonn_tune.report.calibration import calibration_lines
-    from axonn_tune.report.fit_plot import fit_svg
+    from axonn_tune.report.inventory import calibration_lines, fit_svg
 
     for line in calibration_lines(calibration):
         click.echo(line)
-    written = [wanted.output]
-    if wanted.plot:
-        write_text_atomically(wanted.plot, fit_svg(calibration))
-        written.append(wanted.plot)
+    written = [request.output]
+    if request.plot:
+        write_text_atomically(request.plot, fit_svg(calibration))
+        written.append(request.plot)
     click.echo(f"Wrote {' and '.join(written)}.", err=True)

@@ -1,50 +1,38 @@
-"""`axonn-tune models` and `axonn-tune machines`: what is at hand, and whether a file is right."""
+"""`axonn-tune models`, `machines` and `schema`: what is at hand, whether a file is right, what a file may hold."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from axonn_tune.cli.options import (
+    SuggestingChoice,
+    complete_names,
+    format_option,
+    help_option,
+    set_option,
+    write_or_print,
+)
 from axonn_tune.errors import AxonnTuneError, UsageError
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-    from axonn_tune.api.documents import Catalog
+    from axonn_tune.api.analysis import Catalog
     from axonn_tune.specs.catalog import Kind, Loaded
     from axonn_tune.specs.machine import Machine
 
 
-# Given to each command: names given through a context depend on which command ran first in a process.
-_help = click.help_option("-h", "--help")
-
-
 @click.group("models")
-@_help
+@help_option
 def models_group() -> None:
     """List, show, check and import models."""
 
 
 @click.group("machines")
-@_help
+@help_option
 def machines_group() -> None:
     """List, show and check machine profiles."""
-
-
-def complete_names(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Shell completion for the names of a kind."""
-
-    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        from axonn_tune.specs.catalog import available
-
-        return [CompletionItem(name) for name in available(kind) if name.startswith(incomplete.lower())]
-
-    return complete
 
 
 def _load(kind: Kind, name: str, *, overrides: tuple[str, ...] = ()) -> Loaded[Any]:
@@ -54,7 +42,7 @@ def _load(kind: Kind, name: str, *, overrides: tuple[str, ...] = ()) -> Loaded[A
 
 
 def _list(kind: Kind, *, output_format: str) -> None:
-    from axonn_tune.api.documents import machines, models
+    from axonn_tune.api.analysis import machines, models
 
     catalog: Catalog[Any] = models() if kind == "model" else machines()
     for name, error in catalog.broken.items():
@@ -67,14 +55,14 @@ def _list(kind: Kind, *, output_format: str) -> None:
 
 
 def _show(kind: Kind, name: str, *, overrides: tuple[str, ...], output_format: str) -> None:
-    from axonn_tune.report import documents
-    from axonn_tune.specs.writing import to_yaml
+    from axonn_tune.report import inventory
+    from axonn_tune.specs.document import to_yaml
 
     loaded = _load(kind, name, overrides=overrides)
     if output_format == "json":
-        click.echo(json.dumps(documents.origin_json(loaded), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(inventory.origin_json(loaded), indent=2, ensure_ascii=False))
     else:
-        click.echo(to_yaml(loaded.document, header=documents.origin_lines(loaded)), nl=False)
+        click.echo(to_yaml(loaded.document, header=inventory.origin_lines(loaded)), nl=False)
 
 
 def _check(kind: Kind, names: tuple[str, ...]) -> None:
@@ -94,10 +82,10 @@ def _check(kind: Kind, names: tuple[str, ...]) -> None:
 
 def _warn_elsewhere(loaded: Loaded[Machine]) -> None:
     """Say what is different here from where a profile was measured."""
-    from axonn_tune.calibration.elsewhere import differences, here
+    from axonn_tune.calibration.profile import differences, this_host
 
     if loaded.document.measured is not None:
-        for difference in differences(loaded.document.measured, here()):
+        for difference in differences(loaded.document.measured, this_host()):
             click.echo(f"Warning: {loaded.path}: {difference}; its times may not hold here", err=True)
 
 
@@ -109,11 +97,10 @@ def example(words: str) -> str:
 def _add_common(group: click.Group, kind: Kind) -> None:
     """Give a group its `list`, `show` and `check`."""
     plural, name = f"{kind}s", {"model": "80b", "machine": "perlmutter"}[kind]
-    output_format = click.Choice(["table", "json"])
 
     @group.command("list", help=f"List the {plural} that can be named.{example(f'{plural} list')}")
-    @click.option("--format", "output_format", type=output_format, default="table", show_default=True)
-    @_help
+    @format_option(("table", "json"))
+    @help_option
     def list_documents(*, output_format: str) -> None:
         _list(kind, output_format=output_format)
 
@@ -122,18 +109,18 @@ def _add_common(group: click.Group, kind: Kind) -> None:
         help=f"Print a {kind} as YAML, whatever it extends and --set included.{example(f'{plural} show {name}')}",
     )
     @click.argument("name", shell_complete=complete_names(kind))
-    @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one value; may be repeated.")
-    @click.option("--format", "output_format", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True)
-    @_help
-    def show_document(*, name: str, overrides: tuple[str, ...], output_format: str) -> None:
-        _show(kind, name, overrides=overrides, output_format=output_format)
+    @set_option("Change one value.")
+    @format_option(("yaml", "json"))
+    @help_option
+    def show_document(*, name: str, set: tuple[str, ...], output_format: str) -> None:
+        _show(kind, name, overrides=set, output_format=output_format)
 
     @group.command(
         "check",
         help=f"Check {kind} files (or names) and report everything wrong in them.{example(f'{plural} check {name}')}",
     )
     @click.argument("files", nargs=-1, required=True)
-    @_help
+    @help_option
     def check_documents(*, files: tuple[str, ...]) -> None:
         _check(kind, files)
 
@@ -146,9 +133,11 @@ _add_common(machines_group, "machine")
 @click.argument("config")
 @click.option("-o", "--output", metavar="FILE", help="Write the YAML here instead of to standard output.")
 @click.option("--name", help="Name of the model; else that of its folder or file.")
-@click.option("--batch", type=click.IntRange(min=1), help="Sequences in a step; else about 4 million tokens.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), help="Global batch size, in sequences; else about 4 million tokens."
+)
 @click.option("--seq", type=click.IntRange(min=1), help="Tokens in a sequence; else the longest it takes, up to 8192.")
-@_help
+@help_option
 def import_model(*, config: str, output: str | None, name: str | None, batch: int | None, seq: int | None) -> None:
     """Turn a local Hugging Face CONFIG (config.json, or its folder) into a model file.
 
@@ -159,14 +148,39 @@ def import_model(*, config: str, output: str | None, name: str | None, batch: in
     Example:
       axonn-tune models import config.json -o mymodel.yaml
     """
-    from axonn_tune.files import write_text_atomically
+    from axonn_tune.specs.document import to_yaml
     from axonn_tune.specs.hugging_face import model_from_hf_config
-    from axonn_tune.specs.writing import to_yaml
 
     model = model_from_hf_config(config, name=name, global_batch=batch, sequence_length=seq)
     text = to_yaml(model, header=[f"Imported by axonn-tune from {config}"])
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    write_text_atomically(output, text)
-    click.echo(f"wrote {output}: {model.description}", err=True)
+    write_or_print(output, text, wrote=f"wrote {output}: {model.description}")
+
+
+# Spelled out, so that --help need not build them; a test compares.
+KINDS = (
+    *("model", "model-derived", "machine", "machine-derived", "workload", "launch", "summary", "measurement"),
+    "baseline",
+)
+
+
+@click.command("schema", short_help="Print the JSON Schema of a kind of document, for editors.")
+@click.argument("kind", type=SuggestingChoice(KINDS))
+@click.option("-o", "--output", metavar="FILE", help="Write it here instead of to standard output.")
+@help_option
+def schema_command(*, kind: str, output: str | None) -> None:
+    """Print the JSON Schema of a KIND of document, by which editors complete keys and show what they mean.
+
+    \b
+    Editors with YAML support (VS Code with Red Hat's extension, for one) take it from a file's first line:
+      # yaml-language-server: $schema=machine.schema.json
+    Files that extend another have a schema of their own: model-derived, machine-derived.
+
+    \b
+    Example:
+      axonn-tune schema machine-derived -o machine.schema.json
+    """
+    from axonn_tune.specs.schemas import schema_texts
+
+    text = schema_texts()[f"{kind}.json"]
+    first_line = f"# yaml-language-server: $schema={output}"
+    write_or_print(output, text, wrote=f"wrote {output}; first line of a file beside it: {first_line}")

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from axonn_tune.cli.options import help_option
+from axonn_tune.cli.options import help_option, write_or_print
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from axonn_tune.lab.control import Status
+    from axonn_tune.lab.holder import LabStatus
     from axonn_tune.lab.lab import Lab
-    from axonn_tune.lab.verify import Check
+    from axonn_tune.lab.links import LinkCheck
 
 _CORE_BITS_PER_S = 400e6
 """What the uplinks may carry together for each core; beyond it cores and not links set the pace."""
@@ -56,8 +56,8 @@ def up_command(
       axonn-tune lab up --nodes 2 --ranks-per-node 2 --uplink 100mbit --delay 1ms
     """
     from axonn_tune.errors import CheckFailedError
-    from axonn_tune.lab.control import end, find
-    from axonn_tune.lab.lab import Lab, start
+    from axonn_tune.lab.holder import end, find, start
+    from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.shape import Shape, parse_delay, parse_rate
 
     rate = parse_rate(uplink)
@@ -108,7 +108,7 @@ def down_command(*, name: str, every: bool) -> None:
       axonn-tune lab down
     """
     from axonn_tune.errors import UsageError
-    from axonn_tune.lab.control import end, find, missing, names
+    from axonn_tune.lab.holder import end, find, missing, names
 
     for one in names() if every else [name]:
         status = find(one)
@@ -127,7 +127,7 @@ def status_command() -> None:
     Example:
       axonn-tune lab status
     """
-    from axonn_tune.lab.control import find, names
+    from axonn_tune.lab.holder import find, names
 
     found = [status for status in map(find, names()) if status is not None]
     for status in found:
@@ -151,7 +151,7 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
     Example:
       axonn-tune lab exec 0.1 -- ip addr
     """
-    from axonn_tune.lab.inside import execute
+    from axonn_tune.lab.lab import execute
 
     code = _execute_on_all(name, command) if place == "all" else execute(name, place, command)
     if code:
@@ -186,13 +186,12 @@ def run_command(
       axonn-tune lab run launch.yaml --steps 10
     """
     from axonn_tune.cli.run import show_summary
-    from axonn_tune.lab.lab import Lab
-    from axonn_tune.lab.running import exit_codes, require_world, train
-    from axonn_tune.launch.local import require_torch
-    from axonn_tune.runtime.ends import exit_code_of, say_if_lost
+    from axonn_tune.lab.lab import Lab, exit_codes, require_world, train
+    from axonn_tune.launch.host import require_torch
+    from axonn_tune.runtime.agent import exit_code_of, report_lost_ranks
     from axonn_tune.specs.launch import Launch
     from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.runs import remove_outcome, run_directory
+    from axonn_tune.specs.results import remove_outcome, run_directory
 
     document, path = load_document(launch, schema=Launch), Path(launch)
     folder = run_directory(document) if directory is None else Path(directory)
@@ -203,7 +202,7 @@ def run_command(
         outcomes = train(lab.ranks, path, steps=steps, resume=resume, directory=folder, realtime=realtime)
     show_summary(folder, all_terms=terms)
     ended = exit_codes(outcomes)
-    say_if_lost(ended)
+    report_lost_ranks(ended)
     code = exit_code_of(ended)
     if code:
         raise click.exceptions.Exit(code)
@@ -222,11 +221,9 @@ def profile_command(*, name: str, output: str | None) -> None:
     Example:
       axonn-tune lab profile -o lab.yaml
     """
-    from axonn_tune.files import write_text_atomically
     from axonn_tune.lab.lab import Lab
-    from axonn_tune.lab.profile import profile
-    from axonn_tune.lab.verify import round_trip_s
-    from axonn_tune.specs.writing import to_yaml
+    from axonn_tune.lab.links import profile, round_trip_s
+    from axonn_tune.specs.document import to_yaml
 
     with Lab.attached(name) as lab:
         shape = lab.shape
@@ -235,22 +232,17 @@ def profile_command(*, name: str, output: str | None) -> None:
     own_name = name if output is None else Path(output).stem
     machine = profile(shape, name=own_name, rank_round_trip_s=inside, node_round_trip_s=between)
     text = to_yaml(machine, header=[f"Written by axonn-tune lab profile for lab {name!r}."])
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    write_text_atomically(output, text)
-    click.echo(f"wrote {output}: {machine.description}", err=True)
+    write_or_print(output, text, wrote=f"wrote {output}: {machine.description}")
 
 
 def _execute_on_all(name: str, command: tuple[str, ...]) -> int:
     # Not imported for one rank: numpy, behind these, starts threads, and no process with threads may enter a lab.
-    from axonn_tune.lab.lab import Lab
-    from axonn_tune.lab.running import exit_codes
-    from axonn_tune.runtime.ends import exit_code_of, say_if_lost
+    from axonn_tune.lab.lab import Lab, exit_codes
+    from axonn_tune.runtime.agent import exit_code_of, report_lost_ranks
 
     with Lab.attached(name) as lab:
         ended = exit_codes(lab.ranks.execute(command))
-    say_if_lost(ended)
+    report_lost_ranks(ended)
     return exit_code_of(ended)
 
 
@@ -270,8 +262,8 @@ def _warn_of_cores(uplinks_bits_per_s: float) -> None:
 
 def _verify(lab: Lab) -> None:
     from axonn_tune.errors import CheckFailedError
-    from axonn_tune.lab.verify import verify
-    from axonn_tune.report.console import progress
+    from axonn_tune.lab.links import verify
+    from axonn_tune.report.output import progress
 
     with progress("verifying") as tell:
         found = verify(lab.ranks, listen=tell)
@@ -282,13 +274,13 @@ def _verify(lab: Lab) -> None:
         raise CheckFailedError(f"{len(wrong)} of {len(found)} links are not as asked ({listed})")
 
 
-def _table(found: list[Check]) -> str:
+def _table(found: list[LinkCheck]) -> str:
     width = max(len(one.what) for one in found)
     rows = [("", "asked", "measured", ""), *((o.what, o.asked, o.measured, "ok" if o.agrees else "off") for o in found)]
     return "".join(f"{row[0]:{width}}  {row[1]:>12}  {row[2]:>12}  {row[3]}".rstrip() + "\n" for row in rows)
 
 
-def _line(status: Status) -> str:
+def _line(status: LabStatus) -> str:
     import time
 
     rights = ", unprivileged" if status.unprivileged else ""

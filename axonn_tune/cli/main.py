@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -18,6 +19,7 @@ from axonn_tune.errors import AxonnTuneError, EnvironmentProblem
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+
 EPILOG = """\b
 Examples:
   axonn-tune --gpus 1024 --model 80b
@@ -33,7 +35,7 @@ The result goes to standard output, everything else to standard error.
 \b
 Exit codes:
   0    done
-  1    a mistake in axonn-tune itself; please report it
+  1    internal error; please report it
   2    a wrong option or argument, or a wrong document
   3    no grid satisfies all constraints; the message names the binding one
   4    a validation or regression check failed, or a lab is not what was asked for
@@ -46,23 +48,23 @@ Exit codes:
 # Where each command is, as module and attribute: imported when it is asked for.
 _COMMANDS = {
     "search": ("axonn_tune.cli.search", "search_command"),
-    "explain": ("axonn_tune.cli.explain", "explain_command"),
-    "trace": ("axonn_tune.cli.trace", "trace_command"),
-    "sweep": ("axonn_tune.cli.sweep", "sweep_command"),
-    "compare": ("axonn_tune.cli.compare", "compare"),
+    "explain": ("axonn_tune.cli.search", "explain_command"),
+    "trace": ("axonn_tune.cli.report", "trace_command"),
+    "sweep": ("axonn_tune.cli.search", "sweep_command"),
+    "compare": ("axonn_tune.cli.search", "compare_command"),
     "calibrate": ("axonn_tune.cli.calibrate", "calibrate_command"),
     "run": ("axonn_tune.cli.run", "run_command"),
     "lab": ("axonn_tune.cli.lab", "lab_group"),
     "validate": ("axonn_tune.cli.validate", "validate_command"),
-    "regress": ("axonn_tune.cli.regress", "regress_command"),
+    "regress": ("axonn_tune.cli.validate", "regress_command"),
     "models": ("axonn_tune.cli.documents", "models_group"),
     "machines": ("axonn_tune.cli.documents", "machines_group"),
     "report": ("axonn_tune.cli.report", "report_command"),
-    "schema": ("axonn_tune.cli.schema", "schema_command"),
-    "data": ("axonn_tune.cli.data", "data_command"),
-    "export": ("axonn_tune.cli.export", "export_command"),
-    "doctor": ("axonn_tune.cli.doctor", "doctor_command"),
-    "completion": ("axonn_tune.cli.completion", "completion_command"),
+    "schema": ("axonn_tune.cli.documents", "schema_command"),
+    "data": ("axonn_tune.cli.run", "data_command"),
+    "export": ("axonn_tune.cli.run", "export_command"),
+    "doctor": ("axonn_tune.cli.run", "doctor_command"),
+    "completion": ("axonn_tune.cli.main", "completion_command"),
 }
 _DEFAULT = "search"
 
@@ -102,7 +104,7 @@ class ReaderGone(Exception):
 class SearchUnlessNamed(click.Group):
     """A group that searches when it is given options but no command."""
 
-    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's signature
+    def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
@@ -136,6 +138,32 @@ class SearchUnlessNamed(click.Group):
         return list(self.commands)
 
 
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion", short_help="Print a shell's completion script.")
+@click.argument("shell", type=click.Choice(SHELLS))
+@help_option
+@click.pass_context
+def completion_command(ctx: click.Context, /, *, shell: str) -> None:
+    """Print the completion script of a SHELL.
+
+    \b
+    bash: eval "$(axonn-tune completion bash)" in ~/.bashrc
+    zsh:  eval "$(axonn-tune completion zsh)" in ~/.zshrc
+    fish: axonn-tune completion fish > ~/.config/fish/completions/axonn-tune.fish
+
+    \b
+    Example:
+      axonn-tune completion bash
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None, "click knows each of SHELLS"
+    click.echo(found(ctx.find_root().command, {}, "axonn-tune", "_AXONN_TUNE_COMPLETE").source())
+
+
 @click.command(
     cls=SearchUnlessNamed,
     commands=LazyCommands(_COMMANDS),
@@ -161,6 +189,8 @@ def cli(*, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; every error ends in one line, not in a traceback."""
     _open_closed_streams()
+    # A command ends soon and makes few cycles: collecting garbage as often as by default is a tenth of a search.
+    gc.set_threshold(100_000, 50, 50)
     try:
         code = cli.main(
             args=None if arguments is None else list(arguments), prog_name="axonn-tune", standalone_mode=False

@@ -1,31 +1,31 @@
-"""Options that several commands share, and the step from them to a problem.
+"""Options that several commands share, and what commands do with them.
 
 A command that searches is written::
 
     @click.command("compare")
-    @problem_options()
-    def compare(*, chosen: Chosen, ...) -> None:
-        inputs = load(chosen)          # Inputs: .problem, .model, .machine
+    @search_options()
+    def compare_command(*, wide: bool, **options: Any) -> None:
+        found = axonn_tune.api.analysis.compare(**options)
 
+Options are named as the parameters of the package's functions, so that a command hands them on as they are.
 Names of choices are spelled out here, so that `--help` need not import the schemas; a test compares.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from axonn_tune.cli.documents import complete_names
-
 if TYPE_CHECKING:
-    from axonn_tune.api.options import Options
+    from click.shell_completion import CompletionItem
+
     from axonn_tune.ranking.inputs import Inputs
+    from axonn_tune.report.output import Json
+    from axonn_tune.specs.catalog import Kind
 
     BaseChoice = click.Choice[str]
 else:
@@ -34,15 +34,12 @@ else:
 F = TypeVar("F", bound=Callable[..., Any])
 
 COSTS = ("alpha-beta", "paper", "paper-released", "paper-mended")
-RANK_BY = ("communication", "exposed", "iteration")
+RANK_BY = ("communication", "exposed", "step", "iteration")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp64")
 RECOMPUTES = ("none", "selective", "full")
 OVERLAPS = ("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output")
-AXES = ("x", "y", "z", "data")
+AXES = ("x", "y", "z", "data", "context")
 DEFAULT_MACHINE = "perlmutter"
-
-_NOT_OPTIONS = {"gpus", "model", "machine", "batch", "rank_by", "settings"}
-"""Fields of `Chosen` that the functions of the package take by themselves, or by another name."""
 
 WORDS = "axonn_tune.words"
 """Key of the words of the command line in a context's `meta`."""
@@ -51,7 +48,7 @@ WORDS = "axonn_tune.words"
 class SuggestingChoice(BaseChoice):
     """A choice that names the nearest valid value, which click does for commands and options only."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ANN401
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the chosen value; the error of a wrong one ends in a suggestion."""
         begun = [choice for choice in self.choices if choice.startswith(str(value))]
         near = begun or difflib.get_close_matches(str(value), list(self.choices), n=1)
@@ -65,39 +62,43 @@ def parse_order(ctx: click.Context, param: click.Parameter, value: str | None) -
     """A permutation of the axes, such as `y,x,z,data`, as a tuple."""
     if value is None:
         return None
-    from axonn_tune.api import options
+    from axonn_tune.api import search
     from axonn_tune.errors import UsageError
 
     try:
-        return options.parse_order(value)
+        return search.parse_order(value)
     except UsageError as error:
         raise click.BadParameter(str(error), ctx, param) from error
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Values of the shared options, named as their parameters."""
+def parse_pipeline(ctx: click.Context, param: click.Parameter, value: str | None) -> int | bool | None:
+    """`--pipeline` alone as True, with a number as that."""
+    if value in (None, "any"):
+        return None if value is None else True
+    if not value.isdecimal() or int(value) < 1:
+        raise click.BadParameter(f"{value!r} is not a number of stages from 1", ctx, param)
+    return int(value)
 
-    gpus: int | None
-    model: str | None
-    machine: str
-    batch: int | None
-    seq: int | None
-    precision: Any
-    rank_by: Any
-    order: tuple[str, ...] | None
-    recompute: Any
-    micro_batch: int | None
-    kept_layers: int | None
-    shard_optimizer: bool | None
-    split_micro_batch: bool
-    overlap: tuple[Any, ...]
-    no_overlap: tuple[str, ...]
-    x: int | None
-    y: int | None
-    z: int | None
-    data: int | None
-    settings: tuple[str, ...]
+
+def _complete_frameworks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from axonn_tune.frameworks import registry
+
+    return [CompletionItem(name) for name in registry() if name.startswith(incomplete.lower())]
+
+
+def complete_names(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Shell completion for the names of a kind."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from axonn_tune.specs.catalog import available
+
+        return [CompletionItem(name) for name in available(kind) if name.startswith(incomplete.lower())]
+
+    return complete
 
 
 # Given to each command: names given through a context depend on which command ran first in a process.
@@ -106,38 +107,51 @@ help_option = click.help_option("-h", "--help")
 _COUNT = click.IntRange(min=1)
 
 
+def model_option(words: str, **settings: Any) -> Callable[[F], F]:
+    """`--model`, by name or file; `words` say what for, `settings` go to click."""
+    return _name_option("model", words, **settings)
+
+
+def machine_option(words: str, **settings: Any) -> Callable[[F], F]:
+    """`--machine`, by name or file; `words` say what for, `settings` go to click."""
+    return _name_option("machine", words, **settings)
+
+
+def _name_option(kind: Kind, words: str, **settings: Any) -> Callable[[F], F]:
+    complete = complete_names(kind)
+    shown = "default" in settings
+    return click.option(
+        f"--{kind}", metavar="NAME|FILE", help=words, shell_complete=complete, show_default=shown, **settings
+    )
+
+
+def set_option(words: str) -> Callable[[F], F]:
+    """`--set`; `words` say what it changes."""
+    return click.option("--set", multiple=True, metavar="KEY=VALUE", help=f"{words} May be repeated.")
+
+
 def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
     """Options that say what is trained where."""
     how_many = click.option("--gpus", type=_COUNT, required=required, metavar="N", help="Number of GPUs.")
     batch = click.option(
-        "--batch", type=_COUNT, metavar="N", help="Sequences in a step, over all GPUs. Default: the model's."
+        "--batch", type=_COUNT, metavar="N", help="Global batch size, in sequences. Default: the model's."
     )
     return [
         *([] if lists else [how_many, batch]),
-        click.option(
-            "--model",
-            required=required,
-            metavar="NAME|FILE",
-            help="Model: a name from `axonn-tune models list`, or a YAML file.",
-            shell_complete=complete_names("model"),
-        ),
-        click.option(
-            "--machine",
-            default=DEFAULT_MACHINE,
-            show_default=True,
-            metavar="NAME|FILE",
-            help="Machine: a name from `axonn-tune machines list`, or a YAML file.",
-            shell_complete=complete_names("machine"),
-        ),
+        model_option("Model: a name from `axonn-tune models list`, or a YAML file.", required=required),
+        machine_option("Machine: a name from `axonn-tune machines list`, or a YAML file.", default=DEFAULT_MACHINE),
         click.option("--seq", type=_COUNT, metavar="N", help="Tokens in a sequence. Default: the model's."),
         click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: bf16."),
         click.option(
-            "--set",
-            "settings",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Change one value of the model, machine or workload, as in machine.accelerator.memory_gib=80. "
-            "May be repeated.",
+            "--framework",
+            metavar="NAME",
+            help="Framework whose layouts are ranked, such as megatron-core, torchtitan, fsdp, deepspeed, axonn. "
+            "Default: axonn-tune, the bundled runtime.",
+            shell_complete=_complete_frameworks,
+        ),
+        set_option(
+            "Change one value of the model, machine or workload, as in machine.accelerator.memory_gib=80, or of the "
+            "framework's step, as in step.sequence_parallel=false."
         ),
     ]
 
@@ -151,20 +165,32 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
     rank_by = click.option(
         "--rank-by",
         type=SuggestingChoice(RANK_BY),
-        default=RANK_BY[0],
-        show_default=True,
-        help="Time to rank by: all communication, its exposed part, or the whole step (iteration).",
+        help="Time to rank by: all communication, exposed communication, or the whole step (iteration is another word "
+        "for it). Default: communication; with --pipeline and for other frameworks, step.",
     )
     return [
         *([rank_by] if ranks else []),
         *pins,
         click.option(
+            "--pipeline",
+            is_flag=False,
+            flag_value="any",
+            metavar="[N]",
+            callback=parse_pipeline,
+            help="Search pipeline stages, too, or only N; other frameworks do so unless N is 1.",
+        ),
+        click.option("--chunks", type=_COUNT, metavar="N", help="Only so many chunks a pipeline stage (interleaving)."),
+        click.option(
             "--order",
             callback=parse_order,
             metavar="AXES",
-            help="Only this order of axes, fastest-varying rank first: x,y,z,data.",
+            help="Only this rank order, fastest-varying axis first: x,y,z,data.",
         ),
-        click.option("--recompute", type=SuggestingChoice(RECOMPUTES), help="Only this kind of recomputation."),
+        click.option(
+            "--recompute",
+            type=SuggestingChoice(RECOMPUTES),
+            help="Only this kind of activation recomputation (checkpointing).",
+        ),
         click.option(
             "--micro-batch", type=_COUNT, metavar="N", help="Only this micro-batch, in sequences of one rank."
         ),
@@ -172,7 +198,7 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
             "--kept-layers",
             type=click.IntRange(min=0),
             metavar="N",
-            help="Layers that keep their gathered weights for the backward pass. Default: as many as fit.",
+            help="Layers not resharded after forward. Default: as many as fit.",
         ),
     ]
 
@@ -183,12 +209,12 @@ def _execution() -> list[Callable[[F], F]]:
         click.option(
             "--shard-optimizer/--no-shard-optimizer",
             default=None,
-            help="Split master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
+            help="Shard FP32 master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
         ),
         click.option(
             "--split-micro-batch",
             is_flag=True,
-            help="Run each micro-batch as two halves, one's all-reduce behind the other's work.",
+            help="Two-batch overlap: interleave two half micro-batches, one's all-reduce behind the other's GEMMs.",
         ),
         click.option(
             "--overlap",
@@ -209,24 +235,18 @@ def _execution() -> list[Callable[[F], F]]:
     ]
 
 
-def problem_options(*, required: bool = True, lists: bool = False, ranks: bool = True) -> Callable[[F], F]:
-    """Add the shared options to a command, which takes their values as one argument `chosen`.
+def search_options(*, required: bool = True, lists: bool = False, ranks: bool = True) -> Callable[[F], F]:
+    """Add the options of a search to a command, which hands them on to the functions of the package.
 
     required: --gpus and --model must be given; lists: the command has its own --gpus and --batch;
     ranks: --rank-by is among them.
     """
 
     def decorate(callback: F) -> F:
-        @functools.wraps(callback)
-        def collected(**parameters: Any) -> Any:  # noqa: ANN401
-            names = [each.name for each in fields(Chosen)]
-            chosen = Chosen(**{name: parameters.pop(name, None) for name in names})
-            return callback(chosen=chosen, **parameters)
-
-        decorated: Any = help_option(collected)
+        decorated = help_option(callback)
         for option in reversed([*_inputs(required=required, lists=lists), *_limits(ranks=ranks), *_execution()]):
             decorated = option(decorated)
-        return decorated  # type: ignore[no-any-return]
+        return decorated
 
     return decorate
 
@@ -267,37 +287,61 @@ color_option = click.option(
 )
 
 
-def load(chosen: Chosen) -> Inputs:
-    """Load the documents of the shared options and build the problem."""
-    from axonn_tune.api.options import make_choices
+def given(name: str) -> bool:
+    """Whether an option was given, and does not have its default."""
+    from click.core import ParameterSource
+
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def require_problem(options: Mapping[str, Any]) -> None:
+    """click.UsageError unless the options of a search say what is trained on how many GPUs."""
+    missing = [f"--{name}" for name in ("gpus", "model") if options[name] is None]
+    if missing:
+        raise click.UsageError(f"Missing option {' and '.join(missing)}.")
+
+
+def refuse_search(words: str, options: Mapping[str, Any]) -> None:
+    """click.UsageError if options of a search other than --machine were given where `words` has said all."""
+    names = [name for name in options if name != "machine" and given(name)]
+    if names:
+        flags = [param.opts[0] for param in click.get_current_context().command.params if param.name in names]
+        raise click.UsageError(f"{words} all of it: leave out {', '.join(flags)}.")
+
+
+def load(options: Mapping[str, Any]) -> Inputs:
+    """Load the documents that the options of a search name, and build the problem."""
+    from axonn_tune.api.search import make_choices
     from axonn_tune.ranking.inputs import load_inputs
 
-    return load_inputs(make_choices(**problem_of(chosen), rank_by=rank_by(chosen), options=options_of(chosen)))
+    require_problem(options)
+    return load_inputs(make_choices(**options))
 
 
-class ProblemOptions(TypedDict):
-    """What is trained where, as the functions of the package take it."""
+def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:
+    """Write a result to a file and say so in the words of `wrote`; without one, or for `-`, print it."""
+    from axonn_tune.files import write_text_atomically
 
-    model: str
-    gpus: int
-    machine: str
-    batch: int | None
-
-
-def problem_of(chosen: Chosen) -> ProblemOptions:
-    """What is trained where; click.UsageError if it is not said."""
-    if chosen.gpus is None or chosen.model is None:
-        missing = [name for name, value in (("--gpus", chosen.gpus), ("--model", chosen.model)) if value is None]
-        raise click.UsageError(f"Missing option {' and '.join(missing)}.")
-    return {"model": chosen.model, "gpus": chosen.gpus, "machine": chosen.machine, "batch": chosen.batch}
+    if output in (None, "-"):
+        click.echo(text, nl=False)
+        return
+    write_text_atomically(str(output), text)
+    if wrote is not None:
+        click.echo(wrote, err=True)
 
 
-def rank_by(chosen: Chosen) -> Any:  # noqa: ANN401 - one of RANK_BY
-    """What to rank by; the first of all for a command that does not ask."""
-    return chosen.rank_by or RANK_BY[0]
+def require_html(path: str | None) -> None:
+    """EnvironmentProblem if a report is wanted and cannot be drawn: before work is done that would be lost."""
+    if path is not None:
+        from axonn_tune.report.html.page import require_plotly
+
+        require_plotly()
 
 
-def options_of(chosen: Chosen) -> Options:
-    """The other shared options, as the functions of the package take them."""
-    named = {each.name: getattr(chosen, each.name) for each in fields(Chosen) if each.name not in _NOT_OPTIONS}
-    return cast("Options", named | {"set": chosen.settings})
+def write_html(path: str, sections: list[Json], *, quiet: bool = False) -> None:
+    """Write the report and say so."""
+    from axonn_tune.report.html.page import write_page
+
+    write_page(path, sections, command=command_line())
+    if not quiet:
+        click.echo(f"Wrote the report as {path}.", err=True)

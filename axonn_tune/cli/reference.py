@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from axonn_tune.cli.main import cli
-from axonn_tune.specs.key_tables import tables
+from axonn_tune.specs.schemas import tables
 
 PATH = Path("docs/cli.md")
 LAUNCH_PATH = Path("docs/launch.md")

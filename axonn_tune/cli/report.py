@@ -1,27 +1,16 @@
-"""`axonn-tune report`: one self-contained HTML file, and `--html` of other commands."""
+"""`axonn-tune report` and `trace`: results as one HTML file, steps as one file for Perfetto."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from axonn_tune.cli.documents import complete_names
-from axonn_tune.cli.options import command_line, help_option, quiet_option
-
-if TYPE_CHECKING:
-    from axonn_tune.report.html.blocks import Json
+from axonn_tune.cli.options import help_option, machine_option, quiet_option, write_html, write_or_print
 
 
 @click.command("report", short_help="Write results as one HTML file.")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("-o", "--output", required=True, metavar="FILE.HTML", help="Write the report here.")
-@click.option(
-    "--machine",
-    metavar="NAME|FILE",
-    help="Machine profile of launch configs, instead of the one they name.",
-    shell_complete=complete_names("machine"),
-)
+@machine_option("Machine profile of launch configs, instead of the one they name.")
 @quiet_option
 @help_option
 def report_command(*, sources: tuple[str, ...], output: str, machine: str | None, quiet: bool) -> None:
@@ -45,18 +34,40 @@ def report_command(*, sources: tuple[str, ...], output: str, machine: str | None
     write_html(output, sections, quiet=quiet)
 
 
-def require_html(path: str | None) -> None:
-    """EnvironmentProblem if a report is wanted and cannot be drawn: before work is done that would be lost."""
-    if path is not None:
-        from axonn_tune.report.html.page import require_plotly
+@click.command("trace", short_help="Predicted and measured steps in one file for Perfetto.")
+@click.argument("launch", metavar="LAUNCH.YAML")
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("-o", "--output", metavar="FILE", help="Write the trace here. Default: standard output.")
+@click.option("--step", type=click.IntRange(min=1), metavar="N", help="Measured step. Default: of median duration.")
+@machine_option("Predict for this machine. Default: the one that the launch config names.")
+@quiet_option
+@help_option
+def trace_command(
+    *, launch: str, runs: tuple[str, ...], output: str | None, step: int | None, machine: str | None, quiet: bool
+) -> None:
+    """Write the predicted step of LAUNCH.YAML, and measured steps of it, as one trace.
 
-        require_plotly()
+    Each RUN is the folder of a run that was started with --trace, or one of its files trace-rank<N>.json.
+    Predicted and measured processes have the same tracks, and the same names for parts of the step
+    and for collectives; they are aligned where the step starts. Open the file in https://ui.perfetto.dev.
 
+    \b
+    Examples:
+      axonn-tune trace launch.yaml -o predicted.json
+      axonn-tune run launch.yaml --steps 6 --trace 2 --trace-all --directory traced
+      axonn-tune trace launch.yaml traced -o both.json
+    """
+    from axonn_tune.cli.search import explain_launch_said
 
-def write_html(path: str, sections: list[Json], *, quiet: bool = False) -> None:
-    """Write the report and say so."""
-    from axonn_tune.report.html.page import write_page
-
-    write_page(path, sections, command=command_line())
+    if step is not None and not runs:
+        raise click.UsageError("--step is of a measured run: name its folder too.")
+    trace = explain_launch_said(launch, machine=machine).trace(runs, step=step)
+    write_trace(output, trace.text, quiet=quiet)
     if not quiet:
-        click.echo(f"Wrote the report as {path}.", err=True)
+        click.echo("\n".join(trace.remarks), err=True)
+
+
+def write_trace(output: str | None, text: str, *, quiet: bool) -> None:
+    """To a file, or to standard output."""
+    said = None if quiet else f"Wrote {output}; open it in https://ui.perfetto.dev."
+    write_or_print(output, text, wrote=said)

@@ -1,12 +1,20 @@
-"""`axonn-tune run`: execute a launch config."""
+"""`axonn-tune run`, and what comes before and after it: `data`, `doctor`, `export`."""
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import help_option
+from axonn_tune.cli.options import format_option, help_option
+
+if TYPE_CHECKING:
+    from axonn_tune.launch.host import HostCheck, State
+    from axonn_tune.specs.launch import Launch
 
 
 @click.command("run", short_help="Execute a launch config on this host, or join in.")
@@ -33,8 +41,8 @@ def run_command(
     """Train as LAUNCH.YAML says, on this host; under torchrun or srun, as the rank this process is.
 
     One line a step goes to standard error, and each rank's metrics to a file in the run's folder. At the
-    end a table says what was measured beside what was predicted; summary.json holds it all. If the launch
-    config names a checkpoint.directory, the run goes on from its newest checkpoint. SIGTERM and
+    end a table compares predicted and measured times; summary.json holds it all. If the launch
+    config names a checkpoint.directory, the run resumes from its newest checkpoint. SIGTERM and
     SIGUSR2 save and end with exit code 75.
 
     \b
@@ -43,7 +51,7 @@ def run_command(
       axonn-tune run launch.yaml --dry-run
       srun axonn-tune run launch.yaml
     """
-    from axonn_tune.api.run import start, start_dry
+    from axonn_tune.api.measurement import start, start_dry
 
     if trace_all and trace is None:
         raise click.UsageError("--trace-all is of a trace: give --trace N too.")
@@ -68,11 +76,241 @@ def run_command(
 
 def show_summary(folder: Path, *, all_terms: bool) -> None:
     """The table of a run that got far enough to be measured."""
-    from axonn_tune.report.terms import summary_text
+    from axonn_tune.report.run import summary_text
     from axonn_tune.specs.loading import load_document
-    from axonn_tune.specs.runs import SUMMARY_NAME, Summary
+    from axonn_tune.specs.results import SUMMARY_NAME, Summary
 
     path = folder / SUMMARY_NAME
     if path.exists():
         click.echo(f"\n{summary_text(load_document(path, schema=Summary), all_terms=all_terms)}", nl=False)
         click.echo(f"All of it, and every collective: {path}", err=True)
+
+
+@click.command("data", short_help="Turn text files into a token file.")
+@click.argument("paths", nargs=-1, metavar="[PATHS]...")
+@click.option("-o", "--output", required=True, metavar="FILE", help="Token file to write.")
+@click.option(
+    "--tokenizer",
+    default="bytes",
+    show_default=True,
+    metavar="bytes|FILE.json",
+    help="Every byte its own id, or a Hugging Face tokenizer.json, which needs the library `tokenizers`.",
+)
+@click.option(
+    "--include",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="Files to take from folders; may be repeated.  [default: *.txt, *.md, *.rst, *.py]",
+)
+@click.option(
+    "--python-stdlib", is_flag=True, help="Add the source of Python's standard library, which is always there."
+)
+@click.option("--vocab", type=click.IntRange(min=1), help="Fail if the tokenizer has more ids than this.")
+@help_option
+def data_command(
+    *,
+    paths: tuple[str, ...],
+    output: str,
+    tokenizer: str,
+    patterns: tuple[str, ...],
+    python_stdlib: bool,
+    vocab: int | None,
+) -> None:
+    """Turn text files and folders into one token file, for `data: {path: FILE}` in a launch config.
+
+    With the default tokenizer there are 257 ids: the bytes, and an end-of-text mark after each file.
+    The file is written under another name and renamed when it is complete.
+
+    \b
+    Examples:
+      axonn-tune data --python-stdlib -o tokens.bin
+      axonn-tune data books/ --include *.txt -o tokens.bin
+    """
+    from axonn_tune.errors import UsageError
+    from axonn_tune.runtime import tokens
+
+    if not paths and not python_stdlib:
+        raise UsageError("nothing to read: name files or folders, or give --python-stdlib")
+    sources = [Path(path) for path in paths] + [tokens.standard_library()] * python_stdlib
+    files = tokens.text_files(sources, patterns=patterns or tokens.TEXT_PATTERNS)
+    chosen = tokens.tokenizer_named(tokenizer)
+    if vocab is not None and chosen.vocab > vocab:
+        raise UsageError(f"tokenizer {chosen.name!r} has {chosen.vocab:,} ids, --vocab allows {vocab:,}")
+    total_bytes = sum(file.stat().st_size for file in files)
+    with _reading_progress(total_bytes) as advance:
+        ids = tokens.encoded(files, chosen, on_read=advance)
+        header = tokens.write_tokens(output, ids, vocab=chosen.vocab, tokenizer=chosen.name)
+    click.echo(
+        f"wrote {output}: {header.count:,} tokens from {total_bytes / 1e6:,.1f} MB of text, "
+        f"vocabulary {header.vocab:,} ({header.tokenizer})"
+    )
+
+
+@contextmanager
+def _reading_progress(total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Takes the bytes read since the last time."""
+    from axonn_tune.report.output import progress
+
+    read_bytes = 0
+    with progress("reading text") as tell:
+
+        def advance(size: int) -> None:
+            nonlocal read_bytes
+            read_bytes += size
+            tell(read_bytes / max(total_bytes, 1), f"{read_bytes / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB")
+
+        yield advance
+
+
+@click.command("export", short_help="Write a checkpoint's parameters as one safetensors file.")
+@click.argument("checkpoint")
+@click.option("-o", "--output", required=True, metavar="FILE", help="File to write, such as model.safetensors.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["saved", "fp64", "fp32", "bf16", "fp16"]),
+    default="saved",
+    show_default=True,
+    help="Number format to write.",
+)
+@help_option
+def export_command(*, checkpoint: str, output: str, dtype: str) -> None:
+    """Write the parameters of a CHECKPOINT as one safetensors file, whatever grid saved it.
+
+    CHECKPOINT is the folder of one step, or that of a run's checkpoints, of which the newest is taken. The
+    tensors have this program's names, and weights are laid out as inputs × outputs.
+
+    \b
+    Example:
+      axonn-tune export checkpoints -o model.safetensors --dtype bf16
+    """
+    from axonn_tune.errors import EnvironmentProblem
+
+    if importlib.util.find_spec("torch") is None:
+        raise EnvironmentProblem("export needs torch: pip install 'axonn-tune[runtime]'")
+    from axonn_tune.runtime.checkpoint import TYPES, checkpoint_at, export
+
+    found = checkpoint_at(checkpoint)
+    count = export(found, output, dtype=TYPES.get(dtype))
+    click.echo(f"wrote {output}: {count:,} parameters of {found}")
+
+
+_PATIENCE_S = 120.0
+
+
+@click.command("doctor", short_help="Say what this environment can do, and what it lacks.")
+@click.argument("launch", required=False, metavar="[LAUNCH.YAML]")
+@format_option(("table", "json"))
+@help_option
+def doctor_command(*, launch: str | None, output_format: str) -> None:
+    """Look at software, GPUs, network, rights and variables, and say what works here and what does not.
+
+    With a LAUNCH config also whether it could run here, and which variables differ from those that it
+    sets; if something that it needs is missing, the exit code is 5. Nothing is changed.
+
+    \b
+    Examples:
+      axonn-tune doctor
+      axonn-tune doctor launch.yaml
+    """
+    import os
+
+    from axonn_tune.errors import EnvironmentProblem
+    from axonn_tune.launch import host
+    from axonn_tune.report.inventory import doctor_json, doctor_text
+
+    document = None if launch is None else _loaded(launch)
+    devices = _devices()
+    findings = [
+        *host.host_checks(),
+        *host.software_checks(),
+        *_torch_findings(devices),
+        *host.network_checks(),
+        *host.starter_checks(os.environ),
+        *_lab_findings(),
+        *host.variable_checks(os.environ, document),
+    ]
+    needed = [] if document is None else _needed(document, devices)
+    click.echo((doctor_json if output_format == "json" else doctor_text)([*findings, *needed]), nl=False)
+    missing = [one for one in needed if one.state == "missing"]
+    if missing:
+        listed = "; ".join(f"{one.what} ({one.note or one.here})" for one in missing)
+        raise EnvironmentProblem(f"{launch} cannot run here: {listed}")
+
+
+def _loaded(path: str) -> Launch:
+    from axonn_tune.specs.launch import Launch
+    from axonn_tune.specs.loading import load_document
+
+    return load_document(path, schema=Launch)
+
+
+def _needed(launch: Launch, devices: dict[str, Any] | None) -> list[HostCheck]:
+    """What a launch config needs of this host."""
+    from axonn_tune.launch.host import HostCheck, launch_checks
+
+    found = list(launch_checks(launch, gpus=len(devices.get("gpus", ())) if devices else 0))
+    if devices is None:
+        found.insert(0, HostCheck("launch config", "torch", "not here", "missing", "pip install 'axonn-tune[runtime]'"))
+    elif "error" in devices:
+        found.insert(
+            0, HostCheck("launch config", "torch", devices["error"], "missing", "`import torch` does not work")
+        )
+    return found
+
+
+def _devices() -> dict[str, Any] | None:
+    """What torch finds, in a process of its own, as a driver may hang or crash; None without torch."""
+    import importlib.util
+    import json
+    import subprocess
+    import sys
+
+    if importlib.util.find_spec("torch") is None:
+        return None
+    command = [sys.executable, "-m", "axonn_tune.runtime.devices"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
+    except subprocess.TimeoutExpired:
+        return {"gpus": [], "error": f"torch did not start within {_PATIENCE_S:g} s"}
+    except subprocess.CalledProcessError as error:
+        return {"gpus": [], "error": (error.stderr.strip().splitlines() or ["torch does not start"])[-1]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _torch_findings(devices: dict[str, Any] | None) -> Iterator[HostCheck]:
+    from axonn_tune.launch.host import HostCheck
+    from axonn_tune.units import show_bytes
+
+    area = "torch"
+    if devices is None:
+        return
+    if "error" in devices:
+        yield HostCheck(area, "torch", devices["error"], "missing", "nothing can run until `import torch` works")
+        return
+    built = (devices["cuda"] and f"CUDA {devices['cuda']}") or (devices["hip"] and f"ROCm {devices['hip']}")
+    yield HostCheck(area, "built for", built or "CPUs alone", "ok")
+    gloo: State = "ok" if devices["gloo"] else "missing"
+    yield HostCheck(area, "backend gloo", "yes" if devices["gloo"] else "no", gloo, "for CPUs")
+    nccl: State = "ok" if devices["nccl"] else "noted"
+    yield HostCheck(area, "backend nccl", devices["nccl"] or "no", nccl, "for GPUs")
+    for number, gpu in enumerate(devices["gpus"]):
+        yield HostCheck(area, f"GPU {number}", f"{gpu['name']}, {show_bytes(float(gpu['memory_bytes']))}", "ok")
+    if not devices["gpus"]:
+        yield HostCheck(area, "GPUs", "none", "noted", "training here is over gloo, on CPUs")
+
+
+def _lab_findings() -> Iterator[HostCheck]:
+    """Whether an emulated cluster could come up."""
+    import subprocess
+    import sys
+
+    from axonn_tune.lab.holder import CHECK, UNPRIVILEGED
+    from axonn_tune.launch.host import HostCheck
+
+    command = [sys.executable, "-m", "axonn_tune.lab.holder", CHECK]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    words = {0: "possible", UNPRIVILEGED: "possible, in a user namespace"}.get(done.returncode)
+    why = (done.stderr.strip().splitlines() or [""])[-1]
+    yield HostCheck("rights", "lab", words or "not possible", "ok" if words else "missing", "" if words else why)

@@ -1,44 +1,44 @@
-"""`axonn-tune search`, which is also what `axonn-tune` does without a command."""
+"""`axonn-tune search` (also what `axonn-tune` does without a command), `explain`, `sweep` and `compare`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from axonn_tune.cli.options import (
     COSTS,
-    Chosen,
     SuggestingChoice,
     color_option,
     columns_option,
     command_line,
     format_option,
+    given,
     html_option,
-    options_of,
-    problem_of,
-    problem_options,
     quiet_option,
-    rank_by,
+    refuse_search,
+    require_html,
+    require_problem,
+    search_options,
     wide_option,
+    write_html,
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.api.options import Cost
-    from axonn_tune.api.search import Format, Script, SearchResult
+    from axonn_tune.api.analysis import ExplainFormat, Explanation
+    from axonn_tune.api.search import Cost, Format, Script, SearchResult
 
 
 @click.command("search", short_help="Rank every grid of a number of GPUs.")
-@problem_options()
+@search_options()
 @click.option(
     "--cost",
-    "costs",
     type=SuggestingChoice(COSTS),
     multiple=True,
     default=["alpha-beta"],
     show_default=True,
-    help="Cost model to rank by. May be repeated: the first ranks, the others' ranks are shown beside it.",
+    help="Cost model to rank by. May be repeated: the first ranks, the others' ranks are extra columns.",
 )
 @click.option(
     "--top", type=click.IntRange(min=0), metavar="N", default=10, show_default=True, help="Rows to list; 0: all."
@@ -59,8 +59,7 @@ if TYPE_CHECKING:
 @color_option
 def search_command(
     *,
-    chosen: Chosen,
-    costs: tuple[Cost, ...],
+    cost: tuple[Cost, ...],
     top: int,
     with_rejected: bool,
     variants: bool,
@@ -74,6 +73,7 @@ def search_command(
     html: str | None,
     quiet: bool,
     color: bool | None,
+    **options: Any,
 ) -> None:
     """Rank every grid of a number of GPUs, by predicted communication time.
 
@@ -88,12 +88,11 @@ def search_command(
       axonn-tune --gpus 64 --model 20b -o launch.yaml --emit slurm
     """
     from axonn_tune.api.search import search
-    from axonn_tune.cli.report import require_html, write_html
-    from axonn_tune.report.table import use_color
+    from axonn_tune.report.output import use_color
 
     require_html(html)
     _check_output(output, emit=emit, pick=pick, tokens=tokens)
-    found = search(**problem_of(chosen), rank_by=rank_by(chosen), cost=costs, variants=variants, **options_of(chosen))
+    found = search(**options, cost=cost, variants=variants)
     found.results.require_row(pick)
     painted = use_color(wanted=color)
     shown = found.render(output_format, top=top, rejected=with_rejected, wide=wide, columns=columns, color=painted)
@@ -124,3 +123,129 @@ def _write(
     written = [f"#{pick} as {path}", *(f"the script that starts it as {path}" for path in script)]
     if not quiet:
         click.echo(f"Wrote {' and '.join(written)}.", err=True)
+
+
+@click.command("explain", short_help="Explain one configuration, term by term.")
+@click.argument("launch", required=False, metavar="[LAUNCH]")
+@search_options(required=False)
+@click.option("--pick", type=click.IntRange(min=1), default=1, show_default=True, help="Row of the ranking to explain.")
+@click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
+@format_option(("table", "json", "md"))
+def explain_command(
+    *, launch: str | None, pick: int, trace: str | None, output_format: ExplainFormat, **options: Any
+) -> None:
+    """Explain one configuration: what a step consists of, what bounds it, every collective.
+
+    The configuration is that of a LAUNCH config, or the best that the options leave (--pick N: the
+    Nth): pin axes, order and the rest to explain one in particular.
+
+    \b
+    Examples:
+      axonn-tune explain --gpus 1024 --model 80b
+      axonn-tune explain --gpus 64 --model 20b --x 2 --z 8 --trace step.json
+      axonn-tune explain launch.yaml
+    """
+    if trace == "-":
+        raise click.UsageError("--trace -: standard output has the explanation.")
+    found = _of_launch(launch, options) if launch else _of_search(options, pick=pick)
+    if trace:
+        from axonn_tune.cli.report import write_trace
+
+        write_trace(trace, found.trace().text, quiet=False)
+    click.echo(found.render(output_format), nl=False)
+
+
+def _of_search(options: dict[str, Any], *, pick: int) -> Explanation:
+    from axonn_tune.api.analysis import explain
+
+    require_problem(options)
+    return explain(**options, pick=pick)
+
+
+def _of_launch(path: str, options: dict[str, Any]) -> Explanation:
+    """What a launch config describes, on its machine or on the one named."""
+
+    refuse_search(f"{path} says", options)
+    return explain_launch_said(path, machine=options["machine"] if given("machine") else None)
+
+
+def explain_launch_said(path: str, *, machine: str | None) -> Explanation:
+    """The configuration of a launch config; says so if the machine profile has changed since."""
+    from axonn_tune.api.analysis import explain_launch
+
+    found = explain_launch(path, machine=machine)
+    if found.machine_changed:
+        click.echo(f"The machine profile is not the one that {path} was written with: times differ.", err=True)
+    return found
+
+
+@click.command("sweep", short_help="Scale over GPU counts, batches and models.")
+@click.option("--gpus", required=True, metavar="LIST", help="GPU counts: 64,128 or 64..4096x2 or 64..128+16.")
+@click.option("--batch", metavar="LIST", help="Global batch sizes, in the same way. Default: the model's.")
+@search_options(lists=True)
+@click.option("--weak", is_flag=True, help="Weak scaling: the batch is for the first count, and grows with the others.")
+@format_option()
+@wide_option
+@columns_option
+@html_option
+@color_option
+def sweep_command(
+    *,
+    weak: bool,
+    output_format: Format,
+    wide: bool,
+    columns: tuple[str, ...],
+    html: str | None,
+    color: bool | None,
+    **options: Any,
+) -> None:
+    """Find the best configuration at every GPU count, batch and model (--model 20b,40b).
+
+    Efficiency is the throughput of one GPU relative to the first feasible count of the same model and batch.
+
+    \b
+    Examples:
+      axonn-tune sweep --gpus 64..1024x2 --model 20b
+      axonn-tune sweep --gpus 64,128 --model 10b,20b --weak --batch 1024
+    """
+    from axonn_tune.api.analysis import sweep
+    from axonn_tune.report.output import use_color
+
+    require_html(html)
+    found = sweep(**options, weak=weak)
+    shown = found.render(output_format, wide=wide, columns=columns, color=use_color(wanted=color))
+    click.echo(shown, nl=False, color=True)
+    if html:
+        write_html(html, [found.section(source=command_line())])
+    found.require_any()
+
+
+@click.command("compare")
+@search_options(ranks=False)
+@format_option()
+@click.option("--wide", is_flag=True, help="Every column in the table.")
+@html_option
+@color_option
+def compare_command(*, output_format: Format, wide: bool, html: str | None, color: bool | None, **options: Any) -> None:
+    """Compare the best 4D grid with Megatron-LM, FSDP (ZeRO-3), HSDP and data parallelism.
+
+    Each strategy runs its fastest layout that fits into memory, by the time of a step. --recompute and
+    --micro-batch hold for all of them, --no-overlap for Megatron-LM too; axes, rank order and --kept-layers
+    for 4D alone. The paper's measurements used full activation recomputation: --recompute full.
+
+    \b
+    Examples:
+      axonn-tune compare --gpus 64 --model 20b
+      axonn-tune compare --gpus 64 --model 20b --recompute full --wide
+    """
+    from axonn_tune.api.analysis import compare
+    from axonn_tune.report.compare import LEFT_OUT
+    from axonn_tune.report.output import use_color
+
+    require_html(html)
+    found = compare(**options)
+    click.echo(found.render(output_format, wide=wide, color=use_color(wanted=color)), nl=False, color=True)
+    if output_format == "table" and not wide:
+        click.echo(f"\n{LEFT_OUT}", err=True)
+    if html:
+        write_html(html, [found.section(source=command_line())])

@@ -1,35 +1,107 @@
-"""`axonn-tune validate`: predicted against measured."""
+"""`axonn-tune validate` and `regress`: predicted against measured times, and both against a recorded baseline."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import Chosen, command_line, problem_options
-from axonn_tune.cli.validate_runs import Wanted, run_options, validate_runs
+from axonn_tune.cli.options import (
+    command_line,
+    format_option,
+    given,
+    html_option,
+    load,
+    parse_order,
+    refuse_search,
+    require_html,
+    search_options,
+    write_html,
+)
 
 if TYPE_CHECKING:
+    from axonn_tune.api.measurement import Runs
     from axonn_tune.published.accuracy import Accuracy, Files
+    from axonn_tune.specs.results import Baseline, Floors, Tolerances
+    from axonn_tune.validation.comparison import RunComparison
+    from axonn_tune.validation.regression import Regression
+    from axonn_tune.validation.runner import Selection, ValidationPlan, ValidationProgress
 
+_TOLERANCES = ("prediction", "step", "communication", "memory")
+_FLOORS = ("spearman", "regret", "step_error", "communication_error")
 _FILE = click.Path(path_type=Path)
+_COUNT, _COUNT_OR_ALL = click.IntRange(min=1), click.IntRange(min=0)
+
+
+def _orders(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
+    return tuple(parse_order(ctx, param, value) for value in values)
+
+
+def _negated(ctx: click.Context, param: click.Parameter, value: object) -> bool:
+    return not value
 
 
 @click.command("validate", short_help="Run configurations, and compare with the predictions.")
-@run_options
-@problem_options(required=False)
-@click.option("--published", is_flag=True, help="Predict published measurements, and say how far off each is.")
+@click.argument("launches", nargs=-1, metavar="[LAUNCH.YAML]...")
+@click.option("--top", type=_COUNT_OR_ALL, default=5, show_default=True, metavar="N", help="Run the first N; 0: all.")
+@click.option("--all", "everything", is_flag=True, help="Run all of the ranking.")
+@click.option(
+    "--also-order",
+    "orders",
+    multiple=True,
+    callback=_orders,
+    metavar="AXES",
+    help="Run each grid in this rank order too. May be repeated.",
+)
+@click.option("--also-blocking", is_flag=True, help="Run each configuration without overlaps too.")
+@click.option(
+    "--repeats", type=_COUNT, default=3, show_default=True, metavar="N", help="Rounds through all configurations."
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=3),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="Steps of each run; the first two count for nothing.",
+)
+@click.option("--lab", metavar="NAME", help="Run on the ranks of this lab, which is up.")
+@click.option("--realtime", is_flag=True, help="With --lab: before all else on this host (SCHED_RR); as root only.")
+@click.option(
+    "--start-with", metavar="COMMAND", help="What starts all ranks, before a rank's command: 'srun --ntasks=8'."
+)
+@click.option(
+    "--no-serial",
+    "serial",
+    is_flag=True,
+    callback=_negated,
+    help="Do not train on one rank alone to compare losses with.",
+)
+@click.option("--runs", "folder", metavar="DIR", help="Keep the folder of each run in here.")
+@click.option("-o", "--output", metavar="FILE.YAML", help="Write every time that was measured here.")
+@click.option("--fastest", is_flag=True, help="Compare each configuration's fastest run, not the median of all.")
+@click.option("--update", is_flag=True, help="Update the machine's file with what was learnt, and list what changed.")
+@html_option
+@search_options(required=False)
+@click.option("--published", is_flag=True, help="Predict published measurements, and list the error of each.")
 @click.option("--rows", type=_FILE, metavar="FILE", help="Steps of your own, CSV, instead of those shipped.")
 @click.option("--collectives", type=_FILE, metavar="FILE", help="Collectives, CSV, instead of those shipped.")
-@click.option("--gemm", type=_FILE, metavar="FILE", help="Matrix products, CSV, instead of those shipped.")
+@click.option("--gemm", type=_FILE, metavar="FILE", help="GEMMs, CSV, instead of those shipped.")
 @click.option("--memory", type=_FILE, metavar="FILE", help="Memory, CSV, instead of those shipped.")
-@click.option("--format", "output_format", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@format_option(("table", "json"))
 @click.option("--worst", type=click.IntRange(min=0), default=20, show_default=True, help="Worst rows to list.")
 def validate_command(
     *,
-    chosen: Chosen,
-    wanted: Wanted,
+    launches: tuple[str, ...],
+    top: int,
+    everything: bool,
+    orders: tuple[tuple[str, ...], ...],
+    also_blocking: bool,
+    update: bool,
+    html: str | None,
     published: bool,
     rows: Path | None,
     collectives: Path | None,
@@ -37,16 +109,17 @@ def validate_command(
     memory: Path | None,
     output_format: str,
     worst: int,
+    **options: Any,
 ) -> None:
-    """Set predictions against measured times.
+    """Compare predicted with measured times.
 
     Runs the best configurations of a ranking, or LAUNCH configs, in turn and repeatedly, each time in
     fresh processes, and compares what was measured with what was predicted: each configuration, axis and
     collective, computation, exposed communication and step. Losses and gradient norms must be those of
     one rank alone, and every collective one the program has; else the exit code is 4.
 
-    With --published, or a file of rows, against what others measured: training steps, collectives, matrix
-    products and memory. Files given replace the measurements shipped with the tool, and the other kinds are left
+    With --published, or a file of rows, against what others measured: training steps, collectives, GEMMs
+    and memory. Files given replace the measurements shipped with the tool, and the other kinds are left
     out; docs/accuracy.md lists their columns. With --html every row is drawn, and can be sorted and filtered.
 
     \b
@@ -56,24 +129,275 @@ def validate_command(
       axonn-tune validate --published --worst 5 --html accuracy.html
     """
     if not (published or rows or collectives or gemm or memory):
-        validate_runs(chosen, wanted, output_format=output_format)
-        return
-    from axonn_tune.cli.report import require_html
-    from axonn_tune.published.accuracy import Files, evaluate
-    from axonn_tune.report import accuracy as report
+        from axonn_tune.api.measurement import Runs
+        from axonn_tune.validation.runner import Selection
 
-    require_html(wanted.html)
+        runs = Runs(**{each.name: options.pop(each.name) for each in fields(Runs)})
+        selection = Selection(0 if everything else top, orders, also_blocking)
+        _validate_runs(options, launches, selection, runs, update=update, output_format=output_format, html=html)
+        return
+    from axonn_tune.published.accuracy import Files, evaluate
+    from axonn_tune.report.evaluation import accuracy_document, accuracy_text
+    from axonn_tune.report.output import json_text
+
+    require_html(html)
     files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)
     found = evaluate(files, worst=worst)
-    text = report.to_json(report.document(found)) if output_format == "json" else report.text(found)
-    if wanted.html is not None:
-        _write_html(found, files, wanted.html)
+    text = json_text(accuracy_document(found), indent=1) if output_format == "json" else accuracy_text(found)
+    if html is not None:
+        _write_accuracy(found, files, html)
     click.echo(text, nl=False)
 
 
-def _write_html(found: Accuracy, files: Files, path: str) -> None:
+def _write_accuracy(found: Accuracy, files: Files, path: str) -> None:
     """Write the report of predictions against measurements."""
-    from axonn_tune.cli.report import write_html
-    from axonn_tune.report.html.accuracy import accuracy_sections
+    from axonn_tune.report.html.accuracy_sections import accuracy_sections
 
     write_html(path, accuracy_sections(found, files, command=command_line()))
+
+
+def _validate_runs(
+    options: Mapping[str, Any],
+    launches: tuple[str, ...],
+    selection: Selection,
+    runs: Runs,
+    *,
+    update: bool,
+    output_format: str,
+    html: str | None,
+) -> None:
+    """Run, compare, print; CheckFailedError if something trained wrong or sent other than the program says."""
+    from axonn_tune.api.measurement import compared
+    from axonn_tune.errors import CheckFailedError
+    from axonn_tune.launch.host import require_torch
+    from axonn_tune.report.evaluation import validation_json, validation_text
+
+    require_torch()
+    require_html(html)
+    selected = _select(options, launches, selection)
+    if update:
+        _require_own(selected)
+    comparison = compared(selected, runs, listen=_say)
+    if runs.output is not None:
+        click.echo(f"wrote {runs.output}", err=True)
+    render = validation_json if output_format == "json" else validation_text
+    click.echo(render(comparison), nl=False)
+    if html:
+        _write_html(comparison, html)
+    if update and comparison.sound:
+        _update(comparison, selected)
+    if not comparison.sound:
+        raise CheckFailedError(comparison.blame or "some ranks did not send what the program says")
+
+
+def _write_html(comparison: RunComparison, path: str) -> None:
+    """Write the report of a validation."""
+    from axonn_tune.report.evaluation import validation_document
+    from axonn_tune.report.html.measured_sections import validation_section
+
+    section = validation_section(validation_document(comparison), identity="s1", source=command_line())
+    write_html(path, [section])
+
+
+def _select(options: Mapping[str, Any], launches: tuple[str, ...], selection: Selection) -> ValidationPlan:
+    """The configurations of launch configs, or of a ranking."""
+    from axonn_tune.validation.runner import plan_from_files, plan_from_ranking
+
+    if launches:
+        refuse_search(f"{', '.join(launches)} {'says' if len(launches) == 1 else 'say'}", options)
+        machine = options["machine"] if given("machine") else None
+        return plan_from_files(launches, machine=machine, command=command_line())
+    return plan_from_ranking(load(options), selection, command=command_line())
+
+
+def _require_own(selected: ValidationPlan) -> None:
+    """UsageError unless the machine profile is a file of the user's own."""
+    from axonn_tune.errors import UsageError
+    from axonn_tune.specs.loading import is_shipped
+
+    path, name = selected.machine.path, selected.machine.document.name
+    if is_shipped("machine", path):
+        raise UsageError(
+            f"--update would write into {str(path)!r}, which comes with the tool; make one of your own first: "
+            f"`axonn-tune machines show {name} > mine.yaml`"
+        )
+
+
+def _update(comparison: RunComparison, selected: ValidationPlan) -> None:
+    """Write the profile anew, and say what changed and what it brings."""
+    from axonn_tune.files import write_text_atomically
+    from axonn_tune.specs.document import to_yaml
+    from axonn_tune.validation.comparison import RunComparison, repriced
+    from axonn_tune.validation.update import updated
+
+    learnt = updated(comparison.measurements, selected.machine.document)
+    write_text_atomically(selected.machine.path, to_yaml(learnt.machine, header=[f"Updated by {command_line()}"]))
+    click.echo(f"\nChanged in {selected.machine.path}:", err=True)
+    for change in learnt.changes:
+        click.echo(f"  {change.words}", err=True)
+    after = RunComparison(repriced(comparison.measurements, learnt.machine))
+    for what in ("communication", "step"):
+        before, now = comparison.quality_of(what).mape, after.quality_of(what).mape
+        click.echo(f"Mean error of {what} in these runs: {before:.1%}, now {now:.1%}", err=True)
+
+
+def _say(progress: ValidationProgress) -> None:
+    """One line after each run."""
+    from axonn_tune.units import show_seconds
+
+    predicted, measured = progress.launch.predicted, progress.outcome.times
+    expected = "" if predicted.iteration_s is None else f", predicted {show_seconds(predicted.iteration_s)}"
+    minutes, seconds = divmod(round(progress.left_s), 60)
+    click.echo(
+        f"[{progress.done}/{progress.of}] {progress.name}: step {show_seconds(measured.step_s)}{expected}; "
+        f"{minutes}:{seconds:02d} left",
+        err=True,
+    )
+
+
+@click.command("regress", short_help="Compare with a recorded baseline, for CI.")
+@click.argument("baseline", metavar="BASELINE.YAML")
+@search_options(required=False)
+@click.option("--measurement", metavar="FILE", help="What `validate -o` wrote; without it predictions alone.")
+@click.option(
+    "--tolerance", "tolerances", multiple=True, metavar="NAME=SHARE", help=f"Of {', '.join(_TOLERANCES)}: step=10%."
+)
+@click.option("--floor", "floors", multiple=True, metavar="NAME=VALUE", help=f"Of {', '.join(_FLOORS)}: regret=5%.")
+@click.option("--record", is_flag=True, help="Write the baseline, from --measurement, or from a search's options.")
+@click.option("--reason", default="", help="With --record: why.")
+@click.option(
+    "--top", type=click.IntRange(min=0), default=0, show_default=True, help="With --record: rows to keep; 0: all."
+)
+@click.option("--junit", metavar="FILE", help="Write JUnit XML here too.")
+@click.option("--markdown", metavar="FILE", help="Write Markdown here too, as for GITHUB_STEP_SUMMARY.")
+@format_option(("table", "json"))
+def regress_command(
+    *,
+    baseline: str,
+    measurement: str | None,
+    tolerances: tuple[str, ...],
+    floors: tuple[str, ...],
+    record: bool,
+    reason: str,
+    top: int,
+    junit: str | None,
+    markdown: str | None,
+    output_format: str,
+    **options: Any,
+) -> None:
+    """Compare predictions, and measured times if there are any, with BASELINE.YAML.
+
+    A prediction that moved by more than its tolerance fails: record the baseline anew, and say why. A
+    measured step that became slower than its tolerance fails. Accuracy is tracked, and fails below its
+    floor. A failure ends with exit code 4. --machine predicts for another profile than the baseline's.
+
+    \b
+    Examples:
+      axonn-tune regress baseline.yaml --record --gpus 64 --model 20b --top 5 --reason first
+      axonn-tune regress baseline.yaml
+      axonn-tune regress baseline.yaml --measurement measured.yaml --junit regress.xml
+    """
+    from axonn_tune.errors import CheckFailedError
+    from axonn_tune.report import evaluation as report
+
+    if record:
+        _record(baseline, options, measurement, _limits(tolerances, floors), reason=reason, top=top)
+        return
+    found = _check(baseline, options, measurement, tolerances, floors)
+    click.echo(report.regression_json(found) if output_format == "json" else report.regression_text(found), nl=False)
+    _write_file(junit, report.regression_junit(found))
+    _write_file(markdown, report.regression_markdown(found))
+    if found.failures:
+        raise CheckFailedError(report.verdict(found))
+
+
+def _check(
+    path: str, options: Mapping[str, Any], measurement: str | None, tolerances: tuple[str, ...], floors: tuple[str, ...]
+) -> Regression:
+    from axonn_tune.api.measurement import regress
+    from axonn_tune.specs.loading import load_document
+    from axonn_tune.specs.results import Baseline
+
+    refuse_search(f"{path} says", options)
+    baseline = load_document(path, schema=Baseline)
+    allowed, least = _limits(tolerances, floors, of=baseline)
+    return regress(
+        baseline,
+        machine=options["machine"] if given("machine") else None,
+        measurement=measurement,
+        tolerances=allowed,
+        floors=least,
+    )
+
+
+def _record(
+    path: str,
+    options: Mapping[str, Any],
+    measurement: str | None,
+    limits: tuple[Tolerances, Floors],
+    *,
+    reason: str,
+    top: int,
+) -> None:
+    """Write the baseline."""
+    from axonn_tune.files import write_text_atomically
+    from axonn_tune.specs.document import to_yaml
+    from axonn_tune.specs.loading import load_document
+    from axonn_tune.specs.results import Measurements
+    from axonn_tune.validation.regression import baseline_from_launches, baseline_from_measurements
+    from axonn_tune.validation.runner import Selection, plan_from_ranking
+
+    tolerances, floors = limits
+    if measurement is not None:
+        measured = load_document(measurement, schema=Measurements)
+        made = baseline_from_measurements(measured, reason=reason, tolerances=tolerances, floors=floors)
+    else:
+        found = plan_from_ranking(load(options), Selection(top), command=command_line())
+        made = baseline_from_launches(
+            found.launches,
+            found.model.document,
+            found.machine.document,
+            reason=reason,
+            tolerances=tolerances,
+            floors=floors,
+        )
+    write_text_atomically(path, to_yaml(made, header=[f"Recorded by {command_line()}"]))
+    click.echo(f"recorded {path}: {len(made.configurations)} configurations", err=True)
+
+
+def _limits(
+    tolerances: tuple[str, ...], floors: tuple[str, ...], *, of: Baseline | None = None
+) -> tuple[Tolerances, Floors]:
+    """Those of a baseline, or the defaults, with what the command line says on top."""
+    from axonn_tune.specs.results import Floors, Tolerances
+
+    allowed, least = (Tolerances(), Floors()) if of is None else (of.tolerances, of.floors)
+    return (
+        allowed.model_copy(update=_values(tolerances, _TOLERANCES, option="--tolerance")),
+        least.model_copy(update=_values(floors, _FLOORS, option="--floor")),
+    )
+
+
+def _values(words: tuple[str, ...], names: tuple[str, ...], *, option: str) -> dict[str, float]:
+    """`step=10%` or `step=0.1` as numbers; UsageError for anything else."""
+    from axonn_tune.errors import UsageError, suggest
+
+    found = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        number = text.strip().removesuffix("%")
+        try:
+            value = float(number) / (100.0 if text.strip().endswith("%") else 1.0)
+        except ValueError as error:
+            raise UsageError(f"{option} {word}: write a number or a percentage, as in {names[0]}=10%") from error
+        if name not in names:
+            raise UsageError(f"{option} {word}: no {name!r}{suggest(name, names)}; there are {', '.join(names)}")
+        found[name] = value
+    return found
+
+
+def _write_file(path: str | None, text: str) -> None:
+    from axonn_tune.files import write_text_atomically
+
+    if path is not None:
+        write_text_atomically(Path(path), text)

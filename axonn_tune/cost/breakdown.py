@@ -11,16 +11,19 @@ from axonn_tune.program.operations import Attention, Computation, Kernel, MatMul
 from axonn_tune.program.size import PLAIN
 from axonn_tune.specs.workload import Overlap, Workload
 
-MATRIX_PRODUCTS, ATTENTION = "matrix products", "attention"
+GEMMS, ATTENTION = "GEMMs", "attention"
 ELEMENT_WISE, OPTIMIZER = "element-wise kernels", "optimizer and gradient norm"
-CONTENDED = "slowed by communication beside it"
+CONTENDED = "compute slowdown from overlap"
 
 _BEHIND: dict[Role, tuple[Overlap, str]] = {
-    "weight": ("gather_prefetch", "products before it"),
+    "weight": ("gather_prefetch", "preceding layer's GEMMs"),
     "output": ("output", "the other half"),
+    "input_gather": ("input_gradient", "its input gradient"),
     "input_gradient": ("input_gradient", "its weight gradient"),
     "weight_gradient": ("weight_gradient", "the next layer"),
     "data": ("data_parallel", "rest of backward"),
+    "parameters": ("data_parallel", "the next forward pass"),
+    "keys": ("data_parallel", "attention"),
 }
 
 
@@ -57,7 +60,7 @@ def _computations(pricing: Pricing) -> Iterator[tuple[Computation, float]]:
 def kind_of(step: Computation) -> str:
     """What sort of computation it is."""
     if isinstance(step, MatMul):
-        return MATRIX_PRODUCTS
+        return GEMMS
     if isinstance(step, Attention):
         return ATTENTION
     return OPTIMIZER if step.phase == "step" else ELEMENT_WISE

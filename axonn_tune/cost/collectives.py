@@ -25,7 +25,7 @@ from functools import lru_cache
 from math import gcd
 
 from axonn_tune.grid import GroupShape
-from axonn_tune.program.operations import OpKind
+from axonn_tune.program.operations import OpKind, priced_kind
 from axonn_tune.program.size import Arithmetic, Value
 from axonn_tune.specs.machine import Algorithm, CollectiveKind, Machine, Protocol, Tier
 
@@ -275,7 +275,7 @@ def lines_of(kind: OpKind, path: Route, machine: Machine, *, call_s: float = 0.0
 
     An all-to-all is priced as the all-gather of its buffer: a rank sends (p-1)/p of it over its own link either way.
     """
-    found = lines("all_gather" if kind not in _PASSES else kind, path, machine)
+    found = lines(priced_kind(kind), path, machine)
     return found if not call_s else tuple(replace(line, latency_s=line.latency_s + call_s) for line in found)
 
 

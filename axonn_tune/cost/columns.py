@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -33,6 +34,21 @@ from axonn_tune.specs.machine import Machine
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], Integers, Integers]:
+    """Distinct values ascending, the first place of each, and for each place the number of its value.
+
+    As `np.unique`, which loads masked arrays first: more than a whole search takes here.
+    """
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    new = np.ones(len(values), dtype=np.bool_)
+    new[1:] = ordered[1:] != ordered[:-1]
+    numbers = np.empty(len(values), dtype=np.int64)
+    numbers[order] = np.cumsum(new) - 1
+    return ordered[new], order[new], numbers
+
 
 BLOCK_ROWS = 8192
 """Candidates scheduled together: a column of this many float64 stays in the second-level cache."""
@@ -154,13 +170,17 @@ class ChunkColumns:
     end_s: Value
     host_s: Value
 
+    def taken(self, rows: Integers) -> ChunkColumns:
+        """Those of some candidates."""
+        return ChunkColumns(*(column[rows] for column in self.columns))
+
     @property
     def columns(self) -> tuple[Any, ...]:
         """All of them."""
         return self.forward_s, self.backward_s, self.last_backward_s, self.end_s, self.host_s
 
 
-def _waited_s(host_s: Value, layers: int, blocks_s: Value) -> Value:
+def _waited_s(host_s: Value, layers: Value, blocks_s: Value) -> Value:
     """Time in which blocks wait for the host that issues them, s."""
     if isinstance(host_s, float) and host_s == 0.0:
         return 0.0
@@ -187,7 +207,7 @@ class Replay:
         self,
         schedule: LinkedSchedule,
         *,
-        layers: int,
+        layers: Value,
         kept: Value,
         keeping: int,
         accumulation: Value,
@@ -204,17 +224,17 @@ class Replay:
             schedule.last_micro_batch, layers=layers, kept=kept, keeping=keeping, host_s=host_s
         )
         end = self._play(last, schedule.ends[ONLY])[0] + waited_s
-        others_s = last[0] + waited_s
+        others_s, others_waited_s = last[0] + waited_s, waited_s
         if buckets:
-            others, waited_s = self._micro_batch(
+            others, others_waited_s = self._micro_batch(
                 schedule.micro_batch, layers=layers, kept=kept, keeping=keeping, host_s=host_s
             )
-            others_s = others[0] + waited_s
+            others_s = others[0] + others_waited_s
         result: Value = (accumulation - 1.0) * others_s + end
-        return result, accumulation * waited_s
+        return result, (accumulation - 1.0) * others_waited_s + waited_s
 
     def _micro_batch(
-        self, batch: LinkedMicroBatch, *, layers: int, kept: Value, keeping: int, host_s: Value
+        self, batch: LinkedMicroBatch, *, layers: Value, kept: Value, keeping: int, host_s: Value
     ) -> tuple[State, Value]:
         state = self._play(self._free(), batch.embedding)
         state, forward_s = self._forward(batch, state, layers=layers, final=batch.last_block)
@@ -226,14 +246,14 @@ class Replay:
         """Every stream free at time 0."""
         return [0.0, *([None] * (self.tiers + self.slots))]
 
-    def _forward(self, batch: LinkedMicroBatch, state: State, *, layers: int, final: Linked) -> tuple[State, Value]:
+    def _forward(self, batch: LinkedMicroBatch, state: State, *, layers: Value, final: Linked) -> tuple[State, Value]:
         """All blocks forward, and their time."""
         begun_s = state[0]
         state = self._play(self._repeat(state, batch.block, layers - 1), final)
         return state, state[0] - begun_s
 
     def _backward(
-        self, batch: LinkedMicroBatch, state: State, *, layers: int, kept: Value, keeping: int
+        self, batch: LinkedMicroBatch, state: State, *, layers: Value, kept: Value, keeping: int
     ) -> tuple[State, Value]:
         """All blocks backward, and their time."""
         begun_s = state[0]
@@ -243,11 +263,14 @@ class Replay:
             state = self._repeat_column(self._play(state, batch.kept_first), batch.kept_middle, kept - 1.0)
             state = self._repeat_column(state, batch.middle, layers - kept - 1.0)
             state = self._play(state, batch.last)
-        elif layers == 1:
+        elif isinstance(layers, float) and layers == 1.0:
             state = self._play(state, batch.only)
         else:
-            state = self._repeat(self._play(state, batch.first), batch.middle, layers - 2)
-            state = self._play(state, batch.last)
+            several = self._repeat(self._play(state, batch.first), batch.middle, layers - 2.0)
+            several = self._play(several, batch.last)
+            if not isinstance(layers, float) and (layers == 1.0).any():
+                several = _chosen(layers == 1.0, self._play(state, batch.only), several)
+            state = several
         return state, state[0] - begun_s
 
     def chunk(
@@ -256,26 +279,28 @@ class Replay:
         part: Stage,
         stage: Stage,
         *,
-        layers: int,
+        layers: Value,
         kept: Value,
         keeping: int,
-        host_s: Value,
-        forward_share: Value,
+        host: tuple[Value, Value],
         times: Value,
     ) -> ChunkColumns:
-        """A chunk of a pipeline stage of so many blocks: the column twin of `Timeline.chunk`."""
+        """A chunk of a pipeline stage of so many blocks: the column twin of `Timeline.chunk`.
+
+        host: time to issue a block's forward and backward, s, and the forward's share of it.
+        """
         forward, backward = self._passes(schedule.micro_batch, part, layers=layers, kept=kept, keeping=keeping)
         _, last = self._passes(schedule.last_micro_batch, part, layers=layers, kept=kept, keeping=keeping)
         end_s = self._play(last[0], schedule.ends[stage])[0] - last[0][0]
-        waited_s = _waited_s(host_s, layers, forward[1] + backward[1])
-        ahead_s = waited_s * forward_share
+        waited_s = _waited_s(host[0], layers, forward[1] + backward[1])
+        ahead_s = waited_s * host[1]
         behind_s = waited_s - ahead_s
         return ChunkColumns(
             forward[0][0] + ahead_s, backward[0][0] + behind_s, last[0][0] + behind_s, end_s, times * waited_s
         )
 
     def _passes(
-        self, batch: LinkedMicroBatch, stage: Stage, *, layers: int, kept: Value, keeping: int
+        self, batch: LinkedMicroBatch, stage: Stage, *, layers: Value, kept: Value, keeping: int
     ) -> tuple[tuple[State, Value], tuple[State, Value]]:
         state = self._play(self._free(), batch.embedding if stage.first else batch.enter)
         state, blocks_s = self._forward(
@@ -288,8 +313,10 @@ class Replay:
         back = self._play(back, batch.flush if stage.first else batch.leave)
         return (state, blocks_s), (back, backward_s)
 
-    def _repeat(self, state: State, part: Linked, times: int) -> State:
+    def _repeat(self, state: State, part: Linked, times: Value) -> State:
         """The state after a part has run `times` times: exact for 0, 1 and 2, then extrapolated."""
+        if not isinstance(times, float):
+            return self._repeat_column(state, part, times)
         if times == 0:
             return state
         once = self._play(state, part)
@@ -305,7 +332,7 @@ class Replay:
         last = _repeated(once, twice, times - 2.0)
         none, one = times == 0.0, times == 1.0
         return [
-            None if late is None else np.where(none, 0.0 if start is None else start, np.where(one, early, late))
+            None if late is None else np.where(none, _clock(start), np.where(one, early, late))
             for start, early, late in zip(state, once, last, strict=True)
         ]
 
@@ -342,6 +369,18 @@ class Replay:
         return state
 
 
+def _chosen(wanted: Any, state: State, other: State) -> State:  # noqa: ANN401 - a column of truth values
+    """One state where wanted, the other elsewhere; a clock that one of them has not is at its start there."""
+    return [
+        None if one is None and two is None else np.where(wanted, _clock(one), _clock(two))
+        for one, two in zip(state, other, strict=True)
+    ]
+
+
+def _clock(value: Any) -> Any:  # noqa: ANN401 - a number or a column
+    return 0.0 if value is None else value
+
+
 def _repeated(before: State, state: State, times: Value) -> State:
     """After `times` more of what led from one state to the next: each clock at its pace, none slower than the first."""
     every = state[0] - before[0]
@@ -360,6 +399,15 @@ class RouteTable:
 
     tier: Integers
     lines: dict[OpKind, tuple[tuple[Floats, Floats], ...]]
+
+    @cached_property
+    def alike(self) -> Integers:
+        """For each route a number that routes share if every collective takes them the same time on the same stream."""
+        numbers = self.tier
+        for column in (one for pairs in self.lines.values() for pair in pairs for one in pair):
+            most = int(numbers.max(initial=0)) + 2
+            numbers = distinct(distinct(column)[2] * most + numbers + 1)[2]
+        return numbers
 
 
 def route_table(
@@ -383,7 +431,7 @@ def route_table(
         groups.setdefault(kind, set()).add(axes)
     table: dict[OpKind, tuple[tuple[Floats, Floats], ...]] = {}
     for kind, several in groups.items():
-        numbers = np.unique(np.concatenate([used[axes] for axes in several])).tolist()
+        numbers = distinct(np.concatenate([used[axes] for axes in several]))[0].tolist()
         table[kind] = _line_columns(kind, paths, numbers, machine, call_s=call_s)
     return RouteTable(tier, table)
 
@@ -414,6 +462,18 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.shape)
 
+    def taken(self, rows: Integers) -> Candidates:
+        """Some of them."""
+        return Candidates(self.shape[rows], {axes: route[rows] for axes, route in self.routes.items()})
+
+    def distinct(self, table: RouteTable) -> tuple[Integers, Integers]:
+        """Rows of which each other one is the twin, in shape and in what its routes take; and the twin of each row."""
+        code, most = self.shape.copy(), int(table.alike.max(initial=0)) + 1
+        for taken in self.routes.values():
+            code = distinct(code * most + table.alike[taken])[2]
+        _, first, twin = distinct(code)
+        return first, twin
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -422,6 +482,10 @@ class Prices:
     communication_s: Floats
     compute_s: Floats
     iteration_s: Floats
+
+    def taken(self, rows: Integers) -> Prices:
+        """Those of some candidates, or of several each."""
+        return Prices(self.communication_s[rows], self.compute_s[rows], self.iteration_s[rows])
 
 
 class ColumnPricer:
@@ -472,21 +536,24 @@ class ColumnPricer:
         return communication, computed.take(candidates.shape)
 
     def chunk(
-        self, candidates: Candidates, values: Mapping[str, Value], part: Stage, stage: Stage, *, layers: int
+        self, candidates: Candidates, values: Mapping[str, Value], part: Stage, stage: Stage, *, layers: Floats
     ) -> ChunkColumns:
-        """One micro-batch through a chunk of `layers` blocks of a stage, `part` saying what else the chunk has."""
+        """One micro-batch through a chunk of so many blocks of a stage, `part` saying what else the chunk has.
+
+        layers: of the chunk, for each shape.
+        """
         clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
         shapes = _ShapeColumns(clock, self._schedule, ())
         found = ChunkColumns(*(np.empty(len(candidates)) for _ in range(5)))
-        share = layers / np.asarray(values["L"], dtype=np.float64)
-        for rows, lanes, keeping in self._blocks(candidates, values):
+        kept = np.floor(np.asarray(values["kept"]) * layers / np.asarray(values["L"]))
+        for rows, lanes, keeping in self._blocks(candidates, {**values, "kept": kept, "L": layers}):
             block = _Block(self._table, candidates, rows, shapes, lanes)
             times = block.chunk(
                 self._schedule,
                 part,
                 stage,
                 layers=layers,
-                share=share,
+                kept=kept,
                 keeping=keeping,
                 dispatch_s=self._rates.dispatch_s,
             )
@@ -596,7 +663,7 @@ class _Block:
         values = self._shapes.values
         return self._replay(schedule).step_s(
             schedule,
-            layers=int(float(values["L"])),
+            layers=float(values["L"]),
             kept=self._pick(values["kept"]),
             keeping=keeping,
             accumulation=self._pick(values["A"]),
@@ -610,23 +677,20 @@ class _Block:
         part: Stage,
         stage: Stage,
         *,
-        layers: int,
-        share: Floats,
+        layers: Floats,
+        kept: Floats,
         keeping: int,
         dispatch_s: float,
     ) -> ChunkColumns:
-        """One micro-batch through a chunk of a stage, which has this share of the stage's blocks."""
-        host_s, forward_share = self._issued_s(schedule, dispatch_s)
-        kept = np.floor(np.asarray(self._shapes.values["kept"]) * share)
+        """One micro-batch through a chunk of a stage, `kept` of whose blocks are not resharded after forward."""
         return self._replay(schedule).chunk(
             schedule,
             part,
             stage,
-            layers=layers,
+            layers=self._pick(layers),
             kept=self._pick(kept),
             keeping=keeping,
-            host_s=host_s,
-            forward_share=forward_share,
+            host=self._issued_s(schedule, dispatch_s),
             times=self._pick(self._shapes.values["A"]),
         )
 

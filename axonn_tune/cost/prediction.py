@@ -14,7 +14,8 @@ from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, compute_s
 from axonn_tune.cost.timeline import Batch, TermKey, Timeline
 from axonn_tune.cost.utilisation import contended_s, exposed_s
-from axonn_tune.frameworks import AXONN_TUNE, software_on
+from axonn_tune.frameworks import software_on
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, Software, StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import executed_flops, symbol_values, table_alignment
@@ -33,8 +34,7 @@ from axonn_tune.units import seconds
 class Configuration:
     """One candidate: grid with rank order, micro-batch, recompute; kept layers None for as many as fit.
 
-    chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place, None for an even
-    split.
+    chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place; None: an even split.
     """
 
     grid: Grid
@@ -47,20 +47,25 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Term:
-    """All calls of one collective in a step, of one rank: seconds = count · time of one call."""
+    """All calls of one collective in a step, of one rank, by whatever cost model: seconds = count · time of one call.
+
+    bytes: the full (gathered or reduced) buffer of one call, `formula` as symbols; line: what the library takes for
+    it; exposed_s is nan where the cost model does not say.
+    """
 
     op: str
     axis: str
     phase: str
     layer: str
     count: int
-    size_bytes: float
+    bytes: float
     group: int
     tier: str
     seconds: float
     exposed_s: float
-    collective: Collective
+    formula: str
     line: Line
+    collective: Collective
 
 
 @dataclass(frozen=True)
@@ -160,7 +165,7 @@ _SYMBOLIC_WORKLOAD = {"global_batch": 1, "sequence_length": 1}
 
 @lru_cache(maxsize=256)
 def _program(
-    model: Model, workload: Workload, recompute: Recompute, options: StepOptions, context: bool, alignment: int
+    model: Model, workload: Workload, recompute: Recompute, options: StepOptions, *, context: bool, alignment: int
 ) -> tuple[StepProgram, StepSchedule]:
     """Program and schedule, built once for all candidates that share them: sizes and batch are symbols in both."""
     program = build_step(
@@ -194,8 +199,8 @@ class _Pricer:
             workload.model_copy(update=_SYMBOLIC_WORKLOAD),
             configuration.recompute,
             self.options,
-            configuration.grid.context > 1,
-            self._alignment(),
+            context=configuration.grid.context > 1,
+            alignment=self._alignment(),
         )
 
     def _alignment(self) -> int:
@@ -218,12 +223,17 @@ class _Pricer:
         )
 
     def settled(
-        self, stage: Stage, layers: int | None = None, held: float | None = None
+        self,
+        stage: Stage,
+        layers: int | None = None,
+        held: float | None = None,
+        *,
+        kept_layers: float | None = None,
     ) -> tuple[dict[str, float], Memory]:
         """Values of all symbols of a stage, and the memory that decides how many blocks keep their gathered weights."""
         values = self._symbols(stage, layers)
         values["held"] = values["L"] if held is None else held
-        asked = self.configuration.kept_layers
+        asked = self.configuration.kept_layers if kept_layers is None else kept_layers
         memory = price_memory(
             self.program,
             values,
@@ -243,7 +253,7 @@ class _Pricer:
         prices = _CollectivePrices(self.machine, self.grid, values, self.program, self.call_s)
         timeline = Timeline(
             values=values,
-            run_s=clock.run_s,
+            run_s=lambda step: float(clock.run_s(step)),
             collective_s=prices.scheduled_s,
             lane=prices.lane,
             lane_names=tuple(tier.name for tier in self.machine.tiers),
@@ -350,11 +360,12 @@ class _CollectivePrices:
                     phase=collective.phase,
                     layer=collective.layer,
                     count=int(calls),
-                    size_bytes=size_bytes,
+                    bytes=size_bytes,
                     group=self._routes[collective.axis].size,
                     tier=self._machine.tiers[self.lane[collective.axis]].name,
                     seconds=calls * call_s,
                     exposed_s=exposed.pop(key, 0.0),
+                    formula=str(collective.size_bytes),
                     collective=collective,
                     line=min(lines, key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s),
                 )

@@ -12,9 +12,10 @@ from axonn_tune.cost.compute import compute_s
 from axonn_tune.cost.pipeline import PipelineTime, StageTimes, in_flight, pipeline_time, split_layers
 from axonn_tune.cost.timeline import Batch, ChunkTimes, Timeline
 from axonn_tune.program.dimensions import executed_flops
+from axonn_tune.program.layers import H, X, Y
 from axonn_tune.program.memory import Memory, memory_limit_bytes
 from axonn_tune.program.operations import Collective
-from axonn_tune.program.size import PLAIN, as_size
+from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import Stage
 
 if TYPE_CHECKING:
@@ -95,14 +96,31 @@ def _predictions(
 def _price_stages(pricer: _Pricer) -> Iterator[_PricedStage]:
     """Every stage; those that differ in memory at most are replayed once."""
     parts, stages = parts_of(pricer), pricer.grid.pipeline
+    kept = _kept_everywhere(pricer, parts)
     known: dict[tuple[Stage, tuple[int, ...], float], _PricedStage] = {}
     for number in range(stages):
         stage, blocks = Stage(number == 0, number == stages - 1), parts[number::stages]
-        values, memory = pricer.settled(stage, sum(blocks), _blocks_held(pricer, number, blocks))
+        held = _blocks_held(pricer, number, blocks)
+        values, memory = pricer.settled(stage, sum(blocks), held, kept_layers=kept)
         key = stage, blocks, values["kept"]
         if key not in known:
             known[key] = _price_stage(pricer, stage, blocks, values, memory)
         yield replace(known[key], values=values, memory=memory)
+
+
+def _kept_everywhere(pricer: _Pricer, parts: tuple[int, ...]) -> float:
+    """Layers not resharded after forward that every stage has room for: the first, the one after it and the last
+    have least."""
+    stages, asked = pricer.grid.pipeline, pricer.configuration.kept_layers
+    if asked is not None:
+        return float(asked)
+    found = []
+    for number in {0, min(1, stages - 1), stages - 1}:
+        blocks = parts[number::stages]
+        stage = Stage(number == 0, number == stages - 1)
+        _, memory = pricer.settled(stage, sum(blocks), _blocks_held(pricer, number, blocks))
+        found.append(float(memory.kept_layers))
+    return min(found)
 
 
 def _blocks_held(pricer: _Pricer, number: int, blocks: tuple[int, ...]) -> float:
@@ -115,6 +133,7 @@ def _blocks_held(pricer: _Pricer, number: int, blocks: tuple[int, ...]) -> float
 def _price_stage(
     pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], values: dict[str, float], memory: Memory
 ) -> _PricedStage:
+    """Replay each chunk of a stage from free streams; only its first and last have embedding and LM head."""
     clock, prices, timeline = pricer.priced(values)
     chunks = _replay(pricer, timeline, stage, blocks, values)
     return _PricedStage(
@@ -163,10 +182,10 @@ class _Sends:
         self.schedule = pricer.framework.schedule
         self.machine = machine
         self.stride = grid.stride("pipeline")
-        tokens = pricer.configuration.micro_batch * pricer.workload.sequence_length / grid.context
-        self.whole_bytes = pricer.element * tokens * pricer.model.hidden / grid.y
-        split = pricer.options.sequence_parallel or self.schedule.scattered
-        self.size_bytes = self.whole_bytes / grid.x if split else self.whole_bytes
+        given, values = pricer.program.given, pricer.settled(Stage(first=True, last=False))[0]
+        whole = given.element * given.tokens * H / Y
+        self.size = whole / X if pricer.options.sequence_parallel or self.schedule.scattered else whole
+        self.whole_bytes, self.size_bytes = (float(size.evaluate(values)) for size in (whole, self.size))
         self.gathered = self.schedule.scattered and not pricer.options.sequence_parallel
         self.chunks = pricer.configuration.chunks
         path, call_s = route(grid.group_shape("x"), machine.tiers, grid.world), pricer.call_s
@@ -198,12 +217,13 @@ class _Sends:
             phase="forward",
             layer="stage",
             count=count,
-            size_bytes=self.size_bytes,
+            bytes=self.size_bytes,
             group=2,
             tier=self._tier(),
             seconds=count * self.one_s,
             exposed_s=min(time.exposed_send_s[stage], count * self.one_s),
-            collective=Collective("send", "pipeline", "forward", "stage", as_size(self.size_bytes)),
+            formula=str(self.size),
+            collective=Collective("send", "pipeline", "forward", "stage", self.size),
             line=Line("direct", "simple", 0.0, bandwidth),
         )
 

@@ -168,16 +168,16 @@ class Timeline:
         last_s = last.now_s + waited_s
         end_s = self._play(last, schedule.ends[ONLY], names=(END,)).now_s + waited_s
         self._note_batch(1, end_s)
-        others_s = last_s
+        others_s, others_waited_s = last_s, waited_s
         if accumulation > 1:
             # Without replicas there are no buckets, and the last micro-batch is like the others.
             batch = schedule.micro_batch if self._replicated(schedule) else schedule.last_micro_batch
             self._stands_for = accumulation - 1.0
-            others, waited_s = self._micro_batch(schedule, batch, layers=layers, kept=kept)
-            others_s = others.now_s + waited_s
+            others, others_waited_s = self._micro_batch(schedule, batch, layers=layers, kept=kept)
+            others_s = others.now_s + others_waited_s
             self._note_batch(accumulation - 1, others_s)
             self.batches.reverse()
-        self.host_s = accumulation * waited_s
+        self.host_s = (accumulation - 1.0) * others_waited_s + waited_s
         return (accumulation - 1.0) * others_s + end_s
 
     def _replicated(self, schedule: StepSchedule) -> bool:

@@ -29,6 +29,8 @@ _EASY = StepOptions(
     overlaps=("gather_prefetch",),
 )
 
+_ALL_TO_ALLS = "the easy API brackets each layer with all-to-alls where x·y > 1: not modelled"
+
 AXONN = Framework(
     name="axonn",
     title="AxoNN (easy API)",
@@ -36,7 +38,7 @@ AXONN = Framework(
     source="axonn-ai/axonn@660a2246, axonn/intra_layer; axonn-ai/nanoGPT-AxoNN@46cd608a, train_pm.py",
     step=_EASY,
     software="eager",
-    refused=(Refusal(("x", "y"), 1, "the easy API brackets each layer with all-to-alls where x·y > 1: not modelled"),),
+    refused=(Refusal(("x",), 1, _ALL_TO_ALLS), Refusal(("y",), 1, _ALL_TO_ALLS)),
 )
 
 MEGATRON_AXONN = Framework(

@@ -15,4 +15,5 @@ AXONN_TUNE = Framework(
     step=StepOptions(),
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     permuted=True,
+    ranked_by="communication",
 )

@@ -139,9 +139,10 @@ class Framework:
     """A training framework.
 
     name: what `--framework` takes. axes: those it has, in the rank order from the inside that it starts with;
-    orders: whether the search may permute them. software: whose numbers in the file of fitted numbers it uses,
-    "" for ideal kernels. hopper_attention: attention uses what Hopper adds. refused: combinations it cannot run, by
-    axis. width: the half-width of log(step) intervals goes by the same name as `software`.
+    permuted: the search may reorder the paper's four. ranked_by: what its layouts are ranked by unless asked
+    otherwise; where that is communication, pipeline stages are searched on demand. software: whose numbers in the file
+    of fitted numbers it uses, "" for ideal kernels; the half-widths of its intervals go by the same name.
+    hopper_attention: attention uses what Hopper adds. refused: combinations it cannot run.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Framework:
     schedule: PipelineSchedule = PipelineSchedule()
     software: str = ""
     permuted: bool = False
+    ranked_by: Literal["communication", "iteration"] = "iteration"
     hopper_attention: bool = False
     refused: tuple[Refusal, ...] = ()
 

@@ -1,6 +1,6 @@
-"""The process inside a lab that forks its ranks: what takes long to import is imported once, here.
+"""The process inside a lab that forks its ranks: slow imports happen once, here.
 
-`python -m axonn_tune.lab.forker NAME FD PARENT`, started by `Ranks`, which sends one request a run over the
+`python -m axonn_tune.lab.forker NAME FD PARENT`, started by `RankPool`, which sends one request a run over the
 connection FD and gets one reply. Every run has fresh processes, one in each rank's namespace.
 """
 
@@ -21,24 +21,24 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
 from axonn_tune.errors import AxonnTuneError, UsageError
-from axonn_tune.lab.control import Access, join
-from axonn_tune.lab.messages import Outcome, Request
+from axonn_tune.lab.holder import LabAccess, join
+from axonn_tune.lab.lab import RankResult, RunRequest
 from axonn_tune.processes import die_with
 
 GRACE_S = 15.0
-"""How long the other ranks may take to end by themselves once one has failed."""
+"""How long the other ranks may take to end once one has failed."""
 _COMMAND_NOT_FOUND = 127
 
 
 @dataclass
-class _Rank:
+class _RankProcess:
     number: int
     pid: int
     process: int
     answer: int
 
-    def ended(self, place: int) -> Outcome:
-        """Collect the process and what it has left behind."""
+    def ended(self, place: int) -> RankResult:
+        """Reap the process; its result."""
         _, status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         with os.fdopen(self.answer, "rb") as file:
@@ -46,13 +46,13 @@ class _Rank:
             written = file.read()
         os.close(self.process)
         value, error = pickle.loads(written) if written and code >= 0 else (None, None)
-        return Outcome(self.number, code, place, value, error)
+        return RankResult(self.number, code, place, value, error)
 
 
 def main(arguments: list[str]) -> int:
     """Join the lab, then serve runs until the connection closes; in a child, for only children are in the lab."""
     name, connection, parent = arguments[0], Connection(int(arguments[1])), int(arguments[2])
-    # Ctrl-C reaches the ranks by itself; they say how it ends.
+    # Ctrl-C reaches the ranks directly; they decide how it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         access = join(name)
@@ -83,22 +83,22 @@ def _only_one(name: str) -> socket.socket:
     return lock
 
 
-def _serve(connection: Connection, access: Access) -> None:
+def _serve(connection: Connection, access: LabAccess) -> None:
     turn = 0
     while True:
         try:
-            request: Request | int = connection.recv()
+            request: RunRequest | int = connection.recv()
         except EOFError:
             return
         if isinstance(request, int):
-            # A signal for ranks that have ended meanwhile.
+            # A signal for ranks that have ended in the meantime.
             continue
         connection.send(_run(connection, access, request, turn))
         turn += 1
 
 
-def _run(connection: Connection, access: Access, request: Request, turn: int) -> list[Outcome] | str:
-    """Outcomes by rank, or why nothing started."""
+def _run(connection: Connection, access: LabAccess, request: RunRequest, turn: int) -> list[RankResult] | str:
+    """Results by rank, or why nothing started."""
     sys.path.extend(one for one in request.path if one not in sys.path)
     try:
         function = None if request.function is None else _imported(request.function)
@@ -117,16 +117,16 @@ def _imported(reference: str) -> Callable[..., Any]:
 
 def _start(
     connection: Connection,
-    access: Access,
-    request: Request,
+    access: LabAccess,
+    request: RunRequest,
     function: Callable[..., Any] | None,
     place: tuple[int, int],
-) -> _Rank:
+) -> _RankProcess:
     rank, turn = place
     answer, forker = os.memfd_create("answer"), os.getpid()
     pid = os.fork()
     if pid:
-        return _Rank(rank, pid, os.pidfd_open(pid), answer)
+        return _RankProcess(rank, pid, os.pidfd_open(pid), answer)
     try:
         die_with(forker)
         connection.close()
@@ -160,7 +160,7 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], answer: int)
     try:
         _leave(answer, value, error)
     except Exception:
-        # It returned what cannot be sent.
+        # Its value cannot be pickled.
         _leave(answer, None, traceback.format_exc())
         code = code or 1
     sys.stdout.flush()
@@ -169,7 +169,7 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], answer: int)
 
 
 def _leave(answer: int, value: object, error: str | None) -> None:
-    """Leave what becomes the outcome's value and error."""
+    """Leave what becomes the result's value and error."""
     os.write(answer, pickle.dumps((value, error)))
 
 
@@ -183,15 +183,15 @@ def _execute(command: tuple[str, ...]) -> NoReturn:
 
 
 def _be_realtime() -> None:
-    """Before all ordinary processes, where that is allowed."""
+    """Get scheduled before all ordinary processes, where that is allowed."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
-def _wait_for(connection: Connection, ranks: list[_Rank], timeout_s: float | None) -> list[Outcome]:
-    """Until all have ended; those that do not within the grace after a failure, or within the time, are killed."""
+def _wait_for(connection: Connection, ranks: list[_RankProcess], timeout_s: float | None) -> list[RankResult]:
+    """Wait until all have ended; kill those that remain after the grace period of a failure, or after the time-out."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    running, outcomes = {rank.process: rank for rank in ranks}, list[Outcome]()
+    running, results = {rank.process: rank for rank in ranks}, list[RankResult]()
     while running:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = wait([connection, *running], left)
@@ -203,22 +203,22 @@ def _wait_for(connection: Connection, ranks: list[_Rank], timeout_s: float | Non
                 _signal(running, _asked(connection))
                 continue
             assert isinstance(one, int), "connections and process descriptors are waited for"
-            outcomes.append(running.pop(one).ended(len(outcomes)))
-            if outcomes[-1].code:
+            results.append(running.pop(one).ended(len(results)))
+            if results[-1].code:
                 end = time.monotonic() + GRACE_S
                 deadline = end if deadline is None else min(deadline, end)
-    return sorted(outcomes, key=lambda outcome: outcome.rank)
+    return sorted(results, key=lambda result: result.rank)
 
 
 def _asked(connection: Connection) -> int:
-    """The signal the other side wants the ranks to get; if it is gone, that to end."""
+    """The signal that the other side sends to the ranks; this process ends if the other side has."""
     try:
         return int(connection.recv())
     except EOFError:
         os._exit(1)
 
 
-def _signal(running: dict[int, _Rank], number: int) -> None:
+def _signal(running: dict[int, _RankProcess], number: int) -> None:
     for rank in running.values():
         signal.pidfd_send_signal(rank.process, number)
 

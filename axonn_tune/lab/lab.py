@@ -1,51 +1,186 @@
-"""A lab from Python::
+"""Running on the ranks of a lab, in fresh processes each time::
 
     with Lab(Shape(nodes=4, ranks_per_node=2, uplink_bits_per_s=200e6, port_bits_per_s=800e6)) as lab:
         values = lab.ranks.call("mypackage.mymodule:function", [(rank,) for rank in range(8)])
 
-The lab ends with the `with`, and with the thread that began it, however that ends: begin it in the main
+The lab ends with the `with`, and with the thread that entered it, however that ends: enter it in the main
 thread. `Lab.attached` uses one that `axonn-tune lab up` has started, and leaves it up.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
+import signal
+import socket
 import subprocess
 import sys
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, UsageError
-from axonn_tune.lab.control import end, find, missing, require_name
-from axonn_tune.lab.ranks import Ranks
+from axonn_tune.errors import (
+    AxonnTuneError,
+    CheckFailedError,
+    EnvironmentProblem,
+    NothingFeasibleError,
+    TrainingFailedError,
+    UsageError,
+)
+from axonn_tune.lab.holder import LabAccess, end, find, join, missing, start
 from axonn_tune.lab.shape import Shape
+from axonn_tune.processes import die_with
+
+if TYPE_CHECKING:
+    # It imports numpy, whose threads would keep a process from entering a lab.
+    from axonn_tune.specs.launch import Launch
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One run: a function as `module:name` with each rank's arguments, or a command."""
+
+    each: list[tuple[Any, ...]]
+    function: str | None = None
+    command: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    path: tuple[str, ...] = ()
+    realtime: bool = False
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """Result of one rank. code: negative for a signal; place: 0 for the first rank to end; error: what it raised."""
+
+    rank: int
+    code: int
+    place: int
+    value: Any = None
+    error: str | None = None
+
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Addresses of a lab have no host names; torch would warn of each."""
+_KINDS = {
+    kind.exit_code: kind
+    for kind in (UsageError, NothingFeasibleError, CheckFailedError, EnvironmentProblem, TrainingFailedError)
+}
+
+
+class RankPool:
+    """Runs functions and commands on the ranks of a lab. A lab has one at a time, until it is closed."""
+
+    def __init__(self, name: str, shape: Shape) -> None:
+        """Raises UsageError if there is no such lab, or it is busy."""
+        self.shape = shape
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "axonn_tune.lab.forker", name, str(theirs.fileno()), str(os.getpid())]
+            # Set before anything is imported, which then makes no threads: they would be lost in a fork.
+            environment = _QUIET | os.environ | dict.fromkeys(_THREADS, "1")
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+            )
+        self._connection = Connection(ours.detach())
+        self._held: list[int] | None = None
+        problem = self._receive()
+        if problem is not None:
+            self.close()
+            raise problem
+
+    def run(
+        self,
+        function: Callable[..., Any] | str,
+        each: Sequence[tuple[Any, ...]] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        realtime: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[RankResult]:
+        """Call a function of a module, or `module:name`, on every rank; the results by rank.
+
+        each: the arguments of every rank, default none. What the module imports is imported once for all runs.
+        A run takes at most timeout_s; ranks that remain 15 s after the first failure are killed.
+        """
+        if not isinstance(function, str):
+            function = f"{function.__module__}:{function.__qualname__}"
+        each = [()] * self.shape.world if each is None else list(each)
+        if len(each) != self.shape.world:
+            raise ValueError(f"arguments for {len(each)} ranks, but the lab has {self.shape.world}")
+        variables = tuple((environment or {}).items())
+        request = RunRequest(list(each), function, (), variables, tuple(sys.path), realtime, timeout_s)
+        return self._ask(request)
+
+    def call(
+        self,
+        function: Callable[..., Any] | str,
+        each: Sequence[tuple[Any, ...]] | None = None,
+        *,
+        realtime: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """As `run`, but returns what each rank's function returned.
+
+        Raises the error of the first rank to fail, of the kind that its exit code says, else TrainingFailedError.
+        """
+        results = self.run(function, each, realtime=realtime, timeout_s=timeout_s)
+        failed = sorted((one for one in results if one.code), key=lambda one: one.place)
+        if failed:
+            first = failed[0]
+            ended = f"ended by signal {-first.code}" if first.code < 0 else f"ended with exit code {first.code}"
+            reason = first.error or ended
+            raise _KINDS.get(first.code, TrainingFailedError)(f"rank {first.rank}: {reason}")
+        return [one.value for one in results]
+
+    def execute(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> list[RankResult]:
+        """Run a command on every rank, with torchrun's variables set; the results by rank."""
+        variables = tuple((environment or {}).items())
+        return self._ask(RunRequest([()] * self.shape.world, None, tuple(command), variables))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every rank of the current run; without one nothing happens."""
+        if self._held is not None:
+            self._held.append(number)
+            return
+        self._connection.send(number)
+
+    def close(self) -> None:
+        """End the forker, and with it whatever still runs."""
+        self._connection.close()
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, request: RunRequest) -> list[RankResult]:
+        # A signal handler may run meanwhile; what it sends must not land inside the request.
+        self._held = []
+        try:
+            self._connection.send(request)
+        finally:
+            held, self._held = self._held, None
+        for number in held:
+            self._connection.send(number)
+        answer = self._receive()
+        if isinstance(answer, str):
+            raise AxonnTuneError(f"the ranks could not start:\n{answer}")
+        results: list[RankResult] = answer
+        return results
+
+    def _receive(self) -> Any:  # noqa: ANN401 - whatever the forker sends
+        try:
+            return self._connection.recv()
+        except (EOFError, ConnectionError):
+            raise TrainingFailedError("the lab ended while its ranks ran") from None
+
 
 _numbers = itertools.count(1)
-
-
-def start(name: str, shape: Shape, *, keep: bool) -> subprocess.Popen[str]:
-    """Bring up a lab; the process that holds it. keep: it outlives this process.
-
-    UsageError if one of this name is up; EnvironmentProblem without the rights or tools.
-    """
-    wanted = {"name": require_name(name), "shape": shape.as_dict(), "keep": keep, "parent": os.getpid()}
-    command = [sys.executable, "-m", "axonn_tune.lab.holder", json.dumps(wanted)]
-    # A session of its own: Ctrl-C is for what runs in the lab.
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout is not None, "asked for above"
-    with process.stdout as stream:
-        line = stream.readline()
-    if not line:
-        raise EnvironmentProblem(f"the lab did not come up: its process ended with {process.wait()}")
-    said = json.loads(line)
-    if "error" in said:
-        process.wait()
-        kinds: dict[str, type[AxonnTuneError]] = {"UsageError": UsageError, "EnvironmentProblem": EnvironmentProblem}
-        raise kinds[said["error"]](said["message"])
-    return process
 
 
 class Lab:
@@ -56,7 +191,7 @@ class Lab:
         self.name = f"py-{os.getpid()}-{next(_numbers)}" if name is None else name
         self._holder: subprocess.Popen[str] | None = None
         self._attached = False
-        self._ranks: Ranks | None = None
+        self._ranks: RankPool | None = None
 
     @classmethod
     def attached(cls, name: str) -> Lab:
@@ -87,8 +222,93 @@ class Lab:
             self._holder = None
 
     @property
-    def ranks(self) -> Ranks:
-        """What runs functions and commands on the ranks; started when first asked for."""
+    def ranks(self) -> RankPool:
+        """Runs functions and commands on the ranks; started at first use."""
         if self._ranks is None:
-            self._ranks = Ranks(self.name, self.shape)
+            self._ranks = RankPool(self.name, self.shape)
         return self._ranks
+
+
+SWITCH = "switch"
+_NOT_FOUND = 127
+
+
+def execute(name: str, place: str, command: Sequence[str]) -> int:
+    """Run a command at `NODE.RANK` or `switch` of a lab, with this process' streams; its exit code, 128 + a signal."""
+    access = join(name)
+    rank = None if place == SWITCH else access.status.shape.rank_named(place)
+    access.enter()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        _run_inside(command, access, rank)
+    # The terminal interrupts both; the command decides what that does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code if code >= 0 else 128 - code
+
+
+def _run_inside(command: Sequence[str], access: LabAccess, rank: int | None) -> NoReturn:
+    try:
+        # The parent is outside of this process' namespace and so has the number 0.
+        die_with(0)
+        if rank is not None:
+            access.enter_rank(rank)
+            os.environ.update(access.status.shape.environment(rank))
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        os.write(2, f"Error: cannot run {command[0]!r}: {error.strerror}\n".encode())
+    finally:
+        os._exit(_NOT_FOUND)
+
+
+TRAIN = "axonn_tune.runtime.forking:train"
+_SAVING = (signal.SIGTERM, signal.SIGUSR2)
+
+
+def require_world(launch: Launch, shape: Shape) -> None:
+    """UsageError, with the arithmetic, unless the lab has as many ranks as the grid."""
+    world = launch.grid.world
+    if world != shape.world:
+        raise UsageError(
+            f"the launch config's grid has {world} ranks, but the lab has "
+            f"{shape.nodes} nodes × {shape.ranks_per_node} = {shape.world}"
+        )
+    if launch.backend != "gloo":
+        raise UsageError(
+            f"the launch config's backend is {launch.backend}; a lab's ranks have CPUs only: backend: gloo"
+        )
+
+
+def train(
+    ranks: RankPool,
+    path: Path,
+    *,
+    steps: int | None = None,
+    resume: bool = False,
+    directory: Path | None = None,
+    realtime: bool = False,
+) -> list[RankResult]:
+    """Run a launch config once, as `axonn-tune run` would with these options; the results by rank.
+
+    realtime: scheduled before all ordinary processes of the host (SCHED_RR), where that is allowed.
+    While it runs, SIGTERM and SIGUSR2 have the ranks save and stop, and Ctrl-C reaches them directly.
+    """
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        ranks.signal(signal.SIGUSR2)
+
+    before = {one: signal.signal(one, pass_on) for one in _SAVING}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
+    options = {"steps": steps, "resume": resume, "directory": directory}
+    try:
+        return ranks.run(TRAIN, [(str(path), options)] * ranks.shape.world, realtime=realtime)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def exit_codes(results: list[RankResult]) -> list[tuple[int, int]]:
+    """(rank, code) in the order in which they ended."""
+    return [(one.rank, one.code) for one in sorted(results, key=lambda one: one.place)]

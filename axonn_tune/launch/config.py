@@ -1,25 +1,40 @@
-"""The launch config of one candidate: everything the runtime needs, with what the tuner predicts of it."""
+"""The launch config of one candidate: everything the runtime needs, environment and prediction included."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from axonn_tune import __version__
 from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.cost.utilisation import performance
+from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
-from axonn_tune.launch.environment import launch_environment
-from axonn_tune.specs.launch import Axis, Data, Launch, LaunchGrid, PredictedTerm, Prediction, Provenance
+from axonn_tune.grid import AXES
+from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.launch import (
+    PURPOSES,
+    VARIABLE_NAME,
+    Axis,
+    Data,
+    Launch,
+    LaunchGrid,
+    LaunchVariable,
+    PredictedTerm,
+    Prediction,
+    Provenance,
+    Purpose,
+)
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-from axonn_tune.specs.writing import to_yaml
 from axonn_tune.units import show_bytes, show_seconds
 
-_AXES: dict[str, Axis] = {"x": "x", "y": "y", "z": "z", "data": "data"}
+_AXES: dict[str, Axis] = {"x": "x", "y": "y", "z": "z", "data": "data", "pipeline": "pipeline"}
 
 
 def build_launch(
@@ -37,6 +52,8 @@ def build_launch(
     `pricing` must be of the same model, machine and workload. UsageError if the machine's launcher
     sets a variable whose name no shell takes.
     """
+    if pricing.framework.software:
+        raise UsageError(f"a launch config is for the bundled runtime, not for {pricing.framework.name}")
     configuration, launcher = pricing.configuration, machine.document.launcher
     grid = configuration.grid
     return Launch(
@@ -44,11 +61,19 @@ def build_launch(
         name=_name(model.document.name, grid.world),
         model=model.document,
         workload=workload,
-        grid=LaunchGrid(x=grid.x, y=grid.y, z=grid.z, data=grid.data, order=tuple(_AXES[axis] for axis in grid.order)),
+        grid=LaunchGrid(
+            x=grid.x,
+            y=grid.y,
+            z=grid.z,
+            data=grid.data,
+            pipeline=grid.pipeline,
+            order=tuple(_AXES[axis] for axis in grid.order if axis in AXES or grid.axis_size(axis) > 1),
+        ),
         micro_batch=configuration.micro_batch,
         grad_accumulation=pricing.accumulation,
         recompute=configuration.recompute,
         kept_layers=int(pricing.memory.kept_layers),
+        chunks=configuration.chunks,
         compile=launcher.backend == "nccl",
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),
@@ -100,7 +125,8 @@ def prediction_line(launch: Launch) -> str:
 def grid_line(launch: Launch) -> str:
     """The grid with its product, and how ranks are numbered."""
     grid = launch.grid
-    product = f"x·y·z·data = {grid.x}·{grid.y}·{grid.z}·{grid.data} = {count_ranks(grid.world)}"
+    axes, sizes = grid.product
+    product = f"{axes} = {sizes} = {count_ranks(grid.world)}"
     wide = [axis for axis in grid.order if grid.grid().axis_size(axis) > 1]
     return product + (f", numbered with {', then '.join(wide)} varying fastest" if wide else "")
 
@@ -182,9 +208,104 @@ def _term(term: Term) -> PredictedTerm:
         phase=term.phase,
         layer=term.layer,
         count=term.count,
-        bytes=term.size_bytes,
+        bytes=term.bytes,
         group=term.group,
         tier=term.tier,
         seconds=term.seconds,
         exposed_s=term.exposed_s,
     )
+
+
+_HEADINGS: dict[Purpose, str] = {
+    "overlap": "For overlapped communication, which the predicted step time assumes.",
+    "memory": "For memory, most of which the prediction takes to be usable.",
+    "compute": "For computation: the cores that the prediction gives each rank.",
+    "site": "What this machine wants.",
+    "debug": "For finding faults. Training does not need it.",
+}
+
+_QUEUES = LaunchVariable(
+    name="CUDA_DEVICE_MAX_CONNECTIONS",
+    value="8",
+    why="hardware queues: with 1, kernels issued after a waiting collective wait with it",
+    purpose="overlap",
+)
+_PRIORITY = LaunchVariable(
+    name="TORCH_NCCL_HIGH_PRIORITY",
+    value="1",
+    why="collectives get the next free SMs of the GPU, not those a GEMM leaves over",
+    purpose="overlap",
+)
+_SEGMENTS = LaunchVariable(
+    name="PYTORCH_ALLOC_CONF",
+    value="expandable_segments:True",
+    why="less memory lost to fragmentation",
+    purpose="memory",
+)
+_NCCL_DEBUG = LaunchVariable(
+    name="NCCL_DEBUG",
+    value="WARN",
+    why="a failing link or version conflict is named when it happens",
+    purpose="debug",
+)
+_FAULTS = LaunchVariable(
+    name="PYTHONFAULTHANDLER",
+    value="1",
+    why="a rank that crashes prints where it was",
+    purpose="debug",
+)
+
+
+def launch_environment(machine: Machine, *, workload: Workload) -> tuple[LaunchVariable, ...]:
+    """Variables every rank gets, each once: what overlap, memory and debugging need, and what the machine sets.
+
+    Where both set one, the machine's value and reason hold.
+    UsageError if the machine sets something that cannot be the name of a variable.
+    """
+    own = {variable.name: variable for variable in machine.launcher.environment}
+    wrong = sorted(name for name in own if not VARIABLE_NAME.fullmatch(name))
+    if wrong:
+        raise UsageError(f"machine {machine.name}: launcher.environment cannot set {', '.join(map(repr, wrong))}")
+    found = {variable.name: variable for variable in _needed(machine, workload)}
+    for name, variable in own.items():
+        purpose = found[name].purpose if name in found else "site"
+        found[name] = LaunchVariable(name=name, value=variable.value, why=variable.why, purpose=purpose)
+    return tuple(sorted(found.values(), key=lambda variable: PURPOSES.index(variable.purpose)))
+
+
+def _needed(machine: Machine, workload: Workload) -> Iterator[LaunchVariable]:
+    if machine.launcher.backend == "gloo":
+        yield _threads(machine)
+    else:
+        if workload.overlaps:
+            yield from (_QUEUES, _PRIORITY)
+        yield from (_SEGMENTS, _NCCL_DEBUG)
+    yield _FAULTS
+
+
+def _threads(machine: Machine) -> LaunchVariable:
+    slurm = machine.launcher.slurm
+    return LaunchVariable(
+        name="OMP_NUM_THREADS",
+        value=str(slurm.cpus_per_rank if slurm else 1),
+        why="as many threads as one rank has cores, so that ranks of a node do not take each other's",
+        purpose="compute",
+    )
+
+
+def environment_lines(launch: Launch) -> list[str]:
+    """The block of a script that sets the variables, grouped by purpose, one comment each."""
+    lines: list[str] = []
+    for purpose in PURPOSES:
+        variables = [variable for variable in launch.environment if variable.purpose == purpose]
+        if variables:
+            lines += ["", f"# {_HEADINGS[purpose]}"]
+        for variable in variables:
+            lines += [comment(variable.why), f"export {variable.name}={shlex.quote(variable.value)}"]
+    return lines
+
+
+def comment(text: str) -> str:
+    """Text as one comment line, whatever line breaks and control characters it holds."""
+    words = "".join(letter if letter.isprintable() else " " for letter in text).split()
+    return " ".join(["#", *words])

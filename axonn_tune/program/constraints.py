@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import Grid
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-
-if TYPE_CHECKING:
-    from axonn_tune.cost.prediction import Configuration
 
 Integers = NDArray[np.int64]
 
@@ -49,8 +46,8 @@ class Constraint:
                 together &= sizes[axis] > 1
             return together
         if self.at_least:
-            return product > self.value
-        wrong = self.value % product != 0
+            return np.asarray(product > self.value)
+        wrong: NDArray[np.bool_] = self.value % product != 0
         return wrong & (product % self.value != 0) if self.or_divides else wrong
 
     def explain(self, sizes: dict[str, int]) -> str:
@@ -95,10 +92,9 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
 
 
 def broken_constraints(
-    configuration: Configuration, model: Model, workload: Workload, framework: Framework
+    grid: Grid, model: Model, workload: Workload, framework: Framework, *, micro_batch: int, chunks: int = 1
 ) -> list[str]:
     """What a framework would refuse one configuration for, each with its numbers."""
-    grid, micro_batch, chunks = configuration.grid, configuration.micro_batch, configuration.chunks
     sizes = dict(grid.by_axis)
     columns = {axis: np.array([size]) for axis, size in sizes.items()}
     found = [check.explain(sizes) for check in constraints(model, workload, framework) if check.broken(columns)[0]]

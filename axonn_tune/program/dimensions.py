@@ -15,7 +15,7 @@ from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import ALL_AXES, Grid, divisors
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, MatMul
 from axonn_tune.program.size import PLAIN, Arithmetic, Value
-from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
@@ -31,8 +31,6 @@ MFU_CONVENTION = "PaLM, appendix B: recomputation not counted, head and the mask
 
 _FORWARD_AND_BACKWARD = 3.0
 """The backward pass does twice the forward's GEMMs: one for each gradient."""
-
-AXONN = StepOptions()
 
 
 @lru_cache(maxsize=4096)
@@ -63,7 +61,7 @@ def dimensions(
     *,
     chunks: Value,
     arithmetic: Arithmetic,
-    options: StepOptions = AXONN,
+    options: StepOptions = BUNDLED,
     stage: Stage = ONLY,
     layers: Value | None = None,
 ) -> dict[str, Value]:
@@ -74,7 +72,8 @@ def dimensions(
     """
 
     def up(elements: Value, multiple: Value) -> Value:
-        return arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
+        rounded: Value = arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
+        return rounded
 
     x, y, z, data = axes["x"], axes["y"], axes["z"], axes["data"]
     blocks = float(model.layers) if layers is None else layers
@@ -126,11 +125,13 @@ def table_rows(model: Model, split: Value, shards: Value, *, options: StepOption
     """Rows of the embedding on all ranks: padded, or cut without padding."""
 
     def up(elements: Value, multiple: Value) -> Value:
-        return arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
+        rounded: Value = arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
+        return rounded
 
     vocabulary, multiple = float(model.vocab), options.vocabulary_multiple
     if multiple == 0:
-        return arithmetic.floor(vocabulary / split) * split
+        cut: Value = arithmetic.floor(vocabulary / split) * split
+        return cut
     return up(up(vocabulary, float(multiple) * split) if multiple else vocabulary, split * shards)
 
 
@@ -173,7 +174,7 @@ def symbol_values(
     grid: Grid,
     *,
     micro_batch: int,
-    options: StepOptions = AXONN,
+    options: StepOptions = BUNDLED,
     stage: Stage = ONLY,
     layers: int | None = None,
 ) -> dict[str, float]:

@@ -148,7 +148,7 @@ class Given:
         return self.options.gradient_bytes or self.elements.main
 
     def stream(self, name: str, kind: str, width: Size = H / Y, *, inside: bool = False, element: int = 0) -> Array:
-        """An array `[M, width]` of all tokens; outside tensor-parallel layers split over x with sequence parallelism."""
+        """An array `[M, width]` of all tokens; as sequence parallelism has it unless `inside`."""
         tokens = self.tokens if inside else self.outside(self.tokens)
         return Array(name, kind, (element or self.element) * tokens * width)
 
@@ -397,7 +397,7 @@ def _exchange_keys(given: Given, *, phase: Phase, passes: float) -> list[Operati
     whole = given.element * given.part * CONTEXT
     widths = as_size(2.0 * given.model.kv_heads * given.model.head_dim) / X
     if given.options.context_exchange == "all_to_all":
-        size = given.element * given.part * (N + Q) / X
+        size = given.element * given.part * symbol("N") / X
         return [Collective("all_to_all", "context", phase, CORE, passes * size, "other", PARTS)]
     role: Role = "keys" if given.options.context_overlap else "other"
     return [Collective("all_gather", "context", phase, CORE, passes * whole * widths, role, PARTS)]

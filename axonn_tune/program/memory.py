@@ -45,7 +45,7 @@ def persistent_items(given: Given) -> Held:
     copied = given.sharded or not options.master_shards
     master = options.master_shards or sizes.main != sizes.compute
     return (
-        *([("main weights", sizes.main * _PARAMETERS / share)] if master else []),
+        *([("master weights", sizes.main * _PARAMETERS / share)] if master else []),
         ("optimizer moments", 2.0 * sizes.main * _PARAMETERS / share),
         ("gradients", given.gradient_bytes * _PARAMETERS / (replicas if options.shard_gradients else Size(1.0))),
         ("replicated vectors", 4.0 * sizes.main * _VECTORS),
@@ -173,7 +173,7 @@ def price_memory(
     *,
     limit_bytes: float,
     arithmetic: Arithmetic,
-    kept_layers: float | None = None,
+    kept_layers: Value | None = None,
     stage: Stage = ONLY,
 ) -> Memory:
     """Memory with as many kept layers as fit (or with just `kept_layers`).
@@ -205,14 +205,16 @@ def _kept_layers(given: Given, room: Value, layers: Value, *, arithmetic: Arithm
         return 0.0 * room
     if given.options.reshard == "never":
         return 0.0 * room + layers
-    return arithmetic.smaller(arithmetic.larger(arithmetic.floor(room), 0.0), layers)
+    kept: Value = arithmetic.smaller(arithmetic.larger(arithmetic.floor(room), 0.0), layers)
+    return kept
 
 
 def _gathers(given: Given, values: Mapping[str, Value], *, arithmetic: Arithmetic) -> Value:
     """1.0 where a rank must gather weights before it can use them, 0.0 where it has them whole."""
     if given.options.master_shards:
         return 1.0
-    return arithmetic.smaller(given.shards.evaluate(values) - 1.0, 1.0)
+    split: Value = arithmetic.smaller(given.shards.evaluate(values) - 1.0, 1.0)
+    return split
 
 
 def _buffers_bytes(

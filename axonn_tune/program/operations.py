@@ -34,7 +34,12 @@ other: needed at once.
 """
 
 OpKind: TypeAlias = CollectiveKind | Literal["all_to_all", "send"]
-"""Collectives a profile prices, and two that are priced by them: see `cost.collectives`."""
+"""Collectives a profile prices, and two that are priced by them: see `priced_kind`."""
+
+
+def priced_kind(kind: OpKind) -> CollectiveKind:
+    """The collective of a profile that one is priced by: an all-to-all by the all-gather of its buffer."""
+    return "all_gather" if kind == "all_to_all" or kind == "send" else kind
 
 
 @dataclass(frozen=True)

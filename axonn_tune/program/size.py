@@ -63,6 +63,13 @@ class Size:
     coefficient: float
     powers: tuple[tuple[str, int], ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.coefficient, self.powers))
+
     def __mul__(self, other: Size | float) -> Size:
         return self._combine(as_size(other), sign=1)
 

@@ -35,12 +35,18 @@ from axonn_tune.program.layers import (
     X,
     Y,
 )
-from axonn_tune.program.operations import ONCE, Collective, Operation, Phase
+from axonn_tune.program.operations import MATRIX_ALIGNMENT, ONCE, Collective, Operation, Phase
 from axonn_tune.program.size import Size, symbol
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
+BUNDLED = StepOptions()
+"""Options of the bundled runtime."""
+
 ACCUMULATION, BLOCKS = symbol("A"), symbol("L")
+
+BUNDLED = StepOptions()
+"""Options of the bundled runtime."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +146,9 @@ def build_step(
     workload: Workload,
     *,
     recompute: Recompute,
-    options: StepOptions = StepOptions(),
+    options: StepOptions = BUNDLED,
     context: bool = False,
-    table_alignment: int = layers.MATRIX_ALIGNMENT,
+    table_alignment: int = MATRIX_ALIGNMENT,
 ) -> StepProgram:
     """The program of one step; the grid, the micro-batch and what follows from them stay symbols.
 

@@ -270,7 +270,7 @@ def case_of(row: StepRow) -> Case | Refusal:
     workload = Workload(global_batch=row.global_batch, sequence_length=row.sequence_length, precision=precision)
     found = tuple(_configurations(row, framework, model, workload))
     if not found:
-        wrong = broken_constraints(next(_open(row, framework)), model, workload, framework)
+        wrong = _wrong(next(_open(row, framework)), model, workload, framework)
         return Refusal(row, "; ".join(wrong) or "no layout satisfies the constraints")
     chip = any(name in row.gpu.lower() for name in _FITTED_CHIPS)
     return Case(row, model, workload, machine, framework, found, framework.name != "unknown", chip)
@@ -315,8 +315,12 @@ def _configurations(row: StepRow, framework: Framework, model: Model, workload: 
         batches = divisors(per_rank) if row.micro_batch is None and per_rank else (row.micro_batch or 1,)
         for micro_batch in batches:
             candidate = replace(found, micro_batch=micro_batch)
-            if not broken_constraints(candidate, model, workload, framework):
+            if not _wrong(candidate, model, workload, framework):
                 yield candidate
+
+
+def _wrong(one: Configuration, model: Model, workload: Workload, framework: Framework) -> list[str]:
+    return broken_constraints(one.grid, model, workload, framework, micro_batch=one.micro_batch, chunks=one.chunks)
 
 
 def interleavings(case: Case) -> Iterator[Configuration]:
@@ -324,7 +328,7 @@ def interleavings(case: Case) -> Iterator[Configuration]:
     for found in case.configurations:
         for chunks in divisors(max(1, case.model.layers // found.grid.pipeline)):
             candidate = replace(found, chunks=chunks)
-            if not broken_constraints(candidate, case.model, case.workload, case.framework):
+            if not _wrong(candidate, case.model, case.workload, case.framework):
                 yield candidate
 
 

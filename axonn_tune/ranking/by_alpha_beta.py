@@ -14,7 +14,7 @@ from axonn_tune.cost.utilisation import exposed_s, performance
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.ranking.choosing import Candidate, Ranking, Searched, ranking_metric
-from axonn_tune.ranking.entries import Entry, Sizes, term_entries
+from axonn_tune.ranking.entries import Entry, Sizes
 from axonn_tune.ranking.space import Fitting, Problem
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 
@@ -80,8 +80,23 @@ class AlphaBetaRanking:
         """The entry at a place of the ranking, from 0; `terms`: with every collective."""
         candidate = self.ranking.candidate(position)
         found = candidate_entry(candidate, self.ranking.problem, flops=self._executed_flops(position))
-        listed = term_entries(self.pricing(position)) if terms else ()
-        return replace(found, rank=position + 1, tie=position < self.ties, terms=listed)
+        pricing = self.pricing(position) if terms else None
+        return replace(
+            found,
+            rank=position + 1,
+            tie=position < self.ties,
+            terms=() if pricing is None else pricing.terms,
+            stages=() if pricing is None else pricing.stages,
+            shortest_step_s=float(self._shortest_steps_s[self.ranking.grid_of(position)]),
+        )
+
+    @cached_property
+    def _shortest_steps_s(self) -> Floats:
+        """Shortest step of all candidates of each grid, s."""
+        columns, shapes = self.ranking.columns, self.ranking.shapes
+        shortest = np.full(len(self.ranking.grids.sizes), np.inf)
+        np.minimum.at(shortest, shapes.grid[columns.shape], columns.iteration_s)
+        return shortest
 
     def fastest(self) -> Entry | None:
         """The candidate of the shortest step, of all that are feasible; None if none is."""
@@ -131,14 +146,15 @@ class AlphaBetaRanking:
 
     @cached_property
     def _flops_by_shape(self) -> dict[Recompute, Floats]:
-        """FLOPs one rank executes, for every shape, by kind of recomputation."""
+        """FLOPs one rank executes, of pipeline stages their mean, for every shape, by kind of recomputation."""
         return {kind: self._flops(kind, fitting) for kind, fitting in self.ranking.fittings.items()}
 
     def _flops(self, kind: Recompute, fitting: Fitting) -> Floats:
         problem, shapes = self.ranking.problem, self.ranking.shapes
         program = self.ranking.programs[kind]
         kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
-        return np.broadcast_to(np.asarray(executed_flops(program, {**shapes.values, **kept})), (len(shapes),))
+        flops = np.broadcast_to(np.asarray(executed_flops(program, {**shapes.values, **kept})), (len(shapes),))
+        return np.asarray(flops / shapes.stages)
 
 
 def count_ties(low: Floats, high: Floats) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import get_args
 
 import numpy as np
 
-from axonn_tune.cost.collectives import route
+from axonn_tune.cost.collectives import Line, route
 from axonn_tune.cost.paper import (
     NO_BANDWIDTH_ENTRY,
     RELEASED_ORDER,
@@ -17,12 +18,14 @@ from axonn_tune.cost.paper import (
     PaperTerm,
     price_paper,
 )
-from axonn_tune.cost.prediction import Pricing
+from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid
+from axonn_tune.program.operations import Collective
+from axonn_tune.program.size import as_size
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, count_ties
 from axonn_tune.ranking.choosing import Searched, search
-from axonn_tune.ranking.entries import Entry, Sizes, TermEntry
+from axonn_tune.ranking.entries import Entry, Sizes
 from axonn_tune.ranking.space import Problem
 
 BACKENDS: tuple[PaperBackend, ...] = get_args(PaperBackend)
@@ -149,28 +152,27 @@ class PaperRanking:
             terms=self._terms(entry.sizes, number) if terms else (),
         )
 
-    def _terms(self, sizes: Sizes, number: int) -> tuple[TermEntry, ...]:
+    def _terms(self, sizes: Sizes, number: int) -> tuple[Term, ...]:
         problem = self.base.ranking.problem
         grid, tiers = Grid(*sizes, order=self.order), problem.machine.tiers
         tier = {axis: tiers[route(grid.group_shape(axis), tiers, grid.world).outermost].name for axis in AXES}
         return tuple(_term(term, number, tier=tier[term.axis]) for term in self.prices.terms if term.group[number] > 1)
 
 
-def _term(term: PaperTerm, number: int, *, tier: str) -> TermEntry:
-    return TermEntry(
+def _term(term: PaperTerm, number: int, *, tier: str) -> Term:
+    size_bytes = float(np.broadcast_to(term.bytes, term.seconds.shape)[number])
+    return Term(
         op=term.op,
         axis=term.axis,
         phase=term.phase,
         layer=term.layer,
         count=term.count,
-        bytes=float(np.broadcast_to(term.bytes, term.seconds.shape)[number]),
+        bytes=size_bytes,
         group=int(term.group[number]),
         tier=tier,
         seconds=float(term.seconds[number]),
-        exposed_s=None,
+        exposed_s=math.nan,
         formula=f"arXiv 2305.13525, equation {term.equation}",
-        algorithm="ring",
-        protocol=None,
-        latency_s=0.0,
-        bandwidth_bytes_per_s=float(term.bandwidth_bytes_per_s[number]),
+        line=Line("ring", "", 0.0, float(term.bandwidth_bytes_per_s[number])),
+        collective=Collective(term.op, term.axis, term.phase, term.layer, as_size(size_bytes)),
     )

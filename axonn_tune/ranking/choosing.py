@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import heapq
 import time
+from bisect import bisect
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, RouteTable, route_table
+from axonn_tune.cost.columns import ColumnPricer, Floats, Integers, RouteTable, distinct, route_table
 from axonn_tune.cost.compute import compute_rates
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.utilisation import exposed_s
@@ -20,7 +22,6 @@ from axonn_tune.grid import ALL_AXES, AXES, Grid
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import ONLY, StepProgram, build_step
-from axonn_tune.ranking.pipelines import Pipelines, price_pipelines
 from axonn_tune.ranking.space import (
     FIRST,
     LAST,
@@ -40,13 +41,16 @@ from axonn_tune.ranking.space import (
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import seconds
 
+if TYPE_CHECKING:
+    from axonn_tune.ranking.pipelines import Pipelines
+
 LARGEST_COUNT = 2**40
 """Counts from here on would not fit the columns: products of them must stay exact."""
 
 RANK_BY: tuple[RankBy, ...] = ("communication", "exposed", "iteration")
 
 LISTED = 10
-"""Grids that are ranked by exact steps whatever is shown; more as they are asked for."""
+"""Grids that are ranked by exact steps unless more are asked for."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,10 @@ class Ranking:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def grid_of(self, position: int) -> int:
+        """Number of the grid at a place of the ranking."""
+        return int(self.shapes.grid[self.columns.shape[self.rows[position]]])
+
     def candidate(self, position: int) -> Candidate:
         """The candidate at a place of the ranking, from 0."""
         row = int(self.rows[position])
@@ -116,28 +124,42 @@ class Ranking:
         order = problem.orders[self.placements.order[columns.placement[row]]]
         micro_batch = int(self.shapes.micro_batch[shape])
         fitting, chunks = self.fittings[recompute], int(self.shapes.chunks[shape])
+        step_s, compute_s, bubble_s = columns.exact_s(row)
         grid = Grid(**sizes, order=order)
-        # Blocks kept differ between stages: each keeps as many as fit.
-        kept = int(fitting.kept_layers[shape]) if grid.pipeline == 1 else problem.limits.kept_layers
+        configuration = Configuration(grid, micro_batch, recompute, int(fitting.kept_layers[shape]), chunks)
+        if problem.model.layers % (grid.pipeline * chunks) and chunks > 1:
+            return self._uneven(configuration)
         return Candidate(
-            configuration=Configuration(grid, micro_batch, recompute, kept, chunks),
+            configuration=configuration,
             accumulation=problem.workload.global_batch // (grid.data * grid.z * micro_batch),
             communication_s=float(columns.communication_s[row]),
-            compute_s=float(columns.compute_s[row]),
-            iteration_s=float(columns.iteration_s[row]),
+            compute_s=compute_s,
+            iteration_s=step_s,
             memory_bytes=float(fitting.total_bytes[shape]),
-            bubble_s=float(columns.bubble_s[row]),
+            bubble_s=bubble_s,
+        )
+
+    def _uneven(self, configuration: Configuration) -> Candidate:
+        """A candidate whose chunks differ in blocks, which the columns take to be equal."""
+        pricing = self._price(configuration)
+        return Candidate(
+            configuration=configuration,
+            accumulation=pricing.accumulation,
+            communication_s=pricing.communication_s,
+            compute_s=pricing.compute_s,
+            iteration_s=pricing.iteration_s,
+            memory_bytes=float(pricing.memory.total_bytes),
+            bubble_s=pricing.bubble_s,
         )
 
     def price(self, position: int) -> Pricing:
         """Every term of the candidate at a place of the ranking."""
+        return self._price(self.candidate(position).configuration)
+
+    def _price(self, configuration: Configuration) -> Pricing:
         problem = self.problem
         return price_configuration(
-            problem.model,
-            problem.machine,
-            problem.workload,
-            self.candidate(position).configuration,
-            framework=problem.framework,
+            problem.model, problem.machine, problem.workload, configuration, framework=problem.framework
         )
 
     def fastest(self) -> Ranking:
@@ -188,11 +210,19 @@ class Columns:
     bubble_s: Floats
     starts: tuple[tuple[int, Pipelines], ...] = ()
 
+    def exact_s(self, row: int) -> tuple[float, float, float]:
+        """Step of one candidate, with pipeline stages by the exact recurrence; its computation and bubble, s."""
+        number = bisect([start for start, _ in self.starts], row) - 1
+        if number >= 0 and row - self.starts[number][0] < len(self.starts[number][1].rows):
+            return self.starts[number][1].exact_s(row - self.starts[number][0])
+        return float(self.iteration_s[row]), float(self.compute_s[row]), 0.0
+
 
 def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> Ranking:
     """Rank every grid of a GPU count; with `variants` every candidate of it. Nothing feasible: an empty ranking.
 
-    exact: how many places of the ranking, of those with pipeline stages, are by exact steps; the rest by a bound.
+    exact: how many places of the ranking are in the order of exact steps; the rest by a bound where there are pipeline
+    stages. What is shown of a candidate is exact anyway.
     """
     started = time.perf_counter()
     _check(problem)
@@ -204,7 +234,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
         for kind in limits.recomputes
     }
     fittings = {kind: fit_memory(problem, shapes, program) for kind, program in programs.items()}
-    used = np.unique(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))
+    used = distinct(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))[0]
     groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
     placements = list_placements(grids, used, problem, groups)
     table = _routes(problem, placements, programs)
@@ -292,7 +322,8 @@ def _price(
     number = RECOMPUTES.index(program.recompute)
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
-    prices = pricer.price(candidates, {**shapes.values, **kept})
+    first, twin = candidates.distinct(table)
+    prices = pricer.price(candidates.taken(first), {**shapes.values, **kept}).taken(twin)
     found = Columns(
         shape=candidates.shape,
         placement=placement,
@@ -304,6 +335,9 @@ def _price(
     )
     if not len(shapes.piped):
         return found
+    # Imported here: most searches have no pipeline, and start-up time is theirs.
+    from axonn_tune.ranking.pipelines import price_pipelines
+
     candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
     strides = _strides(problem, placements, placement, shapes)
     groups = tuple(
@@ -335,39 +369,46 @@ def _bounds(groups: tuple[Pipelines, ...], shape: Integers, placement: Integers,
     empty = [np.empty(0)]
     bounds = [group.bound_s() for group in groups]
     firsts = np.cumsum([0, *(len(group.rows) for group in groups)])[:-1]
-    steps = np.concatenate([step for step, _ in bounds] or empty)
-    computed = np.concatenate([group.alone_s + lost for group, (_, lost) in zip(groups, bounds, strict=True)] or empty)
+    steps = np.concatenate([step for step, _, _ in bounds] or empty)
+    lost = np.concatenate([lost for _, lost, _ in bounds] or empty)
     return Columns(
         shape=shape[rows],
         placement=placement[rows],
         recompute=np.full(len(rows), number, dtype=np.int64),
         communication_s=np.concatenate([group.communication_s for group in groups] or empty),
-        compute_s=computed,
+        compute_s=np.concatenate([group.alone_s for group in groups] or empty) + lost,
         iteration_s=steps,
-        bubble_s=np.zeros(len(rows)),
+        bubble_s=np.concatenate([bubble for _, _, bubble in bounds] or empty),
         starts=tuple(zip(firsts.tolist(), groups, strict=True)),
     )
 
 
 def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, variants: bool) -> Columns:
-    """Columns whose first `count` places, by what is ranked by, are of exact steps.
+    """Columns whose first `count` places, by what is ranked by, are of exact steps; and so is the shortest step of all.
 
     Bounds are never above the exact value, so a candidate whose exact value is the lowest of all that are left is the
-    next place; candidates whose bound is above it need no exact value.
+    next place; candidates whose bound is above it need no exact value. Ties go to the shorter step.
     """
-    places = _places(columns)
+    groups = None if variants else shapes.grid[columns.shape]
+    columns = _refined_by(columns, groups, rank_by=problem.rank_by, count=count)
+    return columns if problem.rank_by == "iteration" else _refined_by(columns, None, rank_by="iteration", count=1)
+
+
+def _refined_by(columns: Columns, groups: Integers | None, *, rank_by: RankBy, count: int) -> Columns:
+    """The same for one measure; groups: of rows that share a place, None where each has its own."""
+    piped = {start + at for start, group in columns.starts for at in range(len(group.rows))}
     iteration, compute, bubble = columns.iteration_s.copy(), columns.compute_s.copy(), columns.bubble_s.copy()
-    metric = ranking_metric(columns, rank_by=problem.rank_by)
-    queue = [(float(metric[row]), row, row not in places) for row in np.argsort(metric, kind="stable").tolist()]
+    metric = ranking_metric(columns, rank_by=rank_by)
+    rows = np.arange(len(metric)).tolist()
+    queue = list(zip(metric.tolist(), iteration.tolist(), rows, [row not in piped for row in rows], strict=True))
     heapq.heapify(queue)
     ranked: set[int] = set()
     while queue and len(ranked) < count:
-        _, row, known = heapq.heappop(queue)
+        *_, row, known = heapq.heappop(queue)
         if known:
-            ranked.add(row if variants else int(shapes.grid[columns.shape[row]]))
+            ranked.add(row if groups is None else int(groups[row]))
             continue
-        group, position = places[row]
-        iteration[row], compute[row], bubble[row] = group.exact_s(position)
+        iteration[row], compute[row], bubble[row] = columns.exact_s(row)
         exact = replace(
             columns,
             iteration_s=iteration[row : row + 1],
@@ -375,16 +416,9 @@ def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, 
             bubble_s=bubble[row : row + 1],
             communication_s=columns.communication_s[row : row + 1],
         )
-        heapq.heappush(queue, (float(ranking_metric(exact, rank_by=problem.rank_by)[0]), row, True))
+        measure = float(ranking_metric(exact, rank_by=rank_by)[0])
+        heapq.heappush(queue, (measure, float(iteration[row]), row, True))
     return replace(columns, iteration_s=iteration, compute_s=compute, bubble_s=bubble)
-
-
-def _places(columns: Columns) -> dict[int, tuple[Pipelines, int]]:
-    """Group and position of every row with pipeline stages."""
-    found: dict[int, tuple[Pipelines, int]] = {}
-    for start, group in columns.starts:
-        found |= {start + at: (group, at) for at in range(len(group.rows))}
-    return found
 
 
 def _joined(parts: list[Columns]) -> Columns:
@@ -444,7 +478,7 @@ def ranking_metric(columns: Columns, *, rank_by: RankBy) -> Floats:
 
 def _first_of_each(grid: NDArray[np.int64], rows: Integers) -> Integers:
     """The first row of each grid, in ranking order."""
-    _, first = np.unique(grid, return_index=True)
+    first = distinct(grid)[1]
     return rows[np.sort(first)]
 
 
@@ -461,7 +495,7 @@ def _count_candidates(shapes: Shapes, grids: Grids, problem: Problem) -> int:
 def _count_rejected(grids: Grids, shapes: Shapes, used: Integers) -> dict[str, int]:
     """Grids rejected, by constraint; names without any are left out."""
     counts = {check.name: int(broken.sum()) for check, broken in zip(grids.constraints, grids.broken.T, strict=True)}
-    shaped = len(np.unique(shapes.grid))
+    shaped = len(distinct(shapes.grid)[0])
     counts[MICRO_BATCH] = len(grids.sound) - shaped
     counts[MEMORY] = shaped - len(used)
     return {name: count for name, count in counts.items() if count}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from axonn_tune.cost.prediction import Pricing
+from axonn_tune.cost.prediction import Pricing, StagePrediction, Term
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.choosing import Searched
 
@@ -15,32 +15,12 @@ Sizes: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class TermEntry:
-    """All calls of one collective in a step, of one rank; None: the cost model does not say."""
-
-    op: str
-    axis: str
-    phase: str
-    layer: str
-    count: int
-    bytes: float
-    group: int
-    tier: str
-    seconds: float
-    exposed_s: float | None
-    formula: str
-    algorithm: str
-    protocol: str | None
-    latency_s: float
-    bandwidth_bytes_per_s: float
-
-
-@dataclass(frozen=True)
 class Entry:
     """One grid (or candidate) of a ranking; None: not feasible, or not known to the cost model.
 
     rank: from 1; None for a rejected grid. order: axes from the fastest-varying rank outwards.
-    tie: the first of the ranking may be no better, given the uncertainty of the prediction.
+    tie: the first of the ranking may be no better, given the uncertainty of the prediction. shortest_step_s: of all
+    candidates of this grid. bubble_s: waiting for other pipeline stages; stages: each of them, where terms are listed.
     """
 
     sizes: Sizes
@@ -49,6 +29,8 @@ class Entry:
     pipeline: int = 1
     chunks: int = 1
     bubble_s: float | None = None
+    shortest_step_s: float | None = None
+    stages: tuple[StagePrediction, ...] = field(default=(), repr=False)
     rank: int | None = None
     order: tuple[str, ...] | None = None
     rejected_because: tuple[str, ...] = ()
@@ -67,7 +49,7 @@ class Entry:
     high_s: float | None = None
     mfu: float | None = None
     hfu: float | None = None
-    terms: tuple[TermEntry, ...] = field(default=(), repr=False)
+    terms: tuple[Term, ...] = field(default=(), repr=False)
 
     def size(self, axis: str) -> int:
         """Size of an axis, 1 where it is not searched."""
@@ -135,27 +117,3 @@ class RankedGrids(Protocol):
 
     def pricing(self, position: int) -> Pricing:
         """Everything the alpha-beta model predicts of the configuration at a place of the ranking, from 0."""
-
-
-def term_entries(pricing: Pricing) -> tuple[TermEntry, ...]:
-    """Terms of the alpha-beta model."""
-    return tuple(
-        TermEntry(
-            op=term.op,
-            axis=term.axis,
-            phase=term.phase,
-            layer=term.layer,
-            count=term.count,
-            bytes=term.size_bytes,
-            group=term.group,
-            tier=term.tier,
-            seconds=term.seconds,
-            exposed_s=term.exposed_s,
-            formula=str(term.collective.size_bytes),
-            algorithm=term.line.algorithm,
-            protocol=term.line.protocol,
-            latency_s=term.line.latency_s,
-            bandwidth_bytes_per_s=term.line.bandwidth_bytes_per_s,
-        )
-        for term in pricing.terms
-    )

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from axonn_tune.errors import UnknownNameError, UsageError
-from axonn_tune.grid import AXES
+from axonn_tune.errors import UnknownNameError, UsageError, suggest
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework, StepOptions
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.space import Limits, Problem, RankBy
-from axonn_tune.specs.catalog import Loaded, MachineLike, ModelLike, load_machine, load_model
+from axonn_tune.specs.catalog import Loaded, MachineLike, ModelLike, load_machine, load_model, route_overrides
+from axonn_tune.specs.document import known_keys
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.overrides import route_overrides
-from axonn_tune.specs.validation import known_keys
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Precision, Workload
 
 if TYPE_CHECKING:
@@ -52,27 +53,90 @@ class Choices:
     machine: MachineLike = "perlmutter"
     workload: WorkloadChoices = WorkloadChoices()
     limits: Limits = field(default_factory=Limits)
-    rank_by: RankBy = "communication"
+    rank_by: RankBy | None = None
     settings: tuple[str, ...] = ()
+    framework: Framework = AXONN_TUNE
+    pipeline: bool = False
 
 
 def load_inputs(choices: Choices) -> Inputs:
     """Load the documents and build the problem; errors as `load_model`, UsageError for a wrong setting."""
-    for_workload, others = _split_settings(choices.settings)
+    for_step, settings = _step_settings(choices.settings)
+    for_workload, others = _split_settings(settings)
     for_model, for_machine = route_overrides(others)
     model = load_model(choices.model, overrides=for_model)
     machine = load_machine(choices.machine, overrides=for_machine)
     workload = make_workload(model.document, choices.workload, settings=for_workload)
     _check_pins(choices)
+    framework = choices.framework.with_step(**for_step) if for_step else choices.framework
+    pipeline = choices.pipeline or (framework.ranked_by == "iteration" and "pipeline" in framework.axes)
     problem = Problem(
         model=model.document,
         machine=machine.document,
         workload=workload,
         gpus=choices.gpus,
         limits=choices.limits,
-        rank_by=choices.rank_by,
+        rank_by=choices.rank_by or ("iteration" if pipeline else framework.ranked_by),
+        framework=framework,
+        pipeline=pipeline,
     )
+    _check_axes(problem)
     return Inputs(problem, model, machine)
+
+
+def _check_axes(problem: Problem) -> None:
+    """Refuse pinned axes and orders that the framework does not have."""
+    framework, limits = problem.framework, problem.limits
+    missing = [axis for axis, size in limits.axes.items() if size > 1 and axis not in framework.axes]
+    if missing:
+        known = ", ".join(framework.axes)
+        raise UsageError(
+            f"--{missing[0]} {limits.axes[missing[0]]}: {framework.name} has no axis {missing[0]}, but {known}"
+        )
+    unsearched = [axis for axis, size in limits.axes.items() if size > 1 and axis not in problem.axes]
+    if unsearched:
+        raise UsageError(f"--{unsearched[0]}: give --{unsearched[0]} without a number to search it")
+    if limits.order is not None:
+        needed = [axis for axis in problem.axes if axis in framework.axes and axis not in limits.order]
+        wanted = [axis for axis in needed if axis not in ("pipeline", "context")]
+        if wanted:
+            raise UsageError(f"--order {','.join(limits.order)} must name {', '.join(wanted)} too, as in x,y,z,data")
+
+
+def _step_settings(settings: Sequence[str]) -> tuple[dict[str, object], list[str]]:
+    """Assignments meant for the framework's step, as values, and all others."""
+    known = {each.name: each for each in fields(StepOptions)}
+    found, others = dict[str, object](), list[str]()
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        if not name.startswith("step."):
+            others.append(setting)
+            continue
+        name = name.removeprefix("step.").strip()
+        if name not in known:
+            raise UsageError(
+                f"--set {setting}: a step has no {name!r}{suggest(name, known)}; known: {', '.join(known)}"
+            )
+        found[name] = _step_value(setting, text.strip(), getattr(StepOptions(), name))
+    return found, others
+
+
+def _step_value(setting: str, text: str, default: object) -> object:
+    """A value of the kind that an option has by default: yes or no, names between commas, a number or a word."""
+    if isinstance(default, bool):
+        if text not in ("true", "false"):
+            raise UsageError(f"--set {setting}: {text!r} is neither true nor false")
+        return text == "true"
+    if isinstance(default, tuple):
+        return tuple(name.strip() for name in text.split(",") if name.strip())
+    if text in ("null", ""):
+        return None
+    if isinstance(default, str):
+        return text
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        raise UsageError(f"--set {setting}: {text!r} is not a number") from None
 
 
 def make_workload(model: Model, choices: WorkloadChoices, *, settings: Sequence[str] = ()) -> Workload:
@@ -90,8 +154,8 @@ def make_workload(model: Model, choices: WorkloadChoices, *, settings: Sequence[
     if not settings:
         return workload
     # Imported here: most searches set nothing, and start-up time is theirs.
+    from axonn_tune.specs.document import to_yaml
     from axonn_tune.specs.loading import parse_document
-    from axonn_tune.specs.writing import to_yaml
 
     return parse_document(to_yaml(workload), schema=Workload, source="workload", overrides=settings)
 
@@ -121,7 +185,7 @@ def _split_settings(settings: Sequence[str]) -> tuple[list[str], list[str]]:
 def _check_pins(choices: Choices) -> None:
     """Refuse pinned axes that no grid of this many GPUs can have."""
     product, shown = 1, []
-    for axis in AXES:
+    for axis in ALL_AXES:
         if axis in choices.limits.axes:
             product *= choices.limits.axes[axis]
             shown.append(f"{axis} = {choices.limits.axes[axis]}")
@@ -148,9 +212,11 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
         recompute=launch.recompute,
         micro_batch=launch.micro_batch,
         kept_layers=launch.kept_layers,
-        axes={axis: launch.grid.grid().axis_size(axis) for axis in AXES},
+        axes=launch.grid.sizes,
+        chunks=launch.chunks,
     )
-    problem = Problem(launch.model, profile.document, launch.workload, launch.grid.world, limits)
+    piped = launch.grid.pipeline > 1
+    problem = Problem(launch.model, profile.document, launch.workload, launch.grid.world, limits, pipeline=piped)
     model = Loaded(launch.model, loaded.path, launch.provenance.model_sha256)
     return Inputs(problem, model, profile), profile.sha256 != launch.provenance.machine_sha256
 

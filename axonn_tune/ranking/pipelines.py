@@ -7,19 +7,19 @@ once. The bound is that of `cost.pipeline`, with computation slowed by communica
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from axonn_tune.cost.collectives import collective_time_s, lines_of, route, transfer_time_s
-from axonn_tune.cost.columns import Candidates, ChunkColumns, ColumnPricer, Floats, Integers
+from axonn_tune.cost.columns import Candidates, ChunkColumns, ColumnPricer, Floats, Integers, distinct
 from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time, split_layers
 from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.frameworks import software_on
 from axonn_tune.grid import GroupShape, merged_shape
-from axonn_tune.program.size import COLUMNS
+from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import Stage
-from axonn_tune.ranking.space import FIRST, LAST, MIDDLE, Fitting, Problem, Shapes, StageRows, stage_rows, stage_values
+from axonn_tune.ranking.space import FIRST, LAST, MIDDLE, Fitting, Problem, Shapes, stage_rows, stage_values
 from axonn_tune.units import seconds
 
 
@@ -39,7 +39,7 @@ class StageKind:
 class Pipelines:
     """Candidates with as many stages and chunks, priced: all columns have one row each, in the order of `rows`.
 
-    bound_s: least step; busy_s: what the stage that computes longest is not idle for; sends_s: of one message.
+    sends_s: of one message; alone_s: computation of the stage that computes longest.
     """
 
     rows: Integers
@@ -76,15 +76,18 @@ class Pipelines:
         placed = {number: kind for kind in self.kinds for number in kind.numbers}
         return [placed[number] for number in range(self.stages)]
 
-    def bound_s(self) -> tuple[Floats, Floats]:
-        """Least step of every candidate, and what of it is computation lost to communication."""
+    def bound_s(self) -> tuple[Floats, Floats, Floats]:
+        """Least step of every candidate, what of it is computation lost to communication, and the bubble with which
+        the exposed communication is least, too."""
         everything = np.arange(len(self.rows))
         scheduled = np.asarray(pipeline_bound_s(self.times(everything), micro_batches=self.micro_batches))
-        lost = np.asarray(self._lost_s(self._busy_s()))
-        return scheduled + lost, lost
+        busy = self._busy_s()
+        # A message exposes at most its own time where it is sent and where it is waited for.
+        lost = np.asarray(self._lost_s(busy + 4.0 * self.chunks * self.micro_batches * self.sends_s))
+        return scheduled + lost, lost, np.maximum(scheduled - np.maximum(busy, self.alone_s), 0.0)
 
     def _busy_s(self) -> Floats:
-        """What the stage that computes longest is not idle for, with all its sends: at most."""
+        """What the stage that computes longest is not idle for, without sends."""
         compute = np.array([kind.compute_s for kind in self.kinds])
         busy = np.array([self._occupied_s(kind) for kind in self.kinds])
         found: Floats = np.take_along_axis(busy, compute.argmax(axis=0)[None], axis=0)[0]
@@ -93,7 +96,7 @@ class Pipelines:
     def _occupied_s(self, kind: StageKind) -> Floats:
         passes = sum(one.forward_s + one.backward_s for one in kind.times) * (self.micro_batches - 1.0)
         last = sum(one.forward_s + one.last_backward_s for one in kind.times) + kind.times[0].end_s
-        return np.asarray(passes + last + 2.0 * self.chunks * self.micro_batches * self.sends_s)
+        return np.asarray(passes + last)
 
     def _lost_s(self, busy_s: Floats) -> Floats:
         return np.asarray(contended_s(self.communication_s, self.alone_s, busy_s, contention=self.contention))
@@ -119,7 +122,7 @@ def price_pipelines(
     strides: Integers,
     contention: float,
 ) -> Iterator[Pipelines]:
-    """Price candidates whose shapes have several stages, those with as many stages and chunks together.
+    """Price candidates whose shapes have several stages; those with as many stages and chunks go together.
 
     strides: ranks between the stages of each candidate.
     """
@@ -128,29 +131,26 @@ def price_pipelines(
     piped = np.full(len(shapes), -1)
     piped[shapes.piped] = np.arange(len(shapes.piped))
     stages, chunks = shapes.stages[candidates.shape], shapes.chunks[candidates.shape]
-    rows_of = stage_rows(problem, shapes)
-    for count in np.unique(stages).tolist():
-        for several in np.unique(chunks[stages == count]).tolist():
+    batches = np.asarray(shapes.values["A"])[candidates.shape]
+    sends = _sends_s(problem, shapes, candidates, strides)
+    parts = _Parts(problem, shapes, fitting, pricer, Candidates(piped[candidates.shape], candidates.routes))
+    schedule = problem.framework.schedule
+    for count in distinct(stages)[0].tolist():
+        for several in distinct(chunks[stages == count])[0].tolist():
             rows = np.flatnonzero((stages == count) & (chunks == several))
-            mine = Candidates(candidates.shape[rows], {axes: route[rows] for axes, route in candidates.routes.items()})
-            sends = _sends_s(problem, shapes, mine, strides[rows])
-            group = _Group(problem, shapes, fitting, pricer, rows_of, piped, count, several)
-            kinds = tuple(group.kinds(mine))
-            sent = 2.0 * several * np.asarray(shapes.values["A"])[mine.shape]
-            communication = np.max(
-                [kind.communication_s + sent * _boundaries(kind, count, several) * sends for kind in kinds], axis=0
-            )
-            schedule = problem.framework.schedule
+            kinds = tuple(parts.kinds(rows, count, several))
+            sent = 2.0 * several * batches[rows] * sends[rows]
+            communication = [kind.communication_s + sent * _boundaries(kind, count, several) for kind in kinds]
             yield Pipelines(
                 rows=rows,
                 stages=count,
                 chunks=several,
-                micro_batches=np.asarray(shapes.values["A"])[mine.shape].astype(np.int64),
+                micro_batches=batches[rows].astype(np.int64),
                 kinds=kinds,
-                sends_s=sends,
+                sends_s=sends[rows],
                 overlapped=schedule.overlapped_interleaved if several > 1 else schedule.overlapped,
                 contention=contention,
-                communication_s=communication,
+                communication_s=np.max(communication, axis=0),
                 alone_s=np.max([kind.compute_s for kind in kinds], axis=0),
             )
 
@@ -162,49 +162,64 @@ def _boundaries(kind: StageKind, stages: int, chunks: int) -> float:
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Candidates with as many stages and chunks, and what prices them."""
+class _Parts:
+    """Stages and chunks of all candidates, each laid out once for all; `candidates` number the shapes with stages."""
 
     problem: Problem
     shapes: Shapes
     fitting: Fitting
     pricer: ColumnPricer
-    rows: tuple[StageRows, ...]
-    piped: Integers
-    stages: int
-    chunks: int
+    candidates: Candidates
+    _sums: dict[tuple[Stage, bool], tuple[Floats, Floats]] = field(default_factory=dict)
+    _chunks: dict[tuple[Stage, Stage, bool], ChunkColumns] = field(default_factory=dict)
 
-    def kinds(self, candidates: Candidates) -> Iterator[StageKind]:
-        """Every kind of stage."""
-        parts = split_layers(self.problem.model.layers, parts=self.stages * self.chunks)
-        alike: dict[tuple[Stage, tuple[int, ...]], list[int]] = {}
-        for number in range(self.stages):
-            stage = FIRST if number == 0 else LAST if number == self.stages - 1 else MIDDLE
-            alike.setdefault((stage, parts[number :: self.stages]), []).append(number)
-        for (stage, blocks), numbers in alike.items():
-            yield self._kind(candidates, stage, blocks, tuple(numbers))
+    def kinds(self, rows: Integers, stages: int, chunks: int) -> Iterator[StageKind]:
+        """Every kind of stage of the candidates in `rows`, all with as many stages and chunks."""
+        split = split_layers(self.problem.model.layers, parts=stages * chunks)
+        fewest, alike = min(split[1:-1], default=0), dict[tuple[Stage, bool, tuple[int, ...]], list[int]]()
+        for number in range(stages):
+            stage = FIRST if number == 0 else LAST if number == stages - 1 else MIDDLE
+            blocks = split[number::stages]
+            fewer = stage == MIDDLE and blocks[0] == fewest and fewest != max(split[1:-1])
+            alike.setdefault((stage, fewer, blocks), []).append(number)
+        for (stage, fewer, blocks), numbers in alike.items():
+            yield self._kind(rows, stage, blocks, tuple(numbers), fewer=fewer)
 
     def _kind(
-        self, candidates: Candidates, stage: Stage, blocks: tuple[int, ...], numbers: tuple[int, ...]
+        self, rows: Integers, stage: Stage, blocks: tuple[int, ...], numbers: tuple[int, ...], *, fewer: bool
     ) -> StageKind:
-        place = (FIRST, MIDDLE, LAST).index(stage)
-        layers = float(sum(blocks))
-        at = self.piped[candidates.shape]
-        one = replace(self.rows[place], layers=np.full(len(self.shapes.piped), layers))
-        values = stage_values(self.problem, self.shapes, one)
-        kept = np.minimum(self.fitting.stages[place], layers)
-        values = {**values, "kept": kept, "unkept": layers - kept, "L": layers}
-        mine = Candidates(at, candidates.routes)
-        communication, compute = self.pricer.sums(mine, values, stage)
-        known: dict[tuple[Stage, int], ChunkColumns] = {}
-        times = []
-        for number, count in enumerate(blocks):
-            part = Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1)
-            if (part, count) not in known:
-                known[part, count] = self.pricer.chunk(mine, values, part, stage, layers=count)
-            times.append(known[part, count])
+        communication, compute = self._stage(stage, fewer=fewer)
+        times = tuple(
+            self._chunk(
+                Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1), stage, fewer=fewer
+            ).taken(rows)
+            for number in range(len(blocks))
+        )
         host = sum(one.host_s for one in times)
-        return StageKind(stage, numbers, blocks, communication, compute + host, tuple(times))
+        return StageKind(stage, numbers, blocks, communication[rows], compute[rows] + host, times)
+
+    def _stage(self, stage: Stage, *, fewer: bool) -> tuple[Floats, Floats]:
+        key = stage, fewer
+        if key not in self._sums:
+            self._sums[key] = self.pricer.sums(self.candidates, self._values(stage, fewer=fewer), stage)
+        return self._sums[key]
+
+    def _chunk(self, part: Stage, stage: Stage, *, fewer: bool) -> ChunkColumns:
+        key = part, stage, fewer
+        if key not in self._chunks:
+            values = self._values(stage, fewer=fewer)
+            layers = np.floor(np.asarray(values["L"]) / self.shapes.chunks[self.shapes.piped])
+            self._chunks[key] = self.pricer.chunk(self.candidates, values, part, stage, layers=np.maximum(layers, 1.0))
+        return self._chunks[key]
+
+    def _values(self, stage: Stage, *, fewer: bool) -> dict[str, Value]:
+        """Symbols of a kind of stage; `fewer`: of those between the ends, the ones with fewer blocks."""
+        one = stage_rows(self.problem, self.shapes)[(FIRST, MIDDLE, LAST).index(stage)]
+        layers = one.layers - 1.0 if fewer else one.layers
+        layers = np.maximum(layers, 1.0)
+        values = stage_values(self.problem, self.shapes, replace(one, layers=layers))
+        kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
+        return {**values, "kept": kept, "unkept": layers - kept}
 
 
 def _sends_s(problem: Problem, shapes: Shapes, candidates: Candidates, strides: Integers) -> Floats:
@@ -219,11 +234,11 @@ def _sends_s(problem: Problem, shapes: Shapes, candidates: Candidates, strides: 
     whole = problem.workload.element_sizes.compute * tokens * problem.model.hidden / axes["y"]
     split = options.sequence_parallel or schedule.scattered
     size, found = (whole / axes["x"] if split else whole), np.zeros(len(candidates))
-    for stride in np.unique(strides).tolist():
+    for stride in distinct(strides)[0].tolist():
         mine = strides == stride
         found[mine] = transfer_time_s(size[mine], stride=int(stride), machine=machine, call_s=call_s)
     if schedule.scattered and not options.sequence_parallel:
-        for width in np.unique(axes["x"]).tolist():
+        for width in distinct(axes["x"])[0].tolist():
             mine = axes["x"] == width
             shape: GroupShape = merged_shape([(int(width), 1)])
             chosen = lines_of("all_gather", route(shape, machine.tiers, problem.gpus), machine, call_s=call_s)

@@ -15,9 +15,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.cost.columns import Candidates, Floats, Integers
-from axonn_tune.cost.pipeline import in_flight_chunks, split_layers
-from axonn_tune.frameworks import AXONN_TUNE
+from axonn_tune.cost.columns import Candidates, Floats, Integers, distinct
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import (
     ALL_AXES,
@@ -32,7 +31,7 @@ from axonn_tune.grid import (
 )
 from axonn_tune.program.constraints import Constraint, constraints
 from axonn_tune.program.dimensions import dimensions, loss_chunks
-from axonn_tune.program.memory import memory_limit_bytes, price_memory
+from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import Stage, StepProgram
 from axonn_tune.specs.machine import Machine
@@ -115,6 +114,15 @@ class Grids:
         return self.sizes[:, self.axes.index(axis)]
 
 
+def sound_sizes(gpus: int, model: Model, workload: Workload) -> Integers:
+    """Sizes `[n, 4]` of the 4D grids of a GPU count that break no divisibility constraint."""
+    sizes = factorizations(gpus)
+    columns = dict.fromkeys(ALL_AXES, np.ones(len(sizes), dtype=np.int64)) | dict(zip(AXES, sizes.T, strict=True))
+    broken = [check.broken(columns) for check in constraints(model, workload, AXONN_TUNE)]
+    found: Integers = sizes[~np.any(broken, axis=0)]
+    return found
+
+
 def list_grids(problem: Problem) -> Grids:
     """All grids of a GPU count, with the divisibility constraints applied."""
     had = tuple(axis for axis in problem.axes if axis in problem.framework.axes)
@@ -153,13 +161,13 @@ class Shapes:
 
 def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     """Every sound grid with every micro-batch that divides its share of the batch (and what is pinned)."""
-    model, workload, limits = problem.model, problem.workload, problem.limits
+    workload, limits = problem.workload, problem.limits
     sound = grids.sound
     for axis, size in limits.axes.items():
         if axis in grids.axes:
             sound = sound[grids.column(axis)[sound] == size]
     share = workload.global_batch // (grids.column("data")[sound] * grids.column("z")[sound])
-    options = {int(sequences): _micro_batches(int(sequences), workload, limits) for sequences in np.unique(share)}
+    options = {int(sequences): _micro_batches(int(sequences), workload, limits) for sequences in distinct(share)[0]}
     counts = np.array([len(options[int(sequences)]) for sequences in share], dtype=np.int64)
     grid = np.repeat(sound, counts)
     chosen = [options[int(sequences)] for sequences in share]
@@ -192,8 +200,8 @@ def _loss_chunks(problem: Problem, micro_batch: Integers, context: Value) -> Val
     if not problem.framework.step.chunked_loss:
         return 1.0
     tokens = micro_batch * problem.workload.sequence_length // np.asarray(context).astype(np.int64)
-    distinct, inverse = np.unique(tokens, return_inverse=True)
-    return np.array([loss_chunks(int(count)) for count in distinct], dtype=np.float64)[inverse]
+    counts, _, inverse = distinct(tokens)
+    return np.array([loss_chunks(int(count)) for count in counts], dtype=np.float64)[inverse]
 
 
 def _micro_batches(sequences: int, workload: Workload, limits: Limits) -> tuple[int, ...]:
@@ -216,7 +224,9 @@ def _with_chunks(
     counts = [np.ones(len(kept[0]), dtype=np.int64)]
     if problem.framework.schedule.interleaved:
         for chunks in divisors(layers)[1:] if asked is None else [asked] * (asked > 1):
-            fits = (stages > 1) & (layers % (stages * chunks) == 0) & (batches % stages == 0)
+            # Chunks of as many blocks each, as Megatron-LM's flags have it; others where they are asked for.
+            cut = layers % (stages * chunks) == 0 if asked is None else stages * chunks <= layers
+            fits = (stages > 1) & cut & (batches % stages == 0)
             kept.append(np.flatnonzero(fits))
             counts.append(np.full(len(kept[-1]), chunks, dtype=np.int64))
     rows = np.concatenate(kept)
@@ -234,15 +244,18 @@ class StageRows:
 
 def stage_rows(problem: Problem, shapes: Shapes) -> tuple[StageRows, ...]:
     """The stages that can need most memory or time: the first, the one after it, the last."""
+    # Imported here: most searches have no pipeline, and start-up time is theirs.
+    from axonn_tune.cost.pipeline import in_flight_chunks, split_layers
+
     stages, chunks = shapes.stages[shapes.piped], shapes.chunks[shapes.piped]
     batches = np.asarray(shapes.values["A"])[shapes.piped].astype(np.int64)
-    splits = {int(count): split_layers(problem.model.layers, parts=int(count)) for count in np.unique(stages)}
+    splits = {int(count): split_layers(problem.model.layers, parts=int(count)) for count in distinct(stages)[0]}
     found = []
     for stage, number in ((FIRST, 0), (MIDDLE, 1), (LAST, -1)):
         layers = np.array([splits[int(count)][min(number, int(count) - 1)] for count in stages], dtype=np.float64)
         place = stages - 1 if number < 0 else np.minimum(number, stages - 1)
         alive = np.ones(len(stages))
-        for count in np.unique(chunks):
+        for count in distinct(chunks)[0]:
             mine = chunks == count
             flying = in_flight_chunks(place[mine], stages=stages[mine], micro_batches=batches[mine], chunks=int(count))
             alive[mine] = np.asarray(flying) / count
@@ -273,13 +286,15 @@ def _taken(value: Value, rows: Integers) -> Value:
 
 @dataclass(frozen=True)
 class Fitting:
-    """Memory of every shape under one kind of recompute, and the rows that fit; stages: kept layers of each."""
+    """Memory of every shape under one kind of recompute, and the rows that fit.
+
+    kept_layers: of pipeline stages, of each of them.
+    """
 
     total_bytes: Floats
     kept_layers: Floats
     rows: Integers
     limit_bytes: float
-    stages: tuple[Floats, ...] = ()
 
 
 def fit_memory(problem: Problem, shapes: Shapes, program: StepProgram) -> Fitting:
@@ -295,31 +310,31 @@ def fit_memory(problem: Problem, shapes: Shapes, program: StepProgram) -> Fittin
         kept_layers=None if asked is None else float(asked),
     )
     total, kept = (np.broadcast_to(np.asarray(one), len(shapes)) for one in (memory.total_bytes, memory.kept_layers))
-    stages: tuple[Floats, ...] = ()
     if len(shapes.piped):
         total, kept = total.copy(), kept.copy()
-        total[shapes.piped], stages = _fit_stages(problem, shapes, program, limit_bytes)
-        kept[shapes.piped] = stages[0]
-    return Fitting(total, kept, np.flatnonzero(total <= limit_bytes), limit_bytes, stages)
+        total[shapes.piped], kept[shapes.piped] = _fit_stages(problem, shapes, program, limit_bytes)
+    return Fitting(total, kept, np.flatnonzero(total <= limit_bytes), limit_bytes)
 
 
-def _fit_stages(
-    problem: Problem, shapes: Shapes, program: StepProgram, limit_bytes: float
-) -> tuple[Floats, tuple[Floats, ...]]:
-    """Memory of the largest stage of each shape with several, and the kept layers of each stage."""
-    asked, largest, kept = problem.limits.kept_layers, np.zeros(len(shapes.piped)), []
-    for one in stage_rows(problem, shapes):
-        memory = price_memory(
-            program,
-            stage_values(problem, shapes, one),
-            limit_bytes=limit_bytes,
-            arithmetic=COLUMNS,
-            kept_layers=None if asked is None else float(asked),
-            stage=one.stage,
+def _fit_stages(problem: Problem, shapes: Shapes, program: StepProgram, limit_bytes: float) -> tuple[Floats, Floats]:
+    """Memory of the largest stage of each shape with several, and the layers that every stage can keep."""
+    rows = stage_rows(problem, shapes)
+
+    def priced(one: StageRows, kept: Floats | float | None) -> Memory:
+        values = stage_values(problem, shapes, one)
+        return price_memory(
+            program, values, limit_bytes=limit_bytes, arithmetic=COLUMNS, kept_layers=kept, stage=one.stage
         )
-        largest = np.maximum(largest, memory.total_bytes)
-        kept.append(np.broadcast_to(np.asarray(memory.kept_layers), len(shapes.piped)))
-    return largest, tuple(kept)
+
+    asked = problem.limits.kept_layers
+    kept = np.full(len(shapes.piped), np.inf if asked is None else float(asked))
+    for one in rows:
+        fitting = priced(one, None).kept_layers if asked is None else one.layers
+        kept = np.minimum(kept, fitting)
+    largest = np.zeros(len(shapes.piped))
+    for one in rows:
+        largest = np.maximum(largest, priced(one, np.minimum(kept, one.layers)).total_bytes)
+    return largest, kept
 
 
 @dataclass(frozen=True)
@@ -378,9 +393,9 @@ class _Levels:
         levels = [self.ends()] if axes == "ends" else [self.level(axis) for axis in split_axes(axes)]
         code = np.zeros(len(self.grid), dtype=np.int64)
         for size, stride in levels:
-            distinct, number = np.unique(size << 32 | stride, return_inverse=True)
-            code = code * len(distinct) + number
-        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+            values, _, number = distinct(size << 32 | stride)
+            code = code * len(values) + number
+        _, first, inverse = distinct(code)
         numbers = []
         for row in first.tolist():
             pairs = sorted(((int(size[row]), int(stride[row])) for size, stride in levels), key=lambda level: level[1])

@@ -5,26 +5,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from axonn_tune import __version__
-from axonn_tune.report.ranking_json import Json, origin, to_text
-from axonn_tune.report.table import Heading, csv_table, markdown_table, seconds_cells, text_table
+from axonn_tune.report.output import (
+    NOTHING,
+    Heading,
+    Json,
+    csv_table,
+    json_text,
+    markdown_table,
+    percent,
+    seconds_cells,
+    signed_percent,
+    text_table,
+)
+from axonn_tune.report.ranking import origin
 from axonn_tune.units import GIB, TERA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from axonn_tune.baselines.comparison import Comparison, Contender, Prediction
+    from axonn_tune.ranking.compare import Comparison, Contender, StepPrediction
     from axonn_tune.ranking.inputs import Inputs
 
 SCHEMA = "axonn-tune/comparison/1"
 PETA = 1000.0 * TERA
 NOTABLE = 0.005
-"""Share of a step that endless memory must save to be mentioned."""
+"""Share of a step that unlimited memory must save to be mentioned."""
 
 _HEADINGS = (
-    Heading("way", left=True),
+    Heading("strategy", left=True),
     Heading("layout", left=True),
     Heading("micro-\nbatch"),
-    Heading("accumu-\nlation"),
+    Heading("grad.\naccum."),
     Heading("recompute", left=True),
     Heading("step\ns"),
     Heading("compute\ns"),
@@ -34,17 +45,21 @@ _HEADINGS = (
     Heading("MFU"),
     Heading("HFU"),
     Heading("paper's\ncount"),
+    Heading("own\nsoftware s"),
+    Heading("relative\nstep"),
     Heading("4D is\nfaster by"),
 )
-_NARROW = (0, 1, 5, 6, 7, 9, 10, 13)
+_NARROW = (0, 1, 5, 14, 6, 7, 9, 10, 13, 15)
 """Columns shown unless all are asked for."""
 LEFT_OUT = (
-    "--wide adds the rest of each layout, micro-batch, accumulation, recompute, bubble, HFU and the paper's count."
+    "--wide adds the rest of each layout, micro-batch, gradient accumulation, recompute, bubble, HFU and the paper's "
+    "count."
 )
 _CSV = (
     *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
     *("iteration_s", "low_s", "high_s", "compute_s", "communication_s", "exposed_communication_s", "bubble_s"),
     *("memory_bytes", "mfu", "hfu", "paper_share", "gain_of_4d", "infeasible"),
+    *("framework", "relative_step", "own_software_s"),
 )
 
 
@@ -53,18 +68,20 @@ def render(
 ) -> str:
     """The comparison as text; a table that is not `wide` shows the main columns, within 100 characters."""
     if output_format == "json":
-        return to_text(comparison_json(comparison, inputs))
+        return json_text(comparison_json(comparison, inputs))
     if output_format == "csv":
         return csv_table(*comparison_records(comparison))
     if output_format == "md":
         table = markdown_table(*comparison_cells(comparison, wide=True))
-        return table + "\n" + "".join(f"- {line}\n" for line in remarks(comparison))
+        return table + "\n" + "".join(f"- {line}\n" for line in comparison_remarks(comparison))
     headings, rows = comparison_cells(comparison, wide=wide)
-    return text_table(headings, rows, color=color) + "\n" + "".join(f"{line}\n" for line in remarks(comparison))
+    return (
+        text_table(headings, rows, color=color) + "\n" + "".join(f"{line}\n" for line in comparison_remarks(comparison))
+    )
 
 
 def comparison_records(comparison: Comparison) -> tuple[Sequence[str], list[list[object]]]:
-    """Names of all fields, units included, and their values of each way: what CSV and data frames hold."""
+    """Names of all fields, units included, and their values of each strategy: what CSV and data frames hold."""
     return _CSV, [_csv_row(comparison, each) for each in comparison.contenders]
 
 
@@ -82,70 +99,86 @@ def _narrow(cell: str) -> str:
 
 
 def _rows(comparison: Comparison) -> list[list[str]]:
-    """One row per contender; reasons of what is not possible are among the remarks."""
+    """One row per contender; why one is infeasible is among the remarks."""
     found = [each.prediction for each in comparison.contenders]
     columns = [
-        seconds_cells([None if each is None else getattr(each, name) for each in found])
+        seconds_cells([None if each is None else getattr(each.pricing, name) for each in found])
         for name in ("iteration_s", "compute_s", "exposed_communication_s")
     ]
-    columns.append(["-" if each is None else f"{each.bubble_s:.2f}" for each in found])
+    columns.append([NOTHING if each is None else f"{each.pricing.bubble_s:.2f}" for each in found])
+    own = seconds_cells([None if each is None else each.own_software_s for each in found])
     rows = []
     for position, contender in enumerate(comparison.contenders):
-        times = [column[position] for column in columns]
-        rows.append([contender.name, *_cells(contender, times), _percent(comparison.gain(contender), signed=True)])
+        times, relative = [column[position] for column in columns], comparison.relative(contender)
+        last = [own[position], NOTHING if relative is None else f"{relative:.2f}"]
+        rows.append([contender.name, *_cells(contender, times), *last, signed_percent(comparison.gain(contender))])
     return rows
 
 
 def _cells(contender: Contender, times: list[str]) -> list[str]:
     found = contender.prediction
     if found is None:
-        return ["not possible, see below", "-", "-", "-", *times, "-", "-", "-", "-"]
+        return ["infeasible, see below", *[NOTHING] * 3, *times, *[NOTHING] * 4]
+    chosen = found.pricing.configuration
     return [
         found.layout,
-        str(found.micro_batch),
-        str(found.accumulation),
-        found.recompute,
+        str(chosen.micro_batch),
+        str(found.pricing.accumulation),
+        chosen.recompute,
         *times,
-        f"{found.memory_bytes / GIB:.3g}",
-        _percent(found.performance.mfu),
-        _percent(found.performance.hfu),
-        _percent(found.paper_share),
+        f"{float(found.pricing.memory.total_bytes) / GIB:.3g}",
+        percent(found.performance.mfu),
+        percent(found.performance.hfu),
+        percent(found.paper_share),
     ]
 
 
-def remarks(comparison: Comparison) -> list[str]:
+def comparison_remarks(comparison: Comparison) -> list[str]:
     """What limits each contender, what overlap gains, and what the paper reports of this case."""
-    lines = [f"{each.name}: {_limits(each)}" for each in comparison.contenders]
-    first = comparison.contenders[0].prediction
+    lines = [_verdict(comparison), *(f"{each.name}: {_limits(each)}" for each in comparison.contenders)]
+    first = comparison.own.prediction
     if first is not None:
         lines.append(
-            f"A difference within the 80% interval is not settled: 4D takes {first.performance.low_s:.3g} to "
+            f"Differences within the 80% interval are within model error: 4D takes {first.performance.low_s:.3g} to "
             f"{first.performance.high_s:.3g} s."
         )
     if comparison.overlap is not None:
         overlap = comparison.overlap
         lines.append(
             f"Overlap: the same 4D configuration takes {overlap.off_s:.3g} s with all overlaps off, "
-            f"{overlap.on_s:.3g} s with them on: {_percent(overlap.gain, signed=True)}."
+            f"{overlap.on_s:.3g} s with them on: {signed_percent(overlap.gain)}."
         )
     return [*lines, *_claims(comparison)]
 
 
+def _verdict(comparison: Comparison) -> str:
+    """Which strategy is fastest here, on what, and whether 4D's best is another strategy's kind of layout."""
+    problem, fastest = comparison.problem, comparison.contenders[0]
+    machine, workload = problem.machine, problem.workload
+    where = (
+        f"{problem.model.name} on {problem.gpus:,} × {machine.name}, {workload.global_batch:,} sequences of "
+        f"{workload.sequence_length:,} tokens in {workload.precision}"
+    )
+    same = comparison.same_layout
+    beside = f" 4D's best layout has x = y = 1: it is {same}." if same else ""
+    kernels = "Steps are with ideal kernels for all; own software: with numbers fitted to published steps."
+    return f"{where}: {fastest.name} has the shortest step.{beside} {kernels}"
+
+
 def _limits(contender: Contender) -> str:
-    """Shares of the step that are not needed computation, and what more memory would bring."""
+    """Overhead as shares of the step, and what more memory would bring."""
     found, endless = contender.prediction, contender.endless_memory
     parts = []
     if found is not None:
-        shares = [f"{what} {_percent(share)}" for what, share in found.limits()]
+        shares = [f"{what} {percent(share)}" for what, share in found.limits()]
         parts.append(
-            f"beyond needed computation {', '.join(shares)}" if shares else "next to nothing beyond needed computation"
+            f"overhead beyond useful compute: {', '.join(shares)}" if shares else "no overhead beyond useful compute"
         )
     else:
-        parts.append(f"not possible, {contender.infeasible}")
+        parts.append(f"infeasible, {contender.infeasible}")
     if endless is not None and (found is None or endless.iteration_s < (1.0 - NOTABLE) * found.iteration_s):
-        parts.append(
-            f"with endless memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {endless.recompute})"
-        )
+        recompute = endless.pricing.configuration.recompute
+        parts.append(f"with unlimited memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {recompute})")
     return "; ".join(parts) + "."
 
 
@@ -154,21 +187,15 @@ def _claims(comparison: Comparison) -> list[str]:
         return []
     reported = "; ".join(claim.words for claim in comparison.claims)
     lines = [f"The paper (arXiv 2305.13525) reports, measured: {reported}. docs/compare.md says what differs."]
-    first = comparison.contenders[0].prediction
+    first = comparison.own.prediction
     if first is not None and first.paper_flops_per_s is not None:
         lines.append(
-            f"By the paper's count, which includes full recomputation, done or not, 4D is predicted to reach "
-            f"{_percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
+            f"By the paper's count, which includes full recompute, done or not, 4D is predicted to reach "
+            f"{percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
         )
     if comparison.problem.limits.recompute is None:
-        lines.append("It used full recomputation throughout: --recompute full compares the same.")
+        lines.append("The paper used full activation recomputation throughout: --recompute full compares the same.")
     return lines
-
-
-def _percent(share: float | None, *, signed: bool = False) -> str:
-    if share is None:
-        return "-"
-    return f"{share:+.1%}" if signed else f"{share:.1%}"
 
 
 def _csv_row(comparison: Comparison, contender: Contender) -> list[object]:
@@ -177,6 +204,8 @@ def _csv_row(comparison: Comparison, contender: Contender) -> list[object]:
     known = {
         **values,
         "key": contender.key,
+        "framework": contender.framework,
+        "relative_step": comparison.relative(contender),
         "gain_of_4d": comparison.gain(contender),
         "infeasible": contender.infeasible,
     }
@@ -196,7 +225,7 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
         "memory_limit_bytes": comparison.limit_bytes,
         "contenders": [_contender_json(comparison, each) for each in comparison.contenders],
         "overlap": None if overlap is None else {"off_s": overlap.off_s, "on_s": overlap.on_s, "gain": overlap.gain},
-        "remarks": remarks(comparison),
+        "remarks": comparison_remarks(comparison),
         "paper": [{"what": claim.what, "value": claim.value, "words": claim.words} for claim in comparison.claims],
     }
 
@@ -206,6 +235,8 @@ def _contender_json(comparison: Comparison, contender: Contender) -> Json:
     return {
         "key": contender.key,
         "name": contender.name,
+        "framework": contender.framework,
+        "relative_step": comparison.relative(contender),
         "feasible": found is not None,
         "infeasible": contender.infeasible or None,
         "gain_of_4d": comparison.gain(contender),
@@ -214,25 +245,30 @@ def _contender_json(comparison: Comparison, contender: Contender) -> Json:
     }
 
 
-def prediction_json(found: Prediction) -> Json:
+def prediction_json(found: StepPrediction) -> Json:
     """One priced layout."""
+    pricing, configuration = found.pricing, found.pricing.configuration
     return {
         "layout": found.layout,
-        "micro_batch": found.micro_batch,
-        "grad_accumulation": found.accumulation,
-        "recompute": found.recompute,
-        "iteration_s": found.iteration_s,
+        "micro_batch": configuration.micro_batch,
+        "grad_accumulation": pricing.accumulation,
+        "recompute": configuration.recompute,
+        "pipeline": configuration.grid.pipeline,
+        "chunks": configuration.chunks,
+        "iteration_s": pricing.iteration_s,
+        "own_software_s": found.own_software_s,
         "low_s": found.performance.low_s,
         "high_s": found.performance.high_s,
-        "compute_s": found.compute_s,
-        "communication_s": found.communication_s,
-        "exposed_communication_s": found.exposed_communication_s,
-        "bubble_s": found.bubble_s,
+        "compute_s": pricing.compute_s,
+        "communication_s": pricing.communication_s,
+        "exposed_communication_s": pricing.exposed_communication_s,
+        "bubble_s": pricing.bubble_s,
         "traffic": [
-            {"kind": part.kind, "seconds": part.seconds, "exposed_s": part.exposed_s} for part in found.traffic
+            {"kind": axis, "seconds": seconds, "exposed_s": exposed_s}
+            for axis, (seconds, exposed_s) in found.by_axis().items()
         ],
         "limits": [{"what": what, "share": share} for what, share in found.limits()],
-        "memory_bytes": found.memory_bytes,
+        "memory_bytes": float(pricing.memory.total_bytes),
         "tokens_per_s": found.performance.tokens_per_s,
         "mfu": found.performance.mfu,
         "hfu": found.performance.hfu,

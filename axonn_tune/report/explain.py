@@ -1,30 +1,71 @@
-"""One configuration explained: what a step consists of, in words, and every number behind it in tables."""
+"""One configuration explained: what a step consists of, in words, every number behind it in tables, and as JSON.
+
+The words are for someone who has not seen the model behind them, in terms that an expert can check. JSON follows the
+contract `axonn-tune/explain/1`.
+"""
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
-from axonn_tune.cost.breakdown import Work, hidden_behind, hidden_s, work_by_kind
+from axonn_tune import __version__
+from axonn_tune.cost.breakdown import (
+    ATTENTION,
+    ELEMENT_WISE,
+    GEMMS,
+    OPTIMIZER,
+    Work,
+    hidden_behind,
+    hidden_s,
+    work_by_kind,
+)
+from axonn_tune.cost.collectives import Line, Route, route
 from axonn_tune.cost.prediction import Pricing, Term
-from axonn_tune.program.operations import Phase
+from axonn_tune.grid import Grid
+from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.report.explain_lines import line_sentences
-from axonn_tune.report.explain_words import paragraphs
-from axonn_tune.report.table import Heading, markdown_table, seconds_cells, text_table
-from axonn_tune.units import GIB, show_bytes, show_seconds
+from axonn_tune.ranking.space import Problem
+from axonn_tune.report.output import WIDTH, Heading, Json, axis_name, markdown_table, seconds_cells, text_table, wrapped
+from axonn_tune.report.ranking import entry_fields, origin, shown_axes, term_json
+from axonn_tune.specs.machine import Accelerator, Machine, Protocol
+from axonn_tune.units import GB, GIB, TERA, show_bytes, show_seconds
 
-_GB, _TERA = 1e9, 1e12
-_WIDTH = 100
+SCHEMA = "axonn-tune/explain/1"
+
 _PHASES = (*get_args(Phase), "")
 """What has no phase comes last."""
+_RECOMPUTE = {
+    "none": "There is no activation recomputation: the forward pass saves all activations the backward pass needs.",
+    "selective": (
+        "Selective activation recomputation (checkpointing): the backward pass recomputes norms, attention and "
+        "activation functions instead of saving their results."
+    ),
+    "full": (
+        "Full activation recomputation (checkpointing): the forward pass saves the input of each block alone, and the "
+        "backward pass runs the block's forward pass again."
+    ),
+}
+_WORTH_SAYING = 0.005
+"""Share of a step below which a gain is not mentioned."""
+_KERNELS = (ELEMENT_WISE, OPTIMIZER)
+"""Computation without FLOPs of the model."""
+_ALGORITHMS = {
+    "ring": "α = launch + {passes}(Σ hops·latency, less one hop of the slowest); β = bandwidth·p/{denominator}",
+    "tree": "α = launch + 2·(hops inside a domain + log2 of the domains outside); β = 0.92·bandwidth/2",
+    "recursive": "α = launch + {passes}(latency of each of log2 p steps); β from what each step sends",
+    "hierarchical": "α = launch + {passes}(ring inside a domain, then across); β from both parts in turn",
+    "in_switch": "α = launch + a fixed latency; β = the bandwidth's share for in-network reduction",
+    "direct": "α = launch + latency; β from what leaves the domain of the tightest network level",
+}
 
 
 @dataclass(frozen=True)
-class Subject:
+class PricedConfiguration:
     """A configuration to explain: its inputs, its entry in the ranking, and all that is predicted of it."""
 
     inputs: Inputs
@@ -33,7 +74,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Section:
+class ExplainSection:
     """A part of the explanation: paragraphs, then sentences, a table and notes; each may be empty."""
 
     title: str
@@ -41,46 +82,40 @@ class Section:
     sentences: Sequence[str] = ()
     headings: Sequence[Heading] = ()
     rows: Sequence[Sequence[str]] = ()
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
 
 
-def sections(subject: Subject) -> list[Section]:
+def sections(subject: PricedConfiguration) -> list[ExplainSection]:
     """The whole explanation."""
     return [
-        Section("The step in words", paragraphs=paragraphs(subject.inputs, subject.entry, subject.pricing)),
+        ExplainSection("The step in words", paragraphs=paragraphs(subject)),
         _sent(subject),
         _costs(subject),
-        Section("How a call is priced", sentences=line_sentences(subject.inputs.problem, subject.pricing)),
+        ExplainSection("How calls are priced", sentences=line_sentences(subject.inputs.problem, subject.pricing)),
         _computation(subject),
         _memory(subject),
     ]
 
 
-def explain_text(subject: Subject) -> str:
+def explain_text(subject: PricedConfiguration) -> str:
     """The explanation as plain text."""
     parts = []
     for section in sections(subject):
         table = text_table(section.headings, section.rows) if section.rows else ""
         story = "\n\n".join(
-            textwrap.fill(" ".join(part), width=_WIDTH, break_on_hyphens=False) for part in section.paragraphs
+            textwrap.fill(" ".join(part), width=WIDTH, break_on_hyphens=False) for part in section.paragraphs
         )
         lines = [
             section.title,
             "-" * len(section.title),
             *([story] if story else []),
-            *map(_wrapped, section.sentences),
+            *map(wrapped, section.sentences),
         ]
-        parts.append(
-            "\n".join([*lines, *([table.rstrip("\n")] if table else []), *map(_wrapped, section.notes)]) + "\n"
-        )
+        parts.append("\n".join([*lines, *([table.rstrip("\n")] if table else []), *map(wrapped, section.notes)]) + "\n")
     return "\n".join(parts)
 
 
-def _wrapped(sentence: str) -> str:
-    return textwrap.fill(sentence, width=_WIDTH, subsequent_indent="  ", break_long_words=False)
-
-
-def explain_markdown(subject: Subject) -> str:
+def explain_markdown(subject: PricedConfiguration) -> str:
     """The explanation as Markdown."""
     parts = []
     for section in sections(subject):
@@ -92,8 +127,8 @@ def explain_markdown(subject: Subject) -> str:
     return "\n".join(parts)
 
 
-def _sent(subject: Subject) -> Section:
-    """What every collective sends."""
+def _sent(subject: PricedConfiguration) -> ExplainSection:
+    """Every collective, and its size."""
     headings = [
         Heading("no."), Heading("phase", left=True), Heading("layer", left=True), Heading("collective", left=True),
         Heading("axis", left=True), Heading("ranks"), Heading("full buffer,\nbytes", left=True), Heading("one\ncall"),
@@ -105,16 +140,16 @@ def _sent(subject: Subject) -> Section:
             term.phase,
             term.layer,
             term.op,
-            term.axis,
+            axis_name(term.axis),
             str(term.group),
             str(term.collective.size_bytes),
-            show_bytes(term.size_bytes),
+            show_bytes(term.bytes),
             str(term.count),
         ]
         for number, term in enumerate(subject.pricing.terms, start=1)
     ]
     note = f"Letters: {_letters(subject.pricing)}."
-    return Section("What one rank sends in a step", headings=headings, rows=rows, notes=[note])
+    return ExplainSection("Collectives per rank and step", headings=headings, rows=rows, notes=[note])
 
 
 _MEANINGS = {
@@ -122,16 +157,16 @@ _MEANINGS = {
     "Q": "heads·head_dim",
     "N": "width of q, k and v",
     "F": "ffn",
-    "G": "width of the first MLP product",
+    "G": "width of the first MLP GEMM",
     "S": "sequence length",
     "b": "micro-batch",
     "C": "chunks of the loss",
     "V": "padded vocabulary",
     "P": "padded positions",
-    "parts": "halves of a micro-batch",
+    "parts": "interleaved half micro-batches",
     "block_bucket": "elements of one block's gradient",
-    "table_bucket": "elements of a table's gradient",
-    "position_bucket": "elements of the position table's gradient",
+    "table_bucket": "elements of an embedding's gradient",
+    "position_bucket": "elements of the position embedding's gradient",
     "vectors": "elements of replicated vectors",
 }
 
@@ -142,24 +177,24 @@ def _letters(pricing: Pricing) -> str:
     return ", ".join(f"{name} = {pricing.values[name]:,.0f} ({_MEANINGS[name]})" for name in _MEANINGS if name in used)
 
 
-def _costs(subject: Subject) -> Section:
+def _costs(subject: PricedConfiguration) -> ExplainSection:
     """What every collective costs."""
     terms, workload = subject.pricing.terms, subject.inputs.problem.workload
     headings = [
         Heading("no."), Heading("collective", left=True), Heading("network", left=True),
         Heading("algorithm", left=True), Heading("α,\nµs"), Heading("β,\nGB/s"), Heading("all calls,\ns"),
-        Heading("exposed,\ns"), Heading("hidden behind", left=True),
+        Heading("exposed,\ns"), Heading("overlapped with", left=True),
     ]  # fmt: skip
     total = seconds_cells([*(term.seconds for term in terms), subject.pricing.communication_s])
     exposed = seconds_cells([*(term.exposed_s for term in terms), subject.pricing.exposed_communication_s])
     rows = [
         [
             str(number),
-            f"{term.op} {term.axis}",
+            f"{term.op} {axis_name(term.axis)}",
             term.tier,
             f"{term.line.algorithm}, {term.line.protocol}",
             f"{term.line.latency_s * 1e6:,.1f}",
-            f"{term.line.bandwidth_bytes_per_s / _GB:,.2f}",
+            f"{term.line.bandwidth_bytes_per_s / GB:,.2f}",
             total[number - 1],
             exposed[number - 1],
             _behind(term, hidden_behind(term, workload)),
@@ -167,27 +202,27 @@ def _costs(subject: Subject) -> Section:
         for number, term in enumerate(terms, start=1)
     ]
     rows.append(["", "all", "", "", "", "", total[-1], exposed[-1], ""])
-    return Section(
-        "What that costs",
+    return ExplainSection(
+        "Collective costs",
         headings=headings,
         rows=rows,
         notes=[
-            "One call takes α + bytes/β. Exposed: computation stands still for it; collectives queue on a network,"
-            " so one can also pay for another."
+            "One call takes α + bytes/β. Exposed: computation waits for it. Collectives queue on a network, so one can"
+            " be exposed because of another."
         ],
     )
 
 
 def _behind(term: Term, behind: str) -> str:
     if not behind:
-        return "nothing: needed at once"
+        return "not overlappable"
     hidden = hidden_s(term)
     if hidden < 0.01 * term.seconds:
-        return "nothing left"
+        return "no compute left"
     return behind if term.exposed_s == 0.0 else f"{behind}, in part"
 
 
-def _computation(subject: Subject) -> Section:
+def _computation(subject: PricedConfiguration) -> ExplainSection:
     pricing, problem = subject.pricing, subject.inputs.problem
     work = sorted(work_by_kind(pricing, problem.workload), key=lambda each: _PHASES.index(each.phase))
     peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
@@ -201,30 +236,303 @@ def _computation(subject: Subject) -> Section:
         for each, time in zip(work, times[:-1], strict=True)
     ]
     rows.append(["all", "", times[-1], "100.0", *_rate(Work("", "", pricing.compute_s, pricing.executed_flops), peak)])
-    return Section("What one rank computes in a step", headings=headings, rows=rows)
+    return ExplainSection("Computation per rank and step", headings=headings, rows=rows)
 
 
 def _rate(work: Work, peak: float) -> list[str]:
     """Speed in TFLOP/s and as a share of the peak."""
     if not work.flops:
         return ["-", "-"]
-    return [f"{work.flops / work.seconds / _TERA:.1f}", f"{100 * work.flops / work.seconds / peak:.1f}"]
+    return [f"{work.flops / work.seconds / TERA:.1f}", f"{100 * work.flops / work.seconds / peak:.1f}"]
 
 
-def _memory(subject: Subject) -> Section:
+def _memory(subject: PricedConfiguration) -> ExplainSection:
     """Memory at the peak of a step, largest item first."""
     memory, limit_bytes = subject.pricing.memory, subject.pricing.memory_limit_bytes
     items = sorted(((float(size), name) for name, size in memory.items), reverse=True)
     total = float(memory.total_bytes)
-    headings = [Heading("memory of one rank", left=True), Heading("GiB"), Heading("of what\ncan be used, %")]
-    shown = [*((name, size) for size, name in items if size), ("all", total), ("can be used", limit_bytes)]
+    headings = [Heading("memory", left=True), Heading("GiB"), Heading("of usable,\n%")]
+    shown = [*((name, size) for size, name in items if size), ("all", total), ("usable", limit_bytes)]
     rows = [[name, f"{size / GIB:.2f}", f"{100 * size / limit_bytes:.1f}"] for name, size in shown]
-    return Section("What one rank holds at the peak", headings=headings, rows=rows)
+    return ExplainSection("Peak memory per GPU", headings=headings, rows=rows)
 
 
-def explain_title(subject: Subject) -> str:
+def explain_title(subject: PricedConfiguration) -> str:
     """One line that says what is explained."""
     problem, entry = subject.inputs.problem, subject.entry
-    grid = " × ".join(str(size) for size in entry.sizes)
+    axes = shown_axes(problem)
+    grid = " × ".join(str(entry.size(axis)) for axis in axes)
     step = "" if entry.iteration_s is None else f", {show_seconds(entry.iteration_s)} a step"
-    return f"{problem.model.name} on {problem.gpus} × {problem.machine.name}: grid x × y × z × data = {grid}{step}"
+    return f"{problem.model.name} on {problem.gpus} × {problem.machine.name}: grid {' × '.join(axes)} = {grid}{step}"
+
+
+def explain_document(subject: PricedConfiguration) -> Json:
+    """Everything the tables show, with every digit."""
+    inputs, entry, pricing = subject.inputs, subject.entry, subject.pricing
+    workload = inputs.problem.workload
+    terms = [
+        {
+            **term_json(listed),
+            "hidden_s": hidden_s(term),
+            "hidden_behind": hidden_behind(term, workload) or None,
+        }
+        for listed, term in zip(entry.terms, pricing.terms, strict=True)
+    ]
+    work = work_by_kind(pricing, workload)
+    return {
+        "schema": SCHEMA,
+        "tool_version": __version__,
+        "gpus": inputs.problem.gpus,
+        "model": origin(inputs.model),
+        "machine": origin(inputs.machine),
+        "workload": workload.model_dump(mode="json", by_alias=True),
+        "cost": "alpha-beta",
+        "words": words(subject),
+        "config": {**entry_fields(entry, workload), "terms": terms},
+        "symbols": pricing.values,
+        "lines": line_sentences(inputs.problem, pricing),
+        "computation": [
+            {"kind": each.kind, "phase": each.phase, "seconds": each.seconds, "flops": each.flops} for each in work
+        ],
+        "memory": {
+            "items": {name: float(size) for name, size in pricing.memory.items},
+            "total_bytes": float(pricing.memory.total_bytes),
+            "limit_bytes": pricing.memory_limit_bytes,
+        },
+    }
+
+
+def words(subject: PricedConfiguration) -> list[str]:
+    """The step as a list of sentences."""
+    return [sentence for part in paragraphs(subject) for sentence in part]
+
+
+def paragraphs(subject: PricedConfiguration) -> list[list[str]]:
+    """The same in paragraphs: the work, how it is arranged, what is kept, the time it takes, what limits it."""
+    grid = subject.pricing.configuration.grid
+    found = [
+        list(_work(subject)),
+        [*_axes(grid), *_placement(grid, subject.inputs.problem.machine)],
+        list(_saved(subject.pricing)),
+        list(_time(subject)),
+        list(_use(subject)),
+        list(_limits(subject)),
+    ]
+    return [part for part in found if part]
+
+
+def _work(subject: PricedConfiguration) -> Iterator[str]:
+    problem, configuration = subject.inputs.problem, subject.pricing.configuration
+    workload = problem.workload
+    grid = configuration.grid
+    shares = grid.data * grid.z
+    yield (
+        f"One step of {problem.model.name} trains {workload.global_batch:,} sequences of "
+        f"{workload.sequence_length:,} tokens on {grid.world:,} GPUs."
+    )
+    yield (
+        f"The global batch is split over data × z = {grid.data} × {grid.z} = {shares} groups of GPUs. Each trains "
+        f"{_count(workload.global_batch // shares, 'sequence', 'sequences')}, in "
+        f"{_count(subject.pricing.accumulation, 'micro-batch', 'micro-batches')} of "
+        f"{_count(configuration.micro_batch, 'sequence', 'sequences')}."
+    )
+
+
+def _axes(grid: Grid) -> Iterator[str]:
+    if grid.x * grid.y > 1:
+        yield (
+            f"Every weight matrix is sharded over x × y = {grid.x} × {grid.y} GPUs. They sum the partial results of "
+            "each GEMM: over one of the two axes in the forward pass, over the other in the backward pass."
+        )
+    if grid.z > 1:
+        yield (
+            f"Each weight is stored in {grid.z} shards along z. They are all-gathered before use, and gradients are "
+            "reduce-scattered after it."
+        )
+    if grid.data > 1:
+        yield f"{grid.data} replicas along data average their gradients once per step."
+
+
+def _placement(grid: Grid, machine: Machine) -> Iterator[str]:
+    """Over which networks the groups of each axis communicate."""
+    wide = [axis for axis in grid.order if grid.axis_size(axis) > 1]
+    if not wide:
+        yield "There is one GPU, and no communication."
+        return
+    numbered = f"The rank order is {', then '.join(wide)}" if len(wide) > 1 else f"All GPUs lie along {wide[0]}"
+    places = [f"a {axis} group {_place(grid, axis, machine)}" for axis in wide]
+    yield f"{numbered}: {'; '.join(places)}."
+
+
+def _place(grid: Grid, axis: str, machine: Machine) -> str:
+    """Where the members of one group are."""
+    stride, size, inner = grid.stride(axis), grid.axis_size(axis), machine.tiers[0]
+    if inner.ranks is None or stride * size <= inner.ranks:
+        return f"is {size} GPUs joined by {inner.name}"
+    if stride >= inner.ranks:
+        return f"is {size} GPUs, each in another {inner.name} domain, joined by {_outer(grid, axis, machine)}"
+    together = inner.ranks // stride
+    domains = -(-size // together)
+    joined = _outer(grid, axis, machine)
+    return f"is {size} GPUs, {together} in each of {domains} {inner.name} domains, which {joined} joins"
+
+
+def _outer(grid: Grid, axis: str, machine: Machine) -> str:
+    """The outermost network that a group crosses."""
+    reach = grid.stride(axis) * grid.axis_size(axis)
+    return next(
+        (tier.name for tier in machine.tiers if tier.ranks is None or reach <= tier.ranks), machine.tiers[-1].name
+    )
+
+
+def _saved(pricing: Pricing) -> Iterator[str]:
+    yield _RECOMPUTE[pricing.configuration.recompute]
+    kept = int(pricing.memory.kept_layers)
+    if kept and pricing.configuration.grid.z > 1:
+        yield (
+            f"The last {'layer is' if kept == 1 else f'{kept} layers are'} not resharded after forward "
+            "(reshard_after_forward=False): memory is left for their gathered weights."
+        )
+
+
+def _time(subject: PricedConfiguration) -> Iterator[str]:
+    entry, pricing = subject.entry, subject.pricing
+    assert entry.low_s is not None, "explained entries are feasible"
+    assert entry.high_s is not None, "explained entries are feasible"
+    exposed_s, step_s = pricing.exposed_communication_s, pricing.iteration_s
+    bound = "compute" if exposed_s < step_s / 2 else "communication"
+    yield (
+        f"The step takes {show_seconds(step_s)} (80% interval: {show_seconds(entry.low_s)} to "
+        f"{show_seconds(entry.high_s)}). It is {bound}-bound: a GPU computes for {show_seconds(pricing.compute_s)} "
+        f"({pricing.compute_s / step_s:.0%}) and waits for communication for {show_seconds(exposed_s)} "
+        f"({exposed_s / step_s:.0%})."
+    )
+    if pricing.bubble_s:
+        yield (
+            f"The pipeline bubble, in which the stage that computes longest waits for the others, is "
+            f"{show_seconds(pricing.bubble_s)} ({pricing.bubble_s / step_s:.0%})."
+        )
+    if not pricing.terms:
+        return
+    hidden_s = max(pricing.communication_s - exposed_s, 0.0)
+    yield (
+        f"The collectives of a GPU take {show_seconds(pricing.communication_s)}, of which "
+        f"{show_seconds(hidden_s)} ({hidden_s / pricing.communication_s:.0%}) are overlapped with computation"
+        f"{_slowing(subject.inputs.problem.machine.accelerator, pricing)}."
+    )
+    longest = max(pricing.terms, key=lambda term: term.exposed_s)
+    if longest.exposed_s:
+        yield (
+            f"The longest wait is for {longest.op} over {axis_name(longest.axis)} of {longest.layer} "
+            f"({longest.phase}): {show_seconds(longest.exposed_s)} per step."
+        )
+
+
+def _use(subject: PricedConfiguration) -> Iterator[str]:
+    problem, entry, pricing = subject.inputs.problem, subject.entry, subject.pricing
+    peak = problem.machine.accelerator.peak_tflops[problem.workload.precision]
+    yield (
+        f"That is {entry.tokens_per_s or 0.0:,.0f} tokens/s, {entry.mfu or 0.0:.1%} of the peak of {peak:g} TFLOP/s "
+        f"without recompute (MFU), {entry.hfu or 0.0:.1%} with it (HFU)."
+    )
+    yield (
+        f"Peak memory per GPU is {show_bytes(float(pricing.memory.total_bytes))} of "
+        f"{show_bytes(pricing.memory_limit_bytes)} usable."
+    )
+
+
+def _slowing(accelerator: Accelerator, pricing: Pricing) -> str:
+    """What overlapped communication costs, by which number, and how that is known."""
+    if not pricing.contended_s:
+        return ""
+    kind = accelerator.sources["contention"].kind if "contention" in accelerator.sources else "assumed"
+    factor = f"{accelerator.contention:g} of their time, {kind}: accelerator.contention"
+    return f", slowing it by {show_seconds(pricing.contended_s)} ({factor})"
+
+
+def _limits(subject: PricedConfiguration) -> Iterator[str]:
+    """What stands between this step and the peak, by how much it costs."""
+    problem, pricing = subject.inputs.problem, subject.pricing
+    step_s = pricing.iteration_s
+    work = work_by_kind(pricing, problem.workload)
+    peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
+    recompute_s = sum(each.seconds for each in work if each.phase == "recompute")
+    costs = [
+        (pricing.exposed_communication_s, "exposed communication"),
+        (recompute_s, "activation recomputation"),
+        (_slower_s(work, peak), "GEMMs and attention below peak"),
+        (pricing.contended_s, "compute slowdown from overlap"),
+        (sum(each.seconds for each in work if each.kind in _KERNELS and each.phase != "recompute"), "other kernels"),
+    ]
+    worth = sorted(((cost_s, what) for cost_s, what in costs if cost_s > _WORTH_SAYING * step_s), reverse=True)
+    if worth:
+        shares = [f"{what} {show_seconds(cost_s)} ({cost_s / step_s:.0%})" for cost_s, what in worth]
+        yield f"Gap to peak: {', '.join(shares)}."
+
+
+def _slower_s(work: tuple[Work, ...], peak: float) -> float:
+    """What GEMMs and attention, recompute excluded, take beyond their time at the peak."""
+    return sum(
+        each.seconds - each.flops / peak
+        for each in work
+        if each.kind in (GEMMS, ATTENTION) and each.phase != "recompute"
+    )
+
+
+def _count(number: int, one: str, more: str) -> str:
+    return f"{number:,} {one if number == 1 else more}"
+
+
+def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:
+    """For each different line of the terms: the formula, its numbers and the result."""
+    found: dict[tuple[str, str, Line], str] = {}
+    for term in pricing.terms:
+        key = (term.op, term.axis, term.line)
+        if term.op == "send":
+            found[key] = f"send over {term.axis}: {show_bytes(term.bytes)} to the next stage over {term.tier}"
+        elif key not in found:
+            kind = priced_kind(term.collective.kind)
+            machine = problem.machine.model_copy(update={"tiers": problem.machine.tiers_of(kind)})
+            path = route(pricing.configuration.grid.group_shape(term.axis), machine.tiers, problem.gpus)
+            found[key] = _sentence(term, path, machine)
+    return list(found.values())
+
+
+def _sentence(term: Term, path: Route, machine: Machine) -> str:
+    line = term.line
+    passes = "2" if term.op == "all_reduce" else ""
+    formula = _ALGORITHMS.get(line.algorithm, "").format(passes=passes, denominator="(2(p−1))" if passes else "(p−1)")
+    protocol = next(each for each in machine.library.protocols if each.name == line.protocol)
+    numbers = [f"p = {path.size}", f"launch {show_seconds(machine.library.launch_s)}", *_numbers(path, machine)]
+    numbers += _factors(protocol)
+    return (
+        f"{term.op} over {axis_name(term.axis)}, {line.algorithm} ({line.protocol}): {formula}. "
+        f"Here {', '.join(numbers)}: α = {show_seconds(line.latency_s)}, "
+        f"β = {line.bandwidth_bytes_per_s / GB:.4g} GB/s."
+    )
+
+
+def _numbers(path: Route, machine: Machine) -> Iterator[str]:
+    """Hops by tier, and the bandwidth left of the links that the groups share."""
+    hops = [
+        f"{count} of {show_seconds(tier.latency_s)} ({tier.name})"
+        for count, tier in zip(path.hops, machine.tiers, strict=True)
+        if count
+    ]
+    yield f"hops {' + '.join(hops)}"
+    outermost = machine.tiers[path.outermost]
+    shared = outermost.bandwidth_bytes_per_s / path.bandwidth_bytes_per_s
+    bandwidth = f"bandwidth {path.bandwidth_bytes_per_s / GB:.4g} GB/s of a group"
+    if path.outermost > 0 and shared > 1.0 and math.isclose(shared, round(shared)):
+        bandwidth += (
+            f" (1/{round(shared)} of {outermost.name}'s {outermost.bandwidth_gb_per_s:g} GB/s, which groups share)"
+        )
+    yield bandwidth
+
+
+def _factors(protocol: Protocol) -> Iterator[str]:
+    """What the protocol changes."""
+    if protocol.latency_factor != 1.0:
+        yield f"hops' latency × {protocol.latency_factor:g}"
+    if protocol.bandwidth_factor != 1.0:
+        yield f"bandwidth × {protocol.bandwidth_factor:g}"

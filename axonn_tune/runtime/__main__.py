@@ -7,10 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-from axonn_tune.errors import AxonnTuneError
-from axonn_tune.specs.launch import Launch
-from axonn_tune.specs.loading import load_document
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run this process's rank; the exit code."""
@@ -22,17 +18,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trace", type=_count, metavar="N", default=0, help="trace N steps after the warm-up")
     parser.add_argument("--trace-all", action="store_true", help="on every rank, not only the first")
     chosen = parser.parse_args(arguments)
-    from axonn_tune.runtime.launching import Options, Rank, place_of, say_why
+    from axonn_tune.runtime.rank import RunOptions, run_rank
 
-    options = Options(chosen.steps, chosen.resume, chosen.directory, chosen.trace, chosen.trace_all)
-    try:
-        place = place_of(os.environ)
-        launch = load_document(chosen.launch, schema=Launch)
-    except AxonnTuneError as error:
-        if os.environ.get("RANK", "0") == "0":
-            say_why(str(error))
-        return error.exit_code
-    return Rank(launch, options, place).run()
+    options = RunOptions(chosen.steps, chosen.resume, chosen.directory, chosen.trace, chosen.trace_all)
+    return run_rank(chosen.launch, options)
 
 
 def _count(text: str) -> int:

@@ -1,16 +1,53 @@
-"""What torch finds here: backends and GPUs. `python -m axonn_tune.runtime.devices` prints it as JSON."""
+"""The device a rank computes on, and what torch finds on this host.
+
+`python -m axonn_tune.runtime.devices` prints the latter as JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import resource
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from axonn_tune.errors import EnvironmentProblem
 
-def found() -> dict[str, Any]:
+
+def device_of(backend: str, *, rank: int, local_rank: int) -> torch.device:
+    """This rank's GPU under nccl, the CPU under gloo; EnvironmentProblem without such a GPU."""
+    if backend == "gloo":
+        return torch.device("cpu")
+    found = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
+    if local_rank >= found:
+        raise EnvironmentProblem(
+            f"rank {rank} needs GPU {local_rank} of its host for backend nccl, but torch finds {found}; "
+            "on CPUs the backend is gloo, as `backend` in a launch config or as --backend of calibrate"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory held so far: what torch allocated on a GPU, the whole process on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def resident_bytes(device: torch.device) -> int:
+    """What this process holds now that `peak_memory_bytes` will count, though no model needs it."""
+    if device.type == "cuda":
+        return 0
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def torch_report() -> dict[str, Any]:
     """Versions, backends of torch.distributed, and each GPU's name and memory in bytes."""
     nccl = torch.cuda.nccl.version() if dist.is_nccl_available() else ()  # type: ignore[no-untyped-call]
     gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
@@ -25,4 +62,4 @@ def found() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(found()) + "\n")
+    sys.stdout.write(json.dumps(torch_report()) + "\n")

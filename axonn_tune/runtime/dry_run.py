@@ -1,8 +1,8 @@
 """One rank of a launch config without memory or network: `python -m axonn_tune.runtime.dry_run launch.yaml`.
 
-Tensors are on torch's meta device, which knows shapes only, and collectives go to a group that answers
-at once. So rank 0 of any world can be built and one step of it run here: what it would hold, and what it
-would send, compared with the program.
+Tensors are on torch's meta device, which knows shapes only, and collectives go to a fake process group, which
+returns at once. So rank 0 of any world can run one step here: its peak memory, and its collectives compared
+with the program's.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from axonn_tune.errors import AxonnTuneError, CheckFailedError
-from axonn_tune.runtime.launching import say_why
-from axonn_tune.runtime.ledger import Entry, Ledger, compare
+from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
-from axonn_tune.runtime.metrics import program_of
+from axonn_tune.runtime.modules import CausalAttention
+from axonn_tune.runtime.rank import print_message
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
@@ -70,7 +70,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class FlashShapes(torch.autograd.Function):
-    """What flash attention holds: inputs, outputs and one number a row. On the meta device torch would build S × S."""
+    """What flash attention saves: inputs, outputs and one number a row. On the meta device torch would save S × S."""
 
     @staticmethod
     def forward(context: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
@@ -108,12 +108,14 @@ def build(launch: Launch, mesh: Mesh) -> Trainer:
     """The trainer of rank 0, on the meta device."""
     trainer = Trainer(launch, mesh, device=torch.device("meta"), source=NoTokens(launch))
     for block in trainer.model.blocks:
-        block.attention.core = flash_shapes
+        attention = block.attention.local
+        assert isinstance(attention, CausalAttention), "what the branch is named after"
+        attention.core = flash_shapes
     return trainer
 
 
-def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[Entry]:
-    """What rank 0 sends in a step of so many micro-batches."""
+def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[LedgerEntry]:
+    """Collectives of rank 0 in a step of so many micro-batches."""
     trainer.ledger.counts.clear()
     trainer.launch = trainer.launch.model_copy(update={"grad_accumulation": micro_batches})
     trainer.optimizer.sums(trainer.gradients(0))
@@ -122,25 +124,25 @@ def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[Entry]:
 
 
 def whole_ledger(trainer: Trainer) -> Ledger:
-    """The same for all micro-batches of the launch config, by running few: the number of calls is affine in them."""
-    wanted = trainer.launch.grad_accumulation
-    if wanted <= max(_MEASURED):
-        return Ledger(step_ledger(trainer, micro_batches=wanted))
-    fewer, more = (step_ledger(trainer, micro_batches=count) for count in _MEASURED)
+    """The same for the launch config's micro-batches, by running few: the number of calls is affine in them."""
+    count = trainer.launch.grad_accumulation
+    if count <= max(_MEASURED):
+        return Ledger(step_ledger(trainer, micro_batches=count))
+    fewer, more = (step_ledger(trainer, micro_batches=one) for one in _MEASURED)
     each = Counter({entry: more[entry] - fewer[entry] for entry in more})
-    return Ledger(Counter({entry: more[entry] + (wanted - _MEASURED[1]) * each[entry] for entry in more}))
+    return Ledger(Counter({entry: more[entry] + (count - _MEASURED[1]) * each[entry] for entry in more}))
 
 
 def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[str]:
-    """What rank 0 holds, item by item."""
+    """Peak memory of rank 0, item by item."""
     vectors = trainer.model.vectors
     buckets = [bucket for bucket in trainer.model.store.buckets if bucket is not vectors]
-    main = sum(bucket.main.nbytes for bucket in buckets)
+    master_bytes = sum(bucket.master.nbytes for bucket in buckets)
     items = {
-        "main weights": main,
-        "optimizer moments": 2 * main,
+        "master weights": master_bytes,
+        "optimizer moments": 2 * master_bytes,
         "gradients": sum(bucket.gradient.nbytes for bucket in buckets),
-        "replicated vectors, all four": 4 * vectors.main.nbytes,
+        "replicated vectors, all four": 4 * vectors.master.nbytes,
     }
     if launch.workload.shard_optimizer_over_data:
         items["compute weights"] = sum(bucket.value.nbytes for bucket in buckets)
@@ -153,7 +155,7 @@ def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[s
 
 
 def ledger_lines(ledger: Ledger) -> list[str]:
-    """What rank 0 sends, largest first."""
+    """Collectives of rank 0, largest first."""
     rows = sorted(ledger.counts.items(), key=lambda row: -row[0].size_bytes * row[1])
     if not rows:
         return ["  none: every group is this rank alone"]
@@ -164,7 +166,7 @@ def ledger_lines(ledger: Ledger) -> list[str]:
 
 
 def dry_run(launch: Launch) -> list[str]:
-    """The report; CheckFailedError if what is sent differs from the program."""
+    """The report; CheckFailedError if the collectives differ from the program's."""
     require_runnable(launch)
     grid = launch.grid.grid()
     if grid.world > 1:
@@ -177,19 +179,19 @@ def dry_run(launch: Launch) -> list[str]:
     lines = [f"Memory of rank 0 of {grid.world}:", *memory_lines(launch, trainer, peak_bytes=memory.peak)]
     lines += ["", "Collectives of one step and rank (full buffer of one call):", *ledger_lines(ledger), ""]
     if different:
-        raise CheckFailedError("\n".join(["what is sent differs from the program:", *different]))
+        raise CheckFailedError("\n".join(["the collectives differ from the program:", *different]))
     return [*lines, "They equal the program, which the prediction is made from."]
 
 
 def main(arguments: list[str]) -> int:
     """Print the report; the exit code."""
-    # Whoever reads only the first lines has seen enough.
+    # A reader such as `head` may close the pipe early.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         launch = load_document(arguments[0], schema=Launch)
         print("\n".join(dry_run(launch)))
     except AxonnTuneError as error:
-        say_why(str(error))
+        print_message(str(error))
         return error.exit_code
     return 0
 

@@ -1,8 +1,7 @@
-"""What was sent: every collective a rank issued, and where that differs from the program.
+"""The ledger: every collective a rank issued, and where that differs from the program.
 
-The program says what a step must send; the ledger what it did send. They must agree on operation,
-axis, phase, layer, bytes and count; a difference means that prediction and execution are not about
-the same thing.
+The program lists the collectives of a step, the ledger those that were issued. They must agree on operation,
+axis, phase, layer, bytes and count. If they differ, prediction and execution are not about the same thing.
 """
 
 from __future__ import annotations
@@ -14,18 +13,20 @@ from math import prod
 from typing import TypeAlias
 
 from axonn_tune.grid import split_axes
-from axonn_tune.program.operations import Phase
-from axonn_tune.program.step import StepProgram
+from axonn_tune.program.dimensions import step_values
+from axonn_tune.program.operations import Phase, priced_kind
+from axonn_tune.program.step import StepProgram, build_step
+from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import CollectiveKind
 from axonn_tune.specs.traces import term_name
 
-Term: TypeAlias = tuple[CollectiveKind, str, Phase, str]
-"""Operation, axis, phase and layer: what a collective is called."""
+TermName: TypeAlias = tuple[CollectiveKind, str, Phase, str]
+"""Operation, axis, phase and layer, which name a collective."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What the program also says of a collective: the same fields, the bytes of the full buffer."""
+class LedgerEntry:
+    """A collective as the program describes it too; size_bytes: of the full buffer."""
 
     op: CollectiveKind
     axis: str
@@ -34,50 +35,62 @@ class Entry:
     size_bytes: int
 
     @property
-    def term(self) -> Term:
+    def term(self) -> TermName:
         """The entry without its size."""
         return self.op, self.axis, self.phase, self.layer
 
 
 @dataclass
 class Ledger:
-    """Collectives issued, counted: each, and all together so far."""
+    """Counts of the collectives issued: of each, and of all so far."""
 
-    counts: Counter[Entry] = field(default_factory=Counter)
+    counts: Counter[LedgerEntry] = field(default_factory=Counter)
     issued: int = 0
 
-    def record(self, entry: Entry) -> None:
+    def record(self, entry: LedgerEntry) -> None:
         """Count one call."""
         self.counts[entry] += 1
         self.issued += 1
 
 
-def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[Entry]:
-    """What one rank sends in a step by the program: nothing over a group of one."""
-    counts: Counter[Entry] = Counter()
+def program_of(launch: Launch) -> tuple[StepProgram, dict[str, float]]:
+    """The program of one step of a launch config, and the values of its symbols."""
+    values = step_values(
+        launch.model,
+        launch.workload,
+        launch.grid.grid(),
+        micro_batch=launch.micro_batch,
+        kept_layers=launch.kept_layers,
+    )
+    return build_step(launch.model, launch.workload, recompute=launch.recompute), values
+
+
+def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[LedgerEntry]:
+    """The program's collectives of one rank and step; none over a group of one."""
+    counts: Counter[LedgerEntry] = Counter()
     for collective, count in program.collectives():
-        calls = round(float(count.evaluate(values)))
+        calls, kind = round(float(count.evaluate(values))), priced_kind(collective.kind)
         if calls and prod(values[axis] for axis in split_axes(collective.axis)) > 1:
             size = round(float(collective.size_bytes.evaluate(values)))
-            counts[Entry(collective.kind, collective.axis, collective.phase, collective.layer, size)] += calls
+            counts[LedgerEntry(kind, collective.axis, collective.phase, collective.layer, size)] += calls
     return counts
 
 
 def compare(ledger: Ledger, program: StepProgram, values: Mapping[str, float], *, steps: int = 1) -> list[str]:
-    """Each term that some steps sent otherwise than the program says, in words; empty if none.
+    """Each term whose calls differ from the program's, in words; empty if none does.
 
-    `values` as by `step_values`.
+    program, values: as by `program_of`.
     """
-    planned: dict[Term, dict[int, int]] = {}
-    sent: dict[Term, dict[int, int]] = {}
+    planned: dict[TermName, dict[int, int]] = {}
+    issued: dict[TermName, dict[int, int]] = {}
     for entry, count in expected(program, values).items():
         planned.setdefault(entry.term, {})[entry.size_bytes] = count * steps
     for entry, count in ledger.counts.items():
-        sent.setdefault(entry.term, {})[entry.size_bytes] = count
+        issued.setdefault(entry.term, {})[entry.size_bytes] = count
     return [
-        f"{term_name(*term)}: the program says {_calls(planned.get(term, {}))}, sent were {_calls(sent.get(term, {}))}"
-        for term in [*planned, *(term for term in sent if term not in planned)]
-        if planned.get(term) != sent.get(term)
+        f"{term_name(*term)}: expected {_calls(planned.get(term, {}))}, got {_calls(issued.get(term, {}))}"
+        for term in [*planned, *(term for term in issued if term not in planned)]
+        if planned.get(term) != issued.get(term)
     ]
 
 

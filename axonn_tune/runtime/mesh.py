@@ -1,8 +1,10 @@
-"""The grid as process groups: one per group of axes that a rank belongs to."""
+"""Process groups: those of the grid's axes, and one of all ranks for agreement outside the training step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -13,7 +15,7 @@ from axonn_tune.program.operations import GROUP_AXES
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place in the grid, and its process groups; None where the group is the rank alone."""
+    """One rank's coordinates in the grid, and its process groups; None for a group of one."""
 
     grid: Grid
     rank: int
@@ -24,8 +26,16 @@ class Mesh:
         return self.grid.group_shape(axes).size
 
     def coordinate(self, axis: str) -> int:
-        """This rank's place along an axis."""
+        """This rank's coordinate along an axis."""
         return self.grid.coordinates(self.rank)[axis]
+
+
+def require_world(grid: Grid, world: int) -> None:
+    """UsageError, with the arithmetic, unless there are as many ranks as the grid has."""
+    if grid.world != world:
+        product = "·".join(str(grid.axis_size(axis)) for axis in AXES)
+        ranks = "1 rank was" if world == 1 else f"{world} ranks were"
+        raise UsageError(f"the grid x·y·z·data = {product} needs {grid.world} ranks, but {ranks} started")
 
 
 def build_mesh(grid: Grid) -> Mesh:
@@ -34,9 +44,7 @@ def build_mesh(grid: Grid) -> Mesh:
     UsageError, with the arithmetic, if the world has another size than the grid.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
-    if world != grid.world:
-        product = "·".join(str(grid.axis_size(axis)) for axis in AXES)
-        raise UsageError(f"the grid x·y·z·data = {product} needs {grid.world} ranks, but the world has {world}")
+    require_world(grid, world)
     rank = dist.get_rank() if dist.is_initialized() else 0
     groups: dict[str, dist.ProcessGroup | None] = {}
     for axes in GROUP_AXES:
@@ -51,3 +59,62 @@ def build_mesh(grid: Grid) -> Mesh:
             if rank in members:
                 groups[axes] = group
     return Mesh(grid, rank, groups)
+
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class WorldGroup:
+    """A process group of all ranks that a thread can use beside training; group None: one process.
+
+    What one rank decides all do, and where one fails all fail.
+    """
+
+    group: dist.ProcessGroup | None
+
+    @classmethod
+    def of_the_world(cls) -> WorldGroup:
+        """A new group of all ranks, over Gloo whatever training uses; all must call this together."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return cls(None)
+        return cls(dist.new_group(backend="gloo"))
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.group is None or dist.get_rank() == 0
+
+    def from_rank_0(self, function: Callable[[], Result]) -> Result:
+        """What a function returns on rank 0; its error is raised on all ranks."""
+        if self.group is None:
+            return function()
+        box: list[Result | Exception | None] = [_tried(function) if self.first else None]
+        dist.broadcast_object_list(box, src=0, group=self.group)
+        (answer,) = box
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[return-value]  # what rank 0 put there
+
+    def on_all(self, function: Callable[[], None]) -> None:
+        """Call a function on every rank; the error of the lowest rank that fails is raised on all."""
+        if self.group is None:
+            return function()
+        errors: list[Exception | None] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(errors, _tried(function), group=self.group)
+        for error in errors:
+            if error is not None:
+                raise error
+        return None
+
+    def close(self) -> None:
+        """Destroy the group; all ranks must call this together."""
+        if self.group is not None:
+            dist.destroy_process_group(self.group)
+
+
+def _tried(function: Callable[[], Result]) -> Result | Exception:
+    try:
+        return function()
+    except Exception as error:
+        return error

@@ -1,31 +1,330 @@
-"""What a run reports: a file of JSON lines per rank, and one line a step for people."""
+"""Metrics of a run: JSON lines per rank, one line a step for people, TensorBoard, and a summary of all ranks.
+
+The summary compares predicted with measured times. What a collective takes on the network follows from what every
+rank of its group saw: an early rank waits for the late ones, and a late rank finds part of the work done, so neither
+saw what the collective takes. From when the last rank has entered it to when the last rank has its result, all took
+part. That needs one clock, which the processes of one host share. Ranks of several hosts, and GPUs, have none: there
+the shortest time that any rank saw counts for each call.
+"""
 
 from __future__ import annotations
 
-import json
-import resource
+import importlib.util
 import socket
-import sys
-from collections import deque
-from dataclasses import asdict, dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from axonn_tune import __version__
-from axonn_tune.files import write_text_atomically
-from axonn_tune.program.dimensions import step_values
-from axonn_tune.program.dimensions import MFU_CONVENTION, executed_flops, model_flops, step_tokens
-from axonn_tune.program.step import StepProgram, build_step
+from axonn_tune.errors import EnvironmentProblem
+from axonn_tune.program.dimensions import model_flops, step_tokens
+from axonn_tune.runtime.devices import peak_memory_bytes
+from axonn_tune.runtime.ledger import LedgerEntry, program_of
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.optimizer import StepResult
-from axonn_tune.runtime.summary import Machine, TimedStep, summarise
-from axonn_tune.runtime.tensorboard import Scalars, folder_of
 from axonn_tune.runtime.timing import StepTimes
-from axonn_tune.specs.launch import Launch
-from axonn_tune.specs.runs import SUMMARY_NAME, Summary
-from axonn_tune.units import counted, flops_per_s, show_bytes, show_seconds
+from axonn_tune.specs.launch import Launch, PredictedTerm
+from axonn_tune.specs.results import SHORTEST, PredictionTarget, Quantity, RunSite, Summary, SummaryTerm
+from axonn_tune.specs.traces import term_name
+from axonn_tune.units import flops_per_s
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+import json
+import sys
+from collections import deque
+from dataclasses import asdict, field
+from typing import TextIO
+
+from axonn_tune.files import write_text_atomically
+from axonn_tune.program.dimensions import MFU_CONVENTION, executed_flops
+from axonn_tune.runtime.optimizer import StepResult
+from axonn_tune.specs.results import SUMMARY_NAME
+from axonn_tune.units import counted, show_bytes, show_seconds
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+ONE_CLOCK = "of each call, from when the last rank of its group entered it to when the last had its result"
+SHARED = ", shared by calls in flight at once on one network level"
+
+
+def boot_id() -> str:
+    """Names the host and its running kernel, whose processes share a clock; empty where the kernel does not say."""
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+
+
+def shares_s(intervals_s: Sequence[tuple[float, float]], links: Sequence[Hashable]) -> list[float]:
+    """Seconds of each call: every moment is divided equally among the calls in flight on its link.
+
+    intervals_s: begin and end of each call, s; links: what each shares with others, such as a network level.
+    Summed over the calls of a link it is the time in which any was in flight, as in the prediction, where
+    calls of one network level follow each other.
+    """
+    found = [0.0] * len(intervals_s)
+    for link in dict.fromkeys(links):
+        calls = [call for call, its in enumerate(links) if its == link]
+        moments = sorted({moment for call in calls for moment in intervals_s[call]})
+        waiting = sorted(calls, key=lambda call: -intervals_s[call][0])
+        flying: list[int] = []
+        for begin_s, end_s in pairwise(moments):
+            while waiting and intervals_s[waiting[-1]][0] <= begin_s:
+                flying.append(waiting.pop())
+            flying = [call for call in flying if intervals_s[call][1] > begin_s]
+            for call in flying:
+                found[call] += (end_s - begin_s) / len(flying)
+    return found
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """One step of this rank, with the times of its collectives."""
+
+    step_s: float
+    times: StepTimes
+
+
+@dataclass(frozen=True)
+class RankDevice:
+    """This rank's device, and how its memory is measured."""
+
+    device: torch.device
+    name: str
+    memory_bytes: int
+    memory_convention: str
+
+
+@dataclass(frozen=True)
+class TermMeans:
+    """All calls of one collective: means over steps and ranks, s. seconds: time on the network."""
+
+    entry: LedgerEntry
+    count: int
+    seconds: float
+    elapsed_s: float
+    exposed_s: float
+
+
+def summarise(
+    launch: Launch, mesh: Mesh, rank_device: RankDevice, steps: Sequence[TimedStep], *, warmup: int
+) -> Summary:
+    """The summary of a run from the last timed `steps` of every rank; all ranks must call this together.
+
+    A collective that waits for a late rank takes longer for those that were early, which says nothing
+    about the network; the module's docstring says what counts instead.
+    """
+    durations_s = _mean_over_ranks(torch.tensor([one.step_s for one in steps], dtype=torch.float64), mesh, rank_device)
+    chosen = middle_half(durations_s.tolist())
+    step_s = float(durations_s[chosen].mean())
+    one_clock = _share_a_clock(mesh, steps[0].times)
+    terms = _term_means(launch, mesh, rank_device, [steps[number].times for number in chosen], one_clock=one_clock)
+    exposed_s, predicted = sum(term.exposed_s for term in terms), launch.predicted
+    memory = _over_ranks(
+        torch.tensor([rank_device.memory_bytes], dtype=torch.float64), mesh, rank_device, dist.ReduceOp.MAX
+    ).item()
+    peak = flops_per_s(predicted.peak_tflops) * mesh.grid.world
+    return Summary(
+        schema="axonn-tune/summary/1",
+        name=launch.name,
+        predicted_for=PredictionTarget(
+            machine=predicted.machine, accelerator=predicted.accelerator, cost=predicted.cost
+        ),
+        ran_on=_ran_on(launch, mesh, rank_device),
+        timed_steps=len(steps),
+        averaged_steps=len(chosen),
+        warmup_steps=warmup,
+        step_s=Quantity(predicted=predicted.iteration_s, measured=step_s),
+        compute_s=Quantity(predicted=predicted.compute_s, measured=max(step_s - exposed_s, 0.0)),
+        communication_s=Quantity(predicted=predicted.communication_s, measured=sum(term.seconds for term in terms)),
+        exposed_communication_s=Quantity(predicted=predicted.exposed_communication_s, measured=exposed_s),
+        memory_bytes=Quantity(predicted=predicted.memory_bytes, measured=float(memory)),
+        memory_convention=rank_device.memory_convention,
+        tokens_per_s=step_tokens(launch.workload) / step_s,
+        mfu=model_flops(launch.model, launch.workload) / (step_s * peak),
+        seconds_convention=ONE_CLOCK + SHARED if one_clock else SHORTEST,
+        terms=tuple(_compared(launch, mesh, term) for term in terms),
+    )
+
+
+def middle_half(durations_s: Sequence[float]) -> list[int]:
+    """Steps that are neither in the fastest nor in the slowest quarter."""
+    order = sorted(range(len(durations_s)), key=lambda number: durations_s[number])
+    quarter = len(order) // 4
+    return sorted(order[quarter : len(order) - quarter])
+
+
+def _share_a_clock(mesh: Mesh, step: StepTimes) -> bool:
+    """Whether all ranks' times are by the clock of one host."""
+    mine = boot_id() if step.host_s is not None else ""
+    systems: list[str] = [mine] * mesh.grid.world
+    if mesh.grid.world > 1:
+        dist.all_gather_object(systems, mine)
+    return bool(mine) and len(set(systems)) == 1
+
+
+def _term_means(
+    launch: Launch, mesh: Mesh, rank_device: RankDevice, steps: Sequence[StepTimes], *, one_clock: bool
+) -> list[TermMeans]:
+    """The terms of a step. Every rank has its calls in the same order."""
+    entries = [call.entry for call in steps[0].calls]
+    elapsed_s = torch.tensor([[call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
+    exposed_s = torch.tensor([[call.exposed_s for call in one.calls] for one in steps], dtype=torch.float64)
+    if one_clock:
+        seconds = _in_flight_s(launch, mesh, rank_device, steps)
+    else:
+        seconds = _over_groups(elapsed_s, entries, mesh, rank_device, dist.ReduceOp.MIN)
+    names = list(dict.fromkeys(entries))
+    calls = [[number for number, entry in enumerate(entries) if entry == name] for name in names]
+    means = torch.stack([seconds, elapsed_s, exposed_s]).mean(1)
+    sums = torch.tensor([[float(row[columns].sum()) for columns in calls] for row in means], dtype=torch.float64)
+    return [
+        TermMeans(name, len(columns), *values)
+        for name, columns, values in zip(
+            names, calls, _mean_over_ranks(sums, mesh, rank_device).T.tolist(), strict=True
+        )
+    ]
+
+
+def _in_flight_s(launch: Launch, mesh: Mesh, rank_device: RankDevice, steps: Sequence[StepTimes]) -> torch.Tensor:
+    """Seconds of each call of each step, by the clock that all ranks share. Shape (steps, calls)."""
+    entries = [call.entry for call in steps[0].calls]
+    host_s = torch.tensor([[one.host_s] for one in steps], dtype=torch.float64)
+    began_s = torch.tensor([[call.began_s for call in one.calls] for one in steps], dtype=torch.float64)
+    ended_s = torch.tensor([[call.began_s + call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
+    both_s = torch.stack([began_s, ended_s]) + host_s
+    began_s, ended_s = _over_groups(both_s, entries, mesh, rank_device, dist.ReduceOp.MAX)
+    links = [term.tier if (term := _predicted(launch, entry)) else entry.axis for entry in entries]
+    rows = [list(zip(*row, strict=True)) for row in zip(began_s.tolist(), ended_s.tolist(), strict=True)]
+    return torch.tensor([shares_s(row, links) for row in rows], dtype=torch.float64)
+
+
+def _over_groups(
+    values: torch.Tensor,
+    entries: Sequence[LedgerEntry],
+    mesh: Mesh,
+    rank_device: RankDevice,
+    operation: dist.ReduceOp.RedOpType,
+) -> torch.Tensor:
+    """A value of each call combined over the call's own group. Shape of values: (…, calls)."""
+    found = values.clone()
+    for axis in dict.fromkeys(entry.axis for entry in entries):
+        columns = [number for number, entry in enumerate(entries) if entry.axis == axis]
+        found[..., columns] = _over_ranks(found[..., columns], mesh, rank_device, operation, group=mesh.groups[axis])
+    return found
+
+
+def _over_ranks(
+    values: torch.Tensor,
+    mesh: Mesh,
+    rank_device: RankDevice,
+    operation: dist.ReduceOp.RedOpType,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Values combined over a group, or over all ranks; not part of a step, so not in the ledger."""
+    if mesh.grid.world == 1:
+        return values
+    moved = values.to(rank_device.device).contiguous()
+    dist.all_reduce(moved, op=operation, group=group)
+    return moved.cpu()
+
+
+def _mean_over_ranks(values: torch.Tensor, mesh: Mesh, rank_device: RankDevice) -> torch.Tensor:
+    return _over_ranks(values, mesh, rank_device, dist.ReduceOp.SUM) / mesh.grid.world
+
+
+def _compared(launch: Launch, mesh: Mesh, measured: TermMeans) -> SummaryTerm:
+    entry, predicted = measured.entry, _predicted(launch, measured.entry)
+    return SummaryTerm(
+        op=entry.op,
+        axis=entry.axis,
+        phase=entry.phase,
+        layer=entry.layer,
+        count=measured.count,
+        bytes=entry.size_bytes,
+        group=mesh.size(entry.axis),
+        tier=predicted.tier if predicted else None,
+        predicted_s=predicted.seconds if predicted else None,
+        measured_s=measured.seconds,
+        elapsed_s=measured.elapsed_s,
+        predicted_exposed_s=predicted.exposed_s if predicted else None,
+        measured_exposed_s=measured.exposed_s,
+    )
+
+
+def _predicted(launch: Launch, entry: LedgerEntry) -> PredictedTerm | None:
+    """The launch config's term of the same name and size."""
+    for term in launch.predicted.terms:
+        if (term.op, term.axis, term.phase, term.layer, round(term.bytes)) == (*entry.term, entry.size_bytes):
+            return term
+    return None
+
+
+def _ran_on(launch: Launch, mesh: Mesh, rank_device: RankDevice) -> RunSite:
+    return RunSite(
+        device=rank_device.name,
+        host=socket.gethostname(),
+        ranks=mesh.grid.world,
+        backend=launch.backend,
+        torch_version=str(torch.__version__),
+        tool_version=__version__,
+    )
+
+
+FOLDER = "tensorboard"
+_FLUSH_S = 10
+"""A run that is killed loses no more than this."""
+
+
+def require_tensorboard(launch: Launch) -> None:
+    """EnvironmentProblem if a launch config asks for TensorBoard's files and TensorBoard is not installed."""
+    if launch.metrics.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise EnvironmentProblem(
+            "metrics.tensorboard needs TensorBoard, which is not installed: pip install 'axonn-tune[tensorboard]', "
+            "or take it out of the launch config"
+        )
+
+
+def folder_of(launch: Launch, run: Path) -> Path | None:
+    """Where event files go: as the launch config says, `tensorboard` in the run's folder for true; None: nowhere."""
+    setting = launch.metrics.tensorboard
+    if isinstance(setting, str):
+        return Path(setting)
+    return run / FOLDER if setting else None
+
+
+@dataclass
+class Scalars:
+    """Writes scalars of each step into a folder of event files, begun with the first step."""
+
+    folder: Path
+    _writer: SummaryWriter | None = None
+
+    def write(self, step: int, values: dict[str, float], times: StepTimes | None) -> None:
+        """Values by name at a step, from 1, and the time of each collective, as `seconds/...` and `exposed/...`."""
+        writer = self._opened(step)
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+        for term in times.terms() if times is not None else ():
+            name = term_name(*term.entry.term)
+            writer.add_scalar(f"seconds/{name}", term.seconds, step)
+            writer.add_scalar(f"exposed/{name}", term.exposed_s, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _opened(self, step: int) -> SummaryWriter:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # A resumed run continues from its checkpoint: what an earlier one had written beyond that is void.
+            self._writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=_FLUSH_S)
+        return self._writer
+
 
 SCHEMA = "axonn-tune/metrics/1"
 WARMUP_STEPS = 2
@@ -44,7 +343,7 @@ SCALARS = (
 class StepMetrics:
     """One line of the file. `step` counts from 1; the loss is the mean over all ranks' tokens.
 
-    What collectives took is None, and `terms` empty, in a step that was not timed.
+    Times of collectives are None, and `terms` is empty, in a step that was not timed.
     """
 
     step: int
@@ -64,7 +363,7 @@ class StepMetrics:
 
 @dataclass
 class Metrics:
-    """Writes one rank's metrics; rank 0 speaks too, and writes the summary of all ranks.
+    """Writes one rank's metrics; rank 0 also prints, and writes the summary of all ranks.
 
     `base_bytes`: what the process held before there was a model, by `resident_bytes`.
     """
@@ -83,11 +382,11 @@ class Metrics:
         self._needed = model_flops(self.launch.model, self.launch.workload)
         self._executed = float(executed_flops(*program_of(self.launch)))
         path = self.directory / f"metrics-rank{self.mesh.rank}.jsonl"
-        # Line by line, so that what a killed rank had measured is there to read.
+        # Line by line, so that the measurements of a killed rank can be read.
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._write({"schema": SCHEMA, **self._heading()})
-        wanted = folder_of(self.launch, self.directory) if self.mesh.rank == 0 else None
-        self._scalars = None if wanted is None else Scalars(wanted)
+        folder = folder_of(self.launch, self.directory) if self.mesh.rank == 0 else None
+        self._scalars = None if folder is None else Scalars(folder)
 
     def step(self, step: int, result: StepResult, *, step_s: float, times: StepTimes | None) -> None:
         """Record a step, counted from 1, that took `step_s`; `times` of its collectives if they were taken."""
@@ -119,7 +418,7 @@ class Metrics:
             self.say(step_line(found, steps=self.steps))
 
     def _slowed(self, times: StepTimes) -> bool:
-        """Whether torch's profiler recorded a rank's kernels, which all others then wait for."""
+        """Whether torch's profiler slowed the step: it recorded a rank's kernels, and all others waited for it."""
         return times.traced and self.device.type == "cuda"
 
     def say(self, line: str) -> None:
@@ -127,10 +426,10 @@ class Metrics:
         print(line, file=self.talk, flush=True)
 
     def close(self) -> None:
-        """Sum up what was measured after the warm-up, beside the prediction; all ranks together."""
+        """Summarise what was measured after the warm-up, against the prediction; all ranks call this together."""
         if self._timed:
-            machine = Machine(self.device, self._device_name(), self._memory_bytes(), self._convention())
-            summary = summarise(self.launch, self.mesh, machine, self._timed, warmup=WARMUP_STEPS)
+            rank_device = RankDevice(self.device, self._device_name(), self._memory_bytes(), self._convention())
+            summary = summarise(self.launch, self.mesh, rank_device, self._timed, warmup=WARMUP_STEPS)
             if self.mesh.rank == 0:
                 self.say(summary_line(summary))
                 text = summary.model_dump_json(by_alias=True, indent=2)
@@ -149,7 +448,7 @@ class Metrics:
         return self._needed / (step_s * self.mesh.grid.world * peak), self._executed / (step_s * peak)
 
     def _heading(self) -> dict[str, object]:
-        """What the lines below it need to be read: who measured, and by which conventions."""
+        """What a reader of the lines needs: who measured, and by which conventions."""
         return {
             "tool_version": __version__,
             "torch_version": str(torch.__version__),
@@ -183,33 +482,6 @@ class Metrics:
         self._file.write(json.dumps(document, ensure_ascii=False) + "\n")
 
 
-def program_of(launch: Launch) -> tuple[StepProgram, dict[str, float]]:
-    """The program of one step of a launch config, and the values of its symbols."""
-    values = step_values(
-        launch.model,
-        launch.workload,
-        launch.grid.grid(),
-        micro_batch=launch.micro_batch,
-        kept_layers=launch.kept_layers,
-    )
-    return build_step(launch.model, launch.workload, recompute=launch.recompute), values
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory held so far: what torch allocated on a GPU, the whole process on a CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def resident_bytes(device: torch.device) -> int:
-    """What this process holds now that `peak_memory_bytes` will count, though no model needs it."""
-    if device.type == "cuda":
-        return 0
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
-
-
 def step_line(found: StepMetrics, *, steps: int) -> str:
     """One step for people."""
     return (
@@ -220,7 +492,7 @@ def step_line(found: StepMetrics, *, steps: int) -> str:
 
 
 def term_rows(times: StepTimes) -> list[dict[str, object]]:
-    """Each collective of a step of this rank, named as the program names it; late peers are waited for in `seconds`."""
+    """Each collective of a step of this rank, named as in the program; `seconds` includes waiting for late ranks."""
     return [
         {
             "op": term.entry.op,
@@ -242,6 +514,6 @@ def summary_line(summary: Summary) -> str:
     expected = "" if predicted is None else f", predicted {show_seconds(predicted)}"
     return (
         f"step {show_seconds(summary.step_s.measured)}{expected}; mean of {summary.averaged_steps} of the last "
-        f"{counted(summary.timed_steps, 'step')}, outliers and the first {summary.warmup_steps} left out; "
+        f"{counted(summary.timed_steps, 'step')}, excluding outliers and the first {summary.warmup_steps}; "
         f"MFU {summary.mfu:.1%} of {summary.predicted_for.accelerator}"
     )

@@ -1,6 +1,6 @@
 """AdamW on each rank's shards, with the gradient norm of the whole model.
 
-Weight decay acts on every matrix, tables included (as in nanoGPT and Megatron-LM), and on no vector.
+Weight decay acts on every matrix, embeddings included (as in nanoGPT and Megatron-LM), and on no vector.
 Padded rows start at zero, get no gradient and so stay zero.
 """
 
@@ -15,16 +15,16 @@ import torch
 from axonn_tune.errors import TrainingFailedError
 from axonn_tune.grid import AXES
 from axonn_tune.grid import WORLD as WORLD_AXES
-from axonn_tune.runtime.communicate import Communicator
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.parameters import Bucket, Parameter, Store, Vector
+from axonn_tune.runtime.parameters import Bucket, Parameter, ParameterStore, Vector
 from axonn_tune.specs import launch
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step saw: mean loss, gradient norm before clipping, learning rate."""
+    """Numbers of one optimizer step: mean loss, gradient norm before clipping, learning rate."""
 
     loss: float
     gradient_norm: float
@@ -49,7 +49,7 @@ def learning_rate(options: launch.Optimizer, step: int) -> float:
     return lowest + 0.5 * (1.0 + math.cos(math.pi * progress)) * (options.learning_rate - lowest)
 
 
-def copies(parameter: Parameter, bucket: Bucket, mesh: Mesh) -> int:
+def replicas(parameter: Parameter, bucket: Bucket, mesh: Mesh) -> int:
     """How many ranks of the world update the same elements of a parameter."""
     return prod(mesh.size(axis) for axis in AXES if axis not in bucket.split_axes(parameter))
 
@@ -57,13 +57,13 @@ def copies(parameter: Parameter, bucket: Bucket, mesh: Mesh) -> int:
 class AdamW:
     """AdamW over a store's buckets; gradients are read from them and zeroed after each step."""
 
-    def __init__(self, store: Store, communicator: Communicator, options: launch.Optimizer) -> None:
+    def __init__(self, store: ParameterStore, communicator: Communicator, options: launch.Optimizer) -> None:
         self._communicator, self._options = communicator, options
         self.buckets = store.buckets
         for bucket in self.buckets:
-            bucket.main.grad = bucket.own_gradient
+            bucket.master.grad = bucket.own_gradient
         decayed, plain = (
-            [one.main for one in self.buckets if isinstance(one.parameters[0], Vector) is vectors]
+            [one.master for one in self.buckets if isinstance(one.parameters[0], Vector) is vectors]
             for vectors in (False, True)
         )
         groups = [
@@ -82,24 +82,24 @@ class AdamW:
     @property
     def steps_done(self) -> int:
         """Optimizer steps so far."""
-        first = self._adam.state[self.buckets[0].main]["step"]
+        first = self._adam.state[self.buckets[0].master]["step"]
         return int(first.item())
 
     @steps_done.setter
     def steps_done(self, steps: int) -> None:
         for bucket in self.buckets:
-            self._adam.state[bucket.main]["step"].fill_(steps)
+            self._adam.state[bucket.master]["step"].fill_(steps)
 
     def moments(self, bucket: Bucket) -> Moments:
         """The moments of a bucket: the tensors themselves, to save or to load into."""
-        state = self._adam.state[bucket.main]
+        state = self._adam.state[bucket.master]
         return Moments(state["exp_avg"], state["exp_avg_sq"])
 
     def step(self, loss: torch.Tensor) -> StepResult:
         """Combine loss and gradient norm, clip, update, zero the gradients.
 
         `loss` is the sum of this rank's micro-batches, equal on all ranks of a group over x and y.
-        TrainingFailedError, on all ranks alike and before anything is changed, if either is not finite.
+        TrainingFailedError, on all ranks and before anything is changed, if either is not finite.
         """
         step = self.steps_done
         square, mean_loss = self.sums(loss).tolist()
@@ -122,41 +122,41 @@ class AdamW:
     def sums(self, loss: torch.Tensor) -> torch.Tensor:
         """Squared norm of the whole gradient, and the mean loss, float64 `[2]`.
 
-        One sum over all ranks; what several of them update is divided by how many.
+        One sum over all ranks; what several ranks update is divided by their number.
         """
         mesh, tensors, shares = self._communicator.mesh, [], []
         for bucket in self.buckets:
-            # Matrices of a bucket are split alike; vectors are not, and small.
+            # Matrices of a bucket are split over the same axes; vectors are not, and are small.
             alike = not isinstance(bucket.parameters[0], Vector)
             tensors += [bucket.own_gradient] if alike else [one.gradient for one in bucket.parameters]
-            shares += [1.0 / copies(one, bucket, mesh) for one in bucket.parameters[: 1 if alike else None]]
+            shares += [1.0 / replicas(one, bucket, mesh) for one in bucket.parameters[: 1 if alike else None]]
         norms = torch.stack(torch._foreach_norm(tensors, dtype=torch.float64))
         square = (norms**2 * norms.new_tensor(shares)).sum()
         both = torch.stack([square, loss.double() / (mesh.size("x") * mesh.size("y"))])
         return self._communicator.all_reduce(both, WORLD_AXES, "step", "gradient_norm").wait()
 
     def publish(self) -> None:
-        """Give the weights of each part to all ranks that compute with them, where main weights are split over data."""
+        """All-gather updated weights over data, in the compute type, where master weights are sharded over it."""
         self._publish(self._communicator)
 
     def loaded(self) -> None:
-        """As `publish`, after a checkpoint was loaded; not part of a step, so not in its ledger."""
+        """The same after a checkpoint was loaded; not part of a step, so not in its ledger."""
         self._publish(replace(self._communicator, ledger=Ledger()))
 
     def _publish(self, communicator: Communicator) -> None:
         for bucket in self.buckets:
             if bucket.split:
-                mine = bucket.main.to(bucket.value.dtype)
+                mine = bucket.master.to(bucket.value.dtype)
                 bucket.value.copy_(communicator.all_gather(mine, "data", "step", bucket.layer).wait())
 
     def _prepare_state(self) -> None:
-        """Make the moments now, where torch would at the first step: a checkpoint can then be loaded into them."""
+        """Make the moments now, not at the first step as torch would, so that a checkpoint can be loaded into them."""
         for bucket in self.buckets:
-            main = bucket.main
+            master = bucket.master
             # A fused step wants its counter on the device, the others on the host.
-            device = main.device if main.device.type == "cuda" else torch.device("cpu")
-            self._adam.state[main] = {
+            device = master.device if master.device.type == "cuda" else torch.device("cpu")
+            self._adam.state[master] = {
                 "step": torch.zeros((), dtype=torch.float32, device=device),
-                "exp_avg": torch.zeros_like(main),
-                "exp_avg_sq": torch.zeros_like(main),
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
             }

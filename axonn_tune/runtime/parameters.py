@@ -1,8 +1,8 @@
-"""Parameters as each rank stores them: rectangles of matrices, pieces of vectors, in the main type.
+"""Parameters as each rank stores them: shards of matrices and vectors, with FP32 master weights.
 
 A matrix `W[rows, columns]` has its rows split over some axes and then over z, its columns over at
-most one axis. Gathering over z gives the block a product needs. Vectors are split over one axis and
-repeated on the others. Buckets join them in memory: what is reduced and updated together lies together.
+most one axis. An all-gather over z gives the weight that a GEMM needs. Vectors are split over one axis
+and replicated over the others. Buckets make them contiguous: what is reduced and updated together lies together.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TypeAlias
 
 import torch
 
-from axonn_tune.runtime import initial
+from axonn_tune.runtime import philox
 from axonn_tune.runtime.mesh import Mesh
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a matrix lies on the grid.
+class MatrixLayout:
+    """How a matrix is sharded over the grid.
 
-    real_rows: rows beyond it are padding and stay zero; deviation: of the initial normal values.
+    real_rows: rows beyond are padding and stay zero; deviation: standard deviation of the initial values.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Layout:
 
 @dataclass
 class Matrix:
-    """One rank's shard of a matrix, with its accumulated gradient in the main type.
+    """One rank's shard of a matrix, with its accumulated gradient in the master type.
 
-    gathered_rows: rows of the block gathered over z; row_range, column_range: those of the shard itself; value: the
-    shard in the main type, or in the compute type where main weights are split over data.
+    gathered_rows: rows of the weight gathered over z; row_range, column_range: those of the shard itself; value: the
+    shard in the master type, or in the compute type where master weights are sharded over data.
     """
 
-    layout: Layout
+    layout: MatrixLayout
     gathered_rows: range
     row_range: range
     column_range: range
@@ -62,12 +62,12 @@ class Matrix:
 
 @dataclass
 class Vector:
-    """A vector in the main type, split over one axis."""
+    """A vector in the master type, split over one axis; elements: those that this rank has."""
 
     name: str
     width: int
     axis: str
-    piece: range
+    elements: range
     value: torch.Tensor
     gradient: torch.Tensor
 
@@ -82,11 +82,11 @@ Parameter: TypeAlias = Matrix | Vector
 
 @dataclass
 class Bucket:
-    """Parameters whose values lie in one piece of memory, and their gradients in another.
+    """Parameters whose values are contiguous in memory, and so are their gradients.
 
     layer: what the program calls the reduction of their gradients; value, gradient: flat, padded to divide over data
-    where main weights are; own: elements that this rank's optimizer updates; main: these in the main type, a view of
-    `value` unless they are split.
+    where master weights are; own: elements that this rank's optimizer updates; master: these in the master type, a view
+    of `value` unless they are split.
     """
 
     layer: str
@@ -94,7 +94,7 @@ class Bucket:
     value: torch.Tensor
     gradient: torch.Tensor
     own: range
-    main: torch.Tensor
+    master: torch.Tensor
     split: bool
 
     @property
@@ -106,11 +106,11 @@ class Bucket:
         """Axes over which ranks update different elements of a parameter."""
         return parameter.split_axes | ({"data"} if self.split else set())
 
-    def rectangles(self, parameter: Parameter, flat: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
-        """What `flat`, laid out as `main`, holds of a parameter: `(first row, first column, values)`, views.
+    def slices(self, parameter: Parameter, flat: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
+        """What `flat`, laid out as `master`, holds of a parameter: `(first row, first column, values)`, views.
 
         A run of elements is the end of a row, whole rows, and the beginning of one; of a vector it is one column.
-        At least one is returned, if an empty one.
+        At least one slice is returned, empty if need be.
         """
         begin = 0
         for other in self.parameters:
@@ -132,7 +132,7 @@ class Bucket:
 
 
 @dataclass
-class Store:
+class ParameterStore:
     """Makes and holds the parameters of one rank, in a fixed order."""
 
     mesh: Mesh
@@ -143,7 +143,7 @@ class Store:
     vectors: list[Vector] = field(default_factory=list)
     buckets: list[Bucket] = field(default_factory=list)
 
-    def matrix(self, layout: Layout) -> Matrix:
+    def matrix(self, layout: MatrixLayout) -> Matrix:
         """This rank's shard, initialised from counters: the same elements on every grid."""
         gathered = part_of(range(layout.rows), layout.row_axes, self.mesh)
         rows = part_of(gathered, ("z",), self.mesh)
@@ -151,42 +151,42 @@ class Store:
         value = torch.zeros(len(rows), len(columns), dtype=self.dtype, device=self.device)
         real = range(rows.start, max(rows.start, min(rows.stop, layout.real_rows)))
         if len(real) and not value.is_meta:
-            key = initial.key_of(self.seed, layout.name)
-            counters = initial.counters(real, columns, width=layout.columns, device=self.device)
-            value[: len(real)] = (layout.deviation * initial.normal(counters, key)).to(self.dtype)
+            key = philox.key_of(self.seed, layout.name)
+            counters = philox.counters(real, columns, width=layout.columns, device=self.device)
+            value[: len(real)] = (layout.deviation * philox.normal(counters, key)).to(self.dtype)
         made = Matrix(layout, gathered, rows, columns, value, torch.zeros_like(value))
         self.matrices.append(made)
         return made
 
     def vector(self, name: str, width: int, axis: str, *, value: float) -> Vector:
-        """This rank's piece of a vector that starts constant."""
-        piece = part_of(range(width), (axis,), self.mesh)
-        values = torch.full((len(piece),), value, dtype=self.dtype, device=self.device)
-        made = Vector(name, width, axis, piece, values, torch.zeros_like(values))
+        """This rank's shard of a vector that starts constant."""
+        elements = part_of(range(width), (axis,), self.mesh)
+        values = torch.full((len(elements),), value, dtype=self.dtype, device=self.device)
+        made = Vector(name, width, axis, elements, values, torch.zeros_like(values))
         self.vectors.append(made)
         return made
 
     def bucket(self, layer: str, parameters: Sequence[Parameter], *, compute: torch.dtype | None = None) -> Bucket:
-        """Move parameters into one piece of memory; `compute`: keep values in it, and split the main ones over data."""
+        """Make parameters contiguous; `compute`: keep values in this type, and shard the master weights over data."""
         count = sum(one.value.numel() for one in parameters)
         shares = self.mesh.size("data") if compute is not None else 1
         share = -(-count // shares)
         whole, gradient = (torch.zeros(share * shares, dtype=self.dtype, device=self.device) for _ in range(2))
-        for one, part in zip(parameters, _pieces(whole, parameters), strict=True):
+        for one, part in zip(parameters, _views(whole, parameters), strict=True):
             part.copy_(one.value)
         place = self.mesh.coordinate("data") if shares > 1 else 0
         own = range(place * share, (place + 1) * share)
-        value, main = whole, whole
+        value, master = whole, whole
         if compute is not None:
-            value, main = whole.to(compute, copy=True), whole[own.start : own.stop].clone()
-        for one, part, its in zip(parameters, _pieces(value, parameters), _pieces(gradient, parameters), strict=True):
+            value, master = whole.to(compute, copy=True), whole[own.start : own.stop].clone()
+        for one, part, its in zip(parameters, _views(value, parameters), _views(gradient, parameters), strict=True):
             one.value, one.gradient = part, its
-        made = Bucket(layer, list(parameters), value, gradient, own, main, split=compute is not None)
+        made = Bucket(layer, list(parameters), value, gradient, own, master, split=compute is not None)
         self.buckets.append(made)
         return made
 
 
-def _pieces(flat: torch.Tensor, parameters: Sequence[Parameter]) -> list[torch.Tensor]:
+def _views(flat: torch.Tensor, parameters: Sequence[Parameter]) -> list[torch.Tensor]:
     """Views of a flat tensor in the shapes of parameters, one after the other."""
     begin, found = 0, []
     for one in parameters:

@@ -1,4 +1,4 @@
-"""What a run is made of: number formats, overlaps, recomputation."""
+"""What a launch config asks of the runtime: number formats, overlaps, activation recomputation."""
 
 from __future__ import annotations
 
@@ -6,25 +6,53 @@ from dataclasses import dataclass
 
 import torch
 
-from axonn_tune.specs.workload import Overlap, Recompute
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.workload import Overlap, Precision, Recompute
+
+DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
+    "bf16": (torch.bfloat16, torch.float32, torch.float32),
+    "fp32": (torch.float32, torch.float32, torch.float32),
+    "fp64": (torch.float64, torch.float64, torch.float64),
+}
+"""Compute, master and statistics type of each precision that the runtime supports."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """compute: activations and gathered weights; main: stored weights and gradients; statistics: norms and loss.
+class RuntimeSettings:
+    """compute: type of activations and gathered weights; master: of stored weights and gradients; statistics: of norms
+    and loss.
 
-    parts: pieces that a micro-batch runs in; split_main: main weights and moments are split over data; dropout: share
-    of a block's outputs and of the embedding set to zero; compile: elementwise work by torch.compile.
+    parts: 2 splits each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over
+    data; dropout: share of a block's outputs and of the embedding set to zero; compile: elementwise work by
+    torch.compile.
     """
 
     compute: torch.dtype
-    main: torch.dtype
+    master: torch.dtype
     statistics: torch.dtype
     overlaps: frozenset[Overlap]
     recompute: Recompute
     kept_layers: int
     device: torch.device
     parts: int = 1
-    split_main: bool = False
+    shard_master: bool = False
     dropout: float = 0.0
     compile: bool = False
+
+
+def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:
+    """Number formats, overlaps and activation recomputation of a launch config."""
+    compute, master, statistics = DTYPES[launch.workload.precision]
+    return RuntimeSettings(
+        compute=compute,
+        master=master,
+        statistics=statistics,
+        overlaps=frozenset(launch.workload.overlaps),
+        recompute=launch.recompute,
+        kept_layers=launch.kept_layers,
+        device=device,
+        parts=2 if launch.workload.split_micro_batch else 1,
+        shard_master=launch.workload.shard_optimizer_over_data,
+        dropout=launch.dropout,
+        compile=launch.compile,
+    )

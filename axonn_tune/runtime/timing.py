@@ -1,28 +1,45 @@
-"""When each collective of a step was asked for, done and waited for: time per term, without a profiler.
+"""When each collective of a step was issued, done and waited for: time per term without a profiler, and a timeline.
 
-Three times make a call: *issued*, when the rank asked for it and its input was ready; *done*, when its
-result was there; and from *halted* to *resumed*, when nothing was computed for want of it. A call is
-charged from its issue, or from when the one before it in the same process group was done, because
-collectives of a group run one after the other.
+Three times describe a call: *issued*, when the rank issued it and its input was ready; *done*, when its result was
+there; and from *halted* to *resumed*, when computation waited for it. A call is charged from its issue, or from when
+the one before it in the same process group was done, because collectives of a group run one after the other.
 
-On CPUs the end comes from the work's future, which the thread that did the work completes, so it is
-right although nobody waits yet. On GPUs all marks are events: a stream of its own for each group waits
-for the collective and records its end, which holds up neither the host nor the computation.
+On CPUs the end comes from the work's future, which the thread that did the work completes, so it is right although
+nobody waits yet. On GPUs all marks are events: a stream of its own for each group waits for the collective and
+records its end, which holds up neither the host nor the computation.
+
+A trace, for Perfetto, is made of the same marks, so it costs no more. On a GPU torch's profiler records the kernels
+of the same steps into a file of its own.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 
-from axonn_tune.runtime.ledger import Entry
+from axonn_tune import __version__
+from axonn_tune.files import write_text_atomically
+from axonn_tune.runtime.ledger import LedgerEntry
+from axonn_tune.specs.traces import (
+    COMPUTE_LANE,
+    TRACE_SCHEMA,
+    Process,
+    Span,
+    communication_lane,
+    step_name,
+    term_name,
+    trace_text,
+    wait_name,
+)
 
 Mark: TypeAlias = Any
 """A point in time as a clock has it: seconds, or a CUDA event."""
@@ -31,17 +48,17 @@ EVERY_STEPS = {"cpu": 1, "cuda": 10}
 """Which steps are timed: on a GPU each call takes four events, some microseconds of the host's time."""
 
 
-class Clock(Protocol):
-    """Makes marks and says what lies between two of them."""
+class StepClock(Protocol):
+    """Makes marks and measures the time between two of them."""
 
     def mark(self) -> Mark:
-        """Now, as the computation sees it."""
+        """The present time of the computation."""
 
     def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
         """Note a mark when the work of a group is done."""
 
     def between_s(self, start: Mark, end: Mark) -> float:
-        """Seconds from one mark to another; on a GPU both must have been passed."""
+        """Seconds from one mark to another; on a GPU both must have completed."""
 
 
 class HostClock:
@@ -52,7 +69,7 @@ class HostClock:
         return time.perf_counter()
 
     def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
-        """By the thread that does the work, before it wakes whoever waits."""
+        """Noted by the thread that does the work, before it wakes a waiting one."""
         work.get_future().add_done_callback(lambda future: note(time.perf_counter()))
 
     def between_s(self, start: Mark, end: Mark) -> float:
@@ -68,13 +85,13 @@ class DeviceClock:
         self._observers: dict[int, torch.cuda.Stream] = {}
 
     def mark(self) -> Mark:
-        """When the current stream gets here."""
+        """When the current stream reaches this point."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
-        """By a stream that waits for the group's work and does nothing else."""
+        """Noted by a stream that waits for the group's work and does nothing else."""
         key = id(group)
         if key not in self._observers:
             self._observers[key] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -89,26 +106,26 @@ class DeviceClock:
 
 @dataclass(slots=True)
 class Call:
-    """One collective under way, with its marks."""
+    """One collective in flight, with its marks."""
 
-    entry: Entry
+    entry: LedgerEntry
     group: dist.ProcessGroup
-    clock: Clock
+    clock: StepClock
     issued: Mark
     done: Mark = None
     halted: Mark = None
     resumed: Mark = None
 
     def sent(self, work: dist.Work) -> None:
-        """It is under way."""
+        """It has been issued."""
         self.clock.mark_end(work, self.group, self._end)
 
     def halt(self) -> None:
-        """The computation stops for it."""
+        """The computation begins to wait for it."""
         self.halted = self.clock.mark()
 
     def resume(self) -> None:
-        """The computation goes on."""
+        """The computation continues."""
         self.resumed = self.clock.mark()
 
     def _end(self, mark: Mark) -> None:
@@ -119,7 +136,7 @@ class Call:
 class TimedCall:
     """A collective in seconds from the start of its step; `began_s`: issued, and its group free."""
 
-    entry: Entry
+    entry: LedgerEntry
     began_s: float
     done_s: float
     halted_s: float
@@ -127,17 +144,17 @@ class TimedCall:
 
     @property
     def seconds(self) -> float:
-        """Time it took: until it was done, and to hand over the result once asked for."""
+        """Time it took: until it was done, plus handing over the result in `wait`."""
         return max(self.done_s - self.began_s, 0.0) + max(self.resumed_s - max(self.done_s, self.halted_s), 0.0)
 
     @property
     def exposed_s(self) -> float:
-        """Time in which nothing was computed for want of it."""
+        """Exposed time: the computation waited for it."""
         return self.resumed_s - self.halted_s
 
 
 @dataclass(frozen=True)
-class Part:
+class ComputeSpan:
     """A part of the computation, such as the forward pass of one block, in seconds from the start of the step."""
 
     name: str
@@ -149,7 +166,7 @@ class Part:
 class TermTime:
     """All calls of one collective in a step."""
 
-    entry: Entry
+    entry: LedgerEntry
     count: int
     seconds: float
     exposed_s: float
@@ -165,7 +182,7 @@ class StepTimes:
 
     calls: tuple[TimedCall, ...]
     unix_s: float = 0.0
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ComputeSpan, ...] = ()
     host_s: float | None = None
 
     @property
@@ -175,12 +192,12 @@ class StepTimes:
 
     @property
     def exposed_s(self) -> float:
-        """Time of the step in which nothing was computed."""
+        """Exposed communication time of the step."""
         return sum(call.exposed_s for call in self.calls)
 
     def terms(self) -> list[TermTime]:
-        """Calls of the same name and size together, in order of their first."""
-        found: dict[Entry, list[TimedCall]] = defaultdict(list)
+        """Calls grouped by name and size, in order of their first."""
+        found: dict[LedgerEntry, list[TimedCall]] = defaultdict(list)
         for call in self.calls:
             found[call.entry].append(call)
         return [
@@ -193,10 +210,10 @@ class StepTimes:
 class Timer:
     """Times the collectives of every `every_steps`th step, and of the first `traced_steps` with their parts.
 
-    Without a clock, of none.
+    Without a clock, none.
     """
 
-    clock: Clock | None = None
+    clock: StepClock | None = None
     every_steps: int = 1
     traced_steps: int = 0
     _on: bool = False
@@ -221,7 +238,7 @@ class Timer:
             self._start, self._unix_s = self.clock.mark(), time.time()
 
     def end_step(self) -> StepTimes | None:
-        """What was timed, once the device has done all of the step; None if nothing was."""
+        """The times of a step, once the device has finished it; None if it was not timed."""
         calls, self._calls = self._calls, []
         parts, self._parts = self._parts, []
         if self.clock is None or not self._on:
@@ -232,11 +249,11 @@ class Timer:
         return StepTimes(timed, self._unix_s, tuple(self._named(self.clock, parts)), host_s)
 
     def part(self, name: str) -> None:
-        """A part of the computation begins, and the one before it has ended; an empty name begins none."""
+        """A part of the computation begins and the previous one ends; an empty name begins none."""
         if self.clock is not None and self._traced:
             self._parts.append((name, self.clock.mark()))
 
-    def issue(self, entry: Entry, group: dist.ProcessGroup) -> Call | None:
+    def issue(self, entry: LedgerEntry, group: dist.ProcessGroup) -> Call | None:
         """A collective is about to be issued; None if it is not timed."""
         if self.clock is None or not self._on:
             return None
@@ -244,12 +261,12 @@ class Timer:
         self._calls.append(call)
         return call
 
-    def _named(self, clock: Clock, parts: list[tuple[str, Mark]]) -> Iterator[Part]:
+    def _named(self, clock: StepClock, parts: list[tuple[str, Mark]]) -> Iterator[ComputeSpan]:
         for (name, start), (_, end) in pairwise(parts):
             if name:
-                yield Part(name, clock.between_s(self._start, start), clock.between_s(self._start, end))
+                yield ComputeSpan(name, clock.between_s(self._start, start), clock.between_s(self._start, end))
 
-    def _timed(self, clock: Clock, calls: list[Call]) -> Iterator[TimedCall]:
+    def _timed(self, clock: StepClock, calls: list[Call]) -> Iterator[TimedCall]:
         free_s: dict[int, float] = {}
         for call in calls:
             assert call.resumed is not None, f"{call.entry} was never waited for"
@@ -259,3 +276,65 @@ class Timer:
             began_s = max(issued_s, free_s.get(id(call.group), issued_s))
             free_s[id(call.group)] = max(began_s, done_s)
             yield TimedCall(call.entry, began_s, done_s, halted_s, resumed_s)
+
+
+@dataclass
+class Tracer:
+    """Keeps the times of the first `steps` steps after the warm-up, and writes them at the end of the run."""
+
+    steps: int
+    directory: Path
+    rank: int
+    run: str
+    device: torch.device
+    _kept: list[tuple[int, StepTimes]] = field(default_factory=list)
+    _profile: torch.profiler.profile | None = None
+
+    def before_step(self, number: int) -> None:
+        """A step is about to begin, counted from 0 after the warm-up."""
+        if number == 0 and self.device.type == "cuda":
+            kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+            self._profile = torch.profiler.profile(activities=kinds)
+            self._profile.start()
+
+    def after_step(self, number: int, step: int, times: StepTimes | None) -> None:
+        """A step has ended, which was step `step` of the run, from 1."""
+        if times is not None and 0 <= number < self.steps:
+            self._kept.append((step, times))
+        if self._profile is not None and number == self.steps - 1:
+            self._profile.stop()
+
+    def close(self) -> None:
+        """Write `trace-rank<N>.json`, and `kernels-rank<N>.json` on a GPU."""
+        if not self._kept:
+            return
+        spans = [span for step, times in self._kept for span in step_spans(step, times)]
+        text = trace_text([Process(f"measured rank {self.rank}", self.rank, spans)], notes=self._notes())
+        write_text_atomically(self.directory / f"trace-rank{self.rank}.json", text)
+        if self._profile is not None:
+            if len(self._kept) < self.steps:
+                self._profile.stop()
+            self._profile.export_chrome_trace(str(self.directory / f"kernels-rank{self.rank}.json"))
+
+    def _notes(self) -> dict[str, object]:
+        return {
+            "schema": TRACE_SCHEMA,
+            "tool_version": __version__,
+            "run": self.run,
+            "host": socket.gethostname(),
+            "rank": self.rank,
+            "steps": [step for step, _ in self._kept],
+        }
+
+
+def step_spans(step: int, times: StepTimes) -> Iterator[Span]:
+    """One step: its parts and waits on the compute track, each collective on its axis' track."""
+    end_s = max([part.end_s for part in times.parts] + [call.resumed_s for call in times.calls], default=0.0)
+    at_s = times.unix_s
+    yield Span(COMPUTE_LANE, step_name(step), at_s, at_s + end_s)
+    for part in times.parts:
+        yield Span(COMPUTE_LANE, part.name, at_s + part.start_s, at_s + part.end_s)
+    for call in times.calls:
+        name, details = term_name(*call.entry.term), {"bytes": call.entry.size_bytes}
+        yield Span(COMPUTE_LANE, wait_name(name), at_s + call.halted_s, at_s + call.resumed_s)
+        yield Span(communication_lane(call.entry.axis), name, at_s + call.began_s, at_s + call.done_s, details)

@@ -1,22 +1,39 @@
-"""Token files: a fixed header, then the ids of all documents one after the other, little-endian.
+"""Training data: text to token ids, token files, and batches of them.
 
-Each document ends with the tokenizer's end-of-text id where it has one. torch is not needed here.
+A token file is a fixed header, then the ids of all documents one after the other, little-endian. Each document ends
+with the tokenizer's end-of-text id where it has one.
+
+Batches are a pure function of seed, step and coordinate: nothing to save, and the same on every grid. Sequences are
+numbered through the whole run: step s of B sequences has s·B to s·B + B − 1. Which text a number stands for depends
+on the seed alone; the grid only decides which rank reads it. So a run that resumes, on whatever grid, sees exactly
+what an uninterrupted one would.
+
+Only batches need torch, which they import when they are made.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import importlib
 import struct
-from collections.abc import Iterable
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from axonn_tune.errors import UsageError
+from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.files import replacing
+from axonn_tune.specs.launch import Launch
+
+if TYPE_CHECKING:
+    import torch
+
+    from axonn_tune.runtime.mesh import Mesh
 
 MAGIC = b"AXNTOKEN"
 VERSION = 1
@@ -27,8 +44,8 @@ _SMALL_VOCABULARY = 1 << 16
 
 
 @dataclass(frozen=True)
-class Header:
-    """What a token file says of itself. Ids are below `vocab`; `sha256` is that of the ids as bytes."""
+class TokenHeader:
+    """A token file's header. Ids are below `vocab`; `sha256` is that of the ids as bytes."""
 
     vocab: int
     count: int
@@ -54,15 +71,15 @@ class Header:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A token file, memory-mapped: reading it costs what is read of it."""
+    """A token file, memory-mapped: only what is used is read."""
 
     path: Path
-    header: Header
+    header: TokenHeader
     ids: NDArray[Any]
 
 
 def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
-    """Open a token file; UsageError with the numbers if it is none, is torn, or needs more than `vocab` ids."""
+    """Open a token file; UsageError with the numbers if it is none, is truncated, or needs more than `vocab` ids."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -73,7 +90,7 @@ def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
     expected = HEADER_BYTES + header.count * header.item_bytes
     if actual != expected:
         raise UsageError(
-            f"token file {str(path)!r} is torn: {header.count:,} ids of {header.item_bytes} bytes and the header "
+            f"token file {str(path)!r} is truncated: {header.count:,} ids of {header.item_bytes} bytes and the header "
             f"are {expected:,} bytes, but the file has {actual:,}; write it again with `axonn-tune data`"
         )
     if vocab is not None and header.vocab > vocab:
@@ -87,16 +104,18 @@ def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
     return TokenFile(path, header, ids)
 
 
-def _read_header(path: Path, file: BinaryIO) -> Header:
+def _read_header(path: Path, file: BinaryIO) -> TokenHeader:
     raw = file.read(HEADER_BYTES)
     if raw[: len(MAGIC)] != MAGIC:
-        raise UsageError(f"{str(path)!r} is no token file: it begins with {raw[:8]!r}, not {MAGIC!r}")
+        raise UsageError(f"{str(path)!r} is not a token file: it begins with {raw[:8]!r}, not {MAGIC!r}")
     if len(raw) < HEADER_BYTES:
-        raise UsageError(f"token file {str(path)!r} is torn: {len(raw)} bytes, but the header alone has {HEADER_BYTES}")
+        raise UsageError(
+            f"token file {str(path)!r} is truncated: {len(raw)} bytes, but the header alone has {HEADER_BYTES}"
+        )
     _, version, item_bytes, vocab, count, sha256, name = _LAYOUT.unpack(raw)
     if version != VERSION:
         raise UsageError(f"token file {str(path)!r} has format version {version}; this program reads {VERSION}")
-    header = Header(vocab, count, name.rstrip(b"\0").decode(errors="replace"), sha256)
+    header = TokenHeader(vocab, count, name.rstrip(b"\0").decode(errors="replace"), sha256)
     if item_bytes != header.item_bytes:
         raise UsageError(
             f"token file {str(path)!r} says {item_bytes} bytes an id, but {vocab:,} ids take {header.item_bytes}"
@@ -104,12 +123,12 @@ def _read_header(path: Path, file: BinaryIO) -> Header:
     return header
 
 
-def write_tokens(path: str | Path, parts: Iterable[NDArray[Any]], *, vocab: int, tokenizer: str) -> Header:
-    """Write ids, part after part, and return the header; whatever goes wrong, no torn file is left.
+def write_tokens(path: str | Path, parts: Iterable[NDArray[Any]], *, vocab: int, tokenizer: str) -> TokenHeader:
+    """Write ids, part after part, and return the header; whatever goes wrong, no truncated file is left.
 
     UsageError if nothing comes or an id is outside the vocabulary; EnvironmentProblem on a full disk.
     """
-    blank = Header(vocab, 0, tokenizer, bytes(32))
+    blank = TokenHeader(vocab, 0, tokenizer, bytes(32))
     digest, count = hashlib.sha256(), 0
     with replacing(path) as file:
         file.write(blank.pack())
@@ -122,7 +141,325 @@ def write_tokens(path: str | Path, parts: Iterable[NDArray[Any]], *, vocab: int,
             count += len(part)
         if count == 0:
             raise UsageError("nothing to write: the files given hold no text")
-        header = Header(vocab, count, tokenizer, digest.digest())
+        header = TokenHeader(vocab, count, tokenizer, digest.digest())
         file.seek(0)
         file.write(header.pack())
     return header
+
+
+TEXT_PATTERNS = ("*.txt", "*.md", "*.rst", "*.py")
+# Other people's packages and caches that may lie below a folder of sources.
+_FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_CHUNK_BYTES = 1 << 20
+_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
+
+
+class Tokenizer(Protocol):
+    """Turns documents into ids; `end_of_text` ends each, where the tokenizer has such an id."""
+
+    @property
+    def name(self) -> str:
+        """Its name in a token file."""
+
+    @property
+    def vocab(self) -> int:
+        """Ids are below it."""
+
+    @property
+    def end_of_text(self) -> int | None:
+        """Id written after each document."""
+
+    def encode(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
+        """Ids of a document that comes in chunks ending anywhere."""
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+    """Every byte is its own id, and 256 is the end of a text. Nothing needs to be downloaded."""
+
+    name: str = "bytes"
+    vocab: int = 257
+    end_of_text: int | None = 256
+
+    def encode(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
+        """Bytes as numbers."""
+        return (np.frombuffer(chunk, dtype=np.uint8) for chunk in chunks)
+
+
+@dataclass(frozen=True)
+class HuggingFaceTokenizer:
+    """A tokenizer of the `tokenizers` library. What is not UTF-8 becomes the replacement character."""
+
+    name: str
+    vocab: int
+    end_of_text: int | None
+    model: Any
+
+    def encode(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
+        """Ids of whole lines, about a mebibyte at a time: no tokenizer in use merges across a line's end."""
+        for text in _whole_lines(chunks):
+            yield np.asarray(self.model.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+
+def _whole_lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    rest = ""
+    for chunk in chunks:
+        lines, newline, rest = (rest + decoder.decode(chunk)).rpartition("\n")
+        if newline:
+            yield lines + newline
+    rest += decoder.decode(b"", final=True)
+    if rest:
+        yield rest
+
+
+def tokenizer_named(name: str) -> Tokenizer:
+    """`bytes`, or the path of a tokenizer.json.
+
+    UsageError if the file cannot be used; EnvironmentProblem if the library is not installed.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    path = Path(name)
+    if not path.is_file():
+        raise UsageError(f"tokenizer {name!r} is neither `bytes` nor a file")
+    try:
+        library = importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"tokenizer {name!r} needs a library that is not installed: pip install tokenizers"
+        ) from error
+    try:
+        model = library.Tokenizer.from_file(str(path))
+    except Exception as error:  # The library raises bare Exception.
+        raise UsageError(f"tokenizer {name!r} cannot be used: {error}") from error
+    ends = (model.token_to_id(word) for word in _END_OF_TEXT)
+    vocab = 1 + max(model.get_vocab(with_added_tokens=True).values(), default=-1)
+    return HuggingFaceTokenizer(path.name, vocab, next((end for end in ends if end is not None), None), model)
+
+
+def text_files(paths: Iterable[str | Path], *, patterns: Iterable[str] = TEXT_PATTERNS) -> list[Path]:
+    """Files as given, and those below folders that match a pattern, sorted; UsageError if there are none.
+
+    Below a folder, hidden files and folders and installed packages are skipped.
+    """
+    given, patterns = [Path(path) for path in paths], tuple(patterns)
+    missing = [str(path) for path in given if not path.exists()]
+    if missing:
+        raise UsageError(f"no such file or folder: {', '.join(missing)}")
+    found: list[Path] = []
+    for path in given:
+        found += _below(path, patterns) if path.is_dir() else [path]
+    if not found:
+        raise UsageError(f"no file matches {' '.join(patterns)} in {', '.join(map(str, given))}")
+    return list(dict.fromkeys(found))
+
+
+def _below(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    matching = {path for pattern in patterns for path in folder.rglob(pattern) if path.is_file()}
+    return sorted(path for path in matching if _is_own(path.relative_to(folder)))
+
+
+def _is_own(path: Path) -> bool:
+    return not any(part.startswith(".") or part in _FOREIGN for part in path.parts)
+
+
+def standard_library() -> Path:
+    """Where the source of Python's standard library lies: text that every installation has."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def encoded(
+    files: Iterable[Path], tokenizer: Tokenizer, *, on_read: Callable[[int], None] = lambda size: None
+) -> Iterator[NDArray[Any]]:
+    """Ids of all files, each closed by the end-of-text id; `on_read` hears how many bytes were read."""
+    for path in files:
+        yield from tokenizer.encode(_chunks(path, on_read))
+        if tokenizer.end_of_text is not None:
+            yield np.array([tokenizer.end_of_text])
+
+
+def _chunks(path: Path, on_read: Callable[[int], None]) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                on_read(len(chunk))
+                yield chunk
+    except OSError as error:
+        raise UsageError(f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
+_ROUNDS = 8
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class BatchShard:
+    """Which sequences of a step are this rank's.
+
+    The step is split over data, then z, then micro-batches, each into consecutive parts.
+    """
+
+    global_batch: int
+    micro_batch: int
+    accumulation: int
+    data: int = 0
+    data_size: int = 1
+    z: int = 0
+    z_size: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = (self.data_size, self.z_size, self.micro_batch, self.accumulation)
+        product = int(np.prod(sizes))
+        if product != self.global_batch:
+            written = " · ".join(map(str, sizes))
+            raise UsageError(
+                f"data · z · micro_batch · grad_accumulation is {written} = {product}, "
+                f"but the global batch is {self.global_batch}"
+            )
+
+    def sequences(self, step: int, micro_step: int) -> NDArray[np.int64]:
+        """Numbers `[b]` of the sequences in one micro-batch of this rank."""
+        assert 0 <= micro_step < self.accumulation, f"micro-step {micro_step} of {self.accumulation}"
+        rank = self.data * self.z_size + self.z
+        first = step * self.global_batch + (rank * self.accumulation + micro_step) * self.micro_batch
+        return np.arange(first, first + self.micro_batch, dtype=np.int64)
+
+
+class Batches(Protocol):
+    """Where training data comes from."""
+
+    def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and targets, `[b, S]` int64 on the CPU, of this rank's micro-batch; steps count from 0."""
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """Windows of S + 1 tokens of a file, in another order each epoch.
+
+    Window i holds tokens i·S to i·S + S, so each token but the first is a target once an epoch. The
+    tokens after the last whole window are never seen.
+    """
+
+    tokens: TokenFile
+    seed: int
+    sequence: int
+    share: BatchShard
+
+    def __post_init__(self) -> None:
+        if self.windows < 1:
+            raise UsageError(
+                f"token file {str(self.tokens.path)!r} has {len(self.tokens.ids):,} ids; "
+                f"sequences of {self.sequence:,} need at least {self.sequence + 1:,}"
+            )
+
+    @property
+    def windows(self) -> int:
+        """Sequences in an epoch."""
+        return (len(self.tokens.ids) - 1) // self.sequence
+
+    def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and targets, `[b, S]`."""
+        starts = self.window_of(self.share.sequences(step, micro_step)) * self.sequence
+        return _shifted(np.stack([self.tokens.ids[start : start + self.sequence + 1] for start in starts]))
+
+    def window_of(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The window each sequence number stands for; within an epoch, none twice."""
+        epochs, places = np.divmod(sequences, self.windows)
+        windows = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            windows[here] = permuted(places[here], size=self.windows, key=f"{self.seed}:epoch:{epoch}")
+        return windows
+
+
+@dataclass(frozen=True)
+class SyntheticTokens:
+    """Tokens drawn from the seed: small ids more often than large ones, so that there is something to learn."""
+
+    vocab: int
+    seed: int
+    sequence: int
+    share: BatchShard
+
+    def batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and targets, `[b, S]`; each sequence is its own stream."""
+        sequences = self.share.sequences(step, micro_step).astype(np.uint64)
+        (key,) = _key_words(f"{self.seed}:synthetic", 1)
+        length = np.uint64(self.sequence + 1)
+        counters = sequences[:, None] * length + np.arange(length, dtype=np.uint64)
+        first = _mixed(counters + key)
+        second = _mixed(first + _GOLDEN)
+        # A uniform number of bits, then uniform bits: about log-uniform, in integers alone, so that
+        # no library's rounding can make two ranks differ.
+        bits = first % np.uint64(self.vocab.bit_length())
+        ids = (np.uint64(1) << bits) - np.uint64(1) + (second & ((np.uint64(1) << bits) - np.uint64(1)))
+        return _shifted(ids % np.uint64(self.vocab))
+
+
+def batch_shard(launch: Launch, mesh: Mesh) -> BatchShard:
+    """Which sequences of a launch config's steps are this rank's."""
+    return BatchShard(
+        global_batch=launch.workload.global_batch,
+        micro_batch=launch.micro_batch,
+        accumulation=launch.grad_accumulation,
+        data=mesh.coordinate("data"),
+        data_size=mesh.size("data"),
+        z=mesh.coordinate("z"),
+        z_size=mesh.size("z"),
+    )
+
+
+def batches(launch: Launch, mesh: Mesh) -> Batches:
+    """The data a launch config asks for, as this rank sees it; UsageError if the file does not fit the model."""
+    share = batch_shard(launch, mesh)
+    sequence, seed, vocab = launch.workload.sequence_length, launch.data.seed, launch.model.vocab
+    if launch.data.path is None:
+        return SyntheticTokens(vocab, seed, sequence, share)
+    return TokenSource(open_tokens(launch.data.path, vocab=vocab), seed, sequence, share)
+
+
+def permuted(places: NDArray[np.int64], *, size: int, key: str) -> NDArray[np.int64]:
+    """A permutation of `range(size)`, evaluated at some places; in constant memory, however large the range.
+
+    A Feistel network permutes the smallest power of two that holds the range; results outside it are
+    sent through again until they fall inside (Black and Rogaway 2002, "Ciphers with arbitrary finite
+    domains": cycle walking, here fewer than two passes on average).
+    """
+    bits = max(2, (size - 1).bit_length())
+    words = _key_words(key, _ROUNDS)
+    found = _feistel(places.astype(np.uint64), bits=bits, words=words)
+    while (outside := found >= size).any():
+        found[outside] = _feistel(found[outside], bits=bits, words=words)
+    return found.astype(np.int64)
+
+
+def _feistel(numbers: NDArray[np.uint64], *, bits: int, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijection of `bits`-bit numbers. Both parts change width each round, so an odd number of bits works too."""
+    wide, narrow = bits - bits // 2, bits // 2
+    left, right = numbers >> np.uint64(wide), numbers & np.uint64((1 << wide) - 1)
+    for word in words:
+        left, right = right, left ^ (_mixed(right + word) & np.uint64((1 << narrow) - 1))
+        wide, narrow = narrow, wide
+    assert len(words) % 2 == 0, "widths are as at the start only after an even number of rounds"
+    return (left << np.uint64(wide)) | right
+
+
+def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's output function (Steele, Lea and Flood 2014); multiplication wraps."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def _key_words(text: str, count: int) -> NDArray[np.uint64]:
+    """Up to eight 64-bit words from a text."""
+    return np.frombuffer(hashlib.sha512(text.encode()).digest(), dtype="<u8")[:count].astype(np.uint64)
+
+
+def _shifted(windows: NDArray[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Windows `[b, S + 1]` as tokens and the tokens that follow them."""
+    import torch
+
+    whole = torch.from_numpy(windows.astype(np.int64))
+    return whole[:, :-1].contiguous(), whole[:, 1:].contiguous()

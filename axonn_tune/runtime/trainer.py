@@ -1,39 +1,46 @@
-"""One rank's model, optimizer and data, and a training step with them."""
+"""Training on one rank: the step, and the loop with metrics, checkpoints and a stop that all ranks agree on.
+
+Python's garbage collector is off during training: it would run whenever its counters say so, on each rank at another
+time, while all others wait in their next collective. It runs between two steps, on all ranks after the same ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
 
 import torch
 
 from axonn_tune.errors import UsageError
-from axonn_tune.program.constraints import constraints
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.data import Batches, share_of
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.program.constraints import broken_constraints
+from axonn_tune.runtime.checkpoint import Checkpointer
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
+from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, require_tensorboard
 from axonn_tune.runtime.optimizer import AdamW, StepResult
-from axonn_tune.runtime.settings import Settings
-from axonn_tune.runtime.tensorboard import require_tensorboard
+from axonn_tune.runtime.settings import DTYPES, settings_of
+from axonn_tune.runtime.timing import Tracer
+from axonn_tune.runtime.tokens import Batches, batch_shard
 from axonn_tune.runtime.transformer import Transformer
+from axonn_tune.runtime.watch import Watch
 from axonn_tune.specs.launch import Launch
-from axonn_tune.specs.workload import Precision
-
-DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
-    "bf16": (torch.bfloat16, torch.float32, torch.float32),
-    "fp32": (torch.float32, torch.float32, torch.float32),
-    "fp64": (torch.float64, torch.float64, torch.float64),
-}
-"""Compute, main and statistics type of each precision the runtime has."""
 
 
 def require_runnable(launch: Launch) -> None:
-    """UsageError with all that this runtime cannot execute of a launch config; EnvironmentProblem as by its sinks."""
+    """UsageError with everything in a launch config that this runtime cannot execute; EnvironmentProblem without
+    TensorBoard, if it is asked for."""
     require_tensorboard(launch)
     workload, model, grid = launch.workload, launch.model, launch.grid.grid()
     found = []
     if workload.split_micro_batch and launch.micro_batch % 2:
-        found.append(f"workload.split_micro_batch: micro_batch is {launch.micro_batch}, which has no two equal halves")
+        found.append(f"workload.split_micro_batch: micro_batch ({launch.micro_batch}) is not divisible by 2")
     if workload.precision not in DTYPES:
         found.append(
             f"workload.precision: {workload.precision} needs loss scaling, which this runtime does not have; "
@@ -44,33 +51,12 @@ def require_runnable(launch: Launch) -> None:
             f"workload.sequence_length ({workload.sequence_length}) is more than "
             f"model.max_sequence_length ({model.max_sequence_length})"
         )
-    sizes = {axis: grid.axis_size(axis) for axis in ("x", "y", "z", "data")}
-    for one in constraints(model, workload):
-        product = 1
-        for axis in one.axes:
-            product *= sizes[axis]
-        if product > one.value if one.at_least else one.value % product:
-            found.append(f"grid: {one.explain(sizes)}")
+    if grid.pipeline > 1:
+        found.append(f"grid.pipeline ({grid.pipeline}): this runtime has no pipeline stages yet; 1 runs")
+    broken = broken_constraints(grid, model, workload, AXONN_TUNE, micro_batch=launch.micro_batch)
+    found += [f"grid: {line}" for line in broken]
     if found:
         raise UsageError("this launch config cannot run:\n" + "\n".join(f"  {line}" for line in found))
-
-
-def settings_of(launch: Launch, device: torch.device) -> Settings:
-    """Number formats, overlaps and recomputation of a launch config."""
-    compute, main, statistics = DTYPES[launch.workload.precision]
-    return Settings(
-        compute=compute,
-        main=main,
-        statistics=statistics,
-        overlaps=frozenset(launch.workload.overlaps),
-        recompute=launch.recompute,
-        kept_layers=launch.kept_layers,
-        device=device,
-        parts=2 if launch.workload.split_micro_batch else 1,
-        split_main=launch.workload.shard_optimizer_over_data,
-        dropout=launch.dropout,
-        compile=launch.compile,
-    )
 
 
 class Trainer:
@@ -85,7 +71,7 @@ class Trainer:
             launch.model, communicator, settings_of(launch, device), sequence=sequence, seed=launch.seed
         )
         self.optimizer = AdamW(self.model.store, communicator, launch.optimizer)
-        self._share = share_of(launch, mesh)
+        self._share = batch_shard(launch, mesh)
         self._scale = 1.0 / (launch.workload.global_batch * sequence)
 
     def gradients(self, step: int) -> torch.Tensor:
@@ -102,7 +88,7 @@ class Trainer:
         return loss
 
     def _sequences(self, step: int, micro_step: int) -> torch.Tensor:
-        """Numbers `[b]` of a micro-batch's sequences, which dropout goes by."""
+        """Numbers `[b]` of a micro-batch's sequences, which dropout depends on."""
         return torch.from_numpy(self._share.sequences(step, micro_step)).to(self.device)
 
     def step(self, step: int, *, before_end: Callable[[int], None] = lambda step: None) -> StepResult:
@@ -112,6 +98,144 @@ class Trainer:
         return self.optimizer.step(loss)
 
     def synchronize(self) -> None:
-        """Wait until the device has done all it was given."""
+        """Wait until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+COLLECT_EVERY_STEPS = 50
+
+
+@contextmanager
+def garbage_between_steps() -> Iterator[None]:
+    """Switch the garbage collector off; on again at the end, if it was on."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if before:
+            gc.enable()
+
+
+def collect_after(steps: int) -> None:
+    """Collect garbage, if it is due, after so many steps of this run.
+
+    After the first step the surviving objects are frozen: model, optimizer and modules need no further passes.
+    """
+    if steps == 1:
+        gc.collect()
+        gc.freeze()
+    elif steps % COLLECT_EVERY_STEPS == 0:
+        gc.collect()
+
+
+START_TIMEOUT_S = 600.0
+"""For connecting, and for the first step, which allocates and compiles."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+
+
+@dataclass
+class StepLimit:
+    """How long a step may take before it counts as hung: `hang_timeout_s` plus twice the longest so far.
+
+    The first step, which may compile for minutes, counts for nothing but the limit of the second.
+    """
+
+    hang_timeout_s: float
+    _ended: int = 0
+    _longest_s: float = 0.0
+
+    def next_s(self) -> float:
+        """Limit of the step that is about to begin."""
+        return self.hang_timeout_s + 2.0 * self._longest_s if self._ended else START_TIMEOUT_S
+
+    def note(self, step_s: float) -> None:
+        """A step has ended."""
+        self._longest_s = max(self._longest_s, step_s) if self._ended > 1 else step_s
+        self._ended += 1
+
+
+@dataclass
+class TrainingLoop:
+    """Runs a trainer up to a number of steps. `watch` is None for a rank alone."""
+
+    trainer: Trainer
+    metrics: Metrics
+    watch: Watch | None
+    checkpointer: Checkpointer | None
+    every_steps: int
+    after_first: Callable[[], None]
+    tracer: Tracer | None = None
+    _signalled: bool = False
+    _stop_after: int | None = None
+
+    def __post_init__(self) -> None:
+        self._limit = StepLimit(self.trainer.launch.hang_timeout_s)
+
+    def run(self, steps: int) -> bool:
+        """Train until `steps` are done; False if a signal ended it earlier, with the state saved if possible."""
+        before = done = self.trainer.optimizer.steps_done
+        self._note_signals()
+        with garbage_between_steps():
+            while done < steps:
+                done = self._step(done, number=done - before)
+                if done - before == 1:
+                    self.after_first()
+                collect_after(done - before)
+                stopping = self._stops(done)
+                if self.checkpointer is not None and (stopping or done % self.every_steps == 0 or done == steps):
+                    self.checkpointer.save()
+                if stopping:
+                    break
+        if self.checkpointer is not None:
+            self.checkpointer.close()
+        return done >= steps
+
+    def _step(self, done: int, *, number: int) -> int:
+        """One step, timed and recorded: the `number`th of this run, from 0. Returns how many are done."""
+        timer, timed = self.trainer.model.communicator.timer, number - WARMUP_STEPS
+        if self.tracer is not None:
+            self.tracer.before_step(timed)
+        if self.watch is not None:
+            self.watch.begin_step(self._limit.next_s())
+        timer.begin_step(timed)
+        began_s = time.perf_counter()
+        result = self.trainer.step(done, before_end=self._agree)
+        timer.part("")
+        self.trainer.synchronize()
+        step_s = time.perf_counter() - began_s
+        self._limit.note(step_s)
+        if self.watch is not None:
+            self.watch.end_step()
+        times = timer.end_step()
+        self.metrics.step(done + 1, result, step_s=step_s, times=times)
+        if self.tracer is not None:
+            self.tracer.after_step(timed, done + 1, times)
+        return done + 1
+
+    def _agree(self, step: int) -> None:
+        """Pass on a signal; rank 0 has all stop after this step, which none can end before rank 0 continues."""
+        watch = self.watch
+        if watch is None:
+            if self._signalled:
+                self._stop_after = step
+            return
+        if self._signalled and not watch.asked_to_stop:
+            watch.ask_to_stop()
+        if watch.rank == 0 and watch.asked_to_stop and watch.stop_after is None:
+            watch.agree_to_stop(step)
+
+    def _stops(self, done: int) -> bool:
+        stop_after = self._stop_after if self.watch is None else self.watch.stop_after
+        return stop_after is not None and done > stop_after
+
+    def _note_signals(self) -> None:
+        """Note SIGTERM and SIGUSR2 instead of ending; until the process ends, as another rank may save last."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signalled = True
+
+        for one in STOP_SIGNALS:
+            signal.signal(one, note)

@@ -1,27 +1,210 @@
-"""The whole model on one rank, and the gradients of one training step."""
+"""The whole model on one rank: forward and backward of every block, in the order the program lists them.
+
+Letters as in `axonn_tune.program.layers`: M tokens of this rank's micro-batch, or of one half of it where that is
+split, `A[M, K_y]` a tensor whose dim K is split over axis y. Backward is explicit, so that every collective is issued
+where the schedule has it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
 from axonn_tune.program.operations import Phase
-from axonn_tune.runtime.block import Block, Passed
-from axonn_tune.runtime.buckets import DataBuckets
-from axonn_tune.runtime.chains import Gathers, Gradients
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.initial import key_of
-from axonn_tune.runtime.linear import Linear
-from axonn_tune.runtime.local import Dropout, activation, attention_on, compiled, dropped
-from axonn_tune.runtime.norm import Norm
-from axonn_tune.runtime.parameters import Bucket, Layout, Matrix, Store, part_of
-from axonn_tune.runtime.settings import Settings
-from axonn_tune.runtime.tables import Embedding, Head
+from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGathers, WeightGradients
+from axonn_tune.runtime.modules import (
+    Dropout,
+    Embedding,
+    LMHead,
+    LocalGraph,
+    Norm,
+    NormStatistics,
+    ParallelLinear,
+    Result,
+    TensorFunction,
+    activation,
+    attention_on,
+    compiled,
+    dropped,
+    interleave,
+)
+from axonn_tune.runtime.parameters import Bucket, Matrix, MatrixLayout, ParameterStore, part_of
+from axonn_tune.runtime.philox import key_of
+from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD, block_backward, block_forward
+
+
+@dataclass
+class GatheredWeights:
+    """Gathered weights of one block in one micro-batch: gathered at the first use, held until the last."""
+
+    gathers: WeightGathers
+    held: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def take(self, linear: ParallelLinear, *, last: bool) -> torch.Tensor:
+        """A layer's gathered weight."""
+        if linear.layer not in self.held:
+            self.held[linear.layer] = self.gathers.take(linear.weight)
+        return self.held.pop(linear.layer) if last else self.held[linear.layer]
+
+
+@dataclass
+class SavedActivations:
+    """What a residual branch saves of a micro-batch, or of half a split one, from forward to backward.
+
+    tokens: their numbers `[M]`, for dropout; statistics: of the norm; x: residual stream `[M, H_y]` that the branch
+    reads; hidden: first linear layer's output `[M, N_x]`; local: attention or activation; normal: the norm's output.
+    """
+
+    tokens: torch.Tensor
+    statistics: NormStatistics
+    x: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    local: LocalGraph | None = None
+    normal: torch.Tensor | None = None
+
+
+@dataclass
+class BlockContext:
+    """What backward of a block needs of a micro-batch; parts: the whole, or both halves if it is split.
+
+    Of each part, the activations of the attention branch and of the MLP branch.
+    """
+
+    parts: list[tuple[SavedActivations, SavedActivations]]
+    weights: GatheredWeights
+
+
+@dataclass
+class ResidualBranch:
+    """`x + dropout(output(local(input(norm(x)))))`: the attention half of a block, or its MLP half."""
+
+    norm: Norm
+    input: ParallelLinear
+    local: TensorFunction
+    output: ParallelLinear
+    dropout: Dropout
+
+    def recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, LocalGraph]:
+        """Recompute the forward pass of one part, from its input up to the local function."""
+        saved.normal = self.norm.apply(_present(saved.x), saved.statistics)
+        saved.hidden = yield from self.input.forward(saved.normal, weights.take(self.input, last=False), "recompute")
+        saved.local = LocalGraph.run(self.local, saved.hidden)
+        return saved.local
+
+    def backward(
+        self,
+        parts: Sequence[SavedActivations],
+        output_gradients: Sequence[torch.Tensor],
+        weights: GatheredWeights,
+        gradients: WeightGradients,
+    ) -> list[torch.Tensor]:
+        """Gradient of the residual stream that the branch reads, of each part."""
+        weight = weights.take(self.output, last=True)
+        locals_ = [part.local or LocalGraph.run(self.local, _present(part.hidden)) for part in parts]
+        part_gradients = [self.dropout(one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
+        part_gradients = self.output.backward([one.value for one in locals_], weight, part_gradients, gradients)
+        part_gradients = [one.backward(gradient) for one, gradient in zip(locals_, part_gradients, strict=True)]
+        weight = weights.take(self.input, last=True)
+        inputs = [(_present(part.x), part.statistics) for part in parts]
+        normals = [
+            self.norm.apply(*read) if part.normal is None else part.normal
+            for part, read in zip(parts, inputs, strict=True)
+        ]
+        part_gradients = self.input.backward(normals, weight, part_gradients, gradients)
+        return [
+            self.norm.backward(*read, gradient).add_(one)
+            for one, read, gradient in zip(output_gradients, inputs, part_gradients, strict=True)
+        ]
+
+
+@dataclass
+class TransformerBlock:
+    """One transformer block."""
+
+    number: int
+    attention: ResidualBranch
+    mlp: ResidualBranch
+    settings: RuntimeSettings
+
+    @property
+    def linears(self) -> tuple[ParallelLinear, ParallelLinear, ParallelLinear, ParallelLinear]:
+        """In forward order."""
+        return self.attention.input, self.attention.output, self.mlp.input, self.mlp.output
+
+    def forward(
+        self,
+        parts: Sequence[torch.Tensor],
+        tokens: Sequence[torch.Tensor],
+        gathers: WeightGathers,
+        *,
+        keep_weights: bool,
+    ) -> tuple[list[torch.Tensor], BlockContext]:
+        """`[M, H_y] → [M, H_y]` of each part, and what backward needs. `tokens`: numbers `[M]` of each part's."""
+        weights = GatheredWeights(gathers)
+        passes = [
+            self._forward(x, numbers, weights, last=number == len(parts) - 1 and not keep_weights)
+            for number, (x, numbers) in enumerate(zip(parts, tokens, strict=True))
+        ]
+        outputs, saved = zip(*interleave(passes), strict=True)
+        return list(outputs), BlockContext(list(saved), weights)
+
+    def _forward(
+        self, x: torch.Tensor, tokens: torch.Tensor, weights: GatheredWeights, *, last: bool
+    ) -> Generator[None, None, tuple[torch.Tensor, tuple[SavedActivations, SavedActivations]]]:
+        """One part; `last`: of those that use the weights."""
+        first, second = self.attention, self.mlp
+        normal, statistics = first.norm.forward(x)
+        attention = SavedActivations(tokens, statistics, x)
+        qkv = yield from first.input.forward(normal, weights.take(first.input, last=last), "forward")
+        core = LocalGraph.run(first.local, qkv)
+        output = yield from first.output.forward(core.value, weights.take(first.output, last=last), "forward")
+        middle = first.dropout(output, tokens).add_(x)
+        mlp_normal, statistics = second.norm.forward(middle)
+        mlp = SavedActivations(tokens, statistics)
+        up = yield from second.input.forward(mlp_normal, weights.take(second.input, last=last), "forward")
+        activation = LocalGraph.run(second.local, up)
+        down = yield from second.output.forward(activation.value, weights.take(second.output, last=last), "forward")
+        if self.settings.recompute != "full":
+            mlp.x, attention.hidden, mlp.hidden = middle, qkv, up
+        if self.settings.recompute == "none":
+            attention.local, mlp.local, attention.normal, mlp.normal = core, activation, normal, mlp_normal
+        return second.dropout(down, tokens).add_(middle), (attention, mlp)
+
+    def _recompute(
+        self, part: tuple[SavedActivations, SavedActivations], weights: GatheredWeights
+    ) -> Generator[None, None, None]:
+        """Recompute the forward pass of one part up to the activation; the gathered weights stay for backward."""
+        attention, mlp = part
+        core = yield from self.attention.recompute(attention, weights)
+        weight = weights.take(self.attention.output, last=False)
+        output = yield from self.attention.output.forward(core.value, weight, "recompute")
+        mlp.x = self.attention.dropout(output, attention.tokens).add_(_present(attention.x))
+        yield from self.mlp.recompute(mlp, weights)
+        weights.take(self.mlp.output, last=False)
+
+    def backward(
+        self, context: BlockContext, output_gradients: Sequence[torch.Tensor], gradients: WeightGradients
+    ) -> list[torch.Tensor]:
+        """Gradient of each part's input."""
+        weights = context.weights
+        if self.settings.recompute == "full":
+            interleave([self._recompute(part, weights) for part in context.parts])
+        attention, mlp = zip(*context.parts, strict=True)
+        middle = self.mlp.backward(mlp, output_gradients, weights, gradients)
+        return self.attention.backward(attention, middle, weights, gradients)
+
+
+def _present(saved: Result | None) -> Result:
+    """What forward saved, or `_recompute` made."""
+    assert saved is not None, "saved in forward, or just recomputed"
+    return saved
+
 
 DEVIATION = 0.02
 """Of initial weights; those that write to the residual stream have it divided by √(2·layers), as GPT-2 does."""
@@ -34,10 +217,10 @@ class Transformer:
     """
 
     def __init__(
-        self, model: Model, communicator: Communicator, settings: Settings, *, sequence: int, seed: int
+        self, model: Model, communicator: Communicator, settings: RuntimeSettings, *, sequence: int, seed: int
     ) -> None:
         self.model, self.communicator, self.settings, self.sequence = model, communicator, settings, sequence
-        self.store = Store(communicator.mesh, seed, settings.main, settings.device)
+        self.store = ParameterStore(communicator.mesh, seed, settings.master, settings.device)
         self.buckets = DataBuckets(communicator, settings)
         self.embedding = Embedding(self._token_table("embedding"), self._positions(), sequence, communicator)
         self.blocks = [self._block(number) for number in range(model.layers)]
@@ -56,31 +239,31 @@ class Transformer:
     ) -> torch.Tensor:
         """Forward and backward of `[b, S]` tokens; adds to the gradients, returns loss · scale summed.
 
-        In the `last` micro-batch of a step the data-parallel buckets go out. `sequences`: numbers `[b]` of the
+        In the `last` micro-batch of a step the data-parallel buckets are reduced. `sequences`: numbers `[b]` of the
         sequences, counted through the whole run, which dropout goes by; absent: from 0.
         """
         self.buckets.open, part = last, self.communicator.timer.part
         part(EMBEDDING_FORWARD)
-        gathers = Gathers(self.communicator, self.settings, list(self._gather_chain()))
-        gradients = Gradients(self.communicator, self.settings)
+        gathers = WeightGathers(self.communicator, self.settings, list(self._gather_chain()))
+        gradients = WeightGradients(self.communicator, self.settings)
         numbers = self._token_numbers(sequences, tokens)
         tokens, halves = tokens.flatten(), self.settings.parts
         x = self.dropout(self.embedding.forward(tokens, gathers), numbers)
         parts, numbers_of_parts = list(x.chunk(halves)), numbers.chunk(halves)
-        del x  # The blocks save what they need of it.
-        passed: list[Passed] = []
+        del x  # The blocks save what they need.
+        contexts: list[BlockContext] = []
         for block in self.blocks:
             part(block_forward(block.number))
-            parts, of_block = block.forward(parts, numbers_of_parts, gathers, keep_weights=self._keeps_weights(block))
-            passed.append(of_block)
-            del of_block  # Or the last block's activations would live until all of backward is done.
+            parts, context = block.forward(parts, numbers_of_parts, gathers, keep_weights=self._keeps_weights(block))
+            contexts.append(context)
+            del context  # Or the last block's activations would live until all of backward is done.
         part(HEAD)
         loss, gradient = self.head.forward_backward(_joined(parts), targets.flatten(), gathers, gradients, scale=scale)
         part_gradients = list(gradient.chunk(halves))
         del gradient, parts
         for block in reversed(self.blocks):
             part(block_backward(block.number))
-            part_gradients = block.backward(passed.pop(), part_gradients, gradients)
+            part_gradients = block.backward(contexts.pop(), part_gradients, gradients)
         part(EMBEDDING_BACKWARD)
         self.embedding.backward(tokens, self.dropout(_joined(part_gradients), numbers), gradients)
         self._send_tables()
@@ -113,8 +296,8 @@ class Transformer:
                 order = block.linears if full else block.linears[::-1]
                 yield from ((one.weight, "recompute" if full else "backward", one.layer) for one in order)
 
-    def _keeps_weights(self, block: Block) -> bool:
-        """The last layers keep their gathered weights from forward to backward."""
+    def _keeps_weights(self, block: TransformerBlock) -> bool:
+        """Whether this layer is not resharded after forward: the last layers keep their gathered weights."""
         return block.number >= self.model.layers - self.settings.kept_layers
 
     def _send_tables(self) -> None:
@@ -122,25 +305,27 @@ class Transformer:
             self.buckets.send(bucket)
 
     def _fill_buckets(self) -> None:
-        """Move all parameters into the buckets that the program reduces; send each when its last gradient is there."""
+        """Move all parameters into the buckets that the program reduces; each is sent with its last gradient."""
         self._tables = [self._bucket("embedding", [self.embedding.table])]
         if self.embedding.positions is not None:
             self._tables.append(self._bucket("position", [self.embedding.positions]))
         for block in self.blocks:
             bucket = self._bucket("block", [linear.weight for linear in block.linears])
-            block.qkv.after = partial(self.buckets.send, bucket)
+            block.attention.input.after = partial(self.buckets.send, bucket)
         if self.head.table is not self.embedding.table:
             self.head.after = partial(self.buckets.send, self._bucket("head", [self.head.table]))
         self.vectors = self.store.bucket("vectors", self.store.vectors)
 
     def _bucket(self, layer: str, matrices: list[Matrix]) -> Bucket:
-        return self.store.bucket(layer, matrices, compute=self.settings.compute if self.settings.split_main else None)
+        return self.store.bucket(layer, matrices, compute=self.settings.compute if self.settings.shard_master else None)
 
     def _token_table(self, name: str) -> Matrix:
         grid = self.communicator.mesh.grid
         rows = _padded(self.model.vocab, grid.x * grid.y * grid.z)
         return self.store.matrix(
-            Layout(name, rows, self.model.hidden, ("x", "y"), None, real_rows=self.model.vocab, deviation=DEVIATION)
+            MatrixLayout(
+                name, rows, self.model.hidden, ("x", "y"), None, real_rows=self.model.vocab, deviation=DEVIATION
+            )
         )
 
     def _positions(self) -> Matrix | None:
@@ -149,30 +334,35 @@ class Transformer:
         length = self.model.max_sequence_length
         rows = _padded(length, self.communicator.mesh.grid.z)
         return self.store.matrix(
-            Layout("position", rows, self.model.hidden, (), "y", real_rows=length, deviation=DEVIATION)
+            MatrixLayout("position", rows, self.model.hidden, (), "y", real_rows=length, deviation=DEVIATION)
         )
 
-    def _head(self) -> Head:
+    def _head(self) -> LMHead:
         tied = self.model.tied_embeddings
         table = self.embedding.table if tied else self._token_table("head")
         norm = self._norm("head.norm", layer="head.norm")
-        return Head(table, norm, self.model.vocab, self.communicator, self.settings)
+        return LMHead(table, norm, self.model.vocab, self.communicator, self.settings)
 
-    def _block(self, number: int) -> Block:
+    def _block(self, number: int) -> TransformerBlock:
         model, shares, name = self.model, self.communicator.mesh.size("x"), f"blocks.{number}"
-        return Block(
+        attention_norm = self._norm(f"{name}.attention.norm", layer="attention.norm")
+        mlp_norm = self._norm(f"{name}.mlp.norm", layer="mlp.norm")
+        return TransformerBlock(
             number=number,
-            norms=(
-                self._norm(f"{name}.attention.norm", layer="attention.norm"),
-                self._norm(f"{name}.mlp.norm", layer="mlp.norm"),
+            attention=ResidualBranch(
+                norm=attention_norm,
+                input=self._linear(name, "attention.qkv", (model.hidden, model.qkv_width)),
+                local=attention_on(model, self.settings, sequence=self.sequence, shares=shares),
+                output=self._linear(name, "attention.output", (model.query_width, model.hidden), transposed=True),
+                dropout=self._dropout(f"{name}.attention.output"),
             ),
-            qkv=self._linear(name, "attention.qkv", (model.hidden, model.qkv_width)),
-            output=self._linear(name, "attention.output", (model.query_width, model.hidden), transposed=True),
-            up=self._linear(name, "mlp.fc1", (model.hidden, model.up_width)),
-            down=self._linear(name, "mlp.fc2", (model.ffn, model.hidden), transposed=True),
-            attention=attention_on(model, self.settings, sequence=self.sequence, shares=shares),
-            activation=activation(self.settings, gated=model.gated),
-            dropouts=(self._dropout(f"{name}.attention.output"), self._dropout(f"{name}.mlp.fc2")),
+            mlp=ResidualBranch(
+                norm=mlp_norm,
+                input=self._linear(name, "mlp.fc1", (model.hidden, model.up_width)),
+                local=activation(self.settings, gated=model.gated),
+                output=self._linear(name, "mlp.fc2", (model.ffn, model.hidden), transposed=True),
+                dropout=self._dropout(f"{name}.mlp.fc2"),
+            ),
             settings=self.settings,
         )
 
@@ -189,17 +379,17 @@ class Transformer:
         bias = self.store.vector(f"{name}.bias", hidden, "y", value=0.0) if self.model.family == "gpt" else None
         return Norm(layer, hidden, weight, bias, self.communicator, self.settings)
 
-    def _linear(self, block: str, layer: str, shape: tuple[int, int], *, transposed: bool = False) -> Linear:
+    def _linear(self, block: str, layer: str, shape: tuple[int, int], *, transposed: bool = False) -> ParallelLinear:
         """A normal layer has W[K_y, N_x]; a transposed one, which writes to the residual stream, W[K_x, N_y]."""
         rows, columns = shape
         row_axis, column_axis = ("x", "y") if transposed else ("y", "x")
         deviation = DEVIATION / math.sqrt(2 * self.model.layers) if transposed else DEVIATION
         name = f"{block}.{layer}"
         weight = self.store.matrix(
-            Layout(f"{name}.weight", rows, columns, (row_axis,), column_axis, real_rows=rows, deviation=deviation)
+            MatrixLayout(f"{name}.weight", rows, columns, (row_axis,), column_axis, real_rows=rows, deviation=deviation)
         )
         bias = self.store.vector(f"{name}.bias", columns, column_axis, value=0.0) if self.model.biases else None
-        return Linear(layer, row_axis, column_axis, weight, bias, self.communicator, self.settings)
+        return ParallelLinear(layer, row_axis, column_axis, weight, bias, self.communicator, self.settings)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -1,13 +1,13 @@
-"""Who is still there: a TCP connection from every rank to rank 0, which tells all when one is lost.
+"""Lost and hanging ranks: every rank has a TCP connection to rank 0, which tells all when one is lost.
 
-A process that dies, however it dies, closes its connections at once; one that hangs or is stopped does
-not. So this tells a lost rank from a slow one, which the time-out of a collective cannot. The same
-connections carry the wish to stop, agreed between two steps.
+A process that dies, in whatever way, closes its connections at once; one that hangs or is stopped does
+not. So this distinguishes a lost rank from a slow one, which the time-out of a collective cannot. Over the same
+connections the ranks agree to stop between two steps.
 
 A step that does not end in time ends the run too, whatever the backend: under NCCL a rank that waits for
-another waits in the driver, and raises nothing. Every rank that notices says how many collectives it has
-issued. Who is silent, or else has issued fewest, is whom the others wait for. A silent process is killed
-by those beside it: it may be stopped, and deaf to everything else.
+another waits in the driver, and raises nothing. Every rank that notices reports how many collectives it has
+issued. The others wait for the rank that is silent, or else has issued the fewest. A silent process may be stopped
+and ignore everything else, so ranks of the same host kill it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LOST = "its process ended without a word (killed, out of memory, or crashed)"
+LOST = "its process ended without a message (killed, out of memory, or crashed)"
 _GATHER_S = 1.5
-"""After a time-out, how long rank 0 waits for the others' before it names those that say nothing."""
+"""After a time-out, how long rank 0 waits for the others' reports before it names the silent ranks."""
 _ANSWER_S = 5.0
-"""How long another rank then waits for rank 0, before it names that one."""
+"""How long another rank then waits for rank 0 before it names rank 0."""
 _GREETING_S = 5.0
-"""What a connection may take to say who it is: a rank does so at once, a stranger never."""
+"""How long a connection may take to identify itself: a rank does so at once, a stranger never."""
 _GREETING_BYTES = 65536
 _LOOK_S = 0.5
-"""How often a rank looks whether its step is late."""
+"""How often a rank checks whether its step is late."""
 
 
 @dataclass(frozen=True)
-class Failure:
-    """What ended the run. `told`: by rank 0, which prints it; else whoever holds this has to."""
+class RankFailure:
+    """What ended the run. `told`: rank 0 has reported it; else this rank has to."""
 
     rank: int
     reason: str
@@ -48,8 +48,8 @@ class Failure:
 
 
 @dataclass
-class _Line:
-    """One connection: whole messages out of what has arrived. `process`: the other end's, see `own_process`."""
+class _Connection:
+    """One connection, read as whole messages. `process`: the other end's, see `own_process`."""
 
     connection: socket.socket
     rank: int = -1
@@ -62,7 +62,7 @@ class _Line:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def greeting(self, token: str) -> dict[str, Any] | None:
-        """The first message, however many pieces it comes in; None unless it comes in time and holds the token."""
+        """The first message, in however many packets; None unless it comes in time and holds the token."""
         end_s = time.monotonic() + _GREETING_S
         with contextlib.suppress(ValueError):
             while len(self.rest) < _GREETING_BYTES:
@@ -76,7 +76,7 @@ class _Line:
         return None
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Messages that have arrived; None once the other side is gone."""
+        """Messages that have arrived; None once the connection is closed."""
         try:
             arrived = self.connection.recv(65536)
         except OSError:
@@ -89,33 +89,33 @@ class _Line:
 
 @dataclass
 class Watch:
-    """One rank's end. `on_failure` is called once, in a thread of its own, when another rank has failed."""
+    """One rank's connections. `on_failure` is called once, in a thread of its own, when another rank has failed."""
 
     rank: int
     world: int
-    on_failure: Callable[[Failure], None]
+    on_failure: Callable[[RankFailure], None]
     issued: Callable[[], int] = lambda: 0
     stop_after: int | None = None
     asked_to_stop: bool = False
-    _lines: list[_Line] = field(default_factory=list)
+    _lines: list[_Connection] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _acknowledged: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     _timed_out: dict[int, int] = field(default_factory=dict)
     _late_at_s: float | None = None
     _unanswered_at_s: float | None = None
     _over: bool = False
-    # Between the main thread, the one that reads, and the search for who is late.
+    # Between the main thread, the reading thread, and the search for late ranks.
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def serve(self) -> tuple[int, Callable[[str], None]]:
-        """Rank 0: listen; returns the port, and what accepts the others once they know port and token."""
+        """Rank 0: listen; the port, and a function that accepts the other ranks once they know both."""
         listener = socket.create_server(("", 0), family=socket.AF_INET, backlog=self.world)
 
         def accept(token: str) -> None:
             listener.settimeout(300.0)
             while len(self._lines) < self.world - 1:
                 connection, _ = listener.accept()
-                line = _Line(connection)
+                line = _Connection(connection)
                 hello = line.greeting(token)
                 if hello is None:
                     connection.close()
@@ -130,13 +130,13 @@ class Watch:
 
     def join(self, address: tuple[str, int], token: str) -> None:
         """Another rank: connect to rank 0."""
-        line = _Line(socket.create_connection(address, timeout=300.0), rank=0)
+        line = _Connection(socket.create_connection(address, timeout=300.0), rank=0)
         line.send({"token": token, "rank": self.rank, "process": own_process()})
         self._lines.append(line)
         self._start()
 
     def fail(self, reason: str, *, code: int, timed_out: bool = False) -> None:
-        """Tell everybody that this rank fails. After a time-out rank 0 finds out first who did not answer."""
+        """Tell all ranks that this one fails. After a time-out rank 0 first finds out which rank did not answer."""
         if timed_out and not self.rank:
             self._note_time_out(0, self.issued(), reason)
             return
@@ -148,15 +148,15 @@ class Watch:
             self._unanswered_at_s = time.monotonic() + _ANSWER_S
 
     def begin_step(self, limit_s: float) -> None:
-        """A step begins, which has to end within `limit_s`."""
+        """A step begins, which must end within `limit_s`."""
         self._late_at_s = time.monotonic() + limit_s
 
     def end_step(self) -> None:
-        """It has ended."""
+        """The step has ended."""
         self._late_at_s = None
 
     def finish(self) -> None:
-        """Say that this rank ends in good order."""
+        """Tell the others that this rank ends normally."""
         self._over = True
         for line in self._lines:
             line.send({"finished": self.rank})
@@ -168,7 +168,7 @@ class Watch:
             self._lines[0].send({"stop_please": self.rank})
 
     def agree_to_stop(self, step: int) -> None:
-        """Rank 0, before the collective that ends a step: have all stop after it. Returns once all know."""
+        """Rank 0, before the collective that ends a step: have all ranks stop after it. Returns once all know."""
         self.stop_after = step
         for line in self._lines:
             line.send({"stop_after": step})
@@ -188,7 +188,7 @@ class Watch:
             self._look()
 
     def _look(self) -> None:
-        """Whether this rank's step is late, and whether rank 0 is there to be told."""
+        """Check whether this rank's step is late, and whether rank 0 answers."""
         now_s = time.monotonic()
         if self._over:
             return
@@ -197,25 +197,25 @@ class Watch:
             self.fail("a step did not end in time", code=6, timed_out=True)
         elif self._unanswered_at_s is not None and now_s > self._unanswered_at_s:
             words = "rank 0 did not answer: a collective or a step took too long"
-            self._failed(Failure(0, words, 6, told=False), silent={0})
+            self._failed(RankFailure(0, words, 6, told=False), silent={0})
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, line: _Connection) -> None:
         messages = line.receive()
         if messages is None:
             self._selector.unregister(line.connection)
             line.connection.close()
             if not line.finished and not self._over:
-                self._failed(Failure(line.rank, LOST, 6, told=False))
+                self._failed(RankFailure(line.rank, LOST, 6, told=False))
             return
         for message in messages:
             self._handle(line, message)
 
-    def _handle(self, line: _Line, message: dict[str, Any]) -> None:
+    def _handle(self, line: _Connection, message: dict[str, Any]) -> None:
         if "failed" in message:
             if message["timed_out"] and not self.rank:
                 self._note_time_out(line.rank, message["issued"], message["reason"])
                 return
-            self._failed(Failure(message["failed"], message["reason"], message["code"], told=line.rank == 0))
+            self._failed(RankFailure(message["failed"], message["reason"], message["code"], told=line.rank == 0))
         elif "finished" in message:
             line.finished = True
         elif "process" in message:
@@ -229,15 +229,15 @@ class Watch:
             self._acknowledged.release()
 
     def _note_time_out(self, rank: int, issued: int, reason: str) -> None:
-        """Rank 0: a rank has waited too long, after so many collectives; the first to say so starts the search."""
+        """Rank 0: a rank has waited too long, after so many collectives; the first such report starts the search."""
         with self._lock:
             first = not self._timed_out
             self._timed_out[rank] = issued
         if first:
-            threading.Thread(target=self._name_the_late, args=(reason,), daemon=True).start()
+            threading.Thread(target=self._name_late_ranks, args=(reason,), daemon=True).start()
 
-    def _name_the_late(self, reason: str) -> None:
-        """Rank 0, after a time-out: who says nothing, or has issued fewest collectives, held up the others."""
+    def _name_late_ranks(self, reason: str) -> None:
+        """Rank 0, after a time-out: late are the ranks that are silent, or have issued the fewest collectives."""
         time.sleep(_GATHER_S)
         with self._lock:
             timed_out = {0: self.issued(), **self._timed_out}
@@ -246,16 +246,16 @@ class Watch:
         behind = [rank for rank, issued in timed_out.items() if issued == fewest and fewest < most]
         if silent:
             words = f"rank {_shown(silent)} did not answer: {reason}"
-            self._failed(Failure(min(silent), words, 6, told=False), silent=silent)
+            self._failed(RankFailure(min(silent), words, 6, told=False), silent=silent)
         elif behind:
-            words = f"rank {_shown(behind)} hangs, after {fewest} collectives of {most}: {reason}"
-            self._failed(Failure(min(behind), words, 6, told=False))
+            words = f"rank {_shown(behind)} hangs after {fewest} of {most} collectives: {reason}"
+            self._failed(RankFailure(min(behind), words, 6, told=False))
         else:
-            words = f"all ranks wait, after {most} collectives each: {reason}; the network or a device hangs"
-            self._failed(Failure(self.rank, words, 6, told=False))
+            words = f"all ranks wait after {most} collectives each: {reason}; the network or a device hangs"
+            self._failed(RankFailure(self.rank, words, 6, told=False))
 
     def _kill(self, ranks: Collection[int]) -> None:
-        """End the processes of ranks that say nothing, where they are beside this one and still connected."""
+        """Kill the processes of silent ranks, if they are on this host and still connected."""
         here, _ = own_process()
         for line in self._lines:
             place, number = line.process
@@ -263,8 +263,8 @@ class Watch:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(number, signal.SIGKILL)
 
-    def _failed(self, failure: Failure, *, silent: Collection[int] = ()) -> None:
-        """The first failure heard of ends this rank, through rank 0 all others, and what is silent."""
+    def _failed(self, failure: RankFailure, *, silent: Collection[int] = ()) -> None:
+        """The first failure reported ends this rank, through rank 0 all others, and silent processes."""
         with self._lock:
             if self._over:
                 return
@@ -277,7 +277,7 @@ class Watch:
 
 
 def own_process() -> tuple[str, int]:
-    """Where process numbers mean the same, and this process' number there."""
+    """The process id namespace, by host and inode, and this process' id in it."""
     return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}", os.getpid()
 
 

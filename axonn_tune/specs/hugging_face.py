@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from axonn_tune.errors import DocumentError, Problem, suggest
+from axonn_tune.specs.document import Node, Position, Scalar, validate
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.model import MODEL_SCHEMA, Model
-from axonn_tune.specs.validation import validate
-from axonn_tune.specs.yaml_reader import Node, Place, Scalar
 
 TOKENS_PER_STEP = 4 * 2**20
 LONGEST_DEFAULT_SEQUENCE = 8192
@@ -79,7 +78,7 @@ def model_from_hf_config(
     own = name or (path.resolve().parent.name if path.name == "config.json" else path.stem)
     values: dict[str, Scalar] = {"schema": MODEL_SCHEMA, "name": own, "description": config.description(kind), **sizes}
     values["source"] = "Hugging Face config.json" + (f"; assumed: {', '.join(assumed)}" if assumed else "")
-    place = Place(str(path))
+    place = Position(str(path))
     items = {key: Node(value, config.place(key)) for key, value in values.items()}
     defaults = {"global_batch": Node(batch, place), "sequence_length": Node(length, place)}
     root = Node({**items, "defaults": Node(defaults, place)}, place)
@@ -180,10 +179,10 @@ class _Config:
         """Whether the file has the key, if only with null."""
         return key in self._values
 
-    def place(self, key: str) -> Place:
+    def place(self, key: str) -> Position:
         """Where a key is first written."""
         match = re.search(rf'"{re.escape(key)}"\s*:', self._text)
-        return Place(str(self.path), self._text.count("\n", 0, match.start()) + 1 if match else None)
+        return Position(str(self.path), self._text.count("\n", 0, match.start()) + 1 if match else None)
 
     def report(self, key: str, message: str) -> None:
         """Note a problem at a key."""
@@ -241,7 +240,7 @@ class _Config:
         """total / parts, which must come out even."""
         known = not any(problem.path in (total_key, parts_key) for problem in self.problems)
         if known and total % parts:
-            self.report(total_key, f"{total} is no multiple of {parts_key} ({parts}), and there is no head_dim")
+            self.report(total_key, f"{total} is not divisible by {parts_key} ({parts}), and there is no head_dim")
         return max(1, total // parts)
 
     def check_activation(self, key: str, same: tuple[str, ...], ours: str) -> None:

@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from axonn_tune.grid import Grid
-from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from axonn_tune.grid import AXES, Grid
+from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
 VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
-Axis = Literal["x", "y", "z", "data"]
+Axis = Literal["x", "y", "z", "data", "pipeline"]
 Purpose = Literal["overlap", "memory", "compute", "site", "debug"]
 PURPOSES: tuple[Purpose, ...] = ("overlap", "memory", "compute", "site", "debug")
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -28,7 +28,10 @@ class LaunchGrid(Document):
     y: PositiveInt = Field(description="Ranks that split its input.")
     z: PositiveInt = Field(description="Ranks that split the stored weights, and the batch.")
     data: PositiveInt = Field(description="Replicas, which split the batch alone.")
-    order: tuple[Axis, ...] = Field(min_length=4, max_length=4, description="Axes, fastest-varying rank first.")
+    pipeline: PositiveInt = Field(default=1, description="Pipeline stages, which split the layers.")
+    order: tuple[Axis, ...] = Field(
+        min_length=4, max_length=5, description="Rank order: axes, fastest-varying rank first."
+    )
 
     @model_validator(mode="after")
     def _names_each_axis_once(self) -> LaunchGrid:
@@ -37,24 +40,34 @@ class LaunchGrid(Document):
 
     def grid(self) -> Grid:
         """The same as the value that cost model and runtime work with."""
-        return Grid(self.x, self.y, self.z, self.data, order=self.order)
+        return Grid(x=self.x, y=self.y, z=self.z, data=self.data, pipeline=self.pipeline, order=self.order)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each axis by name; stages only where there are several."""
+        return {axis: size for axis, size in self.grid().by_axis.items() if axis in AXES or size > 1}
+
+    @property
+    def product(self) -> tuple[str, str]:
+        """`x·y·z·data` and `2·1·2·2`."""
+        return "·".join(self.sizes), "·".join(map(str, self.sizes.values()))
 
     @property
     def world(self) -> int:
         """Number of ranks."""
-        return self.x * self.y * self.z * self.data
+        return self.grid().world
 
     @property
     def label(self) -> str:
         """Such as `x2·y1·z2·data2 (data,x,z)`: sizes, then the axes above 1, fastest-varying rank first."""
-        sizes = {"x": self.x, "y": self.y, "z": self.z, "data": self.data}
+        sizes = self.sizes
         wide = [axis for axis in self.order if sizes[axis] > 1]
         product = "·".join(f"{axis}{size}" for axis, size in sizes.items())
         return f"{product} ({','.join(wide)})" if wide else product
 
 
 def configuration_name(grid: LaunchGrid, *, micro_batch: int, recompute: Recompute, workload: Workload) -> str:
-    """Such as `x2·y1·z2·data2 (data,x,z) b4`: grid with order, micro-batch, then recomputation and missing overlaps."""
+    """Such as `x2·y1·z2·data2 (data,x,z) b4`: grid, rank order, micro-batch, then recompute and missing overlaps."""
     recomputed = "" if recompute == "none" else f" {recompute}"
     return f"{grid.label} b{micro_batch}{recomputed}" + ("" if workload.overlaps else " no overlap")
 
@@ -97,7 +110,7 @@ class Checkpoint(Document):
 
 
 class MetricSinks(Document):
-    """Where metrics go beside the run's JSON lines."""
+    """Where metrics go in addition to the run's JSON lines."""
 
     tensorboard: bool | Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
@@ -105,19 +118,24 @@ class MetricSinks(Document):
     )
 
 
-class PredictedTerm(Document):
-    """One predicted collective, all calls of one step and rank together."""
+class CollectiveTerm(Document):
+    """All calls of one collective in one step of one rank: which it is, and how large."""
 
     op: str = Field(description="Collective: all_gather, reduce_scatter, all_reduce.")
-    axis: str = Field(description="Grid axis, or xy.")
-    phase: str = Field(description="forward, recompute, backward or optimizer.")
+    axis: str = Field(description="Grid axis, or several.")
+    phase: str = Field(description="forward, recompute, backward or step.")
     layer: str = Field(description="Layer, such as mlp.fc1.")
     count: NonNegativeInt = Field(description="Calls per step and rank.")
     bytes: NonNegativeFloat = Field(description="Full (gathered or reduced) buffer of one call.")
     group: PositiveInt = Field(description="Ranks taking part.")
-    tier: str = Field(description="Outermost network tier it crosses.")
+
+
+class PredictedTerm(CollectiveTerm):
+    """A collective as it is predicted."""
+
+    tier: str = Field(description="Outermost network level it crosses.")
     seconds: NonNegativeFloat = Field(description="Time of all calls, s.")
-    exposed_s: NonNegativeFloat = Field(description="The part no computation hides, s.")
+    exposed_s: NonNegativeFloat = Field(description="The part that is not overlapped, s.")
 
 
 class Prediction(Document):
@@ -131,15 +149,15 @@ class Prediction(Document):
     low_s: NonNegativeFloat | None = Field(description="Lower end of its 80% interval, s.")
     high_s: PositiveFloat | None = Field(description="Upper end, s.")
     communication_s: NonNegativeFloat = Field(
-        description="All collectives of a step and rank, hidden ones included, s."
+        description="All collectives of a step and rank, overlapped ones included, s."
     )
-    exposed_communication_s: NonNegativeFloat | None = Field(description="The part no computation hides, s.")
+    exposed_communication_s: NonNegativeFloat | None = Field(description="The part that is not overlapped, s.")
     compute_s: NonNegativeFloat | None = Field(description="Kernels of a step and rank, s.")
     memory_bytes: NonNegativeFloat | None = Field(description="Peak of one rank.")
     memory_limit_bytes: PositiveFloat | None = Field(description="What a step of one rank may use.")
     tokens_per_s: PositiveFloat | None = Field(description="Tokens of all ranks together, per second.")
-    mfu: NonNegativeFloat | None = Field(description="Model FLOPs over peak; recomputation not counted.")
-    hfu: NonNegativeFloat | None = Field(description="Executed FLOPs over peak; recomputation counted.")
+    mfu: NonNegativeFloat | None = Field(description="Model FLOPs over peak; activation recomputation not counted.")
+    hfu: NonNegativeFloat | None = Field(description="Executed FLOPs over peak; activation recomputation counted.")
     terms: tuple[PredictedTerm, ...] = Field(description="Each collective's share.")
 
 
@@ -165,9 +183,12 @@ class Launch(Document):
     workload: Workload = Field(description="The whole workload document.")
     grid: LaunchGrid = Field(description="How the ranks are arranged.")
     micro_batch: PositiveInt = Field(description="Sequences one rank processes at a time.")
-    grad_accumulation: PositiveInt = Field(description="Micro-batches in one optimizer step.")
-    recompute: Recompute = Field(description="What the backward pass computes again instead of keeping.")
-    kept_layers: NonNegativeInt = Field(description="Layers, from the last, that keep gathered weights for backward.")
+    grad_accumulation: PositiveInt = Field(
+        description="Gradient accumulation steps: micro-batches in one optimizer step."
+    )
+    recompute: Recompute = Field(description="Activation recomputation (checkpointing): none, selective or full.")
+    kept_layers: NonNegativeInt = Field(description="Layers, from the last, that are not resharded after forward.")
+    chunks: PositiveInt = Field(default=1, description="Chunks of each pipeline stage; more than 1 is interleaved.")
     steps: PositiveInt = Field(default=100, description="Optimizer steps to run.")
     seed: NonNegativeInt = Field(default=0, description="Seed of the initial weights and of dropout.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -183,7 +204,9 @@ class Launch(Document):
     optimizer: Optimizer = Field(default=Optimizer(), description="How weights are updated.")
     data: Data = Field(default=Data(), description="What it trains on.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Saving.")
-    metrics: MetricSinks = Field(default=MetricSinks(), description="Where metrics go beside the run's JSON lines.")
+    metrics: MetricSinks = Field(
+        default=MetricSinks(), description="Where metrics go in addition to the run's JSON lines."
+    )
     backend: Literal["nccl", "gloo"] = Field(description="torch.distributed backend.")
     ranks_per_node: PositiveInt = Field(description="Ranks started on each node.")
     environment: tuple[LaunchVariable, ...] = Field(description="Variables every rank gets, each name once.")

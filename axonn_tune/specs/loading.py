@@ -1,26 +1,121 @@
-"""Loads YAML documents: reads, lays derived files over what they extend, applies overrides, validates."""
+"""Loads documents: finds files by name, lays derived ones over what they extend, applies overrides, validates.
+
+A name is looked for in each folder of `$AXONN_TUNE_PATH`, then in the user's configuration folder
+(`$XDG_CONFIG_HOME/axonn-tune`, by default `~/.config/axonn-tune`), then among the shipped files.
+Each of these holds `configs/` for models and `machines/` for machines. The first hit wins.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Generic, TypeVar, get_args
+from typing import Generic, Literal, TypeVar, get_args, get_origin
 
 from axonn_tune.errors import AxonnTuneError, DocumentError, Problem, UnknownNameError, UsageError, suggest
-from axonn_tune.specs.base import Document
-from axonn_tune.specs.composition import idle_sources, merge, new_items, stale_sources
-from axonn_tune.specs.lookup import SUFFIXES, Kind, find, is_path
-from axonn_tune.specs.overrides import apply_overrides
-from axonn_tune.specs.validation import locate, required_keys, type_at, validate
-from axonn_tune.specs.yaml_reader import Node, Reading, read_yaml
+from axonn_tune.specs.document import (
+    Document,
+    Location,
+    Node,
+    Position,
+    Reading,
+    known_keys,
+    locate,
+    read_yaml,
+    required_keys,
+    suggest_key,
+    to_yaml,
+    type_at,
+    validate,
+)
+
+Kind = Literal["model", "machine"]
+SUFFIXES = (".yaml", ".yml")
+_FOLDERS: dict[Kind, str] = {"model": "configs", "machine": "machines"}
+_PACKAGES: dict[Kind, str] = {"model": "axonn_tune.shipped_configs", "machine": "axonn_tune.shipped_machines"}
+"""Names by which the folders of the repository are part of the installed package."""
+ORIGIN = "--set on the command line"
+"""Where values of overrides come from, as their provenance says."""
 
 D = TypeVar("D", bound=Document)
 
 # Launch configs are self-contained by design, and there is no catalog of workloads.
 _EXTENSIBLE: dict[str, Kind] = {"model": "model", "machine": "machine"}
+
+
+def available(kind: Kind) -> dict[str, Path]:
+    """Every name of this kind with the file it stands for, in natural order (5b before 10b)."""
+    found: dict[str, Path] = {}
+    for folder in _search_path(kind):
+        for path in _documents(folder):
+            found.setdefault(path.stem.lower(), path)
+    return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
+
+
+def find(kind: Kind, name: str, *, besides: Path | None = None) -> Path:
+    """The file behind a name or path; UnknownNameError with the nearest name if nothing answers to it.
+
+    A path is anything that is a file already, ends in .yaml or .yml, or contains a slash; whether it
+    can be read is the loader's business. Names ignore case. `besides` is a file to look past, so that
+    a user's `perlmutter.yaml` can extend the shipped `perlmutter`.
+    """
+    if is_path(name):
+        return Path(name).expanduser()
+    for folder in _search_path(kind):
+        for path in _documents(folder):
+            if path.stem.lower() == name.lower() and not _same(path, besides):
+                return path
+    raise UnknownNameError(kind, name, available(kind))
+
+
+def is_path(name: str) -> bool:
+    """Whether this is to be read as a path rather than looked up as a name."""
+    return name.endswith(SUFFIXES) or "/" in name or os.sep in name or Path(name).is_file()
+
+
+def _search_path(kind: Kind) -> Iterator[Path]:
+    for root in os.environ.get("AXONN_TUNE_PATH", "").split(os.pathsep):
+        if root:
+            yield Path(root).expanduser() / _FOLDERS[kind]
+    configuration = os.environ.get("XDG_CONFIG_HOME")
+    if configuration or os.environ.get("HOME"):
+        yield Path(configuration or Path.home() / ".config") / "axonn-tune" / _FOLDERS[kind]
+    yield _shipped(kind)
+
+
+def is_shipped(kind: Kind, path: Path) -> bool:
+    """Whether a file came with the tool."""
+    return _shipped(kind).resolve() in path.resolve().parents
+
+
+def _shipped(kind: Kind) -> Path:
+    """Folder of the shipped files: the installed package, or its source folder in a checkout."""
+    try:
+        return Path(str(resources.files(_PACKAGES[kind])))
+    except ModuleNotFoundError:
+        return Path(__file__).resolve().parents[2] / _FOLDERS[kind]
+
+
+def _documents(folder: Path) -> list[Path]:
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return []
+    return [path for path in entries if path.suffix in SUFFIXES and path.is_file()]
+
+
+def _same(path: Path, other: Path | None) -> bool:
+    return other is not None and path.resolve() == other.resolve()
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Sort key: numbers by value and before words."""
+    parts = [part for part in re.split(r"(\d+)", name) if part]
+    return [(False, int(part), "") if part.isdigit() else (True, 0, part) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -37,7 +132,7 @@ class Loaded(Generic[D]):
 
 
 @dataclass(frozen=True)
-class _Composed:
+class _Composition:
     """A document's nodes after composition, what is wrong with how it is written, and all texts that went in."""
 
     root: Node
@@ -72,9 +167,6 @@ def hold(document: D | Loaded[D], *, schema: type[D], overrides: Sequence[str] =
     """
     if isinstance(document, Loaded) and not overrides:
         return document
-    # Imported here: what comes from a file is not written.
-    from axonn_tune.specs.writing import to_yaml
-
     held = document.document if isinstance(document, Loaded) else document
     source = str(document.path if isinstance(document, Loaded) else getattr(held, "name", kind_of(schema)))
     return _load(to_yaml(held), path=None, source=source, schema=schema, overrides=overrides)
@@ -112,12 +204,12 @@ def _load(text: str, *, path: Path | None, source: str, schema: type[D], overrid
     return Loaded(document, path or Path(source), digest.hexdigest())
 
 
-def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chain: tuple[Path, ...]) -> _Composed:
+def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chain: tuple[Path, ...]) -> _Composition:
     reading = read_yaml(text, source=source)
     _check_header(reading, schema=schema, source=source)
     root = reading.root
     if kind_of(schema) not in _EXTENSIBLE or "extends" not in root.mapping():
-        return _Composed(root, reading.problems, (text,))
+        return _Composition(root, reading.problems, (text,))
     own = Node({key: value for key, value in root.mapping().items() if key != "extends"}, root.place)
     base_path = _base_path(root, path=path, schema=schema, source=source)
     chain = (*chain, path.resolve()) if path is not None else chain
@@ -133,7 +225,7 @@ def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chai
     problems = [*reading.problems, *_derived_problems(base.root, own, source=source)]
     extended = str(root.mapping()["extends"].value)
     problems += _misnamed(base.root, own, extended=extended, schema=schema, source=source)
-    return _Composed(merge(base.root, own), tuple(problems), (text, *base.texts))
+    return _Composition(merge(base.root, own), tuple(problems), (text, *base.texts))
 
 
 def _derived_problems(base: Node, own: Node, *, source: str) -> list[Problem]:
@@ -211,3 +303,234 @@ def _nearest_file(path: Path) -> str:
     names = {entry.name: entry for entry in path.parent.iterdir() if entry.is_file()}
     hint = suggest(path.name, names)
     return hint or suggest(path.name + SUFFIXES[0], names)
+
+
+def merge(base: Node, own: Node) -> Node:
+    """Lay `own` over `base`.
+
+    Mappings merge key by key. Lists whose items all have a name merge by name, new names after the
+    old ones; other lists, and everything else, are replaced. A key set to null takes the
+    `sources` entry of the number it removes with it.
+    """
+    if isinstance(base.value, dict) and isinstance(own.value, dict):
+        return Node(_merge_mappings(base.value, own.value), own.place)
+    names = _names(base), _names(own)
+    if names[0] and names[1]:
+        items = dict(names[0])
+        for name, item in names[1].items():
+            items[name] = merge(items[name], item) if name in items else item
+        return Node(tuple(items.values()), own.place)
+    return own
+
+
+def _merge_mappings(base: dict[str, Node], own: dict[str, Node]) -> dict[str, Node]:
+    merged = dict(base)
+    for key, value in own.items():
+        merged[key] = merge(base[key], value) if key in base else value
+    if "sources" in merged:
+        removed = {key for key, value in own.items() if value.value is None}
+        merged["sources"] = _merge_sources(merged["sources"], own.get("sources"), removed=removed)
+    return merged
+
+
+def _merge_sources(merged: Node, own: Node | None, *, removed: set[str]) -> Node:
+    """Provenance after merging: entries are taken whole, since the kind of an old one need not fit a new source."""
+    restated = own.mapping() if own is not None else {}
+    entries = {key: restated.get(key, value) for key, value in merged.mapping().items() if key not in removed}
+    return Node(entries, merged.place)
+
+
+def _names(node: Node) -> dict[str, Node]:
+    """Items of a list by name; empty unless this is a list whose items all have different names."""
+    if not isinstance(node.value, tuple):
+        return {}
+    named = {name: item for item in node.value if (name := item.name()) is not None}
+    return named if len(named) == len(node.value) else {}
+
+
+def stale_sources(base: Node, own: Node, *, location: Location = ()) -> Iterator[tuple[Location, str]]:
+    """Numbers that `own` changes while it leaves the provenance that `base` gives for them in place.
+
+    Yields the location in `own` and what to add. A machine's sections keep provenance per number in
+    `sources`, a model keeps one `source` for its sizes.
+    """
+    if _names(base) and isinstance(own.value, tuple):
+        inherited = _names(base)
+        for index, item in enumerate(own.value):
+            if (name := item.name()) in inherited:
+                yield from stale_sources(inherited[name], item, location=(*location, index))
+        return
+    before, after = base.mapping(), own.mapping()
+    sourced = before["sources"].mapping().keys() if "sources" in before else set()
+    restated = after["sources"].mapping().keys() if "sources" in after else set()
+    for key, value in after.items():
+        if key not in before or key == "sources" or not _changes(before[key], value):
+            continue
+        if key in sourced:
+            if key not in restated:
+                yield (*location, key), f"changes a number without its provenance: add sources.{key} beside it"
+        elif _is_number(before[key]) and "source" in before and "source" not in after:
+            yield (*location, key), "changes a number without its provenance: add 'source' to this file"
+        else:
+            yield from stale_sources(before[key], value, location=(*location, key))
+
+
+def idle_sources(base: Node, own: Node) -> Iterator[tuple[Location, str]]:
+    """Provenance that `own` gives for numbers it inherits: locations in `own`, and what is wrong."""
+    for location, before, after in _counterparts(base, own):
+        restated = after.mapping().get("sources")
+        for key in restated.mapping() if restated is not None else ():
+            if key in before.mapping() and key not in after.mapping():
+                yield (*location, "sources", key), f"has a source but no value here: write {key!r} in this section too"
+
+
+def new_items(base: Node, own: Node) -> Iterator[tuple[Location, Node, list[str]]]:
+    """Items whose names `base` does not have in the same list: location in `own`, the item, the names there are."""
+    for location, before, after in _counterparts(base, own):
+        known = _names(before)
+        if known and _names(after) and isinstance(after.value, tuple):
+            for index, item in enumerate(after.value):
+                if item.name() not in known:
+                    yield (*location, index), item, list(known)
+
+
+def _counterparts(base: Node, own: Node, *, location: Location = ()) -> Iterator[tuple[Location, Node, Node]]:
+    """Every node of `own` that is laid over one of `base`: its location, the one below, itself."""
+    yield location, base, own
+    children: list[tuple[str | int, Node | None, Node]]
+    if isinstance(own.value, tuple):
+        inherited = _names(base)
+        children = [(index, inherited.get(item.name() or ""), item) for index, item in enumerate(own.value)]
+    else:
+        children = [(key, base.child(key), value) for key, value in own.mapping().items()]
+    for key, before, after in children:
+        if before is not None:
+            yield from _counterparts(before, after, location=(*location, key))
+
+
+def _changes(base: Node, own: Node) -> bool:
+    return own.value is not None and merge(base, own).plain() != base.plain()
+
+
+def _is_number(node: Node) -> bool:
+    return isinstance(node.value, (int, float))
+
+
+def apply_overrides(root: Node, assignments: Iterable[str], *, schema: type[Document]) -> Node:
+    """Apply `path=value` assignments in order; UsageError for a path the document does not have.
+
+    Values are read as YAML scalars or lists. Items of lists are addressed by their name or index:
+    `tiers.slingshot.bandwidth_gb_per_s=20`. The provenance of a changed number becomes an
+    assumption made on the command line.
+    """
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path.strip():
+            raise UsageError(f"--set needs KEY=VALUE, not {assignment!r}")
+        location = _resolve(root, path.strip(), schema=schema)
+        value = _value(text, assignment=assignment)
+        root = _replace(root, location, value)
+        root = _restate_source(root, location, value)
+    return root
+
+
+def _resolve(root: Node, path: str, *, schema: type[Document]) -> Location:
+    """Location of a dotted path; its last key may be one that the schema knows but the file leaves out."""
+    location: Location = ()
+    node, rest = root, path
+    while rest:
+        key, rest = _next_key(node, rest)
+        child = node.child(key)
+        section = type_at(schema, location)
+        if child is None and (rest or not _may_be_added(key, section=section)):
+            raise UsageError(f"--set {path}: {_unknown(root, location, key, known_keys(section))}")
+        location = (*location, key)
+        node = child if child is not None else Node(None, Position(ORIGIN))
+    return location
+
+
+def _unknown(root: Node, location: Location, key: str | int, known: list[str]) -> str:
+    """Why a key cannot be set, with the nearest one that can."""
+    node = root.nearest(location)
+    if key in known:
+        return f"this document has no {root.path((*location, key))!r} to change a part of"
+    where = f" in {root.path(location)!r}" if location else ""
+    return f"no {str(key)!r}{where}{suggest_key(str(key), [*node.mapping(), *known, *_item_names(node)])}"
+
+
+def _next_key(node: Node, rest: str) -> tuple[str | int, str]:
+    """First key of a dotted path and what follows it; a list item's name may itself contain dots."""
+    if isinstance(node.value, tuple):
+        for index, item in enumerate(node.value):
+            name = item.name()
+            if name is not None and (rest == name or rest.startswith(name + ".")):
+                return index, rest[len(name) + 1 :]
+    key, _, after = rest.partition(".")
+    return (int(key) if isinstance(node.value, tuple) and key.isdigit() else key), after
+
+
+def _item_names(node: Node) -> list[str]:
+    items: Sequence[Node] = node.value if isinstance(node.value, tuple) else ()
+    return [name for item in items if (name := item.name()) is not None]
+
+
+def _may_be_added(key: str | int, *, section: object) -> bool:
+    return get_origin(section) is dict or key in known_keys(section)
+
+
+def _value(text: str, *, assignment: str) -> Node:
+    if not text.strip():
+        return Node(None, Position(ORIGIN))
+    try:
+        reading = read_yaml(text, source=ORIGIN)
+    except DocumentError as error:
+        raise UsageError(f"--set {assignment}: no YAML scalar or list: {error.problems[0].message}") from error
+    if reading.problems or isinstance(reading.root.value, dict):
+        raise UsageError(f"--set {assignment}: the value must be a YAML scalar or list; quote text that contains ': '")
+    return _placed(reading.root)
+
+
+def _placed(node: Node) -> Node:
+    """The same value, all of it placed on the command line, which has no lines."""
+    place = Position(ORIGIN)
+    if isinstance(node.value, tuple):
+        return Node(tuple(_placed(item) for item in node.value), place)
+    if isinstance(node.value, dict):
+        return Node({key: _placed(item) for key, item in node.value.items()}, place)
+    return Node(node.value, place)
+
+
+def _replace(node: Node, location: Location, value: Node | None) -> Node:
+    """The same tree with another value at a location; None removes the key there."""
+    if not location:
+        return value if value is not None else node
+    key, rest = location[0], location[1:]
+    if isinstance(node.value, tuple) and isinstance(key, int):
+        items = list(node.value)
+        items[key] = _replace(items[key], rest, value)
+        return Node(tuple(items), node.place)
+    mapping = dict(node.mapping())
+    if rest or value is not None:
+        mapping[str(key)] = _replace(mapping.get(str(key), Node(None, Position(ORIGIN))), rest, value)
+    else:
+        mapping.pop(str(key), None)
+    return Node(mapping, node.place)
+
+
+def _restate_source(root: Node, location: Location, value: Node) -> Node:
+    """Make the provenance of the number at a location say that it was assumed on the command line."""
+    origin = Position(ORIGIN)
+    for depth in range(len(location) - 1, -1, -1):
+        section, key = root.nearest(location[:depth]).mapping(), str(location[depth])
+        if "sources" in section and key != "sources":
+            listed = key in section["sources"].mapping()
+            if value.value is None and depth == len(location) - 1:
+                return _replace(root, (*location[:depth], "sources", key), None)
+            if listed or _is_number(value):
+                entry = Node({"kind": Node("assumed", origin), "source": Node(ORIGIN, origin)}, origin)
+                return _replace(root, (*location[:depth], "sources", key), entry)
+            return root
+    given = root.mapping().get("source")
+    if given is not None and len(location) == 1 and _is_number(value):
+        return _replace(root, ("source",), Node(f"{given.value}; {location[0]}: {ORIGIN}", origin))
+    return root

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from axonn_tune.specs.base import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from axonn_tune.specs.workload import Precision
 from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
 
@@ -30,14 +30,14 @@ class Source(Document):
     source: str = Field(min_length=1, description="Document, measurement or reasoning it comes from.")
 
 
-class Sourced(Document):
+class SourcedSection(Document):
     """A section each of whose numbers must be listed in `sources`."""
 
     sources: dict[str, Source] = Field(description="Provenance, one entry per number of this section.")
     _unsourced: ClassVar[frozenset[str]] = frozenset({"name", "sources", "version", "algorithms"})
 
     @model_validator(mode="after")
-    def _every_number_has_a_source(self) -> Sourced:
+    def _every_number_has_a_source(self) -> SourcedSection:
         given = {key for key in self.model_fields_set if key not in self._unsourced and getattr(self, key) is not None}
         # A default that was written down says no more than one that was not.
         defaults = {key for key in given if getattr(self, key) == type(self).model_fields[key].get_default()}
@@ -50,7 +50,7 @@ class Sourced(Document):
         return self
 
 
-class Accelerator(Sourced):
+class Accelerator(SourcedSection):
     """One GPU (or one die that the launcher sees as a GPU), or one CPU rank."""
 
     name: str = Field(description="Product name.")
@@ -58,19 +58,22 @@ class Accelerator(Sourced):
     reserved_memory_gib: NonNegativeFloat = Field(description="Taken by context, library buffers and allocator, GiB.")
     memory_bandwidth_gb_per_s: PositiveFloat = Field(description="Peak memory bandwidth, GB/s.")
     memory_efficiency: Share = Field(
-        description="Share of the peak that element-wise kernels and a product's own traffic reach."
+        description="Share of the peak that element-wise kernels and a GEMM's own memory accesses reach."
     )
-    peak_tflops: dict[Precision, PositiveFloat] = Field(description="Dense matrix peak by precision, TFLOP/s.")
+    peak_tflops: dict[Precision, PositiveFloat] = Field(description="Dense tensor-core peak by precision, TFLOP/s.")
     vector_tflops: dict[Precision, PositiveFloat] | None = Field(
-        default=None, description="Peak without matrix units by precision, TFLOP/s; as fp32 where not given."
+        default=None, description="Peak without tensor cores by precision, TFLOP/s; as fp32 where not given."
     )
     matmul_efficiency: dict[MatmulLayout, Share] = Field(
-        description="Share of the peak large products reach: NN forward, NT input gradient, TN weight gradient."
+        description="Share of the peak that large GEMMs reach: NN forward, NT input gradient, TN weight gradient."
     )
-    training_share: Share = Field(description="What of the rates of products and attention remains in long training.")
-    matmul_launch_us: NonNegativeFloat = Field(description="Fixed time of one matrix product, µs.")
+    training_share: Share = Field(
+        description="Sustained efficiency: sustained over burst throughput of GEMMs and attention."
+    )
+    matmul_launch_us: NonNegativeFloat = Field(description="Fixed time of one GEMM, µs.")
     matmul_ramp: NonNegativeFloat = Field(
-        default=0.0, description="Steps of the summed dim that filling and emptying a product's pipeline costs."
+        default=0.0,
+        description="Steps of the contraction (K) dimension that filling and draining a GEMM's pipeline costs.",
     )
     matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")
     attention_forward_efficiency: PositiveFloat = Field(
@@ -79,7 +82,8 @@ class Accelerator(Sourced):
     attention_backward_efficiency: PositiveFloat = Field(description="The same, backward.")
     kernel_launch_us: NonNegativeFloat = Field(description="Fixed time of one element-wise kernel, µs.")
     contention: NonNegativeFloat = Field(
-        default=0.0, description="Time computation loses beside communication, over the time of that communication."
+        default=0.0,
+        description="Compute slowdown from overlap: time lost over the time of the overlapped communication.",
     )
 
     @property
@@ -88,11 +92,11 @@ class Accelerator(Sourced):
         return self.memory_gib * GIB
 
     def peak_flops_per_s(self, precision: Precision) -> float:
-        """Dense matrix peak, FLOP/s; KeyError if the accelerator does not state this precision."""
+        """Dense tensor-core peak, FLOP/s; KeyError if the accelerator does not state this precision."""
         return flops_per_s(self.peak_tflops[precision])
 
     def vector_flops_per_s(self, precision: Precision) -> float:
-        """Peak without matrix units, FLOP/s; where neither it nor that of fp32 is stated, the lowest matrix peak."""
+        """Peak without tensor cores, FLOP/s; where neither it nor that of fp32 is stated, the lowest dense peak."""
         fp32 = self.peak_tflops.get("fp32", min(self.peak_tflops.values()))
         return flops_per_s((self.vector_tflops or {}).get(precision, fp32))
 
@@ -112,7 +116,7 @@ class CollectiveFactors(Document):
     bandwidth_factor: PositiveFloat = Field(description="Its bandwidth over the tier's.")
 
 
-class Tier(Sourced):
+class Tier(SourcedSection):
     """One level of the network: what connects the domains of the tier inside it.
 
     The innermost tier connects single ranks; its bandwidth is what one rank sends. An outer tier
@@ -142,7 +146,7 @@ class Tier(Sourced):
         return bytes_per_s(self.bandwidth_gb_per_s)
 
     def used_by(self, kind: CollectiveKind) -> Tier:
-        """The tier as one collective finds it."""
+        """The tier as one collective uses it."""
         factors = (self.collectives or {}).get(kind)
         if factors is None:
             return self
@@ -159,7 +163,7 @@ class Protocol(Document):
     bandwidth_factor: Share = Field(description="Its bandwidth over the tier's.")
 
 
-class Library(Sourced):
+class Library(SourcedSection):
     """The collective library: which algorithms and protocols it chooses from, at what fixed cost."""
 
     name: str = Field(description="NCCL, RCCL or Gloo.")
@@ -176,7 +180,7 @@ class Library(Sourced):
         return seconds(self.launch_us)
 
 
-class Uncertainty(Sourced):
+class Uncertainty(SourcedSection):
     """Relative half-width of the 80% interval of a prediction."""
 
     communication: Share = Field(description="Of communication times.")
@@ -191,7 +195,7 @@ class PaperEntry(Document):
     bandwidth_gib_per_s: PositiveFloat = Field(description="Bandwidth of one group, GiB/s.")
 
 
-class PaperTable(Sourced):
+class PaperTable(SourcedSection):
     """What the paper's own model needs to know of a machine."""
 
     ranks_per_node: PositiveInt = Field(description="Ranks that share a node.")
@@ -251,7 +255,7 @@ class Measurement(Document):
     device: str = Field(description="What one rank computed on.")
     ranks: PositiveInt = Field(description="Ranks that measured together.")
     cores: PositiveInt | None = Field(default=None, description="CPU cores of the first host that ranks could use.")
-    network: str = Field(description="What the ranks talked through.")
+    network: str = Field(description="What the ranks communicated through.")
     samples: PositiveInt = Field(description="Points the numbers are fitted to, repeats counted.")
     held_out_error: NonNegativeFloat | None = Field(
         default=None, description="Mean error of collectives that a fit to the others had not seen."
@@ -279,7 +283,7 @@ class Machine(Document):
     )
 
     def tiers_of(self, kind: CollectiveKind) -> tuple[Tier, ...]:
-        """The tiers as one collective finds them: the very same if none says anything else."""
+        """The tiers as one collective uses them: unchanged if none has factors of its own."""
         if not any(tier.collectives for tier in self.tiers):
             return self.tiers
         return tuple(tier.used_by(kind) for tier in self.tiers)
@@ -295,5 +299,5 @@ class Machine(Document):
             outer = sizes[position + 1]
             if outer is not None and (outer <= ranks or outer % ranks):
                 name = self.tiers[position + 1].name
-                raise ValueError(f"tier {name!r} holds {outer} ranks, which is no larger multiple of {ranks}")
+                raise ValueError(f"tier {name!r} holds {outer} ranks, which is not a larger multiple of {ranks}")
         return self

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from axonn_tune.specs.base import Document, PositiveInt
+from axonn_tune.specs.document import Document, PositiveInt
 
 MODEL_SCHEMA = "axonn-tune/model/1"
 
@@ -19,7 +19,7 @@ MODEL_SCHEMA = "axonn-tune/model/1"
 class ModelDefaults(Document):
     """The workload a model is searched with unless the command line says otherwise."""
 
-    global_batch: PositiveInt = Field(description="Sequences in one optimizer step, over all GPUs.")
+    global_batch: PositiveInt = Field(description="Global batch size, in sequences.")
     sequence_length: PositiveInt = Field(description="Tokens in one sequence.")
 
 
@@ -45,14 +45,14 @@ class Model(Document):
         description="Length of the learned position table, or the trained context."
     )
     biases: bool = Field(description="Biases on the linear layers.")
-    tied_embeddings: bool = Field(description="The head uses the embedding table.")
+    tied_embeddings: bool = Field(description="The LM head uses the token embedding.")
     source: str = Field(min_length=1, description="Where the sizes come from.")
     defaults: ModelDefaults = Field(description="Workload unless the command line says otherwise.")
 
     @model_validator(mode="after")
     def _heads_group(self) -> Model:
         if self.heads % self.kv_heads:
-            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+            raise ValueError(f"heads ({self.heads}) must be divisible by kv_heads ({self.kv_heads})")
         return self
 
     @property
@@ -77,7 +77,7 @@ class Model(Document):
 
     @property
     def up_width(self) -> int:
-        """G: output width of the first MLP product, gate included."""
+        """G: output width of the first MLP GEMM, gate included."""
         return 2 * self.ffn if self.gated else self.ffn
 
     @property

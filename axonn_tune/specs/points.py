@@ -1,13 +1,23 @@
-"""What a calibration measures, and what it has measured: the plan, the setting, and points."""
+"""What a calibration measures and what it has measured: the plan, the points, and the file they are kept in.
+
+The file is JSON lines: first where and with what was measured, then one point per line, written as it comes, so
+that a calibration that was cut off continues where it stopped.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TextIO, TypeAlias, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from axonn_tune.specs.base import Document, PositiveFloat, PositiveInt
+from axonn_tune.errors import DocumentError, EnvironmentProblem, Problem, UsageError
+from axonn_tune.specs.document import Document, PositiveFloat, PositiveInt
 from axonn_tune.specs.launch import Launch, NonNegativeInt
+from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
 from axonn_tune.specs.workload import Precision
 
@@ -31,13 +41,13 @@ class TransferProbe(Document):
 
 
 class MatmulProbe(Document):
-    """A product `O[m, n] = A[m, k] · B[k, n]` on every rank at once."""
+    """A GEMM `O[m, n] = A[m, k] · B[k, n]` on every rank at once."""
 
     what: Literal["matmul"] = "matmul"
     layout: MatmulLayout = Field(description="NN forward, NT input gradient, TN weight gradient.")
     m: PositiveInt = Field(description="Rows of the output.")
     n: PositiveInt = Field(description="Columns of the output.")
-    k: PositiveInt = Field(description="What is summed over.")
+    k: PositiveInt = Field(description="Contraction (K) dimension.")
 
 
 class CopyProbe(Document):
@@ -74,7 +84,7 @@ def collective_or_message(probe: Probe) -> bool:
 
 
 class Plan(Document):
-    """What to measure, most wanted first; the whole list is gone through again and again while time is left."""
+    """What to measure, most important first; the list is repeated while time is left."""
 
     budget_s: PositiveFloat = Field(description="Time to measure in.")
     backend: Literal["gloo", "nccl"] = Field(description="torch.distributed backend.")
@@ -115,8 +125,113 @@ class Setting(Document):
 
 
 class Point(Document):
-    """One sample: the mean over some calls in a row, of the slowest rank for what ranks do together."""
+    """One sample: the mean over some calls in a row, of the slowest rank for what involves several."""
 
     probe: Probe = Field(description="What was measured.")
     seconds: PositiveFloat = Field(description="Time of one call, s.")
     calls: PositiveInt = Field(description="Calls in the sample.")
+
+
+D = TypeVar("D", Setting, Point)
+
+_SAME = ("backend", "precision", "torch_version", "library")
+"""What must be unchanged for a calibration to be resumed."""
+
+
+@dataclass(frozen=True)
+class PointFile:
+    """A file of points."""
+
+    setting: Setting
+    points: tuple[Point, ...]
+
+
+@dataclass
+class PointLog:
+    """Where points go as they come."""
+
+    path: Path
+    _file: TextIO | None = None
+
+    def open(self, setting: Setting, *, resume: bool) -> tuple[Point, ...]:
+        """Start the file, or resume it; the points it has.
+
+        UsageError if there is one that is not to be resumed, or that was measured elsewhere or otherwise.
+        """
+        found = self._existing(setting) if resume and self.path.exists() else None
+        if found is None and self.path.exists():
+            raise UsageError(f"{str(self.path)!r} already exists; pass --resume to continue, or remove it")
+        try:
+            if found is not None:
+                _drop_truncated_line(self.path)
+            self._file = self.path.open("a", encoding="utf-8", buffering=1)
+            if found is None:
+                self._file.write(setting.model_dump_json(by_alias=True) + "\n")
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot write {str(self.path)!r}: {error.strerror}") from error
+        return () if found is None else found.points
+
+    def add(self, point: Point) -> None:
+        """Write one point."""
+        assert self._file is not None, "opened before"
+        self._file.write(point.model_dump_json() + "\n")
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _existing(self, setting: Setting) -> PointFile:
+        found = read_points(self.path)
+        before, now = found.setting, setting
+        different = [name for name in _SAME if getattr(before, name) != getattr(now, name)]
+        if [_trained(launch) for launch in before.launches] != [_trained(launch) for launch in now.launches]:
+            different.append("model or batch")
+        if [place.host for place in before.ranks] != [place.host for place in now.ranks]:
+            different.append(f"ranks ({len(before.ranks)} then, {len(now.ranks)} now)")
+        if different:
+            raise UsageError(
+                f"{str(self.path)!r} was measured otherwise, so its points do not go with new ones: "
+                f"{', '.join(different)}"
+            )
+        return found
+
+
+def _trained(launch: Launch) -> tuple[object, ...]:
+    """What a step is a step of, whenever its launch config was written."""
+    return launch.model, launch.workload, launch.micro_batch
+
+
+def read_points(path: str | Path) -> PointFile:
+    """Setting and points of a file; a last line that was cut off is left out.
+
+    UsageError if it cannot be read, DocumentError with every line that is wrong.
+    """
+    lines = read_text(Path(path)).splitlines(keepends=True)
+    if not lines:
+        raise DocumentError(str(path), [Problem("", "is empty", 1)])
+    problems: list[Problem] = []
+    setting = next(iter(_parsed(lines[:1], Setting, 1, problems)), None)
+    whole = lines[1:] if lines[-1].endswith("\n") else lines[1:-1]
+    points = tuple(_parsed(whole, Point, 2, problems))
+    if setting is None or problems:
+        raise DocumentError(str(path), problems)
+    return PointFile(setting, points)
+
+
+def _parsed(lines: list[str], schema: type[D], first: int, problems: list[Problem]) -> Iterator[D]:
+    for number, line in enumerate(lines, first):
+        try:
+            yield schema.model_validate_json(line)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            place = ".".join(map(str, wrong["loc"]))
+            problems.append(Problem(place, str(wrong["msg"]), number))
+
+
+def _drop_truncated_line(path: Path) -> None:
+    """Cut off what a killed calibration had begun to write."""
+    data = path.read_bytes()
+    if data and not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)

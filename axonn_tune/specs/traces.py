@@ -1,4 +1,4 @@
-"""Traces in the format that Perfetto and chrome://tracing read: lanes of named spans.
+"""Traces in the format that Perfetto and chrome://tracing read: lanes of named spans, written and read back.
 
 Measured and predicted timelines name lanes and events by the same functions, so they can be laid side by
 side: one lane for the computation, one for the collectives of each axis.
@@ -7,9 +7,14 @@ side: one lane for the computation, one for the collectives of each axis.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+from axonn_tune.errors import DocumentError, Problem, UsageError
+from axonn_tune.specs.loading import read_text
 from axonn_tune.units import MICRO
 
 TRACE_SCHEMA = "axonn-tune/trace/1"
@@ -106,3 +111,117 @@ def _named(kind: str, name: str, process: int, lane: int) -> dict[str, object]:
 
 def _order(kind: str, process: int, lane: int, *, place: int) -> dict[str, object]:
     return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": {"sort_index": place}}
+
+
+_FILE_NAME = re.compile(r"trace-rank(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class MeasuredTrace:
+    """What one rank of a run was seen to do in some steps; times by its host's clock.
+
+    steps: their numbers, counted from 1; host: empty where the file does not say.
+    """
+
+    path: Path
+    run: str
+    rank: int
+    host: str
+    steps: tuple[int, ...]
+    spans: tuple[Span, ...]
+
+    def whole_step(self, step: int) -> Span:
+        """The span of a whole step; UsageError if the trace does not have it."""
+        for span in self.spans:
+            if span.lane == COMPUTE_LANE and span.name == step_name(step):
+                return span
+        known = ", ".join(map(str, self.steps))
+        raise UsageError(f"{str(self.path)!r} does not have step {step}; it has {known}")
+
+    def of_step(self, step: int) -> list[Span]:
+        """Everything that began in a step, the whole step first."""
+        whole = self.whole_step(step)
+        inside = [one for one in self.spans if one is not whole and whole.start_s <= one.start_s < whole.end_s]
+        return [whole, *inside]
+
+
+def find_traces(path: str | Path) -> list[Path]:
+    """The traces of a run's folder, by rank; or the file itself. UsageError if there are none."""
+    path = Path(path)
+    if not path.is_dir():
+        return [path]
+    numbered = sorted((int(match[1]), one) for one in path.iterdir() if (match := _FILE_NAME.fullmatch(one.name)))
+    if not numbered:
+        raise UsageError(
+            f"no trace-rank<N>.json in {str(path)!r}: runs write them with `axonn-tune run --trace N --trace-all`"
+        )
+    return [one for _, one in numbered]
+
+
+def read_trace(path: str | Path) -> MeasuredTrace:
+    """One rank's trace; UsageError if it cannot be read, DocumentError if it is truncated or something else."""
+    path = Path(path)
+    found = _json(read_text(path), path)
+    given = found.get("otherData")
+    notes: dict[str, Any] = given if isinstance(given, dict) else {}
+    schema = notes.get("schema")
+    if schema != TRACE_SCHEMA:
+        raise _wrong(path, "otherData.schema", f"no trace of a run: {schema!r} where {TRACE_SCHEMA!r} is needed")
+    try:
+        lanes = _lanes(found["traceEvents"])
+        spans = tuple(_span(event, lanes) for event in found["traceEvents"] if event["ph"] == "X")
+        trace = MeasuredTrace(
+            path, str(notes["run"]), int(notes["rank"]), str(notes.get("host", "")), _numbers(notes["steps"]), spans
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        words = f"no trace of one rank of a run: {type(error).__name__}: {error}"
+        raise _wrong(path, "traceEvents", words) from error
+    _require_steps(trace)
+    return trace
+
+
+def _json(text: str, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        line = getattr(error, "lineno", None)
+        raise DocumentError(str(path), [Problem("", f"truncated, or not JSON: {error}", line)]) from error
+    if not isinstance(found, dict):
+        raise _wrong(path, "", "no trace of a run: a list of events, without what they are of")
+    return found
+
+
+def _lanes(events: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Names of the lanes of the only process."""
+    if len({event["pid"] for event in events}) != 1:
+        raise ValueError("it holds several processes; give the files of the run, not what was merged of them")
+    return {event["tid"]: str(event["args"]["name"]) for event in events if event["name"] == "thread_name"}
+
+
+def _span(event: Mapping[str, Any], lanes: Mapping[int, str]) -> Span:
+    start_s, took_s = float(event["ts"]) * MICRO, float(event["dur"]) * MICRO
+    return Span(lanes[event["tid"]], str(event["name"]), start_s, start_s + took_s, dict(event["args"]))
+
+
+def _numbers(steps: Sequence[object]) -> tuple[int, ...]:
+    return tuple(int(str(step)) for step in steps)
+
+
+def _require_steps(trace: MeasuredTrace) -> None:
+    """Every step that the notes name has its span."""
+    if not trace.steps:
+        raise _wrong(trace.path, "otherData.steps", "no step was traced")
+    try:
+        for step in trace.steps:
+            trace.whole_step(step)
+    except UsageError as error:
+        raise _wrong(trace.path, "traceEvents", str(error)) from error
+
+
+def _wrong(path: Path, place: str, message: str) -> DocumentError:
+    return DocumentError(str(path), [Problem(place, message)])
+
+
+def shifted(span: Span, by_s: float) -> Span:
+    """A span moved in time."""
+    return replace(span, start_s=span.start_s + by_s, end_s=span.end_s + by_s)

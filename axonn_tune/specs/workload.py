@@ -7,9 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from axonn_tune.specs.base import Document, PositiveInt
-
-WORKLOAD_SCHEMA = "axonn-tune/workload/1"
+from axonn_tune.specs.document import Document, PositiveInt
 
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 Recompute = Literal["none", "selective", "full"]
@@ -51,18 +49,19 @@ class Workload(Document):
         default="axonn-tune/workload/1",
         description="Kind and version of this document: axonn-tune/workload/1.",
     )
-    global_batch: PositiveInt = Field(description="Sequences in one optimizer step, over all GPUs.")
+    global_batch: PositiveInt = Field(description="Global batch size, in sequences.")
     sequence_length: PositiveInt = Field(description="Tokens in one sequence.")
     precision: Precision = Field(default="bf16", description="Number format of activations and gathered weights.")
     shard_optimizer_over_data: bool = Field(
-        default=False, description="Split master weights and Adam moments over the data axis (ZeRO-1)."
+        default=False, description="Shard FP32 master weights and Adam moments over the data axis (ZeRO-1)."
     )
     overlaps: tuple[Overlap, ...] = Field(
-        default=OVERLAPS, description="Which communication runs behind computation; the rest waits where it is issued."
+        default=OVERLAPS,
+        description="Which communication overlaps with computation; the rest blocks where it is issued.",
     )
     split_micro_batch: bool = Field(
         default=False,
-        description="Run each micro-batch as two halves, one's forward all-reduce behind the other's work.",
+        description="Two-batch overlap: interleave two half micro-batches, one's all-reduce behind the other's GEMMs.",
     )
 
     @property

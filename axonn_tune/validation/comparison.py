@@ -1,22 +1,129 @@
-"""Predicted beside measured: each configuration, each axis, and how well the whole was ranked."""
+"""Predicted vs. measured: errors of every configuration, axis and collective, and whether training was right.
+
+Measurements can be compared with other predictions than those they were taken with: another profile's, or those of
+the paper's rule.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from statistics import fmean, median
+from typing import Literal, TypeAlias
 
+from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
+from axonn_tune.grid import AXES, Grid, split_axes
 from axonn_tune.published.quality import spearman
-from axonn_tune.grid import AXES
-from axonn_tune.specs.measurements import MeasuredConfiguration, MeasuredTerm, Measurements, RunTimes
-from axonn_tune.validation.verdict import Verdict, blame, judge
+from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import (
+    BaselineConfiguration,
+    MeasuredConfiguration,
+    MeasuredTerm,
+    Measurements,
+    PredictedStep,
+    RunTimes,
+    Serial,
+)
+from axonn_tune.specs.workload import Precision
+
+Agreement: TypeAlias = Literal["equal", "within rounding", "wrong", "not compared"]
+FixedConfiguration: TypeAlias = MeasuredConfiguration | BaselineConfiguration
+"""A configuration with every choice made."""
+COMPARED_STEPS = 10
+"""Rounding errors grow from step to step; these, from the first, are compared."""
+PAPER = "paper, true bytes"
+_LOSS_TOLERANCE: dict[Precision, float] = {"fp64": 1e-10, "fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
+_NORM_TOLERANCE: dict[Precision, float] = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
+_PASSES: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Agreement of a configuration with the serial run. where: the first error; difference: the largest, relative."""
+
+    agreement: Agreement
+    difference: float = 0.0
+    where: str = ""
+
+    @property
+    def words(self) -> str:
+        """For a person."""
+        if self.agreement == "within rounding":
+            return f"within rounding ({self.difference:.0e})"
+        return f"wrong: {self.where}" if self.agreement == "wrong" else self.agreement
+
+
+def compare_with_serial(configuration: MeasuredConfiguration, serial: Serial | None) -> Verdict:
+    """The worst verdict of a configuration's runs: losses and gradient norms against those of a single rank."""
+    if serial is None:
+        return Verdict("not compared")
+    found = [_compare_run(run, serial, configuration.workload.precision) for run in configuration.runs]
+    order: tuple[Agreement, ...] = ("equal", "within rounding", "wrong")
+    return max(found, key=lambda one: (order.index(one.agreement), one.difference))
+
+
+def _compare_run(run: RunTimes, serial: Serial, precision: Precision) -> Verdict:
+    largest = 0.0
+    for step, what, difference, tolerance in _differences(run, serial, precision):
+        if not difference <= tolerance:
+            return Verdict("wrong", difference, _where(step, what, difference))
+        largest = max(largest, difference)
+    return Verdict("within rounding", largest) if largest else Verdict("equal")
+
+
+def _differences(run: RunTimes, serial: Serial, precision: Precision) -> Iterator[tuple[int, str, float, float]]:
+    """Step from 1, quantity, relative difference and its tolerance, in the order a step computes them."""
+    losses = zip(run.losses, serial.losses, strict=False)
+    norms = zip(run.gradient_norms, serial.gradient_norms, strict=False)
+    for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1):
+        if step > COMPARED_STEPS:
+            return
+        yield step, "loss", _relative(*loss), _LOSS_TOLERANCE[precision]
+        yield step, "gradient norm", _relative(*norm), _NORM_TOLERANCE[precision]
+
+
+def _relative(value: float, expected: float) -> float:
+    return abs(value - expected) / max(abs(expected), 1e-300)
+
+
+def _where(step: int, what: str, difference: float) -> str:
+    part = "the forward pass" if what == "loss" else "the gradients"
+    part = part if step == 1 else "the weight update"
+    return f"{what} of step {step} differs by {difference:.1%}: {part}"
+
+
+def blame(verdicts: Sequence[tuple[MeasuredConfiguration, Verdict]]) -> str | None:
+    """The axes that are split wherever training is wrong and nowhere else, in words; None if nothing is wrong."""
+    wrong = [_split(one) for one, verdict in verdicts if verdict.agreement == "wrong"]
+    right = [_split(one) for one, verdict in verdicts if verdict.agreement in ("equal", "within rounding")]
+    if not wrong:
+        return None
+    for count in range(1, len(AXES) + 1):
+        for axes in combinations(AXES, count):
+            if all(set(axes) <= one for one in wrong) and not any(set(axes) <= one for one in right):
+                return _blamed(axes, right)
+    return "no axis is split in all configurations that are wrong and in none that is right"
+
+
+def _blamed(axes: Sequence[str], right: Sequence[set[str]]) -> str:
+    named = axes[0] if len(axes) == 1 else f"{', '.join(axes[:-1])} and {axes[-1]} together"
+    if not right:
+        return f"every configuration is wrong; all of them split {named}"
+    return f"wrong wherever {named} {'is' if len(axes) == 1 else 'are'} split, and nowhere else"
+
+
+def _split(configuration: MeasuredConfiguration) -> set[str]:
+    grid = configuration.grid.grid()
+    return {axis for axis in AXES if grid.axis_size(axis) > 1}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One number both ways. measured: median over runs; spread: (largest - smallest) / median of them."""
+    """A number, predicted and measured. measured: median of the runs; spread: (largest - smallest) / median."""
 
     predicted: float | None
     measured: float
@@ -29,8 +136,8 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One configuration."""
+class ComparisonRow:
+    """One configuration, predicted vs. measured."""
 
     configuration: MeasuredConfiguration
     step_s: Pair
@@ -46,7 +153,7 @@ class Row:
 class Quality:
     """How well some pairs were predicted.
 
-    mape: mean of |error|; bias: mean error; spearman: of the ranks; regret: what the predicted best really
+    mape: mean of |error|; bias: mean error; spearman: rank correlation; regret: what the predicted best really
     takes over what the best takes, less 1; best: place of the predicted best among the measured, from 1.
     """
 
@@ -61,8 +168,8 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class Share:
-    """All terms of one kind over all configurations: means per configuration that has them, s."""
+class TermComparison:
+    """All terms over one axis, or of one collective: means per configuration that has any, s."""
 
     name: str
     predicted_s: float
@@ -74,8 +181,8 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Gain:
-    """What overlapping is worth: 1 - step with overlaps / step without."""
+class OverlapSaving:
+    """The gain of overlapping: 1 - step with overlaps / step without."""
 
     name: str
     predicted: float
@@ -83,20 +190,20 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A measurement file, compared."""
+class RunComparison:
+    """A measurement file, predicted vs. measured."""
 
     measurements: Measurements
 
     @cached_property
-    def rows(self) -> tuple[Row, ...]:
-        """Each configuration, as they were run."""
+    def rows(self) -> tuple[ComparisonRow, ...]:
+        """Each configuration, in the order they ran."""
         return tuple(_row(one, self.measurements) for one in self.measurements.configurations)
 
     @cached_property
     def qualities(self) -> tuple[Quality, ...]:
-        """Of communication, exposed communication, computation and step."""
-        named: tuple[tuple[str, Callable[[Row], Pair]], ...] = (
+        """Quality of communication, exposed communication, computation and step."""
+        named: tuple[tuple[str, Callable[[ComparisonRow], Pair]], ...] = (
             ("communication", lambda row: row.communication_s),
             ("exposed communication", lambda row: row.exposed_s),
             ("computation", lambda row: row.compute_s),
@@ -105,17 +212,17 @@ class Comparison:
         return tuple(quality(what, [pair(row) for row in self.rows]) for what, pair in named)
 
     @cached_property
-    def axes(self) -> tuple[Share, ...]:
-        """Of the collectives over each axis."""
+    def axes(self) -> tuple[TermComparison, ...]:
+        """Means of the collectives over each axis."""
         names = dict.fromkeys(term.axis for one in self.measurements.configurations for term in one.terms)
         ordered = sorted(names, key=lambda name: (AXES.index(name) if name in AXES else len(AXES), name))
-        return tuple(share(name, self._terms(axis=name)) for name in ordered)
+        return tuple(term_means(name, self._terms(axis=name)) for name in ordered)
 
     @cached_property
-    def collectives(self) -> tuple[Share, ...]:
-        """Of each collective."""
+    def collectives(self) -> tuple[TermComparison, ...]:
+        """Means of each collective."""
         names = dict.fromkeys(term.op for one in self.measurements.configurations for term in one.terms)
-        return tuple(share(name, self._terms(op=name)) for name in names)
+        return tuple(term_means(name, self._terms(op=name)) for name in names)
 
     def _terms(self, *, axis: str | None = None, op: str | None = None) -> list[list[MeasuredTerm]]:
         """Of each configuration, those over an axis, or of a collective."""
@@ -125,20 +232,20 @@ class Comparison:
         ]
 
     @cached_property
-    def gains(self) -> tuple[Gain, ...]:
-        """Of every configuration that ran with overlaps and without."""
+    def gains(self) -> tuple[OverlapSaving, ...]:
+        """The gain of every configuration that ran with overlaps and without."""
         blocking = {_twin(row): row for row in self.rows if not row.configuration.workload.overlaps}
         pairs = [(row, blocking.get(_twin(row))) for row in self.rows if row.configuration.workload.overlaps]
         return tuple(_gain(row.configuration.name, row.step_s, twin.step_s) for row, twin in pairs if twin is not None)
 
     @cached_property
     def blame(self) -> str | None:
-        """On which axis training is wrong, in words; None if it is not."""
+        """The axes on which training is wrong, in words; None if it is right."""
         return blame([(row.configuration, row.verdict) for row in self.rows])
 
     @property
     def sound(self) -> bool:
-        """Whether everything trained as it should, and sent what the program says."""
+        """Whether losses are right and the collectives are those of the program, everywhere."""
         return not any(row.verdict.agreement == "wrong" or row.differs for row in self.rows)
 
     def quality_of(self, what: str) -> Quality:
@@ -147,7 +254,7 @@ class Comparison:
 
 
 def fastest_runs(measurements: Measurements) -> Measurements:
-    """Of each configuration the run with the shortest step alone: other work on a host only ever adds time."""
+    """Only the run with the shortest step of each configuration: other work on a host only ever adds time."""
     return measurements.model_copy(update={"configurations": tuple(map(_fastest, measurements.configurations))})
 
 
@@ -166,16 +273,16 @@ def _fastest(configuration: MeasuredConfiguration) -> MeasuredConfiguration:
     return configuration.model_copy(update={"runs": (configuration.runs[at],), "terms": terms})
 
 
-def _row(configuration: MeasuredConfiguration, measurements: Measurements) -> Row:
+def _row(configuration: MeasuredConfiguration, measurements: Measurements) -> ComparisonRow:
     predicted, runs = configuration.predicted, configuration.runs
-    return Row(
+    return ComparisonRow(
         configuration=configuration,
         step_s=_pair(predicted.step_s, runs, lambda run: run.step_s),
         compute_s=_pair(predicted.compute_s, runs, lambda run: run.compute_s),
         communication_s=_pair(predicted.communication_s, runs, lambda run: run.communication_s),
         exposed_s=_pair(predicted.exposed_communication_s, runs, lambda run: run.exposed_communication_s),
         memory_bytes=_pair(predicted.memory_bytes, runs, lambda run: run.memory_bytes),
-        verdict=judge(configuration, measurements.serial),
+        verdict=compare_with_serial(configuration, measurements.serial),
         differs=tuple(dict.fromkeys(line for run in runs for line in run.differs)),
     )
 
@@ -186,27 +293,27 @@ def _pair(predicted: float | None, runs: Sequence[RunTimes], value: Callable[[Ru
     return Pair(predicted, middle, (max(values) - min(values)) / middle if middle else 0.0)
 
 
-def _twin(row: Row) -> tuple[object, ...]:
-    """What two configurations share that differ in their overlaps alone."""
+def _twin(row: ComparisonRow) -> tuple[object, ...]:
+    """What is common to two configurations that differ in their overlaps alone."""
     one = row.configuration
     return one.grid, one.micro_batch, one.recompute, one.kept_layers
 
 
-def _gain(name: str, overlapped: Pair, blocking: Pair) -> Gain:
+def _gain(name: str, overlapped: Pair, blocking: Pair) -> OverlapSaving:
     predicted = 0.0
     if overlapped.predicted is not None and blocking.predicted:
         predicted = 1.0 - overlapped.predicted / blocking.predicted
-    return Gain(name, predicted, 1.0 - overlapped.measured / blocking.measured)
+    return OverlapSaving(name, predicted, 1.0 - overlapped.measured / blocking.measured)
 
 
 def quality(what: str, pairs: Iterable[Pair]) -> Quality:
-    """Quality of those that have both numbers; nan without any."""
+    """Quality of the pairs that have both numbers; nan without any."""
     known = [(pair.predicted, pair.measured) for pair in pairs if pair.predicted is not None]
     errors = [predicted / measured - 1.0 for predicted, measured in known if measured]
     if not errors:
         return Quality(what, 0, math.nan, math.nan, math.nan, math.nan, math.nan, 0)
     predicted, measured = [one[0] for one in known], [one[1] for one in known]
-    chosen = min(range(len(known)), key=lambda at: predicted[at])
+    first = min(range(len(known)), key=lambda at: predicted[at])
     best = min(measured)
     return Quality(
         what=what,
@@ -215,17 +322,17 @@ def quality(what: str, pairs: Iterable[Pair]) -> Quality:
         bias=fmean(errors),
         worst=max(errors, key=abs),
         spearman=spearman(predicted, measured),
-        regret=measured[chosen] / best - 1.0 if best else math.nan,
-        best=1 + sum(value < measured[chosen] for value in measured),
+        regret=measured[first] / best - 1.0 if best else math.nan,
+        best=1 + sum(value < measured[first] for value in measured),
     )
 
 
-def share(name: str, terms: Iterable[Sequence[MeasuredTerm]]) -> Share:
+def term_means(name: str, terms: Iterable[Sequence[MeasuredTerm]]) -> TermComparison:
     """Sums over the terms of each configuration, then means over configurations that have any."""
     sums = [_sums(mine) for mine in terms if mine]
     errors = [abs(predicted / measured - 1.0) for predicted, measured, _, _ in sums if measured]
     predicted_s, measured_s, predicted_exposed_s, measured_exposed_s = map(fmean, zip(*sums, strict=True))
-    return Share(
+    return TermComparison(
         name=name,
         predicted_s=predicted_s,
         measured_s=measured_s,
@@ -237,10 +344,105 @@ def share(name: str, terms: Iterable[Sequence[MeasuredTerm]]) -> Share:
 
 
 def _sums(terms: Sequence[MeasuredTerm]) -> tuple[float, float, float, float]:
-    """Predicted, measured, and both exposed, of the median run, s."""
+    """Predicted, measured, and the exposed part of both, of the median run, s."""
     return (
         sum(term.predicted_s or 0.0 for term in terms),
         sum(median(term.measured_s) for term in terms),
         sum(term.predicted_exposed_s or 0.0 for term in terms),
         sum(median(term.exposed_s) for term in terms),
     )
+
+
+def repriced(measurements: Measurements, machine: Machine) -> Measurements:
+    """The same measurements with the current predictions of a profile."""
+    found = tuple(_repriced(measurements, machine, one) for one in measurements.configurations)
+    return measurements.model_copy(update={"machine": machine, "configurations": found})
+
+
+def price(model: Model, machine: Machine, configuration: FixedConfiguration) -> Pricing:
+    """The current prediction of a profile for a configuration."""
+    fixed = Configuration(
+        configuration.grid.grid(), configuration.micro_batch, configuration.recompute, configuration.kept_layers
+    )
+    return price_configuration(model, machine, configuration.workload, fixed)
+
+
+def predicted_step(priced: Pricing) -> PredictedStep:
+    """A prediction without its interval, which is the profile's and not the configuration's."""
+    return PredictedStep(
+        step_s=priced.iteration_s,
+        low_s=None,
+        high_s=None,
+        compute_s=priced.compute_s,
+        communication_s=priced.communication_s,
+        exposed_communication_s=priced.exposed_communication_s,
+        memory_bytes=float(priced.memory.total_bytes),
+    )
+
+
+def _repriced(
+    measurements: Measurements, machine: Machine, configuration: MeasuredConfiguration
+) -> MeasuredConfiguration:
+    priced = price(measurements.model, machine, configuration)
+    by_name = {(term.op, term.axis, term.phase, term.layer, round(term.bytes)): term for term in priced.terms}
+    terms = tuple(
+        _with(term, by_name.get((term.op, term.axis, term.phase, term.layer, term.bytes)))
+        for term in configuration.terms
+    )
+    return configuration.model_copy(update={"predicted": predicted_step(priced), "terms": terms})
+
+
+def _with(measured: MeasuredTerm, priced: Term | None) -> MeasuredTerm:
+    return measured.model_copy(
+        update={
+            "predicted_s": None if priced is None else priced.seconds,
+            "predicted_exposed_s": None if priced is None else priced.exposed_s,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class PaperNetwork:
+    """Inputs of the paper's rule: ranks of a node, and each collective's β inside and between nodes, bytes/s."""
+
+    node_ranks: int
+    inside: dict[str, float]
+    between: dict[str, float]
+
+    @classmethod
+    def of(cls, machine: Machine, *, world: int) -> PaperNetwork:
+        """From a profile's innermost and outermost tier, with each collective's factors."""
+        tiers = {kind: machine.tiers_of(kind) for kind in COLLECTIVE_KINDS}
+        return cls(
+            node_ranks=(machine.tiers[0].ranks or world) if len(machine.tiers) > 1 else world,
+            inside={kind: found[0].bandwidth_bytes_per_s for kind, found in tiers.items()},
+            between={kind: found[-1].bandwidth_bytes_per_s for kind, found in tiers.items()},
+        )
+
+    def bandwidth(self, op: str, *, inner: int, group: int) -> float:
+        """Equation 7: β_inter / min(G_node, ∏ inner axes) for a group that spans nodes, bytes/s."""
+        if inner * group <= self.node_ranks:
+            return self.inside[op]
+        return self.between[op] / min(self.node_ranks, inner)
+
+
+def paper_communication_s(configuration: MeasuredConfiguration, network: PaperNetwork) -> float:
+    """arXiv 2305.13525: ring bytes over equation 7's bandwidth, no latency; bytes and calls as sent."""
+    grid = configuration.grid.grid()
+    return sum(_paper_term_s(term, grid, network) for term in configuration.terms)
+
+
+def _paper_term_s(term: MeasuredTerm, grid: Grid, network: PaperNetwork) -> float:
+    inner = min(grid.stride(axis) for axis in split_axes(term.axis) if grid.axis_size(axis) > 1)
+    sent = term.count * _PASSES[term.op] * (term.group - 1) / term.group * term.bytes
+    return sent / network.bandwidth(term.op, inner=inner, group=term.group)
+
+
+def paper_quality(measurements: Measurements) -> Quality:
+    """How well the paper's rule predicts the measured communication."""
+    network = PaperNetwork.of(measurements.machine, world=measurements.place.ranks)
+    pairs = []
+    for configuration in measurements.configurations:
+        measured_s = median(run.communication_s for run in configuration.runs)
+        pairs.append(Pair(paper_communication_s(configuration, network), measured_s))
+    return quality(PAPER, pairs)

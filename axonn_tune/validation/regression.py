@@ -1,31 +1,132 @@
-"""What has changed against a baseline: predictions, measured times, and how well the one tells the other.
+"""Baselines, and checks against them: predictions, measured times, and accuracy.
 
-Two gates that are different jobs. A prediction that moves by more than a trifle fails: somebody changed the
-model, and must say so by recording anew. Accuracy is tracked, and fails below its floor alone; a step that
-became slower fails beyond its tolerance.
+The gates are different jobs. A prediction that moves by more than a trifle fails: somebody changed the model, and must
+record the baseline again with a reason. A measured step that became slower fails beyond its tolerance. Accuracy is
+tracked, and fails below its floor alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
-from axonn_tune.specs.baseline import Baseline, Floors, MeasuredStep, Tolerances
+from axonn_tune import __version__
+from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import Measurements, Place, PredictedStep
-from axonn_tune.validation.baseline import measured_step
-from axonn_tune.validation.comparison import Comparison, Pair, Quality, quality
-from axonn_tune.validation.repricing import predicted_step, price
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import (
+    Baseline,
+    BaselineConfiguration,
+    Floors,
+    MeasuredStep,
+    Measurements,
+    MeasurementSite,
+    PredictedStep,
+    Tolerances,
+)
+from axonn_tune.validation.comparison import (
+    ComparisonRow,
+    Pair,
+    Quality,
+    RunComparison,
+    predicted_step,
+    price,
+    quality,
+)
 
 Gate: TypeAlias = Literal["predictions", "measurements", "accuracy"]
 Unit: TypeAlias = Literal["s", "bytes", "share"]
 GATES: tuple[Gate, ...] = ("predictions", "measurements", "accuracy")
+_PREDICTED: tuple[tuple[str, str, Unit], ...] = (
+    ("step", "step_s", "s"),
+    ("computation", "compute_s", "s"),
+    ("communication", "communication_s", "s"),
+    ("exposed communication", "exposed_communication_s", "s"),
+    ("memory", "memory_bytes", "bytes"),
+)
+
+
+def baseline_from_measurements(
+    measurements: Measurements, *, reason: str, tolerances: Tolerances, floors: Floors
+) -> Baseline:
+    """A baseline of measured times, with the predictions in the file."""
+    rows = RunComparison(measurements).rows
+    return Baseline(
+        schema="axonn-tune/baseline/1",
+        created=_now(),
+        tool_version=__version__,
+        reason=reason,
+        place=measurements.place,
+        tolerances=tolerances,
+        floors=floors,
+        model=measurements.model,
+        machine=measurements.machine,
+        configurations=tuple(map(_measured_configuration, rows)),
+    )
+
+
+def baseline_from_launches(
+    launches: Sequence[Launch], model: Model, machine: Machine, *, reason: str, tolerances: Tolerances, floors: Floors
+) -> Baseline:
+    """A baseline of predictions alone."""
+    return Baseline(
+        schema="axonn-tune/baseline/1",
+        created=_now(),
+        tool_version=__version__,
+        reason=reason,
+        tolerances=tolerances,
+        floors=floors,
+        model=model,
+        machine=machine,
+        configurations=tuple(map(_predicted_configuration, launches)),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def measured_step(row: ComparisonRow) -> MeasuredStep:
+    """The measured numbers of a configuration."""
+    return MeasuredStep(
+        step_s=row.step_s.measured,
+        compute_s=row.compute_s.measured,
+        communication_s=row.communication_s.measured,
+        exposed_communication_s=row.exposed_s.measured,
+        memory_bytes=row.memory_bytes.measured,
+        spread=row.step_s.spread,
+    )
+
+
+def _measured_configuration(row: ComparisonRow) -> BaselineConfiguration:
+    one = row.configuration
+    return BaselineConfiguration(
+        grid=one.grid,
+        micro_batch=one.micro_batch,
+        recompute=one.recompute,
+        kept_layers=one.kept_layers,
+        workload=one.workload,
+        predicted=one.predicted,
+        measured=measured_step(row),
+    )
+
+
+def _predicted_configuration(launch: Launch) -> BaselineConfiguration:
+    return BaselineConfiguration(
+        grid=launch.grid,
+        micro_batch=launch.micro_batch,
+        recompute=launch.recompute,
+        kept_layers=launch.kept_layers,
+        workload=launch.workload,
+        predicted=PredictedStep.of(launch),
+    )
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One number then and now. limit: the relative change, or for accuracy the value, beyond which it fails."""
+class RegressionFinding:
+    """One number before and now. limit: the relative change, or for accuracy the value, beyond which it fails."""
 
     gate: Gate
     subject: str
@@ -38,23 +139,23 @@ class Finding:
 
     @property
     def change(self) -> float | None:
-        """now / before - 1; None where either is missing, or was nothing."""
+        """now / before - 1; None where either is missing, or the earlier one is zero."""
         return self.now / self.before - 1.0 if self.before and self.now is not None else None
 
 
 @dataclass(frozen=True)
 class Regression:
-    """Everything compared. warnings: why some of it may compare what cannot be compared."""
+    """Everything compared. warnings: why some of it may not be comparable."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[RegressionFinding, ...]
     warnings: tuple[str, ...]
 
     @property
-    def failures(self) -> tuple[Finding, ...]:
-        """What fails."""
+    def failures(self) -> tuple[RegressionFinding, ...]:
+        """The findings that fail."""
         return tuple(one for one in self.findings if one.failed)
 
-    def of(self, gate: Gate) -> tuple[Finding, ...]:
+    def of(self, gate: Gate) -> tuple[RegressionFinding, ...]:
         """The findings of one gate."""
         return tuple(one for one in self.findings if one.gate == gate)
 
@@ -67,7 +168,7 @@ def check(
     tolerances: Tolerances | None = None,
     floors: Floors | None = None,
 ) -> Regression:
-    """Compare what is predicted now, and what was measured now if anything was, with a baseline.
+    """Check current predictions, and new measurements if there are any, against a baseline.
 
     machine: predict for this profile instead of the baseline's own.
     """
@@ -84,29 +185,26 @@ def check(
 
 
 def _measured_now(measurements: Measurements) -> dict[str, MeasuredStep]:
-    return {row.configuration.name: measured_step(row) for row in Comparison(measurements).rows}
+    return {row.configuration.name: measured_step(row) for row in RunComparison(measurements).rows}
 
 
-_PREDICTED: tuple[tuple[str, str, Unit], ...] = (
-    ("step", "step_s", "s"),
-    ("computation", "compute_s", "s"),
-    ("communication", "communication_s", "s"),
-    ("exposed communication", "exposed_communication_s", "s"),
-    ("memory", "memory_bytes", "bytes"),
-)
-
-
-def _predictions(baseline: Baseline, now: Mapping[str, PredictedStep], limits: Tolerances) -> Iterator[Finding]:
+def _predictions(
+    baseline: Baseline, now: Mapping[str, PredictedStep], limits: Tolerances
+) -> Iterator[RegressionFinding]:
     """Every predicted number."""
     for one in baseline.configurations:
         for quantity, field, unit in _PREDICTED:
             before, after = getattr(one.predicted, field), getattr(now[one.name], field)
-            found = Finding("predictions", one.name, quantity, unit, before, after, limits.prediction, failed=False)
+            found = RegressionFinding(
+                "predictions", one.name, quantity, unit, before, after, limits.prediction, failed=False
+            )
             moved = abs(found.change) > limits.prediction if found.change is not None else before != after
             yield replace(found, failed=moved)
 
 
-def _measurements(baseline: Baseline, now: Mapping[str, MeasuredStep], limits: Tolerances) -> Iterator[Finding]:
+def _measurements(
+    baseline: Baseline, now: Mapping[str, MeasuredStep], limits: Tolerances
+) -> Iterator[RegressionFinding]:
     """Every configuration that was measured before; one that is missing now fails."""
     for one in baseline.configurations:
         before, after = one.measured, now.get(one.name)
@@ -122,13 +220,13 @@ def _measurements(baseline: Baseline, now: Mapping[str, MeasuredStep], limits: T
             then = getattr(before, field)
             value = None if after is None else getattr(after, field)
             worse = value is None or value > then * (1.0 + limit)
-            yield Finding("measurements", one.name, quantity, unit, then, value, limit, failed=worse)
+            yield RegressionFinding("measurements", one.name, quantity, unit, then, value, limit, failed=worse)
 
 
 def _accuracy(
     baseline: Baseline, now: Mapping[str, PredictedStep], measured: Mapping[str, MeasuredStep], floors: Floors
-) -> Iterator[Finding]:
-    """How well predictions tell measurements: those of the baseline, then those of now."""
+) -> Iterator[RegressionFinding]:
+    """How well predictions match measurements: those of the baseline, then the current ones."""
     then = _qualities(baseline, {one.name: one.predicted for one in baseline.configurations}, {})
     after = _qualities(baseline, now, measured)
     if not after["step"].rows:
@@ -142,7 +240,7 @@ def _accuracy(
         value: float = getattr(after[what], field)
         missed = floor is not None and not (value >= floor if field == "spearman" else value <= floor)
         before: float = getattr(then[what], field)
-        yield Finding("accuracy", "all", quantity, "share", before, value, floor, failed=missed)
+        yield RegressionFinding("accuracy", "all", quantity, "share", before, value, floor, failed=missed)
 
 
 def _qualities(
@@ -159,28 +257,28 @@ def _qualities(
 
 
 def _warnings(baseline: Baseline, machine: Machine | None, measurements: Measurements | None) -> Iterator[str]:
-    """What differs between then and now beside what is compared."""
+    """Differences between then and now that are not compared."""
     if machine is not None and machine != baseline.machine:
         yield (
             f"predicted for machine profile {machine.name!r}, the baseline for {baseline.machine.name!r} "
-            "as it was then: predictions may differ for that"
+            "as it was then, so predictions may differ"
         )
     if measurements is None:
         return
     if baseline.place is None:
         yield "the baseline has no measurements: only predictions and accuracy are compared"
     else:
-        yield from place_differences(baseline.place, measurements.place)
+        yield from _place_differences(baseline.place, measurements.place)
     if measurements.model != baseline.model:
-        yield f"measured was model {measurements.model.name!r}, the baseline has another"
+        yield f"the measurements are of model {measurements.model.name!r}, the baseline is of another"
     known = {one.name for one in baseline.configurations}
     new = [one.name for one in measurements.configurations if one.name not in known]
     if new:
         yield f"not in the baseline, and not compared: {', '.join(new)}"
 
 
-def place_differences(before: Place, now: Place) -> Iterator[str]:
-    """A warning for everything of two places that differs."""
+def _place_differences(before: MeasurementSite, now: MeasurementSite) -> Iterator[str]:
+    """A warning for each field in which two places differ."""
     for field, description in type(before).model_fields.items():
         then, after = getattr(before, field), getattr(now, field)
         if then != after:

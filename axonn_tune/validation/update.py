@@ -1,7 +1,7 @@
-"""What runs taught of a machine, folded back into its profile: few factors, each a median, each said.
+"""Updates a machine profile with measured runs: few factors, each a median, each reported.
 
-For every collective and tier one factor of its latency, from terms that mostly wait, and one of its bandwidth,
-from terms that mostly send; and one of all computation. Medians: a term that was disturbed has no pull.
+For every collective and tier one factor of its latency, from latency-bound terms, and one of its bandwidth, from
+bandwidth-bound terms; and one of all computation. Medians, so that a disturbed term has no pull.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, TypeAlias
 
+from axonn_tune.calibration.fit import rounded
+from axonn_tune.calibration.profile import validated
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
@@ -21,19 +23,18 @@ from axonn_tune.specs.machine import (
     Source,
     Tier,
 )
-from axonn_tune.specs.measurements import MeasuredConfiguration, MeasuredTerm, Measurements, RunTimes
-from axonn_tune.validation.repricing import price
+from axonn_tune.specs.results import MeasuredConfiguration, MeasuredTerm, Measurements, RunTimes
+from axonn_tune.validation.comparison import price
 
 Part: TypeAlias = Literal["latency", "bandwidth"]
 _Key: TypeAlias = tuple[CollectiveKind, int, Part]
 _LEAST_TERMS = 3
 """A factor from fewer terms would be their noise."""
-_DIGITS = 4
 
 
 @dataclass(frozen=True)
 class Change:
-    """One number of a profile that moved. what: in words; factor: of the time it stands for; terms: behind it."""
+    """One changed number of a profile. what: in words; factor: of the time it stands for; terms: behind it."""
 
     what: str
     factor: float
@@ -47,7 +48,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Update:
-    """A profile with what was learnt, and what that is."""
+    """An updated profile, and its changes."""
 
     machine: Machine
     changes: tuple[Change, ...]
@@ -64,14 +65,12 @@ def updated(measurements: Measurements, machine: Machine) -> Update:
     if computing:
         changes.append(Change("computation", median(computing), len(computing)))
     changed = machine.model_copy(update={"tiers": tiers, "accelerator": accelerator})
-    # Validated: model_copy alone would let a share above 1 through.
-    checked = Machine.model_validate(changed.model_dump(by_alias=True, exclude_unset=True))
-    return Update(checked, tuple(changes))
+    return Update(validated(changed), tuple(changes))
 
 
 def _change(machine: Machine, key: _Key, ratios: list[float]) -> Change:
     kind, tier, part = key
-    return Change(f"{part} of {kind} over tier {machine.tiers[tier].name}", median(ratios), len(ratios))
+    return Change(f"{part} of {kind} over network level {machine.tiers[tier].name}", median(ratios), len(ratios))
 
 
 def _factors(measurements: Measurements, machine: Machine) -> dict[_Key, list[float]]:
@@ -86,7 +85,7 @@ def _factors(measurements: Measurements, machine: Machine) -> dict[_Key, list[fl
 
 
 def _key(term: MeasuredTerm, configuration: MeasuredConfiguration, machine: Machine) -> _Key | None:
-    """What a term's time is mostly made of."""
+    """The number of the profile that dominates a term's time."""
     grid = configuration.grid.grid()
     path = route(grid.group_shape(term.axis), machine.tiers, grid.world)
     kind = next((one for one in COLLECTIVE_KINDS if one == term.op), None)
@@ -106,8 +105,8 @@ def _tier(tier: Tier, number: int, found: Mapping[_Key, list[float]], source: st
         if latency or bandwidth:
             before = factors.get(kind) or CollectiveFactors(latency_factor=1.0, bandwidth_factor=1.0)
             factors[kind] = CollectiveFactors(
-                latency_factor=_rounded(before.latency_factor * (median(latency) if latency else 1.0)),
-                bandwidth_factor=_rounded(before.bandwidth_factor / (median(bandwidth) if bandwidth else 1.0)),
+                latency_factor=rounded(before.latency_factor * (median(latency) if latency else 1.0)),
+                bandwidth_factor=rounded(before.bandwidth_factor / (median(bandwidth) if bandwidth else 1.0)),
             )
     if factors == dict(tier.collectives or {}):
         return tier
@@ -116,7 +115,7 @@ def _tier(tier: Tier, number: int, found: Mapping[_Key, list[float]], source: st
 
 
 def _computing(measurements: Measurements, machine: Machine) -> list[float]:
-    """Measured / predicted computation of each configuration, both without what communication beside it costs."""
+    """Measured / predicted computation of each configuration, both without contention."""
     contention, found = machine.accelerator.contention, []
     for one in measurements.configurations:
         alone_s = median(_alone_s(run, contention=contention) for run in one.runs)
@@ -127,31 +126,27 @@ def _computing(measurements: Measurements, machine: Machine) -> list[float]:
 
 
 def _alone_s(run: RunTimes, *, contention: float) -> float:
-    """Computation of a run as if no communication had slowed it, s: `cost.utilisation.contended_s` solved for it."""
-    hidden_s = max(0.0, run.communication_s - run.exposed_communication_s)
-    return max(run.compute_s - contention * hidden_s, run.compute_s / (1.0 + contention))
+    """Computation of a run without its slowdown from overlap, s: `cost.utilisation.contended_s` solved for it."""
+    overlapped_s = max(0.0, run.communication_s - run.exposed_communication_s)
+    return max(run.compute_s - contention * overlapped_s, run.compute_s / (1.0 + contention))
 
 
 def _accelerator(before: Accelerator, ratios: list[float], source: str) -> Accelerator:
     """All rates divided, all fixed times multiplied by the median."""
     factor = median(ratios)
     changed: dict[str, object] = {
-        "peak_tflops": {precision: _rounded(peak / factor) for precision, peak in before.peak_tflops.items()},
-        "memory_bandwidth_gb_per_s": _rounded(before.memory_bandwidth_gb_per_s / factor),
-        "matmul_launch_us": _rounded(before.matmul_launch_us * factor),
-        "kernel_launch_us": _rounded(before.kernel_launch_us * factor),
+        "peak_tflops": {precision: rounded(peak / factor) for precision, peak in before.peak_tflops.items()},
+        "memory_bandwidth_gb_per_s": rounded(before.memory_bandwidth_gb_per_s / factor),
+        "matmul_launch_us": rounded(before.matmul_launch_us * factor),
+        "kernel_launch_us": rounded(before.kernel_launch_us * factor),
     }
     if before.vector_tflops:
-        changed["vector_tflops"] = {name: _rounded(peak / factor) for name, peak in before.vector_tflops.items()}
+        changed["vector_tflops"] = {name: rounded(peak / factor) for name, peak in before.vector_tflops.items()}
     sources = before.sources | {name: _source(before.sources, name, source) for name in changed}
     return before.model_copy(update=changed | {"sources": sources})
 
 
 def _source(sources: Mapping[str, Source], name: str, source: str) -> Source:
-    """Where a number came from, and what then changed it; only the last change is kept."""
+    """The source of a number, and what it was then fitted to; only the last fit is kept."""
     before = sources[name].source.partition("; then fitted to ")[0] if name in sources else "the tier's own"
     return Source(kind="fitted", source=f"{before}; then fitted to {source}")
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")

@@ -212,7 +212,7 @@ def test_hovering_says_what_a_bar_is(chromium: Any, reports: dict[str, Path]) ->
 def test_published_rows_are_pointed_at_and_filtered(chromium: Any, reports: dict[str, Path]) -> None:
     """Guards `validate --published --html`: points say what they are, errors are another view, rows filter."""
     with opened(chromium, reports["published"]) as seen:
-        block = seen.drawn("Predicted against measured")
+        block = seen.drawn("Predicted vs. measured")
         block.locator(".scatterlayer .point").last.hover(force=True)
         said = block.locator(".hoverlayer .hovertext").first
         said.wait_for()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.points_file import read_points
+from axonn_tune.specs.points import read_points
 from tests.cli.running import good, run
 
 COMMAND = [sys.executable, "-m", "axonn_tune", "calibrate", "--ranks", "2", "--batch", "8"]
@@ -68,7 +68,7 @@ def test_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert len(before) >= 5
     refused = calibrate(tmp_path, "--budget", "1s")
     assert refused.returncode == 2
-    assert "--resume goes on with it" in refused.stderr
+    assert "pass --resume to continue" in refused.stderr
     done = calibrate(tmp_path, "--budget", "1s", "--resume")
     assert done.returncode == 0, done.stderr
     after = points.read_text("utf-8").splitlines()

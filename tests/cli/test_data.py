@@ -77,7 +77,7 @@ def test_mistakes_are_named(arguments: str, code: int, message: str, texts: Path
 
 
 def test_full_disk(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards exit code 5, and that no torn file is left."""
+    """Guards exit code 5, and that no truncated file is left."""
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

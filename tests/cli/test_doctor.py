@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from axonn_tune.cli.schema import KINDS
-from axonn_tune.launch.surroundings import network_findings, variable_findings
-from axonn_tune.specs.json_schemas import schema_texts
+from axonn_tune.cli.documents import KINDS
+from axonn_tune.launch.host import network_checks, variable_checks
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.schemas import schema_texts
 from tests.cli.running import good, run
 
 
@@ -62,7 +62,7 @@ def test_variables_are_set_against_those_of_the_launch_config(launch: Path) -> N
     name, value = document.environment[0].name, document.environment[0].value
     for here, state in ((None, "ok"), (value, "ok"), ("17", "differs")):
         environment = {"HOME": "/root", "NCCL_ALGO": "Ring"} | ({} if here is None else {name: here})
-        found = {one.what: one for one in variable_findings(environment, document)}
+        found = {one.what: one for one in variable_checks(environment, document)}
         assert found[name].state == state
         assert found["NCCL_ALGO"].note == "the launch config does not set it"
         assert "HOME" not in found
@@ -83,13 +83,13 @@ def test_interfaces_are_read_as_linux_has_them(tmp_path: Path) -> None:
     port.mkdir(parents=True)
     for name, text in (("rate", "200 Gb/sec (4X HDR)"), ("state", "4: ACTIVE"), ("link_layer", "InfiniBand")):
         (port / name).write_text(text + "\n")
-    found = [(one.what, one.here) for one in network_findings(tmp_path / "net", tmp_path / "infiniband")]
+    found = [(one.what, one.here) for one in network_checks(tmp_path / "net", tmp_path / "infiniband")]
     assert found == [
         ("eth0", "25 Gbit/s"),
         ("veth1", "up, speed unknown"),
         ("mlx5_0 port 1", "200 Gb/sec (4X HDR), 4: ACTIVE"),
     ]
-    assert not list(network_findings(tmp_path / "none", tmp_path / "none"))
+    assert not list(network_checks(tmp_path / "none", tmp_path / "none"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

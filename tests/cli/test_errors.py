@@ -49,7 +49,7 @@ def fails(line: str, *, code: int) -> Finished:
         ("--gpus 8 --model 5b --rank-by comunication", "did you mean 'communication'?"),
         ("--gpus 8 --model 5b --no-overlap data", "did you mean 'data_parallel'?"),
         ("--gpus 8 --model 5b --cost paper-release", "did you mean 'paper-released'?"),
-        ("--gpus 8 --model 5b --order x,y,z", "must name each of x, y, z and data once"),
+        ("--gpus 8 --model 5b --order x,y,z", "--order x,y,z must name data too, as in x,y,z,data"),
         ("--gpus 8 --model 5b --set model.layrs=3", "did you mean 'layers'?"),
         ("--gpus 8 --model 5b --set wrokload.global_batch=3", "unknown key 'wrokload'"),
         ("--gpus 8 --model 5b --set workload.global_batsh=3", "did you mean 'global_batch'?"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from axonn_tune.report.output import axis_name
 from tests.cli.running import good, run
 
 CASE = "--gpus 64 --model 20b --x 2 --y 2 --z 4"
@@ -21,15 +22,15 @@ def document() -> Any:
 def test_tables_hold_every_term(document: Any) -> None:
     """Guards completeness: each term is in both tables, the totals are the configuration's."""
     out = good(f"explain {CASE}").out
-    sent, _, costs = out.partition("What one rank sends")[2].partition("What that costs")
+    sent, _, costs = out.partition("Collectives per rank and step")[2].partition("Collective costs")
     for number, term in enumerate(document["config"]["terms"], start=1):
         row = next(line.split() for line in sent.splitlines() if line.split()[:1] == [str(number)])
-        assert row[1:5] == [term["phase"], term["layer"], term["op"], term["axis"]]
+        assert row[1:5] == [term["phase"], term["layer"], term["op"], axis_name(term["axis"])]
         assert term["formula"] in row
         assert any(line.split()[:2] == [str(number), term["op"]] for line in costs.splitlines())
 
 
-@pytest.mark.parametrize("title", ["The step in words", "What one rank sends in a step", "How a call is priced"])
+@pytest.mark.parametrize("title", ["The step in words", "Collectives per rank and step", "How calls are priced"])
 def test_sections(title: str) -> None:
     """Guards the parts of the explanation, as text and as Markdown."""
     assert f"\n{title}\n---" in good(f"explain {CASE}").out
@@ -52,7 +53,7 @@ def test_json_adds_up(document: Any) -> None:
 
 
 def test_overlaps_decide_what_hides_what() -> None:
-    """Guards `hidden behind`: with an overlap off, its collectives hide behind nothing."""
+    """Guards `overlapped with`: with an overlap off, its collectives are overlapped with nothing."""
     on, off = (
         good(f"explain {CASE} {extra} --format json").document["config"]["terms"]
         for extra in ("", "--no-overlap gather_prefetch")
@@ -84,5 +85,5 @@ def test_launch_configs_are_explained_alone(tmp_path: Path) -> None:
 def test_one_gpu_sends_nothing() -> None:
     """Guards the smallest case: no collective, and a sentence that says so."""
     finished = good("explain --gpus 1 --model nano --machine dgx-a100")
-    assert "nothing is sent" in finished.out
+    assert "no communication" in finished.out
     assert good("explain --gpus 1 --model nano --machine dgx-a100 --format json").document["config"]["terms"] == []

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.pieces import pieces_of
+from axonn_tune.runtime.shards import shards_of
 from tests.cli.running import good, run
 from tests.runtime import saving
 
@@ -27,7 +27,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected() -> dict[str, torch.Tensor]:
     """What a marked model holds, without padding."""
     buckets = saving.marked(Grid()).optimizer.buckets
-    return {one.name: pieces_of(one, bucket, bucket.main)[0].values for bucket in buckets for one in bucket.parameters}
+    return {
+        one.name: shards_of(one, bucket, bucket.master)[0].values for bucket in buckets for one in bucket.parameters
+    }
 
 
 @pytest.mark.parametrize("which", ["", "step-2"])
@@ -58,5 +60,5 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         finished = run(f"export {folder} -o {tmp_path / 'model'}")
         assert finished.code == 2
-        assert "neither a whole checkpoint nor a folder that holds one" in finished.err
+        assert "neither a complete checkpoint nor a folder that holds one" in finished.err
     assert not list(tmp_path.iterdir())

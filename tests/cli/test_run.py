@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from axonn_tune.errors import UsageError
-from axonn_tune.launch.local import command_of, crowding
+from axonn_tune.launch.host import command_of, crowding
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from tests.cli.running import good, run

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.ranking.choosing import Problem, RankBy, search
+from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.space import Problem, RankBy
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.workload import Workload
 

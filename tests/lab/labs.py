@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.lab.control import join
+from axonn_tune.lab.holder import join
 from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.shape import Shape
 

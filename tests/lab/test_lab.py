@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import pytest
 
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError
-from axonn_tune.lab import network
-from axonn_tune.lab.control import end, find, names
+from axonn_tune.lab import namespaces
+from axonn_tune.lab.holder import end, find, names
 from axonn_tune.lab.lab import Lab
-from axonn_tune.lab.verify import verify
+from axonn_tune.lab.links import verify
 from tests.lab import labs
 from tests.lab.labs import SMALL, needs_labs, run, wait_until
 
@@ -196,6 +196,6 @@ def test_refusal_says_what_to_do(name: str) -> None:
 
 def test_missing_iproute2_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the message where the tools are missing."""
-    monkeypatch.setattr(network.shutil, "which", lambda name, path: None)
+    monkeypatch.setattr(namespaces.shutil, "which", lambda name, path: None)
     with pytest.raises(EnvironmentProblem, match="apt-get install iproute2"):
-        network.require_tools()
+        namespaces.require_tools()

@@ -24,20 +24,23 @@ from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.shape import Shape
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
 from axonn_tune.ranking.space import Limits
-from axonn_tune.report.regression import regression_text
-from axonn_tune.report.validation import validation_text
-from axonn_tune.specs.baseline import Floors, Tolerances
+from axonn_tune.report.evaluation import regression_text, validation_text
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import Measurements
 from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import Floors, Measurements, Tolerances
 from axonn_tune.validation import regression
-from axonn_tune.validation.baseline import from_measurements
-from axonn_tune.validation.choice import Chosen, Selection, from_ranking
-from axonn_tune.validation.comparison import Comparison, fastest_runs
-from axonn_tune.validation.places import LabRanks, Ranks, StartedRanks
-from axonn_tune.validation.regression import Finding
-from axonn_tune.validation.repricing import Settled
-from axonn_tune.validation.rounds import Extent, measure
+from axonn_tune.validation.comparison import FixedConfiguration, RunComparison, fastest_runs
+from axonn_tune.validation.regression import RegressionFinding, baseline_from_measurements
+from axonn_tune.validation.runner import (
+    Extent,
+    LabRunner,
+    ProcessRunner,
+    RankRunner,
+    Selection,
+    ValidationPlan,
+    plan_from_ranking,
+    run_plan,
+)
 from tests.lab.labs import WHY_NOT
 
 WORLD, BATCH = 4, 8
@@ -64,9 +67,9 @@ def inputs(machine: Path | str) -> Inputs:
     return load_inputs(Choices(gpus=WORLD, model="nano", machine=str(machine), workload=workload, limits=limits))
 
 
-def chosen(machine: Path) -> Chosen:
+def chosen(machine: Path) -> ValidationPlan:
     """All grids, some in another order too, but those that take long."""
-    every = from_ranking(inputs(machine), Selection(0, (("data", "z", "y", "x"),)), command="test")
+    every = plan_from_ranking(inputs(machine), Selection(0, (("data", "z", "y", "x"),)), command="test")
     quick = [one for one in every.launches if (one.predicted.iteration_s or 0.0) < LONGEST_STEP_S]
     return replace(every, launches=tuple(quick))
 
@@ -88,20 +91,22 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurements]
         pytest.skip(f"no lab can be made here: {WHY_NOT}")
     folder = tmp_path_factory.mktemp("loop")
     with Lab(possible_shape()) as lab:
-        yield run(chosen(lab_machine(folder, lab)), LabRanks(lab, realtime=os.getuid() == 0), folder)
+        yield run(chosen(lab_machine(folder, lab)), LabRunner(lab, realtime=os.getuid() == 0), folder)
 
 
-def run(selected: Chosen, ranks: Ranks, folder: Path, *, repeats: int = 2) -> Measurements:
+def run(selected: ValidationPlan, runner: RankRunner, folder: Path, *, repeats: int = 2) -> Measurements:
     """Rounds of four steps, of which the fastest count: other work on this host only adds time."""
     extent = Extent(repeats, steps=4)
     return fastest_runs(
-        measure(selected, ranks, extent, folder=folder / "runs", listen=lambda progress: None, save=lambda found: None)
+        run_plan(
+            selected, runner, extent, folder=folder / "runs", listen=lambda progress: None, save=lambda found: None
+        )
     )
 
 
-def gate(measurements: Measurements, floors: Floors) -> list[Finding]:
+def gate(measurements: Measurements, floors: Floors) -> list[RegressionFinding]:
     """What `axonn-tune regress` says of accuracy, failures alone."""
-    baseline = from_measurements(measurements, reason="test", tolerances=Tolerances(), floors=floors)
+    baseline = baseline_from_measurements(measurements, reason="test", tolerances=Tolerances(), floors=floors)
     found = regression.check(baseline)
     print(regression_text(found))
     return [one for one in found.of("accuracy") if one.failed]
@@ -109,7 +114,7 @@ def gate(measurements: Measurements, floors: Floors) -> list[Finding]:
 
 def test_predictions_hold_on_the_lab(measured: Measurements) -> None:
     """Guards the loop: what the tuner ranks first is nearly the fastest, ranks agree, training is right everywhere."""
-    comparison = Comparison(measured)
+    comparison = RunComparison(measured)
     print(validation_text(comparison))
     assert comparison.sound
     assert gate(measured, FLOORS) == []
@@ -119,7 +124,7 @@ def without_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every hop and call is free."""
     original = regression.price
 
-    def broken(model: Model, machine: Machine, configuration: Settled) -> Pricing:
+    def broken(model: Model, machine: Machine, configuration: FixedConfiguration) -> Pricing:
         tiers = tuple(tier.model_copy(update={"latency_us": 0.0}) for tier in machine.tiers)
         library = machine.library.model_copy(update={"launch_us": 0.0})
         return original(model, machine.model_copy(update={"tiers": tiers, "library": library}), configuration)
@@ -140,7 +145,7 @@ def with_axes_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """x is taken for y, and y for x."""
     original = regression.price
 
-    def broken(model: Model, machine: Machine, configuration: Settled) -> Pricing:
+    def broken(model: Model, machine: Machine, configuration: FixedConfiguration) -> Pricing:
         grid = configuration.grid
         swapped = grid.model_copy(update={"x": grid.y, "y": grid.x})
         return original(model, machine, configuration.model_copy(update={"grid": swapped}))
@@ -166,8 +171,8 @@ def test_loop_on_loopback(tmp_path: Path) -> None:
     machine = tmp_path / "here.yaml"
     words = f"calibrate --ranks {WORLD} --model nano --batch {BATCH} --budget 10s -o {machine}"
     assert main(words.split()) == 0
-    best = from_ranking(inputs(machine), Selection(4), command="test")
-    found = run(best, StartedRanks(), tmp_path, repeats=1)
-    print(validation_text(Comparison(found)))
-    assert Comparison(found).sound
+    best = plan_from_ranking(inputs(machine), Selection(4), command="test")
+    found = run(best, ProcessRunner(), tmp_path, repeats=1)
+    print(validation_text(RunComparison(found)))
+    assert RunComparison(found).sound
     assert gate(found, LOOPBACK_FLOORS) == []

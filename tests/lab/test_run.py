@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.cli.main import main
-from axonn_tune.lab.control import find
+from axonn_tune.lab.holder import find
 from axonn_tune.lab.lab import Lab
 from tests.lab import labs
 from tests.lab.labs import SMALL, needs_labs, run, wait_until
@@ -61,7 +61,7 @@ def test_ends_of_a_run(lab: Lab, launch: Path, tmp_path: Path) -> None:
     os.kill(second, signal.SIGKILL)
     _, err = began.communicate(timeout=labs.PATIENCE_S)
     assert began.returncode == 6
-    assert "Error: rank 1: its process ended without a word" in err
+    assert "Error: rank 1: its process ended without a message" in err
     assert labs.processes_in(ranks) == []
     killed = labs.start("run", str(launch), "--name", lab.name, "--directory", str(tmp_path / "killed"))
     assert wait_until(lambda: len(labs.processes_in(ranks)) == 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from axonn_tune.cost.pipeline import StageTimes
 from axonn_tune.grid import AXES, Grid
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
@@ -78,3 +79,14 @@ def workloads(draw: st.DrawFn) -> Workload:
         overlaps=tuple(overlap for overlap in OVERLAPS if draw(st.booleans())),
         split_micro_batch=draw(st.booleans()),
     )
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[StageTimes, int]:
+    """Durations of up to 6 stages with up to 3 chunks, many of them equal or 0, and a number of micro-batches."""
+    stages, chunks = draw(st.integers(1, 6)), draw(st.integers(1, 3))
+    duration = st.sampled_from([0.0, 1.0, 2.0]) | st.floats(0.0, 4.0)
+    of_stage = st.lists(duration, min_size=stages, max_size=stages)
+    of_chunk = st.lists(st.lists(duration, min_size=chunks, max_size=chunks), min_size=stages, max_size=stages)
+    times = StageTimes(*(draw(of_chunk) for _ in range(3)), *(draw(of_stage) for _ in range(3)), draw(st.booleans()))
+    return times, draw(st.integers(1, 12)) * (stages if chunks > 1 else 1)

@@ -16,7 +16,8 @@ from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import price_memory
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import build_step
-from axonn_tune.ranking.choosing import Problem, search
+from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload

@@ -7,13 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.specs.composition import merge
-from axonn_tune.specs.loading import parse_document
+from axonn_tune.specs.document import read_scalar, read_yaml, to_yaml
+from axonn_tune.specs.loading import merge, parse_document
 from axonn_tune.specs.machine import Source, Tier
 from axonn_tune.specs.model import Model, ModelDefaults
-from axonn_tune.specs.workload import OVERLAPS, WORKLOAD_SCHEMA, Workload
-from axonn_tune.specs.writing import to_yaml
-from axonn_tune.specs.yaml_reader import read_scalar, read_yaml
+from axonn_tune.specs.workload import OVERLAPS, Workload
 
 # A file holds any character but those that UTF-8 cannot; words that look like other things come often.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60) | st.sampled_from(
@@ -83,7 +81,7 @@ def test_workloads_are_read_as_written(batch: int, precision: str, shard: bool, 
     """Guards defaults: an empty list that is not the default has to be written."""
     workload = Workload.model_validate(
         {
-            "schema": WORKLOAD_SCHEMA,
+            "schema": "axonn-tune/workload/1",
             "global_batch": batch,
             "sequence_length": 64,
             "precision": precision,

@@ -8,9 +8,9 @@ from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import Grid
 from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.traces import block_backward, block_forward
 from axonn_tune.specs.workload import Recompute, Workload
-from tests.unit.baselines.cases import GPT_22B
 
 # Table 4 of arXiv 2205.05198: one block of the 22B model, forward and backward, ms.
 BLOCKS: tuple[tuple[bool, Recompute, float, float], ...] = (
@@ -21,6 +21,24 @@ BLOCKS: tuple[tuple[bool, Recompute, float, float], ...] = (
     (True, "selective", 7.2, 13.1),
 )
 BLOCK_ERROR = 0.14
+
+GPT_22B = Model(
+    schema="axonn-tune/model/1",
+    name="22b",
+    family="gpt",
+    layers=48,
+    hidden=6144,
+    heads=64,
+    kv_heads=64,
+    head_dim=96,
+    ffn=4 * 6144,
+    vocab=51200,
+    max_sequence_length=2048,
+    biases=True,
+    tied_embeddings=True,
+    source="arXiv 2205.05198",
+    defaults=ModelDefaults(global_batch=4, sequence_length=2048),
+)
 
 
 @pytest.mark.parametrize(("split", "recompute", "forward_ms", "backward_ms"), BLOCKS)

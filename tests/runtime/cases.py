@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from axonn_tune.grid import PAPER_ORDER, Grid, distinct_orders, divisors, factorizations
 from axonn_tune.specs.catalog import load_model
@@ -130,7 +130,7 @@ def _candidate(grid: Grid, family: str, chance: random.Random) -> Case:
     dropout = chance.choice([0.0, DROPOUT])
     return Case(
         training=Training(family, *shape, clipping=chance.random() < 0.5, dropout=dropout),
-        grid=replace(grid, order=chance.choice(distinct_orders(sizes)) if grid.world > 1 else PAPER_ORDER),
+        grid=Grid(*sizes, order=chance.choice(distinct_orders(sizes)) if grid.world > 1 else PAPER_ORDER),
         micro_batch=share // steps,
         recompute=chance.choice(RECOMPUTES),
         kept_layers=chance.choice([0, 1, 2]),

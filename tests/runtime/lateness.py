@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from axonn_tune.program.operations import Phase
-from axonn_tune.runtime.communicate import Communicator, Pending
+from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 
 Event = tuple[str, int]
 """`("issue" or "wait", number of the collective)`."""
@@ -23,16 +23,16 @@ class Noting(Communicator):
 
     def all_reduce(
         self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str, *, largest: bool = False
-    ) -> Pending:
+    ) -> CollectiveHandle:
         return self._noted(super().all_reduce(tensor, axis, phase, layer, largest=largest), f"all_reduce {axis}")
 
-    def all_gather(self, shard: torch.Tensor, axis: str, phase: Phase, layer: str) -> Pending:
+    def all_gather(self, shard: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
         return self._noted(super().all_gather(shard, axis, phase, layer), f"all_gather {axis}")
 
-    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> Pending:
+    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
         return self._noted(super().reduce_scatter(tensor, axis, phase, layer), f"reduce_scatter {axis}")
 
-    def _noted(self, pending: Pending, name: str) -> Pending:
+    def _noted(self, pending: CollectiveHandle, name: str) -> CollectiveHandle:
         number = len(self.names)
         self.names.append(name)
         self.events.append(("issue", number))
@@ -41,7 +41,7 @@ class Noting(Communicator):
             self.events.append(("wait", number))
             return pending.wait()
 
-        return Pending(torch.empty(0), None, finish)
+        return CollectiveHandle(torch.empty(0), None, finish)
 
     def left_open(self) -> set[str]:
         """Collectives with something else between their issue and their wait."""
@@ -59,15 +59,15 @@ class Late(Communicator):
 
     def all_reduce(
         self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str, *, largest: bool = False
-    ) -> Pending:
+    ) -> CollectiveHandle:
         return self._later(lambda: super(Late, self).all_reduce(tensor, axis, phase, layer, largest=largest))
 
-    def all_gather(self, shard: torch.Tensor, axis: str, phase: Phase, layer: str) -> Pending:
+    def all_gather(self, shard: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
         return self._later(lambda: super(Late, self).all_gather(shard, axis, phase, layer))
 
-    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> Pending:
+    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
         return self._later(lambda: super(Late, self).reduce_scatter(tensor, axis, phase, layer))
 
     @staticmethod
-    def _later(send: Callable[[], Pending]) -> Pending:
-        return Pending(torch.empty(0), None, lambda: send().wait())
+    def _later(send: Callable[[], CollectiveHandle]) -> CollectiveHandle:
+        return CollectiveHandle(torch.empty(0), None, lambda: send().wait())

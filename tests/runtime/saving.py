@@ -11,22 +11,22 @@ import torch
 
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.checkpoint import Checkpointer, Run
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.data import Share, SyntheticTokens
+from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.optimizer import AdamW, StepResult
 from axonn_tune.runtime.parameters import Bucket
-from axonn_tune.runtime.pieces import Piece, pieces_of
-from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.settings import RuntimeSettings
+from axonn_tune.runtime.shards import Shard, shards_of
+from axonn_tune.runtime.tokens import BatchShard, SyntheticTokens
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import Model
 
 BATCH, SEQUENCE = 12, 16
-RUN = Run(global_batch=BATCH, sequence_length=SEQUENCE, seed=5, data_seed=7)
+RUN = RunIdentity(global_batch=BATCH, sequence_length=SEQUENCE, seed=5, data_seed=7)
 SMALL = {"layers": 1, "hidden": 48, "heads": 12, "kv_heads": 12, "head_dim": 4, "ffn": 96}
 # Neither divides by anything, so tables are padded on every grid but one of a single rank.
 MODEL = load_model("nano").document.model_copy(update={**SMALL, "vocab": 61, "max_sequence_length": 19})
@@ -48,7 +48,7 @@ class Trainee:
         self.model.finish_gradients()
         return self.optimizer.step(loss)
 
-    def checkpoints(self, folder: Path, *, keep: int = 3, run: Run = RUN) -> Checkpointer:
+    def checkpoints(self, folder: Path, *, keep: int = 3, run: RunIdentity = RUN) -> Checkpointer:
         """Its checkpoints."""
         return Checkpointer(folder, keep=keep, mesh=self.mesh, optimizer=self.optimizer, run=run)
 
@@ -59,17 +59,17 @@ class Trainee:
     def tensors(self) -> list[tuple[Bucket, torch.Tensor]]:
         """Everything a checkpoint holds, padding included, laid out as buckets are."""
         moments = [(one, self.optimizer.moments(one)) for one in self.optimizer.buckets]
-        return [(one, tensor) for one, pair in moments for tensor in (one.main, pair.first, pair.second)]
+        return [(one, tensor) for one, pair in moments for tensor in (one.master, pair.first, pair.second)]
 
 
 def trainee(grid: Grid, *, seed: int = RUN.seed, model: Model = MODEL, split: bool = False) -> Trainee:
     """A fresh one, in fp64; `split`: main weights over data."""
     mesh = build_mesh(grid)
     communicator, wide = Communicator(mesh, Ledger()), torch.float64
-    settings = Settings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"), split_main=split)
+    settings = RuntimeSettings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"), shard_master=split)
     transformer = Transformer(model, communicator, settings, sequence=SEQUENCE, seed=seed)
     options = Optimizer(learning_rate=1e-2, warmup_steps=1, decay_steps=10)
-    share = Share(
+    share = BatchShard(
         BATCH,
         BATCH // (grid.data * grid.z),
         1,
@@ -89,19 +89,19 @@ def marked(grid: Grid, *, split: bool = False) -> Trainee:
     for kind, (bucket, tensor) in zip(cycle(range(3)), found.tensors(), strict=False):
         tensor.zero_()
         for parameter in bucket.parameters:
-            for piece in pieces_of(parameter, bucket, tensor):
-                mark(piece, numbers[parameter.name] + kind)
+            for shard in shards_of(parameter, bucket, tensor):
+                mark(shard, numbers[parameter.name] + kind)
     found.optimizer.loaded()
     return found
 
 
-def mark(piece: Piece, number: int) -> None:
-    """Fill a piece with numbers that tell where in which tensor each belongs."""
+def mark(shard: Shard, number: int) -> None:
+    """Fill a shard with numbers that tell where in which tensor each belongs."""
     places = [
-        torch.arange(start, start + length) for start, length in zip(piece.start, piece.values.shape, strict=True)
+        torch.arange(start, start + length) for start, length in zip(shard.start, shard.values.shape, strict=True)
     ]
-    index = places[0] if len(places) == 1 else places[0][:, None] * piece.size[1] + places[1]
-    piece.values.copy_(index + 1e6 * number)
+    index = places[0] if len(places) == 1 else places[0][:, None] * shard.size[1] + places[1]
+    shard.values.copy_(index + 1e6 * number)
 
 
 def save_marked(grid: Grid, folder: Path, steps: int, split: bool = False) -> None:

@@ -13,14 +13,14 @@ import torch.distributed as dist
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.step import build_step
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.initial import key_of
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger, compare
-from axonn_tune.runtime.local import Dropout
 from axonn_tune.runtime.mesh import Mesh, build_mesh
+from axonn_tune.runtime.modules import Dropout
 from axonn_tune.runtime.optimizer import AdamW, learning_rate
 from axonn_tune.runtime.parameters import Matrix, Parameter
-from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.philox import key_of
+from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.workload import OVERLAPS, Overlap
 from tests.runtime.cases import BATCH, SEQUENCE, STEPS, Case, Training
@@ -58,10 +58,10 @@ def batches(vocab: int) -> list[Batch]:
 def transformer(case: Case, communicator: Communicator, overlaps: Collection[Overlap]) -> Transformer:
     """The case's model on this rank, in fp64."""
     wide, device = torch.float64, torch.device("cpu")
-    settings = Settings(
+    settings = RuntimeSettings(
         *(wide, wide, wide, frozenset(overlaps), case.recompute, case.kept_layers, device),
         parts=2 if case.split else 1,
-        split_main=case.sharded,
+        shard_master=case.sharded,
         dropout=case.training.dropout,
     )
     return Transformer(case.training.model, communicator, settings, sequence=SEQUENCE, seed=SEED)
@@ -196,7 +196,7 @@ def compare_tensors(
         whole = expected[name]
         for part, columns, scale in _parts(case, name, whole, rounding):
             mine, theirs = _overlap(parameter, tensor, whole)
-            chosen = columns[parameter.piece.start : parameter.piece.stop] if part else slice(None)
+            chosen = columns[parameter.elements.start : parameter.elements.stop] if part else slice(None)
             if theirs.numel() and theirs[chosen].numel():
                 deviation = float((mine[chosen] - theirs[chosen]).abs().max()) / scale
                 report.hold(kind, f"{name}{part}", deviation, most)
@@ -220,7 +220,7 @@ def _parts(case: Case, name: str, whole: torch.Tensor, rounding: float) -> Itera
 def _overlap(parameter: Parameter, tensor: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The part of a shard that is no padding, and the same part of the whole tensor."""
     if not isinstance(parameter, Matrix):
-        return tensor, whole[parameter.piece.start : parameter.piece.stop]
+        return tensor, whole[parameter.elements.start : parameter.elements.stop]
     rows, columns = parameter.row_range, parameter.column_range
     theirs = whole[rows.start : rows.stop, columns.start : columns.stop]
     return tensor[: len(theirs)], theirs

@@ -11,14 +11,13 @@ import torch.distributed as dist
 
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import GROUP_AXES, Phase
-from axonn_tune.runtime.chains import Gradients
-from axonn_tune.runtime.communicate import Communicator, Pending
+from axonn_tune.runtime.communicator import CollectiveHandle, Communicator, WeightGradients
 from axonn_tune.runtime.ledger import Ledger
-from axonn_tune.runtime.linear import Linear, together
 from axonn_tune.runtime.mesh import Mesh, build_mesh
+from axonn_tune.runtime.modules import ParallelLinear, interleave
 from axonn_tune.runtime.optimizer import AdamW
-from axonn_tune.runtime.parameters import Layout, Store
-from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.parameters import MatrixLayout, ParameterStore
+from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
@@ -69,14 +68,14 @@ class Skipping(Communicator):
 
     def all_reduce(
         self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str, *, largest: bool = False
-    ) -> Pending:
+    ) -> CollectiveHandle:
         if axis == self.forgotten:
-            return Pending(tensor, None)
+            return CollectiveHandle(tensor, None)
         return super().all_reduce(tensor, axis, phase, layer, largest=largest)
 
-    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> Pending:
+    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
         if axis == self.forgotten:
-            return Pending(tensor.chunk(self.mesh.size(axis))[self.mesh.coordinate(axis)], None)
+            return CollectiveHandle(tensor.chunk(self.mesh.size(axis))[self.mesh.coordinate(axis)], None)
         return super().reduce_scatter(tensor, axis, phase, layer)
 
 
@@ -93,8 +92,8 @@ def deviating(grid: Grid, forgotten: str | None, transposed: bool) -> set[str]:
     tokens = _piece(TOKENS, "z", mesh)
     inputs, outputs = _piece(ROWS, linear.output_axis, mesh), _piece(COLUMNS, linear.input_axis, mesh)
     block = linear.communicator.all_gather(linear.weight.value, "z", "forward", "layer").wait()
-    gradients = Gradients(linear.communicator, linear.settings)
-    (output,) = together([linear.forward(x[tokens, inputs], block, "forward")])
+    gradients = WeightGradients(linear.communicator, linear.settings)
+    (output,) = interleave([linear.forward(x[tokens, inputs], block, "forward")])
     (input_gradient,) = linear.backward([x[tokens, inputs]], block, [gradient[tokens, outputs]], gradients)
     gradients.finish()
     rows, columns = linear.weight.row_range, linear.weight.column_range
@@ -108,13 +107,13 @@ def deviating(grid: Grid, forgotten: str | None, transposed: bool) -> set[str]:
     return {name for name, (mine, right) in pairs.items() if (mine - right).abs().max() > 1e-13 * right.abs().max()}
 
 
-def _linear(mesh: Mesh, ledger: Ledger, forgotten: str | None, *, transposed: bool) -> Linear:
+def _linear(mesh: Mesh, ledger: Ledger, forgotten: str | None, *, transposed: bool) -> ParallelLinear:
     rows, columns = ("x", "y") if transposed else ("y", "x")
     wide, device = torch.float64, torch.device("cpu")
-    settings = Settings(wide, wide, wide, frozenset(), "none", 0, device)
-    layout = Layout("weight", ROWS, COLUMNS, (rows,), columns, real_rows=ROWS, deviation=1.0)
-    weight = Store(mesh, 0, wide, device).matrix(layout)
-    return Linear("layer", rows, columns, weight, None, Skipping(mesh, ledger, forgotten=forgotten), settings)
+    settings = RuntimeSettings(wide, wide, wide, frozenset(), "none", 0, device)
+    layout = MatrixLayout("weight", ROWS, COLUMNS, (rows,), columns, real_rows=ROWS, deviation=1.0)
+    weight = ParameterStore(mesh, 0, wide, device).matrix(layout)
+    return ParallelLinear("layer", rows, columns, weight, None, Skipping(mesh, ledger, forgotten=forgotten), settings)
 
 
 def _piece(width: int, axis: str, mesh: Mesh) -> slice:
@@ -125,7 +124,9 @@ def _piece(width: int, axis: str, mesh: Mesh) -> slice:
 def trained_in_bf16(grid: Grid, split: bool) -> dict[str, torch.Tensor]:
     """Weights as they are computed with, after three steps of a small model in bf16."""
     mesh, wide = build_mesh(grid), torch.float32
-    settings = Settings(torch.bfloat16, wide, wide, frozenset(), "none", 0, torch.device("cpu"), split_main=split)
+    settings = RuntimeSettings(
+        torch.bfloat16, wide, wide, frozenset(), "none", 0, torch.device("cpu"), shard_master=split
+    )
     model = Transformer(load_model("nano").document, Communicator(mesh, Ledger()), settings, sequence=16, seed=0)
     adam = AdamW(
         model.store, model.communicator, Optimizer(learning_rate=1e-3, warmup_steps=0, gradient_clip_norm=None)

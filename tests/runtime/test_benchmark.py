@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.data import batches
 from axonn_tune.runtime.mesh import build_mesh
+from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import Trainer
 from benchmarks.contenders import CPU, Job, Ours
 from benchmarks.reference_model import Reference, runtime_name

@@ -14,12 +14,12 @@ import torch
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import Grid
 from axonn_tune.runtime import checkpoint
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.folders import Folder
+from axonn_tune.runtime.checkpoint import CheckpointFolder
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.pieces import described, pieces_of, written_here
-from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.settings import RuntimeSettings
+from axonn_tune.runtime.shards import names_to_write, saved_tensors, shards_of
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from tests.runtime import saving
@@ -57,7 +57,7 @@ def test_any_grid_loads_what_any_other_saved(grid: Grid, saved: dict[str, Path],
     ("grid", "other"), [(Grid(1, 1, 2, 2), Grid(2, 1, 1, 2)), (Grid(1, 1, 1, 3), Grid(1, 1, 1, 4))], ids=name
 )
 def test_stretches_of_optimizer_state_load_anywhere(grid: Grid, other: Grid, tmp_path: Path, pools: Pools) -> None:
-    """Guards state split over data, whose stretches begin and end within rows: saved as rectangles, read as others."""
+    """Guards state split over data, whose ranges begin and end within rows: saved as shards, read as other shards."""
     pools(grid.world).run(saving.save_marked, grid, tmp_path, 1, True)
     assert saving.differs_after_loading(SERIAL, tmp_path) == []
     for split in (False, True):
@@ -66,7 +66,7 @@ def test_stretches_of_optimizer_state_load_anywhere(grid: Grid, other: Grid, tmp
 
 def test_files_do_not_depend_on_copies_or_padding(saved: dict[str, Path]) -> None:
     """Guards that replicas are saved once and padding never: all folders describe the same tensors."""
-    found = [described(folder / f"step-{number + 1}") for number, folder in enumerate(saved.values())]
+    found = [saved_tensors(folder / f"step-{number + 1}") for number, folder in enumerate(saved.values())]
     assert all(one == found[0] for one in found)
     assert found[0]["parameters.embedding"] == ((61, 48), torch.float64)
     values = sum(torch.Size(size).numel() for size, _ in found[0].values())
@@ -83,18 +83,21 @@ def test_copies_share_the_writing(grid: Grid, split: bool) -> None:
     """Guards that each element is written by exactly one rank, and none by much more of them than another."""
     model = load_model("nano").document
     single = torch.float32
-    settings = Settings(single, single, single, frozenset(), "none", 0, torch.device("meta"), split_main=split)
+    settings = RuntimeSettings(single, single, single, frozenset(), "none", 0, torch.device("meta"), shard_master=split)
     written: Counter[str] = Counter()
     by_rank = []
     for rank in range(grid.world):
         mesh = Mesh(grid, rank, {})
         buckets = Transformer(model, Communicator(mesh, Ledger()), settings, sequence=64, seed=0).store.buckets
-        chosen, owned = written_here(buckets, mesh), [(one, bucket) for bucket in buckets for one in bucket.parameters]
-        pieces = {one.name: pieces_of(one, bucket, bucket.main) for one, bucket in owned}
-        sizes = {name: sum(piece.values.numel() for piece in pieces[name]) for name in chosen}
+        chosen, owned = (
+            names_to_write(buckets, mesh),
+            [(one, bucket) for bucket in buckets for one in bucket.parameters],
+        )
+        shards = {one.name: shards_of(one, bucket, bucket.master) for one, bucket in owned}
+        sizes = {name: sum(shard.values.numel() for shard in shards[name]) for name in chosen}
         written.update(sizes)
         by_rank.append(sum(sizes.values()))
-    whole = {name: torch.Size(found[0].size).numel() for name, found in pieces.items()}
+    whole = {name: torch.Size(found[0].size).numel() for name, found in shards.items()}
     assert written == whole
     assert max(by_rank) < 1.1 * sum(by_rank) / grid.world
 
@@ -124,7 +127,7 @@ def test_resumed_on_another_grid(tmp_path: Path, pools: Pools) -> None:
 
 
 def test_full_disk_on_one_rank(tmp_path: Path, pools: Pools) -> None:
-    """Guards that all ranks say so, that nothing torn is left, and that the last good checkpoint still loads."""
+    """Guards that all ranks say so, that nothing truncated is left, and that the last good checkpoint still loads."""
     grid = Grid(2, 1, 2, 1)
     pools(4).run(saving.save_marked, grid, tmp_path, 7)
     for said in pools(4).run(saving.save_without_room, grid, tmp_path, 2):
@@ -145,8 +148,8 @@ def test_too_little_space_is_noticed_before_writing(tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir())
 
 
-def test_torn_checkpoints_are_skipped(tmp_path: Path) -> None:
-    """Guards each way a checkpoint can be torn; an explicit step says so."""
+def test_truncated_checkpoints_are_skipped(tmp_path: Path) -> None:
+    """Guards each way a checkpoint can be truncated; an explicit step says so."""
     trainee = saving.trainee(SERIAL)
     saver = trainee.checkpoints(tmp_path, keep=9)
     assert saver.load_latest() is None
@@ -162,7 +165,7 @@ def test_torn_checkpoints_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "step-9.tmp").mkdir()
     (tmp_path / "step-8").touch()
     assert saver.load_latest() == 2
-    with pytest.raises(TrainingFailedError, match="step-4' is no checkpoint, or a torn one"):
+    with pytest.raises(TrainingFailedError, match="step-4' is not a checkpoint, or is truncated"):
         saver.load(4)
     saver.close()
 
@@ -187,7 +190,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
         saver.wait()
     saver.close()
     assert sorted(one.name for one in tmp_path.iterdir()) == ["step-10", "step-9"]
-    assert Folder(tmp_path).steps() == [9, 10]
+    assert CheckpointFolder(tmp_path).steps() == [9, 10]
 
 
 def test_a_kill_between_two_names_loses_nothing(tmp_path: Path) -> None:
@@ -197,7 +200,7 @@ def test_a_kill_between_two_names_loses_nothing(tmp_path: Path) -> None:
     (tmp_path / "step-1").rename(tmp_path / "step-1.tmp")
     assert saving.trainee(SERIAL).checkpoints(tmp_path).load_latest() == 1
     (tmp_path / "step-1").rename(tmp_path / "step-1.tmp")
-    Folder(tmp_path).begin(2)
+    CheckpointFolder(tmp_path).begin(2)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["step-1", "step-2.tmp"]
 
 

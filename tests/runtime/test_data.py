@@ -13,7 +13,7 @@ import torch
 from axonn_tune import files
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.runtime import tokens
-from axonn_tune.runtime.data import Batches, Share, SyntheticTokens, TokenSource, permuted
+from axonn_tune.runtime.tokens import Batches, BatchShard, SyntheticTokens, TokenSource, permuted
 
 SEQUENCE, BATCH = 8, 12
 
@@ -24,7 +24,7 @@ def written(path: Path, count: int, *, vocab: int = 257) -> tokens.TokenFile:
     return tokens.open_tokens(path)
 
 
-def source(kind: str, folder: Path, share: Share, *, seed: int = 3) -> Batches:
+def source(kind: str, folder: Path, share: BatchShard, *, seed: int = 3) -> Batches:
     """Data of either kind."""
     if kind == "synthetic":
         return SyntheticTokens(500, seed, SEQUENCE, share)
@@ -32,7 +32,7 @@ def source(kind: str, folder: Path, share: Share, *, seed: int = 3) -> Batches:
     return TokenSource(written(path, 400), seed, SEQUENCE, share)
 
 
-def rows(batches: Batches, share: Share, step: int) -> torch.Tensor:
+def rows(batches: Batches, share: BatchShard, step: int) -> torch.Tensor:
     """Everything one rank reads in a step, tokens and targets side by side."""
     pairs = [batches.batch(step, micro_step) for micro_step in range(share.accumulation)]
     return torch.cat([torch.cat(pair, dim=1) for pair in pairs])
@@ -42,12 +42,12 @@ def rows(batches: Batches, share: Share, step: int) -> torch.Tensor:
 @pytest.mark.parametrize(("data", "z", "accumulation"), [(1, 1, 3), (2, 1, 1), (1, 3, 2), (2, 3, 2), (6, 2, 1)])
 def test_every_grid_sees_the_same_batch(kind: str, data: int, z: int, accumulation: int, tmp_path: Path) -> None:
     """Guards resuming on another grid: the ranks' shares, joined, are the serial batch in order."""
-    serial = Share(BATCH, BATCH, 1)
+    serial = BatchShard(BATCH, BATCH, 1)
     each = BATCH // (data * z * accumulation)
     for step in (0, 1, 7):
         parts = []
         for place, depth in itertools.product(range(data), range(z)):
-            share = Share(BATCH, each, accumulation, data=place, data_size=data, z=depth, z_size=z)
+            share = BatchShard(BATCH, each, accumulation, data=place, data_size=data, z=depth, z_size=z)
             parts.append(rows(source(kind, tmp_path, share), share, step))
         assert torch.equal(torch.cat(parts), rows(source(kind, tmp_path, serial), serial, step))
 
@@ -55,7 +55,7 @@ def test_every_grid_sees_the_same_batch(kind: str, data: int, z: int, accumulati
 @pytest.mark.parametrize("kind", ["file", "synthetic"])
 def test_batches_are_pure(kind: str, tmp_path: Path) -> None:
     """Guards resuming: a batch depends on nothing read before it, and does depend on step and seed."""
-    share = Share(BATCH, 4, 3)
+    share = BatchShard(BATCH, 4, 3)
     fresh, used = source(kind, tmp_path, share), source(kind, tmp_path, share)
     for step in range(5):
         used.batch(step, 0)
@@ -67,7 +67,7 @@ def test_batches_are_pure(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["file", "synthetic"])
 def test_targets_are_the_tokens_that_follow(kind: str, tmp_path: Path) -> None:
     """Guards the shift, the shape and the type."""
-    found, targets = source(kind, tmp_path, Share(BATCH, 4, 3)).batch(2, 1)
+    found, targets = source(kind, tmp_path, BatchShard(BATCH, 4, 3)).batch(2, 1)
     assert found.shape == targets.shape == (4, SEQUENCE)
     assert found.dtype == targets.dtype == torch.int64
     assert torch.equal(found[:, 1:], targets[:, :-1])
@@ -77,7 +77,7 @@ def test_targets_are_the_tokens_that_follow(kind: str, tmp_path: Path) -> None:
 
 def test_synthetic_tokens_fill_the_vocabulary() -> None:
     """Guards that ids are in range, and unequal enough to be learnt from."""
-    share = Share(64, 64, 1)
+    share = BatchShard(64, 64, 1)
     found, _ = SyntheticTokens(100, 0, 128, share).batch(0, 0)
     counts = torch.bincount(found.flatten(), minlength=100)
     assert len(counts) == 100
@@ -103,7 +103,7 @@ def test_permutation_scatters() -> None:
 
 def test_each_epoch_has_every_window_once_in_its_own_order(tmp_path: Path) -> None:
     """Guards epochs, also where a step spans two of them."""
-    whole = TokenSource(written(tmp_path / "t.bin", 400), 0, SEQUENCE, Share(BATCH, BATCH, 1))
+    whole = TokenSource(written(tmp_path / "t.bin", 400), 0, SEQUENCE, BatchShard(BATCH, BATCH, 1))
     epochs = whole.window_of(np.arange(3 * whole.windows)).reshape(3, -1)
     assert np.array_equal(np.sort(epochs), np.tile(np.arange(whole.windows), (3, 1)))
     assert not np.array_equal(epochs[0], epochs[1])
@@ -112,7 +112,7 @@ def test_each_epoch_has_every_window_once_in_its_own_order(tmp_path: Path) -> No
 def test_share_must_fill_the_batch() -> None:
     """Guards the arithmetic in the message."""
     with pytest.raises(UsageError, match=r"2 · 3 · 4 · 1 = 24, but the global batch is 12"):
-        Share(BATCH, 4, 1, data_size=2, z_size=3)
+        BatchShard(BATCH, 4, 1, data_size=2, z_size=3)
 
 
 @pytest.mark.parametrize(("vocab", "item_bytes"), [(257, 2), (1 << 16, 2), ((1 << 16) + 1, 4)])
@@ -130,11 +130,11 @@ def test_token_file_reads_back(vocab: int, item_bytes: int, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda raw: raw[:-1], r"torn: 50 ids of 2 bytes and the header are 356 bytes, but the file has 355"),
-        (lambda raw: raw + b"x", "torn"),
-        (lambda raw: raw[:100], "torn: 100 bytes, but the header alone has 256"),
-        (lambda raw: b"import os" + raw[9:], "no token file: it begins with b'import o'"),
-        (lambda raw: b"", "no token file"),
+        (lambda raw: raw[:-1], r"truncated: 50 ids of 2 bytes and the header are 356 bytes, but the file has 355"),
+        (lambda raw: raw + b"x", "truncated"),
+        (lambda raw: raw[:100], "truncated: 100 bytes, but the header alone has 256"),
+        (lambda raw: b"import os" + raw[9:], "not a token file: it begins with b'import o'"),
+        (lambda raw: b"", "not a token file"),
         (lambda raw: raw[:8] + b"\x09" + raw[9:], "format version 9; this program reads 1"),
         (lambda raw: raw[:12] + b"\x04" + raw[13:], "says 4 bytes an id, but 257 ids take 2"),
     ],
@@ -155,7 +155,7 @@ def test_vocabulary_and_length_must_fit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"ids up to 256 .*vocabulary is 256"):
         tokens.open_tokens(tmp_path / "t.bin", vocab=256)
     with pytest.raises(UsageError, match="has 8 ids; sequences of 8 need at least 9"):
-        TokenSource(opened, 0, SEQUENCE, Share(BATCH, BATCH, 1))
+        TokenSource(opened, 0, SEQUENCE, BatchShard(BATCH, BATCH, 1))
     with pytest.raises(UsageError, match="No such file"):
         tokens.open_tokens(tmp_path / "none.bin")
 

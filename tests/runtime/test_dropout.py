@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from axonn_tune.runtime.initial import key_of
-from axonn_tune.runtime.local import Dropout
+from axonn_tune.runtime.modules import Dropout
+from axonn_tune.runtime.philox import key_of
 
 HIDDEN, SHARE = 96, 0.25
 

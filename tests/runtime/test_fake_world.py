@@ -14,11 +14,11 @@ from axonn_tune.program.dimensions import step_values
 from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import Ranking, search
 from axonn_tune.ranking.inputs import Choices, load_inputs
-from axonn_tune.runtime.communicate import Communicator
-from axonn_tune.runtime.ledger import Entry, Ledger, compare
+from axonn_tune.runtime.communicator import Communicator
+from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.optimizer import AdamW
-from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
@@ -48,7 +48,7 @@ def send_step(transformer: Transformer, accumulation: int, micro_batch: int) -> 
     transformer.finish_gradients()
     for entry, count in first.items():
         ledger.counts[entry] += count * (accumulation - 2)
-    ledger.record(Entry("all_reduce", "xyzdata", "step", "gradient_norm", 16))
+    ledger.record(LedgerEntry("all_reduce", "xyzdata", "step", "gradient_norm", 16))
     return ledger
 
 
@@ -68,7 +68,7 @@ def test_the_best_grids_of_80b_send_what_was_priced(position: int, ranking: Rank
     priced = ranking.price(position)
     found, kept = priced.configuration, int(priced.values["kept"])
     bf16, wide = torch.bfloat16, torch.float32
-    settings = Settings(bf16, wide, wide, frozenset(OVERLAPS), found.recompute, kept, torch.device("meta"))
+    settings = RuntimeSettings(bf16, wide, wide, frozenset(OVERLAPS), found.recompute, kept, torch.device("meta"))
     with fake_mesh(found.grid, rank=position * 100) as mesh:
         communicator = Communicator(mesh, Ledger())
         transformer = Transformer(model, communicator, settings, sequence=workload.sequence_length, seed=0)
@@ -96,10 +96,10 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
         shard_optimizer_over_data=split,
     )
     wide, compute = torch.float32, torch.bfloat16 if split else torch.float32
-    settings = Settings(
+    settings = RuntimeSettings(
         *(compute, wide, wide, frozenset(OVERLAPS), "full", 1, torch.device("cpu")),
         parts=micro_batch,
-        split_main=split,
+        shard_master=split,
     )
     tokens = torch.zeros(micro_batch, sequence, dtype=torch.int64)
     with fake_mesh(grid, rank) as mesh:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from axonn_tune.runtime.garbage import COLLECT_EVERY_STEPS, collect_after, garbage_between_steps
+from axonn_tune.runtime.trainer import COLLECT_EVERY_STEPS, collect_after, garbage_between_steps
 
 
 class Ring:

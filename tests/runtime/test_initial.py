@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime import initial
+from axonn_tune.runtime import philox
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.parameters import Layout, Matrix, Store
+from axonn_tune.runtime.parameters import Matrix, MatrixLayout, ParameterStore
 
 GRIDS = [
     Grid(2, 1, 1, 1),
@@ -23,19 +23,19 @@ GRIDS = [
     Grid(4, 1, 2, 1, order=("data", "z", "x", "y")),
 ]
 LAYOUTS = [
-    Layout("normal", 48, 24, ("y",), "x", real_rows=48, deviation=0.02),
-    Layout("transposed", 48, 24, ("x",), "y", real_rows=48, deviation=0.5),
-    Layout("table", 48, 24, ("x", "y"), None, real_rows=41, deviation=0.02),
-    Layout("short table", 48, 24, ("x", "y"), None, real_rows=7, deviation=0.02),
+    MatrixLayout("normal", 48, 24, ("y",), "x", real_rows=48, deviation=0.02),
+    MatrixLayout("transposed", 48, 24, ("x",), "y", real_rows=48, deviation=0.5),
+    MatrixLayout("table", 48, 24, ("x", "y"), None, real_rows=41, deviation=0.02),
+    MatrixLayout("short table", 48, 24, ("x", "y"), None, real_rows=7, deviation=0.02),
 ]
 
 
-def store(grid: Grid, rank: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> Store:
+def store(grid: Grid, rank: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> ParameterStore:
     """An empty store of one rank; storing sends nothing, so no rank needs to run."""
-    return Store(Mesh(grid, rank, {}), seed=5, dtype=dtype, device=torch.device(device))
+    return ParameterStore(Mesh(grid, rank, {}), seed=5, dtype=dtype, device=torch.device(device))
 
 
-def shard(grid: Grid, rank: int, layout: Layout) -> Matrix:
+def shard(grid: Grid, rank: int, layout: MatrixLayout) -> Matrix:
     """A matrix as one rank holds it."""
     return store(grid, rank).matrix(layout)
 
@@ -50,7 +50,7 @@ def shard(grid: Grid, rank: int, layout: Layout) -> Matrix:
 )
 def test_philox_known_answer(counter: int, key: tuple[int, int], words: tuple[int, int] | None) -> None:
     """Guards the generator: the answer published with Random123 (kat_vectors), and one computed without torch."""
-    first, second = initial.philox(torch.tensor([counter]), key)
+    first, second = philox.philox(torch.tensor([counter]), key)
     assert (int(first), int(second)) == (words or plain_philox(counter, key))
 
 
@@ -58,8 +58,8 @@ def test_philox_known_answer(counter: int, key: tuple[int, int], words: tuple[in
 @pytest.mark.parametrize("name", ["embedding", "blocks.1.mlp.fc1.weight"])
 def test_philox_is_the_one_of_the_paper(counter: int, name: str) -> None:
     """Guards 32-bit products held in signed 64-bit integers, over the whole range of counters and keys."""
-    key = initial.key_of(7, name)
-    first, second = initial.philox(torch.tensor([counter]), key)
+    key = philox.key_of(7, name)
+    first, second = philox.philox(torch.tensor([counter]), key)
     assert (int(first), int(second)) == plain_philox(counter, key)
 
 
@@ -76,7 +76,7 @@ def plain_philox(counter: int, key: tuple[int, int]) -> tuple[int, int]:
 
 def test_normal_values_are_normal() -> None:
     """Guards the inverse distribution function: mean, deviation and tails of 100,000 values."""
-    values = initial.normal(torch.arange(100_000), initial.key_of(0, "w"))
+    values = philox.normal(torch.arange(100_000), philox.key_of(0, "w"))
     assert abs(values.mean()) < 4 / math.sqrt(100_000)
     assert abs(values.std() - 1) < 0.01
     assert abs((values.abs() > 1.959964).double().mean() - 0.05) < 0.003
@@ -85,7 +85,7 @@ def test_normal_values_are_normal() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_shards_of_any_grid_make_the_same_matrix(grid: Grid, layout: Layout) -> None:
+def test_shards_of_any_grid_make_the_same_matrix(grid: Grid, layout: MatrixLayout) -> None:
     """Guards equal initial weights: every rank's shard is its rectangle of what one rank alone would hold."""
     whole, held = shard(Grid(), 0, layout).value, torch.zeros(layout.rows, layout.columns)
     for rank in range(grid.world):
@@ -109,7 +109,7 @@ def test_names_and_seeds_make_other_values() -> None:
     one = store(Grid(), 0)
     first, second = (one.matrix(LAYOUTS[number]).value / LAYOUTS[number].deviation for number in (0, 1))
     assert not torch.isclose(first, second).any()
-    other = Store(Mesh(Grid(), 0, {}), seed=6, dtype=torch.float64, device=torch.device("cpu"))
+    other = ParameterStore(Mesh(Grid(), 0, {}), seed=6, dtype=torch.float64, device=torch.device("cpu"))
     assert not torch.isclose(other.matrix(LAYOUTS[0]).value / 0.02, first).any()
 
 
@@ -121,7 +121,7 @@ def test_narrow_types_round_the_same_values() -> None:
 
 def test_meta_device_holds_no_values() -> None:
     """Guards checks of models no host could hold: shapes without a counter being made."""
-    huge = Layout("huge", 2**20, 2**20, ("y",), "x", real_rows=2**20, deviation=0.02)
+    huge = MatrixLayout("huge", 2**20, 2**20, ("y",), "x", real_rows=2**20, deviation=0.02)
     made = store(Grid(1, 1, 2, 1), 0, device="meta").matrix(huge)
     assert made.value.is_meta
     assert made.value.shape == (2**19, 2**20)

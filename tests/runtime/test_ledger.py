@@ -7,7 +7,7 @@ import pytest
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import step_values, symbol_values
 from axonn_tune.program.step import StepProgram, build_step
-from axonn_tune.runtime.ledger import Entry, Ledger, compare, expected
+from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, expected
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import Workload
 
@@ -41,29 +41,27 @@ def test_agreement_is_silent(program: StepProgram) -> None:
 def test_a_term_that_is_missing_is_named(program: StepProgram) -> None:
     """Guards the words of a collective that was not sent often enough."""
     ledger = follow(program)
-    ledger.counts[Entry("all_reduce", "y", "forward", "mlp.fc1", 3 * 64 * 384 * 4)] -= 1
+    ledger.counts[LedgerEntry("all_reduce", "y", "forward", "mlp.fc1", 3 * 64 * 384 * 4)] -= 1
     (said,) = compare(ledger, program, VALUES)
-    assert said == (
-        "all_reduce over y, forward, mlp.fc1: the program says 8 × 294,912 bytes, sent were 7 × 294,912 bytes"
-    )
+    assert said == ("all_reduce over y, forward, mlp.fc1: expected 8 × 294,912 bytes, got 7 × 294,912 bytes")
 
 
 def test_a_term_of_another_size_is_one_difference(program: StepProgram) -> None:
     """Guards that bytes count, and that a wrong size is not told as two wrong terms."""
     ledger = follow(program)
-    right = Entry("all_reduce", "x", "forward", "mlp.fc2", 3 * 64 * 96 * 4)
-    ledger.counts[Entry("all_reduce", "x", "forward", "mlp.fc2", 8)] = ledger.counts.pop(right)
+    right = LedgerEntry("all_reduce", "x", "forward", "mlp.fc2", 3 * 64 * 96 * 4)
+    ledger.counts[LedgerEntry("all_reduce", "x", "forward", "mlp.fc2", 8)] = ledger.counts.pop(right)
     (said,) = compare(ledger, program, VALUES)
-    assert said.endswith("the program says 8 × 73,728 bytes, sent were 8 × 8 bytes")
+    assert said.endswith("expected 8 × 73,728 bytes, got 8 × 8 bytes")
 
 
 def test_a_term_nobody_planned_is_named(program: StepProgram) -> None:
     """Guards against traffic that no prediction knows of."""
     ledger = follow(program)
-    ledger.record(Entry("all_gather", "data", "step", "secret", 4))
-    ledger.record(Entry("all_gather", "data", "step", "secret", 8))
+    ledger.record(LedgerEntry("all_gather", "data", "step", "secret", 4))
+    ledger.record(LedgerEntry("all_gather", "data", "step", "secret", 8))
     (said,) = compare(ledger, program, VALUES)
-    assert said == ("all_gather over data, step, secret: the program says none, sent were 1 × 4 bytes and 1 × 8 bytes")
+    assert said == ("all_gather over data, step, secret: expected none, got 1 × 4 bytes and 1 × 8 bytes")
 
 
 def test_one_rank_sends_nothing(program: StepProgram) -> None:

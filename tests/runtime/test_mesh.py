@@ -38,5 +38,5 @@ def test_one_rank_needs_no_group() -> None:
 
 def test_a_world_of_another_size_is_refused_with_the_arithmetic() -> None:
     """Guards the message that a wrong launch begins with."""
-    with pytest.raises(UsageError, match=r"x·y·z·data = 2·1·3·1 needs 6 ranks, but the world has 1"):
+    with pytest.raises(UsageError, match=r"x·y·z·data = 2·1·3·1 needs 6 ranks, but 1 rank was started"):
         build_mesh(Grid(2, 1, 3, 1))

@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from axonn_tune.errors import TrainingFailedError
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.communicate import Communicator, Entry, Ledger
+from axonn_tune.runtime.communicator import Communicator, Ledger, LedgerEntry
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import AdamW, StepResult, learning_rate
 from axonn_tune.runtime.parameters import Parameter
-from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
@@ -49,7 +49,7 @@ def training(grid: Grid, *, options: Optimizer = OPTIONS) -> Training:
     communicator = Communicator(build_mesh(grid), Ledger())
     place = communicator.mesh.grid.coordinates(communicator.mesh.rank)
     wide = torch.float64
-    settings = Settings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"))
+    settings = RuntimeSettings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"))
     model = Transformer(load_model("nano").document, communicator, settings, sequence=SEQUENCE, seed=0)
     tokens = torch.randint(0, 512, (BATCH, SEQUENCE + 1), generator=torch.Generator().manual_seed(0))
     part = tokens.chunk(grid.z * grid.data)[place["data"] * grid.z + place["z"]]
@@ -70,7 +70,7 @@ def serve(rank: int, rendezvous: Path) -> None:
         trained = training(grid)
         found.append([trained.step() for _ in range(STEPS)])
         sent = trained.model.communicator.ledger.counts
-        assert sent[Entry("all_reduce", "xyzdata", "step", "gradient_norm", 16)] == STEPS
+        assert sent[LedgerEntry("all_reduce", "xyzdata", "step", "gradient_norm", 16)] == STEPS
     torch.save(found, rendezvous.with_name(f"results-{rank}"))
     dist.destroy_process_group()
 

@@ -15,10 +15,11 @@ import pytest
 
 from axonn_tune.cli.main import main
 from axonn_tune.errors import UsageError
-from axonn_tune.runtime.launching import place_of, require_world
+from axonn_tune.runtime.mesh import require_world
+from axonn_tune.runtime.rank import rank_environment
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.runs import Summary
+from axonn_tune.specs.results import Summary
 from axonn_tune.specs.traces import COMPUTE_LANE, communication_lane, term_name
 
 STEPS, PATIENCE_S = 6, 90.0
@@ -121,7 +122,7 @@ def test_terms_are_timed_and_shown_beside_the_prediction(tmp_path: Path) -> None
     assert summary.compute_s.measured + summary.exposed_communication_s.measured == pytest.approx(
         summary.step_s.measured
     )
-    assert "predicted beside measured" in shown, said
+    assert "predicted vs. measured" in shown, said
     assert "reduce_scatter" in shown
     require_trace(tmp_path / "run", {term_name(op, "z", phase, layer) for op, layer, phase in planned})
 
@@ -152,7 +153,7 @@ def test_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
     code, said = ended(process)
     assert time.monotonic() - began < 10
     assert code == 6
-    assert "Error: rank 1: its process ended without a word" in said
+    assert "Error: rank 1: its process ended without a message" in said
     assert "Traceback" not in said
     assert not any(Path(f"/proc/{pid}").exists() for pid in others)
 
@@ -187,7 +188,7 @@ def test_wrong_world_size_is_refused_with_the_arithmetic(tmp_path: Path) -> None
     """Guards the first check."""
     launch = load_document(launch_file(tmp_path, gpus=2), schema=Launch)
     with pytest.raises(UsageError, match="1·1·2·1 needs 2 ranks, but 3 ranks were started"):
-        require_world(launch, 3)
+        require_world(launch.grid.grid(), 3)
 
 
 def test_place_is_torchruns_then_slurms_then_alone() -> None:
@@ -195,8 +196,8 @@ def test_place_is_torchruns_then_slurms_then_alone() -> None:
     master = {"MASTER_ADDR": "node1", "MASTER_PORT": "29400"}
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **master}
     slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", **master}
-    assert place_of({**slurm, **torchrun}).rank == 3
-    assert place_of(slurm).rank == 5
-    assert place_of({}).world == 1
+    assert rank_environment({**slurm, **torchrun}).rank == 3
+    assert rank_environment(slurm).rank == 5
+    assert rank_environment({}).world == 1
     with pytest.raises(UsageError, match="MASTER_PORT must be too"):
-        place_of({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "here"})
+        rank_environment({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "here"})

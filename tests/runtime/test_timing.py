@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.runtime.in_flight import shares_s
-from axonn_tune.runtime.ledger import Entry
-from axonn_tune.runtime.summary import middle_half
+from axonn_tune.runtime.ledger import LedgerEntry
+from axonn_tune.runtime.metrics import middle_half, shares_s
 from axonn_tune.runtime.timing import StepTimes, TimedCall, Timer
 from tests.runtime import timing_tasks
 from tests.runtime.pool import Pools
 
-GATHER = Entry("all_gather", "z", "forward", "mlp.fc1", 4096)
-REDUCE = Entry("all_reduce", "z", "step", "vectors", 64)
+GATHER = LedgerEntry("all_gather", "z", "forward", "mlp.fc1", 4096)
+REDUCE = LedgerEntry("all_reduce", "z", "step", "vectors", 64)
 
 
 class ByHand:

@@ -9,14 +9,12 @@ import torch
 import torch.nn.functional as functional
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.communicate import Communicator
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
-from axonn_tune.runtime.linear import together
-from axonn_tune.runtime.local import attention_core, compiled
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.norm import Norm, gradient_sums, normalized
-from axonn_tune.runtime.parameters import Store
-from axonn_tune.runtime.settings import Settings
+from axonn_tune.runtime.modules import Norm, attention_core, compiled, gradient_sums, interleave, normalized
+from axonn_tune.runtime.parameters import ParameterStore
+from axonn_tune.runtime.settings import RuntimeSettings
 from tests.runtime import tasks
 from tests.runtime.pool import Pools
 
@@ -24,15 +22,15 @@ TOKENS, HIDDEN = 24, 96
 CPU = torch.device("cpu")
 
 
-def settings(compute: torch.dtype, main: torch.dtype) -> Settings:
+def settings(compute: torch.dtype, main: torch.dtype) -> RuntimeSettings:
     """Without overlap."""
-    return Settings(compute, main, main, frozenset(), "none", 0, CPU)
+    return RuntimeSettings(compute, main, main, frozenset(), "none", 0, CPU)
 
 
 def norm(compute: torch.dtype, main: torch.dtype, *, native: bool) -> Norm:
     """A LayerNorm whose weight and bias are not those it begins with."""
     mesh = build_mesh(Grid())
-    store, chance = Store(mesh, 0, main, CPU), torch.Generator().manual_seed(3)
+    store, chance = ParameterStore(mesh, 0, main, CPU), torch.Generator().manual_seed(3)
     weight, bias = (store.vector(name, HIDDEN, "y", value=1.0) for name in ("weight", "bias"))
     for one in (weight, bias):
         one.value += torch.randn(HIDDEN, generator=chance).to(main)
@@ -65,7 +63,7 @@ def test_compiled_functions_are_the_plain_ones() -> None:
     chance = torch.Generator().manual_seed(5)
     x, gradient = (torch.randn(TOKENS, HIDDEN, generator=chance).bfloat16() for _ in range(2))
     mean, scale, weight = x.float().mean(-1, keepdim=True), torch.ones(TOKENS, 1), torch.randn(HIDDEN, generator=chance)
-    on = Settings(*vars(settings(torch.bfloat16, torch.float32)).values())
+    on = RuntimeSettings(*vars(settings(torch.bfloat16, torch.float32)).values())
     object.__setattr__(on, "compile", True)
     for function, arguments in [
         (normalized, (x, mean, scale, weight, None, torch.bfloat16)),
@@ -110,4 +108,4 @@ def test_passes_of_different_lengths_keep_their_results() -> None:
             yield
         return times
 
-    assert together([waiting(1), waiting(3)]) == [1, 3]
+    assert interleave([waiting(1), waiting(3)]) == [1, 3]

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from axonn_tune.runtime import watch
-from axonn_tune.runtime.loop import START_TIMEOUT_S, StepLimit
-from axonn_tune.runtime.watch import Failure, Watch
+from axonn_tune.runtime.trainer import START_TIMEOUT_S, StepLimit
+from axonn_tune.runtime.watch import RankFailure, Watch
 
 PATIENCE_S, LIMIT_S = 30.0, 0.2
 
@@ -24,7 +24,7 @@ def watches(world: int) -> tuple[list[Watch], Failures]:
     """Connected ends, and what each is told: `(rank, failure)`."""
     told: Failures = queue.Queue()
 
-    def hear(rank: int) -> Callable[[Failure], None]:
+    def hear(rank: int) -> Callable[[RankFailure], None]:
         return lambda failure: told.put((rank, failure))
 
     found = [Watch(rank, world, hear(rank)) for rank in range(world)]
@@ -75,7 +75,7 @@ def test_one_search_for_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
             return found
 
     searches: list[str] = []
-    monkeypatch.setattr(Watch, "_name_the_late", lambda self, reason: searches.append(reason))
+    monkeypatch.setattr(Watch, "_name_late_ranks", lambda self, reason: searches.append(reason))
     first = Watch(0, 3, lambda failure: None)
     first._timed_out = Slow()
     noting = [threading.Thread(target=first._note_time_out, args=(rank, 7, "late")) for rank in range(3)]
@@ -106,7 +106,7 @@ def test_a_rank_that_hangs_is_the_one_that_is_behind(hanging: int) -> None:
     assert set(heard) == {0, 1, 2}
     for failure in heard.values():
         assert (failure.rank, failure.code) == (hanging, 6)
-        assert f"rank {hanging} hangs, after 7 collectives of 9" in failure.reason
+        assert f"rank {hanging} hangs after 7 of 9 collectives" in failure.reason
 
 
 def test_a_rank_outside_of_its_step_is_silent() -> None:
@@ -126,7 +126,7 @@ def test_if_all_wait_for_the_same_nobody_is_blamed() -> None:
     for one in found:
         one.begin_step(LIMIT_S)
     for _ in found:
-        assert "all ranks wait, after 0 collectives each" in told.get(timeout=PATIENCE_S)[1].reason
+        assert "all ranks wait after 0 collectives each" in told.get(timeout=PATIENCE_S)[1].reason
 
 
 def test_steps_that_end_in_time_end_nothing() -> None:

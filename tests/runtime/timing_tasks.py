@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.grid import Grid
-from axonn_tune.runtime.communicate import Communicator
+from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.timing import TimedCall, Timer

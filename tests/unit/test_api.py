@@ -12,23 +12,23 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import axonn_tune
-from axonn_tune.api import options
+from axonn_tune.api.search import COSTS, SearchOptions
+from axonn_tune.cost.paper import PaperBackend
 from axonn_tune.errors import NothingFeasibleError, UnknownNameError, UsageError
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.choosing import RANK_BY
-from axonn_tune.specs.workload import OVERLAPS
+from axonn_tune.specs.catalog import DEFAULT_MACHINE
+from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES, Precision
 from tests.cli.running import run
-from tests.unit.house import PACKAGE, ROOT, python_files
 
-MODULES = [
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in python_files(f"{PACKAGE}/api")
-    if path.stem != "__init__"
-]
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "axonn_tune"
+MODULES = [f"axonn_tune.api.{path.stem}" for path in sorted((PACKAGE / "api").glob("*.py")) if path.stem != "__init__"]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 SMALL: dict[str, Any] = {"gpus": 8, "machine": "localhost", "precision": "fp32"}
 
@@ -72,7 +72,7 @@ def test_names_are_there_and_bring_what_they_need() -> None:
 
 def test_type_checkers_see_the_same_names() -> None:
     """Guards completion: what is imported for type checkers is what is imported when used."""
-    source = (ROOT / PACKAGE / "__init__.py").read_text("utf-8")
+    source = (PACKAGE / "__init__.py").read_text("utf-8")
     seen = re.findall(r"^    from axonn_tune\.([\w.]+) import (?:\(([^)]*)\)|(.*))$", source, flags=re.MULTILINE)
     listed = {name.strip(): module for module, many, few in seen for name in (many or few).split(",") if name.strip()}
     assert listed == axonn_tune._MODULES
@@ -144,7 +144,7 @@ def test_frames_hold_what_csv_holds() -> None:
 
 def test_documents_may_be_names_paths_or_objects(tmp_path: Path) -> None:
     """Guards that all three say the same, overrides included."""
-    from axonn_tune.specs.writing import to_yaml
+    from axonn_tune.specs.document import to_yaml
 
     loaded = axonn_tune.load_model("nano")
     path = tmp_path / "copy.yaml"
@@ -162,7 +162,7 @@ def test_documents_may_be_names_paths_or_objects(tmp_path: Path) -> None:
         ({"precision": "bf61"}, "did you mean 'bf16'"),
         ({"rank_by": "steps"}, "known: communication, exposed, iteration"),
         ({"cost": "papr"}, "did you mean 'paper'"),
-        ({"order": "x,y,z"}, "must name each of x, y, z and data once"),
+        ({"order": "x,y,z"}, "--order x,y,z must name data too, as in x,y,z,data"),
         ({"overlap": ["outputs"]}, "did you mean 'output'"),
         ({"set": "layers=4"}, "give a mapping"),
         ({"set": {"layer": 4}}, "did you mean 'layers'"),
@@ -265,14 +265,19 @@ def test_explanations_show_themselves() -> None:
 
 def test_options_are_those_of_the_command_line() -> None:
     """Guards the two lists of names and choices, which are spelled out apart for the sake of start-up time."""
-    from dataclasses import fields
+    import click
 
-    from axonn_tune.cli import options as cli
+    from axonn_tune.cli import options
 
-    named = {each.name for each in fields(cli.Chosen)} - {"gpus", "model", "machine", "batch", "rank_by", "settings"}
-    assert named | {"set"} == set(options.Options.__annotations__)
-    assert (cli.COSTS, cli.RANK_BY, cli.OVERLAPS) == (options.COSTS, RANK_BY, OVERLAPS)
-    assert cli.DEFAULT_MACHINE == options.DEFAULT_MACHINE
+    command = click.command()(options.search_options()(lambda **parameters: None))
+    named = {param.name for param in command.params} - {"gpus", "model", "machine", "batch", "rank_by", "help"}
+    assert named == set(SearchOptions.__annotations__)
+    assert set(options.RANK_BY) == {*RANK_BY, "step"}
+    assert (COSTS, ("alpha-beta", *get_args(PaperBackend))) == (options.COSTS, COSTS)
+    assert (options.OVERLAPS, options.RECOMPUTES) == (OVERLAPS, RECOMPUTES)
+    assert get_args(Precision) == options.PRECISIONS
+    assert options.DEFAULT_MACHINE == DEFAULT_MACHINE
+    assert set(options.AXES) <= set(ALL_AXES)
 
 
 def test_numpy_numbers_are_taken() -> None:

@@ -4,7 +4,7 @@ import importlib
 import re
 from pathlib import Path
 
-import pytest
+from axonn_tune import __version__, errors
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -37,10 +37,9 @@ def resolves(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("page", "name"), NAMED)
-def test_functions_named_in_the_docs_exist(page: str, name: str) -> None:
+def test_functions_named_in_the_docs_exist() -> None:
     """Guards that each equation's function can be found where the docs say."""
-    assert resolves(name), f"docs/{page} names {name}"
+    assert not [f"docs/{page} names {name}" for page, name in NAMED if not resolves(name)]
 
 
 def test_equations_stand_beside_their_functions() -> None:
@@ -69,9 +68,25 @@ def test_figures_among_the_questions_are_those_of_the_pages_they_come_from() -> 
     assert figures("faq.md") - known == set()
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
-def test_links_between_pages_lead_somewhere(path: Path) -> None:
+def test_links_between_pages_lead_somewhere() -> None:
     """Guards relative links."""
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
-        if "://" not in target:
-            assert (path.parent / target).exists(), target
+    links = [
+        (path, target)
+        for path in sorted(DOCS.rglob("*.md"))
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+        if "://" not in target
+    ]
+    assert not [f"{path.name}: {target}" for path, target in links if not (path.parent / target).exists()]
+
+
+def test_readme_lists_every_exit_code() -> None:
+    """Guards the documentation of exit codes: every error of the tree ends in one the README explains."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", readme, flags=re.MULTILINE)}
+    tree = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert {kind.exit_code for kind in tree if issubclass(kind, errors.AxonnTuneError)} <= documented
+
+
+def test_changelog_knows_this_version() -> None:
+    """Guards releases: the version in the package has a section, or lies ahead under Unreleased."""
+    assert __version__ in (ROOT / "CHANGELOG.md").read_text("utf-8")

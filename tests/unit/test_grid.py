@@ -75,7 +75,7 @@ def test_orders_that_differ_only_in_axes_of_one_are_one() -> None:
     assert len(layouts) > 1
 
 
-@pytest.mark.parametrize("axes", ["w", "xx", "", "xq", "dataxy"])
+@pytest.mark.parametrize("axes", ["w", "xx", "", "xq", "datadata"])
 def test_unknown_axes_are_refused(axes: str) -> None:
     """Guards against a typo that would silently communicate over nothing."""
     with pytest.raises(ValueError, match="does not name axes"):

@@ -6,12 +6,12 @@ import csv
 
 import pytest
 
-from axonn_tune.program.size import PLAIN
 from axonn_tune.cost.collectives import collective_time_s, lines, route
 from axonn_tune.grid import GroupShape
+from axonn_tune.program.size import PLAIN
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.machine import CollectiveKind
-from benchmarks import fit
+from tools.fit import profiles
 from tools.fit.rows import PUBLISHED
 
 SHIPPED = {
@@ -56,7 +56,7 @@ def test_a_node_holds_the_ranks_that_the_launcher_starts_on_it(name: str) -> Non
 
 def test_numbers_marked_fitted_are_those_of_the_fit(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards the claim `kind: fitted`: the fit can be re-run from the shipped rows and gives the profile's numbers."""
-    assert fit.main(["--check"]) == 0, capsys.readouterr().err
+    assert profiles.main(["--check"]) == 0, capsys.readouterr().err
 
 
 def test_every_published_row_names_a_known_source() -> None:

@@ -1,1 +1,1 @@
-"""Fits of shipped numbers: machine profiles to collectives and GEMMs, software to published steps."""
+"""Fits the numbers that ship with the tool to published measurements."""

@@ -1,4 +1,4 @@
-"""Robust fits: which few numbers of a profile bring the project's formulas nearest to measured times."""
+"""Robust fits: the few numbers of a profile with which the cost model's formulas come nearest to measured times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Predict = Callable[[Machine, Mapping[str, float]], Floats]
 
 NUISANCE = "nuisance."
-"""Prefix of parameters that are fitted beside the profile's but are none of it."""
+"""Prefix of parameters that are fitted together with the profile's but are not part of it."""
 
 LINEAR_BEYOND = 0.05
 """Errors beyond this share count by their size instead of its square, so that outliers have little pull."""
@@ -47,7 +47,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Fit:
-    """Outcome of a stage: fitted values by path, and log(predicted / measured) of the profile as it is written."""
+    """Result of a stage: fitted values by path, and log(predicted / measured) of the profile as it is written."""
 
     stage: Stage
     values: Mapping[str, float]
@@ -66,7 +66,7 @@ class Fit:
 
 
 def run(stage: Stage) -> Fit:
-    """Fit a stage from several starts, and judge the profile as written on the same rows."""
+    """Fit a stage from several starts, and evaluate the profile as written on the same rows."""
     from scipy.optimize import least_squares
 
     profile = load_machine(stage.machine).document
@@ -129,7 +129,7 @@ def kind_at(machine: Machine, path: str) -> str:
 
 
 def _places(document: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
-    """Where a path leads: a mapping and its key, more than one for the measured groups of one size."""
+    """The target of a path: a mapping and its key, more than one for the measured groups of one size."""
     *words, last = path.split(".")
     sections: list[Any] = [document]
     for word in words:

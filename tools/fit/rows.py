@@ -1,4 +1,4 @@
-"""The published measurements in `benchmarks/published`, and what a machine profile predicts for them."""
+"""The published measurements in `tools/fit/published`, and what a machine profile predicts for them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class CollectiveRow:
 
 @dataclass(frozen=True)
 class MatmulRow:
-    """One measured product `O[m, n] = A[m, k] · B[k, n]` in bf16.
+    """One measured GEMM `O[m, n] = A[m, k] · B[k, n]` in bf16.
 
-    `layout` is NN, NT or TN as in a profile, `linear` for a forward product timed in a short burst,
+    `layout` is NN, NT or TN as in a profile, `linear` for a forward GEMM timed in a short burst,
     `best` for the best shape of a search that ran until clocks and power had settled.
     """
 

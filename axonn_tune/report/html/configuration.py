@@ -1,30 +1,127 @@
-"""One configuration in detail: in words, its memory against the limit, its timeline, each term and how it is priced."""
+"""One configuration in detail: in words, its memory against the limit, its timeline, each term and how it is priced.
+
+`cost.spans` has every operation of a step, for traces; a page has room for what can be seen. So the timeline is drawn
+as bars on lanes, a compute lane and one for the collectives of each axis: one layer as it stands among others, and
+the whole step coarsely.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from axonn_tune.cost.breakdown import work_by_kind
+from axonn_tune.cost.breakdown import CONTENDED, kind_of, work_by_kind
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.timeline import Batch, Interval, Stretch
+from axonn_tune.errors import AxonnTuneError
 from axonn_tune.grid import AXES, Grid
-from axonn_tune.ranking.entries import Entry, term_entries
-from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.report.explain_lines import line_sentences
-from axonn_tune.report.explain_words import paragraphs
-from axonn_tune.report.html.blocks import Column, Json, card, cards, command, figure, fold, table, text
-from axonn_tune.report.html.colors import ACCENT, LIMIT, MUTED
-from axonn_tune.report.html.timeline import timeline_figures
-from axonn_tune.report.ranking_json import term_json
-from axonn_tune.units import GB, GIB, MICRO, TERA, show_bytes, show_seconds
+from axonn_tune.program.operations import Collective
+from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
+from axonn_tune.ranking.space import Problem
+from axonn_tune.report.explain import PricedConfiguration, line_sentences, paragraphs
+from axonn_tune.report.html.page import (
+    ACCENT,
+    BY_KIND,
+    LIMIT,
+    MUTED,
+    WAIT,
+    Column,
+    card,
+    cards,
+    command,
+    figure,
+    fold,
+    percent_column,
+    table,
+    term_color,
+    text,
+)
+from axonn_tune.report.output import NOTHING, Json, axis_name, percent
+from axonn_tune.report.ranking import term_json
+from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, communication_lane, term_name, wait_name
+from axonn_tune.specs.workload import Workload
+from axonn_tune.units import GB, GIB, MICRO, MILLI, TERA, show_bytes, show_seconds
 
+_ADDED = frozenset({"path", "sha256"})
+"""Keys that results have beside those of the documents they were made from."""
 _SAME = 1e-9
 """Relative difference up to which two predictions are the same."""
 
+SEVERAL, WAITING = "several in sequence", "waiting"
+_LAYERS_BEFORE = 4
+"""Collectives of so many layers may still be under way when the next one begins."""
+_STEP_PARTS = 500
+"""What is shorter than this part of a step is too narrow to see in a figure of the step."""
+_BY_PHASE = {"forward": "--compute", HEAD: "--compute-4", "backward": "--compute-2", END: "--compute-3"}
+_LANE_HEIGHT, _BASE_HEIGHT = 34, 80
+_ALL_AXES = "xyzdata"
+
+
+def _parsed(document: Json, schema: type[D], *, source: str) -> D:
+    """A document within a document of results; DocumentError if this version cannot read it."""
+    own = {key: value for key, value in document.items() if key not in _ADDED}
+    return parse_document(json.dumps(own), schema=schema, source=source)
+
+
+def inputs_of(document: Json, *, source: str, model: Json | None = None, workload: Json | None = None) -> Inputs:
+    """Inputs of a ranking or comparison, or of one point of a sweep, which has `model` and `workload` of its own."""
+    model, workload = model or document["model"], workload or document["workload"]
+    machine = document["machine"]
+    trained = _parsed(model, Model, source=source)
+    profile = _parsed(machine, Machine, source=source)
+    problem = Problem(
+        model=trained,
+        machine=profile,
+        workload=_parsed(workload, Workload, source=source),
+        gpus=document["gpus"],
+        rank_by=document.get("rank_by", "iteration"),
+    )
+    return Inputs(
+        problem,
+        Loaded(trained, Path(model.get("path", trained.name)), model["sha256"]),
+        Loaded(profile, Path(machine.get("path", profile.name)), machine["sha256"]),
+    )
+
+
+def explain_command(inputs: Inputs) -> list[str]:
+    """The start of a command line that explains a configuration; empty if the files are not what they were."""
+    try:
+        now = load_model(str(inputs.model.path)), load_machine(str(inputs.machine.path))
+    except AxonnTuneError:
+        return []
+    if (now[0].sha256, now[1].sha256) != (inputs.model.sha256, inputs.machine.sha256):
+        return []
+    workload, problem = inputs.problem.workload, inputs.problem
+    model_name = problem.model.name if is_shipped("model", inputs.model.path) else str(inputs.model.path)
+    machine_name = problem.machine.name if is_shipped("machine", inputs.machine.path) else str(inputs.machine.path)
+    defaults = make_workload(problem.model, WorkloadChoices())
+    made = {"global_batch": "--batch", "sequence_length": "--seq", "precision": "--precision"}
+    changed = {key: option for key, option in made.items() if getattr(workload, key) != getattr(defaults, key)}
+    options = [word for key, option in changed.items() for word in (option, str(getattr(workload, key)))]
+    if workload.shard_optimizer_over_data:
+        options.append("--shard-optimizer")
+    if workload.split_micro_batch:
+        options.append("--split-micro-batch")
+    if workload.overlaps != defaults.overlaps:
+        options += [word for name in workload.overlaps for word in ("--overlap", name)] or ["--no-overlap"]
+    if problem.rank_by != "communication":
+        options += ["--rank-by", problem.rank_by]
+    return [
+        *("axonn-tune", "explain", "--gpus", str(problem.gpus), "--model", model_name, "--machine", machine_name),
+        *options,
+    ]
+
 
 @dataclass(frozen=True)
-class Detailed:
+class ConfigurationDetail:
     """A configuration of a document, as the document has it, and priced again by this version."""
 
     config: Json
@@ -34,10 +131,10 @@ class Detailed:
     @property
     def terms(self) -> list[Json]:
         """Its terms: those of the document, or as it would have them."""
-        return self.config.get("terms") or [term_json(term) for term in term_entries(self.pricing)]
+        return self.config.get("terms") or [term_json(term) for term in self.pricing.terms]
 
 
-def detailed(config: Json, inputs: Inputs) -> Detailed | None:
+def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
     """Price a configuration of the contract; None if it does not say enough, as those of other cost models do not."""
     if not config["feasible"] or config["iteration_s"] is None or config["order"] is None:
         return None
@@ -45,7 +142,9 @@ def detailed(config: Json, inputs: Inputs) -> Detailed | None:
     grid = Grid(config["x"], config["y"], config["z"], config["data"], order=order)
     settled = Configuration(grid, config["micro_batch"], config["recompute"], config["kept_layers"])
     problem = inputs.problem
-    return Detailed(config, inputs, price_configuration(problem.model, problem.machine, problem.workload, settled))
+    return ConfigurationDetail(
+        config, inputs, price_configuration(problem.model, problem.machine, problem.workload, settled)
+    )
 
 
 def grid_words(config: Mapping[str, object]) -> str:
@@ -65,10 +164,10 @@ def title(config: Json) -> str:
     return f"{rank}{grid_words(config)}, {batches}"
 
 
-def detail_blocks(found: Detailed, *, explain: Sequence[str]) -> list[Json]:
+def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str]) -> list[Json]:
     """Everything about a configuration; `explain`: words of the command that explains it, less its own options."""
     config, pricing = found.config, found.pricing
-    computed = [text(line_sentences(found.inputs.problem, pricing), title="How a call is priced")]
+    computed = [text(line_sentences(found.inputs.problem, pricing), title="How calls are priced")]
     blocks = [
         cards(config_cards(config, limit_bytes=pricing.memory_limit_bytes)),
         *_changed(found),
@@ -83,31 +182,31 @@ def detail_blocks(found: Detailed, *, explain: Sequence[str]) -> list[Json]:
     return blocks
 
 
-def _in_words(found: Detailed) -> list[Json]:
+def _in_words(found: ConfigurationDetail) -> list[Json]:
     """The step in sentences, where the document says what follows from its time."""
     if found.config["low_s"] is None or found.config["mfu"] is None:
         return []
-    story = paragraphs(found.inputs, _entry(found.config), found.pricing)
+    story = paragraphs(PricedConfiguration(found.inputs, _entry(found.config), found.pricing))
     return [fold("The step in words", [text([" ".join(part) for part in story])])]
 
 
 def config_cards(config: Json, *, limit_bytes: float | None) -> list[Json]:
     """The numbers that matter most of one configuration of the contract."""
-    of = "" if limit_bytes is None else f"of {show_bytes(limit_bytes)} that can be used"
+    of = "" if limit_bytes is None else f"of {show_bytes(limit_bytes)} usable"
     found = [
-        ("communication", _seconds(config["communication_s"]), "all collectives, hidden or not"),
-        ("exposed", _seconds(config["exposed_communication_s"]), "communication that no computation hides"),
+        ("communication", _seconds(config["communication_s"]), "all collectives, overlapped or not"),
+        ("exposed", _seconds(config["exposed_communication_s"]), "not overlapped with computation"),
         ("computation", _seconds(config["compute_s"]), "kernels of one GPU"),
         ("step", _seconds(config["iteration_s"]), _interval(config)),
-        ("MFU", "-" if config["mfu"] is None else f"{config['mfu']:.1%}", _hfu(config)),
-        ("memory", "-" if config["memory_bytes"] is None else show_bytes(config["memory_bytes"]), of),
-        ("tokens/s", "-" if config["tokens_per_s"] is None else f"{config['tokens_per_s']:,.0f}", "of all GPUs"),
+        ("MFU", percent(config["mfu"]), _hfu(config)),
+        ("memory", NOTHING if config["memory_bytes"] is None else show_bytes(config["memory_bytes"]), of),
+        ("tokens/s", NOTHING if config["tokens_per_s"] is None else f"{config['tokens_per_s']:,.0f}", "of all GPUs"),
     ]
-    return [card(label, value, note=note) for label, value, note in found if value != "-"]
+    return [card(label, value, note=note) for label, value, note in found if value != NOTHING]
 
 
 def _seconds(value_s: float | None) -> str:
-    return "-" if value_s is None else show_seconds(value_s)
+    return NOTHING if value_s is None else show_seconds(value_s)
 
 
 def _interval(config: Json) -> str:
@@ -130,7 +229,7 @@ def pins(config: Json) -> list[str]:
     ]
 
 
-def _changed(found: Detailed) -> list[Json]:
+def _changed(found: ConfigurationDetail) -> list[Json]:
     """A warning if this version predicts another time than the document holds."""
     then_s, now_s = found.config["iteration_s"], found.pricing.iteration_s
     if abs(now_s / then_s - 1.0) < _SAME:
@@ -160,7 +259,7 @@ def _entry(config: Json) -> Entry:
 
 
 def memory_figure(pricing: Pricing) -> Json:
-    """What one rank holds at the peak of a step, largest first, and what it may hold."""
+    """Peak memory of one rank, largest item first, and what it may use."""
     items = sorted(((float(size), name) for name, size in pricing.memory.items if size), reverse=True)
     total, limit = float(pricing.memory.total_bytes), pricing.memory_limit_bytes
     shown = [(total, "all"), *items]
@@ -173,7 +272,7 @@ def memory_figure(pricing: Pricing) -> Json:
         "textposition": ["inside", *["outside"] * len(items)],
         "insidetextanchor": "end",
         "cliponaxis": False,
-        "hovertext": [f"{name}: {show_bytes(size)}, {size / limit:.1%} of what can be used" for size, name in shown],
+        "hovertext": [f"{name}: {show_bytes(size)}, {size / limit:.1%} of usable" for size, name in shown],
         "hovertemplate": "%{hovertext}<extra></extra>",
         "marker": {"color": [ACCENT, *[MUTED] * len(items)]},
     }
@@ -189,12 +288,11 @@ def memory_figure(pricing: Pricing) -> Json:
         "shapes": [_limit_line(limit / GIB)],
     }
     return figure(
-        "Memory of one GPU at the peak of a step",
+        "Peak memory per GPU",
         [trace],
         layout=layout,
         height=90 + 24 * len(shown),
-        note=f"The dashed line is what can be used: {limit / GIB:.3g} GiB. {show_bytes(max(limit - total, 0.0))} are"
-        " left.",
+        note=f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free.",
     )
 
 
@@ -213,16 +311,23 @@ def _limit_line(at: float) -> Json:
     }
 
 
-TERM_COLUMNS = (
-    Column("op", "collective", "What is sent: all_gather, reduce_scatter or all_reduce.", text=True, width_ch=14),
+NAME_COLUMNS = (
+    Column("op", "collective", "all_gather, reduce_scatter or all_reduce.", text=True, width_ch=14),
     Column("axis", "axis", "Axis of the grid whose ranks take part.", text=True, width_ch=7),
     Column("phase", "phase", "Part of the step.", text=True, width_ch=10),
     Column("layer", "layer", "Layer it belongs to.", text=True, width_ch=15),
-    Column("seconds", "all calls, s", "Time of all calls of a step and rank: calls × (α + bytes / β).", width_ch=10),
-    Column("exposed_s", "exposed, s", "The part of it in which computation stands still.", width_ch=10),
-    Column("count", "calls", "Calls per step and rank.", decimals=0, width_ch=8),
-    Column("group", "ranks", "Ranks that take part.", decimals=0, width_ch=7),
-    Column("mib", "buffer, MiB", "Full (gathered or reduced) buffer of one call.", width_ch=11),
+)
+"""What a collective is."""
+SIZE_COLUMNS = (
+    Column("count", "calls", "Calls per step and rank.", decimals=0),
+    Column("group", "ranks", "Ranks that take part.", decimals=0),
+)
+_TERMS = (
+    *NAME_COLUMNS,
+    Column("seconds", "all calls, s", "Time of all calls of a step and rank: calls × (α + bytes / β)."),
+    Column("exposed_s", "exposed, s", "The part not overlapped: computation waits for it."),
+    *SIZE_COLUMNS,
+    Column("bytes", "buffer, MiB", "Full (gathered or reduced) buffer of one call.", per=2**20),
     Column(
         "formula",
         "buffer, formula",
@@ -230,40 +335,31 @@ TERM_COLUMNS = (
         text=True,
         width_ch=22,
     ),
-    Column("tier", "network", "Outermost network tier it crosses.", text=True, width_ch=11),
-    Column("algorithm", "algorithm", "What the library is predicted to choose.", text=True, width_ch=18),
-    Column("alpha_us", "α, µs", "Time of a call without data.", width_ch=9),
-    Column("beta", "β, GB/s", "Bytes of the buffer per second.", width_ch=9),
+    Column("tier", "network", "Outermost network level it crosses.", text=True, width_ch=11),
+    Column(
+        "algorithm", "algorithm", "Algorithm and protocol the library is predicted to choose.", text=True, width_ch=18
+    ),
+    Column("latency_s", "α, µs", "Time of a call without data.", per=MICRO),
+    Column("bandwidth_bytes_per_s", "β, GB/s", "Bytes of the buffer per second.", per=GB),
 )
 
 
 def term_table(terms: Sequence[Json]) -> Json:
     """Each collective, with how it is priced."""
-    rows = [
-        {
-            **{name: term[name] for name in ("op", "axis", "phase", "layer", "seconds", "exposed_s", "count", "group")},
-            "mib": term["bytes"] / 2**20,
-            "formula": term["formula"],
-            "tier": term["tier"],
-            "algorithm": ", ".join(filter(None, (term["algorithm"], term["protocol"]))),
-            "alpha_us": term["latency_s"] / MICRO,
-            "beta": term["bandwidth_bytes_per_s"] / GB,
-        }
-        for term in terms
-    ]
-    return table("", "", TERM_COLUMNS, rows)
+    rows = [{**term, "algorithm": ", ".join(filter(None, (term["algorithm"], term["protocol"])))} for term in terms]
+    return table("", "", _TERMS, rows)
 
 
-WORK_COLUMNS = (
+_WORK = (
     Column("kind", "computation", "What is computed.", text=True, width_ch=28),
     Column("phase", "phase", "Part of the step.", text=True, width_ch=10),
-    Column("seconds", "s", "Time of a step and rank.", width_ch=10),
-    Column("share", "share, %", "Of all computation.", decimals=1, width_ch=9),
-    Column("rate", "TFLOP/s", "Speed reached; element-wise kernels count no FLOPs.", decimals=1, width_ch=9),
+    Column("seconds", "s", "Time of a step and rank."),
+    percent_column("share", "share, %", "Of all computation."),
+    Column("rate", "TFLOP/s", "Speed reached; element-wise kernels count no FLOPs.", per=TERA, decimals=1),
 )
 
 
-def work_table(found: Detailed) -> Json:
+def work_table(found: ConfigurationDetail) -> Json:
     """Computation by kind and phase."""
     pricing = found.pricing
     rows = [
@@ -271,9 +367,242 @@ def work_table(found: Detailed) -> Json:
             "kind": each.kind,
             "phase": each.phase,
             "seconds": each.seconds,
-            "share": 100.0 * each.seconds / pricing.compute_s,
-            "rate": each.flops / each.seconds / TERA if each.flops else None,
+            "share": each.seconds / pricing.compute_s,
+            "rate": each.flops / each.seconds if each.flops else None,
         }
         for each in work_by_kind(pricing, found.inputs.problem.workload)
     ]
-    return table("", "", WORK_COLUMNS, rows)
+    return table("", "", _WORK, rows)
+
+
+def timeline_figures(pricing: Pricing) -> list[Json]:
+    """One layer forward, one backward, and the step."""
+    forward, backward = layer_bars(pricing)
+    step = step_bars(pricing, finest_s=pricing.iteration_s / _STEP_PARTS)
+    batches = (
+        f"All {pricing.accumulation:,} micro-batches of the step, then the optimizer."
+        if pricing.accumulation > 1
+        else "The step's only micro-batch, then the optimizer."
+    )
+    return [
+        _lane_figure(
+            "One layer, forward",
+            forward,
+            note="A block in the middle of the model, with its waits and the collectives that earlier blocks launched.",
+        ),
+        _lane_figure(
+            "One layer, backward",
+            backward,
+            note="The same block in the backward pass, recompute included.",
+        ),
+        _lane_figure(
+            "The whole step",
+            step,
+            note=f"{batches} What is too short to see is joined with its neighbors; the paler a bar, the less of it the"
+            " stream is busy.",
+            faint=True,
+        ),
+    ]
+
+
+def _lanes(bars: Iterable[Bar]) -> list[str]:
+    """Lanes from the top, computation first."""
+    return sorted({one.lane for one in bars}, key=lambda lane: (lane != COMPUTE_LANE, lane))
+
+
+def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, faint: bool = False) -> Json:
+    lanes = _lanes(bars)
+    end_s = max((one.end_s for one in bars), default=0.0)
+    scale, unit = (MILLI, "ms") if end_s < 1.0 else (1.0, "s")
+    traces = [
+        _lane_trace(
+            what, [one for one in bars if (one.what, one.lane) == (what, lane)], lanes, scale=scale, faint=faint
+        )
+        for lane, what in sorted({(one.lane, one.what) for one in bars}, key=_trace_place)
+    ]
+    layout = {
+        "barmode": "overlay",
+        "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+        "yaxis": {
+            "tickvals": list(range(len(lanes))),
+            "ticktext": [_lane_name(lane) for lane in lanes],
+            "range": [len(lanes) - 0.5, -0.5],
+            "fixedrange": True,
+        },
+        "hovermode": "closest",
+    }
+    height = _BASE_HEIGHT + _LANE_HEIGHT * len(lanes)
+    return figure(title, traces, layout=layout, height=height, note=note)
+
+
+def _lane_trace(what: str, bars: Sequence[Bar], lanes: Sequence[str], *, scale: float, faint: bool) -> Json:
+    color = _bar_color(what, bars[0].lane)
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": what,
+        "base": [_short(one.start_s / scale) for one in bars],
+        "x": [_short((one.end_s - one.start_s) / scale) for one in bars],
+        "y": [lanes.index(one.lane) for one in bars],
+        "width": 0.7,
+        "text": [_bar_words(one) for one in bars],
+        "textposition": "none",
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {
+            "color": color,
+            "opacity": [round(0.25 + 0.75 * _busy_share(one), 2) for one in bars] if faint else 1.0,
+            # What is narrower than a pixel is still seen.
+            "line": {"width": 0.7, "color": color},
+        },
+    }
+
+
+def _bar_words(one: Bar) -> str:
+    lasted_s = one.end_s - one.start_s
+    busy = "" if _busy_share(one) > 0.99 else f", busy {_busy_share(one):.0%} of it"
+    return f"{one.name}<br>{show_seconds(lasted_s)} from {show_seconds(one.start_s)}{busy}"
+
+
+def _busy_share(one: Bar) -> float:
+    lasted_s = one.end_s - one.start_s
+    return min(one.busy_s / lasted_s, 1.0) if lasted_s else 1.0
+
+
+def _short(value: float) -> float:
+    """A number as exactly as a screen can show it."""
+    return float(f"{value:.5g}")
+
+
+def _trace_place(lane_and_what: tuple[str, str]) -> tuple[bool, str, int, str]:
+    """Traces in the order of lanes and of the step."""
+    lane, what = lane_and_what
+    phases = list(_BY_PHASE)
+    return lane != COMPUTE_LANE, lane, phases.index(what) if what in phases else len(phases), what
+
+
+def _lane_name(lane: str) -> str:
+    """A lane beside the figure, where there is little room."""
+    if lane == communication_lane(_ALL_AXES):
+        return "over world"
+    return lane.removeprefix("communication ")
+
+
+def _bar_color(what: str, lane: str) -> str:
+    """Color of a kind of bar."""
+    if what == WAITING:
+        return WAIT
+    if what == SEVERAL:
+        return MUTED if lane == COMPUTE_LANE else term_color("all_reduce", lane.rpartition(" ")[2])
+    op, _, axis = what.partition(" over ")
+    return term_color(op, axis) if axis else {**_BY_PHASE, **BY_KIND}[what]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something on a lane. what: what it is colored by; busy_s: how much of it the lane is in use, s."""
+
+    lane: str
+    what: str
+    name: str
+    start_s: float
+    end_s: float
+    busy_s: float
+
+    def moved(self, by_s: float) -> Bar:
+        """The same at another time."""
+        return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
+
+    def within(self, start_s: float, end_s: float) -> Bar:
+        """The part of it between two times; none if its end does not come after its start."""
+        cut = max(self.start_s, start_s), min(self.end_s, end_s)
+        return replace(self, start_s=cut[0], end_s=cut[1], busy_s=cut[1] - cut[0])
+
+
+def bar(interval: Interval) -> Bar:
+    """An interval of the schedule, on the lane that a trace has for it; computation by its kind."""
+    operation, times = interval.operation, (interval.start_s, interval.end_s, interval.end_s - interval.start_s)
+    if isinstance(operation, Collective):
+        name = term_name(operation.kind, operation.axis, operation.phase, operation.layer)
+        if interval.pause:
+            return Bar(COMPUTE_LANE, WAITING, wait_name(name), *times)
+        return Bar(
+            communication_lane(operation.axis), f"{operation.kind} over {axis_name(operation.axis)}", name, *times
+        )
+    kind = kind_of(operation)
+    return Bar(COMPUTE_LANE, kind, f"{kind}: {operation.layer}, {operation.phase}", *times)
+
+
+def phase_bar(stretch: Stretch) -> Bar:
+    """The computation of a part of the step as one bar: forward, head and loss, backward, or the end."""
+    computed = [one for one in stretch.intervals if one.lane == COMPUTE_LANE and not one.pause]
+    phase = stretch.names[0].rpartition(", ")[2]
+    busy_s = sum(one.end_s - one.start_s for one in computed)
+    return Bar(COMPUTE_LANE, phase, phase, stretch.start_s, stretch.end_s, busy_s)
+
+
+def layer_bars(pricing: Pricing) -> tuple[list[Bar], list[Bar]]:
+    """One block forward and one backward, from time 0 each: the kind there is most of, of the last micro-batch."""
+    stretches = pricing.batches[-1].stretches
+    return _layer(stretches, "forward"), _layer(stretches, "backward")
+
+
+def _layer(stretches: Iterable[Stretch], phase: str) -> list[Bar]:
+    """The longest run of equal blocks; with what earlier ones have sent, if there are earlier ones."""
+    blocks = [one for one in stretches if one.names[0].startswith("block ") and one.names[0].endswith(phase)]
+    chosen = max(blocks, key=lambda one: len(one.names))
+    lasts_s = chosen.end_s - chosen.start_s
+    before = _LAYERS_BEFORE if len(chosen.names) > 1 else 1
+    shifts_s = [chosen.shifts_s(-number) for number in range(before)]
+    bars = [bar(one).moved(by_s(one.lane) - chosen.start_s) for by_s in shifts_s for one in chosen.intervals]
+    if len(chosen.names) > 1:
+        bars = [one.within(0.0, lasts_s) for one in bars]
+    return [one for one in bars if one.end_s > one.start_s]
+
+
+def step_bars(pricing: Pricing, *, finest_s: float) -> list[Bar]:
+    """The whole step; what is shorter than `finest_s`, or less than that apart, is drawn as one."""
+    found: list[Bar] = []
+    start_s = 0.0
+    for batch in pricing.batches:
+        one_batch = merged(_batch_bars(batch), finest_s=finest_s)
+        found += [one.moved(start_s + time * batch.every_s) for time in range(batch.times) for one in one_batch]
+        start_s += batch.times * batch.every_s
+    if pricing.contended_s:
+        end_s = pricing.iteration_s
+        found.append(Bar(COMPUTE_LANE, CONTENDED, CONTENDED, end_s - pricing.contended_s, end_s, pricing.contended_s))
+    return merged(found, finest_s=finest_s)
+
+
+def _batch_bars(batch: Batch) -> Iterator[Bar]:
+    """Everything in one micro-batch: computation by its parts, and every collective."""
+    for stretch in batch.stretches:
+        sent = [interval for interval in stretch.intervals if interval.lane != COMPUTE_LANE]
+        for time in range(len(stretch.names)):
+            by_s = stretch.shifts_s(time)
+            yield phase_bar(stretch).moved(by_s(COMPUTE_LANE))
+            yield from (bar(interval).moved(by_s(interval.lane)) for interval in sent)
+
+
+def merged(bars: Iterable[Bar], *, finest_s: float) -> list[Bar]:
+    """Bars of a lane joined where they are of one kind, or too short to see, and less than `finest_s` apart."""
+    found: list[Bar] = []
+    for one in sorted(bars, key=lambda one: (one.lane, one.start_s)):
+        if one.end_s <= one.start_s:
+            continue
+        before = found[-1] if found else None
+        if before and before.lane == one.lane and _joins(before, one, finest_s):
+            what = before.what if before.what == one.what else SEVERAL
+            name = before.name if before.name == one.name else what
+            busy_s = before.busy_s + one.busy_s
+            found[-1] = Bar(one.lane, what, name, before.start_s, max(before.end_s, one.end_s), busy_s)
+        else:
+            found.append(one)
+    return found
+
+
+def _joins(before: Bar, one: Bar, finest_s: float) -> bool:
+    """Whether two neighbours on a lane are drawn as one."""
+    if one.start_s - before.end_s >= finest_s:
+        return False
+    short = max(one.end_s - one.start_s, before.end_s - before.start_s) < finest_s
+    return short or before.what == one.what

@@ -1,24 +1,353 @@
-"""One HTML file from sections: template, style, scripts, data and plotly, all inside it."""
+"""One HTML file: what its sections are made of, where every number comes from, and how it is written.
+
+A page has sections; a section has blocks. They are plain JSON, the only contract between this package and
+`static/*.js`. A color that starts with `--` is a variable of `style.css`, so that figures follow the theme. Template,
+style, scripts, data and plotly are all inside the file.
+"""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from importlib import resources
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from axonn_tune import __version__
+from axonn_tune.cost.breakdown import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, OPTIMIZER
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
-from axonn_tune.report.html.blocks import Json
-from axonn_tune.report.ranking_json import to_text
+from axonn_tune.report.output import Json, json_text, seconds_cells
+from axonn_tune.specs.document import Document
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.machine import Accelerator, Library, Machine, PaperTable, Tier, Uncertainty
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Workload
 
+Cell: TypeAlias = str | int | float | None
+PERCENT = 0.01
+
+MISSING = "a report needs plotly, which is not installed: pip install 'axonn-tune[report]'"
 _SCRIPTS = ("format.js", "table.js", "figures.js", "blocks.js", "page.js")
-MISSING = "a report is drawn by plotly, which is not here: pip install 'axonn-tune[report]'"
+_DECADES_ONLY = 300.0
+"""From this ratio of the ends of a logarithmic axis on, powers of ten are enough."""
+
+# Colors by meaning, as variables of `style.css`, `--name` or `--name/opacity`; the same in every figure.
+COMPUTATION, TEXT = "--compute", "--text"
+ACCENT, MUTED, LIMIT, WAIT, RING = "--accent", "--muted", "--limit", "--wait", "--ring"
+PREDICTED, MEASURED = "--predicted", "--measured"
+BY_KIND = {
+    GEMMS: "--compute",
+    ATTENTION: "--compute-2",
+    ELEMENT_WISE: "--compute-3",
+    OPTIMIZER: "--compute-4",
+    CONTENDED: "--compute/0.35",
+}
+SERIES = tuple(f"--series-{number}" for number in range(1, 9))
+_STRENGTH = {"all_gather": 1.0, "reduce_scatter": 0.72, "all_reduce": 0.45}
+_AXES = {"x": "--axis-x", "y": "--axis-y", "z": "--axis-z", "data": "--axis-data"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. The page shows `value / per`, a number with `decimals` digits after the point.
+
+    meaning: what it is, shown when its heading is pointed at; text: it holds words; hidden: only filtered by;
+    decimals: None for as many as show three digits of the smallest; width_ch: of words, where they may be broken.
+    """
+
+    key: str
+    label: str
+    meaning: str
+    text: bool = False
+    hidden: bool = False
+    per: float = 1.0
+    decimals: int | None = None
+    width_ch: int = 0
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A choice above a table: rows whose `column` holds the value."""
+
+    column: str
+    label: str
+    options: Sequence[Cell]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to look at a figure: what to change in some of its traces, by number, and in its layout."""
+
+    label: str
+    traces: Mapping[int, Json]
+    layout: Json = field(default_factory=dict)
+
+
+def percent_column(key: str, label: str, meaning: str, *, decimals: int = 1) -> Column:
+    """A column of shares, shown in percent."""
+    return Column(key, label, meaning, per=PERCENT, decimals=decimals)
+
+
+def section(identity: str, title: str, *, lead: Sequence[str], cards: Sequence[Json], blocks: Sequence[Json]) -> Json:
+    """One source of the report; `identity` is what links lead to, `lead` sentences below its title."""
+    return {"id": identity, "title": title, "lead": list(lead), "cards": list(cards), "blocks": list(blocks)}
+
+
+def card(label: str, value: str, *, note: str = "") -> Json:
+    """One number, large."""
+    return {"label": label, "value": value, "note": note}
+
+
+def cards(found: Sequence[Json]) -> Json:
+    """Several of them."""
+    return {"kind": "cards", "cards": list(found)}
+
+
+def text(sentences: Sequence[str], *, title: str = "") -> Json:
+    """Sentences, one paragraph each."""
+    return {"kind": "text", "title": title, "sentences": list(sentences)}
+
+
+def facts(rows: Sequence[tuple[str, str]], *, title: str = "") -> Json:
+    """Names and values."""
+    return {"kind": "facts", "title": title, "rows": [list(row) for row in rows]}
+
+
+def command(line: str, *, title: str) -> Json:
+    """A command line to copy."""
+    return {"kind": "command", "title": title, "line": line}
+
+
+def fold(title: str, blocks: Sequence[Json]) -> Json:
+    """Blocks behind a title, closed until it is clicked."""
+    return {"kind": "fold", "title": title, "blocks": list(blocks)}
+
+
+def figure(
+    title: str,
+    traces: Sequence[Json],
+    *,
+    layout: Mapping[str, Any],
+    height: int,
+    note: str = "",
+    choices: Sequence[Choice] = (),
+    least_width: int = 0,
+) -> Json:
+    """A plotly figure, drawn when it is seen; narrower than `least_width` pixels it scrolls sideways."""
+    return {
+        "kind": "figure",
+        "title": title,
+        "note": note,
+        "figure": {"data": list(traces), "layout": dict(layout)},
+        "height": height,
+        "leastWidth": least_width,
+        "choices": [
+            {"label": one.label, "traces": {str(key): value for key, value in one.traces.items()}, "layout": one.layout}
+            for one in choices
+        ],
+    }
+
+
+def table(
+    identity: str,
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[Mapping[str, Cell]],
+    *,
+    note: str = "",
+    filters: Sequence[Filter] = (),
+    opens: str = "",
+    tall: bool = False,
+) -> Json:
+    """A table that sorts; `filters` and a search box above it if it is `tall`; a click opens a row in block `opens`."""
+    return {
+        "kind": "table",
+        "id": identity,
+        "title": title,
+        "note": note,
+        "rows": len(rows),
+        "columns": [column_json(column, [row.get(column.key) for row in rows]) for column in columns],
+        "filters": [
+            {"column": one.column, "label": one.label, "options": list(one.options)}
+            for one in filters
+            if len(one.options) > 1
+        ],
+        "opens": opens,
+        "tall": tall,
+    }
+
+
+def column_json(column: Column, values: Sequence[Cell]) -> Json:
+    """A column with its values, every digit of them; repeated words are kept once."""
+    numbers = [value / column.per for value in values if isinstance(value, int | float)]
+    found: Json = {
+        "key": column.key,
+        "label": column.label,
+        "meaning": column.meaning,
+        "text": column.text,
+        "hidden": column.hidden,
+        "per": column.per,
+        "decimals": (decimals := _decimals(numbers) if column.decimals is None else column.decimals),
+        "width": max(_width(column.label), _longest(numbers, decimals), column.width_ch if column.text else 0),
+    }
+    if not column.text:
+        return {**found, "values": list(values)}
+    words = list(dict.fromkeys(value for value in values if value is not None))
+    places = {word: place for place, word in enumerate(words)}
+    return {**found, "words": words, "values": [None if value is None else places[value] for value in values]}
+
+
+def _width(label: str) -> int:
+    """Characters of the longest part of a heading that cannot be broken."""
+    return max(len(part) for part in label.replace("\u00ad", "- ").split())
+
+
+def _longest(numbers: Sequence[float], decimals: int) -> int:
+    """Characters of the longest number as it is shown."""
+    return max((len(f"{number:,.{decimals}f}") for number in (min(numbers), max(numbers))), default=0) if numbers else 0
+
+
+def _decimals(numbers: Sequence[float]) -> int:
+    """As many decimals as the tables of the terminal have."""
+    known = [abs(number) for number in numbers if number]
+    if not known:
+        return 0
+    return len(seconds_cells([min(known), max(known)])[0].partition(".")[2])
+
+
+def term_color(op: str, axis: str) -> str:
+    """The color of an axis, one for all groups over several; the collectives of an axis differ in strength."""
+    return f"{_AXES.get(axis, '--axis-several')}/{_STRENGTH.get(op, 1.0)}"
+
+
+def series_color(number: int) -> str:
+    """The color of one of several lines."""
+    return SERIES[number % len(SERIES)]
+
+
+def round_ticks(low: float, high: float, *, unit: float = 1.0) -> list[float]:
+    """1, 2 and 5 times powers of ten of `unit` between two positive values; the two themselves if there are fewer."""
+    decades = range(math.floor(math.log10(low / unit)), math.ceil(math.log10(high / unit)) + 1)
+    steps = (1, 2, 5) if high / low < _DECADES_ONLY else (1,)
+    found = [step * 10.0**decade * unit for decade in decades for step in steps]
+    shown = [value for value in found if low <= value <= high]
+    return shown if len(shown) > 1 else list(dict.fromkeys([low, high]))
+
+
+_NUMBERS = (
+    Column("section", "section", "Part of the machine profile.", text=True, width_ch=18),
+    Column("key", "number", "Its key, with the unit in its name.", text=True, width_ch=28),
+    Column("value", "value", "As the profile has it.", text=True, width_ch=30),
+    Column("kind", "kind", "peak: datasheet; measured; fitted; assumed; fact: a count.", text=True, width_ch=9),
+    Column("source", "source", "Where it comes from.", text=True, width_ch=70),
+    Column("meaning", "meaning", "What it is.", text=True, width_ch=70),
+)
+_KEYS = (
+    Column("key", "key", "Key of the document.", text=True, width_ch=26),
+    Column("value", "value", "Its value.", text=True, width_ch=30),
+    Column("meaning", "meaning", "What it is.", text=True, width_ch=70),
+)
+_APART = frozenset({"schema", "sources", "path", "sha256"})
+
+
+def machine_fold(machine: Json) -> Json:
+    """Every number of a machine profile, with kind and source."""
+    return fold(
+        f"Machine: {machine['name']}, every number with its source",
+        [facts(_origin_facts(machine)), table("", "", _NUMBERS, list(_machine_rows(machine)))],
+    )
+
+
+def model_fold(model: Json) -> Json:
+    """The model document."""
+    return fold(
+        f"Model: {model['name']}",
+        [facts(_origin_facts(model)), table("", "", _KEYS, list(_document_rows(model, Model)))],
+    )
+
+
+def workload_fold(workload: Json) -> Json:
+    """What is trained in a step."""
+    return fold("Workload", [table("", "", _KEYS, list(_document_rows(workload, Workload)))])
+
+
+def launch_fold(launch: Launch) -> Json:
+    """What a launch config says beside model and workload."""
+    document = launch.model_dump(mode="json", by_alias=True)
+    apart = {"model", "workload", "predicted", "provenance"}
+    shown = {key: value for key, value in document.items() if key not in apart}
+    return fold(f"Launch config: {launch.name}", [table("", "", _KEYS, list(_document_rows(shown, Launch)))])
+
+
+def origin_fold(rows: list[tuple[str, str]]) -> Json:
+    """Versions, command line, files."""
+    return fold("Versions, files and command", [facts(rows)])
+
+
+def _origin_facts(document: Json) -> list[tuple[str, str]]:
+    known = [("description", "description"), ("path", "file"), ("sha256", "SHA-256 of it, what it extends, overrides")]
+    return [(label, str(document[key])) for key, label in known if document.get(key)]
+
+
+def _machine_rows(machine: Json) -> Iterator[dict[str, str]]:
+    sections: list[tuple[str, Json | None, type[Document]]] = [
+        ("accelerator", machine["accelerator"], Accelerator),
+        *((f"tier {tier['name']}", tier, Tier) for tier in machine["tiers"]),
+        ("library", machine["library"], Library),
+        ("uncertainty", machine["uncertainty"], Uncertainty),
+        ("paper", machine.get("paper"), PaperTable),
+    ]
+    for name, section, schema in sections:
+        if section is not None:
+            yield from (_sourced(name, row, section["sources"]) for row in _document_rows(section, schema))
+    rest = {key: value for key, value in machine.items() if key in ("launcher", "measured")}
+    yield from ({"section": row["key"], **row, "kind": "", "source": ""} for row in _document_rows(rest, Machine))
+
+
+def _sourced(section: str, row: dict[str, str], sources: Json) -> dict[str, str]:
+    source = sources.get(row["key"]) or {"kind": "", "source": ""}
+    return {"section": section, **row, "kind": source["kind"], "source": source["source"]}
+
+
+def _document_rows(document: Json, schema: type[Document]) -> Iterator[dict[str, str]]:
+    fields = {field.alias or name: field for name, field in schema.model_fields.items()}
+    for key, value in document.items():
+        if key in _APART or value is None or key not in fields:
+            continue
+        yield {"key": key, "value": _value_text(value), "meaning": fields[key].description or ""}
+
+
+def _value_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def provenance_folds(document: Json, *, source: str) -> list[Json]:
+    """Where the numbers of a document of results come from."""
+    rows = [
+        ("source", source),
+        ("schema", document["schema"]),
+        ("axonn-tune", document["tool_version"]),
+        ("cost model", document.get("cost", "alpha-beta")),
+        ("MFU and HFU", document.get("mfu_convention", "")),
+        ("peak", f"{_peak(document)} TFLOP/s a GPU in {document['workload']['precision']}"),
+    ]
+    return [
+        machine_fold(document["machine"]),
+        model_fold(document["model"]),
+        workload_fold(document["workload"]),
+        origin_fold([row for row in rows if row[1]]),
+    ]
+
+
+def _peak(document: Json) -> str:
+    return f"{document['machine']['accelerator']['peak_tflops'][document['workload']['precision']]:g}"
 
 
 def write_page(path: str | Path, sections: Sequence[Json], *, command: str, created: datetime | None = None) -> None:
@@ -45,12 +374,12 @@ def page_text(sections: Sequence[Json], *, command: str, created: datetime | Non
     title = sections[0]["title"] if len(sections) == 1 else f"{len(sections)} results"
     parts = {
         "TITLE": escape(f"axonn-tune: {title}"),
-        "STYLE": _static("style.css"),
-        "DATA": _in_script(to_text(data)),
+        "STYLE": _static_file("style.css"),
+        "DATA": _in_script(json_text(data)),
         "PLOTLY": base64.b64encode(_plotly()).decode("ascii"),
-        "SCRIPT": "\n".join(map(_static, _SCRIPTS)),
+        "SCRIPT": "\n".join(map(_static_file, _SCRIPTS)),
     }
-    text = _static("template.html")
+    text = _static_file("template.html")
     for name, value in parts.items():
         before, mark, after = text.partition(f"%{name}%")
         assert mark, f"the template has no %{name}%"
@@ -72,5 +401,5 @@ def _in_script(text: str) -> str:
     return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _static(name: str) -> str:
+def _static_file(name: str) -> str:
     return resources.files("axonn_tune.report.html").joinpath("static", name).read_text(encoding="utf-8")

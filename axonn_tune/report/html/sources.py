@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
-from axonn_tune.report.html.blocks import Json
-from axonn_tune.specs.loading import load_file, read_text
-from axonn_tune.specs.runs import SUMMARY_NAME, Summary
-from axonn_tune.specs.yaml_reader import read_yaml
+from axonn_tune.grid import AXES
+from axonn_tune.report.output import Json
+from axonn_tune.specs.document import read_yaml
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document, load_file, read_text
+from axonn_tune.specs.results import SUMMARY_NAME, Summary
 
 
 def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
@@ -23,15 +26,15 @@ def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
     if file.is_dir():
         file = file / SUMMARY_NAME
         if not file.is_file():
-            raise UsageError(f"{path!r} is no folder of a finished run: it has no {SUMMARY_NAME}")
+            raise UsageError(f"{path!r} is not the folder of a finished run: it has no {SUMMARY_NAME}")
     text = read_text(file)
     document, schema = _peek(text, source=str(file))
     kind = schema.removeprefix("axonn-tune/").partition("/")[0]
     if kind == "launch" and machine is not None:
-        return _launch(file, {}, f"s{number}", machine=machine)
+        return launch_section(file, identity=f"s{number}", machine=machine)
     reader = _READERS.get(kind)
     if reader is None:
-        what = f"a {kind} document{suggest(kind, _READERS)}" if kind else "no document with a schema"
+        what = f"a {kind} document{suggest(kind, _READERS)}" if kind else "not a document with a schema"
         raise UsageError(f"{str(file)!r} is {what}; a report is made from: {', '.join(_READERS)}")
     missing = [key for key in _NEEDED.get(kind, ()) if key not in document]
     if missing:
@@ -61,48 +64,79 @@ def _peek(text: str, *, source: str) -> tuple[Json, str]:
     return (document, str(document.get("schema", ""))) if isinstance(document, dict) else ({}, "")
 
 
-def _launch(file: Path, document: Json, identity: str, *, machine: str | None = None) -> Json:
-    from axonn_tune.report.html.launched import launch_section
+def launch_section(file: Path, *, identity: str, machine: str | None = None) -> Json:
+    """The section of a launch config.
 
-    return launch_section(file, identity=identity, machine=machine)
+    machine: its profile, if the one that the config names is not at hand; UsageError then, without one.
+    """
+    from axonn_tune.ranking.inputs import launch_inputs
+    from axonn_tune.ranking.results import run_search
+    from axonn_tune.ranking.space import Limits
+    from axonn_tune.report.html.page import launch_fold
+    from axonn_tune.report.html.ranking_section import ranking_of, ranking_section
+    from axonn_tune.report.ranking import entry_json
+
+    inputs, changed = launch_inputs(str(file), machine=machine)
+    alone = run_search(inputs)
+    launch = load_document(file, schema=Launch)
+    everything = run_search(replace(inputs, problem=replace(inputs.problem, limits=Limits())))
+    document = ranking_of(everything)
+    picked = entry_json(alone.ranked.entry(0, terms=True), alone) if len(alone.ranked) else None
+    found = ranking_section(document, identity=identity, source=str(file), picked=_placed(picked, document))
+    said = [f"{launch.name}, written by: {launch.provenance.command}"]
+    if changed:
+        said.append("The machine profile differs from the one it was written with, and so do times.")
+    if picked is None:
+        said.append("By this profile the launch config does not fit in memory.")
+    found["lead"] = [*said, *found["lead"]]
+    found["blocks"] = [*found["blocks"], launch_fold(launch)]
+    return found
+
+
+def _placed(picked: Json | None, document: Json) -> Json | None:
+    """The launch config's configuration with the rank that its grid has among all."""
+    if picked is None:
+        return None
+    same = (one["rank"] for one in document["configs"] if all(one[axis] == picked[axis] for axis in AXES))
+    return {**picked, "rank": next(same, None)}
 
 
 def _ranking(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.html.ranking import ranking_section
+    from axonn_tune.report.html.ranking_section import ranking_section
 
     return ranking_section(document, identity=identity, source=str(file))
 
 
 def _sweep(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.html.scaling import sweep_section
+    from axonn_tune.report.html.scaling_sections import sweep_section
 
     return sweep_section(document, identity=identity, source=str(file))
 
 
 def _comparison(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.html.contenders import comparison_section
+    from axonn_tune.report.html.scaling_sections import comparison_section
 
     return comparison_section(document, identity=identity, source=str(file))
 
 
 def _validation(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.html.measured import validation_section
+    from axonn_tune.report.html.measured_sections import validation_section
 
     return validation_section(document, identity=identity, source=str(file))
 
 
 def _measurement(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.html.measured import validation_section
-    from axonn_tune.report.validation import validation_document
-    from axonn_tune.specs.measurements import Measurements
-    from axonn_tune.validation.comparison import Comparison
+    from axonn_tune.report.evaluation import validation_document
+    from axonn_tune.report.html.measured_sections import validation_section
+    from axonn_tune.specs.results import Measurements
+    from axonn_tune.validation.comparison import RunComparison
 
     measured = load_file(file, schema=Measurements).document
-    return validation_section(validation_document(Comparison(measured)), identity=identity, source=str(file))
+    return validation_section(validation_document(RunComparison(measured)), identity=identity, source=str(file))
 
 
 def _summary(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.html.one_run import run_section
+    from axonn_tune.report.html.measured_sections import run_section
 
     return run_section(load_file(file, schema=Summary).document, identity=identity, source=str(file))
 
@@ -116,7 +150,7 @@ _NEEDED = {
     "validation": (*_INPUTS, "model", "place", "quality", "axes", "collectives", "notes", "configurations"),
 }
 _READERS: dict[str, Callable[[Path, Json, str], Json]] = {
-    "launch": _launch,
+    "launch": lambda file, document, identity: launch_section(file, identity=identity),
     "ranking": _ranking,
     "sweep": _sweep,
     "comparison": _comparison,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from axonn_tune.calibration.compute import row_of
+from axonn_tune.calibration.fit import compute_factors
 from axonn_tune.calibration.plan import build_plan
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.grid import GroupShape
@@ -111,4 +111,4 @@ def _seconds(probe: Probe, machine: Machine, world: int) -> float:
         return 1e-3 + probe.size_bytes * min(probe.stride, 2) / 25e6
     if probe.what == "copy":
         return 2.0 * probe.size_bytes / (8e9 if probe.size_bytes > 2**20 else 50e9)
-    return sum(COMPUTE[name] * factor for name, factor in row_of(probe, setting(world), 1).items())
+    return sum(COMPUTE[name] * factor for name, factor in compute_factors(probe, setting(world), 1).items())

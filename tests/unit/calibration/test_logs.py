@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.calibration.from_logs import profile_from_logs
-from axonn_tune.calibration.logs import LogRow, read_log
+from axonn_tune.calibration.logs import LogRow, profile_from_logs, read_log
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.errors import DocumentError, UsageError
 from axonn_tune.grid import GroupShape
@@ -184,13 +183,13 @@ def test_osu_counts_one_ranks_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (TEXT[: TEXT.index("41.94") + 2], r"log.txt:13: a row of results is cut off"),
+        (TEXT[: TEXT.index("41.94") + 2], r"log.txt:13: a row of results is truncated"),
         (TEXT.replace("(us)", "(ms)"), r"log.txt:11: the column of times is not in \(us\)"),
         (TEXT.replace("50.00   41.94", "50.00   419.4"), "log.txt:13: .*are the units mixed"),
         (TEXT[: TEXT.index("     1048576")], "holds no result"),
         (TEXT.replace("all_gather_perf", "alltoall_perf"), "holds alltoall, not an all-gather"),
-        (json.dumps(NCCL_JSON)[:-30], "is no complete JSON"),
-        (json.dumps({"results": []}), "is no result of nccl-tests or rccl-tests"),
+        (json.dumps(NCCL_JSON)[:-30], "is not complete JSON"),
+        (json.dumps({"results": []}), "is not a result of nccl-tests or rccl-tests"),
         ("hello\n", "does not say which collective"),
     ],
 )

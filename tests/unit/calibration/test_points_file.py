@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError, UsageError
-from axonn_tune.specs.points import CopyProbe, Point
-from axonn_tune.specs.points_file import PointLog, read_points
+from axonn_tune.specs.points import CopyProbe, Point, PointLog, read_points
 from tests.unit.calibration.synthetic import setting
 
 POINT = Point(probe=CopyProbe(size_bytes=64), seconds=1e-6, calls=3)
@@ -62,7 +61,7 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
 def test_no_file_is_overwritten(tmp_path: Path) -> None:
     """Guards points that took long to measure."""
     path = written(tmp_path / "points")
-    with pytest.raises(UsageError, match="--resume goes on with it"):
+    with pytest.raises(UsageError, match="pass --resume to continue"):
         PointLog(path).open(setting(2), resume=False)
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from axonn_tune.launch.config import launch_text
-from axonn_tune.launch.emit import SUFFIXES
-from axonn_tune.launch.environment import launch_environment
+from axonn_tune.launch.config import launch_environment, launch_text
+from axonn_tune.launch.scripts import SUFFIXES
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import PURPOSES, Launch
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.workload import Workload
-from tests.unit.house import ROOT
 
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "launch.md").read_text("utf-8")
 
 

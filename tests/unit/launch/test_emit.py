@@ -10,7 +10,7 @@ import pytest
 
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.grid import Grid
-from axonn_tune.launch.emit import ScriptKind, emit_script, script_text
+from axonn_tune.launch.scripts import ScriptKind, emit_script, script_text
 from tests.unit.launch.cases import case
 
 BUILT = case("nano", "perlmutter", grid=Grid(x=2, y=2, z=2, data=2))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from axonn_tune.errors import UsageError
-from axonn_tune.launch.environment import comment, environment_lines, launch_environment
+from axonn_tune.launch.config import comment, environment_lines, launch_environment
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.launch import LaunchVariable
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
@@ -75,7 +75,7 @@ def test_purposes_are_kept_apart() -> None:
     lines = environment_lines(case("nano", "perlmutter").launch)
     headings = [lines[number + 1] for number, line in enumerate(lines) if not line]
     assert [heading.split()[1] for heading in headings] == ["For", "For", "What", "For"]
-    assert headings[0].startswith("# For communication behind computation")
+    assert headings[0].startswith("# For overlapped communication")
     assert headings[-1].startswith("# For finding faults")
 
 

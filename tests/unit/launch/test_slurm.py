@@ -16,7 +16,7 @@ import pytest
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import write_launch
-from axonn_tune.launch.slurm import slurm_script
+from axonn_tune.launch.scripts import slurm_script
 from axonn_tune.specs.launch import Checkpoint, Launch
 from axonn_tune.specs.machine import Machine
 from tests.unit.launch.cases import case, environment, program, run

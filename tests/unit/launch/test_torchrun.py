@@ -12,7 +12,7 @@ import pytest
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import write_launch
-from axonn_tune.launch.emit import ScriptKind, emit_script, script_text
+from axonn_tune.launch.scripts import ScriptKind, emit_script, script_text
 from axonn_tune.specs.catalog import available
 from tests.unit.launch.cases import Case, case, program, run
 

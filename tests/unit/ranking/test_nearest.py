@@ -84,9 +84,9 @@ def test_suggestions_are_useful(case: str, suggested: str) -> None:
 def test_what_binds_covers_every_grid() -> None:
     """Guards the constraints named: their counts add up to all grids, each with a grid that breaks it."""
     expected = (
-        "binding constraint of each grid: 2 of 4 hidden-by-yz (hidden (7168) is no multiple of y·z = 13), "
-        "1 heads-by-x (heads (56) is no multiple of x = 13), "
-        "1 batch-by-data-z (global_batch (8192) is no multiple of data·z = 13); "
+        "binding constraint of each grid: 2 of 4 hidden-by-yz (hidden (7168) is not divisible by y·z = 13), "
+        "1 heads-by-x (heads (56) is not divisible by x = 13), "
+        "1 batch-by-data-z (global_batch (8192) is not divisible by data·z = 13); "
     )
     assert said("a prime count").startswith(expected)
     pinned = said("a batch of one")

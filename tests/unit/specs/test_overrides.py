@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError, UsageError
-from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.catalog import load_machine, load_model, route_overrides
 from axonn_tune.specs.machine import Machine, Source
-from axonn_tune.specs.overrides import route_overrides
 
 MACHINE = str(Path(__file__).parent / "data" / "twotier.yaml")
 ASSUMED = Source(kind="assumed", source="--set on the command line")

@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError, UsageError
-from axonn_tune.specs.trace_files import find_traces, read_trace
-from axonn_tune.specs.traces import COMPUTE_LANE, TRACE_SCHEMA, Process, Span, communication_lane, step_name, trace_text
+from axonn_tune.specs.traces import (
+    COMPUTE_LANE,
+    TRACE_SCHEMA,
+    Process,
+    Span,
+    communication_lane,
+    find_traces,
+    read_trace,
+    step_name,
+    trace_text,
+)
 
 SPANS = [
     Span(COMPUTE_LANE, step_name(3), 100.0, 100.5),
@@ -40,13 +49,13 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
         trace.of_step(5)
 
 
-def test_a_torn_trace_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_truncated_trace_is_refused_with_its_line(tmp_path: Path) -> None:
     """Guards against half a file: what a full disk or a copy cut short leaves."""
     path = written(tmp_path)
     text = path.read_text("utf-8")
     for end in (0, 1, len(text) // 2, len(text) - 3):
         path.write_text(text[:end], encoding="utf-8")
-        with pytest.raises(DocumentError, match=r"trace-rank1.json:1: torn, or no JSON"):
+        with pytest.raises(DocumentError, match=r"trace-rank1.json:1: truncated, or not JSON"):
             read_trace(path)
 
 

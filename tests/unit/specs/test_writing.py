@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from axonn_tune.specs.catalog import available, load_machine, load_model
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.writing import to_yaml
 from tests.unit.specs.launches import example_launch
 
 MACHINE = str(Path(__file__).parent / "data" / "twotier.yaml")

@@ -10,17 +10,17 @@ from axonn_tune.ranking.space import Limits
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.launch import Launch, PredictedTerm
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.measurements import (
+from axonn_tune.specs.results import (
     MeasuredConfiguration,
     MeasuredTerm,
     Measurements,
-    Place,
+    MeasurementSite,
     PredictedStep,
     RunTimes,
     Serial,
 )
-from axonn_tune.validation.choice import Chosen, Selection, from_ranking
-from axonn_tune.validation.repricing import repriced
+from axonn_tune.validation.comparison import repriced
+from axonn_tune.validation.runner import Selection, ValidationPlan, plan_from_ranking
 
 Factor = Callable[[int], float]
 """Measured / predicted of a configuration by its number."""
@@ -28,12 +28,12 @@ LOSSES, NORMS = (6.25, 6.0), (1.5, 1.25)
 
 
 @cache
-def chosen(*, top: int = 0) -> Chosen:
+def chosen(*, top: int = 0) -> ValidationPlan:
     """Grids of 8 ranks of nano on a two-tier machine."""
     workload = WorkloadChoices(precision="bf16")
     limits = Limits(recompute="none")
     choices = Choices(gpus=8, model="nano", machine="perlmutter", workload=workload, limits=limits)
-    return from_ranking(load_inputs(choices), Selection(top), command="made up")
+    return plan_from_ranking(load_inputs(choices), Selection(top), command="made up")
 
 
 def machine() -> Machine:
@@ -63,9 +63,9 @@ def measurements(factor: Factor = lambda number: 1.0, *, runs: int = 1, real: Ma
     return document if real is None else _measured_on(document, real)
 
 
-def place() -> Place:
+def place() -> MeasurementSite:
     """Somewhere."""
-    return Place(
+    return MeasurementSite(
         network="made up",
         host="here",
         processor="none",

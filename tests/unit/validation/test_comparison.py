@@ -6,19 +6,26 @@ import math
 
 import pytest
 
-from axonn_tune.report.validation import validation_json, validation_text
+from axonn_tune.report.evaluation import validation_json, validation_text
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
-from axonn_tune.specs.measurements import MeasuredConfiguration, Measurements
-from axonn_tune.specs.writing import to_yaml
-from axonn_tune.validation.comparison import Comparison, Pair, quality
-from axonn_tune.validation.repricing import Network, paper_communication_s, repriced
-from axonn_tune.validation.verdict import blame, judge
+from axonn_tune.specs.results import MeasuredConfiguration, Measurements
+from axonn_tune.validation.comparison import (
+    Pair,
+    PaperNetwork,
+    RunComparison,
+    blame,
+    compare_with_serial,
+    paper_communication_s,
+    quality,
+    repriced,
+)
 from tests.unit.validation import made
 
 
 def test_all_a_quarter_longer() -> None:
     """Guards the figures: ranks agree, the best is the best, and every prediction is a fifth short."""
-    comparison = Comparison(made.measurements(lambda number: 1.25))
+    comparison = RunComparison(made.measurements(lambda number: 1.25))
     for found in (comparison.quality_of("step"), comparison.quality_of("communication")):
         assert found.mape == pytest.approx(0.2)
         assert found.bias == pytest.approx(-0.2)
@@ -42,7 +49,7 @@ def test_repeats_count_by_their_median() -> None:
     first = once.configurations[0]
     slow = first.runs[1].model_copy(update={"step_s": 10.0 * first.runs[1].step_s})
     changed = first.model_copy(update={"runs": (first.runs[0], slow, first.runs[2])})
-    row = Comparison(once.model_copy(update={"configurations": (changed,)})).rows[0]
+    row = RunComparison(once.model_copy(update={"configurations": (changed,)})).rows[0]
     assert row.step_s.error == pytest.approx(0.0)
     assert row.step_s.spread == pytest.approx(9.0)
 
@@ -60,10 +67,10 @@ def test_gain_of_overlapping() -> None:
             "runs": (run.model_copy(update={"step_s": run.step_s / 0.8}),),
         }
     )
-    comparison = Comparison(document.model_copy(update={"configurations": (one, slow)}))
+    comparison = RunComparison(document.model_copy(update={"configurations": (one, slow)}))
     (gain,) = comparison.gains
     assert (gain.predicted, gain.measured) == (pytest.approx(0.2), pytest.approx(0.2))
-    assert "gain of overlapping" in validation_text(comparison)
+    assert "gain from overlap" in validation_text(comparison)
 
 
 def test_file_loads_back_equal() -> None:
@@ -86,32 +93,37 @@ def test_verdicts_in_words() -> None:
     """Guards the verdict: equal, within rounding, wrong and in which part; nothing to compare with says so."""
     document = made.measurements()
     one, serial = document.configurations[0], document.serial
-    assert judge(one, serial).words == "equal"
-    assert judge(trained(one, loss=1e-4), serial).words == "within rounding (1e-04)"
-    assert "loss of step 1 is off by 5.0%, so the forward pass" in judge(trained(one, loss=0.05), serial).words
-    assert "gradient norm of step 1 is off by 50.0%, so the gradients" in judge(trained(one, norm=0.5), serial).words
-    assert judge(trained(one, loss=math.nan), serial).agreement == "wrong"
-    assert judge(one, None).words == "not compared"
+    assert compare_with_serial(one, serial).words == "equal"
+    assert compare_with_serial(trained(one, loss=1e-4), serial).words == "within rounding (1e-04)"
+    assert (
+        "loss of step 1 differs by 5.0%: the forward pass" in compare_with_serial(trained(one, loss=0.05), serial).words
+    )
+    assert (
+        "gradient norm of step 1 differs by 50.0%: the gradients"
+        in compare_with_serial(trained(one, norm=0.5), serial).words
+    )
+    assert compare_with_serial(trained(one, loss=math.nan), serial).agreement == "wrong"
+    assert compare_with_serial(one, None).words == "not compared"
 
 
 @pytest.mark.parametrize("axis", ["x", "y", "z", "data"])
 def test_wrong_axis_is_named(axis: str) -> None:
-    """Guards the blame: whatever splits one axis is wrong, and just that axis is said."""
+    """Guards the words for wrong axes: whatever splits one axis is wrong, and just that axis is said."""
     document = made.measurements()
     broken = [trained(one, norm=0.5) if one.grid.grid().axis_size(axis) > 1 else one for one in document.configurations]
-    comparison = Comparison(document.model_copy(update={"configurations": tuple(broken)}))
+    comparison = RunComparison(document.model_copy(update={"configurations": tuple(broken)}))
     assert comparison.blame == f"wrong wherever {axis} is split, and nowhere else"
     assert not comparison.sound
     assert f"Training is wrong wherever {axis} is split" in validation_text(comparison)
 
 
 def test_two_axes_that_are_wrong_together() -> None:
-    """Guards the blame where no axis alone is at fault."""
+    """Guards the words for wrong axes where no axis alone is at fault."""
     document = made.measurements()
     pairs = []
     for one in document.configurations:
         changed = trained(one, norm=0.5) if one.grid.x > 1 and one.grid.z > 1 else one
-        pairs.append((changed, judge(changed, document.serial)))
+        pairs.append((changed, compare_with_serial(changed, document.serial)))
     assert blame(pairs) == "wrong wherever x and z together are split, and nowhere else"
 
 
@@ -121,7 +133,7 @@ def test_collectives_that_differ_from_the_program_fail() -> None:
     first = document.configurations[0]
     differs = first.runs[0].model_copy(update={"differs": ("all_reduce over x: none (on 8 of the ranks)",)})
     changed = (first.model_copy(update={"runs": (differs,)}), *document.configurations[1:])
-    comparison = Comparison(document.model_copy(update={"configurations": changed}))
+    comparison = RunComparison(document.model_copy(update={"configurations": changed}))
     assert not comparison.sound
     assert "all_reduce over x: none" in validation_text(comparison)
     assert '"sound": false' in validation_json(comparison)
@@ -139,7 +151,7 @@ def test_same_profile_prices_the_same() -> None:
 def test_paper_rule_by_hand() -> None:
     """Guards the paper's rule: ring bytes of what is really sent, over β_inter / min(G_node, inner axes)."""
     document = made.measurements()
-    network = Network(node_ranks=4, inside=dict.fromkeys(KINDS, 100.0), between=dict.fromkeys(KINDS, 10.0))
+    network = PaperNetwork(node_ranks=4, inside=dict.fromkeys(KINDS, 100.0), between=dict.fromkeys(KINDS, 10.0))
     assert network.bandwidth("all_reduce", inner=1, group=4) == 100.0
     assert network.bandwidth("all_reduce", inner=1, group=8) == 10.0
     assert network.bandwidth("all_reduce", inner=2, group=4) == 5.0

@@ -6,25 +6,26 @@ from xml.etree import ElementTree
 
 import pytest
 
-from axonn_tune.report.regression import regression_json, regression_junit, regression_markdown, regression_text
-from axonn_tune.specs.baseline import Baseline, Floors, Tolerances
+from axonn_tune.report.evaluation import regression_json, regression_junit, regression_markdown, regression_text
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
-from axonn_tune.specs.writing import to_yaml
-from axonn_tune.validation.baseline import from_launches, from_measurements
-from axonn_tune.validation.regression import check
+from axonn_tune.specs.results import Baseline, Floors, Tolerances
+from axonn_tune.validation.regression import baseline_from_launches, baseline_from_measurements, check
 from tests.unit.validation import made
 
 
 def baseline(*, floors: Floors | None = None) -> Baseline:
     """Of measurements that are just as predicted."""
-    return from_measurements(made.measurements(), reason="a test", tolerances=Tolerances(), floors=floors or Floors())
+    return baseline_from_measurements(
+        made.measurements(), reason="a test", tolerances=Tolerances(), floors=floors or Floors()
+    )
 
 
 def test_unchanged_passes_without_a_warning() -> None:
     """Guards the gates from crying wolf."""
     found = check(baseline(floors=Floors(spearman=0.99, regret=0.01)), measurements=made.measurements())
     assert (found.failures, found.warnings) == ((), ())
-    assert "none beyond its tolerance" in regression_text(found)
+    assert "none beyond tolerance" in regression_text(found)
 
 
 def test_moved_prediction_fails_whichever_way() -> None:
@@ -86,7 +87,7 @@ def test_another_machine_warns() -> None:
 def test_predictions_alone() -> None:
     """Guards baselines without runs: accuracy has nothing to say, measurements warn."""
     chosen = made.chosen(top=3)
-    alone = from_launches(
+    alone = baseline_from_launches(
         chosen.launches,
         chosen.model.document,
         chosen.machine.document,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.writing import to_yaml
-from axonn_tune.validation.comparison import Comparison
-from axonn_tune.validation.repricing import repriced
+from axonn_tune.validation.comparison import RunComparison, repriced
 from axonn_tune.validation.update import updated
 from tests.unit.validation import made
 
@@ -41,7 +40,7 @@ def test_a_slower_machine_is_learnt(contention: float, least_error: float) -> No
     machine = made.machine().model_copy(update={"accelerator": core})
     document = repriced(made.measurements(real=slower(machine)), machine)
     learnt = updated(document, machine)
-    before, after = Comparison(document), Comparison(repriced(document, learnt.machine))
+    before, after = RunComparison(document), RunComparison(repriced(document, learnt.machine))
     assert after.quality_of("computation").mape < least_error < before.quality_of("computation").mape
     assert after.quality_of("communication").mape < 0.5 * before.quality_of("communication").mape
     computing = next(change for change in learnt.changes if change.what == "computation")
@@ -54,7 +53,7 @@ def test_nothing_learnt_changes_nothing() -> None:
     document = made.measurements()
     learnt = updated(document, document.machine)
     assert all(change.factor == pytest.approx(1.0) for change in learnt.changes)
-    assert Comparison(repriced(document, learnt.machine)).quality_of("step").mape < 1e-6
+    assert RunComparison(repriced(document, learnt.machine)).quality_of("step").mape < 1e-6
 
 
 def test_updated_profile_says_what_it_was_fitted_to() -> None:

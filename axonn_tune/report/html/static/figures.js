@@ -15,7 +15,7 @@ function loadPlotly() {
   return plotlyReady;
 }
 
-/* A colour of style.css as plotly knows it. */
+/* A color of style.css as plotly knows it. */
 const probe = element("span", { hidden: true });
 function themeColor(name) {
   const [variable, opacity] = name.split("/");
@@ -25,7 +25,7 @@ function themeColor(name) {
   return opacity && opacity !== "1.0" ? color.replace("rgb(", "rgba(").replace(")", `, ${opacity})`) : color;
 }
 
-/* A copy of a figure in which names of colours are colours; lists of numbers are shared. */
+/* A copy of a figure in which names of colors are colors; lists of numbers are shared. */
 function themed(value) {
   if (typeof value === "string") return /^--[a-z]/.test(value) ? themeColor(value) : value;
   if (Array.isArray(value)) return typeof value.at(-1) === "number" ? value : value.map(themed);
@@ -81,7 +81,7 @@ class Figure {
     return element("div", { className: "choices", role: "group" }, ...this.pressed);
   }
 
-  /* What each colour or mark means; a click hides it. */
+  /* What each color or mark means; a click hides it. */
   legend() {
     const named = this.block.figure.data.filter((trace) => trace.name && trace.showlegend !== false && trace.type !== "heatmap");
     if (named.length < 2 || this.block.figure.layout.showlegend === false) return null;

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError, EnvironmentProblem, UsageError
+from axonn_tune.report.evaluation import validation_json
 from axonn_tune.report.html import page
-from axonn_tune.report.html.ranking import MOST_ROWS, ranking_section
+from axonn_tune.report.html.ranking_section import MOST_ROWS, ranking_section
 from axonn_tune.report.html.sources import read_section
-from axonn_tune.report.ranking_json import to_text
-from axonn_tune.report.validation import validation_json
-from axonn_tune.specs.writing import to_yaml
-from axonn_tune.validation.comparison import Comparison
+from axonn_tune.report.output import json_text
+from axonn_tune.specs.document import to_yaml
+from axonn_tune.validation.comparison import RunComparison
 from tests.cli.running import good, run
 from tests.unit.report.html.pages import blocks, ranking, titled, values
-from tests.unit.report.test_terms import summary, term
+from tests.unit.report.test_run import summary, term
 from tests.unit.validation.made import measurements
 
 LARGEST_BYTES = 6_000_000
@@ -95,7 +95,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["ranking"].write_text(good("--gpus 8 --model nano --format json --top 0").out, "utf-8")
     found["sweep"].write_text(good("sweep --gpus 1,2,4 --model nano --format json").out, "utf-8")
     found["comparison"].write_text(good("compare --gpus 8 --model nano --format json").out, "utf-8")
-    found["validation"].write_text(validation_json(Comparison(measurements(runs=2))), "utf-8")
+    found["validation"].write_text(validation_json(RunComparison(measurements(runs=2))), "utf-8")
     found["measurement"].write_text(to_yaml(measurements(runs=2)), "utf-8")
     found["summary"].mkdir()
     text = summary(term("block")).model_dump_json(by_alias=True)
@@ -126,8 +126,8 @@ def test_a_file_and_its_json_make_the_same_section(sources: dict[str, Path]) -> 
     ("name", "text", "message"),
     [
         ("model.yaml", "schema: axonn-tune/model/1\n", "is a model document; a report is made from: launch, ranking"),
-        ("note.txt", "name: me\n", "is no document with a schema"),
-        ("list.json", "[1, 2]", "is no document with a schema"),
+        ("note.txt", "name: me\n", "is not a document with a schema"),
+        ("list.json", "[1, 2]", "is not a document with a schema"),
         ("rank.json", '{"schema": "axonn-tune/rankings/1"}', "did you mean 'ranking'?"),
     ],
 )
@@ -157,7 +157,7 @@ def test_other_cost_models_make_a_report_too(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_summary_is_no_run(tmp_path: Path) -> None:
     """Guards the message for runs that did not finish."""
-    with pytest.raises(UsageError, match=r"no folder of a finished run: it has no summary\.json"):
+    with pytest.raises(UsageError, match=r"not the folder of a finished run: it has no summary\.json"):
         read_section(str(tmp_path), number=1)
 
 
@@ -166,13 +166,13 @@ def test_broken_json_names_what_is_wrong(tmp_path: Path) -> None:
     document = deepcopy(ranking())
     document["machine"]["accelerator"]["memory_gib"] = "much"
     path = tmp_path / "ranking.json"
-    path.write_text(to_text(document), "utf-8")
+    path.write_text(json_text(document), "utf-8")
     done = run(f"report {path} -o {tmp_path}/r.html")
     assert done.code == 2
     assert "accelerator.memory_gib: must be a number" in done.err
     del document["configs"]
     document["machine"]["accelerator"]["memory_gib"] = 40.0
-    path.write_text(to_text(document), "utf-8")
+    path.write_text(json_text(document), "utf-8")
     done = run(f"report {path} -o {tmp_path}/r.html")
     assert done.code == 2
     assert "'configs'" in done.err
@@ -210,3 +210,24 @@ def test_html_beside_every_command(tmp_path: Path) -> None:
     good(f"sweep --gpus 1,2 --model nano --html {tmp_path}/b.html")
     good(f"compare --gpus 8 --model nano --html {tmp_path}/c.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html", "c.html"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0.9, 25.0, [1, 2, 5, 10, 20]),
+        (3.0, 8000.0, [10, 100, 1000]),
+        (11.0, 12.0, [11.0, 12.0]),
+        (7.0, 7.0, [7.0]),
+    ],
+)
+def test_ticks_are_round_and_few(low: float, high: float, ticks: list[float]) -> None:
+    """Guards scales: round numbers within the range, and the ends where there is none."""
+    assert page.round_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_ticks_of_memory_are_round_in_its_unit() -> None:
+    """Guards memory: whole GiB, not whole billions of bytes."""
+    assert page.round_ticks(1.5 * 2**30, 12.0 * 2**30, unit=2.0**30) == pytest.approx(
+        [2 * 2**30, 5 * 2**30, 10 * 2**30]
+    )

@@ -1,0 +1,494 @@
+"""`axonn_tune.explain`, `compare` and `sweep`, and the models and machines that can be named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
+
+from axonn_tune.api.search import Result, SearchOptions, call_text, make_choices, whole
+from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError
+from axonn_tune.files import write_text_atomically
+from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
+from axonn_tune.ranking.results import Results, run_search
+from axonn_tune.ranking.sweep import Point, parse_numbers
+from axonn_tune.ranking.sweep import sweep as sweep_all
+from axonn_tune.specs.catalog import DEFAULT_MACHINE, Kind, Loaded, available, load_machine, load_model
+from axonn_tune.specs.document import Document
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from axonn_tune.api.search import Format, TableContent
+    from axonn_tune.cost.prediction import Pricing
+    from axonn_tune.ranking.compare import Comparison, Contender
+    from axonn_tune.ranking.entries import Entry
+    from axonn_tune.ranking.space import RankBy
+    from axonn_tune.report.explain import PricedConfiguration
+    from axonn_tune.report.output import Json
+    from axonn_tune.specs.catalog import MachineLike, ModelLike
+
+
+ExplainFormat: TypeAlias = Literal["table", "json", "md"]
+
+
+def explain(
+    model: ModelLike,
+    *,
+    gpus: int,
+    machine: MachineLike = DEFAULT_MACHINE,
+    batch: int | None = None,
+    rank_by: RankBy | Literal["step"] | None = None,
+    pick: int = 1,
+    **options: Unpack[SearchOptions],
+) -> Explanation:
+    """Explain one configuration of a ranking, as `axonn-tune explain` does: pin axes and the rest to choose it.
+
+    Parameters as of `axonn_tune.search`; pick: which of those the options leave. NothingFeasibleError if they
+    leave none, UsageError if fewer than `pick`.
+
+    >>> import axonn_tune
+    >>> shown = axonn_tune.explain("80b", gpus=1024, z=64, data=16)
+    >>> print(shown.words[0])
+    One step of 80b trains 8,192 sequences of 2,048 tokens on 1,024 GPUs.
+    """
+    choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options)
+    return Explanation.of(run_search(load_inputs(choices)), rank=pick)
+
+
+def explain_launch(path: str | Path, *, machine: MachineLike | None = None) -> Explanation:
+    """Explain the configuration of a launch config, on its machine or on another. Errors as `axonn_tune.search`."""
+    inputs, changed = launch_inputs(path, machine=machine)
+    return Explanation.of(run_search(inputs), rank=1, machine_changed=changed)
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """A trace as Perfetto and Chrome read it, and what to know about it, in sentences."""
+
+    text: str = field(repr=False)
+    remarks: tuple[str, ...]
+
+    def write(self, path: str | Path) -> Path:
+        """Write it; errors as `axonn_tune.files.write_text_atomically`."""
+        write_text_atomically(path, self.text)
+        return Path(path)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Explanation:
+    """One configuration and everything that is predicted of it.
+
+    machine_changed: it is a launch config's, whose machine profile is not the one explained with.
+    """
+
+    subject: PricedConfiguration
+    machine_changed: bool = False
+
+    @classmethod
+    def of(cls, results: Results, *, rank: int, machine_changed: bool = False) -> Explanation:
+        """Of a configuration of a ranking; NothingFeasibleError if there is none, UsageError if fewer than `rank`."""
+        from axonn_tune.report.explain import PricedConfiguration
+
+        results.require_any()
+        results.require_row(rank)
+        ranked = results.ranked
+        subject = PricedConfiguration(results.inputs, ranked.entry(rank - 1, terms=True), ranked.pricing(rank - 1))
+        return cls(subject, machine_changed)
+
+    @property
+    def inputs(self) -> Inputs:
+        """The model, the machine and the problem."""
+        return self.subject.inputs
+
+    @property
+    def entry(self) -> Entry:
+        """The configuration as the ranking lists it."""
+        return self.subject.entry
+
+    @property
+    def pricing(self) -> Pricing:
+        """Every term, the computation and the memory."""
+        return self.subject.pricing
+
+    @property
+    def words(self) -> list[str]:
+        """What a step consists of, in sentences."""
+        from axonn_tune.report.explain import words
+
+        return words(self.subject)
+
+    def to_dict(self) -> Json:
+        """Everything, by the schema `axonn-tune/explain/1`."""
+        from axonn_tune.report.explain import explain_document
+
+        return explain_document(self.subject)
+
+    def to_json(self) -> str:
+        """The same as text: what `axonn-tune explain --format json` prints."""
+        from axonn_tune.report.output import json_text
+
+        return json_text(self.to_dict())
+
+    def render(self, output_format: ExplainFormat = "table") -> str:
+        """The explanation as the command line prints it."""
+        if output_format == "json":
+            return self.to_json()
+        from axonn_tune.report.explain import explain_markdown, explain_text, explain_title
+
+        if output_format == "md":
+            return f"# {explain_title(self.subject)}\n\n{explain_markdown(self.subject)}"
+        return f"{explain_title(self.subject)}\n\n{explain_text(self.subject)}"
+
+    def trace(self, runs: Sequence[str | Path] = (), *, step: int | None = None) -> StepTrace:
+        """The predicted step as a trace for Perfetto, with measured ones, as `axonn-tune trace` writes it.
+
+        runs: folders of runs that wrote traces, or single files of them; step: which of theirs, that of median
+        duration unless given. UsageError if there is none of that number in all of them.
+        """
+        from axonn_tune.report.run import choose_step, merged_trace, trace_remarks
+        from axonn_tune.specs.traces import find_traces, read_trace
+
+        traces = [read_trace(path) for run in runs for path in find_traces(run)]
+        measured = choose_step(traces, step=step) if traces else None
+        return StepTrace(merged_trace(self.subject, measured), tuple(trace_remarks(self.subject, measured)))
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def __repr__(self) -> str:
+        from axonn_tune.report.explain import explain_title
+
+        return f"<Explanation: {explain_title(self.subject)}>"
+
+    def _repr_markdown_(self) -> str:
+        return self.render("md")
+
+
+def compare(
+    model: ModelLike,
+    *,
+    gpus: int,
+    machine: MachineLike = DEFAULT_MACHINE,
+    batch: int | None = None,
+    **options: Unpack[SearchOptions],
+) -> CompareResult:
+    """Compare the best 4D grid with other frameworks, the shortest step first, as `axonn-tune compare` does.
+
+    Parameters and errors as of `axonn_tune.search`.
+
+    >>> import axonn_tune
+    >>> [contender.key for contender in axonn_tune.compare("20b", gpus=64)]
+    ['4d', 'megatron-lm', 'torchtitan', 'deepspeed', 'hsdp', 'fsdp', 'data-parallel']
+    """
+    from axonn_tune.ranking.compare import compare as compare_all
+
+    inputs = load_inputs(make_choices(model, gpus=gpus, machine=machine, batch=batch, **options))
+    given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, **options}
+    return CompareResult(compare_all(inputs.problem), inputs, call_text("compare", given))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class CompareResult(Result):
+    """4D and its alternatives, each at its fastest layout; iterates over them. call: what asked for it."""
+
+    comparison: Comparison
+    inputs: Inputs
+    call: str
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row for each strategy; columns as in `--format csv`, with their units."""
+        import pandas as pd
+
+        from axonn_tune.report.compare import comparison_records
+
+        names, rows = comparison_records(self.comparison)
+        return pd.DataFrame(rows, columns=list(names))
+
+    @property
+    def remarks(self) -> list[str]:
+        """What limits each, what overlap gains, and what the paper reports of this case, in sentences."""
+        from axonn_tune.report.compare import comparison_remarks
+
+        return comparison_remarks(self.comparison)
+
+    def to_dict(self) -> Json:
+        """Everything, by the schema `axonn-tune/comparison/1`."""
+        from axonn_tune.report.compare import comparison_json
+
+        return comparison_json(self.comparison, self.inputs)
+
+    def to_json(self) -> str:
+        """The same as text: what `axonn-tune compare --format json` prints."""
+        return self.render("json")
+
+    def render(self, output_format: Format = "table", *, wide: bool = False, color: bool = False) -> str:
+        """The comparison as the command line prints it."""
+        from axonn_tune.report.compare import render
+
+        return render(self.comparison, self.inputs, output_format=output_format, wide=wide, color=color)
+
+    def __iter__(self) -> Iterator[Contender]:
+        return iter(self.comparison.contenders)
+
+    def __getitem__(self, key: str) -> Contender:
+        """One strategy by its key: 4d, megatron-lm, torchtitan, deepspeed, fsdp, hsdp or data-parallel; or KeyError."""
+        return {contender.key: contender for contender in self.comparison.contenders}[key]
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def __repr__(self) -> str:
+        problem = self.inputs.problem
+        return f"<CompareResult: {problem.model.name} on {problem.gpus:,} × {problem.machine.name}>"
+
+    def section(self, *, source: str) -> Json:
+        """This comparison as a section of a report; `source` names where it comes from."""
+        from axonn_tune.report.html.scaling_sections import comparison_section
+
+        return comparison_section(self.to_dict(), identity="s1", source=source)
+
+    def _table_content(self) -> TableContent:
+        from axonn_tune.report.compare import comparison_cells
+
+        return *comparison_cells(self.comparison), self.remarks
+
+
+def sweep(
+    model: ModelLike | Sequence[ModelLike],
+    *,
+    gpus: int | str | Sequence[int],
+    machine: MachineLike = DEFAULT_MACHINE,
+    batch: int | str | Sequence[int] | None = None,
+    rank_by: RankBy | Literal["step"] | None = None,
+    weak: bool = False,
+    **options: Unpack[SearchOptions],
+) -> SweepResult:
+    """Find the best configuration at every GPU count, batch and model, as `axonn-tune sweep` does.
+
+    model: one or several; in a text, names stand between commas. gpus, batch: a number, several, or a text
+    such as `64..4096x2`. weak: the batch is for the first count, and grows with the others. Other parameters
+    and errors as of `axonn_tune.search`; a point where nothing is feasible is no error.
+
+    >>> import axonn_tune
+    >>> found = axonn_tune.sweep("20b", gpus="64..256x2", rank_by="iteration")
+    >>> [point.inputs.problem.gpus for point in found]
+    [64, 128, 256]
+    """
+    counts, batches = _numbers("gpus", gpus), (None,) if batch is None else _numbers("batch", batch)
+    models = _models(model)
+    choices = make_choices(models[0], gpus=counts[0], machine=machine, rank_by=rank_by, **options)
+    given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, **options}
+    points = sweep_all(choices, models=models, gpus=counts, batches=batches, weak=weak)
+    return SweepResult(points, weak=weak, call=call_text("sweep", {**given, "weak": weak or None}))
+
+
+def _numbers(name: str, values: int | str | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(values, str):
+        return parse_numbers(values, option=f"--{name}")
+    several = list(values) if isinstance(values, Iterable) else [values]
+    if not several:
+        raise UsageError(f"{name}=(): name at least one")
+    return tuple(dict.fromkeys(whole(name, value) for value in several))
+
+
+def _models(model: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
+    if isinstance(model, str):
+        return [name.strip() for name in model.split(",")]
+    if not isinstance(model, Sequence):
+        return [model]
+    if not model:
+        raise UsageError("model=(): name at least one")
+    return list(model)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class SweepResult(Result, Sequence[Point]):
+    """The best configuration of each point, in the order asked for: models, batches, then GPU counts.
+
+    weak: whether the batch grows with the GPUs; call: what asked for it.
+    """
+
+    points: tuple[Point, ...]
+    weak: bool
+    call: str
+
+    def require_any(self) -> None:
+        """NothingFeasibleError unless something is feasible at some point."""
+        if not any(point.entry for point in self.points):
+            raise NothingFeasibleError("nothing is feasible at any point of the sweep; each has its reason above")
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row for each point; columns as in `--format csv`, with their units."""
+        import pandas as pd
+
+        from axonn_tune.report.ranking import sweep_records
+
+        names, rows = sweep_records(self.points)
+        return pd.DataFrame(rows, columns=names)
+
+    def to_dict(self) -> Json:
+        """Everything, by the schema `axonn-tune/sweep/1`."""
+        from axonn_tune.report.ranking import sweep_document
+
+        return sweep_document(self.points, weak=self.weak)
+
+    def to_json(self) -> str:
+        """The same as text: what `axonn-tune sweep --format json` prints."""
+        return self.render("json")
+
+    def render(
+        self,
+        output_format: Format = "table",
+        *,
+        wide: bool = False,
+        columns: Sequence[str] | None = None,
+        color: bool = False,
+    ) -> str:
+        """The sweep as the command line prints it; `wide`: every column; UsageError for one that does not exist."""
+        from axonn_tune.report import ranking as tables
+        from axonn_tune.report.output import json_text
+
+        if output_format == "json":
+            return json_text(self.to_dict())
+        if output_format == "csv":
+            return tables.sweep_csv(self.points)
+        names = columns or (tables.ALL_SWEEP_COLUMNS if wide else ())
+        if output_format == "md":
+            return tables.sweep_markdown(self.points, names=names)
+        return tables.sweep_table(self.points, names=names, color=color)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @overload
+    def __getitem__(self, position: int) -> Point: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> tuple[Point, ...]: ...
+
+    def __getitem__(self, position: int | slice) -> Point | tuple[Point, ...]:
+        """A point, or several, in the order of the sweep."""
+        return self.points[position]
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self.points)
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def __repr__(self) -> str:
+        return f"<SweepResult: {len(self.points)} points, {'weak' if self.weak else 'strong'} scaling>"
+
+    def section(self, *, source: str) -> Json:
+        """This sweep as a section of a report; `source` names where it comes from."""
+        from axonn_tune.report.html.scaling_sections import sweep_section
+
+        return sweep_section(self.to_dict(), identity="s1", source=source)
+
+    def _table_content(self) -> TableContent:
+        from axonn_tune.report.ranking import sweep_cells
+
+        return sweep_cells(self.points)
+
+
+D = TypeVar("D", bound=Document)
+
+
+def models() -> Catalog[Model]:
+    """The models that can be named, as `axonn-tune models list` lists them.
+
+    >>> import axonn_tune
+    >>> axonn_tune.models()["80b"].document.hidden
+    12288
+    """
+    return Catalog("model", load_model)
+
+
+def machines() -> Catalog[Machine]:
+    """The machines that can be named, as `axonn-tune machines list` lists them.
+
+    >>> import axonn_tune
+    >>> axonn_tune.machines()["perlmutter"].document.accelerator.memory_gib
+    39.4
+    """
+    return Catalog("machine", load_machine)
+
+
+class Catalog(Mapping[str, Loaded[D]], Generic[D]):
+    """Documents by name, in natural order (5b before 10b); each is loaded when it is asked for."""
+
+    def __init__(self, kind: Kind, load: Callable[[str], Loaded[D]]) -> None:
+        self.kind = kind
+        self._load = load
+        self._paths = available(kind)
+        self._loaded: dict[str, Loaded[D]] = {}
+
+    def __getitem__(self, name: str) -> Loaded[D]:
+        """The document of a name in any case; KeyError if there is none, DocumentError if its file is wrong."""
+        key = name.lower()
+        if key not in self._paths:
+            raise KeyError(str(UnknownNameError(self.kind, name, self._paths)))
+        if key not in self._loaded:
+            self._loaded[key] = self._load(str(self._paths[key]))
+        return self._loaded[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @property
+    def broken(self) -> dict[str, AxonnTuneError]:
+        """What is wrong with files that cannot be used, by name; they are left out of what is shown."""
+        found: dict[str, AxonnTuneError] = {}
+        for name in self:
+            try:
+                self[name]
+            except AxonnTuneError as error:
+                found[name] = error
+        return found
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row for each document, with units in the names of columns."""
+        import pandas as pd
+
+        from axonn_tune.report.inventory import documents_records
+
+        names, rows = documents_records(self.kind, self._sound())
+        return pd.DataFrame(rows, columns=names)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All documents with name, file and hash: what `--format json` prints."""
+        from axonn_tune.report.inventory import documents_json
+
+        return documents_json(self.kind, self._sound())
+
+    def render(self) -> str:
+        """The table that the command line prints."""
+        from axonn_tune.report.inventory import documents_table
+
+        return documents_table(self.kind, self._sound())
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def __repr__(self) -> str:
+        return f"<Catalog of {len(self)} {self.kind}s: {', '.join(self)}>"
+
+    def _repr_html_(self) -> str:
+        from axonn_tune.api.search import html_text
+        from axonn_tune.report.inventory import documents_cells
+
+        return html_text(*documents_cells(self.kind, self._sound()))
+
+    def _sound(self) -> list[tuple[str, Loaded[D]]]:
+        broken = self.broken
+        return [(name, self[name]) for name in self if name not in broken]

@@ -1,0 +1,335 @@
+"""`axonn_tune.run`, `validate`, `regress` and `calibrate`: what trains or measures, and what is compared with it.
+
+What one of them alone needs is imported when it is called: running a launch config takes no cost model.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+
+from axonn_tune.errors import UsageError, error_of
+from axonn_tune.files import write_text_atomically
+from axonn_tune.launch import host
+from axonn_tune.specs.catalog import DEFAULT_MACHINE, load_machine
+from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.results import (
+    SUMMARY_NAME,
+    Baseline,
+    Floors,
+    Measurements,
+    Summary,
+    Tolerances,
+    remove_outcome,
+    run_directory,
+)
+
+if TYPE_CHECKING:
+    from axonn_tune.api.search import SearchOptions
+    from axonn_tune.calibration import measure as measuring
+    from axonn_tune.calibration.profile import Calibration
+    from axonn_tune.ranking.space import RankBy
+    from axonn_tune.specs.catalog import MachineLike, ModelLike
+    from axonn_tune.specs.workload import Precision
+    from axonn_tune.validation.comparison import RunComparison
+    from axonn_tune.validation.regression import Regression
+    from axonn_tune.validation.runner import RankRunner, ValidationPlan, ValidationProgress
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run that has ended: its folder, its exit code, and whether this process is the one to report it."""
+
+    folder: Path
+    code: int
+    leads: bool
+
+
+def run(
+    launch: str | Path, *, steps: int | None = None, resume: bool = False, directory: str | Path | None = None
+) -> Summary:
+    """Train as a launch config says, on this host, as `axonn-tune run` does; predicted vs. measured.
+
+    steps: train up to this step, that of the config unless given. resume: fail without a checkpoint to resume
+    from. directory: folder for metrics, `runs/<time>-<name>` unless given. Needs torch, and the main thread.
+    EnvironmentProblem without torch, UsageError for too many ranks or too few steps, TrainingFailedError,
+    with the exit code, if the run ends otherwise than it should.
+    """
+    ended = start(launch, steps=steps, resume=resume, directory=directory, warn=_warn)
+    if ended.code:
+        raise error_of(ended.code)(f"the run in {str(ended.folder)!r} ended with exit code {ended.code}")
+    if not (ended.folder / SUMMARY_NAME).exists():
+        raise UsageError(f"the run in {str(ended.folder)!r} ended well, but after too few steps to be measured")
+    return load_document(ended.folder / SUMMARY_NAME, schema=Summary)
+
+
+def start(
+    launch: str | Path,
+    *,
+    steps: int | None = None,
+    resume: bool = False,
+    directory: str | Path | None = None,
+    trace: int | None = None,
+    trace_all: bool = False,
+    warn: Callable[[str], None],
+) -> RunResult:
+    """Run to the end; under torchrun or srun as the rank this process is. Errors as `run`, but for how it ends.
+
+    trace: steps to trace, on every rank with `trace_all`. warn: gets a warning if ranks share cores.
+    """
+    document, path = load_document(launch, schema=Launch), Path(launch)
+    host.require_torch()
+    folder = run_directory(document) if directory is None else Path(directory)
+    arguments = ["--directory", str(folder), *_numbered({"steps": steps, "trace": trace})]
+    arguments += [*(["--resume"] if resume else []), *(["--trace-all"] if trace_all else [])]
+    command = host.command_of(document, path, arguments=arguments, environment=os.environ)
+    crowded = None if host.already_started(os.environ) else host.crowding(document, cores=_cores())
+    if crowded:
+        warn(crowded)
+    leads = host.leads(os.environ)
+    if leads:
+        remove_outcome(folder)
+    return RunResult(folder, host.run_command(command, document), leads)
+
+
+def start_dry(launch: str | Path) -> int:
+    """Build one rank without memory or network, which prints what it would use; the exit code."""
+    document = load_document(launch, schema=Launch)
+    host.require_torch()
+    return host.run_command(host.dry_run_command(Path(launch)), document)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _numbered(given: Mapping[str, int | None]) -> list[str]:
+    """Options with a number, those that were given."""
+    return [word for name, number in given.items() if number is not None for word in (f"--{name}", str(number))]
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, stacklevel=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Where and how often to run, as the options of `axonn-tune validate`.
+
+    repeats: rounds through all configurations. steps: of each run; the first two count for nothing. serial: train
+    on one rank alone too, to compare losses with. fastest: compare each configuration's fastest run, not the median.
+    lab: run on the ranks of this lab, which is up. realtime: with a lab, before all else on this host; as root
+    only. start_with: what starts all ranks elsewhere, `"srun --ntasks=8"`. folder: keep the folder of each
+    run in here. output: write every time that was measured here.
+    """
+
+    repeats: int = 3
+    steps: int = 8
+    serial: bool = True
+    fastest: bool = False
+    lab: str | None = None
+    realtime: bool = False
+    start_with: str | None = None
+    folder: str | Path | None = None
+    output: str | Path | None = None
+
+
+_DEFAULT_RUNS = Runs()
+
+
+def validate(
+    model: ModelLike,
+    *,
+    gpus: int,
+    machine: MachineLike = DEFAULT_MACHINE,
+    batch: int | None = None,
+    rank_by: RankBy | Literal["step"] | None = None,
+    top: int = 5,
+    runs: Runs = _DEFAULT_RUNS,
+    **options: Unpack[SearchOptions],
+) -> RunComparison:
+    """Run the first `top` (0: all) of a ranking, and compare what was measured with what was predicted.
+
+    Other parameters as of `axonn_tune.search`. What trained wrong, or sent other than the program says, is in
+    `.blame`, and `.sound` is False. Needs torch; TrainingFailedError if a run fails.
+    """
+    from axonn_tune.api.search import call_text, make_choices, whole
+    from axonn_tune.ranking.inputs import load_inputs
+    from axonn_tune.validation.runner import Selection, plan_from_ranking
+
+    inputs = load_inputs(make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options))
+    given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, **options}
+    selection = Selection(whole("top", top, least=0))
+    return compared(plan_from_ranking(inputs, selection, command=call_text("validate", given)), runs)
+
+
+def validate_launches(
+    launches: Sequence[str | Path], *, machine: str | Path | None = None, runs: Runs = _DEFAULT_RUNS
+) -> RunComparison:
+    """Run launch configs, on the profile they name or on `machine`, and compare. Otherwise as `validate`."""
+    from axonn_tune.api.search import call_text
+    from axonn_tune.validation.runner import plan_from_files
+
+    paths = [str(path) for path in launches]
+    if not paths:
+        raise UsageError("launches=(): name at least one launch config")
+    call = call_text("validate_launches", {"launches": paths, "machine": machine})
+    named = None if machine is None else str(machine)
+    return compared(plan_from_files(paths, machine=named, command=call), runs)
+
+
+def compared(
+    plan: ValidationPlan, runs: Runs, *, listen: Callable[[ValidationProgress], None] = lambda progress: None
+) -> RunComparison:
+    """Run what was chosen, and compare; errors as `validate`. listen: called after each run."""
+    from axonn_tune.api.search import whole
+    from axonn_tune.validation.comparison import RunComparison, fastest_runs
+    from axonn_tune.validation.runner import Extent, run_plan
+
+    host.require_torch()
+    extent = Extent(whole("repeats", runs.repeats), whole("steps", runs.steps, least=3), serial=runs.serial)
+    with runner_of(runs) as runner, _folder(runs.folder) as folder:
+        measured = run_plan(plan, runner, extent, folder=folder, listen=listen, save=_saved_to(runs.output))
+    return RunComparison(fastest_runs(measured) if runs.fastest else measured)
+
+
+@contextmanager
+def runner_of(runs: Runs) -> Iterator[RankRunner]:
+    """The ranks to run on; UsageError if they are named twice."""
+    from axonn_tune.lab.lab import Lab
+    from axonn_tune.validation.runner import LabRunner, ProcessRunner
+
+    if runs.lab is None:
+        if runs.realtime:
+            raise UsageError("--realtime is for the ranks of a lab: give --lab too")
+        yield ProcessRunner(tuple(shlex.split(runs.start_with or "")))
+        return
+    if runs.start_with is not None:
+        raise UsageError("--lab and --start-with both say where the ranks are")
+    with Lab.attached(runs.lab) as lab:
+        yield LabRunner(lab, realtime=runs.realtime)
+
+
+@contextmanager
+def _folder(kept: str | Path | None) -> Iterator[Path]:
+    """Where runs leave their folders."""
+    if kept is not None:
+        yield Path(kept)
+        return
+    with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
+        yield Path(folder)
+
+
+def _saved_to(output: str | Path | None) -> Callable[[Measurements], None]:
+    """Writes what was measured, after each round, so that a validation that is cut off leaves whole rounds."""
+
+    def save(found: Measurements) -> None:
+        if output is not None:
+            write_text_atomically(output, to_yaml(found, header=[f"Written by {found.command}"]))
+
+    return save
+
+
+def regress(
+    baseline: str | Path | Baseline,
+    *,
+    measurement: str | Path | Measurements | None = None,
+    machine: MachineLike | None = None,
+    tolerances: Tolerances | None = None,
+    floors: Floors | None = None,
+) -> Regression:
+    """Compare predictions, and measured times if there are any, with a baseline, as `axonn-tune regress` does.
+
+    measurement: what a validation wrote. machine: predict for this profile instead of the baseline's own.
+    tolerances, floors: instead of the baseline's own. What fails is in `.failures`; nothing is raised for it.
+    """
+    from axonn_tune.validation.regression import check
+
+    return check(
+        baseline if isinstance(baseline, Baseline) else load_document(baseline, schema=Baseline),
+        machine=None if machine is None else load_machine(machine).document,
+        measurements=load_document(measurement, schema=Measurements)
+        if isinstance(measurement, str | Path)
+        else measurement,
+        tolerances=tolerances,
+        floors=floors,
+    )
+
+
+class CalibrateOptions(TypedDict, total=False):
+    """Options of a calibration, as of `axonn-tune calibrate`; each may be left out.
+
+    machine: profile that says what is not measured, localhost unless given. points: file of raw points.
+    ranks_per_node: consecutive ranks that share the intra-node network. resume: continue from the raw points.
+    """
+
+    machine: MachineLike
+    precision: Precision
+    batch: int
+    backend: Literal["gloo", "nccl"]
+    ranks_per_node: int
+    name: str
+    points: str
+    resume: bool
+
+
+def calibrate(
+    output: str | Path,
+    *,
+    ranks: int | None = None,
+    budget: str = "60s",
+    model: ModelLike = "nano",
+    listen: Callable[[measuring.CalibrationProgress], None] | None = None,
+    **options: Unpack[CalibrateOptions],
+) -> Calibration | None:
+    """Measure collectives, GEMMs and steps on all ranks at once, and write a machine profile, with its fits.
+
+    ranks: how many to start here, one per core unless given; under torchrun or srun this process is one of those
+    that are started, and all but the first get None. budget: time to measure in, as in `20s`. model: whose
+    GEMMs and step are measured. listen: called as points come in. Needs torch. EnvironmentProblem
+    without it; TrainingFailedError if a rank fails.
+    """
+    from axonn_tune.calibration import measure
+
+    host.require_torch()
+    request = measure.CalibrationRequest(output=str(output), ranks=ranks, budget=budget, model=model, **options)
+    code = measure.run_probes(measure.job_of(request), measure.plan_of(request), listen or (lambda progress: None))
+    if code:
+        raise error_of(code)(f"the ranks that measure ended with exit code {code}")
+    return measure.write_profile(request) if host.leads(os.environ) else None
+
+
+def calibrate_from_logs(
+    output: str | Path,
+    logs: Sequence[str | Path],
+    *,
+    machine: MachineLike,
+    name: str | None = None,
+    ranks: int | None = None,
+    nodes: int | None = None,
+) -> Calibration:
+    """Fit the network of a profile to logs of nccl-tests, rccl-tests or OSU collectives, and write it.
+
+    ranks, nodes: of a log that does not say it. UsageError for a log that holds nothing that can be read.
+    """
+    from axonn_tune.calibration import measure
+
+    return measure.write_profile_from_logs(
+        measure.CalibrationRequest(
+            output=str(output),
+            machine=machine,
+            name=name,
+            logs=tuple(str(log) for log in logs),
+            log_ranks=ranks,
+            log_nodes=nodes,
+        )
+    )

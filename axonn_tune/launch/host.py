@@ -1,0 +1,238 @@
+"""This host: starting the ranks of a launch config on it, or joining them, and what it has that they need."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal, TypeAlias
+
+from axonn_tune import __version__
+from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError
+from axonn_tune.specs.launch import Launch
+from axonn_tune.units import counted, show_bytes
+
+RANKS_PER_CORE = 4
+"""More than this and ranks mostly wait for each other's turn."""
+_FORWARDED = (signal.SIGTERM, signal.SIGUSR2)
+
+
+def require_torch() -> None:
+    """EnvironmentProblem unless torch is installed; does not import it."""
+    if importlib.util.find_spec("torch") is None:
+        raise EnvironmentProblem("running needs torch, which is not installed: pip install 'axonn-tune[runtime]'")
+
+
+def already_started(environment: Mapping[str, str]) -> bool:
+    """Whether this process is one of several that torchrun or srun has started."""
+    return "RANK" in environment or int(environment.get("SLURM_NTASKS", "1")) > 1
+
+
+def leads(environment: Mapping[str, str]) -> bool:
+    """Whether this process is rank 0, or starts all ranks."""
+    name = "RANK" if "RANK" in environment else "SLURM_PROCID"
+    return not already_started(environment) or environment.get(name) == "0"
+
+
+def crowding(launch: Launch, *, cores: int) -> str | None:
+    """A warning if ranks share cores; UsageError if there are too many for this host."""
+    ranks = launch.grid.world
+    if launch.backend != "gloo" or ranks <= cores:
+        return None
+    if ranks > RANKS_PER_CORE * cores:
+        raise UsageError(
+            f"{ranks} ranks are more than {RANKS_PER_CORE} for each of this host's {cores} cores; "
+            "to start them on several hosts, write a script with `axonn-tune ... -o launch.yaml --emit torchrun|slurm`"
+        )
+    # Whether a profile allows for that, as one calibrated with as many ranks does, its accelerator's name tells.
+    return f"{ranks} ranks share {counted(cores, 'core')}; what was predicted for is {launch.predicted.accelerator!r}"
+
+
+def command_of(launch: Launch, path: Path, *, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """What to run: this rank alone, or an agent that starts all ranks."""
+    joins = already_started(environment) or launch.grid.world == 1
+    module = "axonn_tune.runtime" if joins else "axonn_tune.runtime.agent"
+    return [sys.executable, "-m", module, str(path), *arguments]
+
+
+def run_command(command: Sequence[str], launch: Launch) -> int:
+    """Run it with the launch config's environment and pass signals on; its exit code."""
+    variables = {variable.name: variable.value for variable in launch.environment}
+    # What the user has set by hand is meant.
+    process = subprocess.Popen(command, env=variables | os.environ)
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    before = {one: signal.signal(one, forward) for one in _FORWARDED}
+    # The terminal interrupts the whole process group; what runs decides when it has ended.
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        code = process.wait()
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    if code == -signal.SIGPIPE:
+        return 0
+    return code if code >= 0 else TrainingFailedError.exit_code
+
+
+def dry_run_command(path: Path) -> list[str]:
+    """What builds rank 0 without memory or network."""
+    return [sys.executable, "-m", "axonn_tune.runtime.dry_run", str(path)]
+
+
+State: TypeAlias = Literal["ok", "missing", "differs", "noted"]
+"""missing: something does not work without it; differs: it works, but not as predicted; noted: for information."""
+
+_SOFTWARE = {
+    "torch": ("run, calibrate, validate, export", "runtime"),
+    "plotly": ("report and --html", "report"),
+    "tensorboard": ("metrics.tensorboard", "tensorboard"),
+    "tokenizers": ("data --tokenizer", ""),
+    "safetensors": ("export", ""),
+}
+_STARTERS = ("torchrun", "srun", "sbatch")
+_TELLING = ("CUDA_", "FI_", "GLOO_", "HIP_", "NCCL_", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_")
+_JOB = ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "RANK", "WORLD_SIZE", "MASTER_ADDR", "AXONN_TUNE_PATH")
+_NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
+
+
+@dataclass(frozen=True)
+class HostCheck:
+    """One thing looked at: under which heading, what it is, what is here, whether that will do, and what follows."""
+
+    area: str
+    what: str
+    here: str
+    state: State
+    note: str = ""
+
+
+def host_checks() -> Iterator[HostCheck]:
+    """This host and Python."""
+    area = "host"
+    yield HostCheck(area, "axonn-tune", f"{__version__}, Python {platform.python_version()}", "ok")
+    yield HostCheck(area, "host", f"{socket.gethostname()}, {platform.system()} {platform.release()}", "noted")
+    cores = len(os.sched_getaffinity(0))
+    yield HostCheck(area, "cores", f"{cores} of {os.cpu_count()}", "noted", "that this process may use")
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield HostCheck(area, "memory", show_bytes(float(memory_bytes)), "noted")
+
+
+def software_checks() -> Iterator[HostCheck]:
+    """Libraries that some commands need beside those that are always installed."""
+    for name, (purpose, extra) in _SOFTWARE.items():
+        version = installed(name)
+        if version:
+            yield HostCheck("software", name, version, "ok", f"for {purpose}")
+        else:
+            wanted = f"'axonn-tune[{extra}]'" if extra else name
+            yield HostCheck("software", name, "not installed", "missing", f"for {purpose}: pip install {wanted}")
+    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    here: State = "ok" if compiler else "missing"
+    yield HostCheck("software", "C++ compiler", compiler or "none", here, "for `compile: true` on CPUs")
+
+
+def starter_checks(environment: Mapping[str, str]) -> Iterator[HostCheck]:
+    """What starts jobs, and whether one is running."""
+    for name in _STARTERS:
+        path = shutil.which(name)
+        note = "" if path else "scripts of --emit need it where they run"
+        yield HostCheck("starting jobs", name, path or "not found", "ok" if path else "noted", note)
+    for name in _JOB:
+        if name in environment:
+            yield HostCheck("starting jobs", name, environment[name], "noted")
+
+
+def network_checks(net: Path = _NET, infiniband: Path = _INFINIBAND) -> Iterator[HostCheck]:
+    """Interfaces that are up, with their speed, and InfiniBand or RoCE ports."""
+    for interface in sorted(net.iterdir()) if net.is_dir() else ():
+        if interface.name != "lo" and _read(interface / "operstate") in ("up", "unknown"):
+            speed = _read(interface / "speed")
+            known = speed.isdigit() and int(speed) > 0
+            here = f"{int(speed) / 1000:g} Gbit/s" if known else "up, speed unknown"
+            yield HostCheck("network", interface.name, here, "noted")
+    for port in sorted(infiniband.glob("*/ports/*")):
+        here = f"{_read(port / 'rate') or 'rate unknown'}, {_read(port / 'state') or 'state unknown'}"
+        yield HostCheck("network", f"{port.parts[-3]} port {port.name}", here, "noted", _read(port / "link_layer"))
+
+
+def variable_checks(environment: Mapping[str, str], launch: Launch | None) -> Iterator[HostCheck]:
+    """Variables that change how a run goes; against those of a launch config if there is one."""
+    wanted = {} if launch is None else {one.name: one for one in launch.environment}
+    for name, variable in wanted.items():
+        here = environment.get(name)
+        if here is None:
+            yield HostCheck("variables", name, "not set", "ok", f"a run sets it to {variable.value}")
+        elif here == variable.value:
+            yield HostCheck("variables", name, here, "ok", "as the launch config says")
+        else:
+            note = (
+                f"the launch config says {variable.value}; what is set here wins ({variable.purpose}: {variable.why})"
+            )
+            yield HostCheck("variables", name, here, "differs", note)
+    for name in sorted(environment):
+        if name.startswith(_TELLING) and name not in wanted:
+            note = "" if launch is None else "the launch config does not set it"
+            yield HostCheck("variables", name, environment[name], "noted", note)
+
+
+def launch_checks(launch: Launch, *, gpus: int) -> Iterator[HostCheck]:
+    """What a launch config asks of a host beside its variables. gpus: how many torch sees here."""
+    area = "launch config"
+    ranks, cores = launch.ranks_per_node, len(os.sched_getaffinity(0))
+    if launch.backend == "nccl":
+        state: State = "ok" if gpus >= ranks else "missing"
+        yield HostCheck(area, "GPUs", str(gpus), state, f"{counted(ranks, 'rank')} on each node need one each")
+    else:
+        state = "ok" if ranks <= cores else "differs"
+        yield HostCheck(area, "cores", str(cores), state, f"{counted(ranks, 'rank')} on each node")
+    if launch.data.path is not None:
+        there = Path(launch.data.path).is_file()
+        yield HostCheck(
+            area, "data.path", launch.data.path, "ok" if there else "missing", "" if there else "no such file"
+        )
+    if launch.checkpoint.directory is not None:
+        yield _folder(area, "checkpoint.directory", Path(launch.checkpoint.directory))
+    if launch.metrics.tensorboard and not installed("tensorboard"):
+        yield HostCheck(
+            area, "metrics.tensorboard", "not installed", "missing", "pip install 'axonn-tune[tensorboard]'"
+        )
+
+
+def installed(name: str) -> str:
+    """Version of a library, which is not imported for it; empty if it is not there."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _folder(area: str, what: str, path: Path) -> HostCheck:
+    """Whether something can be written into a folder, or into the one it would be made in."""
+    if path.exists() and not path.is_dir():
+        return HostCheck(area, what, str(path), "missing", "is no folder")
+    nearest = next(one for one in (path, *path.absolute().parents) if one.is_dir())
+    allowed = os.access(nearest, os.W_OK | os.X_OK)
+    return HostCheck(
+        area, what, str(path), "ok" if allowed else "missing", "" if allowed else f"cannot write {nearest}"
+    )
+
+
+def _read(path: Path) -> str:
+    """A file of /sys; empty if it has nothing to say."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

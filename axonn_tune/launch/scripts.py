@@ -1,0 +1,371 @@
+"""Scripts that start a launch config: bash around torchrun, or sbatch with one task per rank, to be submitted."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from axonn_tune.errors import EnvironmentProblem, UsageError
+from axonn_tune.files import write_text_atomically
+from axonn_tune.launch.config import comment, count_ranks, environment_lines, grid_line, prediction_line
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.machine import Machine, Slurm
+
+ScriptKind: TypeAlias = Literal["torchrun", "slurm"]
+SUFFIXES: dict[ScriptKind, str] = {"torchrun": ".sh", "slurm": ".sbatch"}
+
+
+def script_text(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_path: str | Path) -> str:
+    """The script as text; UsageError as `torchrun_script` and `slurm_script`, or as `emit_script` for the path."""
+    if not _is_file_of_its_own(Path(launch_path), suffix=SUFFIXES[kind]):
+        raise UsageError(f"--emit needs a launch config in a file to write a script beside, not {str(launch_path)!r}")
+    write: Callable[..., str] = {"torchrun": torchrun_script, "slurm": slurm_script}[kind]
+    return write(launch, machine=machine, launch_path=Path(launch_path))
+
+
+def emit_script(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_path: str | Path) -> Path:
+    """Write the script beside the launch config, executable, in place of an older one; its path.
+
+    `launch.yaml` gets `launch.sh` (torchrun) or `launch.sbatch` (slurm). UsageError as `script_text`,
+    or if the launch config is no file in a folder; EnvironmentProblem if the disk is full. On any
+    failure what was there stays.
+    """
+    path = Path(launch_path)
+    text = script_text(kind, launch=launch, machine=machine, launch_path=path)
+    target = path.with_name(path.stem + SUFFIXES[kind])
+    write_text_atomically(target, text)
+    try:
+        # Whoever may read it may run it.
+        mode = target.stat().st_mode
+        target.chmod(mode | (mode & 0o444) >> 2)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot make {str(target)!r} executable: {error.strerror}") from error
+    return target
+
+
+def _is_file_of_its_own(path: Path, *, suffix: str) -> bool:
+    """Whether a launch config at `path` is, or will be, a file that the script does not replace."""
+    # /dev/stdout counts as a file when output goes to one.
+    device = path.absolute().parts[1:2] in (("dev",), ("proc",))
+    return bool(path.name) and path.suffix != suffix and not device and (path.is_file() or not path.exists())
+
+
+@dataclass(frozen=True)
+class _NodeLayout:
+    """Nodes, and the ranks on each: all full, or one that need not be."""
+
+    nodes: int
+    ranks_per_node: int
+
+
+def _node_layout(launch: Launch) -> _NodeLayout:
+    """Nodes for a launch; UsageError with the arithmetic if the last node would not be full.
+
+    A world smaller than a node takes part of one.
+    """
+    world, per_node = launch.grid.world, launch.ranks_per_node
+    if world <= per_node:
+        return _NodeLayout(nodes=1, ranks_per_node=world)
+    if world % per_node == 0:
+        return _NodeLayout(nodes=world // per_node, ranks_per_node=per_node)
+    below = world // per_node * per_node
+    raise UsageError(
+        f"{world} ranks do not fill nodes of {per_node}: {world} = {world // per_node} · {per_node} + "
+        f"{world % per_node}; take a GPU count that fills nodes, such as {below} or {below + per_node} "
+        f"(fewer ranks on each node would lie otherwise than what was priced)"
+    )
+
+
+def _heading_lines(launch: Launch, layout: _NodeLayout) -> list[str]:
+    """Comments on top of a script: what runs, where each rank is, what to expect, who wrote it."""
+    grid, made = launch.grid, launch.provenance
+    last = layout.ranks_per_node - 1
+    inner = next((axis for axis in grid.order if grid.grid().axis_size(axis) > 1), None)
+    placed = f"Ranks of a node are consecutive, 0 to {last} on the first: neighbours along {inner} are nearest."
+    return [
+        comment(f"Runs {launch.name}: {launch.model.name} on {count_ranks(grid.world)} of {launch.predicted.machine}."),
+        comment(f"{grid_line(launch)}."),
+        *([comment(placed)] if last else []),
+        comment(f"Predicted: {prediction_line(launch)}."),
+        comment(f"Written by {made.tool} {made.version}; starts axonn_tune.runtime once per rank."),
+    ]
+
+
+def _world_lines(launch: Launch, layout: _NodeLayout) -> list[str]:
+    """The world size, checked by the script, so that an edit of one number is noticed."""
+    grid = launch.grid
+    axes, product = grid.product
+    sizes = product.replace("·", " * ")
+    return [
+        "",
+        f"# nodes · ranks_per_node = {axes.replace('·', ' · ')}: "
+        f"{layout.nodes} · {layout.ranks_per_node} = {sizes.replace('*', '·')} = {grid.world}",
+        f"nodes={layout.nodes}",
+        f"ranks_per_node={layout.ranks_per_node}",
+        f"world=$(({sizes}))",
+        "if ((nodes * ranks_per_node != world)); then",
+        '  echo "$nodes nodes of $ranks_per_node ranks are $((nodes * ranks_per_node)) ranks,'
+        ' but the grid has $world" >&2',
+        "  exit 2",
+        "fi",
+    ]
+
+
+def _launch_file_lines(folder: str, *, launch_path: Path, hint: str) -> list[str]:
+    """The launch config in `folder` (a bash expression), and a check that it is there."""
+    return [
+        f"folder={folder}",
+        f'launch="$folder"/{shlex.quote(launch_path.name)}',
+        "if [[ ! -f $launch ]]; then",
+        f'  echo "there is no file $launch: {hint}" >&2',
+        "  exit 2",
+        "fi",
+    ]
+
+
+def _software_lines() -> list[str]:
+    """Where a user puts what no profile knows."""
+    return ["", "# Load modules and activate your Python environment here, unless they are already."]
+
+
+def torchrun_script(launch: Launch, *, machine: Machine, launch_path: Path) -> str:
+    """The script; it expects the launch config beside itself. UsageError if the ranks do not fill nodes."""
+    layout = _node_layout(launch)
+    lines = [
+        "#!/usr/bin/env bash",
+        *_heading_lines(launch, layout),
+        "set -euo pipefail",
+        *_world_lines(launch, layout),
+        "",
+        *_launch_file_lines(
+            '$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")',
+            launch_path=launch_path,
+            hint="it belongs beside this script",
+        ),
+        *_software_lines(),
+        *environment_lines(launch),
+        *_rendezvous_lines(layout),
+        *_command_lines(launch, machine),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rendezvous_lines(layout: _NodeLayout) -> list[str]:
+    if layout.nodes == 1:
+        return ["", "# One node: any free port will do.", "rendezvous=localhost:0"]
+    return [
+        "",
+        f"# Run this script on each of the {layout.nodes} nodes, with HEAD_NODE the name of the same one on all.",
+        "# Which of them has the first ranks is for torchrun to say.",
+        'rendezvous="${HEAD_NODE:?set it to the name of one of the nodes, the same on all}:${HEAD_PORT:-29400}"',
+    ]
+
+
+def _command_lines(launch: Launch, machine: Machine) -> list[str]:
+    options = [
+        '--nnodes "$nodes"',
+        '--nproc-per-node "$ranks_per_node"',
+        "--rdzv-backend c10d",
+        '--rdzv-endpoint "$rendezvous"',
+        f"--rdzv-id {shlex.quote(launch.name)}",
+        "--local-ranks-filter 0",
+        "--role rank",
+        "--tee 3",
+        '--log-dir "$folder/logs"',
+    ]
+    lines = ["", "# The terminal shows the first rank of a node; logs/ holds what every rank prints."]
+    if machine.library.name == "NCCL":
+        lines.append("# --numa-binding, in torch from 2.9 on, keeps each rank on the cores next to its GPU.")
+        options.append("--numa-binding node")
+    command = ["exec torchrun", *options, '-m axonn_tune.runtime "$launch"']
+    return [*lines, " \\\n  ".join(command)]
+
+
+SIGNAL_SECONDS = 120
+_START_MINUTES = 15
+_DEFAULT_MINUTES = 60
+
+_NODES = """
+if ((${SLURM_JOB_NUM_NODES:?submit this script with sbatch} != nodes)); then
+  echo "this job has $SLURM_JOB_NUM_NODES nodes, but the grid needs $nodes" >&2
+  exit 2
+fi"""
+
+_ADDRESS = """
+# Ranks meet at the first node; the port differs from job to job, should two share a node.
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export MASTER_ADDR=${hosts%%$'\\n'*}
+export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))"""
+
+# Slurm sets these for each task, over what the script exports.
+_DEVICE_LISTS = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
+_RANK = """export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID
+export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$ranks_per_node"""
+
+_WAIT = """
+# Slurm sends USR2 to this shell alone; srun passes it on to every rank. A trapped signal ends `wait` early.
+forwarded=no
+trap 'forwarded=yes; kill -USR2 "$step" 2>/dev/null || true' USR2
+while :; do
+  status=0
+  wait "$step" || status=$?
+  [[ $forwarded == yes ]] || break
+  forwarded=no
+done"""
+
+_REQUEUE = """
+# 75: the ranks saved on the signal. The job goes back into the queue and resumes from there.
+if ((status == 75)); then
+  scontrol requeue "$SLURM_JOB_ID"
+fi"""
+
+
+def slurm_script(launch: Launch, *, machine: Machine, launch_path: Path) -> str:
+    """The script; it expects to be submitted from the folder of the launch config.
+
+    UsageError if the machine has no Slurm, an option cannot be written as `#SBATCH` line, or the
+    ranks do not fill nodes.
+    """
+    slurm = machine.launcher.slurm
+    if slurm is None:
+        raise UsageError(f"machine {machine.name} has no launcher.slurm section; use --emit torchrun, or write one")
+    layout = _node_layout(launch)
+    lines = [
+        "#!/usr/bin/env bash",
+        *_heading_lines(launch, layout),
+        "#",
+        *_directives(launch, slurm, layout),
+        "set -euo pipefail",
+        *_world_lines(launch, layout),
+        _NODES,
+        "",
+        "# Slurm runs a copy of this script, so the folder is the one it was submitted from.",
+        *_launch_file_lines("$SLURM_SUBMIT_DIR", launch_path=launch_path, hint="submit from the folder that holds it"),
+        *_software_lines(),
+        *environment_lines(launch),
+        _ADDRESS,
+        *_rank_lines(launch),
+        *_step_lines(slurm),
+        _WAIT,
+        *([_REQUEUE] if launch.checkpoint.directory else []),
+        'exit "$status"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _directives(launch: Launch, slurm: Slurm, layout: _NodeLayout) -> list[str]:
+    minutes, reason = _minutes(launch)
+    account = f"--account={_value(slurm.account)}" if slurm.account else None
+    resumes = launch.checkpoint.directory is not None
+    return [
+        f"#SBATCH --job-name={_value(launch.name)}",
+        *([f"#SBATCH {account}"] if account else _ACCOUNT_PLACEHOLDER),
+        f"#SBATCH --nodes={layout.nodes}",
+        f"#SBATCH --ntasks-per-node={layout.ranks_per_node}",
+        *_resources(slurm, layout),
+        f"# {reason}",
+        f"#SBATCH --time={minutes // 60:02d}:{minutes % 60:02d}:00",
+        f"# {SIGNAL_SECONDS} s before that limit this shell gets USR2, which it passes on to the ranks.",
+        f"#SBATCH --signal=B:USR2@{SIGNAL_SECONDS}",
+        *_SITE_COMMENTS[resumes],
+        "#SBATCH --open-mode=append",
+        "#SBATCH --output=%x-%j.out",
+        *(f"#SBATCH {_one_line(option)}" for option in slurm.extra),
+    ]
+
+
+_ACCOUNT_PLACEHOLDER = [
+    "# The account to charge: write its name and take one # away, or leave this if your site needs none.",
+    "##SBATCH --account=YOUR_ACCOUNT",
+]
+_SITE_COMMENTS = {
+    True: ["# After a node failure or preemption the job resumes from its last checkpoint.", "#SBATCH --requeue"],
+    False: [
+        "# Without checkpoint.directory in the launch config a second start would begin again at step 0.",
+        "#SBATCH --no-requeue",
+    ],
+}
+
+
+def _resources(slurm: Slurm, layout: _NodeLayout) -> Iterator[str]:
+    yield f"#SBATCH --cpus-per-task={slurm.cpus_per_rank}"
+    if slurm.gpus_per_rank:
+        yield "# Per node, not per task: a rank that sees its own GPU only cannot reach the others directly."
+        yield f"#SBATCH --gpus-per-node={layout.ranks_per_node * slurm.gpus_per_rank}"
+    for option in ("constraint", "partition", "qos"):
+        value = getattr(slurm, option)
+        if value:
+            yield f"#SBATCH --{option}={_value(value)}"
+
+
+def _minutes(launch: Launch) -> tuple[int, str]:
+    """Time limit, and where it comes from."""
+    predicted = launch.predicted
+    step_s = predicted.high_s or predicted.iteration_s
+    if step_s is None:
+        return _DEFAULT_MINUTES, "No step time is predicted: adjust this."
+    end = "the upper end of the predicted interval" if predicted.high_s else "the predicted time"
+    minutes = _START_MINUTES + math.ceil(launch.steps * step_s / 60)
+    return minutes, f"{launch.steps} steps at {end}, and {_START_MINUTES} minutes to start and save."
+
+
+def _rank_lines(launch: Launch) -> list[str]:
+    """What each task runs first."""
+    again = [variable for variable in launch.environment if variable.name in _DEVICE_LISTS]
+    exports = [f"export {variable.name}={shlex.quote(variable.value)}" for variable in again]
+    names = " and ".join(variable.name for variable in again)
+    return [
+        "# What torchrun would tell each rank, from what Slurm tells each task.",
+        *([f"# {names} once more, because Slurm sets that for each task."] if again else []),
+        "export ranks_per_node",
+        "# shellcheck disable=SC2016  # expanded by each task, not here",
+        "start_rank=" + shlex.quote("\n".join([_RANK, *exports, 'exec "$@"'])),
+    ]
+
+
+def _step_lines(slurm: Slurm) -> list[str]:
+    extra = _srun_options(slurm)
+    given = {option.split("=")[0] for option in extra}
+    bindings = ["--cpu-bind=cores", "--distribution=block:block"]
+    options = [
+        '--nodes "$nodes" --ntasks "$world" --ntasks-per-node "$ranks_per_node"',
+        " ".join([f"--cpus-per-task {slurm.cpus_per_rank}", *(o for o in bindings if o.split("=")[0] not in given)]),
+        "--export=ALL --kill-on-bad-exit=1 --label",
+        *extra,
+    ]
+    command = ["srun", *options, 'bash -c "$start_rank" rank python3 -m axonn_tune.runtime "$launch" &']
+    return [
+        "",
+        "# One task per rank, filled node by node and bound to cores in the same order. --cpus-per-task again, because",
+        "# srun does not take it from #SBATCH; one rank that fails ends the others.",
+        " \\\n  ".join(command),
+        "step=$!",
+    ]
+
+
+def _srun_options(slurm: Slurm) -> list[str]:
+    """The machine's own options, each word quoted."""
+    try:
+        return [shlex.quote(word) for option in slurm.srun for word in shlex.split(option)]
+    except ValueError as error:
+        raise UsageError(f"launcher.slurm.srun: {error} in {' '.join(slurm.srun)!r}") from error
+
+
+def _value(text: str) -> str:
+    """A value as an `#SBATCH` line can hold it; UsageError if it cannot."""
+    _one_line(text)
+    if re.search(r"[\"\\]", text):
+        raise UsageError(f"launcher.slurm: {text!r} holds a quote or backslash, which #SBATCH lines cannot")
+    return f'"{text}"' if re.search(r"[\s#']", text) else text
+
+
+def _one_line(text: str) -> str:
+    """The text itself; UsageError if it is no single line and so would end the `#SBATCH` comment."""
+    if not text.isprintable() or not text.strip():
+        raise UsageError(f"launcher.slurm: {text!r} is not one printable line")
+    return text

@@ -1,0 +1,310 @@
+"""Is 4D worth it? The best 4D grid beside the best layouts of other frameworks, on kernels of one quality.
+
+Every framework is searched by the function that ranks grids, with ideal kernels for all, so that layouts and
+schedules are compared and not releases; beside it stands the step of the same layout with the framework's own
+software numbers. HSDP and data parallelism are FSDP's layouts with replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.utilisation import Performance, performance
+from axonn_tune.errors import NothingFeasibleError
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import Grid
+from axonn_tune.program.dimensions import model_flops
+from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.ranking.choosing import Ranking, search
+from axonn_tune.ranking.nearest import nearest_change
+from axonn_tune.ranking.space import Limits, Problem
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import OVERLAPS, Overlap, Workload
+
+UNLIMITED_MEMORY_GIB = 1e6
+WORTH_NAMING = 0.01
+"""Shares of a step below this are not named as a limit."""
+
+Wanted = Callable[[Grid], bool]
+"""Whether a grid is of the kind that a strategy stands for."""
+
+STRATEGIES: tuple[tuple[str, str, str, Wanted], ...] = (
+    ("4d", "4D", AXONN_TUNE.name, lambda grid: True),
+    ("megatron-lm", "Megatron-Core", "megatron-core", lambda grid: True),
+    ("torchtitan", "torchtitan", "torchtitan", lambda grid: True),
+    ("deepspeed", "DeepSpeed", "deepspeed", lambda grid: True),
+    ("fsdp", "FSDP (ZeRO-3)", "fsdp", lambda grid: grid.data == 1 and grid.z > 1),
+    ("hsdp", "HSDP", "fsdp", lambda grid: grid.z > 1 and grid.data > 1),
+    ("data-parallel", "data parallel", "fsdp", lambda grid: grid.z == 1),
+)
+"""Key, name for a person, framework, and which of its grids count."""
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """One priced layout, with what follows from it.
+
+    own_software_s: the step with the framework's own software numbers. paper_share, paper_flops_per_s: by the paper's
+    count of FLOPs, None where that does not describe the model.
+    """
+
+    pricing: Pricing
+    performance: Performance
+    own_software_s: float
+    recomputed_share: float
+    paper_share: float | None
+    paper_flops_per_s: float | None
+
+    @property
+    def iteration_s(self) -> float:
+        """Step time, s."""
+        return self.pricing.iteration_s
+
+    @property
+    def layout(self) -> str:
+        """Sizes of the axes that are wider than 1, and chunks of a stage."""
+        grid, chunks = self.pricing.configuration.grid, self.pricing.configuration.chunks
+        sizes = [f"{axis}={grid.axis_size(axis)}" for axis in self.pricing.framework.axes if grid.axis_size(axis) > 1]
+        return " ".join([*sizes, *([f"chunks={chunks}"] if chunks > 1 else [])]) or "one GPU"
+
+    def by_axis(self) -> dict[str, tuple[float, float]]:
+        """Communication of a step by axis: all of it and the exposed part, s."""
+        found: dict[str, tuple[float, float]] = {}
+        for term in self.pricing.terms:
+            seconds, exposed_s = found.get(term.axis, (0.0, 0.0))
+            found[term.axis] = (seconds + term.seconds, exposed_s + term.exposed_s)
+        return found
+
+    def limits(self) -> tuple[tuple[str, float], ...]:
+        """What the step is spent on beside the computation it needs, as shares of it, largest first."""
+        pricing, step_s = self.pricing, self.iteration_s
+        shares = [
+            (f"exposed {axis} communication", exposed_s / step_s) for axis, (_, exposed_s) in self.by_axis().items()
+        ]
+        shares.append(("pipeline bubble", pricing.bubble_s / step_s))
+        shares.append(("compute slowdown from overlap", pricing.contended_s / step_s))
+        shares.append(("recompute", self.recomputed_share * pricing.alone_s / step_s))
+        worth = [(what, share) for what, share in shares if share >= WORTH_NAMING]
+        return tuple(sorted(worth, key=lambda limit: -limit[1]))
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One strategy: its best layout that fits, or why none does; and its best with unlimited memory."""
+
+    key: str
+    name: str
+    framework: str
+    prediction: StepPrediction | None
+    infeasible: str = ""
+    endless_memory: StepPrediction | None = None
+
+
+@dataclass(frozen=True)
+class OverlapGain:
+    """The best 4D configuration with all overlaps off, and with those of the workload on (all, if it has none)."""
+
+    off_s: float
+    on_s: float
+
+    @property
+    def gain(self) -> float:
+        """Share by which overlap speeds the step up."""
+        return self.off_s / self.on_s - 1.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One result of arXiv 2305.13525; `value` as a share."""
+
+    what: str
+    value: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All contenders, the shortest step first; the gain of overlap in 4D; what the paper claims of this case."""
+
+    problem: Problem
+    limit_bytes: float
+    contenders: tuple[Contender, ...]
+    overlap: OverlapGain | None
+    claims: tuple[Claim, ...]
+
+    @property
+    def own(self) -> Contender:
+        """4D."""
+        return next(each for each in self.contenders if each.key == "4d")
+
+    def gain(self, contender: Contender) -> float | None:
+        """By which share 4D trains faster than another contender; None if either does not fit."""
+        mine, other = self.own.prediction, contender.prediction
+        return None if mine is None or other is None else other.iteration_s / mine.iteration_s - 1.0
+
+    def relative(self, contender: Contender) -> float | None:
+        """Step time over the shortest of all."""
+        fastest = min((each.prediction.iteration_s for each in self.contenders if each.prediction), default=None)
+        return None if contender.prediction is None or fastest is None else contender.prediction.iteration_s / fastest
+
+    @property
+    def same_layout(self) -> str:
+        """Name of the strategy whose kind of layout 4D's best is: HSDP, FSDP or data parallelism; empty for none."""
+        mine = self.own.prediction
+        if mine is None:
+            return ""
+        grid = mine.pricing.configuration.grid
+        if grid.x * grid.y * grid.pipeline > 1 or grid.world == 1:
+            return ""
+        return next(
+            name for key, name, _, wanted in STRATEGIES if key in ("fsdp", "hsdp", "data-parallel") and wanted(grid)
+        )
+
+
+def compare(problem: Problem) -> Comparison:
+    """Find the best layout of each strategy by step time; NothingFeasibleError if none of any kind fits.
+
+    Axes, their order and kept layers are pinned for 4D alone; recompute and micro-batch for all.
+    """
+    strategies = [*STRATEGIES]
+    if all(problem.framework.name != name for _, _, name, _ in strategies):
+        own = problem.framework
+        strategies.append((own.name, own.title, own.name, lambda grid: True))
+    rankings: dict[str, tuple[Ranking, Ranking]] = {}
+    contenders = []
+    for key, name, framework, wanted in strategies:
+        if framework not in rankings:
+            asked = _problem_of(problem, find_framework(framework))
+            unlimited = replace(asked, machine=with_unlimited_memory(asked.machine))
+            rankings[framework] = search(asked, exact=1), search(unlimited, exact=1)
+        contenders.append(_contender(key, name, *rankings[framework], wanted))
+    if all(contender.prediction is None for contender in contenders):
+        raise NothingFeasibleError("; ".join(f"{each.name}: {each.infeasible}" for each in contenders))
+    full = rankings[AXONN_TUNE.name][0]
+    order = sorted(contenders, key=lambda one: float("inf") if one.prediction is None else one.prediction.iteration_s)
+    return Comparison(
+        problem=problem,
+        limit_bytes=memory_limit_bytes(problem.machine.accelerator),
+        contenders=tuple(order),
+        overlap=_overlap_gain(full) if len(full) else None,
+        claims=claims(problem.model, machine_name=problem.machine.name, gpus=problem.gpus),
+    )
+
+
+def _problem_of(problem: Problem, framework: Framework) -> Problem:
+    """The problem of one framework, with ideal kernels."""
+    own = framework.name == problem.framework.name
+    limits = (
+        problem.limits if own else Limits(recompute=problem.limits.recompute, micro_batch=problem.limits.micro_batch)
+    )
+    return replace(
+        problem,
+        framework=replace(framework, software=""),
+        limits=limits,
+        rank_by="iteration",
+        pipeline=problem.pipeline if own else framework.ranked_by == "iteration" and "pipeline" in framework.axes,
+    )
+
+
+def with_unlimited_memory(machine: Machine) -> Machine:
+    """The machine with memory that never runs out."""
+    accelerator = machine.accelerator.model_copy(update={"memory_gib": UNLIMITED_MEMORY_GIB})
+    return machine.model_copy(update={"accelerator": accelerator})
+
+
+def _contender(key: str, name: str, ranking: Ranking, unlimited: Ranking, wanted: Wanted) -> Contender:
+    """The first of a ranking that is wanted."""
+    framework = ranking.problem.framework.name
+    best, endless = _first(ranking, wanted), _first(unlimited, wanted)
+    why = "" if best is not None else _why_not(ranking, wanted)
+    return Contender(key, name, framework, best, infeasible=why, endless_memory=endless)
+
+
+def _first(ranking: Ranking, wanted: Wanted) -> StepPrediction | None:
+    for position in range(len(ranking)):
+        configuration = ranking.candidate(position).configuration
+        if wanted(configuration.grid):
+            return _predicted(ranking.problem, configuration)
+    return None
+
+
+def _why_not(ranking: Ranking, wanted: Wanted) -> str:
+    """What rejects the grids of a strategy: what the leanest needs, or the nearest change."""
+    refused = [
+        [why for _, why in grid.reasons]
+        for grid in ranking.rejected()
+        if wanted(Grid(**grid.sizes, order=_order(grid.sizes)))
+    ]
+    fewest: list[str] = min(refused, key=len, default=[])
+    return ", ".join(fewest) or nearest_change(ranking.problem)
+
+
+def _order(sizes: dict[str, int]) -> tuple[str, ...]:
+    return tuple(sizes)
+
+
+def _predicted(problem: Problem, configuration: Configuration) -> StepPrediction:
+    model, machine, workload, gpus = problem.model, problem.machine, problem.workload, problem.gpus
+    pricing = price_configuration(model, machine, workload, configuration, framework=problem.framework)
+    own = price_configuration(model, machine, workload, configuration, framework=find_framework(problem.framework.name))
+    peak = machine.accelerator.peak_flops_per_s(workload.precision) * gpus
+    counted = paper_step_flops(model, workload)
+    return StepPrediction(
+        pricing=pricing,
+        performance=performance(
+            model,
+            machine,
+            workload,
+            gpus=gpus,
+            compute_s=pricing.compute_s + pricing.bubble_s,
+            iteration_s=pricing.iteration_s,
+            executed_flops=pricing.executed_flops,
+        ),
+        own_software_s=own.iteration_s,
+        recomputed_share=max(0.0, 1.0 - model_flops(model, workload) / gpus / pricing.executed_flops),
+        paper_share=None if counted is None else counted / (pricing.iteration_s * peak),
+        paper_flops_per_s=None if counted is None else counted / pricing.iteration_s,
+    )
+
+
+def _overlap_gain(ranking: Ranking) -> OverlapGain:
+    """Price the best configuration waiting wherever it sends, and with the workload's overlaps (or all)."""
+    problem, best = ranking.problem, ranking.candidate(0).configuration
+
+    def step_s(overlaps: tuple[Overlap, ...]) -> float:
+        workload = problem.workload.model_copy(update={"overlaps": overlaps})
+        return price_configuration(problem.model, problem.machine, workload, best).iteration_s
+
+    return OverlapGain(off_s=step_s(()), on_s=step_s(problem.workload.overlaps or OVERLAPS))
+
+
+def paper_step_flops(model: Model, workload: Workload) -> float | None:
+    """FLOPs of a step with full recompute: `96·B·s·l·h²·(1 + s/(6h) + V/(16·l·h))`, arXiv 2104.04473, equation 3.
+
+    It counts full recompute whether or not it is done, and the masked half of attention. None
+    for models of another shape than a GPT with an MLP of 4h, which it does not describe.
+    """
+    h, length, layers = float(model.hidden), float(workload.sequence_length), float(model.layers)
+    if model.gated or model.ffn != 4 * model.hidden or model.qkv_width != 3 * model.hidden:
+        return None
+    gemms = 96.0 * workload.global_batch * length * layers * h * h
+    return gemms * (1.0 + length / (6.0 * h) + model.vocab / (16.0 * layers * h))
+
+
+def claims(model: Model, *, machine_name: str, gpus: int) -> tuple[Claim, ...]:
+    """What arXiv 2305.13525 states of this model on this many GPUs of Perlmutter; of other machines nothing."""
+    if not machine_name.startswith("perlmutter"):
+        return ()
+    if model.name == "80b" and gpus == 1024:
+        return (
+            Claim("gain over Megatron-LM", 0.26, "26% over Megatron-LM"),
+            Claim("share of peak", 0.57, "57% of peak, 182 PFLOP/s in all"),
+        )
+    if model.name == "20b":
+        return (Claim("gain of overlap", 0.53, "nearly 53% from overlap, on a 20B model"),)
+    return ()

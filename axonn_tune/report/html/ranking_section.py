@@ -1,0 +1,616 @@
+"""A ranking as a section: where time goes, the map of all grids, their table, each of the first in detail."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from axonn_tune.cost.breakdown import hidden_s, work_by_kind
+from axonn_tune.grid import AXES
+from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.results import Results
+from axonn_tune.report.html.configuration import (
+    ConfigurationDetail,
+    config_cards,
+    detail_blocks,
+    detailed,
+    explain_command,
+    grid_words,
+    inputs_of,
+    pins,
+    short_name,
+    title,
+)
+from axonn_tune.report.html.page import (
+    BY_KIND,
+    MUTED,
+    RING,
+    WAIT,
+    Cell,
+    Choice,
+    Column,
+    Filter,
+    facts,
+    figure,
+    fold,
+    percent_column,
+    provenance_folds,
+    round_ticks,
+    section,
+    table,
+    term_color,
+)
+from axonn_tune.report.output import Json, axis_name
+from axonn_tune.report.ranking import ranking_document
+from axonn_tune.units import GIB, counted, show_bytes, show_seconds
+
+DETAILED = 10
+"""How many configurations, from the first, are shown with timeline, memory and terms."""
+MOST_ROWS = 12_000
+"""More rows than this would make the file too large to send."""
+FEASIBLE, TIE = "feasible", "within model error of the first"
+REJECTED = "rejected: "
+_PINNED = (
+    *(f"--{axis} {{{axis}}}" for axis in AXES),
+    *("--order {whole_order}", "--micro-batch {micro_batch}", "--recompute {recompute}", "--kept-layers {kept_layers}"),
+)
+
+_WHOLE_ORDER = Column("whole_order", "rank order", "Every axis, as a command needs it.", text=True, hidden=True)
+COLUMNS = (
+    Column("rank", "rank", "Place in the ranking; none for a rejected grid.", decimals=0),
+    Column("x", "x", "Ranks that split the output of a layer.", decimals=0),
+    Column("y", "y", "Ranks that split its input.", decimals=0),
+    Column("z", "z", "Ranks that split the batch and the stored weights.", decimals=0),
+    Column("data", "data", "Replicas, which split the batch alone.", decimals=0),
+    Column("communication_s", "commu\u00adnication, s", "All collectives of a step and rank, overlapped or not."),
+    Column("exposed_communication_s", "exposed, s", "Communication not overlapped with computation."),
+    Column("iteration_s", "step, s", "One step, from start to end."),
+    Column("low_s", "80% from, s", "Lower end of the 80% interval of the step."),
+    Column("high_s", "80% to, s", "Upper end of the 80% interval of the step."),
+    percent_column("mfu", "MFU, %", "Model FLOPs over the peak; recompute not counted."),
+    Column(
+        "memory_bytes", "memory, GiB", "Peak of one GPU; for a grid that does not fit, the least it needs.", per=GIB
+    ),
+    Column("micro_batch", "micro\u00adbatch", "Sequences one rank processes at a time.", decimals=0),
+    Column("recompute", "re\u00adcompute", "Activation recomputation (checkpointing).", text=True, width_ch=10),
+    Column("kept_layers", "layers not re\u00adsharded", "Layers not resharded after forward (FSDP2).", decimals=0),
+    Column("order", "rank order", "Axes from the fastest-varying rank outwards.", text=True, width_ch=12),
+    Column("compute_s", "compute, s", "Computation of a step and rank."),
+    Column("tokens_per_s", "tokens/s", "Tokens of all GPUs together.", decimals=0),
+    percent_column("hfu", "HFU, %", "Executed FLOPs over the peak; recompute counted."),
+    Column("grad_accumulation", "grad. accumu\u00adlation", "Gradient accumulation steps.", decimals=0),
+    Column(
+        "state",
+        "state",
+        "Feasible, within model error of the first, or why it is rejected.",
+        text=True,
+        width_ch=24,
+    ),
+    Column("rejected_because", "why", "Each constraint it breaks.", text=True, width_ch=60),
+)
+BY_KEY = {column.key: column for column in COLUMNS}
+
+
+def ranking_section(document: Json, *, identity: str, source: str, picked: Json | None = None) -> Json:
+    """The section of a ranking document; `picked`: a configuration of its own to show first, as of a launch config.
+
+    `source` is what errors call the document.
+    """
+    inputs = inputs_of(document, source=source)
+    configs = _listed(document["configs"])
+    picked = picked and next((one for one in configs[:DETAILED] if pins(one) == pins(picked)), picked)
+    found = _details(configs, inputs, picked=picked)
+    names = [short_name(one.config, launch=one.config is picked) for one in found]
+    opens = f"{identity}-configuration"
+    shown = [one for one in found if one.config is not picked]
+    pieces = [
+        *([shares_figure(found, names)] if found else []),
+        map_figure(document["configs"], rank_by=document["rank_by"]),
+        _ranking_table(configs, document, identity=identity, opens=opens if configs else ""),
+        *([_configurations(found, configs, inputs, identity=opens, picked=picked)] if found or configs else []),
+        fold("What the columns mean", [facts([(_plain(column.label), column.meaning) for column in COLUMNS])]),
+        *provenance_folds(document, source=source),
+    ]
+    first = picked or next((config for config in configs if config["feasible"]), None)
+    return section(
+        identity,
+        f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}",
+        lead=_lead(document, configs, shown=len(shown)),
+        cards=[] if first is None else config_cards(first, limit_bytes=document["memory_limit_bytes"]),
+        blocks=[piece for piece in pieces if piece is not None],
+    )
+
+
+def _plain(label: str) -> str:
+    """A heading without the places where it may be broken."""
+    return label.replace("\u00ad", "")
+
+
+def _listed(configs: Sequence[Json]) -> list[Json]:
+    """What fits into the page: the first of the feasible, then rejected ones."""
+    feasible = [config for config in configs if config["feasible"]]
+    rejected = [config for config in configs if not config["feasible"]]
+    return [*feasible[:MOST_ROWS], *rejected[: max(MOST_ROWS - len(feasible), 0)]]
+
+
+def _lead(document: Json, configs: Sequence[Json], *, shown: int) -> list[str]:
+    """What was found in words: of the document if it has any."""
+    # In the terminal another option lists rejected grids; here the table does.
+    said = [line.replace("--all lists", "the table lists") for line in document.get("remarks", [])]
+    if not any(config["feasible"] for config in configs):
+        said.append("No grid is feasible; the table says why for each.")
+    left = document.get("left_out", 0) + len(document["configs"]) - len(configs)
+    if left:
+        said.append(f"{counted(left, 'more row')} are left out of this page; --format csv or json has all.")
+    if shown > 1:
+        said.append(f"The first {shown} are shown in full: click one in the table.")
+    return said
+
+
+def _details(configs: Sequence[Json], inputs: Inputs, *, picked: Json | None) -> list[ConfigurationDetail]:
+    """The configuration picked, then the first of the ranking."""
+    wanted = [*([picked] if picked else []), *(config for config in configs[:DETAILED] if config is not picked)]
+    return [one for config in wanted if (one := detailed(config, inputs)) is not None]
+
+
+def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, opens: str) -> Json:
+    others = list(configs[0].get("ranks") or {}) if configs else []
+    rows = [_ranking_row(config, others) for config in configs]
+    columns = [
+        column for column in (*COLUMNS, _WHOLE_ORDER) if any(row.get(column.key) not in (None, "") for row in rows)
+    ]
+    columns[1:1] = [
+        Column(f"rank {name}", f"rank, {name}", f"Place by --cost {name}.", decimals=0, width_ch=9) for name in others
+    ]
+    sizes = [Filter(axis, axis, sorted({config[axis] for config in configs})) for axis in AXES]
+    states = list(dict.fromkeys(row["state"] for row in rows))
+    recomputes = sorted({config["recompute"] for config in configs if config["recompute"]})
+    orders = sorted({row["order"] for row in rows if row["order"]})
+    filters = [
+        *sizes,
+        Filter("recompute", "recompute", recomputes),
+        Filter("order", "rank order", orders),
+        Filter("state", "state", states),
+    ]
+    ranked_by = {"communication": "communication", "exposed": "exposed communication", "iteration": "step time"}
+    note = f"Ranked by {ranked_by[document['rank_by']]}. Click a heading to sort, a row for its details."
+    return table(f"{identity}-table", "Ranking", columns, rows, note=note, filters=filters, opens=opens, tall=True)
+
+
+def _ranking_row(config: Json, others: Sequence[str]) -> Mapping[str, Cell]:
+    """A row of the table: the configuration's own numbers."""
+    order = [axis for axis in (config["order"] or "").split(",") if axis and config[axis] > 1]
+    ranks = config.get("ranks") or {}
+    return {
+        **{column.key: config.get(column.key) for column in COLUMNS},
+        **{f"rank {name}": ranks.get(name) for name in others},
+        "order": ",".join(order) or config["order"],
+        "whole_order": config["order"],
+        "state": state_of(config),
+        "rejected_because": "; ".join(config["rejected_because"]),
+    }
+
+
+def state_of(config: Json) -> str:
+    """Whether a configuration can be used, in a word or two."""
+    if not config["feasible"]:
+        return f"{REJECTED}{reason_name(config)}"
+    return TIE if config["tie"] and config["rank"] != 1 else FEASIBLE
+
+
+def _configurations(
+    found: Sequence[ConfigurationDetail], configs: Sequence[Json], inputs: Inputs, *, identity: str, picked: Json | None
+) -> Json:
+    """Details that the table opens, one configuration at a time."""
+    explain = explain_command(inputs)
+    places = {id(config): place for place, config in enumerate(configs)}
+    items = [
+        {
+            "row": places.get(id(one.config)),
+            "title": f"The launch config: {title(one.config)}" if one.config is picked else title(one.config),
+            "blocks": detail_blocks(one, explain=explain),
+        }
+        for one in found
+    ]
+    return {
+        "kind": "configurations",
+        "id": identity,
+        "title": "One configuration",
+        "items": items,
+        "rowTitle": "#{rank}: " + " · ".join(f"{axis} {{{axis}}}" for axis in AXES),
+        "rejectedTitle": " · ".join(f"{axis} {{{axis}}}" for axis in AXES) + ", infeasible",
+        "elsewhere": "This page has timeline, memory and terms only for the first of the ranking; the command below"
+        " shows them for this one.",
+        "command": " ".join([shlex.join(explain), *_PINNED]) if explain else "",
+    }
+
+
+def ranking_of(results: Results) -> Json:
+    """A search as the ranking document with what fits into a page, and the terms of those shown in detail.
+
+    `left_out`: how many more are ranked than it lists.
+    """
+    first = results.listed(top=DETAILED, terms=True)
+    entries = (*first, *results.listed(top=MOST_ROWS, rejected=True)[len(first) :])
+    limit_bytes = memory_limit_bytes(results.inputs.problem.machine.accelerator)
+    document = ranking_document(results, entries, limit_bytes=limit_bytes)
+    return {**document, "left_out": max(len(results.ranked) - MOST_ROWS, 0)}
+
+
+_ROW_HEIGHT = 38
+_STEP_PLACE, _HIDDEN_PLACE = -0.1, 0.3
+_OTHERS, _WORTH = "all other collectives", 0.005
+"""Collectives that take less than this share of every step shown are one."""
+
+
+def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str]) -> Json:
+    """One pair of bars per configuration: the step above, overlapped communication below."""
+    steps = [one.pricing.iteration_s for one in found]
+    computed = [_work_sums(one) for one in found]
+    exposed = _with_others([_term_sums(one, exposed=True) for one in found], steps)
+    hidden = _with_others([_term_sums(one, exposed=False) for one in found], steps)
+    waited, hiding = _sorted_keys(exposed), _sorted_keys(hidden)
+    traces = [
+        *(
+            _share_trace(kind, kind, computed, color=BY_KIND[kind])
+            for kind in BY_KIND
+            if any(kind in one for one in computed)
+        ),
+        *(_term_trace(key, exposed) for key in waited),
+        *(_term_trace(key, hidden, apart=True, shown=key not in waited) for key in hiding),
+        _step_ends(steps),
+    ]
+    layout = {
+        "barmode": "stack",
+        "xaxis": {"title": {"text": "s"}, "range": [0, 1.22 * max(steps)]},
+        "yaxis": {
+            "tickvals": list(range(len(names))),
+            "ticktext": names,
+            "range": [len(names) - 0.4, -0.5],
+            "fixedrange": True,
+        },
+        "hovermode": "closest",
+    }
+    return figure(
+        "Where the time goes",
+        traces,
+        layout=layout,
+        height=60 + _ROW_HEIGHT * len(names),
+        note="Thick bars: the step, that is computation, then exposed time by collective. Thin bars: communication"
+        " overlapped with computation. A color is an axis, its strength the collective. Names are rank, then"
+        " x × y × z × data.",
+    )
+
+
+def _step_ends(steps: Sequence[float]) -> Json:
+    """The time of each step, at the end of its bar."""
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": list(steps),
+        "y": [number + _STEP_PLACE for number in range(len(steps))],
+        "text": [f" {show_seconds(step_s)}" for step_s in steps],
+        "textposition": "middle right",
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+
+
+def _with_others(sums: Sequence[dict[str, float]], steps: Sequence[float]) -> list[dict[str, float]]:
+    """The same with what is nowhere worth a color of its own put together."""
+    large = {
+        key
+        for one, step_s in zip(sums, steps, strict=True)
+        for key, seconds in one.items()
+        if seconds > _WORTH * step_s
+    }
+    found: list[dict[str, float]] = []
+    for one in sums:
+        rest = sum(seconds for key, seconds in one.items() if key not in large)
+        kept = {key: seconds for key, seconds in one.items() if key in large}
+        found.append({**kept, **({_OTHERS: rest} if rest else {})})
+    return found
+
+
+def _work_sums(one: ConfigurationDetail) -> dict[str, float]:
+    """Seconds by kind of computation."""
+    found: dict[str, float] = {}
+    for each in work_by_kind(one.pricing, one.inputs.problem.workload):
+        found[each.kind] = found.get(each.kind, 0.0) + each.seconds
+    return found
+
+
+def _term_sums(one: ConfigurationDetail, *, exposed: bool) -> dict[str, float]:
+    """Seconds by collective and axis: exposed or overlapped."""
+    found: dict[str, float] = {}
+    for term in one.pricing.terms:
+        key = f"{term.op} over {axis_name(term.axis)}"
+        found[key] = found.get(key, 0.0) + (term.exposed_s if exposed else hidden_s(term))
+    return {key: seconds for key, seconds in found.items() if seconds}
+
+
+def _sorted_keys(sums: Iterable[dict[str, float]]) -> list[str]:
+    return sorted({key for one in sums for key in one}, key=lambda key: (key.rpartition(" ")[2], key))
+
+
+def _term_trace(key: str, sums: Sequence[dict[str, float]], *, shown: bool = True, apart: bool = False) -> Json:
+    op, _, axis = key.partition(" over ")
+    label = f"{key}, overlapped" if apart else f"waiting for {key}"
+    color = term_color(op, axis) if axis else WAIT
+    found = _share_trace(key, label, sums, color=color, place=_HIDDEN_PLACE if apart else _STEP_PLACE)
+    return {**found, "showlegend": shown, "width": 0.14 if apart else 0.5}
+
+
+def _share_trace(
+    key: str, label: str, sums: Sequence[dict[str, float]], *, color: str, place: float = _STEP_PLACE
+) -> Json:
+    rows = [number for number, one in enumerate(sums) if key in one]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": key,
+        "legendgroup": key,
+        "y": [number + place for number in rows],
+        "x": [sums[number][key] for number in rows],
+        "text": [f"{label}: {show_seconds(sums[number][key])}" for number in rows],
+        "textposition": "none",
+        "hovertemplate": "%{text}<extra></extra>",
+        "width": 0.5,
+        "marker": {"color": color, "line": {"width": 0}},
+    }
+
+
+_MOST_COLUMNS = 130
+"""With more columns, those of one product x·y are joined, each cell the best of them."""
+_MARKS = (
+    "x-thin-open",
+    "circle-open",
+    "square-open",
+    "diamond-open",
+    "triangle-up-open",
+    "cross-thin-open",
+    "hash-open",
+)
+_NOTHING_TO_SHOW = 2
+_SPAN, _NEAR = 12.0, 0.8
+"""What takes more than this many times the best has the color of the worst."""
+
+
+@dataclass(frozen=True)
+class MapMetric:
+    """What the color can stand for."""
+
+    label: str
+    key: str
+    show: Callable[[float], str]
+    tick: Callable[[float], str]
+
+
+_MAP_METRICS = (
+    MapMetric("communication", "communication_s", show_seconds, show_seconds),
+    MapMetric("exposed", "exposed_communication_s", show_seconds, show_seconds),
+    MapMetric("step", "iteration_s", show_seconds, show_seconds),
+    MapMetric("memory", "memory_bytes", show_bytes, lambda value: f"{value / GIB:.3g} GiB"),
+)
+_MAP_METRIC = {"communication": "communication", "exposed": "exposed", "iteration": "step"}
+
+
+@dataclass(frozen=True)
+class GridMap:
+    """Where each grid lies: columns by (x, y) or by their product, rows by z."""
+
+    columns: tuple[tuple[int, int], ...]
+    rows: tuple[int, ...]
+    joined: bool
+
+    @classmethod
+    def of(cls, configs: Sequence[Json]) -> GridMap:
+        """Columns in the order of x·y, then of x falling; rows in the order of z."""
+        pairs = {(config["x"], config["y"]) for config in configs}
+        rows = tuple(sorted({config["z"] for config in configs}))
+        if len(pairs) <= _MOST_COLUMNS:
+            return cls(tuple(sorted(pairs, key=lambda pair: (pair[0] * pair[1], -pair[0]))), rows, False)
+        return cls(tuple((product, 1) for product in sorted({x * y for x, y in pairs})), rows, True)
+
+    def at(self, config: Json) -> tuple[int, int]:
+        """Column and row."""
+        x, y = config["x"], config["y"]
+        return self._column[(x * y, 1) if self.joined else (x, y)], self._row[config["z"]]
+
+    @cached_property
+    def _column(self) -> Mapping[tuple[int, int], int]:
+        return {pair: place for place, pair in enumerate(self.columns)}
+
+    @cached_property
+    def _row(self) -> Mapping[int, int]:
+        return {size: place for place, size in enumerate(self.rows)}
+
+
+def map_figure(configs: Sequence[Json], *, rank_by: str) -> Json | None:
+    """The map of all configurations of a ranking; None for so few grids that there is nothing to see."""
+    best = _best_of_each_grid(configs)
+    rejected = [config for config in configs if not config["feasible"]]
+    if len(best) + len(rejected) <= _NOTHING_TO_SHOW:
+        return None
+    places = GridMap.of([*best, *rejected])
+    metrics = [metric for metric in _MAP_METRICS if any(config[metric.key] for config in best)]
+    metrics.sort(key=lambda metric: metric.label != _MAP_METRIC[rank_by])
+    traces = [
+        *([_heat(best, places, metrics[0])] if metrics else []),
+        *_rejected_marks(rejected, places),
+        *_ring(best, places),
+    ]
+    choices = [Choice(metric.label, {0: _colored_cells(best, places, metric)}) for metric in metrics]
+    what = "Columns of one product x·y are joined; a cell shows the best of them. " if places.joined else ""
+    return figure(
+        "The space of grids",
+        traces,
+        layout=_map_layout(places),
+        height=170 + max(24 * len(places.rows), 140),
+        note=f"Each cell is a grid at its best: x and y across, z upwards, data is what remains. {what}"
+        "The ring is the first of the ranking. Marks are infeasible grids; the legend says why, and hides them when"
+        " clicked.",
+        choices=choices,
+        least_width=max(14 * len(places.columns), 320),
+    )
+
+
+def _best_of_each_grid(configs: Sequence[Json]) -> list[Json]:
+    """The first of each grid, in ranking order."""
+    found: dict[tuple[int, ...], Json] = {}
+    for config in configs:
+        if config["feasible"]:
+            found.setdefault((config["x"], config["y"], config["z"], config["data"]), config)
+    return list(found.values())
+
+
+def _heat(best: Sequence[Json], places: GridMap, metric: MapMetric) -> Json:
+    return {
+        "type": "heatmap",
+        "x": list(range(len(places.columns))),
+        "y": list(range(len(places.rows))),
+        **{
+            key: value[0] if isinstance(value, list) else value
+            for key, value in _colored_cells(best, places, metric).items()
+            if "." not in key
+        },
+        "colorbar": {"thickness": 12, "outlinewidth": 0, **_color_ticks(best, metric)},
+        "colorscale": [[0, "--map-best"], [0.5, "--map-middle"], [1, "--map-worst"]],
+        "xgap": 1,
+        "ygap": 1,
+        "hoverongaps": False,
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+
+
+def _colored_cells(best: Sequence[Json], places: GridMap, metric: MapMetric) -> Json:
+    """Colors (logarithms) and words of each cell, as a change to the trace."""
+    colors: list[list[float | None]] = [[None] * len(places.columns) for _ in places.rows]
+    said = [[""] * len(places.columns) for _ in places.rows]
+    for config in reversed(best):
+        value = config[metric.key]
+        if value is None:
+            continue
+        column, row = places.at(config)
+        colors[row][column] = round(math.log10(max(value, 1e-9)), 4)
+        said[row][column] = f"{_cell_words(config)}<br>{metric.label} {metric.show(value)}"
+    ticks = _color_ticks(best, metric)
+    low, high = _color_range(best, metric)
+    return {
+        "zmin": math.log10(low),
+        "zmax": math.log10(high),
+        "z": [colors],
+        "text": [said],
+        **{f"colorbar.{key}": [value] if isinstance(value, list) else value for key, value in ticks.items()},
+    }
+
+
+def _cell_words(config: Json) -> str:
+    return f"#{config['rank']}: {grid_words(config)}"
+
+
+def _color_ticks(best: Sequence[Json], metric: MapMetric) -> Json:
+    """Ticks of the logarithmic color bar; the last says so if there is more beyond it."""
+    low, high = _color_range(best, metric)
+    shown = round_ticks(low, high, unit=GIB if metric.key == "memory_bytes" else 1.0)
+    words = [metric.tick(value) for value in shown]
+    if max(config[metric.key] or 0.0 for config in best) > high:
+        shown = [*(value for value in shown if value < _NEAR * high), high]
+        words = [*(metric.tick(value) for value in shown[:-1]), f"≥ {metric.tick(high)}"]
+    return {"tickvals": [math.log10(value) for value in shown], "ticktext": words}
+
+
+def _color_range(best: Sequence[Json], metric: MapMetric) -> tuple[float, float]:
+    """What the colors span: from the best to so many times as much, where differences matter."""
+    known = [value for config in best if (value := config[metric.key])]
+    return min(known), min(max(known), _SPAN * min(known))
+
+
+def _rejected_marks(rejected: Sequence[Json], places: GridMap) -> list[Json]:
+    """Grids that cannot be used, by the first constraint they break."""
+    by_reason: dict[str, list[Json]] = {}
+    for config in rejected:
+        by_reason.setdefault(reason_name(config), []).append(config)
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": f"{reason} ({len(found)})",
+            "x": [places.at(config)[0] for config in found],
+            "y": [places.at(config)[1] for config in found],
+            "text": [f"{grid_words(config)}<br>{'<br>'.join(config['rejected_because'])}" for config in found],
+            "hovertemplate": "%{text}<extra></extra>",
+            "marker": {"color": MUTED, "symbol": _MARKS[number % len(_MARKS)], "size": 7, "line": {"width": 1.4}},
+        }
+        for number, (reason, found) in enumerate(by_reason.items())
+    ]
+
+
+def reason_name(config: Json) -> str:
+    """The constraint a rejected grid breaks: the first, if there are several."""
+    return str(config["rejected_because"][0]).partition(":")[0] if config["rejected_because"] else "rejected"
+
+
+def _ring(best: Sequence[Json], places: GridMap) -> list[Json]:
+    """A ring around the first of the ranking."""
+    if not best:
+        return []
+    column, row = places.at(best[0])
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "first of the ranking",
+            "x": [column],
+            "y": [row],
+            "hoverinfo": "skip",
+            "marker": {"color": RING, "symbol": "circle-open", "size": 16, "line": {"width": 3}},
+        }
+    ]
+
+
+def _map_layout(places: GridMap) -> Json:
+    products = [x * y for x, y in places.columns]
+    borders = [place for place, (one, other) in enumerate(pairwise(products)) if one != other]
+    starts = [0, *(place + 1 for place in borders)]
+    ends = [*borders, len(products) - 1]
+    centres = [(start + end) / 2 for start, end in zip(starts, ends, strict=True)]
+    line = {"color": "--grid", "width": 1}
+    return {
+        "xaxis": {
+            "title": {"text": "x · y; within one x · y, x falls from left to right"},
+            "tickvals": centres,
+            "ticktext": [f"{products[start]:,}" for start in starts],
+            "range": [-0.5, len(products) - 0.5],
+            "showgrid": False,
+            "zeroline": False,
+        },
+        "yaxis": {
+            "title": {"text": "z"},
+            "tickvals": list(range(len(places.rows))),
+            "ticktext": [f"{size:,}" for size in places.rows],
+            "range": [-0.5, len(places.rows) - 0.5],
+            "showgrid": False,
+            "zeroline": False,
+        },
+        "shapes": [
+            {
+                "type": "line",
+                "xref": "x",
+                "yref": "paper",
+                "x0": at + 0.5,
+                "x1": at + 0.5,
+                "y0": 0,
+                "y1": 1,
+                "line": line,
+            }
+            for at in borders
+        ],
+        "hovermode": "closest",
+    }

@@ -1,0 +1,291 @@
+"""What is at hand: models and machines as tables and JSON, what this environment can do, and what a calibration found.
+
+A fit is also drawn, what was measured against what it says, as an SVG picture that needs nothing to be made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from axonn_tune import __version__
+from axonn_tune.errors import UsageError
+from axonn_tune.report.output import Heading, Json, json_text, text_table
+from axonn_tune.units import counted, show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from axonn_tune.calibration.profile import Calibration
+    from axonn_tune.launch.host import HostCheck, State
+    from axonn_tune.specs.catalog import Loaded
+    from axonn_tune.specs.machine import Machine, Tier
+
+DOCTOR_SCHEMA = "axonn-tune/doctor/1"
+
+
+@dataclass(frozen=True)
+class DocumentColumn:
+    """A column of a list of documents: its heading, and its name in data frames; without one it is not there."""
+
+    title: str
+    field: str
+    read: Callable[[Any], object]
+    show: Callable[[Any], str] = str
+
+
+_MODEL_COLUMNS = (
+    DocumentColumn("parameters", "parameters", lambda model: model.parameters, lambda count: show_count(count)),
+    DocumentColumn("family", "family", lambda model: model.family),
+    DocumentColumn("layers", "layers", lambda model: model.layers),
+    DocumentColumn("hidden", "hidden", lambda model: model.hidden),
+    DocumentColumn("heads", "heads", lambda model: model.heads),
+    DocumentColumn("kv heads", "kv_heads", lambda model: model.kv_heads),
+    DocumentColumn("ffn", "ffn", lambda model: model.ffn),
+    DocumentColumn("vocabulary", "vocab", lambda model: model.vocab),
+    DocumentColumn("batch", "global_batch", lambda model: model.defaults.global_batch),
+    DocumentColumn("sequence", "sequence_length", lambda model: model.defaults.sequence_length),
+)
+_MACHINE_COLUMNS = (
+    DocumentColumn("accelerator", "accelerator", lambda machine: machine.accelerator.name),
+    DocumentColumn("memory, GiB", "memory_gib", lambda machine: machine.accelerator.memory_gib, "{:g}".format),
+    DocumentColumn(
+        "bf16, TFLOP/s",
+        "bf16_tflop_per_s",
+        lambda machine: machine.accelerator.peak_tflops.get("bf16"),
+        lambda value: "n/a" if value is None else f"{value:g}",
+    ),
+    DocumentColumn("ranks/node", "ranks_per_node", lambda machine: machine.launcher.ranks_per_node),
+    DocumentColumn("network, inner to outer", "", lambda machine: ", ".join(_tier(tier) for tier in machine.tiers)),
+    DocumentColumn("", "tiers", lambda machine: ", ".join(tier.name for tier in machine.tiers)),
+    DocumentColumn("", "outermost_gb_per_s", lambda machine: machine.tiers[-1].bandwidth_gb_per_s),
+    DocumentColumn("library", "library", lambda machine: f"{machine.library.name} {machine.library.version}"),
+)
+_COLUMNS = {"model": _MODEL_COLUMNS, "machine": _MACHINE_COLUMNS}
+_LEFT_TITLES = {"name", "family", "accelerator", "network, inner to outer", "library"}
+
+
+def documents_table(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> str:
+    """One row per document, under the name it is found by; as wide as it needs: no word of it is ever broken."""
+    return text_table(*documents_cells(kind, documents))
+
+
+def documents_cells(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> tuple[list[Heading], list[list[str]]]:
+    """Headings and cells of that table."""
+    columns = [column for column in _COLUMNS[kind] if column.title]
+    rows = [[name, *(one.show(one.read(loaded.document)) for one in columns)] for name, loaded in documents]
+    return [Heading(title, left=title in _LEFT_TITLES) for title in ("name", *(one.title for one in columns))], rows
+
+
+def documents_records(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> tuple[list[str], list[list[object]]]:
+    """Names of fields, units included, and their values of each document: what data frames hold."""
+    columns = [column for column in _COLUMNS[kind] if column.field]
+    rows = [[name, *(one.read(loaded.document) for one in columns)] for name, loaded in documents]
+    return ["name", *(one.field for one in columns)], rows
+
+
+def documents_json(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> Json:
+    """All documents of a kind with name, file and hash, ready for `json.dumps`."""
+    entries = [{"name": name, **origin_json(loaded)} for name, loaded in documents]
+    return {"schema": f"axonn-tune/{kind}-list/1", f"{kind}s": entries}
+
+
+def origin_json(loaded: Loaded[Any]) -> Json:
+    """A document with the file it came from and its hash."""
+    document = loaded.document.model_dump(mode="json", by_alias=True)
+    parameters = getattr(loaded.document, "parameters", None)
+    size = {} if parameters is None else {"parameters": parameters}
+    return {"path": str(loaded.path), "sha256": loaded.sha256, **size, "document": document}
+
+
+def origin_lines(loaded: Loaded[Any]) -> list[str]:
+    """The same as comment lines for a document shown as YAML."""
+    lines = [f"From {loaded.path}", f"sha256 {loaded.sha256}"]
+    parameters = getattr(loaded.document, "parameters", None)
+    return lines if parameters is None else [*lines, f"{parameters:,} parameters ({show_count(parameters)})"]
+
+
+def show_count(count: int) -> str:
+    """A count for a person: `76.8 B`, `10.9 M`."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= limit:
+            return f"{count / limit:.3g} {unit}"
+    return str(count)
+
+
+def _tier(tier: Tier) -> str:
+    size = "" if tier.ranks is None else f" {tier.ranks} ranks"
+    return f"{tier.name}{size} {tier.bandwidth_gb_per_s:g} GB/s"
+
+
+_STATES: dict[State, str] = {"ok": "ok", "missing": "missing", "differs": "differs", "noted": ""}
+_FINDING_HEADINGS = tuple(Heading(title, left=True) for title in ("what", "here", "state", "note"))
+
+
+def doctor_text(findings: Sequence[HostCheck]) -> str:
+    """One table under each heading, all with the same columns."""
+    rows: list[list[str]] = []
+    for number, finding in enumerate(findings):
+        if number == 0 or finding.area != findings[number - 1].area:
+            rows += [["", "", "", ""], [finding.area.upper(), "", "", ""]]
+        rows.append([finding.what, finding.here, _STATES[finding.state], finding.note])
+    return text_table(_FINDING_HEADINGS, rows)
+
+
+def doctor_json(findings: Sequence[HostCheck]) -> str:
+    """The same by the schema `axonn-tune/doctor/1`."""
+    document = {"schema": DOCTOR_SCHEMA, "tool_version": __version__, "findings": [asdict(one) for one in findings]}
+    return json_text(document)
+
+
+def calibration_lines(done: Calibration) -> Iterator[str]:
+    """The numbers that matter, how well they fit, and which points are outliers."""
+    machine = done.machine
+    yield f"{machine.name}: {machine.description}"
+    if done.compute is not None:
+        yield _compute_line(machine)
+    yield from _network_lines(machine)
+    yield from _fit_lines(done)
+
+
+def _compute_line(machine: Machine) -> str:
+    accelerator = machine.accelerator
+    (precision, peak), *_ = accelerator.peak_tflops.items()
+    reached = ", ".join(f"{layout} {share:.0%}" for layout, share in accelerator.matmul_efficiency.items())
+    return (
+        f"sustained per rank, all ranks busy: {peak * 1e3:.3g} GFLOP/s in {precision} (large GEMMs {reached}), copies "
+        f"{accelerator.memory_bandwidth_gb_per_s:.3g} GB/s, {accelerator.kernel_launch_us:.3g} µs a kernel launch"
+    )
+
+
+def _network_lines(machine: Machine) -> Iterator[str]:
+    for tier in machine.tiers:
+        for kind in tier.collectives or ():
+            used = tier.used_by(kind)
+            yield (
+                f"{tier.name}, {kind}: α {show_seconds(used.latency_s)} a hop, β {used.bandwidth_gb_per_s:.3g} GB/s, "
+                f"launch {show_seconds(machine.library.launch_s)}"
+            )
+
+
+def _fit_lines(done: Calibration) -> Iterator[str]:
+    measured, uncertainty = done.machine.measured, done.machine.uncertainty
+    assert measured is not None, "calibrate sets it"
+    held_out = (
+        f"; error on held-out collectives {measured.held_out_error:.1%}" if measured.held_out_error is not None else ""
+    )
+    computed = f", of computation within {uncertainty.compute:.0%}" if done.compute is not None else ""
+    yield (
+        f"{counted(measured.samples, 'point')}; 80% of collectives within {uncertainty.communication:.0%}"
+        f"{computed}{held_out}"
+    )
+    if measured.outliers:
+        yield f"outliers, down-weighted in the fit: {'; '.join(measured.outliers)}"
+
+
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 360, 300, 64, 40, 36
+_COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
+
+
+@dataclass(frozen=True)
+class FitSeries:
+    """One group shape's measured and fitted times by size."""
+
+    label: str
+    points: tuple[tuple[float, float, float], ...]
+
+
+@dataclass(frozen=True)
+class FitScale:
+    """Logarithmic axes of a panel: value ranges to pixels."""
+
+    sizes: tuple[float, float]
+    times: tuple[float, float]
+
+    def x(self, size: float) -> float:
+        """Pixels from the panel's left."""
+        return _LEFT + _share(size, self.sizes) * (_WIDTH - _LEFT - 8)
+
+    def y(self, time: float) -> float:
+        """Pixels from the top."""
+        return _HEIGHT - _BOTTOM - _share(time, self.times) * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def require_svg(path: str) -> None:
+    """UsageError for a file that is no SVG picture."""
+    if Path(path).suffix != ".svg":
+        raise UsageError(f"--plot {path}: the name must end in .svg")
+
+
+def fit_svg(done: Calibration) -> str:
+    """One panel per collective: points as measured, lines as fitted; UsageError if no collective was measured."""
+    panels = {kind: list(found) for kind, found in _series(done).items()}
+    if not panels:
+        raise UsageError("--plot: no collectives were measured")
+    every = [point for found in panels.values() for one in found for point in one.points]
+    scale = FitScale(_range([size for size, _, _ in every]), _range([time for _, *times in every for time in times]))
+    body = [
+        f'<g transform="translate({number * _WIDTH} 0)">{"".join(_panel(kind, found, scale))}</g>'
+        for number, (kind, found) in enumerate(panels.items())
+    ]
+    size = f'width="{_WIDTH * len(panels)}" height="{_HEIGHT}"'
+    style = 'font-family="sans-serif" font-size="10"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(body) + "\n</svg>\n"
+
+
+def _series(done: Calibration) -> dict[str, list[FitSeries]]:
+    """Measured and fitted times by collective and group shape."""
+    from axonn_tune.specs.points import CollectiveProbe
+
+    fit = done.communication
+    found: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
+    for probe, seconds in done.medians.items():
+        if isinstance(probe, CollectiveProbe) and fit is not None:
+            label = f"{probe.group} ranks, stride {probe.stride}"
+            point = (float(probe.size_bytes), seconds, seconds * (1.0 + fit.errors[probe]))
+            found.setdefault(probe.op, {}).setdefault(label, []).append(point)
+    return {
+        kind: [FitSeries(label, tuple(sorted(points))) for label, points in shapes.items()]
+        for kind, shapes in found.items()
+    }
+
+
+def _panel(kind: str, found: Sequence[FitSeries], scale: FitScale) -> Iterator[str]:
+    yield f'<text x="{_LEFT}" y="16" font-size="12">{escape(kind)}: measured (points) and fitted (lines)</text>'
+    bottom = _HEIGHT - _BOTTOM
+    yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - 8}" fill="none" stroke="#444"/>'
+    for size in _ticks(scale.sizes, factor=16.0):
+        yield f'<text x="{scale.x(size):.1f}" y="{bottom + 14}" text-anchor="middle">{show_bytes(size)}</text>'
+    for time in _ticks(scale.times, factor=10.0):
+        yield f'<text x="{_LEFT - 4}" y="{scale.y(time):.1f}" text-anchor="end">{show_seconds(time)}</text>'
+    for number, one in enumerate(found):
+        yield from _drawn(one, number, scale)
+
+
+def _drawn(one: FitSeries, number: int, scale: FitScale) -> Iterator[str]:
+    color = _COLORS[number % len(_COLORS)]
+    line = " ".join(f"{scale.x(size):.1f},{scale.y(fitted):.1f}" for size, _, fitted in one.points)
+    yield f'<polyline points="{line}" fill="none" stroke="{color}"/>'
+    for size, measured, _ in one.points:
+        yield f'<circle cx="{scale.x(size):.1f}" cy="{scale.y(measured):.1f}" r="2.5" fill="{color}"/>'
+    yield f'<text x="{_LEFT + 8}" y="{_TOP + 12 * number}" fill="{color}">{escape(one.label)}</text>'
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Lowest and highest, a little apart if they are one."""
+    return min(values), max(max(values), 1.01 * min(values))
+
+
+def _share(value: float, between: tuple[float, float]) -> float:
+    """Where a value lies on a logarithmic axis, 0 to 1."""
+    return math.log(value / between[0]) / math.log(between[1] / between[0])
+
+
+def _ticks(between: tuple[float, float], *, factor: float) -> Iterator[float]:
+    """Powers of the factor inside a range; for sizes these are round numbers of bytes, for times of seconds."""
+    power = math.ceil(math.log(between[0], factor) - 1e-9)
+    while factor**power <= between[1]:
+        yield factor**power
+        power += 1

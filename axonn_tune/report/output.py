@@ -1,0 +1,244 @@
+"""What commands write: aligned text, Markdown, CSV and JSON, and how far a long one has come.
+
+No cell is ever cut; the width is what the cells need. The main job prints one table, and importing a table library
+would take longer than the search: rich is imported by what draws a bar or fits a terminal.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from axonn_tune.errors import UsageError, suggest
+from axonn_tune.grid import AXES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Json: TypeAlias = dict[str, Any]
+BOLD, GREEN, RESET = "\x1b[1m", "\x1b[1;32m", "\x1b[0m"
+WIDTH = 100
+"""Characters of a line of prose, and at most of a table unless all its columns are asked for."""
+WIDTH_WITHOUT_TERMINAL = 200
+NOTHING = "-"
+"""A cell without a value."""
+SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_BARS = 30.0, 0.1
+
+ProgressFunction: TypeAlias = Callable[[float, str], None]
+"""Takes the share that is done, 0 to 1, and a few words on what is being done now."""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Title of a column, unit included; a line break splits it over lines. `left`: aligned to the left."""
+
+    title: str
+    left: bool = False
+
+
+def use_color(*, wanted: bool | None) -> bool:
+    """Whether to color standard output: as wanted; else not with NO_COLOR, yes with FORCE_COLOR, else in a terminal.
+
+    A terminal that calls itself dumb knows no colors.
+    """
+    environment = os.environ
+    if wanted is not None or environment.get("NO_COLOR"):
+        return bool(wanted)
+    if environment.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return sys.stdout.isatty() and environment.get("TERM") != "dumb"
+
+
+def require_columns(names: Sequence[str], known: Iterable[str]) -> None:
+    """UsageError for a column that does not exist, with the nearest that does."""
+    listed = list(known)
+    for name in names:
+        if name not in listed:
+            raise UsageError(f"no column {name!r}{suggest(name, listed)}; known: {', '.join(listed)}")
+
+
+def text_table(
+    headings: Sequence[Heading], rows: Sequence[Sequence[str]], *, color: bool = False, best: int | None = None
+) -> str:
+    """Columns two spaces apart; with `color` the headings are bold and row `best` is green."""
+    titles = [heading.title.split("\n") for heading in headings]
+    height = max(map(len, titles))
+    head = [[*[""] * (height - len(lines)), *lines] for lines in titles]
+    cells = [*zip(*head, strict=True), *rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
+    lines = []
+    for number, row in enumerate(cells):
+        line = "  ".join(
+            cell.ljust(width) if heading.left else cell.rjust(width)
+            for cell, width, heading in zip(row, widths, headings, strict=True)
+        ).rstrip()
+        style = BOLD if number < height else GREEN if best is not None and number == height + best else ""
+        lines.append(f"{style}{line}{RESET}" if color and style else line)
+    return "\n".join(lines) + "\n"
+
+
+def markdown_table(headings: Sequence[Heading], rows: Iterable[Sequence[str]]) -> str:
+    """A table as GitHub reads it."""
+    lines = [
+        _markdown_row([heading.title.replace("\n", " ") for heading in headings]),
+        _markdown_row([":---" if heading.left else "---:" for heading in headings]),
+    ]
+    lines += [_markdown_row([" ".join(cell.split()) for cell in row]) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def csv_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Comma-separated values under machine-readable names; None is empty, floats keep every digit."""
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_csv_cell(cell) for cell in row] for row in rows)
+    return output.getvalue()
+
+
+def seconds_cells(values_s: Sequence[float | None]) -> list[str]:
+    """Numbers of one column with as many decimals as show three digits of the smallest; `-` for None."""
+    known = [abs(value) for value in values_s if value]
+    decimals = 2 if not known else min(max(2 - math.floor(math.log10(min(known))), 0), 7)
+    largest = max(known, default=1.0)
+    # Eight digits are enough to tell any two times of a column apart.
+    decimals = max(min(decimals, 7 - math.floor(math.log10(largest))), 0) if known else decimals
+    return [NOTHING if value is None else f"{value:.{decimals}f}" if value else "0" for value in values_s]
+
+
+def axis_name(axis: str) -> str:
+    """An axis, or several, as people know it: all four together are the world."""
+    return "world" if axis == "".join(AXES) else axis
+
+
+def percent(share: float | None, *, decimals: int = 1) -> str:
+    """A share for a person: `12.3%`; `-` for None and nan."""
+    return NOTHING if share is None or math.isnan(share) else f"{share:.{decimals}%}"
+
+
+def signed_percent(share: float | None) -> str:
+    """A relative error or change for a person: `+3.1%`; `-` for None and nan."""
+    return NOTHING if share is None or math.isnan(share) else f"{share:+.1%}"
+
+
+def wrapped(sentence: str) -> str:
+    """A sentence in lines of 100 characters, indented from the second on."""
+    return textwrap.fill(sentence, width=WIDTH, subsequent_indent="  ", break_long_words=False)
+
+
+def aligned_cells(parts: Sequence[Sequence[str]]) -> list[str]:
+    """Cells of several parts each, every part right-aligned in itself."""
+    if not parts:
+        return []
+    widths = [max(len(row[position]) for row in parts) for position in range(len(parts[0]))]
+    return [" ".join(part.rjust(width) for part, width in zip(row, widths, strict=True)) for row in parts]
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"
+
+
+def _csv_cell(cell: object) -> object:
+    if isinstance(cell, bool):
+        return "true" if cell else "false"
+    return repr(cell) if isinstance(cell, float) else cell
+
+
+def json_text(document: Json, *, indent: int | None = None) -> str:
+    """JSON text with every digit; a number that is not finite becomes null, which JSON has instead."""
+    try:
+        return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
+    except ValueError:
+        return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def stdout_console() -> Console:
+    """A console on standard output: as wide as the terminal, else as $COLUMNS says, else 200; NO_COLOR is honoured."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        return Console(file=sys.stdout, highlight=False)
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdigit() and int(columns) > 0 else WIDTH_WITHOUT_TERMINAL
+    # With TERM=dumb rich ignores the width unless it is given a height too.
+    return Console(file=sys.stdout, highlight=False, width=width, height=100)
+
+
+@contextmanager
+def progress(
+    what: str, *, shown: bool = True, clock: Callable[[], float] = time.monotonic
+) -> Iterator[ProgressFunction]:
+    """Something that takes long; tell the function given how far it is. `shown=False`: nothing is said."""
+    if not shown:
+        yield lambda share, words: None
+    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with _bar(what, clock) as tell:
+            yield tell
+    else:
+        yield _lines(what, clock)
+
+
+def left_words(elapsed_s: float, share: float) -> str:
+    """Time left as 1:05 or 2:00:00, if it goes on as it did; empty before anything is done."""
+    if share <= 0.0:
+        return ""
+    left_s = round(elapsed_s * (1.0 - min(share, 1.0)) / share)
+    minutes, seconds = divmod(left_s, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d} left" if hours else f"{minutes}:{seconds:02d} left"
+
+
+def _lines(what: str, clock: Callable[[], float]) -> ProgressFunction:
+    """A line when half a minute has gone by since the last."""
+    began_s = said_s = clock()
+
+    def tell(share: float, words: str) -> None:
+        nonlocal said_s
+        now_s = clock()
+        if now_s - said_s >= SECONDS_BETWEEN_LINES:
+            said_s = now_s
+            parts = [f"{share:.0%}", words, left_words(now_s - began_s, share)]
+            print(f"{what}: {', '.join(part for part in parts if part)}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+@contextmanager
+def _bar(what: str, clock: Callable[[], float]) -> Iterator[ProgressFunction]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+    # No thread that draws: a process that has one may not enter a lab's namespaces.
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+        task, began_s = bar.add_task(what, total=1.0, left=""), clock()
+        drawn_s = began_s - SECONDS_BETWEEN_BARS
+
+        def tell(share: float, words: str) -> None:
+            nonlocal drawn_s
+            now_s = clock()
+            if now_s - drawn_s >= SECONDS_BETWEEN_BARS:
+                drawn_s, left = now_s, left_words(now_s - began_s, share)
+                description = f"{what}: {words}" if words else what
+                bar.update(task, completed=min(share, 1.0), description=description, left=left, refresh=True)
+
+        yield tell

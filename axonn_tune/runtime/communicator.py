@@ -1,0 +1,230 @@
+"""Communication of a training step: every collective goes through here and is recorded in the ledger.
+
+Each call returns a handle; its result may be read after `wait()`. Collectives over a group of one do nothing and are
+not recorded. Gloo's own reduce-scatter is an all-reduce inside; here it is an all-to-all and a local sum in rank
+order, which sends half the bytes. The sum counts as the collective's time.
+
+Under NCCL each group has a stream of its own. docs/decisions/0013 explains why nothing is read too early there and no
+memory reused too early, whatever CUDA_DEVICE_MAX_CONNECTIONS says: a collective starts after an event on the stream
+that issues it, the stream that waits is held by another, and a handle keeps what is sent until then.
+
+Some collectives outlive the layer that issues them: all-gathers of weights are prefetched for the next layer,
+reduce-scatters of weight gradients finish one layer later, and data-parallel buckets finish at the end of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from axonn_tune.program.operations import Phase
+from axonn_tune.runtime.ledger import Ledger, LedgerEntry
+from axonn_tune.runtime.mesh import Mesh
+from axonn_tune.runtime.parameters import Bucket, Matrix
+from axonn_tune.runtime.settings import RuntimeSettings
+from axonn_tune.runtime.timing import Call, Timer
+
+
+class CollectiveHandle:
+    """A collective in flight. `wait` returns its result, however often it is called."""
+
+    def __init__(
+        self,
+        result: torch.Tensor,
+        work: dist.Work | None,
+        finish: Callable[[], torch.Tensor] | None = None,
+        *,
+        sent: torch.Tensor | None = None,
+        call: Call | None = None,
+    ) -> None:
+        self._result = result
+        # Kept, or its memory could be reused while a stream that the computation does not wait for still reads it.
+        self._sent = sent
+        self._work = work
+        self._finish = finish
+        self._call = call
+        if call is not None and work is not None:
+            call.sent(work)
+
+    def wait(self) -> torch.Tensor:
+        """Wait for the result (on CUDA: make the current stream wait for it)."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.halt()
+        result = self._settle()
+        if call is not None:
+            call.resume()
+        return result
+
+    def _settle(self) -> torch.Tensor:
+        if self._work is not None:
+            self._work.wait()
+            self._work = self._sent = None
+        if self._finish is not None:
+            self._result, self._finish = self._finish(), None
+        return self._result
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """Collectives over the mesh's axes."""
+
+    mesh: Mesh
+    ledger: Ledger
+    timer: Timer = field(default_factory=Timer)
+
+    def all_reduce(
+        self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str, *, largest: bool = False
+    ) -> CollectiveHandle:
+        """Sum (or maximum) over the group, in place."""
+        group = self.mesh.groups[axis]
+        if group is None:
+            return CollectiveHandle(tensor, None)
+        call = self._record(LedgerEntry("all_reduce", axis, phase, layer, tensor.nbytes), group)
+        operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        work = dist.all_reduce(tensor, op=operation, group=group, async_op=True)
+        return CollectiveHandle(tensor, work, call=call)
+
+    def all_gather(self, shard: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
+        """The group's shards, concatenated along dim 0 in the order of the axis."""
+        group = self.mesh.groups[axis]
+        if group is None:
+            return CollectiveHandle(shard, None)
+        shard = shard.contiguous()
+        result = shard.new_empty((shard.shape[0] * self.mesh.size(axis), *shard.shape[1:]))
+        call = self._record(LedgerEntry("all_gather", axis, phase, layer, result.nbytes), group)
+        return CollectiveHandle(result, _all_gather(result, shard, group), sent=shard, call=call)
+
+    def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
+        """Sum over the group, split along dim 0; this rank's shard."""
+        group = self.mesh.groups[axis]
+        if group is None:
+            return CollectiveHandle(tensor, None)
+        tensor, size = tensor.contiguous(), self.mesh.size(axis)
+        call = self._record(LedgerEntry("reduce_scatter", axis, phase, layer, tensor.nbytes), group)
+        shape = (tensor.shape[0] // size, *tensor.shape[1:])
+        if dist.get_backend(group) == "gloo":
+            shards = torch.empty_like(tensor)
+            work = dist.all_to_all_single(shards, tensor, group=group, async_op=True)
+            return CollectiveHandle(
+                shards, work, lambda: _sum_in_order(shards.view(size, *shape)), sent=tensor, call=call
+            )
+        result = tensor.new_empty(shape)
+        return CollectiveHandle(result, _reduce_scatter(result, tensor, group), sent=tensor, call=call)
+
+    def _record(self, entry: LedgerEntry, group: dist.ProcessGroup) -> Call | None:
+        """Count a call that is about to be issued, and time it if this step is timed."""
+        self.ledger.record(entry)
+        return self.timer.issue(entry, group)
+
+
+def _sum_in_order(shards: torch.Tensor) -> torch.Tensor:
+    """Sum over dim 0, always in rank order."""
+    total = shards[0].clone()
+    for shard in shards[1:]:
+        total += shard
+    return total
+
+
+def _all_gather(result: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """`all_gather_single`, which older versions call `all_gather_into_tensor`."""
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    work: dist.Work = call(result, shard, group=group, async_op=True)
+    return work
+
+
+def _reduce_scatter(result: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """`reduce_scatter_single`, which older versions call `reduce_scatter_tensor`."""
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    work: dist.Work = call(result, tensor, group=group, async_op=True)
+    return work
+
+
+class WeightGathers:
+    """Weight all-gathers of one micro-batch, `(matrix, phase, layer)` in order; taking one prefetches the next."""
+
+    def __init__(
+        self, communicator: Communicator, settings: RuntimeSettings, chain: list[tuple[Matrix, Phase, str]]
+    ) -> None:
+        self._communicator = communicator
+        self._settings = settings
+        self._chain = chain
+        self._prefetch = "gather_prefetch" in settings.overlaps
+        self._issued = self._issue(chain[0]) if self._prefetch and chain else None
+
+    def take(self, matrix: Matrix) -> torch.Tensor:
+        """The gathered weight that is next in the chain, which must be `matrix`."""
+        expected, *rest = self._chain
+        assert expected[0] is matrix, f"the chain has {expected[0].layout.name} next, not {matrix.layout.name}"
+        pending = self._issued if self._issued is not None else self._issue(expected)
+        block = pending.wait()
+        self._chain = rest
+        self._issued = self._issue(rest[0]) if self._prefetch and rest else None
+        return block
+
+    def _issue(self, link: tuple[Matrix, Phase, str]) -> CollectiveHandle:
+        matrix, phase, layer = link
+        return self._communicator.all_gather(matrix.value.to(self._settings.compute), "z", phase, layer)
+
+
+class WeightGradients:
+    """Weight gradients in flight: each reduce-scatter is finished one layer later."""
+
+    def __init__(self, communicator: Communicator, settings: RuntimeSettings) -> None:
+        self._communicator = communicator
+        self._deferred = "weight_gradient" in settings.overlaps
+        self._pending: tuple[Matrix, CollectiveHandle, Callable[[], None] | None] | None = None
+
+    def reduce(
+        self, matrix: Matrix, gradient: torch.Tensor, layer: str, after: Callable[[], None] | None = None
+    ) -> None:
+        """Reduce-scatter a gathered weight's gradient over z and add it to the shard; `after` runs once it is added."""
+        self.finish()
+        self._pending = (matrix, self._communicator.reduce_scatter(gradient, "z", "backward", layer), after)
+        if not self._deferred:
+            self.finish()
+
+    def finish(self) -> None:
+        """Add the gradient in flight."""
+        if self._pending is not None:
+            matrix, pending, after = self._pending
+            self._pending = None
+            matrix.gradient += pending.wait()
+            if after is not None:
+                after()
+
+
+@dataclass
+class DataBuckets:
+    """Data-parallel gradient buckets in flight; `open`: this is the micro-batch in which they are reduced."""
+
+    communicator: Communicator
+    settings: RuntimeSettings
+    open: bool = False
+    _sent: list[tuple[Bucket, CollectiveHandle]] = field(default_factory=list)
+
+    def send(self, bucket: Bucket) -> None:
+        """All-reduce a bucket's gradients over data once they are complete; reduce-scatter them if it is split."""
+        if not self.open:
+            return
+        reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
+        pending = reduce(bucket.gradient, "data", "backward", bucket.layer)
+        if "data_parallel" not in self.settings.overlaps:
+            pending.wait()
+        self._sent.append((bucket, pending))
+
+    def finish(self) -> None:
+        """Wait for every bucket."""
+        for bucket, pending in self._sent:
+            total = pending.wait()
+            if bucket.split:
+                bucket.own_gradient.copy_(total)
+        self._sent.clear()
+
+    def reduce_vectors(self, bucket: Bucket) -> None:
+        """Sum the gradients of the replicated vectors over z, then data, in place, and wait."""
+        for axis in ("z", "data"):
+            self.communicator.all_reduce(bucket.gradient, axis, "step", bucket.layer).wait()

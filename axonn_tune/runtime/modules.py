@@ -1,0 +1,493 @@
+"""The modules of a transformer on one rank: linear layers, norms, attention, activation, dropout, embedding, LM head.
+
+Forward and backward are written out. Only the attention core and the activation use autograd, on local tensors.
+Letters as in `axonn_tune.program.layers`: M tokens of this rank's micro-batch, `A[M, K_y]` a tensor whose dim K is
+split over axis y.
+
+Embedding and LM head are split over the vocabulary: `E[V_xy, H]`, its rows split over x, then y, then z; learned
+positions are `P[S, H_y]`. Padded rows are zero, are never looked up, and have no share in the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias, TypeVar, cast
+
+import torch
+import torch.nn.functional as functional
+
+from axonn_tune.program.dimensions import loss_chunks
+from axonn_tune.program.operations import Phase
+from axonn_tune.runtime import philox
+from axonn_tune.runtime.communicator import Communicator, WeightGathers, WeightGradients
+from axonn_tune.runtime.parameters import Matrix, Vector
+from axonn_tune.runtime.settings import RuntimeSettings
+from axonn_tune.specs.model import Model
+
+TensorFunction: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Compiled = TypeVar("Compiled", bound=Callable[..., object])
+
+
+def compiled(function: Compiled, settings: RuntimeSettings) -> Compiled:
+    """The function, compiled if the settings ask for it: its elementwise operations become one kernel."""
+    return cast(Compiled, torch.compile(function, dynamic=False)) if settings.compile else function
+
+
+@dataclass
+class LocalGraph:
+    """A function of local tensors with its own autograd graph."""
+
+    inputs: torch.Tensor
+    output: torch.Tensor
+
+    @classmethod
+    def run(cls, function: TensorFunction, x: torch.Tensor) -> LocalGraph:
+        """Run a function of one tensor and keep its graph."""
+        with torch.enable_grad():
+            inputs = x.detach().requires_grad_()
+            return cls(inputs, function(inputs))
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The output, without its graph."""
+        return self.output.detach()
+
+    def backward(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Gradient of the input; the graph is gone afterwards."""
+        (found,) = torch.autograd.grad(self.output, self.inputs, gradient)
+        return found
+
+
+@dataclass
+class CausalAttention:
+    """Softmax attention on this rank's heads; qkv columns are grouped by key head: queries, key, value.
+
+    core: attention of queries, keys and values `[b, heads, S, head_dim]`; turn: rotary positions.
+    """
+
+    model: Model
+    heads: int
+    kv_heads: int
+    sequence: int
+    core: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
+    turn: TensorFunction = field(default_factory=lambda: rotate)
+
+    def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
+        """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
+        dim, each = self.model.head_dim, self.heads // self.kv_heads
+        grouped = qkv.view(-1, self.sequence, self.kv_heads, each + 2, dim).transpose(1, 2)
+        grouped_queries, keys, values = torch.split(grouped, [each, 1, 1], dim=-2)
+        queries = grouped_queries.transpose(2, 3).reshape(-1, self.heads, self.sequence, dim)
+        keys, values = keys.squeeze(-2), values.squeeze(-2)
+        if not self.model.learned_positions:
+            queries, keys = self.turn(queries), self.turn(keys)
+        if each > 1:
+            keys, values = (one.repeat_interleave(each, dim=1) for one in (keys, values))
+        output = self.core(queries, keys, values, is_causal=True)
+        return output.transpose(1, 2).reshape(-1, self.heads * dim)
+
+
+def attention_on(model: Model, settings: RuntimeSettings, *, sequence: int, shares: int) -> CausalAttention:
+    """Attention on the heads of one of `shares` tensor-parallel ranks, as in training."""
+    return CausalAttention(
+        *(model, model.heads // shares, model.kv_heads // shares, sequence),
+        core=attention_core(settings),
+        turn=compiled(rotate, settings),
+    )
+
+
+def attention_core(settings: RuntimeSettings) -> Callable[..., torch.Tensor]:
+    """Scaled dot-product attention; on CPUs at least in fp32, since bf16's backward pass is five times slower there."""
+    if settings.device.type == "cpu" and settings.compute.itemsize < torch.float32.itemsize:
+        return _wide_core
+    return functional.scaled_dot_product_attention
+
+
+def _wide_core(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
+    wide = functional.scaled_dot_product_attention(queries.float(), keys.float(), values.float(), is_causal=is_causal)
+    return wide.to(queries.dtype)
+
+
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """Rotary positions on `[.., S, head_dim]`, halves paired, base 10,000 (Su et al. 2021, arXiv 2104.09864)."""
+    sequence, dim = x.shape[-2:]
+    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=x.device, dtype=torch.float64) / dim)
+    angle = torch.arange(sequence, device=x.device, dtype=torch.float64)[:, None] * frequency
+    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second = x[..., : dim // 2], x[..., dim // 2 :]
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+@dataclass
+class Dropout:
+    """Sets a share of elements to zero and scales the others up; which ones depends on their place in the run.
+
+    key: two words that name the stream, a tensor because the compiler would make a kernel for each pair of numbers, on
+    the device because copying it there would hold up the host; columns: those of the tensor's hidden dim, `width` wide,
+    that this rank has. Element (token, feature) comes from counter `token · width + feature`, tokens being counted
+    through the whole run: the same on every grid, when recomputed and in backward, so no mask is saved.
+    """
+
+    share: float
+    key: torch.Tensor
+    columns: range
+    width: int
+    scaled: Callable[..., torch.Tensor] = field(default_factory=lambda: dropped)
+
+    def __call__(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """`[M, H_y]` of the given token numbers `[M]`; its own gradient, too, as it only scales."""
+        if not self.share:
+            return x
+        return self.scaled(x, tokens, self.key, self.share, self.columns.start, self.width)
+
+
+def dropped(
+    x: torch.Tensor, tokens: torch.Tensor, key: torch.Tensor, share: float, start: int, width: int
+) -> torch.Tensor:
+    """Elements of `x[M, columns]` times 0 or `1 / (1 - share)`, by Philox of their counters under `key[2]`."""
+    columns = torch.arange(start, start + x.shape[1], device=x.device, dtype=torch.int64)
+    word, _ = philox.philox(tokens[:, None] * width + columns, (key[0], key[1]))
+    keep = (word >= int(share * 2.0**32)).to(x.dtype)
+    return x * keep / (1.0 - share)
+
+
+def activation(settings: RuntimeSettings, *, gated: bool) -> TensorFunction:
+    """The MLP's activation of `[M, G_x]`."""
+    return compiled(partial(activate, gated=gated), settings)
+
+
+def activate(x: torch.Tensor, *, gated: bool) -> torch.Tensor:
+    """GELU, or SiLU(gate) · up with gate and up alternating along the columns."""
+    if not gated:
+        return functional.gelu(x)
+    pairs = x.view(x.shape[0], -1, 2)
+    return functional.silu(pairs[..., 0]) * pairs[..., 1]
+
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class ParallelLinear:
+    """`O[M, n] = Σ_output_axis I[M, k] · W[k, n]`, with an optional bias added after the sum.
+
+    Backward takes both halves of a split micro-batch: their weight gradients are summed.
+    """
+
+    layer: str
+    output_axis: str
+    input_axis: str
+    weight: Matrix
+    bias: Vector | None
+    communicator: Communicator
+    settings: RuntimeSettings
+    after: Callable[[], None] | None = None
+
+    def forward(self, x: torch.Tensor, block: torch.Tensor, phase: Phase) -> Generator[None, None, torch.Tensor]:
+        """`I[M, k] → O[M, n]`: GEMM, all-reduce, bias.
+
+        Yields while the all-reduce is in flight, so that the other half can compute.
+        """
+        pending = self.communicator.all_reduce(x @ block, self.output_axis, phase, self.layer)
+        if "output" not in self.settings.overlaps:
+            pending.wait()
+        yield
+        output = pending.wait()
+        return output if self.bias is None else output.add_(self.bias.value)
+
+    def backward(
+        self,
+        inputs: Sequence[torch.Tensor],
+        block: torch.Tensor,
+        output_gradients: Sequence[torch.Tensor],
+        gradients: WeightGradients,
+    ) -> list[torch.Tensor]:
+        """`dI[M, k] = Σ_input_axis dO · Wᵀ` of each part, from its `I[M, k]` and `dO[M, n]`.
+
+        `dW[k, n] = Iᵀ · dO` of all parts is in flight when this returns.
+        """
+        before = []
+        for gradient in output_gradients:
+            pending = self.communicator.all_reduce(gradient @ block.t(), self.input_axis, "backward", self.layer)
+            if "input_gradient" not in self.settings.overlaps:
+                pending.wait()
+            before.append(pending)
+        weight_gradient = inputs[0].t() @ output_gradients[0]
+        for x, gradient in zip(inputs[1:], output_gradients[1:], strict=True):
+            weight_gradient.addmm_(x.t(), gradient)
+        if self.bias is not None:
+            for gradient in output_gradients:
+                self.bias.gradient += gradient.sum(0, dtype=self.bias.gradient.dtype)
+        gradients.reduce(self.weight, weight_gradient, self.layer, self.after)
+        return [pending.wait() for pending in before]
+
+
+def interleave(passes: Sequence[Generator[None, None, Result]]) -> list[Result]:
+    """Results of interleaved passes: each runs until it yields, then the next (two-batch overlap)."""
+    results: dict[int, Result] = {}
+    while len(results) < len(passes):
+        for number, one in enumerate(passes):
+            if number in results:
+                continue
+            try:
+                next(one)
+            except StopIteration as end:
+                results[number] = end.value
+    return [results[number] for number in range(len(passes))]
+
+
+EPSILON = 1e-5
+
+NormStatistics = tuple[torch.Tensor, torch.Tensor]
+"""Mean (0 for RMSNorm) and reciprocal deviation of each token, `[M, 1]`, in the statistics type."""
+
+
+@dataclass
+class Norm:
+    """LayerNorm, or RMSNorm if it has no bias, of `[M, H_y]`: statistics are combined over y.
+
+    native: use torch's own kernel where one rank on a CPU holds the whole hidden dim.
+    """
+
+    name: str
+    width: int
+    weight: Vector
+    bias: Vector | None
+    communicator: Communicator
+    settings: RuntimeSettings
+    native: bool = True
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self._moments, self._combined = compiled(moments, settings), compiled(combined, settings)
+        self._normalized, self._centred = compiled(normalized, settings), compiled(centred, settings)
+        self._gradient_sums = compiled(gradient_sums, settings)
+
+    @property
+    def _whole_on_cpu(self) -> bool:
+        """Whether torch's own kernel applies: five times as fast as a dozen small ones. GPUs have `compile`."""
+        alone, on_cpu = self.communicator.mesh.size("y") == 1, self.settings.device.type == "cpu"
+        return self.native and alone and on_cpu and self.bias is not None
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, NormStatistics]:
+        """The norm's output and the statistics to save."""
+        if self._whole_on_cpu:
+            return self._native(x)
+        local = self._moments(x, self.settings.statistics, self.bias is not None)[None]
+        found = self.communicator.all_gather(local, "y", "forward", self.name).wait()
+        parts = self.communicator.mesh.size("y")
+        statistics = self._combined(found.view(parts, -1, x.shape[0]), x.shape[-1], self.width)
+        return self.apply(x, statistics), statistics
+
+    def apply(self, x: torch.Tensor, statistics: NormStatistics) -> torch.Tensor:
+        """The norm's output again, without communication: from saved statistics, or by torch's kernel."""
+        if self._whole_on_cpu:
+            return self._native(x)[0]
+        bias = None if self.bias is None else self.bias.value
+        return self._normalized(x, *statistics, self.weight.value, bias, self.settings.compute)
+
+    def _native(self, x: torch.Tensor) -> tuple[torch.Tensor, NormStatistics]:
+        assert self.bias is not None, "LayerNorm has one"
+        output, *statistics = torch.native_layer_norm(x, [self.width], self.weight.value, self.bias.value, EPSILON)
+        return output, (statistics[0], statistics[1])
+
+    def backward(self, x: torch.Tensor, statistics: NormStatistics, gradient: torch.Tensor) -> torch.Tensor:
+        """Gradient of the input; both sums over the hidden dim are all-reduced over y."""
+        if self._whole_on_cpu:
+            return self._native_backward(x, statistics, gradient)
+        weight, with_mean = self.weight.value, self.bias is not None
+        sums, for_weight, for_bias = self._gradient_sums(x, *statistics, weight, gradient, with_mean)
+        pending = self.communicator.all_reduce(sums, "y", "backward", self.name)
+        self.weight.gradient += for_weight
+        if self.bias is not None:
+            self.bias.gradient += for_bias
+        return self._centred(x, *statistics, weight, gradient, pending.wait() / self.width)
+
+    def _native_backward(self, x: torch.Tensor, statistics: NormStatistics, gradient: torch.Tensor) -> torch.Tensor:
+        assert self.bias is not None, "LayerNorm has one"
+        found, for_weight, for_bias = torch.ops.aten.native_layer_norm_backward(
+            gradient, x, [self.width], *statistics, self.weight.value, self.bias.value, [True, True, True]
+        )
+        self.weight.gradient += for_weight
+        self.bias.gradient += for_bias
+        result: torch.Tensor = found
+        return result
+
+
+def moments(x: torch.Tensor, dtype: torch.dtype, with_mean: bool) -> torch.Tensor:  # noqa: FBT001 - compiled as it is
+    """Of each token on this rank's hidden features: mean and squares about it `[2, M]`, or sum of squares `[1, M]`."""
+    wide = x.to(dtype)
+    if not with_mean:
+        return (wide * wide).sum(-1)[None]
+    mean = wide.mean(-1)
+    return torch.stack([mean, ((wide - mean[:, None]) ** 2).sum(-1)])
+
+
+def combined(found: torch.Tensor, share: int, width: int) -> NormStatistics:
+    """Statistics from the moments `[y, 1 or 2, M]` of all shares, `share` wide each (Chan et al. 1983)."""
+    if found.shape[1] == 1:
+        mean, spread = torch.zeros_like(found[0, 0]), found[:, 0].sum(0)
+    else:
+        mean = found[:, 0].mean(0)
+        spread = found[:, 1].sum(0) + share * ((found[:, 0] - mean) ** 2).sum(0)
+    return mean[:, None], torch.rsqrt(spread / width + EPSILON)[:, None]
+
+
+def normalized(
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """`(x - mean) · scale · weight + bias`, computed in the statistics type."""
+    normal = (x.to(mean.dtype) - mean) * scale * weight
+    return (normal if bias is None else normal + bias).to(dtype)
+
+
+def gradient_sums(
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    with_mean: bool,  # noqa: FBT001 - compiled as it is
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sums over this share of the hidden dim `[1 or 2, M]`, and the gradients of weight and bias `[H_y]`."""
+    normal, wide = (x.to(mean.dtype) - mean) * scale, gradient.to(mean.dtype)
+    inner = wide * weight
+    sums = [(inner * normal).sum(-1), inner.sum(-1)] if with_mean else [(inner * normal).sum(-1)]
+    return torch.stack(sums), (wide * normal).sum(0), wide.sum(0)
+
+
+def centred(
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    means: torch.Tensor,
+) -> torch.Tensor:
+    """Gradient of the input from the sums over the whole hidden dim, divided by its width, `[1 or 2, M]`."""
+    normal = (x.to(mean.dtype) - mean) * scale
+    found = gradient.to(mean.dtype) * weight - normal * means[0][:, None]
+    if len(means) > 1:
+        found = found - means[1][:, None]
+    return (found * scale).to(gradient.dtype)
+
+
+def scatter_hidden(x: torch.Tensor, communicator: Communicator, phase: Phase, layer: str) -> torch.Tensor:
+    """`[M, H]` summed over y and x, reduce-scattered to `[M, H_y]`."""
+    parts = communicator.mesh.size("y")
+    blocks = x.view(x.shape[0], parts, -1).transpose(0, 1).reshape(-1, x.shape[1] // parts)
+    shard = communicator.reduce_scatter(blocks, "y", phase, layer).wait()
+    return communicator.all_reduce(shard, "x", phase, layer).wait()
+
+
+def gather_hidden(x: torch.Tensor, communicator: Communicator, phase: Phase, layer: str) -> torch.Tensor:
+    """`[M, H_y]` all-gathered to `[M, H]`."""
+    whole = communicator.all_gather(x, "y", phase, layer).wait()
+    return whole.view(communicator.mesh.size("y"), x.shape[0], -1).transpose(0, 1).reshape(x.shape[0], -1)
+
+
+@dataclass
+class Embedding:
+    """Token embedding, and learned positions for GPT."""
+
+    table: Matrix
+    positions: Matrix | None
+    sequence: int
+    communicator: Communicator
+
+    def forward(self, tokens: torch.Tensor, gathers: WeightGathers) -> torch.Tensor:
+        """Tokens `[M]` to `[M, H_y]`: each rank looks up its own rows, then all are summed."""
+        block = gathers.take(self.table)
+        mine, local = local_rows(tokens, self.table)
+        looked_up = block[local] * mine[:, None].to(block.dtype)
+        x = scatter_hidden(looked_up, self.communicator, "forward", "embedding")
+        if self.positions is not None:
+            positions = gathers.take(self.positions)[: self.sequence]
+            x = (x.view(-1, self.sequence, x.shape[-1]) + positions).view(x.shape)
+        return x
+
+    def backward(self, tokens: torch.Tensor, gradient: torch.Tensor, gradients: WeightGradients) -> None:
+        """Gradients of both tables from `[M, H_y]`."""
+        if self.positions is not None:
+            rows = gradient.new_zeros(self.positions.layout.rows, gradient.shape[1])
+            rows[: self.sequence] = gradient.view(-1, self.sequence, gradient.shape[1]).sum(0)
+            gradients.reduce(self.positions, rows, "position")
+        whole = gather_hidden(gradient, self.communicator, "backward", "embedding")
+        mine, local = local_rows(tokens, self.table)
+        update = whole.new_zeros(len(self.table.gathered_rows), whole.shape[1])
+        update.index_add_(0, local, whole * mine[:, None].to(whole.dtype))
+        gradients.reduce(self.table, update, "embedding")
+        gradients.finish()
+
+
+def local_rows(tokens: torch.Tensor, table: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which tokens have their row in this rank's gathered table, and each token's row (0 for the others)."""
+    start, stop = table.gathered_rows.start, table.gathered_rows.stop
+    mine = (tokens >= start) & (tokens < stop)
+    return mine, torch.where(mine, tokens - start, torch.zeros_like(tokens))
+
+
+@dataclass
+class LMHead:
+    """LM head: final norm, logits and loss, forward and backward in one pass."""
+
+    table: Matrix
+    norm: Norm
+    vocab: int
+    communicator: Communicator
+    settings: RuntimeSettings
+    after: Callable[[], None] | None = None
+
+    def forward_backward(
+        self,
+        x: torch.Tensor,
+        targets: torch.Tensor,
+        gathers: WeightGathers,
+        gradients: WeightGradients,
+        *,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss · scale summed over this rank's targets `[M]`, and the gradient of `x[M, H_y]`."""
+        normal, statistics = self.norm.forward(x)
+        block = gathers.take(self.table)
+        hidden = gather_hidden(normal, self.communicator, "forward", "head")
+        chunks = loss_chunks(len(targets))
+        losses, hidden_gradients = [], []
+        weight_gradient = torch.zeros_like(block)
+        for part, labels in zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True):
+            loss, logits_gradient = self._loss(part @ block.t(), labels, scale=scale)
+            losses.append(loss)
+            hidden_gradients.append(logits_gradient @ block)
+            weight_gradient += logits_gradient.t() @ part
+        gradients.reduce(self.table, weight_gradient, "head", self.after)
+        gradient = scatter_hidden(torch.cat(hidden_gradients), self.communicator, "backward", "head")
+        result = self.norm.backward(x, statistics, gradient)
+        gradients.finish()
+        return torch.stack(losses).sum(), result
+
+    def _loss(self, logits: torch.Tensor, targets: torch.Tensor, *, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cross-entropy of `logits[t, V_xy]`: loss · scale summed, and the logits' gradient.
+
+        The largest logit, the sum of exponentials and the target's logit are combined over xy.
+        """
+        wide = logits.to(self.settings.statistics)
+        real = max(0, min(self.vocab - self.table.gathered_rows.start, wide.shape[1]))
+        wide[:, real:] = -math.inf
+        top = self.communicator.all_reduce(wide.max(-1).values, "xy", "forward", "loss.max", largest=True).wait()
+        exponentials = torch.exp(wide - top[:, None])
+        mine, local = local_rows(targets, self.table)
+        held = mine.to(wide.dtype)
+        label_logits = torch.where(mine, wide.gather(1, local[:, None])[:, 0] - top, torch.zeros_like(top))
+        both = torch.stack([exponentials.sum(-1), label_logits])
+        total, label_logits = self.communicator.all_reduce(both, "xy", "forward", "loss.sums").wait()
+        gradient = exponentials / total[:, None]
+        gradient.scatter_add_(1, local[:, None], -held[:, None])
+        return (total.log() - label_logits).sum() * scale, (gradient * scale).to(logits.dtype)

@@ -1,0 +1,540 @@
+"""One rank of a calibration, and starting one: `python -m axonn_tune.runtime.probes --ranks N PLAN POINTS`.
+
+Rank 0 decides what is measured next and writes each point; all ranks measure at the same time, as they compute and
+communicate at the same time in training. They go through the plan again and again while time is left. Calls that
+ranks make alone are counted for a fixed time, so that all are busy to its end; calls they make together are
+counted, and the slowest rank's time is taken. Collectives go through the runtime's own `Communicator`,
+attention and steps through its own code, so that what is measured is what training does.
+
+Under torchrun, srun, or whatever else sets RANK and WORLD_SIZE, this process is one rank, and only rank 0 needs the
+plan. Otherwise it imports torch once and forks the ranks, in a tenth of the time that starting each would take.
+Progress goes, as one JSON document a line, to a descriptor of its own, because libraries print to standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from axonn_tune import __version__
+from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError
+from axonn_tune.grid import Grid
+from axonn_tune.processes import die_with
+from axonn_tune.program.operations import GROUP_AXES
+from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
+from axonn_tune.runtime.devices import device_of
+from axonn_tune.runtime.ledger import Ledger
+from axonn_tune.runtime.mesh import Mesh, WorldGroup
+from axonn_tune.runtime.modules import LocalGraph, attention_on
+from axonn_tune.runtime.rank import (
+    RankEnvironment,
+    end_process,
+    is_broken_connection,
+    is_timeout,
+    print_message,
+    rank_environment,
+)
+from axonn_tune.runtime.settings import DTYPES, settings_of
+from axonn_tune.runtime.tokens import batches
+from axonn_tune.runtime.trainer import Trainer
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.points import (
+    AttentionProbe,
+    CollectiveProbe,
+    CopyProbe,
+    MatmulProbe,
+    Plan,
+    Point,
+    PointLog,
+    Probe,
+    RankPlace,
+    Setting,
+    StepProbe,
+    TransferProbe,
+    collective_or_message,
+)
+
+ProbeWork = Callable[[], object]
+
+_AXIS = "y"
+"""Probes of a group shape use a grid whose y is the group, and whose x is everything inside it."""
+
+
+def work_of(probe: Probe, bench: Bench) -> ProbeWork:
+    """The work of a probe on this rank."""
+    if isinstance(probe, CollectiveProbe):
+        return bench.collective(probe)
+    if isinstance(probe, TransferProbe):
+        return bench.transfer(probe)
+    if isinstance(probe, MatmulProbe):
+        return bench.matmul(probe)
+    if isinstance(probe, CopyProbe):
+        return bench.copy(probe)
+    if isinstance(probe, AttentionProbe):
+        return bench.attention(probe)
+    assert isinstance(probe, StepProbe), "the last kind of probe"
+    return bench.step(probe)
+
+
+class Bench:
+    """Makes the work of probes, with the process groups and the tensors it needs."""
+
+    def __init__(self, plan: Plan, *, rank: int, world: int, device: torch.device) -> None:
+        self._plan, self._rank, self._world, self._device = plan, rank, world, device
+        self._dtype = DTYPES[plan.precision][0]
+        self._communicators: dict[tuple[int, int], Communicator] = {}
+        self._trainer: Trainer | None = None
+
+    def collective(self, probe: CollectiveProbe) -> ProbeWork:
+        """One call over all groups of the shape at once; all ranks must call this together."""
+        communicator = self._communicator(probe.group, probe.stride)
+        elements = max(probe.group, probe.size_bytes // self._dtype.itemsize)
+        full = torch.zeros(elements // probe.group * probe.group, dtype=self._dtype, device=self._device)
+        shard = full[: len(full) // probe.group]
+
+        def run() -> CollectiveHandle:
+            if probe.op == "all_gather":
+                return communicator.all_gather(shard, _AXIS, "forward", "probe")
+            if probe.op == "reduce_scatter":
+                return communicator.reduce_scatter(full, _AXIS, "forward", "probe")
+            return communicator.all_reduce(full, _AXIS, "forward", "probe")
+
+        return lambda: run().wait()
+
+    def transfer(self, probe: TransferProbe) -> ProbeWork:
+        """A message to the rank `stride` above, and one from the rank `stride` below."""
+        elements = max(1, probe.size_bytes // self._dtype.itemsize)
+        sent = torch.zeros(elements, dtype=self._dtype, device=self._device)
+        received = torch.empty_like(sent)
+        to, origin = (self._rank + probe.stride) % self._world, (self._rank - probe.stride) % self._world
+
+        def run() -> None:
+            both = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, origin)]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+
+        return run
+
+    def matmul(self, probe: MatmulProbe) -> ProbeWork:
+        """The GEMM as the runtime writes it: `x @ w`, `g @ w.t()`, `x.t() @ g`."""
+        m, n, k = probe.m, probe.n, probe.k
+        left = self._normal(*((k, m) if probe.layout == "TN" else (m, k)))
+        right = self._normal(*((n, k) if probe.layout == "NT" else (k, n)))
+        if probe.layout == "TN":
+            return lambda: left.t() @ right
+        if probe.layout == "NT":
+            return lambda: left @ right.t()
+        return lambda: left @ right
+
+    def copy(self, probe: CopyProbe) -> ProbeWork:
+        """A copy of one tensor into another."""
+        source = self._normal(max(1, probe.size_bytes // self._dtype.itemsize))
+        target = torch.empty_like(source)
+        return lambda: target.copy_(source)
+
+    def attention(self, probe: AttentionProbe) -> ProbeWork:
+        """The attention core that trains the plan's first model, with all its heads."""
+        launch = self._plan.launches[0]
+        model, sequence = launch.model, launch.workload.sequence_length
+        attention = attention_on(model, settings_of(launch, self._device), sequence=sequence, shares=1)
+        qkv = self._normal(probe.sequences * sequence, model.qkv_width)
+        if not probe.backward:
+            return lambda: LocalGraph.run(attention, qkv)
+        gradient = self._normal(probe.sequences * sequence, model.query_width)
+        return lambda: LocalGraph.run(attention, qkv).backward(gradient)
+
+    def step(self, probe: StepProbe) -> ProbeWork:
+        """One training step of this rank alone."""
+        launch: Launch = self._plan.launches[probe.launch]
+        alone = Mesh(Grid(), 0, dict.fromkeys(GROUP_AXES))
+        source = batches(launch, alone)
+        if self._trainer is None:
+            self._trainer = Trainer(launch, alone, device=self._device, source=source)
+        trainer = self._trainer
+
+        def run() -> None:
+            # Launch configs of one plan differ in the size of the batch alone.
+            trainer.source = source
+            trainer.step(0)
+
+        return run
+
+    def _communicator(self, group: int, stride: int) -> Communicator:
+        """The groups of a shape, made once and kept: all ranks make all of them, in the same order."""
+        if (group, stride) not in self._communicators:
+            grid = Grid(x=stride, y=group, z=self._world // (group * stride))
+            groups: dict[str, dist.ProcessGroup | None] = {_AXIS: dist.group.WORLD if group == self._world else None}
+            for members in grid.groups(_AXIS) if group < self._world else ():
+                made = dist.new_group(list(members))
+                if self._rank in members:
+                    groups[_AXIS] = made
+            self._communicators[group, stride] = Communicator(Mesh(grid, self._rank, groups), Ledger())
+        return self._communicators[group, stride]
+
+    def _normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=self._device).to(self._dtype)
+
+
+MOST_ROUNDS = 15
+"""How often the whole plan is gone through at most: the median of more is no better."""
+
+ProgressListener = Callable[[int, float, str], None]
+"""Called after each sample with points so far, seconds so far, and what comes next in words."""
+
+_LONGEST_SHARE = 0.0025
+"""A call expected to take more than this share of the budget is skipped: many short ones tell more."""
+_WINDOWS_PER_BUDGET = 4.0
+"""Samples are so long that the plan is gone through about this often within the budget."""
+_WINDOW_RANGE_S = (0.01, 0.25)
+_MOST_CALLS = 300
+
+
+@dataclass(frozen=True)
+class ProbeTask:
+    """The next sample: the number of its probe; calls: how many, where ranks call together."""
+
+    number: int
+    calls: int
+    window_s: float
+
+
+@dataclass
+class Agenda:
+    """Rank 0's record of the samples of each probe, which decides the next one."""
+
+    plan: Plan
+    samples: dict[int, list[float]] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.monotonic)
+    _position: int = 0
+    _round: int = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.began_s
+
+    @property
+    def window_s(self) -> float:
+        """How long a sample should be."""
+        shortest, longest = _WINDOW_RANGE_S
+        return min(longest, max(shortest, self.plan.budget_s / _WINDOWS_PER_BUDGET / len(self.plan.probes)))
+
+    def next(self) -> ProbeTask | None:
+        """The next sample to take; None when time is up or all probes have enough."""
+        while self._round < MOST_ROUNDS and (self.elapsed_s < self.plan.budget_s or self._essential_missing()):
+            if self._position == len(self.plan.probes):
+                self._position, self._round = 0, self._round + 1
+                continue
+            number, self._position = self._position, self._position + 1
+            if len(self.samples.get(number, ())) > self._round:
+                continue
+            expected_s = self._expected_s(number)
+            if expected_s is not None and expected_s > self.plan.budget_s * _LONGEST_SHARE and self._may_skip(number):
+                continue
+            calls = 3 if expected_s is None else min(_MOST_CALLS, max(1, round(self.window_s / expected_s)))
+            return ProbeTask(number, calls, self.window_s)
+        return None
+
+    def load(self, points: Iterable[Point]) -> None:
+        """Remember what an earlier calibration of the same plan has measured."""
+        numbers = {probe: number for number, probe in enumerate(self.plan.probes)}
+        for point in points:
+            if point.probe in numbers:
+                self.record(numbers[point.probe], point.seconds)
+
+    def record(self, number: int, seconds: float) -> None:
+        """Remember a sample."""
+        self.samples.setdefault(number, []).append(seconds)
+
+    def _expected_s(self, number: int) -> float | None:
+        """Time of one call, by its last sample, else by that of the same probe with fewer bytes."""
+        if number in self.samples:
+            return self.samples[number][-1]
+        probe = self.plan.probes[number]
+        if not isinstance(probe, CollectiveProbe | TransferProbe):
+            return None
+        found = [
+            (other.size_bytes, self.samples[index][-1])
+            for index, other in enumerate(self.plan.probes)
+            if index in self.samples
+            and isinstance(other, CollectiveProbe | TransferProbe)
+            and other.model_copy(update={"size_bytes": probe.size_bytes}) == probe
+            and other.size_bytes < probe.size_bytes
+        ]
+        largest = max(found, default=None)
+        return None if largest is None else largest[1] * probe.size_bytes / largest[0]
+
+    def _essential_missing(self) -> bool:
+        """Whether an essential probe has no sample yet."""
+        return self._round == 0 and self._position < self.plan.essential
+
+    def _may_skip(self, number: int) -> bool:
+        """Whether a probe may be skipped because it takes long."""
+        return collective_or_message(self.plan.probes[number]) and number >= self.plan.essential
+
+
+@dataclass
+class Prober:
+    """Takes the samples on one rank."""
+
+    bench: Bench
+    ranks: WorldGroup
+    device: torch.device
+
+    def sample(self, probe: Probe, task: ProbeTask) -> tuple[float, int]:
+        """Seconds of one call and calls counted, the same on all ranks."""
+        work = work_of(probe, self.bench)
+        self._barrier()
+        work()
+        self._synchronize()
+        self._barrier()
+        if collective_or_message(probe):
+            seconds, calls = self._counted(work, task.calls)
+            return self._over_ranks([seconds], dist.ReduceOp.MAX)[0], calls
+        seconds, calls = self._timed(work, task.window_s)
+        rate = self._over_ranks([1.0 / seconds], dist.ReduceOp.SUM)[0]
+        return self._world() / rate, calls
+
+    def _counted(self, work: ProbeWork, calls: int) -> tuple[float, int]:
+        began_s = time.perf_counter()
+        for _ in range(calls):
+            work()
+        self._synchronize()
+        return (time.perf_counter() - began_s) / calls, calls
+
+    def _timed(self, work: ProbeWork, window_s: float) -> tuple[float, int]:
+        """At least two calls, and until the window is over."""
+        began_s, calls, elapsed_s = time.perf_counter(), 0, 0.0
+        while calls < 2 or elapsed_s < window_s:
+            work()
+            self._synchronize()
+            calls += 1
+            elapsed_s = time.perf_counter() - began_s
+        return elapsed_s / calls, calls
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _world(self) -> int:
+        return 1 if self.ranks.group is None else dist.get_world_size()
+
+    def _barrier(self) -> None:
+        self._over_ranks([0.0], dist.ReduceOp.SUM)
+
+    def _over_ranks(self, numbers: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        if self.ranks.group is None:
+            return numbers
+        tensor = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(tensor, op=operation, group=self.ranks.group)
+        return [float(number) for number in tensor]
+
+
+def probe_world(
+    plan: Plan | None, log: PointLog | None, *, device: torch.device, resume: bool, progress: ProgressListener
+) -> None:
+    """Measure on every rank of the world; rank 0 has the plan, and the log that points go to.
+
+    UsageError, on all ranks, if the log exists and is not to be resumed, or was measured elsewhere.
+    """
+    ranks = WorldGroup.of_the_world()
+    plan = ranks.from_rank_0(lambda: plan)
+    assert plan is not None, "rank 0 has one"
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    setting = _setting(plan, device, ranks)
+    prober = Prober(Bench(plan, rank=rank, world=world, device=device), ranks, device)
+    agenda = Agenda(plan)
+    ranks.from_rank_0(lambda: None if log is None else agenda.load(log.open(setting, resume=resume)))
+    while (task := ranks.from_rank_0(agenda.next)) is not None:
+        probe = plan.probes[task.number]
+        seconds, calls = prober.sample(probe, task)
+        if log is not None:
+            agenda.record(task.number, seconds)
+            log.add(Point(probe=probe, seconds=seconds, calls=calls))
+            progress(sum(map(len, agenda.samples.values())), agenda.elapsed_s, probe.what)
+    if log is not None:
+        log.close()
+
+
+def _setting(plan: Plan, device: torch.device, ranks: WorldGroup) -> Setting:
+    """Hardware and software of the measurement, on all ranks."""
+    own = RankPlace(
+        host=socket.gethostname(),
+        network=str(Path("/proc/self/ns/net").readlink()),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        threads=torch.get_num_threads(),
+        node_ranks=int(os.environ["LOCAL_WORLD_SIZE"]) if os.environ.get("LOCAL_WORLD_SIZE") else None,
+    )
+    places: list[RankPlace | None] = [own]
+    if ranks.group is not None:
+        places = [None] * dist.get_world_size()
+        dist.all_gather_object(places, own, group=ranks.group)
+    return Setting(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        tool_version=__version__,
+        torch_version=str(torch.__version__),
+        library=_library(plan.backend),
+        backend=plan.backend,
+        precision=plan.precision,
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=_memory_bytes(device),
+        ranks=tuple(place for place in places if place is not None),
+        launches=plan.launches,
+    )
+
+
+def _library(backend: str) -> str:
+    """The collective library and its version; Gloo has none of its own."""
+    if backend == "nccl":
+        return "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return f"Gloo of torch {torch.__version__}"
+
+
+def _processor() -> str:
+    """The CPU's name as Linux gives it."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+_TIMEOUT = timedelta(seconds=120)
+"""A collective that takes longer means that a rank is lost."""
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class ProbeJob:
+    """Options of every rank; `plan`, `points` and `progress`, a descriptor, are rank 0's alone."""
+
+    plan: Path
+    points: Path
+    backend: str
+    resume: bool
+    progress: int | None = None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure; the exit code of all ranks started, or of this one."""
+    parser = argparse.ArgumentParser(prog="python -m axonn_tune.runtime.probes", description=__doc__)
+    parser.add_argument("plan", type=Path, help="what to measure, as JSON; read by rank 0")
+    parser.add_argument("points", type=Path, help="file that rank 0 writes points to")
+    parser.add_argument("--ranks", type=int, metavar="N", help="start this many here; absent: join as the rank it is")
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
+    parser.add_argument("--resume", action="store_true", help="continue a file of points")
+    parser.add_argument(
+        "--progress", type=int, metavar="FD", help="file descriptor that rank 0 reports its progress to"
+    )
+    parser.add_argument("--parent", type=int, metavar="PID", help="end with this process, which started this one")
+    chosen = parser.parse_args(arguments)
+    if chosen.parent is not None:
+        die_with(chosen.parent)
+    job = ProbeJob(chosen.plan, chosen.points, chosen.backend, chosen.resume, chosen.progress)
+    if chosen.ranks is not None:
+        return start(chosen.ranks, job)
+    return rank_main(rank_environment(os.environ), job)
+
+
+def start(ranks: int, job: ProbeJob) -> int:
+    """Fork the ranks, which communicate over loopback, and wait; the first exit code that is not 0 ends them all."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # The optimizer would import it in every rank, seconds of work each.
+    importlib.import_module("torch._dynamo")
+    starter = os.getpid()
+    with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
+        children: dict[int, int] = {}
+        for rank in range(ranks):
+            child = os.fork()
+            if not child:
+                die_with(starter)
+                end_process(rank_main(RankEnvironment(rank, ranks, rank, init_method=f"file://{folder}/meeting"), job))
+            children[child] = rank
+        try:
+            return _wait_for(children)
+        except KeyboardInterrupt:
+            # The terminal has interrupted the ranks too; the remaining ones end with this process.
+            return _INTERRUPTED
+
+
+def _wait_for(children: dict[int, int]) -> int:
+    """Wait for all; once one fails, end the others, and report it if it could not do so itself."""
+    failed = 0
+    while children:
+        child, status = os.wait()
+        rank, code = children.pop(child), os.waitstatus_to_exitcode(status)
+        if code and not failed:
+            failed = code if code > 0 else TrainingFailedError.exit_code
+            if code < 0:
+                print_message(f"rank {rank} was ended by {signal.Signals(-code).name} while measuring")
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+    return failed
+
+
+def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
+    """One rank's calibration; the exit code."""
+    first = place.rank == 0
+    try:
+        device = device_of(job.backend, rank=place.rank, local_rank=place.local_rank)
+        if place.world > 1:
+            dist.init_process_group(
+                job.backend, init_method=place.init_method, rank=place.rank, world_size=place.world, timeout=_TIMEOUT
+            )
+        plan = Plan.model_validate_json(job.plan.read_bytes()) if first else None
+        log = PointLog(job.points) if first else None
+        probe_world(plan, log, device=device, resume=job.resume, progress=partial(_report_progress, job.progress))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except AxonnTuneError as error:
+        if first:
+            print_message(str(error))
+        return error.exit_code
+    except Exception as error:
+        return _broken(place.rank, error)
+    return 0
+
+
+def _broken(rank: int, error: Exception) -> int:
+    """An unexpected error, or a connection that another rank's end has broken."""
+    if is_timeout(error) or is_broken_connection(error):
+        if rank == 0:
+            print_message(
+                "another rank was lost while measuring; the points so far are saved, pass --resume to continue"
+            )
+        return TrainingFailedError.exit_code
+    print(f"rank {rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
+    return EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
+
+
+def _report_progress(descriptor: int | None, points: int, elapsed_s: float, what: str) -> None:
+    """Report progress as one line of JSON."""
+    if descriptor is not None:
+        said = json.dumps({"points": points, "elapsed_s": round(elapsed_s, 2), "what": what})
+        os.write(descriptor, f"{said}\n".encode())
+
+
+if __name__ == "__main__":
+    end_process(main())

@@ -1,0 +1,308 @@
+"""One rank's run: joining the world, process groups, the run directory, and its exit code.
+
+Whatever ends a rank, all others end within seconds with the same exit code, and one of them reports why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
+from axonn_tune.files import write_text_atomically
+from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
+from axonn_tune.runtime.devices import device_of, resident_bytes
+from axonn_tune.runtime.ledger import compare, program_of
+from axonn_tune.runtime.mesh import Mesh, build_mesh, require_world
+from axonn_tune.runtime.metrics import Metrics
+from axonn_tune.runtime.timing import Tracer
+from axonn_tune.runtime.tokens import batches
+from axonn_tune.runtime.trainer import START_TIMEOUT_S, Trainer, TrainingLoop, require_runnable
+from axonn_tune.runtime.watch import RankFailure, Watch
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.results import differences_name, remove_outcome, run_directory
+
+SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
+_ROOT_CAUSE_S = 6.0
+"""How long a rank whose connection broke waits for the name of the lost rank before it reports itself."""
+
+
+@dataclass(frozen=True)
+class RankEnvironment:
+    """This process in the world: from torchrun's variables, else from Slurm's, else alone."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    address: str = "localhost"
+    init_method: str = "env://"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line adds to a launch config."""
+
+    steps: int | None = None
+    resume: bool = False
+    directory: Path | None = None
+    trace_steps: int = 0
+    trace_all: bool = False
+
+
+def rank_environment(environment: Mapping[str, str]) -> RankEnvironment:
+    """This process' rank and world; UsageError if only some of the variables are set."""
+    if "RANK" in environment:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    elif "SLURM_PROCID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
+        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+    else:
+        return RankEnvironment()
+    missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in environment]
+    if missing:
+        raise UsageError(f"{names[0]} is set, so {', '.join(missing)} must be too, as under torchrun")
+    rank, world, local_rank = (int(environment[name]) for name in names)
+    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    # torchrun serves a store already, which `env://` joins; else rank 0 serves one at this address.
+    method = "env://" if "TORCHELASTIC_RUN_ID" in environment else f"tcp://{address}:{port}"
+    return RankEnvironment(rank, world, local_rank, address, method)
+
+
+@dataclass
+class Rank:
+    """One rank's run, from joining the world to its exit code."""
+
+    launch: Launch
+    options: RunOptions
+    place: RankEnvironment
+    directory: Path | None = None
+    watch: Watch | None = None
+
+    def run(self) -> int:
+        """Train; the exit code. Every error is reported and turned into one."""
+        try:
+            return self._finish(self._train(), "")
+        except KeyboardInterrupt:
+            return self._finish(INTERRUPTED, "interrupted")
+        except AxonnTuneError as error:
+            return self._finish(error.exit_code, str(error))
+        except Exception as error:
+            return self._broken(error)
+
+    def _train(self) -> int:
+        launch, place = self.launch, self.place
+        require_world(launch.grid.grid(), place.world)
+        require_runnable(launch)
+        self._be_deterministic()
+        device = device_of(launch.backend, rank=place.rank, local_rank=place.local_rank)
+        mesh = self._join(device)
+        assert self.directory is not None, "joining sets it"
+        steps, base_bytes = self.options.steps or launch.steps, resident_bytes(device)
+        trainer = Trainer(launch, mesh, device=device, source=batches(launch, mesh))
+        checkpointer = self._resume(trainer)
+        metrics = Metrics(launch, mesh, device, self.directory, steps, base_bytes)
+        tracer = self._tracer(device)
+        loop = self._loop(trainer, metrics, checkpointer, tracer)
+        # Every rank times the traced steps, so that a traced one is no slower than the others.
+        trainer.model.communicator.timer.start(device, traced_steps=self.options.trace_steps)
+        before = trainer.optimizer.steps_done
+        completed = loop.run(steps)
+        self._require_program(trainer, steps=trainer.optimizer.steps_done - before)
+        metrics.close()
+        if tracer is not None:
+            tracer.close()
+        if completed:
+            return 0
+        if checkpointer is None:
+            raise TrainingFailedError(
+                f"stopped by a signal after step {trainer.optimizer.steps_done}; "
+                "nothing is saved, because the launch config has no checkpoint.directory"
+            )
+        return SAVED_ON_A_SIGNAL
+
+    def _loop(
+        self, trainer: Trainer, metrics: Metrics, checkpointer: Checkpointer | None, tracer: Tracer | None
+    ) -> TrainingLoop:
+        if self.watch is not None:
+            self.watch.issued = lambda: trainer.ledger.issued
+        every_steps = self.launch.checkpoint.every_steps
+        return TrainingLoop(
+            trainer, metrics, self.watch, checkpointer, every_steps, lambda: self._be_strict(trainer.mesh), tracer
+        )
+
+    def _join(self, device: torch.device) -> Mesh:
+        """Create process groups, the run directory that rank 0 chooses, and the watch."""
+        place = self.place
+        if place.world == 1:
+            self.directory = self._make_directory()
+            return build_mesh(self.launch.grid.grid())
+        dist.init_process_group(
+            self.launch.backend,
+            init_method=place.init_method,
+            rank=place.rank,
+            world_size=place.world,
+            timeout=timedelta(seconds=max(START_TIMEOUT_S, self.launch.hang_timeout_s)),
+        )
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self.watch = Watch(place.rank, place.world, self._end_for_another)
+        # One message from rank 0 before training; it is not part of a step, so not in the ledger.
+        shared: list[object] = [None, None, None]
+        if place.rank == 0:
+            port, accept = self.watch.serve()
+            token = secrets.token_hex(16)
+            shared = [str(self._make_directory()), port, token]
+            dist.broadcast_object_list(shared, src=0)
+            accept(token)
+        else:
+            dist.broadcast_object_list(shared, src=0)
+            self.watch.join((place.address, int(str(shared[1]))), str(shared[2]))
+        self.directory = Path(str(shared[0]))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return build_mesh(self.launch.grid.grid())
+
+    def _make_directory(self) -> Path:
+        """The run's folder, as asked or `runs/<time>-<name>`, without an earlier run's results."""
+        folder = self.options.directory or run_directory(self.launch)
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_outcome(folder)
+        return folder
+
+    def _resume(self, trainer: Trainer) -> Checkpointer | None:
+        """A checkpointer with the newest checkpoint loaded; None where the launch config saves nothing."""
+        settings = self.launch.checkpoint
+        if settings.directory is None:
+            if self.options.resume:
+                raise UsageError("--resume: the launch config has no checkpoint.directory to resume from")
+            return None
+        checkpointer = Checkpointer(
+            settings.directory,
+            keep=settings.keep,
+            mesh=trainer.mesh,
+            optimizer=trainer.optimizer,
+            run=RunIdentity.of(self.launch),
+        )
+        found = checkpointer.load_latest()
+        if found is None and self.options.resume:
+            raise UsageError(f"--resume: there is no checkpoint in {settings.directory!r}")
+        if found is not None and self.place.rank == 0:
+            print_message(f"after step {found}, from {settings.directory}", label="Resuming")
+        return checkpointer
+
+    def _tracer(self, device: torch.device) -> Tracer | None:
+        """The tracer of a rank that writes a trace."""
+        options = self.options
+        if not options.trace_steps or (self.place.rank and not options.trace_all):
+            return None
+        assert self.directory is not None, "joining sets it"
+        return Tracer(options.trace_steps, self.directory, self.place.rank, self.launch.name, device)
+
+    def _require_program(self, trainer: Trainer, *, steps: int) -> None:
+        """Report collectives that differ from the program: an internal error in one of the two."""
+        different = compare(trainer.ledger, *program_of(self.launch), steps=steps) if steps else []
+        if different and self.directory is not None:
+            text = json.dumps({"rank": self.place.rank, "differs": different}, ensure_ascii=False)
+            write_text_atomically(self.directory / differences_name(self.place.rank), text + "\n")
+        if different and self.place.rank == 0:
+            print("The collectives issued differ from the program:", *different, sep="\n  ", file=sys.stderr)
+
+    def _be_deterministic(self) -> None:
+        if self.launch.deterministic:
+            # cuBLAS reads it when it starts.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+
+    def _be_strict(self, mesh: Mesh) -> None:
+        """From the second step on, a collective that takes longer than the launch config allows ends the run.
+
+        Under NCCL that would abort waiting ranks before the late rank is known; there the watch does this.
+        """
+        if self.launch.backend == "nccl":
+            return
+        # torch has no public way to change it after a group is made.
+        set_timeout = dist.distributed_c10d._set_pg_timeout
+        for group in {id(group): group for group in mesh.groups.values() if group is not None}.values():
+            set_timeout(timedelta(seconds=self.launch.hang_timeout_s), group)
+
+    def _broken(self, error: Exception) -> int:
+        """An unexpected error, or a connection that another rank's end has broken."""
+        reason = f"{type(error).__name__}: {error}"
+        if is_timeout(error) and self.watch is not None:
+            self.watch.fail(f"a collective took longer than {self.launch.hang_timeout_s:g} s", code=6, timed_out=True)
+            time.sleep(_ROOT_CAUSE_S)
+        elif is_broken_connection(error):
+            # The watch is about to report the lost rank, which ends this process.
+            time.sleep(_ROOT_CAUSE_S)
+        else:
+            print(f"rank {self.place.rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
+        code = EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
+        return self._finish(code, reason)
+
+    def _finish(self, code: int, reason: str) -> int:
+        """Tell the other ranks and, on rank 0, the user; the exit code."""
+        if self.watch is not None:
+            if code in (0, SAVED_ON_A_SIGNAL):
+                self.watch.finish()
+            else:
+                self.watch.fail(f"rank {self.place.rank}: {reason}", code=code)
+        if reason and (self.place.rank == 0 or self.watch is None):
+            print_message(reason)
+        if code == SAVED_ON_A_SIGNAL and self.place.rank == 0:
+            print_message("by a signal; the state is saved, and the next run resumes from it", label="Stopped")
+        return code
+
+    def _end_for_another(self, failure: RankFailure) -> None:
+        """Another rank has failed: exit now, whatever the main thread waits for."""
+        reason = failure.reason if failure.reason.startswith("rank ") else f"rank {failure.rank}: {failure.reason}"
+        if not failure.told:
+            print_message(reason)
+        end_process(failure.code)
+
+
+def run_rank(launch_path: str, options: RunOptions, *, export: bool = False) -> int:
+    """Run the rank that the environment names; its exit code. export: set the launch config's variables first."""
+    try:
+        place = rank_environment(os.environ)
+        launch = load_document(launch_path, schema=Launch)
+    except AxonnTuneError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print_message(str(error))
+        return error.exit_code
+    for variable in launch.environment if export else ():
+        os.environ.setdefault(variable.name, variable.value)
+    return Rank(launch, options, place).run()
+
+
+def print_message(reason: str, *, label: str = "Error") -> None:
+    """One line on standard error, in one write, so that lines of several ranks do not mix."""
+    sys.stderr.write(f"{label}: {reason}\n")
+    sys.stderr.flush()
+
+
+def end_process(code: int) -> None:
+    """Exit now: threads of torch that wait for a lost rank would block an orderly exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def is_timeout(error: Exception) -> bool:
+    """Whether a collective has waited too long; torch says so only in the message."""
+    return isinstance(error, RuntimeError) and "imed out" in str(error)
+
+
+def is_broken_connection(error: Exception) -> bool:
+    """Whether another rank went away in a collective; torch says so only in the message."""
+    words = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket", "NCCL", "gloo")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

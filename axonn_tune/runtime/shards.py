@@ -1,0 +1,208 @@
+"""Shards of tensors, read and written through torch.distributed.checkpoint.
+
+A shard is a rectangle of a tensor of the whole model, padding not counted. A checkpoint holds shards that cover each
+tensor. A rank that loads asks for other shards, so any grid can read what any other has written.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import planner as plans
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.futures import Future
+
+from axonn_tune.files import is_full
+from axonn_tune.grid import AXES
+from axonn_tune.runtime.mesh import Mesh
+from axonn_tune.runtime.parameters import Bucket, Parameter, Vector
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rectangle of a tensor: the whole tensor's size, where in it the shard begins, and its values."""
+
+    size: tuple[int, ...]
+    start: tuple[int, ...]
+    values: torch.Tensor
+
+    @property
+    def whole_bytes(self) -> int:
+        """Of the whole tensor."""
+        return torch.Size(self.size).numel() * self.values.element_size()
+
+    def host_copy(self) -> Shard:
+        """A copy in host memory, which training does not change."""
+        return Shard(self.size, self.start, self.values.detach().to("cpu", copy=True))
+
+    def chunk(self) -> ChunkStorageMetadata:
+        """As torch.distributed.checkpoint describes it."""
+        return ChunkStorageMetadata(torch.Size(self.start), self.values.size())
+
+
+Shards: TypeAlias = Mapping[str, Sequence[Shard]]
+"""By the tensor's name, at least one each."""
+
+
+def shards_of(parameter: Parameter, bucket: Bucket, flat: torch.Tensor) -> list[Shard]:
+    """Shards of a parameter in `flat`, which is laid out as the bucket's master weights; views without padded rows."""
+    found = [_shard(parameter, *one) for one in bucket.slices(parameter, flat)]
+    return [shard for shard in found if shard.values.numel()] or found[:1]
+
+
+def _shard(parameter: Parameter, row: int, column: int, values: torch.Tensor) -> Shard:
+    """A slice as a shard of the whole tensor; one of padding alone begins at the end, where it is empty."""
+    if isinstance(parameter, Vector):
+        return Shard((parameter.width,), (parameter.elements.start + row,), values.flatten())
+    layout = parameter.layout
+    row += parameter.row_range.start
+    real = min(max(layout.real_rows - row, 0), len(values))
+    start = min(row, layout.real_rows), parameter.column_range.start + column
+    return Shard((layout.real_rows, layout.columns), start, values[:real])
+
+
+def names_to_write(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:
+    """Names of the parameters this rank saves: each is saved by one of its replicas, all ranks about as much."""
+    owned = [(parameter, bucket) for bucket in buckets for parameter in bucket.parameters]
+    written: set[str] = set()
+    # Elements that each replica saves, for every set of axes they repeat over.
+    loads_of: dict[frozenset[str], list[int]] = {}
+    for parameter, bucket in sorted(owned, key=lambda one: -one[0].value.numel()):
+        place, copies, axes = _replica(bucket.split_axes(parameter), mesh)
+        loads = loads_of.setdefault(axes, [0] * copies)
+        lightest = loads.index(min(loads))
+        loads[lightest] += parameter.value.numel()
+        if lightest == place:
+            written.add(parameter.name)
+    return written
+
+
+def _replica(split: frozenset[str], mesh: Mesh) -> tuple[int, int, frozenset[str]]:
+    """Which replica of its elements this rank holds, of how many, and the axes over which they repeat."""
+    repeated = [axis for axis in AXES if axis not in split]
+    place, copies = 0, 1
+    for axis in repeated:
+        place = place * mesh.size(axis) + mesh.coordinate(axis)
+        copies *= mesh.size(axis)
+    return place, copies, frozenset(repeated)
+
+
+def write(folder: Path, shards: Shards, group: dist.ProcessGroup | None) -> None:
+    """Write the shards of all ranks, each by one of them; CheckpointException on all ranks if one fails.
+
+    `group` None: this process holds everything.
+    """
+    planner, writer = _SavePlanner(), _Writer(folder, overwrite=False)
+    if group is not None:
+        save(dict(shards), storage_writer=writer, planner=planner, process_group=group)
+        return
+    # What `save` does; in a single process it would warn that it is one.
+    planner.set_up_planner(dict(shards), writer.storage_meta(), is_coordinator=True)
+    writer.set_up_storage_writer(True)
+    local = writer.prepare_local_plan(planner.create_local_plan())
+    plan, metadata = planner.create_global_plan([local])
+    (final,) = writer.prepare_global_plan(plan)
+    results = writer.write_data(planner.finish_plan(final), planner)
+    writer.finish(metadata, [results.wait()])
+
+
+def read(folder: Path, shards: Shards) -> None:
+    """Fill shards from a folder that any grid has written; each rank reads on its own."""
+    reader, planner = FileSystemReader(folder), _LoadPlanner()
+    metadata = reader.read_metadata()
+    planner.set_up_planner(dict(shards), metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, True)
+    local = reader.prepare_local_plan(planner.create_local_plan())
+    (final,) = reader.prepare_global_plan(planner.create_global_plan([local]))
+    reader.read_data(planner.finish_plan(final), planner).wait()
+
+
+def saved_tensors(folder: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Size and type of every tensor in a folder."""
+    found = FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {
+        name: (tuple(one.size), one.properties.dtype)
+        for name, one in found.items()
+        if isinstance(one, TensorStorageMetadata)
+    }
+
+
+class _SavePlanner(DefaultSavePlanner):
+    """Plans the writing of shards, keyed by name and start; empty ones are skipped."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def create_local_plan(self) -> plans.SavePlan:
+        found = ((name, shard) for name, shards in self.state_dict.items() for shard in shards if shard.values.numel())
+        self.plan = plans.SavePlan([_write_item(name, shard) for name, shard in found])
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Any:  # noqa: ANN401 - the library's signature
+        return _at(self.state_dict[index.fqn], index)
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    """Plans the reading of shards from whatever shards were saved."""
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,  # noqa: FBT001, FBT002 - the library's signature
+    ) -> None:
+        self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
+
+    def create_local_plan(self) -> plans.LoadPlan:
+        assert self.metadata is not None, "read before planning"
+        saved = self.metadata.state_dict_metadata
+        items: list[plans.ReadItem] = []
+        for name, shards in self.state_dict.items():
+            tensor = saved[name]
+            assert isinstance(tensor, TensorStorageMetadata), f"{name} was saved as a tensor"
+            chunks = [shard.chunk() for shard in shards if shard.values.numel()]
+            items += create_read_items_for_chunk_list(name, tensor, chunks)
+        return plans.LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return _at(self.state_dict[index.fqn], index)
+
+
+class _Writer(FileSystemWriter):
+    """Reports a full disk; torch, whose C++ loses the reason, reports a wrong position in the file."""
+
+    def write_data(self, plan: plans.SavePlan, planner: plans.SavePlanner) -> Future[list[Any]]:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            # A new exception, because one loses its context on its way to other ranks.
+            if is_full(error):
+                raise OSError(errno.ENOSPC, "no space left on the disk, or in the quota") from error
+            raise
+
+
+def _at(shards: Sequence[Shard], index: MetadataIndex) -> torch.Tensor:
+    """Values of the shard that begins where an index says."""
+    return next(shard.values for shard in shards if torch.Size(shard.start) == index.offset and shard.values.numel())
+
+
+def _write_item(name: str, shard: Shard) -> plans.WriteItem:
+    properties = TensorProperties(dtype=shard.values.dtype)
+    data = plans.TensorWriteData(chunk=shard.chunk(), properties=properties, size=torch.Size(shard.size))
+    return plans.WriteItem(index=MetadataIndex(name, shard.start), type=plans.WriteItemType.SHARD, tensor_data=data)

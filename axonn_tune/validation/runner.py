@@ -1,0 +1,502 @@
+"""Runs configurations to validate predictions: which ones, on which ranks, and what each run measured.
+
+Configurations run in turn, A B C, A B C, each time in fresh processes, so that other work on the host affects all of
+them alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol, TypeAlias
+
+from axonn_tune import __version__
+from axonn_tune.calibration.profile import LOOPBACK
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, error_of
+from axonn_tune.grid import Grid
+from axonn_tune.lab.lab import Lab, exit_codes, require_world
+from axonn_tune.launch import host
+from axonn_tune.launch.config import build_launch, write_launch
+from axonn_tune.ranking.inputs import Inputs, machine_of_launch
+from axonn_tune.ranking.results import run_search
+from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.launch import Launch, configuration_name
+from axonn_tune.specs.loading import Loaded, load_document, load_file
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import (
+    SUMMARY_NAME,
+    MeasuredConfiguration,
+    MeasuredTerm,
+    Measurements,
+    MeasurementSite,
+    PredictedStep,
+    RunSite,
+    RunTimes,
+    Serial,
+    Summary,
+    SummaryTerm,
+)
+from axonn_tune.specs.workload import Workload
+
+TermKey: TypeAlias = tuple[str, str, str, str, int]
+"""Operation, axis, phase, layer, bytes."""
+_TRIAL = "axonn_tune.runtime.trials:train"
+_LOG = "log.txt"
+_LAST_LINES = 12
+_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class ValidationPlan:
+    """Launch configs to run: of one model, predicted for one machine, most promising first."""
+
+    launches: tuple[Launch, ...]
+    model: Loaded[Model]
+    machine: Loaded[Machine]
+    command: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Part of a ranking: the first `top` grids (0: all), each in its best rank order and in these orders too.
+
+    also_blocking: each without overlaps too.
+    """
+
+    top: int
+    orders: tuple[tuple[str, ...], ...] = ()
+    also_blocking: bool = False
+
+
+def plan_from_ranking(inputs: Inputs, selection: Selection, *, command: str) -> ValidationPlan:
+    """The configurations of a ranking; NothingFeasibleError if there is none."""
+    results = run_search(inputs)
+    results.require_any()
+    count = len(results.ranked) if selection.top == 0 else min(selection.top, len(results.ranked))
+    best = [results.ranked.pricing(place).configuration for place in range(count)]
+    workload = inputs.problem.workload
+    workloads = [workload, workload.model_copy(update={"overlaps": ()})] if selection.also_blocking else [workload]
+    launches = [
+        _priced_launch(configuration, inputs.model, inputs.machine, one, command=command)
+        for configuration in _in_orders(best, selection.orders)
+        for one in workloads
+    ]
+    return ValidationPlan(tuple(launches), inputs.model, inputs.machine, command)
+
+
+def plan_from_files(paths: Sequence[str], *, machine: str | None, command: str) -> ValidationPlan:
+    """The configurations of launch configs, repriced for the profile they name, or for `machine`.
+
+    UsageError if they are of different models or machines.
+    """
+    loaded = [load_file(path, schema=Launch) for path in paths]
+    documents = [one.document for one in loaded]
+    first = documents[0]
+    for path, document in zip(paths, documents, strict=True):
+        if document.model != first.model:
+            raise UsageError(f"{path} trains another model than {paths[0]}: validate them one after the other")
+        if machine is None and document.predicted.machine != first.predicted.machine:
+            raise UsageError(f"{path} was predicted for another machine than {paths[0]}; --machine chooses one")
+    profile = machine_of_launch(paths[0], first) if machine is None else load_machine(machine)
+    model = Loaded(first.model, Path(paths[0]), first.provenance.model_sha256)
+    launches = tuple(_repriced_launch(document, model, profile, command=command) for document in documents)
+    _require_distinct(paths, launches)
+    return ValidationPlan(launches, model, profile, command)
+
+
+def launch_name(launch: Launch) -> str:
+    """The name of a configuration in tables."""
+    return configuration_name(
+        launch.grid, micro_batch=launch.micro_batch, recompute=launch.recompute, workload=launch.workload
+    )
+
+
+def _require_distinct(paths: Sequence[str], launches: Sequence[Launch]) -> None:
+    """UsageError if two configurations have the same name, by which they are compared."""
+    known: dict[str, str] = {}
+    for path, launch in zip(paths, launches, strict=True):
+        name = launch_name(launch)
+        if name in known:
+            raise UsageError(f"{path} repeats the configuration of {known[name]}: {name}")
+        known[name] = path
+
+
+def _repriced_launch(launch: Launch, model: Loaded[Model], machine: Loaded[Machine], *, command: str) -> Launch:
+    """A launch config with a profile's current prediction; all else as it was."""
+    grid = launch.grid
+    configuration = Configuration(grid.grid(), launch.micro_batch, launch.recompute, launch.kept_layers)
+    now = _priced_launch(configuration, model, machine, launch.workload, command=command)
+    return launch.model_copy(update={"predicted": now.predicted})
+
+
+def _priced_launch(
+    configuration: Configuration, model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, command: str
+) -> Launch:
+    """The launch config of a configuration, with its prediction."""
+    priced: Pricing = price_configuration(model.document, machine.document, workload, configuration)
+    return build_launch(priced, model=model, machine=machine, workload=workload, command=command)
+
+
+def _serial_launch(plan: ValidationPlan) -> Launch:
+    """The same training on a single rank, with the first configuration's micro-batches."""
+    first = plan.launches[0]
+    configuration = Configuration(Grid(), first.micro_batch, "none")
+    return _priced_launch(configuration, plan.model, plan.machine, first.workload, command=plan.command)
+
+
+def _in_orders(best: Iterable[Configuration], orders: Sequence[tuple[str, ...]]) -> Iterator[Configuration]:
+    """Each configuration in its own rank order, then in the others that place its ranks differently."""
+    for configuration in best:
+        grid = configuration.grid
+        known = {_canonical(grid)}
+        yield configuration
+        for order in orders:
+            other = replace(grid, order=order)
+            if _canonical(other) not in known:
+                known.add(_canonical(other))
+                yield replace(configuration, grid=other)
+
+
+def _canonical(grid: Grid) -> tuple[str, ...]:
+    """The rank order of the axes above 1."""
+    return tuple(axis for axis in grid.order if grid.axis_size(axis) > 1)
+
+
+class RankRunner(Protocol):
+    """Runs launch configs, each in fresh processes."""
+
+    @property
+    def network(self) -> str:
+        """What the ranks communicate through, in words."""
+
+    def require(self, launch: Launch) -> None:
+        """UsageError unless the ranks suit a launch config."""
+
+    def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
+        """Train; metrics are in the directory afterwards. TrainingFailedError with the end of the ranks' log."""
+
+
+@dataclass(frozen=True)
+class LabRunner:
+    """The ranks of a lab that is up. realtime: before all ordinary processes of this host, where that is allowed.
+
+    function: `module:name` of the function each rank runs, with the arguments of `runtime.trials.train`.
+    """
+
+    lab: Lab
+    realtime: bool = False
+    function: str = _TRIAL
+
+    @property
+    def network(self) -> str:
+        """The lab's shape."""
+        return f"lab: {self.lab.shape.words()}"
+
+    def require(self, launch: Launch) -> None:
+        """UsageError unless the lab has as many ranks, and the backend is Gloo."""
+        require_world(launch, self.lab.shape)
+
+    def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
+        """Train on every rank of the lab."""
+        directory.mkdir(parents=True, exist_ok=True)
+        options = {"steps": steps, "directory": directory}
+        arguments = (str(path), options, str(directory / _LOG))
+        ended = exit_codes(
+            self.lab.ranks.run(self.function, [arguments] * self.lab.shape.world, realtime=self.realtime)
+        )
+        _require_success(next((code for _, code in ended if code), 0), directory)
+
+
+@dataclass(frozen=True)
+class ProcessRunner:
+    """Ranks started on this host; or, with a command before that of a rank, wherever that command starts them."""
+
+    before: tuple[str, ...] = ()
+
+    @property
+    def network(self) -> str:
+        """Loopback, or the command."""
+        return f"started by {' '.join(self.before)}" if self.before else LOOPBACK
+
+    def require(self, launch: Launch) -> None:
+        """UsageError if there are too many ranks for this host."""
+        if not self.before:
+            host.crowding(launch, cores=len(os.sched_getaffinity(0)))
+
+    def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
+        """Train."""
+        directory.mkdir(parents=True, exist_ok=True)
+        code = self._execute(
+            self._command(launch, path, ["--steps", str(steps), "--directory", str(directory)]),
+            launch,
+            directory / _LOG,
+        )
+        _require_success(code, directory)
+
+    def _command(self, launch: Launch, path: Path, arguments: Sequence[str]) -> list[str]:
+        if self.before:
+            return [*self.before, sys.executable, "-m", "axonn_tune.runtime", str(path), *arguments]
+        return host.command_of(launch, path, arguments=arguments, environment={})
+
+    def _execute(self, command: Sequence[str], launch: Launch, log: Path) -> int:
+        variables = {variable.name: variable.value for variable in launch.environment}
+        with log.open("a", encoding="utf-8") as file:
+            try:
+                return subprocess.run(
+                    command, env=variables | os.environ, stdout=file, stderr=file, check=False
+                ).returncode
+            except OSError as error:
+                raise EnvironmentProblem(f"cannot run {command[0]!r}: {error.strerror}") from error
+
+
+def _require_success(code: int, directory: Path) -> None:
+    if not code:
+        return
+    log = directory / _LOG
+    lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+    shown = [line for line in lines if line.startswith("Error: ")] or lines[-_LAST_LINES:]
+    raise error_of(code)("\n".join([f"the run in {str(directory)!r} ended with exit code {code}", *shown]))
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """One run. `terms` by their key; `step_terms_s` holds each step's seconds."""
+
+    times: RunTimes
+    ran_on: RunSite
+    warmup_steps: int
+    terms: dict[TermKey, SummaryTerm]
+    step_terms_s: dict[TermKey, tuple[float, ...]]
+
+
+def read_outcome(directory: Path, *, began: str, load: float) -> RunOutcome:
+    """The outcome of a run that succeeded; TrainingFailedError if it left no summary."""
+    path = directory / SUMMARY_NAME
+    if not path.exists():
+        raise TrainingFailedError(f"the run in {str(directory)!r} measured nothing: too few steps beyond the warm-up")
+    summary = load_document(path, schema=Summary)
+    ranks = [_steps(one) for one in sorted(directory.glob("metrics-rank*.jsonl"))]
+    timed = [[step for step in steps if not step["warmup"]] for steps in ranks]
+    times = RunTimes(
+        began=began,
+        load=load,
+        step_s=summary.step_s.measured,
+        compute_s=summary.compute_s.measured,
+        communication_s=summary.communication_s.measured,
+        exposed_communication_s=summary.exposed_communication_s.measured,
+        memory_bytes=summary.memory_bytes.measured,
+        steps_s=_means([[step["step_s"] for step in steps] for steps in timed]),
+        losses=tuple(float(step["loss"]) for step in ranks[0]),
+        gradient_norms=tuple(float(step["gradient_norm"]) for step in ranks[0]),
+        differs=_differences(directory),
+    )
+    return RunOutcome(
+        times,
+        summary.ran_on,
+        summary.warmup_steps,
+        {(term.op, term.axis, term.phase, term.layer, term.bytes): term for term in summary.terms},
+        _step_terms(timed),
+    )
+
+
+def _steps(path: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, path.read_text("utf-8").splitlines())
+    return [line for line in lines if "step" in line]
+
+
+def _means(by_rank: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Mean of each step over ranks."""
+    return tuple(_rounded(fmean(step)) for step in zip(*by_rank, strict=True))
+
+
+def _step_terms(timed: Sequence[Sequence[dict[str, Any]]]) -> dict[TermKey, tuple[float, ...]]:
+    """Each term's time in each step, mean over ranks."""
+    found: dict[TermKey, list[list[float]]] = {}
+    for steps in timed:
+        mine: dict[TermKey, list[float]] = {}
+        for step in steps:
+            for term in step["terms"]:
+                key = (term["op"], term["axis"], term["phase"], term["layer"], term["bytes"])
+                mine.setdefault(key, []).append(term["seconds"])
+        for key, values in mine.items():
+            found.setdefault(key, []).append(values)
+    return {key: _means(by_rank) for key, by_rank in found.items()}
+
+
+def _differences(directory: Path) -> tuple[str, ...]:
+    """Every difference from the program, with the number of ranks that have it."""
+    paths = sorted(directory.glob("differs-rank*.json"))
+    counts = Counter(line for path in paths for line in json.loads(path.read_text("utf-8"))["differs"])
+    return tuple(f"{line} (on {count} of the ranks)" for line, count in counts.items())
+
+
+def _rounded(seconds: float) -> float:
+    """The digits that a measured time can have."""
+    return float(f"{seconds:.{_DIGITS}g}")
+
+
+@dataclass(frozen=True)
+class ValidationProgress:
+    """After a run: how many of how many are done, the run, and the time left."""
+
+    done: int
+    of: int
+    launch: Launch
+    outcome: RunOutcome
+    left_s: float
+
+    @property
+    def name(self) -> str:
+        """The name of the configuration in tables."""
+        return launch_name(self.launch)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much to run: rounds through all configurations, steps of each run, with or without the serial run."""
+
+    repeats: int
+    steps: int
+    serial: bool = True
+
+
+def run_plan(
+    plan: ValidationPlan,
+    runner: RankRunner,
+    extent: Extent,
+    *,
+    folder: Path,
+    listen: Callable[[ValidationProgress], None],
+    save: Callable[[Measurements], None],
+) -> Measurements:
+    """Run everything; `save` gets the measurements so far after each round. Runs leave their folders in `folder`.
+
+    UsageError, before anything runs, if the ranks do not suit a launch config; TrainingFailedError if a run fails.
+    """
+    for launch in plan.launches:
+        runner.require(launch)
+    outcomes: list[list[RunOutcome]] = [[] for _ in plan.launches]
+    serial = _serial_run(plan, extent, folder / "serial") if extent.serial else None
+    began, done = time.monotonic(), 0
+    total = extent.repeats * len(plan.launches)
+    for repeat in range(extent.repeats):
+        for number, launch in enumerate(plan.launches):
+            outcome = _run(launch, runner, extent.steps, folder / f"{number:03d}-{repeat}")
+            outcomes[number].append(outcome)
+            done += 1
+            left_s = (time.monotonic() - began) / done * (total - done)
+            listen(ValidationProgress(done, total, launch, outcome, left_s))
+        found = _document(plan, runner, outcomes, serial)
+        save(found)
+    return found
+
+
+def _run(launch: Launch, runner: RankRunner, steps: int, directory: Path) -> RunOutcome:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "launch.yaml"
+    write_launch(path, launch)
+    began, load = datetime.now(UTC).isoformat(timespec="seconds"), os.getloadavg()[0]
+    runner.run(launch, path, steps=steps, directory=directory)
+    return read_outcome(directory, began=began, load=round(load, 1))
+
+
+def _serial_run(plan: ValidationPlan, extent: Extent, directory: Path) -> Serial:
+    """Train on a single rank of this host, whatever the other runs use."""
+    times = _run(_serial_launch(plan), ProcessRunner(), extent.steps, directory).times
+    return Serial(losses=times.losses, gradient_norms=times.gradient_norms)
+
+
+def _document(
+    plan: ValidationPlan, runner: RankRunner, outcomes: Sequence[Sequence[RunOutcome]], serial: Serial | None
+) -> Measurements:
+    first = outcomes[0][0]
+    return Measurements(
+        schema="axonn-tune/measurement/1",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        tool_version=__version__,
+        command=plan.command,
+        place=_place(runner, first, plan.launches[0]),
+        warmup_steps=first.warmup_steps,
+        model_sha256=plan.model.sha256,
+        machine_sha256=plan.machine.sha256,
+        model=plan.model.document,
+        machine=plan.machine.document,
+        serial=serial,
+        configurations=tuple(
+            _configuration(launch, mine) for launch, mine in zip(plan.launches, outcomes, strict=True)
+        ),
+    )
+
+
+def _place(runner: RankRunner, outcome: RunOutcome, launch: Launch) -> MeasurementSite:
+    ran = outcome.ran_on
+    return MeasurementSite(
+        network=runner.network,
+        host=ran.host,
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)),
+        device=ran.device,
+        ranks=ran.ranks,
+        ranks_per_node=launch.ranks_per_node,
+        backend=ran.backend,
+        torch_version=ran.torch_version,
+    )
+
+
+def _processor() -> str:
+    """This host's CPU as Linux names it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _configuration(launch: Launch, outcomes: Sequence[RunOutcome]) -> MeasuredConfiguration:
+    return MeasuredConfiguration(
+        grid=launch.grid,
+        micro_batch=launch.micro_batch,
+        recompute=launch.recompute,
+        kept_layers=launch.kept_layers,
+        workload=launch.workload,
+        predicted=PredictedStep.of(launch),
+        runs=tuple(outcome.times for outcome in outcomes),
+        terms=_terms(outcomes),
+    )
+
+
+def _terms(outcomes: Sequence[RunOutcome]) -> tuple[MeasuredTerm, ...]:
+    """Terms that every run has."""
+    found = []
+    for key, term in outcomes[0].terms.items():
+        mine = [outcome.terms[key] for outcome in outcomes if key in outcome.terms]
+        if len(mine) < len(outcomes):
+            continue
+        found.append(
+            MeasuredTerm(
+                op=term.op,
+                axis=term.axis,
+                phase=term.phase,
+                layer=term.layer,
+                count=term.count,
+                bytes=term.bytes,
+                group=term.group,
+                predicted_s=term.predicted_s,
+                predicted_exposed_s=term.predicted_exposed_s,
+                measured_s=tuple(one.measured_s for one in mine),
+                exposed_s=tuple(one.measured_exposed_s for one in mine),
+                steps_s=tuple(outcome.step_terms_s.get(key, ()) for outcome in outcomes),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,67 @@
+"""The bound loses no exact best: rankings of many small spaces against every one of their candidates, priced exactly."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+from axonn_tune.frameworks import find_framework
+from axonn_tune.ranking.choosing import ranking_metric, search
+from axonn_tune.ranking.space import Limits, Problem
+from axonn_tune.specs.catalog import load_machine
+from tests.unit.small import small_model, small_problem
+
+FRAMEWORKS = ("axonn-tune", "megatron-core", "torchtitan", "megatron-2021", "deepspeed", "xla", "megatron-axonn")
+SEEDS = range(50)
+
+
+@cache
+def space(seed: int) -> Problem:
+    """A model of 4 to 24 blocks, wide or narrow, on 8 to 64 GPUs of one kind or another, with a batch that divides."""
+    draw = random.Random(seed)
+    framework = find_framework(FRAMEWORKS[seed % len(FRAMEWORKS)])
+    width = draw.choice((1, 16, 32))
+    model = small_model(
+        family=draw.choice(("gpt", "llama")),
+        layers=draw.randint(4, 24),
+        hidden=128 * width,
+        head_dim=16 * width,
+        ffn=draw.choice((256, 512)) * width,
+        vocab=draw.choice((512, 50257)),
+        tied_embeddings=draw.random() < 0.5,
+    )
+    recompute = draw.choice(("none", "selective", "full"))
+    gpus = draw.choice((8, 12, 16, 24, 32, 64))
+    order = tuple(axis for axis in framework.axes if axis != "pipeline")
+    limits = Limits(recompute=recompute, axes={"y": 1}, order=(*order, "pipeline") if framework.permuted else None)
+    machine = load_machine(draw.choice(("perlmutter-80gb", "dgx-h100"))).document
+    return small_problem(model, machine, framework, gpus=gpus, batch=draw.choice((8, 12)), limits=limits)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_first_of_a_ranking_is_the_best_of_all(seed: int) -> None:
+    """Guards pruning by the bound: nothing that is not priced exactly is better than what is listed first, and no
+    bound is above what it bounds.
+
+    Steps and exposed communication it is held against are those of `price_configuration`, one candidate at a time.
+    """
+    problem = space(seed)
+    first, every = search(problem), search(problem, variants=True, exact=0)
+    exact = [every.price(position) for position in range(len(every))]
+    steps_s = [priced.iteration_s for priced in exact]
+    assert first.candidate(0).iteration_s == pytest.approx(min(steps_s), rel=1e-9)
+    columns = every.columns
+    exposed_s = ranking_metric(columns, rank_by="exposed")[every.rows]
+    for priced, bound_s, least_s in zip(exact, columns.iteration_s[every.rows], exposed_s, strict=True):
+        assert bound_s <= priced.iteration_s * (1 + 1e-9)
+        assert least_s <= priced.exposed_communication_s + 1e-9 * priced.iteration_s
+
+
+def test_the_spaces_are_pipelined_and_not_trivial() -> None:
+    """Guards the test above: most spaces have candidates with several stages, and many of them."""
+    found = [search(space(seed), variants=True) for seed in SEEDS]
+    stages = [int(one.shapes.stages[one.columns.shape].max(initial=1)) for one in found]
+    assert sum(count > 1 for count in stages) >= 45
+    assert sum(len(one) for one in found) > 2000

@@ -1,0 +1,43 @@
+"""A measured profile, used somewhere else."""
+
+from __future__ import annotations
+
+import pytest
+
+from axonn_tune.calibration.profile import HostFacts, differences, this_host
+from axonn_tune.specs.machine import Measurement
+
+MEASURED = Measurement(
+    created="2026-01-02",
+    tool_version="0.1.0",
+    torch_version="2.13.0+cpu",
+    hosts=("n1", "n2"),
+    device="a CPU",
+    ranks=4,
+    cores=2,
+    network="Gloo between 2 hosts",
+    samples=9,
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (HostFacts("n2", 2, "2.13.0"), []),
+        (HostFacts("n2", 2, None), []),
+        (HostFacts("n1", 4, "2.13.0+cpu"), ["measured with 2 cores, this host has 4"]),
+        (
+            HostFacts("other", 4, "2.11"),
+            ["measured on n1, n2, this host is other", "measured with torch 2.13.0+cpu, this is torch 2.11"],
+        ),
+    ],
+)
+def test_differences_are_said(place: HostFacts, said: list[str]) -> None:
+    """Guards the warning of `machines check`."""
+    assert list(differences(MEASURED, place)) == said
+
+
+def test_here_is_somewhere() -> None:
+    """Guards what a profile is compared with."""
+    assert this_host().host
+    assert this_host().cores >= 1

@@ -1,0 +1,62 @@
+"""Columns, which rank, against prices of one candidate at a time, which explain: the same for every framework."""
+
+from __future__ import annotations
+
+import pytest
+
+from axonn_tune.frameworks import find_framework, registry
+from axonn_tune.ranking.choosing import Ranking, search
+from axonn_tune.ranking.space import RankBy
+from axonn_tune.specs.catalog import load_machine
+from tests.unit.small import small_model, small_problem
+
+MACHINE = load_machine("perlmutter-80gb").document
+SPACES = {
+    "even": (small_model(), {"gpus": 8, "batch": 24}),
+    "uneven, tied": (small_model(layers=7, tied_embeddings=True, biases=True), {"gpus": 8, "batch": 8}),
+    "grouped heads": (small_model(family="llama", layers=12, kv_heads=4), {"gpus": 12, "batch": 12}),
+    "large": (
+        small_model(layers=13, hidden=4096, heads=32, kv_heads=32, head_dim=128, ffn=16384, vocab=51200),
+        {"gpus": 12, "batch": 12, "shard_optimizer_over_data": True},
+    ),
+}
+
+
+def assert_twins(ranking: Ranking, positions: range) -> None:
+    """Step, communication, computation, bubble and memory of some places agree to 1e-9 of the step."""
+    for position in positions:
+        found, priced = ranking.candidate(position), ranking.price(position)
+        near = {"rel": 1e-9, "abs": 1e-9 * priced.iteration_s}
+        assert found.iteration_s == pytest.approx(priced.iteration_s, **near), found
+        assert found.communication_s == pytest.approx(priced.communication_s, **near), found
+        assert found.compute_s == pytest.approx(priced.compute_s, **near), found
+        assert found.bubble_s == pytest.approx(priced.bubble_s, **near), found
+        assert found.memory_bytes == pytest.approx(float(priced.memory.total_bytes), rel=1e-9), found
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("name", sorted(registry()))
+def test_listed_candidates_cost_what_explain_says(name: str, space: str) -> None:
+    """Guards every row of a table, for all frameworks: columns and the plain twin describe one step.
+
+    Both are computed here: ranking by columns and by the pipeline's recurrence, against `price_configuration`.
+    """
+    model, given = SPACES[space]
+    ranking = search(small_problem(model, MACHINE, find_framework(name), **given))
+    assert_twins(ranking, range(0, min(len(ranking), 12), 2))
+
+
+@pytest.mark.parametrize("rank_by", ["communication", "exposed"])
+def test_other_rankings_list_exact_steps_too(rank_by: RankBy) -> None:
+    """Guards rankings whose measure is not the step: what they list with pipeline stages is no bound, and neither is
+    the configuration they name as fastest."""
+    model = SPACES["grouped heads"][0]
+    ranking = search(
+        small_problem(model, MACHINE, find_framework("axonn-tune"), gpus=12, batch=12, rank_by=rank_by), exact=3
+    )
+    assert any(ranking.candidate(position).configuration.grid.pipeline > 1 for position in range(12))
+    assert_twins(ranking, range(12))
+    fastest = ranking.fastest()
+    assert_twins(fastest, range(1))
+    shortest_s = min(ranking.candidate(position).iteration_s for position in range(len(ranking)))
+    assert fastest.candidate(0).iteration_s <= shortest_s * (1 + 1e-9)

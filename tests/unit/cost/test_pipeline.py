@@ -1,0 +1,422 @@
+"""Pipelines: torch's order, step times against a simulation that shares no code, bounds, chunks in flight."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+from axonn_tune.cost import pipeline
+from axonn_tune.cost.pipeline import (
+    Method,
+    StageTimes,
+    bubble_share,
+    in_flight,
+    in_flight_chunks,
+    pipeline_bound_s,
+    pipeline_time,
+    pipeline_trace,
+    split_layers,
+    stage_order,
+)
+
+Action = tuple[str, int, int]
+"""F or B, model part, micro-batch."""
+
+SHAPES = [(2, 1, 2), (3, 1, 7), (8, 1, 8), (8, 1, 31), (2, 2, 2), (2, 3, 8), (4, 2, 4), (5, 4, 15), (8, 4, 32)]
+"""Stages, chunks, micro-batches."""
+
+
+def torch_order(stages: int, chunks: int, micro_batches: int) -> list[list[Action]]:
+    """Forwards and backwards of each rank as torch's own schedule lists them.
+
+    torch 2.13 lists the last rank's forwards of 1F1B with numbers from 1 to m; its runtime executes 0 to m-1.
+    """
+    dist.init_process_group("fake", rank=0, world_size=stages)
+    try:
+        layer, device = torch.nn.Linear(1, 1), torch.device("cpu")
+        parts = [PipelineStage(layer, chunk * stages, stages * chunks, device) for chunk in range(chunks)]
+        schedule = get_schedule_class("1F1B" if chunks == 1 else "Interleaved1F1B")(
+            parts[0] if chunks == 1 else parts,
+            n_microbatches=micro_batches,
+            loss_fn=torch.nn.functional.mse_loss,
+        )
+        order = schedule.pipeline_order
+    finally:
+        dist.destroy_process_group()
+    programs = [[each for action in order[rank] for each in compute_of(action)] for rank in range(stages)]
+    first = min(micro_batch for kind, _, micro_batch in programs[-1] if kind == "F")
+    programs[-1] = [(kind, part, number - first * (kind == "F")) for kind, part, number in programs[-1]]
+    return programs
+
+
+def compute_of(action: object) -> Iterator[Action]:
+    """What a torch action computes, if it computes anything: idle slots and the scaling of gradients do not."""
+    words = str(action)
+    for letter in "FB":
+        part, found, micro_batch = words.partition(letter)
+        if found and part.isdigit() and micro_batch.isdigit():
+            yield letter, int(part), int(micro_batch)
+
+
+@dataclass
+class Worker:
+    """A rank of the simulation: its program, its mailbox, and whether it is at work."""
+
+    program: deque[Action]
+    mail: dict[Action, float] = field(default_factory=dict)
+    at_work: bool = False
+    idle_since_s: float = 0.0
+    computed_s: float = 0.0
+    exposed_s: float = 0.0
+    messages: int = 0
+    held: int = 0
+    most_held: int = 0
+
+
+class Simulation:
+    """Ranks and messages as events in time; it knows nothing of warm-up, slots or periods."""
+
+    def __init__(self, times: StageTimes, programs: list[list[Action]], weights: NDArray[np.int64]) -> None:
+        self.times, self.weights = times, weights
+        self.workers = [Worker(deque(program)) for program in programs]
+        self.last_micro_batch = max(micro_batch for _, _, micro_batch in programs[0])
+        self.events: list[tuple[float, int, Callable[[float], None]]] = []
+        self.count = 0
+
+    def run(self) -> float:
+        """The step's time, s."""
+        for rank in range(len(self.workers)):
+            self.start(rank, 0.0)
+        while self.events:
+            now_s, _, happen = heapq.heappop(self.events)
+            happen(now_s)
+        assert not any(worker.program for worker in self.workers), "a deadlock"
+        for rank, worker in enumerate(self.workers):
+            end_s = self.of_rank(self.times.end_s, rank)
+            worker.computed_s += end_s
+            worker.idle_since_s += end_s
+        return max(worker.idle_since_s for worker in self.workers)
+
+    def at(self, time_s: float, happen: Callable[[float], None]) -> None:
+        """Something to happen later; what was planned first happens first."""
+        self.count += 1
+        heapq.heappush(self.events, (time_s, self.count, happen))
+
+    def start(self, rank: int, now_s: float) -> None:
+        """Computes the next action if the rank is idle and has the message that the action needs."""
+        worker = self.workers[rank]
+        if worker.at_work or not worker.program:
+            return
+        kind, part, micro_batch = worker.program[0]
+        source = part - 1 if kind == "F" else part + 1
+        if 0 <= source < self.weights.size:
+            if (kind, source, micro_batch) not in worker.mail:
+                return
+            sent_s = worker.mail.pop((kind, source, micro_batch))
+            worker.exposed_s += now_s - max(worker.idle_since_s, min(sent_s, now_s))
+        action = worker.program.popleft()
+        worker.at_work = True
+        duration_s = self.duration_s(action, rank)
+        worker.computed_s += duration_s
+        self.at(now_s + duration_s, lambda later_s: self.send(action, rank, later_s))
+
+    def send(self, action: Action, rank: int, now_s: float) -> None:
+        """Passes the result on; the rank is free at once, or when the result has arrived."""
+        kind, part, _ = action
+        worker = self.workers[rank]
+        worker.held += int(self.weights[rank, part // len(self.workers)]) * (1 if kind == "F" else -1)
+        worker.most_held = max(worker.most_held, worker.held)
+        target = part + 1 if kind == "F" else part - 1
+        if not 0 <= target < self.weights.size:
+            return self.free(rank, now_s)
+        worker.messages += 1
+        sends_s = self.times.activation_send_s if kind == "F" else self.times.gradient_send_s
+        arrival_s = now_s + self.of_rank(sends_s, rank)
+        if self.times.overlapped:
+            self.free(rank, now_s)
+        else:
+            worker.exposed_s += arrival_s - now_s
+            self.at(arrival_s, lambda later_s: self.free(rank, later_s))
+        self.at(arrival_s, lambda later_s: self.deliver(action, target % len(self.workers), now_s, later_s))
+        return None
+
+    def free(self, rank: int, now_s: float) -> None:
+        """The rank goes on."""
+        self.workers[rank].at_work = False
+        self.workers[rank].idle_since_s = now_s
+        self.start(rank, now_s)
+
+    def deliver(self, action: Action, rank: int, sent_s: float, now_s: float) -> None:
+        """A message has come."""
+        self.workers[rank].mail[action] = sent_s
+        self.start(rank, now_s)
+
+    def duration_s(self, action: Action, rank: int) -> float:
+        """How long an action computes."""
+        kind, part, micro_batch = action
+        last = kind == "B" and micro_batch == self.last_micro_batch
+        table = self.times.last_backward_s if last else self.times.forward_s if kind == "F" else self.times.backward_s
+        return float(np.asarray(table)[rank, part // len(self.workers)])
+
+    def of_rank(self, value: object, rank: int) -> float:
+        """One rank's share of what is given for all or for each."""
+        return float(np.broadcast_to(np.asarray(value, float), len(self.workers))[rank])
+
+
+def random_times(random: np.random.Generator, stages: int, chunks: int) -> StageTimes:
+    """Any durations, some of them 0."""
+    shape, sends = (stages, chunks), random.choice([0.0, 0.1, 1.0])
+    return StageTimes(
+        forward_s=random.uniform(0.2, 2.0, shape),
+        backward_s=random.uniform(0.2, 4.0, shape),
+        last_backward_s=random.uniform(0.2, 6.0, shape),
+        end_s=random.uniform(0.0, 2.0, stages),
+        activation_send_s=sends * random.uniform(0.0, 1.0, stages),
+        gradient_send_s=sends * random.uniform(0.0, 1.0, stages),
+        overlapped=bool(random.integers(2)),
+    )
+
+
+def equal_times(stages: int, chunks: int) -> StageTimes:
+    """A second for each forward and two for each backward, nothing else."""
+    return StageTimes(np.ones((stages, chunks)), np.full((stages, chunks), 2.0))
+
+
+@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), SHAPES)
+def test_order_is_torchs(stages: int, chunks: int, micro_batches: int) -> None:
+    """Guards the runtime: it runs torch's order, so that is what is predicted."""
+    programs = torch_order(stages, chunks, micro_batches)
+    for stage, program in enumerate(programs):
+        order = stage_order(stage, stages=stages, chunks=chunks, micro_batches=micro_batches)
+        assert program == [(kind, chunk * stages + stage, micro_batch) for kind, chunk, micro_batch in order]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_step_is_that_of_an_independent_simulation(seed: int) -> None:
+    """Guards every number of a step: torch's order of operations, executed event by event."""
+    random = np.random.default_rng(seed)
+    stages, chunks = int(random.integers(2, 9)), int(random.integers(1, 5))
+    micro_batches = int(random.integers(1, 32 // stages + 1)) * stages
+    if chunks == 1:
+        micro_batches = int(random.integers(stages, 33))
+    times, weights = random_times(random, stages, chunks), random.integers(1, 6, (stages, chunks))
+    simulation = Simulation(times, torch_order(stages, chunks, micro_batches), weights)
+    step_s = simulation.run()
+    found = pipeline_time(times, micro_batches=micro_batches)
+    workers = simulation.workers
+    close = {"rel": 1e-9, "abs": 1e-9 * step_s}
+    assert found.step_s == pytest.approx(step_s, rel=1e-9)
+    assert found.busy_s == pytest.approx([worker.computed_s for worker in workers], rel=1e-9)
+    assert found.exposed_send_s == pytest.approx([worker.exposed_s for worker in workers], **close)
+    idle_s = [step_s - worker.computed_s - worker.exposed_s for worker in workers]
+    assert found.bubble_s == pytest.approx(idle_s, **close)
+    assert found.sends == tuple(worker.messages for worker in workers)
+    assert [worker.most_held for worker in workers] == [
+        in_flight(stage, stages=stages, micro_batches=micro_batches, weights=tuple(weights[stage].tolist()))
+        for stage in range(stages)
+    ]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 8])
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 8, 64])
+def test_bubble_of_equal_stages_is_that_of_the_paper(stages: int, chunks: int, rounds: int) -> None:
+    """Guards the closed form, and the recurrence by it: (p-1)/(v·m) exactly."""
+    micro_batches = stages * rounds
+    share = bubble_share(stages, micro_batches=micro_batches, chunks=chunks)
+    ideal_s = 3.0 * chunks * micro_batches
+    for method in get_args(Method):
+        step_s = pipeline_time(equal_times(stages, chunks), micro_batches=micro_batches, method=method).step_s
+        assert (step_s - ideal_s) / ideal_s == share == (stages - 1) / (chunks * micro_batches)
+
+
+def test_few_micro_batches_run_all_forwards_first() -> None:
+    """Guards the case that torch's 1F1B refuses and Megatron-Core runs."""
+    assert stage_order(0, stages=8, chunks=1, micro_batches=2) == (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1))
+    assert [kind for kind, *_ in stage_order(0, stages=4, chunks=2, micro_batches=4)] == ["F"] * 8 + ["B"] * 8
+
+
+@pytest.mark.parametrize(
+    ("chunks", "micro_batches", "words"),
+    [(2, 6, r"micro-batches \(6\) are not divisible by stages \(4\)"), (1, 0, "micro-batches 0: each must be")],
+)
+def test_shapes_that_are_no_pipeline_are_refused(chunks: int, micro_batches: int, words: str) -> None:
+    """Guards against a price for what no framework runs."""
+    with pytest.raises(ValueError, match=words):
+        pipeline_time(equal_times(4, chunks), micro_batches=micro_batches)
+    with pytest.raises(ValueError, match=words):
+        stage_order(0, stages=4, chunks=chunks, micro_batches=micro_batches)
+    with pytest.raises(ValueError, match=words):
+        in_flight(0, stages=4, micro_batches=micro_batches, weights=(1,) * chunks)
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (StageTimes([1.0, 2.0], [[1.0], [2.0]]), r"forward_s: expected \(stages, chunks\)"),
+        (StageTimes([[1.0], [2.0]], [[1.0], [-2.0]]), "backward_s: durations must be finite and not negative"),
+        (StageTimes([[1.0], [2.0]], [[1.0], [2.0]], end_s=float("nan")), "end_s: durations must be finite"),
+        (StageTimes([[1.0], [2.0]], [[1.0], [2.0]], end_s=[1.0, 2.0, 3.0]), "differ in stages, chunks or columns"),
+        (StageTimes(np.ones((5, 2, 1)), np.ones((5, 2, 1))), r"expected \(stages, chunks\), got \(5, 2, 1\)"),
+    ],
+)
+def test_durations_that_do_not_fit_are_refused(times: StageTimes, words: str) -> None:
+    """Guards against a broadcast that nobody meant."""
+    with pytest.raises(ValueError, match=words):
+        pipeline_time(times, micro_batches=4)
+
+
+def test_stage_out_of_range_is_refused() -> None:
+    """Guards against the order of a stage counted from 1."""
+    with pytest.raises(ValueError, match="stage 4 of 4: expected 0 to 3"):
+        stage_order(4, stages=4, chunks=1, micro_batches=8)
+
+
+@pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2), (5, 1), (4, 3)])
+def test_longer_programs_differ_by_laps_alone(stages: int, chunks: int) -> None:
+    """Guards the jump: the program of m + g micro-batches is that of m with one more lap."""
+    group = stages if chunks > 1 else 1
+    shortest = pipeline._shortest(stages, chunks)
+    warm, lap, rest, _ = pipeline._pieces(stages, chunks, shortest)
+    for laps in (1, 2, 5):
+        whole = pipeline._program(stages, chunks, shortest + (laps - 1) * group)[0]
+        for column, *pieces in zip(whole, warm, lap, rest, strict=True):
+            assert column.tolist() == np.concatenate([pieces[0], np.tile(pieces[1], laps), pieces[2]]).tolist()
+
+
+@pytest.mark.parametrize(("stages", "chunks", "micro_batches"), [(4, 1, 203), (8, 1, 131), (3, 2, 201), (4, 3, 100)])
+@pytest.mark.parametrize("send_s", [0.0, 0.01, 1.7])
+@pytest.mark.parametrize("overlapped", [True, False])
+def test_periods_jumped_over_change_nothing(
+    stages: int, chunks: int, micro_batches: int, send_s: float, overlapped: bool
+) -> None:
+    """Guards long steps, where most operations are jumped over: periods of several laps, and laps left over."""
+    even = np.ones((stages, chunks))
+    uneven = np.random.default_rng(stages).uniform(0.5, 1.5, (stages, chunks))
+    for forward_s in (even, uneven):
+        times = StageTimes(forward_s, 2 * forward_s, 3 * even, 0.5, send_s, 2 * send_s, overlapped)
+        fast = pipeline_time(times, micro_batches=micro_batches)
+        plain = pipeline_time(times, micro_batches=micro_batches, method="plain")
+        assert fast.step_s == pytest.approx(plain.step_s, rel=1e-9)
+        assert fast.busy_s == plain.busy_s
+        for name in ("exposed_send_s", "bubble_s"):
+            assert getattr(fast, name) == pytest.approx(getattr(plain, name), abs=1e-9 * plain.step_s)
+
+
+def test_long_step_costs_no_more_than_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards speed, by operations evaluated rather than by the clock."""
+    evaluated: list[int] = []
+    run = pipeline._Tape._run
+
+    def counted(tape: pipeline._Tape, program: pipeline._Program, bound: Any) -> None:
+        evaluated.append(program.cost.size)
+        run(tape, program, bound)
+
+    monkeypatch.setattr(pipeline._Tape, "_run", counted)
+    times = StageTimes([[1.05]] + [[1.0]] * 6 + [[1.2]], np.full((8, 1), 2.0), activation_send_s=0.1)
+    for micro_batches in (64, 4096):
+        pipeline_time(times, micro_batches=micro_batches)
+    assert sum(evaluated) < 2 * 16 * 20
+
+
+def test_trace_holds_every_operation_once() -> None:
+    """Guards traces: operations of a stage do not overlap, follow its order, and end where the step ends."""
+    times = random_times(np.random.default_rng(5), 4, 2)
+    trace = pipeline_trace(times, micro_batches=8)
+    for stage in range(4):
+        own = [timed for timed in trace if timed.stage == stage]
+        assert tuple(timed.operation for timed in own) == stage_order(stage, stages=4, chunks=2, micro_batches=8)
+        assert all(one.end_s <= other.start_s for one, other in pairwise(own))
+    found, end_s = pipeline_time(times, micro_batches=8), np.asarray(times.end_s)
+    assert found.step_s >= max(timed.end_s + end_s[timed.stage] for timed in trace)
+
+
+@pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (1, 2), (2, 1), (4, 1), (3, 2), (8, 4)])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 9])
+def test_in_flight_has_a_closed_form_and_the_whole_order_says_the_same(stages: int, chunks: int, rounds: int) -> None:
+    """Guards memory: the peak of a shortened order is that of the whole, and equal chunks need no order."""
+    micro_batches, weights = stages * rounds, tuple(range(3, 3 + chunks))
+    shape = {"stages": stages, "micro_batches": micro_batches}
+    columns = in_flight_chunks(np.arange(stages), chunks=chunks, **shape)
+    for stage in range(stages):
+        order = stage_order(stage, chunks=chunks, **shape)
+        held = accumulate(weights[chunk] * (1 if kind == "F" else -1) for kind, chunk, _ in order)
+        assert in_flight(stage, weights=weights, **shape) == max(held)
+        assert in_flight(stage, weights=(1,) * chunks, **shape) == np.asarray(columns)[stage]
+
+
+def test_bound_of_columns_is_that_of_each() -> None:
+    """Guards the columns: durations and micro-batches of many candidates at once."""
+    random = np.random.default_rng(11)
+    forward_s, end_s = random.uniform(0.5, 1.5, (7, 4, 2)), random.uniform(0.0, 1.0, (7, 4))
+    micro_batches = 4 * np.arange(1, 8)
+    bounds_s = pipeline_bound_s(StageTimes(forward_s, 2 * forward_s, end_s=end_s), micro_batches=micro_batches)
+    each_s = [
+        pipeline_bound_s(StageTimes(forward, 2 * forward, end_s=end), micro_batches=int(m))
+        for forward, end, m in zip(forward_s, end_s, micro_batches, strict=True)
+    ]
+    assert np.asarray(bounds_s).tolist() == pytest.approx(each_s, rel=1e-12)
+    shares = bubble_share(np.array([2, 4]), micro_batches=np.array([8, 6]))
+    assert np.asarray(shares).tolist() == [1 / 8, 3 / 6]
+
+
+@pytest.mark.parametrize(("chunks", "worst"), [(1, 1e-12), (2, 0.02), (4, 0.02)])
+@pytest.mark.parametrize("seed", range(8))
+def test_bound_is_close_where_only_the_ends_differ(chunks: int, worst: float, seed: int) -> None:
+    """Guards the gap the bound's docstring states: stages equal but for the embedding and the LM head."""
+    random = np.random.default_rng(seed)
+    stages = int(random.integers(2, 17))
+    forward_s = np.ones((stages, chunks))
+    forward_s[0, 0], forward_s[-1, -1] = random.uniform(1.0, 1.1), random.uniform(1.0, 1.5)
+    send_s = float(random.uniform(0.0, 0.05))
+    times = StageTimes(forward_s, 2 * forward_s, 2.1 * forward_s, 0.1, send_s, send_s, bool(random.integers(2)))
+    micro_batches = stages * int(random.integers(1, 9))
+    step_s = pipeline_time(times, micro_batches=micro_batches).step_s
+    assert (1 - worst) * step_s <= pipeline_bound_s(times, micro_batches=micro_batches) <= step_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layers", "options", "counts"),
+    [
+        (8, {"parts": 4}, (2, 2, 2, 2)),
+        (9, {"parts": 4}, (2, 3, 2, 2)),
+        (11, {"parts": 4}, (3, 3, 3, 2)),
+        (7, {"parts": 1, "first_less": 1, "last_less": 1}, (7,)),
+        (30, {"parts": 4, "first_less": 1, "last_less": 1}, (7, 8, 8, 7)),
+        (32, {"parts": 4, "first_less": 1, "last_less": 1}, (7, 9, 9, 7)),
+        (31, {"parts": 8, "first_less": 1}, (3, 4, 4, 4, 4, 4, 4, 4)),
+        (30, {"parts": 4, "first": 6, "last": 8}, (6, 8, 8, 8)),
+        (30, {"parts": 4, "last": 6}, (8, 8, 8, 6)),
+        (126, {"parts": 16, "first": 7, "last": 7}, (7, *[8] * 14, 7)),
+    ],
+)
+def test_layers_are_split_evenly(layers: int, options: dict[str, int], counts: tuple[int, ...]) -> None:
+    """Guards the stages: remainders go to the middle, where neither embedding nor LM head is."""
+    assert split_layers(layers, **options) == counts
+
+
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [
+        (4, {"parts": 0}),
+        (4, {"parts": 2, "first": 5}),
+        (4, {"parts": 2, "first": 1, "last": 1}),
+        (2, {"parts": 4, "first_less": 3}),
+    ],
+)
+def test_splits_that_lose_layers_are_refused(layers: int, options: dict[str, int]) -> None:
+    """Guards against stages without some of the layers, or with fewer than none."""
+    with pytest.raises(ValueError, match=f"cannot split {layers} layers over {options['parts']} parts"):
+        split_layers(layers, **options)

@@ -1,0 +1,189 @@
+"""The section of a ranking: every number it has is the JSON contract's."""
+
+from __future__ import annotations
+
+import math
+import re
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+
+from axonn_tune.ranking.results import run_search
+from axonn_tune.report.html.page import BY_KIND
+from axonn_tune.report.html.ranking_section import COLUMNS, DETAILED, MOST_ROWS, ranking_of, ranking_section
+from axonn_tune.report.output import Json
+from axonn_tune.report.ranking import term_json
+from tests.unit.report.html.pages import blocks, ranking, results, titled, values
+
+_MADE_OF_SEVERAL = {"state", "rejected_because", "order", "whole_order"}
+
+
+@pytest.fixture(scope="module")
+def section() -> Json:
+    """The section of 80b on 1,024 GPUs."""
+    return ranking_section(ranking(), identity="s1", source="test")
+
+
+def test_the_table_has_every_number_of_every_configuration(section: Json) -> None:
+    """Guards the data: nothing is rounded, dropped or moved to another row."""
+    table = titled(section, "table", "Ranking")
+    configs = ranking()["configs"]
+    assert table["rows"] == len(configs)
+    for column in table["columns"]:
+        if column["key"] not in _MADE_OF_SEVERAL:
+            key = column["key"]
+            assert values(table, key) == [config[key] for config in configs], key
+    assert {column.key for column in COLUMNS} - {column["key"] for column in table["columns"]} == set()
+
+
+def test_rejected_grids_say_why(section: Json) -> None:
+    """Guards the reasons: all of them, in the words of the search."""
+    table = titled(section, "table", "Ranking")
+    said = values(table, "rejected_because")
+    for config, words, state in zip(ranking()["configs"], said, values(table, "state"), strict=True):
+        assert words == "; ".join(config["rejected_because"])
+        assert state.startswith("rejected: ") is not config["feasible"]
+
+
+def test_terms_of_each_detailed_configuration_are_the_contracts(section: Json) -> None:
+    """Guards the collectives: each with the seconds, bytes, α and β that --format json has."""
+    panel = next(blocks(section, "configurations"))
+    assert len(panel["items"]) == DETAILED
+    for place in (0, DETAILED - 1):
+        terms = [term_json(term) for term in results().ranked.entry(place, terms=True).terms]
+        table = next(one for one in blocks({"blocks": panel["items"][place]["blocks"]}, "table"))
+        for key in ("op", "axis", "phase", "layer", "count", "group", "tier", "seconds", "exposed_s", "formula"):
+            assert values(table, key) == [term[key] for term in terms], key
+        for key in ("bytes", "latency_s", "bandwidth_bytes_per_s"):
+            assert values(table, key) == [term[key] for term in terms], key
+
+
+def test_bars_add_up_to_the_step_and_to_all_communication(section: Json) -> None:
+    """Guards the figure of shares: thick bars are the step, exposed and hidden parts all communication."""
+    figure = titled(section, "figure", "Where the time goes")["figure"]
+    for place, config in enumerate(ranking()["configs"][:DETAILED]):
+        thick, thin, waiting = 0.0, 0.0, 0.0
+        for trace in (one for one in figure["data"] if one["type"] == "bar"):
+            for at, seconds in zip(trace["y"], trace["x"], strict=True):
+                if round(at) != place:
+                    continue
+                apart = trace["width"] < 0.3
+                thick += 0.0 if apart else seconds
+                thin += seconds if apart else 0.0
+                waiting += seconds if not apart and trace["name"] not in BY_KIND else 0.0
+        assert thick == pytest.approx(config["iteration_s"], rel=1e-9)
+        assert waiting == pytest.approx(config["exposed_communication_s"], rel=1e-6)
+        assert thin + waiting >= config["communication_s"] * (1 - 1e-9)
+
+
+def test_the_map_has_every_grid_once(section: Json) -> None:
+    """Guards the map: a colored cell for each feasible grid, a mark for each that is not."""
+    block = titled(section, "figure", "The space of grids")
+    heat, *marks = block["figure"]["data"]
+    colored = [value for row in heat["z"] for value in row if value is not None]
+    feasible = [config for config in ranking()["configs"] if config["feasible"]]
+    assert sorted(colored) == sorted(round(math.log10(config["communication_s"]), 4) for config in feasible)
+    marked = [text for trace in marks if "text" in trace for text in trace["text"]]
+    assert len(marked) == len(ranking()["configs"]) - len(feasible)
+    steps = block["choices"][2]["traces"]["0"]["z"][0]
+    assert block["choices"][2]["label"] == "step"
+    least = min(config["iteration_s"] for config in feasible)
+    assert min(value for row in steps for value in row if value is not None) == round(math.log10(least), 4)
+
+
+def test_memory_is_that_of_the_configuration(section: Json) -> None:
+    """Guards the memory figure: the bar of everything is the contract's number, the items add up to it."""
+    figure = titled(section, "figure", "Peak memory per GPU")["figure"]
+    total, *items = figure["data"][0]["x"]
+    assert total * 2**30 == pytest.approx(ranking()["configs"][0]["memory_bytes"], abs=1.0)
+    assert sum(items) == pytest.approx(total)
+    assert figure["layout"]["shapes"][0]["x0"] * 2**30 == ranking()["memory_limit_bytes"]
+
+
+def test_a_picked_configuration_comes_first() -> None:
+    """Guards reports of launch configs: its configuration leads, and the ranking follows."""
+    picked = deepcopy(ranking()["configs"][20])
+    section = ranking_section(ranking(), identity="s1", source="test", picked=picked)
+    items = next(blocks(section, "configurations"))["items"]
+    assert len(items) == DETAILED + 1
+    assert items[0]["title"].startswith("The launch config: #21")
+    assert section["cards"][0]["value"].endswith(" s")
+
+
+def test_a_picked_configuration_of_the_ranking_is_shown_once() -> None:
+    """Guards launch configs of the first: no bar and no detail twice."""
+    picked = deepcopy(ranking()["configs"][3])
+    section = ranking_section(ranking(), identity="s1", source="test", picked=picked)
+    items = next(blocks(section, "configurations"))["items"]
+    assert [item["row"] for item in items] == [3, 0, 1, 2, *range(4, DETAILED)]
+    names = titled(section, "figure", "Where the time goes")["figure"]["layout"]["yaxis"]["ticktext"]
+    assert [name.split()[0] for name in names[:2]] == ["launch", "#1"]
+
+
+def test_a_long_ranking_is_cut_and_says_so() -> None:
+    """Guards the size of the file: more rows than fit are left out, rejected ones first."""
+    document = deepcopy(ranking())
+    first = document["configs"][0]
+    document["configs"] = [{**first, "rank": rank} for rank in range(1, MOST_ROWS + 6)]
+    section = ranking_section(document, identity="s1", source="test")
+    assert titled(section, "table", "Ranking")["rows"] == MOST_ROWS
+    assert any(sentence.startswith("5 more rows are left out") for sentence in section["lead"])
+
+
+def test_rows_never_priced_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards rankings longer than a page: what the search has beyond its rows is said, feasible or not."""
+    monkeypatch.setattr("axonn_tune.report.html.ranking_section.MOST_ROWS", 20)
+    whole = ranking()["configs"]
+    section = ranking_section(ranking_of(results()), identity="s1", source="test")
+    assert titled(section, "table", "Ranking")["rows"] == 20
+    assert any(sentence.startswith(f"{len(whole) - 20} more rows are left out") for sentence in section["lead"])
+
+
+def test_commands_leave_nothing_open() -> None:
+    """Guards the command of any row: every option of the configuration, filled from columns, and what ranks."""
+    problem = results().inputs.problem
+    inputs = replace(results().inputs, problem=replace(problem, rank_by="exposed"))
+    document = ranking_of(run_search(inputs))
+    section = ranking_section(document, identity="s1", source="test")
+    panel, table = next(blocks(section, "configurations")), titled(section, "table", "Ranking")
+    assert "--rank-by exposed" in panel["command"]
+    keys = re.findall(r"{(\w+)}", panel["command"])
+    filled = panel["command"].format(**{key: values(table, key)[0] for key in keys})
+    shown = next(one for one in blocks({"blocks": panel["items"][0]["blocks"]}, "command"))
+    assert filled == shown["line"]
+    assert next(column for column in table["columns"] if column["key"] == "whole_order")["hidden"]
+
+
+def test_another_time_than_the_documents_is_named() -> None:
+    """Guards old documents: what this version predicts anew is not passed off as theirs."""
+    document = deepcopy(ranking())
+    document["configs"] = document["configs"][:1]
+    document["configs"][0]["iteration_s"] *= 1.5
+    section = ranking_section(document, identity="s1", source="test")
+    assert any("this version predicts" in block["sentences"][0] for block in blocks(section, "text"))
+
+
+def test_nothing_feasible_is_a_report_too() -> None:
+    """Guards the empty ranking: the reasons are what one wants to see."""
+    document = deepcopy(ranking())
+    document["configs"] = [config for config in document["configs"] if not config["feasible"]]
+    section = ranking_section(document, identity="s1", source="test")
+    assert "No grid is feasible; the table says why for each." in section["lead"]
+    assert titled(section, "figure", "The space of grids")["choices"] == []
+    assert not list(blocks(section, "cards"))
+
+
+def test_every_number_of_the_machine_has_its_source(section: Json) -> None:
+    """Guards provenance: value, kind and source of each number of the profile."""
+    fold = titled(section, "fold", "Machine: ")
+    table = next(blocks({"blocks": [fold]}, "table"))
+    machine = ranking()["machine"]
+    found = dict(
+        zip(zip(values(table, "section"), values(table, "key"), strict=True), values(table, "source"), strict=True)
+    )
+    for key, source in machine["accelerator"]["sources"].items():
+        assert found["accelerator", key] == source["source"]
+    for tier in machine["tiers"]:
+        for key, source in tier["sources"].items():
+            assert found[f"tier {tier['name']}", key] == source["source"]

@@ -1,0 +1,172 @@
+"""What commands write: aligned tables, Markdown, CSV, JSON, and how long they still take."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from axonn_tune.report.output import (
+    Heading,
+    aligned_cells,
+    csv_table,
+    json_text,
+    left_words,
+    markdown_table,
+    progress,
+    seconds_cells,
+    text_table,
+    use_color,
+)
+
+HEADINGS = [Heading("name", left=True), Heading("time,\ns")]
+ROWS = [["a", "1.5"], ["long|name", "10.25"]]
+
+
+def test_columns_are_aligned() -> None:
+    """Guards the layout: text to the left, numbers to the right, headings over their columns."""
+    assert text_table(HEADINGS, ROWS) == (
+        "           time,\n"  # a two-line heading stands on its last line
+        "name           s\n"
+        "a            1.5\n"
+        "long|name  10.25\n"
+    )
+
+
+def test_color_marks_headings_and_the_best_row() -> None:
+    """Guards color: only the headings and one row, and each line ends it."""
+    lines = text_table(HEADINGS, ROWS, color=True, best=1).splitlines()
+    assert [line.startswith("\x1b[") for line in lines] == [True, True, False, True]
+    assert all(line.endswith("\x1b[0m") for line in lines if line.startswith("\x1b["))
+
+
+def test_markdown_escapes_what_would_split_a_cell() -> None:
+    """Guards Markdown: a bar in a cell, a break in a heading."""
+    assert markdown_table(HEADINGS, ROWS).splitlines() == [
+        "| name | time, s |",
+        "| :--- | ---: |",
+        "| a | 1.5 |",
+        "| long\\|name | 10.25 |",
+    ]
+
+
+def test_csv_keeps_every_digit() -> None:
+    """Guards CSV: floats read back equal, None is empty, commas are quoted."""
+    third = 1 / 3
+    assert csv_table(["a", "b", "c", "d"], [[third, None, True, "x,y"]]) == f'a,b,c,d\n{third!r},,true,"x,y"\n'
+    assert float(repr(third)) == third
+
+
+@pytest.mark.parametrize(
+    ("values", "cells"),
+    [
+        ([1.5, 10.25], ["1.50", "10.25"]),
+        ([0.0123, 1.0], ["0.0123", "1.0000"]),
+        ([120.0, 15.5], ["120.0", "15.5"]),
+        ([None, 0.0, 2.0], ["-", "0", "2.00"]),
+        ([1e-9, 1000.0], ["0.0000", "1000.0000"]),
+        ([1e9], ["1000000000"]),
+        ([None], ["-"]),
+        ([], []),
+    ],
+)
+def test_seconds_of_a_column_share_their_decimals(values: list[float | None], cells: list[str]) -> None:
+    """Guards columns of times: three digits of the smallest, eight of the largest, unknown and zero told apart."""
+    assert seconds_cells(values) == cells
+
+
+def test_parts_of_cells_are_aligned() -> None:
+    """Guards grids: x, y, z and data stand below each other."""
+    assert aligned_cells([["1", "128"], ["16", "8"]]) == [" 1 128", "16   8"]
+    assert aligned_cells([]) == []
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environment", "colored"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"TERM": "dumb"}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (False, {"FORCE_COLOR": "1"}, True),
+        (False, {"FORCE_COLOR": "0"}, False),
+        (False, {"FORCE_COLOR": "1", "TERM": "dumb"}, True),
+        (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colors_are_where_they_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, environment: dict[str, str], colored: bool
+) -> None:
+    """Guards NO_COLOR, FORCE_COLOR and TERM=dumb; --color and --no-color win over all of them."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert use_color(wanted=None) is colored
+    assert use_color(wanted=True)
+    assert not use_color(wanted=False)
+
+
+def test_json_has_no_nan() -> None:
+    """Guards strict JSON: what is not finite becomes null, however deep."""
+    assert json_text({"a": [float("nan"), {"b": float("inf")}, 1.5]}) == '{"a": [null, {"b": null}, 1.5]}\n'
+
+
+class Terminal(io.StringIO):
+    """A stream that takes itself for a terminal."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+def told(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, *, shown: bool = True) -> str:
+    """What half a minute's steps write of 100 s of work."""
+    monkeypatch.setattr("sys.stderr", stream)
+    now_s = 0.0
+    with progress("calibrating", shown=shown, clock=lambda: now_s) as tell:
+        for now_s in (1.0, 20.0, 50.0, 60.0, 90.0):
+            tell(now_s / 100.0, f"point {now_s:.0f}")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "share", "words"),
+    [
+        (10.0, 0.0, ""),
+        (10.0, 0.5, "0:10 left"),
+        (60.0, 0.25, "3:00 left"),
+        (3600.0, 0.5, "1:00:00 left"),
+        (5.0, 1.2, "0:00 left"),
+    ],
+)
+def test_time_left_goes_on_as_before(elapsed_s: float, share: float, words: str) -> None:
+    """Guards the arithmetic, and its ends."""
+    assert left_words(elapsed_s, share) == words
+
+
+def test_a_log_gets_a_plain_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards Slurm logs: whole lines, half a minute apart, without any control character."""
+    text = told(io.StringIO(), monkeypatch)
+    assert text.splitlines() == ["calibrating: 50%, point 50, 0:50 left", "calibrating: 90%, point 90, 0:10 left"]
+    assert "\x1b" not in text
+    assert "\r" not in text
+
+
+def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the bar: what is done and how long it takes; a dumb terminal has lines instead."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    text = told(Terminal(), monkeypatch)
+    assert "calibrating: point 90" in text
+    assert "0:10 left" in text
+    assert "\x1b[2K" in text
+    monkeypatch.setenv("TERM", "dumb")
+    assert told(Terminal(), monkeypatch) == told(io.StringIO(), monkeypatch)
+
+
+def test_nothing_is_said_where_another_rank_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards worlds of many ranks: only one of them tells."""
+    assert told(Terminal(), monkeypatch, shown=False) == ""

@@ -1,0 +1,123 @@
+"""What is said about a ranking: true, and in words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.results import Results, run_search
+from axonn_tune.ranking.space import Limits
+from axonn_tune.report import ranking
+
+
+def results(gpus: int = 256, model: str = "20b", **given: Any) -> Results:
+    """Results of a search."""
+    return run_search(load_inputs(Choices(gpus=gpus, model=model, **given)))
+
+
+@pytest.mark.parametrize(
+    ("rank_by", "key"),
+    [("communication", "communication_s"), ("exposed", "exposed_communication_s"), ("iteration", "iteration_s")],
+)
+def test_why_the_first_is_first(rank_by: Any, key: str) -> None:
+    """Guards the reason: the difference is that of the metric, and its largest part is named first."""
+    found = results(rank_by=rank_by)
+    first, second = (found.ranked.entry(position, terms=True) for position in (0, 1))
+    said = ranking.why_first(found)
+    stated = re.match(r"#1 beats #2 by ([\d.]+) (µs|ms|s) of", said)
+    assert stated, said
+    less_s = float(stated[1]) * {"µs": 1e-6, "ms": 1e-3, "s": 1.0}[stated[2]]
+    assert less_s == pytest.approx(getattr(second, key) - getattr(first, key), rel=6e-3)
+    assert re.search(r"(less|more) (in|waiting for) \w+ over \w+ \(\d+ ranks", said)
+
+
+def test_differences_add_up() -> None:
+    """Guards completeness: the parts of which the largest are named sum to the whole difference."""
+    found = results()
+    first, second = (found.ranked.entry(position, terms=True) for position in (0, 1))
+    parts = ranking._differences(first, second, rank_by="communication")
+    assert first.communication_s is not None
+    assert second.communication_s is not None
+    whole = second.communication_s - first.communication_s
+    assert sum(part.less_s for part in parts) == pytest.approx(whole, rel=1e-9)
+
+
+def test_rejections_are_counted() -> None:
+    """Guards the counts: rejected and ranked grids are all grids."""
+    found = results(gpus=1024, model="80b")
+    said = ranking.rejected_remark(found)
+    left_out = found.ranked.searched.grids - len(found.ranked)
+    assert said.startswith(f"{left_out} of {found.ranked.searched.grids} grids are rejected: ")
+    assert len(found.ranked.rejected_entries()) == left_out
+
+
+def test_ties_are_said_with_their_reason() -> None:
+    """Guards ties: their number, and the uncertainty they come from."""
+    found = results()
+    u = found.inputs.problem.machine.uncertainty.communication
+    said = f"Ranks 1 to {found.ranked.ties} are within model error (communication ±{u:.0%}): benchmark "
+    assert ranking.ties_remark(found).startswith(said)
+
+
+def test_the_first_line_says_what_was_priced() -> None:
+    """Guards the context of the numbers: model, machine, workload, and what is ranked by."""
+    said = ranking.ranking_remarks(results(gpus=1024, model="80b"))[0]
+    assert said == (
+        "80b on 1,024 × perlmutter (A100-SXM4-40GB), 8,192 sequences of 2,048 tokens in bf16; "
+        "ranked by communication per step, overlapped or not."
+    )
+    assert "ranked by step time." in ranking.priced_remark(results(rank_by="iteration"))
+    paper = run_search(load_inputs(Choices(gpus=64, model="20b")), costs=("paper",))
+    assert ranking.priced_remark(paper).endswith(
+        "by --cost paper. Exposed communication, step and memory: by alpha-beta, "
+        "for the fastest candidate with the same grid and rank order."
+    )
+
+
+def test_the_shortest_step_is_that_of_all_candidates() -> None:
+    """Guards the pointer to --rank-by iteration: the configuration it would put first, and what that saves."""
+    alone = ("accelerator.contention=0",)
+    found, fastest = results(settings=alone), results(rank_by="iteration", settings=alone)
+    first, best = (one.ranked.entry(0, terms=False) for one in (found, fastest))
+    assert first.iteration_s is not None
+    assert best.iteration_s is not None
+    x, y, z, data = best.sizes
+    said = ranking.shortest_step_remark(found)
+    assert f"{1 - best.iteration_s / first.iteration_s:.0%} less than #1's" in said
+    order = f", rank order {','.join(best.wide_order)}" if len(best.wide_order) > 1 else ""
+    batching = f"micro-batch {best.micro_batch}, recompute {best.recompute}"
+    assert f"is that of x={x} y={y} z={z} data={data}{order}, {batching}: " in said
+    assert said.endswith(" --rank-by iteration ranks by it.")
+    assert ranking.shortest_step_remark(fastest) == ""
+
+
+@pytest.mark.parametrize("gain", [-0.5, 0.0, 0.009])
+def test_small_gains_are_not_named(gain: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the line against noise: silent when the shortest step is hardly shorter."""
+    found = results(gpus=64)
+    first = found.ranked.entry(0, terms=False)
+    best = replace(first, iteration_s=(first.iteration_s or 0.0) * (1 - gain))
+    monkeypatch.setattr(type(found.ranked), "fastest", lambda self: best)
+    assert ranking.shortest_step_remark(found) == ""
+
+
+def test_one_is_not_many() -> None:
+    """Guards grammar: one grid, one candidate."""
+    one = results(gpus=1, model="llama3-8b", machine="dgx-h200")
+    assert ranking.rejected_remark(one) == "The only grid is feasible."
+    assert ranking.rejected_remark(results(gpus=1)).startswith("1 of 1 grid is rejected: memory 1; --all lists it.")
+    assert "llama3-8b on 1 × dgx-h200" in ranking.priced_remark(one)
+
+
+def test_one_row_needs_no_comparison() -> None:
+    """Guards the smallest rankings: one feasible configuration, and none."""
+    alone = results(limits=Limits(axes={"x": 1, "y": 1, "z": 256, "data": 1}))
+    assert len(alone.ranked) == 1
+    assert ranking.why_first(alone) == "Only one configuration is feasible."
+    nothing = results(gpus=1)
+    assert len(nothing.ranked) == 0
+    assert ranking.ranking_remarks(nothing)

@@ -1,0 +1,146 @@
+"""YAML as the documents need it: YAML 1.2 scalars, places, and nothing that is lost in silence."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.errors import DocumentError
+from axonn_tune.specs.document import Plain, read_scalar, read_yaml
+
+MACHINE = Path(__file__).parent / "data" / "twotier.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("25e9", 25e9),
+        ("1e-05", 1e-5),
+        ("-.5", -0.5),
+        ("3.", 3.0),
+        ("010", 10),
+        ("+7", 7),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("", None),
+        ("on", "on"),
+        ("yes", "yes"),
+        ("No", "No"),
+        ("1:30", "1:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("1_000", "1_000"),
+        ("0b11", "0b11"),
+        ("=", "="),
+        (".inf", math.inf),
+        ("-.Inf", -math.inf),
+        ("80b", "80b"),
+    ],
+)
+def test_scalars_follow_yaml_1_2(text: str, value: Plain) -> None:
+    """Guards against PyYAML's YAML 1.1: `25e9` as text, `on` as True, `010` as 8, `1:30` as 90."""
+    read = read_yaml(f"key: {text}", source="f").root.plain()
+    assert read == {"key": value}
+    assert isinstance(read, dict)
+    assert type(read["key"]) is type(value)
+
+
+def test_not_a_number_is_read() -> None:
+    """Guards `.nan`, which no equality can check; the schemas refuse it."""
+    value = read_scalar(".nan")
+    assert isinstance(value, float)
+    assert math.isnan(value)
+
+
+def test_quoted_scalars_stay_text() -> None:
+    """Guards versions and environment variables, which are quoted because they look like numbers."""
+    assert read_yaml("a: '1'\nb: \"true\"\nc: |\n  2\n", source="f").root.plain() == {"a": "1", "b": "true", "c": "2\n"}
+
+
+def test_keys_are_text_whatever_they_look_like() -> None:
+    """Guards `on:` and `1:` as keys, which PyYAML turns into True and 1."""
+    assert read_yaml("on: 1\n1: 2\nnull: 3", source="f").root.plain() == {"on": 1, "1": 2, "null": 3}
+
+
+def test_sequences_become_tuples() -> None:
+    """Guards strict schemas, whose fields are tuples and take no lists."""
+    assert read_yaml("[1, [2, {a: 3}]]", source="f").root.plain() == (1, (2, {"a": 3}))
+
+
+def test_every_value_knows_its_line() -> None:
+    """Guards the line numbers of errors, for mapping keys and list items alike."""
+    root = read_yaml("# comment\na:\n  b:\n    1\nc:\n  - x\n  -\n    d: 2\n", source="f.yaml").root
+    lines = {("a",): 2, ("a", "b"): 3, ("c",): 5, ("c", 0): 6, ("c", 1): 8, ("c", 1, "d"): 8}
+    assert {location: root.nearest(location).place.line for location in lines} == lines
+    assert str(root.nearest(("a", "b")).place) == "f.yaml:3"
+
+
+def test_paths_use_names_of_list_items() -> None:
+    """Guards paths as users write them: by name where that is unique, else by index."""
+    root = read_yaml("t: [{name: a}, {name: b}, {name: b}, {x: 1}]", source="f").root
+    assert [root.path(("t", index, "x")) for index in range(4)] == ["t.a.x", "t.1.x", "t.2.x", "t.3.x"]
+
+
+def test_all_problems_are_collected() -> None:
+    """Guards that a duplicate key, an alias, a merge key and a tag are refused, and all at once."""
+    text = 'a: 1\na: 2\nb: &x {c: 1, c: 2}\nd: *x\ne:\n  <<: *x\nf: !!float 3\n? [g]\n: 4\n"<<": 5\n'
+    reading = read_yaml(text, source="f")
+    found = {(problem.path, problem.line): problem.message for problem in reading.problems}
+    assert found["a", 2] == "key written twice, first in line 1"
+    assert found["b.c", 3] == "key written twice, first in line 3"
+    assert "aliases" in found["d", 4]
+    assert "'extends'" in found["e", 6]
+    assert "tags" in found["f", 7]
+    assert "a key must be a word" in found["", 8]
+    assert reading.root.mapping()["<<"].value == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "line"),
+    [
+        ("", "the file is empty", None),
+        ("# only a comment\n", "the file is empty", None),
+        ("---\n", "the file is empty", None),
+        ("a: b: c", "not valid YAML: mapping values are not allowed", 1),
+        ("x:\n\ty: 1", "not valid YAML", 2),
+        ("a: [1,\nb: 2", "not valid YAML", 2),
+        ("a: *nothing\n---\nb: 1", "more than one document", 2),
+        ("a: \x00", "control characters", None),
+        ("[" * 100_000, "nested more than", 1),
+        ("{a: " * 100_000, "nested more than", 1),
+    ],
+)
+def test_unreadable_text_is_explained(text: str, words: str, line: int | None) -> None:
+    """Guards the messages of texts that hold no document; PyYAML's C composer crashes on the deep ones."""
+    with pytest.raises(DocumentError, match=words) as caught:
+        read_yaml(text, source="f.yaml")
+    assert caught.value.problems[0].line == line
+
+
+def test_a_number_of_too_many_digits_is_a_problem() -> None:
+    """Guards against Python's limit on integers of thousands of digits ending in a traceback."""
+    (problem,) = read_yaml("a: " + "9" * 5000, source="f").problems
+    assert (problem.path, "too many digits" in problem.message) == ("a", True)
+
+
+def test_aliases_do_not_multiply() -> None:
+    """Guards against a short file that expands to billions of values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 20)]
+    assert len(read_yaml("\n".join(lines), source="f").problems) == 19 * 9
+
+
+def test_reading_is_fast() -> None:
+    """Guards the start-up budget: a profile of some hundred lines has to load in a few milliseconds."""
+    text = MACHINE.read_text(encoding="utf-8")
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        read_yaml(text + text.replace("schema:", "again:").replace("name: twotier", "x: y"), source="f")
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.015

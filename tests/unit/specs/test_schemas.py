@@ -1,0 +1,69 @@
+"""The JSON Schemas in docs/schemas, which editors read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.specs.document import Document
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.results import Summary
+from axonn_tune.specs.schemas import FOLDER, main, outdated, schema_texts
+from axonn_tune.specs.workload import Workload
+
+
+def sections(document: type[Document]) -> set[type[Document]]:
+    """A document class and all that its fields are made of."""
+    found: set[type[Document]] = set()
+    queue: list[object] = [document]
+    while queue:
+        kind = queue.pop()
+        if isinstance(kind, type) and issubclass(kind, Document) and kind not in found:
+            found.add(kind)
+            queue += [field.annotation for field in kind.model_fields.values()]
+        queue += getattr(kind, "__args__", ())
+    return found
+
+
+def test_the_files_match_the_code() -> None:
+    """Guards docs/schemas against schema changes that were not written out (`make generate`)."""
+    assert outdated(FOLDER) == []
+    assert main(["--check"]) == 0
+
+
+def test_differences_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards the check itself: changed, missing and left-over files fail it, and writing mends it."""
+    monkeypatch.setattr("axonn_tune.specs.schemas.FOLDER", tmp_path / "schemas")
+    assert main([]) == 0
+    (tmp_path / "schemas" / "model.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "schemas" / "launch.json").unlink()
+    (tmp_path / "schemas" / "old.json").write_text("{}", encoding="utf-8")
+    assert main(["--check"]) == 1
+    assert "launch.json, model.json, old.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("document", [Model, Machine, Workload, Launch, Summary])
+def test_every_field_is_described(document: type[Document]) -> None:
+    """Guards the hover help of editors and the comments of written files: no key without a description."""
+    missing = {
+        f"{section.__name__}.{name}"
+        for section in sections(document)
+        for name, field in section.model_fields.items()
+        if not field.description
+    }
+    assert not missing
+
+
+def test_derived_files_need_not_be_complete() -> None:
+    """Guards the schema of files that extend: nothing but what identifies them is required."""
+    schema = json.loads(schema_texts()["machine-derived.json"])
+    assert schema["required"] == ["schema", "extends", "name"]
+    assert next(iter(schema["properties"])) == "extends"
+    assert [name for name, definition in schema["$defs"].items() if "required" in definition] == ["Source"]
+    assert "extends" not in json.loads(schema_texts()["machine.json"])["properties"]

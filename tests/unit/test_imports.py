@@ -1,0 +1,116 @@
+"""Which way imports go, and which libraries are imported only where they are used."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "axonn_tune"
+
+VOCABULARY = {"errors", "units", "grid", "files", "processes"}
+ENGINE = VOCABULARY | {"specs", "frameworks", "program", "cost"}
+COMMANDS = ENGINE | {"ranking", "launch", "lab", "published", "calibration", "validation", "report"}
+# What each layer may import beside itself and the package's own version.
+MAY_IMPORT: dict[str, set[str]] = {
+    "": {"api", "errors", "frameworks", "lab", "specs"},
+    "__main__": {"cli"},
+    "errors": set(),
+    "units": set(),
+    "files": {"errors"},
+    "processes": set(),
+    "grid": {"errors", "units"},
+    "specs": VOCABULARY,
+    "frameworks": VOCABULARY | {"specs"},
+    "program": VOCABULARY | {"specs", "frameworks"},
+    "cost": VOCABULARY | {"specs", "frameworks", "program"},
+    "runtime": VOCABULARY | {"specs", "frameworks", "program"},
+    "ranking": ENGINE,
+    "launch": ENGINE | {"ranking"},
+    "lab": VOCABULARY | {"specs"},
+    "published": ENGINE,
+    "calibration": ENGINE | {"ranking", "launch"},
+    "validation": ENGINE | {"ranking", "launch", "lab", "published", "calibration"},
+    "report": ENGINE | {"ranking", "launch", "published", "calibration", "validation"},
+    "api": COMMANDS,
+    "cli": COMMANDS | {"api", "runtime"},
+}
+# Libraries that stay in some layers, and those that may not be imported while a file is.
+STAYS_IN = {"pydantic": {"specs"}, "rich": {"report", "api", "cli"}, "torch": {"runtime"}, "click": {"cli"}}
+ONLY_INSIDE_FUNCTIONS = {"pandas", "plotly", "scipy"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a file of the package; at_import: outside any function, so made when the file is imported."""
+
+    path: Path
+    line: int
+    module: str
+    at_import: bool
+
+    @property
+    def importer(self) -> str:
+        """The layer that the file belongs to."""
+        first = self.path.relative_to(ROOT / PACKAGE).parts[0]
+        return "" if first == "__init__.py" else first.removesuffix(".py")
+
+    @property
+    def layer(self) -> str:
+        """What is imported of the package: `cost` for `axonn_tune.cost.prediction`; empty for the package itself."""
+        return self.module.split(".")[1] if "." in self.module else ""
+
+    @property
+    def library(self) -> str:
+        """`numpy` for `numpy.linalg`."""
+        return self.module.split(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+
+def all_imports() -> Iterator[Import]:
+    """Every import of the package; those under `if TYPE_CHECKING` count, but not as made on import."""
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        yield from imports(path, ast.parse(path.read_text(encoding="utf-8")), at_import=True)
+
+
+def imports(path: Path, node: ast.AST, *, at_import: bool) -> Iterator[Import]:
+    """The imports below a node of a file's syntax tree."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(path, child.lineno, alias.name, at_import) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            module = child.module or ""
+            names = [f"{module}.{alias.name}" for alias in child.names if not alias.name.startswith("__")]
+            yield from (
+                Import(path, child.lineno, name, at_import) for name in (names if module == PACKAGE else [module])
+            )
+        else:
+            deferred = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or for_types(child)
+            yield from imports(path, child, at_import=at_import and not deferred)
+
+
+def for_types(node: ast.AST) -> bool:
+    """Whether this is `if TYPE_CHECKING:`."""
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def test_imports_go_one_way() -> None:
+    """Guards the order of layers: nothing imports a layer that lies after its own."""
+    found = [one for one in all_imports() if one.library == PACKAGE]
+    unknown = {one.importer for one in found} - MAY_IMPORT.keys()
+    assert not unknown, "say in MAY_IMPORT what these layers may import"
+    assert not [str(one) for one in found if one.layer not in MAY_IMPORT[one.importer] | {one.importer, ""}]
+
+
+def test_libraries_stay_where_they_belong() -> None:
+    """Guards docs/decisions/0002: one job per library, so that layers that do not use one work without it."""
+    assert not [str(one) for one in all_imports() if one.importer not in STAYS_IN.get(one.library, {one.importer})]
+
+
+def test_slow_libraries_are_imported_where_they_are_used() -> None:
+    """Guards start-up time: these are imported inside the functions that use them."""
+    assert not [str(one) for one in all_imports() if one.at_import and one.library in ONLY_INSIDE_FUNCTIONS]
