@@ -189,8 +189,11 @@ class _Sends:
         self.whole_bytes, self.size_bytes = (float(size.evaluate(values)) for size in (whole, self.size))
         self.gathered = self.schedule.scattered and not pricer.options.sequence_parallel
         self.chunks = pricer.configuration.chunks
-        self._gather = lines_of("all_gather", route(grid.group_shape("x"), machine.tiers, grid.world), machine)
-        self.one_s = float(transfer_time_s(self.size_bytes, stride=self.stride, machine=machine)) + self._gather_s()
+        path, call_s = route(grid.group_shape("x"), machine.tiers, grid.world), pricer.call_s
+        self._gather = lines_of("all_gather", path, machine, call_s=call_s) if self.gathered else ()
+        self.calls = 2 if self._gather else 1
+        sent_s = transfer_time_s(self.size_bytes, stride=self.stride, machine=machine, call_s=call_s)
+        self.one_s = float(sent_s) + self._gather_s()
 
     @property
     def overlapped(self) -> bool:
@@ -198,8 +201,6 @@ class _Sends:
         return self.schedule.overlapped_interleaved if self.chunks > 1 else self.schedule.overlapped
 
     def _gather_s(self) -> float:
-        if not self.gathered:
-            return 0.0
         chosen = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in self._gather)
         return float(collective_time_s(chosen, self.whole_bytes, PLAIN))
 

@@ -270,7 +270,9 @@ class _Group:
             tiers=self.tiers,
             slots=len(linked.linker.slots),
         )
-        shares = [issued.count(lambda axes: float(self.lane[axes] >= 0)) for issued in linked.issued]
+        shares = [
+            issued.count(lambda axes: float(self.lane[axes] >= 0), self.columns.__getitem__) for issued in linked.issued
+        ]
         layers: Any = self.layers if self.layers < ALIKE_FROM else np.array(self.blocks)[:, None]
         host_s, times = clock.rates.dispatch_s * sum(shares), self.columns["A"]
         if self.chunk is None:
@@ -402,13 +404,14 @@ class _Pipelined(_Candidate):
         def table(name: str) -> list[list[float]]:
             return [[float(row[name][place]) for row in rows] for rows in self.stages]
 
+        sends_s = self.sends.one_s + self.sends.calls * float(numbers.call_s[self.case][place])
         times = StageTimes(
             forward_s=table("forward"),
             backward_s=table("backward"),
             last_backward_s=table("last"),
             end_s=[float(rows[0]["end"][place]) for rows in self.stages],
-            activation_send_s=self.sends.one_s,
-            gradient_send_s=self.sends.one_s,
+            activation_send_s=sends_s,
+            gradient_send_s=sends_s,
             overlapped=self.sends.overlapped,
         )
         time = pipeline_time(times, micro_batches=self.micro_batches)
@@ -416,7 +419,7 @@ class _Pipelined(_Candidate):
             _of_stage(rows, "computed", place) + sum(float(row["host"][place]) for row in rows) for rows in self.stages
         ]
         sent = [
-            _of_stage(rows, "sent", place) + count * self.sends.one_s
+            _of_stage(rows, "sent", place) + count * sends_s
             for rows, count in zip(self.stages, time.sends, strict=True)
         ]
         slowest = max(range(len(computed)), key=computed.__getitem__)
