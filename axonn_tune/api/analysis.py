@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
 
-from axonn_tune.api.search import Result, SearchOptions, call_text, make_choices, whole
+from axonn_tune.api.search import Reported, Result, SearchOptions, call_text, make_choices, whole
 from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
@@ -20,15 +20,13 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from axonn_tune.api.search import Format, TableContent
+    from axonn_tune.api.search import Format
     from axonn_tune.cost.prediction import Pricing
     from axonn_tune.ranking.compare import Comparison, Contender
     from axonn_tune.ranking.entries import Entry
     from axonn_tune.ranking.space import RankBy
     from axonn_tune.report.explain import PricedConfiguration
-    from axonn_tune.report.output import Json
+    from axonn_tune.report.output import Json, Table
     from axonn_tune.specs.catalog import MachineLike, ModelLike
 
 
@@ -192,22 +190,12 @@ def compare(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class CompareResult(Result):
+class CompareResult(Reported):
     """4D and its alternatives, each at its fastest layout; iterates over them. call: what asked for it."""
 
     comparison: Comparison
     inputs: Inputs
     call: str
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """One row for each strategy; columns as in `--format csv`, with their units."""
-        import pandas as pd
-
-        from axonn_tune.report.compare import comparison_records
-
-        names, rows = comparison_records(self.comparison)
-        return pd.DataFrame(rows, columns=list(names))
 
     @property
     def remarks(self) -> list[str]:
@@ -222,15 +210,9 @@ class CompareResult(Result):
 
         return comparison_json(self.comparison, self.inputs)
 
-    def to_json(self) -> str:
-        """The same as text: what `axonn-tune compare --format json` prints."""
-        return self.render("json")
-
     def render(self, output_format: Format = "table", *, wide: bool = False, color: bool = False) -> str:
-        """The comparison as the command line prints it."""
-        from axonn_tune.report.compare import render
-
-        return render(self.comparison, self.inputs, output_format=output_format, wide=wide, color=color)
+        """The comparison as the command line prints it; Markdown always has every column."""
+        return self._rendered(output_format, lambda: self._table(wide=wide or output_format == "md"), color=color)
 
     def __iter__(self) -> Iterator[Contender]:
         return iter(self.comparison.contenders)
@@ -238,9 +220,6 @@ class CompareResult(Result):
     def __getitem__(self, key: str) -> Contender:
         """One strategy by its key: 4d, megatron-lm, torchtitan, deepspeed, fsdp, hsdp or data-parallel; or KeyError."""
         return {contender.key: contender for contender in self.comparison.contenders}[key]
-
-    def __str__(self) -> str:
-        return self.render()
 
     def __repr__(self) -> str:
         problem = self.inputs.problem
@@ -252,10 +231,10 @@ class CompareResult(Result):
 
         return comparison_section(self.to_dict(), identity="s1", source=source)
 
-    def _table_content(self) -> TableContent:
-        from axonn_tune.report.compare import comparison_cells
+    def _table(self, *, wide: bool = False) -> Table[Contender]:
+        from axonn_tune.report.compare import comparison_table
 
-        return *comparison_cells(self.comparison), self.remarks
+        return comparison_table(self.comparison, wide=wide)
 
 
 def sweep(
@@ -307,7 +286,7 @@ def _models(model: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class SweepResult(Result, Sequence[Point]):
+class SweepResult(Reported, Sequence[Point]):
     """The best configuration of each point, in the order asked for: models, batches, then GPU counts.
 
     weak: whether the batch grows with the GPUs; call: what asked for it.
@@ -322,25 +301,11 @@ class SweepResult(Result, Sequence[Point]):
         if not any(point.entry for point in self.points):
             raise NothingFeasibleError("nothing is feasible at any point of the sweep; each has its reason above")
 
-    @property
-    def frame(self) -> pd.DataFrame:
-        """One row for each point; columns as in `--format csv`, with their units."""
-        import pandas as pd
-
-        from axonn_tune.report.ranking import sweep_records
-
-        names, rows = sweep_records(self.points)
-        return pd.DataFrame(rows, columns=names)
-
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/sweep/1`."""
         from axonn_tune.report.ranking import sweep_document
 
         return sweep_document(self.points, weak=self.weak)
-
-    def to_json(self) -> str:
-        """The same as text: what `axonn-tune sweep --format json` prints."""
-        return self.render("json")
 
     def render(
         self,
@@ -351,17 +316,7 @@ class SweepResult(Result, Sequence[Point]):
         color: bool = False,
     ) -> str:
         """The sweep as the command line prints it; `wide`: every column; UsageError for one that does not exist."""
-        from axonn_tune.report import ranking as tables
-        from axonn_tune.report.output import json_text
-
-        if output_format == "json":
-            return json_text(self.to_dict())
-        if output_format == "csv":
-            return tables.sweep_csv(self.points)
-        names = columns or (tables.ALL_SWEEP_COLUMNS if wide else ())
-        if output_format == "md":
-            return tables.sweep_markdown(self.points, names=names)
-        return tables.sweep_table(self.points, names=names, color=color)
+        return self._rendered(output_format, lambda: self._table(names=columns or (), wide=wide), color=color)
 
     def __len__(self) -> int:
         return len(self.points)
@@ -379,9 +334,6 @@ class SweepResult(Result, Sequence[Point]):
     def __iter__(self) -> Iterator[Point]:
         return iter(self.points)
 
-    def __str__(self) -> str:
-        return self.render()
-
     def __repr__(self) -> str:
         return f"<SweepResult: {len(self.points)} points, {'weak' if self.weak else 'strong'} scaling>"
 
@@ -391,10 +343,10 @@ class SweepResult(Result, Sequence[Point]):
 
         return sweep_section(self.to_dict(), identity="s1", source=source)
 
-    def _table_content(self) -> TableContent:
-        from axonn_tune.report.ranking import sweep_cells
+    def _table(self, *, names: Sequence[str] = (), wide: bool = False) -> Table[Point]:
+        from axonn_tune.report.ranking import sweep_table
 
-        return sweep_cells(self.points)
+        return sweep_table(self.points, names=names, wide=wide)
 
 
 D = TypeVar("D", bound=Document)
@@ -420,7 +372,7 @@ def machines() -> Catalog[Machine]:
     return Catalog("machine", load_machine)
 
 
-class Catalog(Mapping[str, Loaded[D]], Generic[D]):
+class Catalog(Result, Mapping[str, Loaded[D]], Generic[D]):
     """Documents by name, in natural order (5b before 10b); each is loaded when it is asked for."""
 
     def __init__(self, kind: Kind, load: Callable[[str], Loaded[D]]) -> None:
@@ -455,16 +407,6 @@ class Catalog(Mapping[str, Loaded[D]], Generic[D]):
                 found[name] = error
         return found
 
-    @property
-    def frame(self) -> pd.DataFrame:
-        """One row for each document, with units in the names of columns."""
-        import pandas as pd
-
-        from axonn_tune.report.inventory import documents_records
-
-        names, rows = documents_records(self.kind, self._sound())
-        return pd.DataFrame(rows, columns=names)
-
     def to_dict(self) -> dict[str, Any]:
         """All documents with name, file and hash: what `--format json` prints."""
         from axonn_tune.report.inventory import documents_json
@@ -473,21 +415,15 @@ class Catalog(Mapping[str, Loaded[D]], Generic[D]):
 
     def render(self) -> str:
         """The table that the command line prints."""
-        from axonn_tune.report.inventory import documents_table
-
-        return documents_table(self.kind, self._sound())
-
-    def __str__(self) -> str:
-        return self.render()
+        return self._table().render("table")
 
     def __repr__(self) -> str:
         return f"<Catalog of {len(self)} {self.kind}s: {', '.join(self)}>"
 
-    def _repr_html_(self) -> str:
-        from axonn_tune.api.search import html_text
-        from axonn_tune.report.inventory import documents_cells
+    def _table(self) -> Table[tuple[str, Loaded[D]]]:
+        from axonn_tune.report.inventory import documents_table
 
-        return html_text(*documents_cells(self.kind, self._sound()))
+        return documents_table(self.kind, self._sound())
 
     def _sound(self) -> list[tuple[str, Loaded[D]]]:
         broken = self.broken

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
@@ -31,12 +31,9 @@ if TYPE_CHECKING:
 
     from axonn_tune.api.analysis import Explanation
     from axonn_tune.ranking.choosing import Searched
-    from axonn_tune.report.output import Heading, Json
+    from axonn_tune.report.output import Json, Table
     from axonn_tune.specs.catalog import MachineLike, ModelLike
     from axonn_tune.specs.launch import Launch
-
-    TableContent: TypeAlias = tuple[Sequence[Heading], Sequence[Sequence[str]], Sequence[str]]
-    """Headings, cells, and the sentences below a table."""
 
 
 Cost: TypeAlias = Literal["alpha-beta", "paper", "paper-released", "paper-mended"]
@@ -233,17 +230,49 @@ def _as_yaml(value: object) -> str:
 
 
 class Result(ABC):
-    """A result with a table: notebooks show it as HTML, rich as a table that fits the console."""
+    """What is found: a table that notebooks show as HTML and rich fits to the console, and a JSON document."""
+
+    @abstractmethod
+    def to_dict(self) -> Json:
+        """Everything, as JSON: see docs/python.md for the schema of each kind of result."""
+
+    @abstractmethod
+    def _table(self) -> Table[Any]:
+        """The table as it is shown without options, and sentences below it."""
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row for each row of the whole table; columns as in `--format csv`, with their units."""
+        return self._table().frame()
+
+    def to_json(self) -> str:
+        """The same as text: what `--format json` prints."""
+        from axonn_tune.report.output import json_text
+
+        return json_text(self.to_dict())
+
+    def _rendered(self, output_format: str, table: Callable[[], Table[Any]], *, color: bool = False) -> str:
+        """As the command line prints it; the table is made for formats that have one."""
+        return self.to_json() if output_format == "json" else table().render(output_format, color=color)
+
+    def __str__(self) -> str:
+        return self._rendered("table", self._table)
+
+    def __rich__(self) -> Group:
+        return self._table().rich()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+
+class Reported(Result):
+    """A result that a report can be written of. call: what asked for it."""
 
     call: str
 
     @abstractmethod
     def section(self, *, source: str) -> Json:
         """This result as a section of a report; `source` names where it comes from."""
-
-    @abstractmethod
-    def _table_content(self) -> TableContent:
-        """Headings and cells of the table, and the sentences below it."""
 
     def write_report(self, path: str | Path) -> Path:
         """Write one self-contained HTML file, as `--html` does; EnvironmentProblem without the extra [report]."""
@@ -252,43 +281,6 @@ class Result(ABC):
         require_plotly()
         write_page(path, [self.section(source=self.call)], command=self.call)
         return Path(path)
-
-    def __rich__(self) -> Group:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        headings, rows, sentences = self._table_content()
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in headings:
-            table.add_column(Text(heading.title), justify="left" if heading.left else "right", overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        return Group(*([table] if rows else []), *map(Text, sentences))
-
-    def _repr_html_(self) -> str:
-        return html_text(*self._table_content())
-
-
-def html_text(headings: Sequence[Heading], rows: Sequence[Sequence[str]], sentences: Sequence[str] = ()) -> str:
-    """A table and sentences below it, with no style but alignment, so that a notebook's own theme holds."""
-    # Imported here: its tables of entities cost a command line more than all its options.
-    from html import escape
-
-    sides = ["left" if heading.left else "right" for heading in headings]
-    head = _row("th", [escape(heading.title) for heading in headings], sides)
-    body = "".join(_row("td", map(escape, row), sides) for row in rows)
-    table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>" if rows else ""
-    return table + "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
-
-
-def _row(tag: str, cells: Iterable[str], sides: Sequence[str]) -> str:
-    """A row of a table; the cells are HTML already."""
-    shown = (
-        f'<{tag} style="text-align: {side}; white-space: pre-line">{cell}</{tag}>'
-        for cell, side in zip(cells, sides, strict=True)
-    )
-    return f"<tr>{''.join(shown)}</tr>"
 
 
 Format: TypeAlias = Literal["table", "json", "csv", "md"]
@@ -332,7 +324,7 @@ def search(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class SearchResult(Result, Sequence[Entry]):
+class SearchResult(Reported, Sequence[Entry]):
     """A ranking: a sequence of configurations, best first, that shows itself in consoles and notebooks.
 
     results: the ranking as the search made it. call: what asked for it, which launch configs name.
@@ -458,19 +450,13 @@ class SearchResult(Result, Sequence[Entry]):
         color: bool = False,
     ) -> str:
         """The first `top` configurations (0: all) as the command line prints them; UsageError for an unknown column."""
+        from axonn_tune.report.ranking import ranking_table
+
         if output_format == "json":
             return self.to_json(top=top, rejected=rejected)
-        from axonn_tune.report import ranking as tables
-
-        entries, limit_bytes = self.results.listed(top=top, rejected=rejected), self.memory_limit_bytes
-        if output_format == "csv":
-            return tables.ranking_csv(self.results, entries, limit_bytes=limit_bytes)
-        names = columns or tables.default_columns(self.results, entries, wide=wide)
-        if not entries:
-            return ""
-        if output_format == "md":
-            return tables.ranking_markdown(self.results, entries, names=names, limit_bytes=limit_bytes)
-        return tables.ranking_table(self.results, entries, names=names, limit_bytes=limit_bytes, color=color)
+        entries = self.results.listed(top=top, rejected=rejected)
+        table = ranking_table(self.results, entries, names=columns or (), wide=wide)
+        return table.render(output_format, color=color) if entries or output_format == "csv" else ""
 
     def __len__(self) -> int:
         return len(self.results.ranked)
@@ -506,13 +492,11 @@ class SearchResult(Result, Sequence[Entry]):
 
         return ranking_section(ranking_of(self.results), identity="s1", source=source)
 
-    def _table_content(self) -> TableContent:
-        from axonn_tune.report.ranking import default_columns, ranking_cells
+    def _table(self) -> Table[Entry]:
+        from axonn_tune.report.ranking import ranking_table
 
-        entries = self.results.listed(top=DEFAULT_TOP)
-        names = default_columns(self.results, entries)
-        cells = ranking_cells(self.results, entries, names=names, limit_bytes=self.memory_limit_bytes)
-        return *cells, [*([] if len(self) else [self._none()]), *self.remarks]
+        table = ranking_table(self.results, self.results.listed(top=DEFAULT_TOP))
+        return replace(table, notes=[*([] if len(self) else [self._none()]), *self.remarks])
 
     def _none(self) -> str:
         """What binds, if nothing is ranked."""
@@ -521,9 +505,6 @@ class SearchResult(Result, Sequence[Entry]):
         return nothing_feasible(self.inputs.problem, self.searched)
 
     def _frame(self, entries: Sequence[Entry]) -> pd.DataFrame:
-        import pandas as pd
+        from axonn_tune.report.ranking import ranking_table
 
-        from axonn_tune.report.ranking import ranking_records
-
-        names, rows = ranking_records(self.results, entries, limit_bytes=self.memory_limit_bytes)
-        return pd.DataFrame(rows, columns=names)
+        return ranking_table(self.results, entries).frame()

@@ -109,17 +109,18 @@ def _price_stages(pricer: _Pricer) -> Iterator[_PricedStage]:
 
 
 def _kept_everywhere(pricer: _Pricer, parts: tuple[int, ...]) -> float:
-    """Layers not resharded after forward that every stage has room for: the first, the one after it and the last
-    have least."""
+    """Layers not resharded after forward that every stage has room for, or keeps all of: the first, the one after it
+    and the last have least."""
     stages, asked = pricer.grid.pipeline, pricer.configuration.kept_layers
     if asked is not None:
         return float(asked)
-    found = []
+    found = [float(max(sum(parts[number::stages]) for number in range(stages)))]
     for number in {0, min(1, stages - 1), stages - 1}:
         blocks = parts[number::stages]
         stage = Stage(number == 0, number == stages - 1)
         _, memory = pricer.settled(stage, sum(blocks), _blocks_held(pricer, number, blocks))
-        found.append(float(memory.kept_layers))
+        if memory.kept_layers < sum(blocks):
+            found.append(float(memory.kept_layers))
     return min(found)
 
 

@@ -3,10 +3,12 @@
 Easy API (axonn-ai/axonn@660a2246 with axonn-ai/nanoGPT-AxoNN@46cd608a): parameters and gathers in FP32, one gather a
 weight, assembled by a concatenation; forward gathers one layer ahead, those of recompute and of the backward pass,
 which gathers again, and reduce-scatters (BF16) blocking; over data one blocking FP32 all-reduce a parameter at the end.
+Only linear layers, the LM head among them, are sharded: gradients of tables are summed over all ranks.
 With x·y > 1 it brackets each layer with all-to-alls, which are not modelled.
 
 Megatron-AxoNN (axonn-ai/Megatron-AxoNN@6d60f45c): BF16 parameters; forward and recompute gathers one ahead, the
-backward pass gathers again, blocking; one FP32 all-reduce of one buffer over data after the backward pass.
+backward pass gathers again, blocking; one FP32 all-reduce of one buffer over data after the backward pass. Embedding
+and LM head are split over x·y as Megatron-LM's are, and replicated over z.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ _EASY = StepOptions(
     selective=("attention.core",),
     chunked_loss=False,
     loss_reductions=(),
+    head_gathered_again=True,
+    replicated_tables=("embedding", "position"),
     overlaps=("gather_prefetch",),
 )
 
@@ -49,6 +53,7 @@ MEGATRON_AXONN = Framework(
     step=StepOptions(
         gather_after_recompute=True,
         prefetch_backward=False,
+        replicated_tables=("embedding", "position", "head"),
         reduction="whole",
         gradient_bytes=4,
         master_shards=False,

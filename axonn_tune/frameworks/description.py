@@ -33,13 +33,17 @@ class StepOptions:
         gather_after_recompute: the backward pass gathers again although recompute did.
         prefetch_recompute, prefetch_backward: those gathers are issued one ahead, as the forward's are.
         reshard: after forward always, never, or as many blocks as memory allows keep theirs (`fit`).
+        head_gathered_again: the LM head's weight is gathered once more for its backward pass, blocking.
+        replicated_tables: of embedding, position and head, those that each rank of z holds whole; their gradients are
+        summed over z at the end of the step.
         whole_rows: shards are whole rows, so rows must divide; otherwise they are padded.
         master_shards: gathers read FP32 master weights and round them first; otherwise each rank keeps its weights
         in the compute type beside them.
 
     Replicated weights (data)
         reduction: buckets behind the backward pass, one buffer, or one call a parameter.
-        gradient_bytes: element of accumulated and reduced gradients; None: that of master weights.
+        gradient_bytes: element of accumulated gradients; None: that of master weights. reduced_bytes: of gradients
+        reduced over data; None: the same.
         reduce_each_micro_batch: gradients are reduced over data in each micro-batch instead of once a step.
         distributed_optimizer: master weights and moments are split over data; gradients are reduce-scattered, new
         weights all-gathered (ZeRO-1). parameter_overlap: that all-gather runs behind the next forward pass.
@@ -73,10 +77,13 @@ class StepOptions:
     prefetch_recompute: bool = True
     prefetch_backward: bool = True
     reshard: Literal["always", "never", "fit"] = "fit"
+    head_gathered_again: bool = False
+    replicated_tables: tuple[str, ...] = ()
     whole_rows: bool = True
     master_shards: bool = True
     reduction: Reduction = "buckets"
     gradient_bytes: int | None = None
+    reduced_bytes: int | None = None
     reduce_each_micro_batch: bool = False
     distributed_optimizer: bool = False
     parameter_overlap: bool = False

@@ -9,6 +9,8 @@ shards over data in every micro-batch, as FSDP2 does unless told otherwise.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from axonn_tune.frameworks.description import Framework, StepOptions
 
 STEP = StepOptions(
@@ -28,7 +30,7 @@ FSDP = Framework(
     title="PyTorch FSDP",
     axes=("z", "data"),
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
-    step=STEP,
+    step=replace(STEP, reduced_bytes=2),
     software="eager",
 )
 

@@ -16,6 +16,7 @@ _STEP = StepOptions(
     repeated_kv_heads=True,
     shard_gradient_bytes=4,
     reshard="always",
+    head_gathered_again=True,
     whole_rows=False,
     gather_after_recompute=True,
     master_shards=False,
@@ -36,7 +37,7 @@ MEGATRON_CORE = Framework(
     axes=("x", "context", "z", "data", "pipeline"),
     source="NVIDIA/Megatron-LM@d98e8a64, megatron/core",
     step=_STEP,
-    schedule=PipelineSchedule(),
+    schedule=PipelineSchedule(scattered=False),
     software="core",
     hopper_attention=True,
 )
@@ -47,6 +48,7 @@ NEMO = Framework(
     axes=("x", "context", "data", "pipeline"),
     source="defaults of NeMo's recipes: gradients reduced in BF16, --tp-comm-overlap where a row says so",
     step=MEGATRON_CORE.with_step(gradient_bytes=2).step,
+    schedule=MEGATRON_CORE.schedule,
     software="core",
     hopper_attention=True,
 )

@@ -11,23 +11,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from axonn_tune.frameworks.description import Framework, PipelineSchedule
-from axonn_tune.frameworks.fsdp import FSDP
+from axonn_tune.frameworks.fsdp import STEP
 
 TORCHTITAN = Framework(
     name="torchtitan",
     title="torchtitan",
     axes=("x", "context", "z", "data", "pipeline"),
     source="torchtitan 0.3.0",
-    step=FSDP.with_step(
+    step=replace(
+        STEP,
         sequence_parallel=True,
         shard_gradient_bytes=4,
         context_shards=True,
         context_exchange="all_gather",
         context_overlap=False,
         loss_reductions=(1.0, 1.0, 1.0),
+<<<<<<< HEAD
         recompute_whole_block=True,
         selective=("attention.norm", "attention.output", "mlp.norm", "mlp.up", "mlp.activation"),
     ).step,
+=======
+    ),
+>>>>>>> engine
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     software="compiled",
 )

@@ -109,7 +109,10 @@ def dimensions(
         "block_bucket": up(block, share),
         "table_bucket": up(table, share),
         "position_bucket": up(position, share),
-        "parameters": blocks * block + tables * table + (position if stage.first else 0.0 * position),
+        "parameters": blocks * block
+        + tables * table
+        + (position if stage.first else 0.0 * position)
+        + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0),
         "vectors": blocks * block_vectors + (norm_vectors * hidden / y if stage.last else 0.0 * y),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
     }
@@ -119,6 +122,20 @@ def _tables(model: Model, stage: Stage) -> float:
     """Tables a stage holds: of a tied one, the last stage has a copy."""
     held = float(stage.first) + float(stage.last)
     return 1.0 if model.tied_embeddings and stage.first and stage.last else held
+
+
+def _replicated(model: Model, stage: Stage, options: StepOptions, *, table: Value, position: Value) -> Value:
+    """Elements of one shard of the tables a stage holds whole."""
+    alone = model.tied_embeddings and stage.first
+    copy = "embedding" if model.tied_embeddings else "head"
+    found: Value = 0.0
+    if stage.first and "embedding" in options.replicated_tables:
+        found = found + table
+    if stage.last and not alone and copy in options.replicated_tables:
+        found = found + table
+    if stage.first and model.learned_positions and "position" in options.replicated_tables:
+        found = found + position
+    return found
 
 
 def table_rows(model: Model, split: Value, shards: Value, *, options: StepOptions, arithmetic: Arithmetic) -> Value:

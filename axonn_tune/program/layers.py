@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from axonn_tune.frameworks.description import StepOptions
@@ -72,6 +72,7 @@ ATTENTION_OUTPUT = Linear("attention.output", Q / X, H / Y, "x", "y")
 FC1 = Linear("mlp.fc1", H / Y, G / X, "y", "x")
 FC2 = Linear("mlp.fc2", F / X, H / Y, "x", "y")
 BLOCK_LINEARS = (QKV, ATTENTION_OUTPUT, FC1, FC2)
+<<<<<<< HEAD
 STEPS_OF_NORM, STEPS_OF_NORM_BACK = (6.0, 4.0, 7.0), (12.0, 9.0, 15.0)
 """Kernels of an RMSNorm that is not fused, and how many activations and FP32 numbers an element they move in all.
 
@@ -79,6 +80,10 @@ Forward: to FP32, square, mean, scale, back, weight (torch 2.5, nn.RMSNorm; the 
 counted); backward the gradients of these.
 """
 
+=======
+COPY = "embedding copy"
+"""Layer of what the last of several pipeline stages does with its copy of a tied embedding."""
+>>>>>>> engine
 WHOLE_BLOCK = "block"
 """Layer of gathers and reductions that take a whole block at once."""
 
@@ -142,10 +147,24 @@ class Given:
         """Group that holds the same shard."""
         return "contextdata" if self.context and not self.options.context_shards else "data"
 
+    def replicated(self, table: str) -> bool:
+        """Whether each rank of z holds a table whole; a tied LM head is the embedding."""
+        tied = self.model.tied_embeddings and table == "head"
+        return ("embedding" if tied else table) in self.options.replicated_tables
+
+    def table_shards(self, table: str) -> Size:
+        """Shards a table is stored in."""
+        return ONCE if self.replicated(table) else self.shards
+
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of an accumulated gradient, and of one reduced over data."""
+        """Bytes of an accumulated gradient."""
         return self.options.gradient_bytes or self.elements.main
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes of a gradient reduced over data."""
+        return self.options.reduced_bytes or self.gradient_bytes
 
     def stream(self, name: str, kind: str, width: Size = H / Y, *, inside: bool = False, element: int = 0) -> Array:
         """An array `[M, width]` of all tokens; as sequence parallelism has it unless `inside`."""
@@ -178,6 +197,20 @@ def reduce_weight_gradient(layer: str, elements: Size, given: Given) -> list[Ope
         Collective("reduce_scatter", given.shard_axes, "backward", layer, element * elements, "weight_gradient"),
         Kernel("backward", layer, ONCE * 0.0 if given.options.fused_accumulation else added, accumulates=True),
     ]
+
+
+def gather_table(table: str, elements: Size, given: Given) -> list[Operation]:
+    """All-gather of a table over z for the forward pass, unless it is there."""
+    return [] if given.replicated(table) else gather_weight(table, elements, given, phase="forward")
+
+
+def reduce_table_gradient(table: str, elements: Size, given: Given) -> list[Operation]:
+    """As of a weight; a table that is not split over z only adds its gradient."""
+    if not given.replicated(table):
+        return reduce_weight_gradient(table, elements, given)
+    if given.options.fused_accumulation:
+        return []
+    return [Kernel("backward", table, (given.element + 2.0 * given.gradient_bytes) * elements)]
 
 
 def reduction(axis: str, phase: Phase, layer: str, size: Size, given: Given, *, role: Role, calls: Size) -> Collective:
@@ -310,6 +343,7 @@ def attention_core(given: Given, *, phase: Phase) -> list[Operation]:
         *_exchange_keys(given, phase=phase, passes=1.0),
         Kernel(phase, CORE, 2.0 * element * part * N / X, PARTS),
         *(_fused_core(given, phase=phase) if given.options.fused_attention else _unfused_core(given, phase=phase)),
+        *_swap_heads(given, phase=phase, width=Q),
     ]
 
 
@@ -382,25 +416,41 @@ def attention_core_backward(given: Given) -> list[Operation]:
     if given.options.fused_attention:
         flops = 10.0 * part * S * Q / X
         core = Attention("backward", CORE, flops, backward=True, calls=PARTS, makes=(gradient,), frees=dead)
-        return [*exchanged, core, unbiased]
+        return [*exchanged, core, *_swap_heads(given, phase="backward", width=N), unbiased]
     scores, values = (_scores_matmul(given, "backward", "N", forward=one) for one in (True, False))
     masked = [Kernel("backward", CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []
+<<<<<<< HEAD
     size, kernels = symbol("scores_back") * _scores(given), symbol("softmax_back") * PARTS
     softmax = Kernel("backward", CORE, size, kernels, makes=(gradient,), frees=dead)
     return [*exchanged, scores, values, *masked, softmax, values, values, unbiased]
+=======
+    softmax = Kernel("backward", CORE, symbol("scores_back") * _scores(given), PARTS, makes=(gradient,), frees=dead)
+    swapped = _swap_heads(given, phase="backward", width=N)
+    return [*exchanged, scores, values, *masked, softmax, values, values, *swapped, unbiased]
+>>>>>>> engine
 
 
 def _exchange_keys(given: Given, *, phase: Phase, passes: float) -> list[Operation]:
-    """Keys and values of the other context ranks, or with all-to-all every rank's heads of the whole sequence."""
+    """Keys and values of the other context ranks, in the backward pass with their gradients' way back.
+
+    With all-to-all, queries, keys and values of some heads of the whole sequence (arXiv 2309.14509); in the backward
+    pass the gradient of the output.
+    """
     if not given.context:
         return []
     whole = given.element * given.part * CONTEXT
     widths = as_size(2.0 * given.model.kv_heads * given.model.head_dim) / X
     if given.options.context_exchange == "all_to_all":
-        size = given.element * given.part * symbol("N") / X
-        return [Collective("all_to_all", "context", phase, CORE, passes * size, "other", PARTS)]
+        return _swap_heads(given, phase=phase, width=Q if phase == "backward" else N)
     role: Role = "keys" if given.options.context_overlap else "other"
     return [Collective("all_gather", "context", phase, CORE, passes * whole * widths, role, PARTS)]
+
+
+def _swap_heads(given: Given, *, phase: Phase, width: Size) -> list[Operation]:
+    """All-to-all from tokens to heads or back, `[M, width_x]`."""
+    if not given.context or given.options.context_exchange != "all_to_all":
+        return []
+    return [Collective("all_to_all", "context", phase, CORE, given.element * given.part * width / X, "other", PARTS)]
 
 
 def activation(given: Given, *, phase: Phase) -> list[Operation]:
@@ -443,13 +493,13 @@ def embedding_forward(given: Given) -> list[Operation]:
     element, tokens = given.element, given.tokens
     size = element * tokens * H / Y
     operations = [
-        *gather_weight("embedding", TABLE, given, phase="forward"),
+        *gather_table("embedding", TABLE, given),
         Kernel("forward", "embedding", 2.0 * element * tokens * H),
         Collective("reduce_scatter", "y", "forward", "embedding", element * tokens * H),
         reduction("x", "forward", "embedding", size, given, role="other", calls=ONCE),
     ]
     if given.model.learned_positions:
-        operations += gather_weight("position", POSITIONS, given, phase="forward")
+        operations += gather_table("position", POSITIONS, given)
         operations.append(Kernel("forward", "position", 3.0 * element * given.outside(tokens) * H / Y))
     return operations
 
@@ -460,13 +510,13 @@ def embedding_backward(given: Given) -> list[Operation]:
     operations: list[Operation] = []
     if given.model.learned_positions:
         operations.append(Kernel("backward", "position", element * given.outside(tokens) * H / Y))
-        operations += reduce_weight_gradient("position", POSITIONS, given)
+        operations += reduce_table_gradient("position", POSITIONS, given)
     return [
         *operations,
         *sequence_gather("backward", "embedding", given, tokens=tokens, calls=ONCE, role="other"),
         Collective("all_gather", "y", "backward", "embedding", element * tokens * H),
         Kernel("backward", "embedding", 3.0 * element * tokens * H),
-        *reduce_weight_gradient("embedding", TABLE, given),
+        *reduce_table_gradient("embedding", TABLE, given),
     ]
 
 
@@ -478,18 +528,18 @@ def head(given: Given) -> list[Operation]:
     """
     element, tokens = given.element, given.tokens
     size = element * tokens * H
-    reduced, added = reduce_weight_gradient("head", TABLE, given)
+    reduced = reduce_table_gradient("head", TABLE, given)
     held = [Array(name, "LM head input and gradient", size) for name in ("head input", "head gradient")]
     return [
         *norm_forward("head.norm", given, tokens=tokens, calls=ONCE),
-        *gather_weight("head", TABLE, given, phase="forward"),
+        *gather_table("head", TABLE, given),
         *sequence_gather("forward", "head", given, tokens=tokens, calls=ONCE, role="other"),
         Collective("all_gather", "y", "forward", "head", size, makes=(held[0],)),
         *_loss_chunk(given, tokens=tokens / CHUNKS, gradient=held[1]),
-        reduced,
+        *(step for step in reduced if isinstance(step, Collective)),
         Collective("reduce_scatter", "y", "backward", "head", size),
         reduction("x", "backward", "head", size / Y, given, role="other", calls=ONCE),
-        added,
+        *(step for step in reduced if not isinstance(step, Collective)),
         *norm_backward("head.norm", given, tokens=tokens, calls=ONCE),
     ]
 
@@ -497,7 +547,7 @@ def head(given: Given) -> list[Operation]:
 def _loss_chunk(given: Given, *, tokens: Size, gradient: Array) -> list[Operation]:
     """One chunk: `logits[t, V_xy] = h · Eᵀ`, cross-entropy over xy, `dh = dlogits · E`, `dE = dlogitsᵀ · h`.
 
-    Unless it is fused or in chunks, the input is gathered again beside the dh GEMM with sequence parallelism.
+    Unless it is in chunks, the input is gathered again beside the dh GEMM with sequence parallelism.
     """
     rows, sizes, aligned = V / (X * Y), given.elements, given.table_alignment
     reductions = given.options.loss_reductions
@@ -511,15 +561,29 @@ def _loss_chunk(given: Given, *, tokens: Size, gradient: Array) -> list[Operatio
             for name, numbers in zip(names, reductions, strict=True)
         ),
         Kernel("forward", "loss", 5.0 * sizes.compute * tokens * rows, CHUNKS),
+        *_gathers_for_head_backward(given),
         MatMul("backward", "head", tokens, H, rows, "NN", CHUNKS, alignment=aligned, makes=(gradient,)),
         MatMul("backward", "head", rows, H, tokens, "TN", CHUNKS, alignment=aligned),
     ]
 
 
+def _gathers_for_head_backward(given: Given) -> list[Operation]:
+    """The LM head's weight and, for its gradient, its input once more; in chunks both are there."""
+    if given.options.chunked_loss:
+        return []
+    weight: list[Operation] = []
+    if given.options.head_gathered_again and not given.replicated("head"):
+        # Nothing is left to prefetch it behind: the loss follows the forward GEMM at once.
+        gathered = gather_weight("head", TABLE, given, phase="backward")
+        weight = [replace(step, role="other") if isinstance(step, Collective) else step for step in gathered]
+        weight = [replace(step, prepares_gather=False) if isinstance(step, Kernel) else step for step in weight]
+    return [*weight, *sequence_gather("backward", "head", given, tokens=given.tokens, calls=ONCE, role="input_gather")]
+
+
 def data_bucket(layer: str, elements: Size, given: Given) -> Collective:
     """Gradients of one bucket over data: all-reduced, or reduce-scattered to the owner of the optimizer state."""
     kind: OpKind = "reduce_scatter" if given.sharded else "all_reduce"
-    return Collective(kind, given.data_axes, "backward", layer, given.gradient_bytes * elements, "data")
+    return Collective(kind, given.data_axes, "backward", layer, given.reduced_bytes * elements, "data")
 
 
 Bucket = tuple[str, Size, Size]
@@ -540,15 +604,39 @@ def step_end(given: Given, *, buckets: tuple[Bucket, ...], unsent: tuple[Collect
         yield Collective("all_reduce", "x", "step", "vectors", given.gradient_bytes * vectors)
     yield Collective("all_reduce", given.shard_axes, "step", "vectors", main * vectors)
     yield Collective("all_reduce", given.data_axes, "step", "vectors", main * vectors)
-    if given.model.tied_embeddings:
-        yield Collective("all_reduce", "ends", "step", "embedding", given.gradient_bytes * TABLE / given.shards)
+    yield from _tables_end(given)
     yield Kernel("step", "gradient_norm", main * parameters / share)
     yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0)
     yield Kernel("step", "optimizer", (7.0 * main + copied) * parameters / share)
     yield Kernel("step", "optimizer", 7.0 * main * vectors)
-    if given.sharded and not given.options.parameter_overlap:
+    if given.sharded:
+        ahead = ("block", "head") if given.options.parameter_overlap else ()
         for layer, elements, count in buckets:
-            yield parameter_gather(layer, elements, given, phase="step", calls=count)
+            if layer not in ahead:
+                yield parameter_gather(layer, elements, given, phase="step", calls=count)
+        if given.model.tied_embeddings:
+            yield parameter_gather(COPY, symbol("table_bucket"), given, phase="step")
+
+
+def _tables_end(given: Given) -> Iterator[Operation]:
+    """Gradients of tables that ranks of z hold whole, and of a tied embedding on the first and the last stage."""
+    if given.options.reduction != "parameter":
+        for table, elements in _tables(given):
+            if given.replicated(table):
+                yield Collective("all_reduce", given.shard_axes, "step", table, given.gradient_bytes * elements)
+    if given.model.tied_embeddings:
+        shard = TABLE / given.table_shards("embedding")
+        yield Collective("all_reduce", "ends", "step", "embedding", given.gradient_bytes * shard)
+        if given.options.reduction != "whole":
+            yield replace(data_bucket(COPY, shard, given), phase="step")
+
+
+def _tables(given: Given) -> Iterator[tuple[str, Size]]:
+    yield "embedding", TABLE
+    if not given.model.tied_embeddings:
+        yield "head", TABLE
+    if given.model.learned_positions:
+        yield "position", POSITIONS
 
 
 def parameter_gather(layer: str, elements: Size, given: Given, *, phase: Phase, calls: Size = ONCE) -> Collective:

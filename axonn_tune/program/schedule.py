@@ -232,29 +232,35 @@ class _Compiler:
             for part in (program.embedding, program.block, program.head, program.block_backward)
         )
         head_bucket = self._bucket("head", buckets)
-        new = program.parameters.operations if parameters else ()
-        first, following, last = self._parameters(new)
+        first, following, last, before_head = self._parameters() if parameters else ((), (), (), ())
         return MicroBatch(
             embedding=merged(
-                [*self._start(embedding[0]), *self._section(program.embedding, following=_first(block)), *first]
+                [*self._start(_first(embedding)), *self._section(program.embedding, following=_first(block)), *first]
             ),
             enter=merged([*self._start(_first(block)), *first]),
             block=(*following, *self._section(program.block, following=_first(block))),
-            last_block=(*last, *self._section(program.block, following=head[0])),
-            alone=(*last, *self._section(program.block)),
-            head=self._section(program.head, following=_first(backward), bucket=head_bucket, flush=True),
-            head_all_kept=self._section(program.head, bucket=head_bucket, flush=True),
+            last_block=(*last, *self._section(program.block, following=_first(head))),
+            alone=(*following[:1], *self._section(program.block)),
+            head=(
+                *before_head,
+                *self._section(program.head, following=_first(backward), bucket=head_bucket, flush=True),
+            ),
+            head_all_kept=(*before_head, *self._section(program.head, bucket=head_bucket, flush=True)),
             enter_backward=self._start(_first(backward)),
             backward=self._backward_blocks(backward, bucket=self._bucket("block", buckets)),
             flush=self._flush(buckets),
             leave=self._leave(buckets),
         )
 
-    def _parameters(self, new: tuple[Operation, ...]) -> tuple[Instructions, Instructions, Instructions]:
-        """Gathers of new weights, one block ahead: issued before the first block, between blocks, none at the last."""
-        issue = tuple(Issue(step, "parameters") for step in new if isinstance(step, Collective))
-        wait = (Wait("parameters"),) if issue else ()
-        return issue, (*wait, *issue), wait
+    def _parameters(self) -> tuple[Instructions, Instructions, Instructions, Instructions]:
+        """Gathers of new weights, one block ahead: before the first block, between blocks, at the last, at the head."""
+
+        def issued(section: Section) -> Instructions:
+            return tuple(Issue(step, "parameters") for step in section.operations if isinstance(step, Collective))
+
+        block, head = issued(self.program.parameters), issued(self.program.head_parameters)
+        wait = (Wait("parameters"),)
+        return block, (*wait, *block) if block else (), (*wait, *head) if block else (), wait if head else ()
 
     def _bucket(self, name: str, buckets: tuple[str, ...]) -> tuple[Collective, ...]:
         """Collectives of one bucket section, none unless it is sent in this micro-batch."""
@@ -293,12 +299,14 @@ class _Compiler:
     ) -> Instructions:
         """Instructions of one section.
 
-        following: the gather after the section's last in the chain; pending: what the section before
-        left running; bucket: what goes out when this section's last gradient is there; flush: see to
+        following: the gather after the section's last in the chain, issued at its start if it has none; pending: what
+        the section before left running; bucket: what goes out when this section's last gradient is there; flush: see to
         that inside the section.
         """
         chain = [*_gathers(section.operations), following]
         emitter = _Emitter(self.overlaps, self.options, chain, pending, bucket)
+        if len(chain) == 1:
+            emitter.output += self._start(following)
         for step in _halves(section.operations) if self.split else section.operations:
             emitter.add(step)
         return merged(emitter.finish(flush=flush))
@@ -409,6 +417,8 @@ class _Emitter:
             self._settle_input_gradient()
         if "keys" in self.owed and step.layer != CORE:
             self._settle("keys")
+        if isinstance(step, MatMul) and step.layout == "TN":
+            self._settle("input_gather")
         if isinstance(step, Collective):
             self._communicate(step)
         elif isinstance(step, Kernel) and step.accumulates and self.deferred:
@@ -435,7 +445,6 @@ class _Emitter:
         elif step.role == "input_gradient" and "input_gradient" in self.overlaps:
             self.output.append(Issue(step, "input_gradient"))
             self.owed_input_gradient = step.layer
-            self._settle("input_gather")
         elif step.role == "weight_gradient" and self.deferred:
             self._finish_pending()
             self.output.append(Issue(step, "weight_gradient"))

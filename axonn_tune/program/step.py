@@ -60,7 +60,9 @@ class Stage:
         """Whether an operation of the end of a step is one of this stage."""
         if isinstance(operation, Collective) and operation.axis == "ends":
             return self.first != self.last
-        return {"embedding": self.first, "position": self.first, "head": self.last}.get(operation.layer, True)
+        copy = self.last and not self.first
+        held = {"embedding": self.first, "position": self.first, "head": self.last, layers.COPY: copy}
+        return held.get(operation.layer, True)
 
 
 ONLY = Stage()
@@ -79,7 +81,7 @@ class Section:
 class StepProgram:
     """All sections of one step, for one model, workload, kind of recompute and set of options. Equal by identity.
 
-    parameters: gathers of new weights behind the forward pass; bucket sections are empty where gradients are reduced
+    parameters, head_parameters: gathers of new weights behind the forward pass; bucket sections are empty where gradients are reduced
     at the end of the step.
     """
 
@@ -94,6 +96,7 @@ class StepProgram:
     block_bucket: Section
     table_buckets: Section
     parameters: Section
+    head_parameters: Section
     end: Section
 
     def sections(self, stage: Stage = ONLY) -> tuple[Section, ...]:
@@ -109,6 +112,7 @@ class StepProgram:
             self.block_bucket,
             *([self.table_buckets] if stage.first else []),
             self.parameters,
+            *([self.head_parameters] if stage.last else []),
             end,
         )
 
@@ -156,7 +160,7 @@ def build_step(
     """
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     given = Given(model, workload.element_sizes, options, sharded, context, table_alignment)
-    buckets = _buckets(model)
+    buckets = _buckets(given)
     sent = buckets if options.reduction == "buckets" else []
     times = ACCUMULATION if options.reduce_each_micro_batch else ONCE
     return StepProgram(
@@ -172,7 +176,8 @@ def build_step(
         head_bucket=_bucket_section("head_bucket", sent, ("head",), given, times=times),
         block_bucket=_bucket_section("block_bucket", sent, ("block",), given, times=times),
         table_buckets=_bucket_section("table_buckets", sent, ("embedding", "position"), given, times=times),
-        parameters=_parameter_section(buckets, given),
+        parameters=_parameter_section("block", buckets, given),
+        head_parameters=_parameter_section("head", buckets, given),
         end=Section("end", ONCE, tuple(layers.step_end(given, buckets=tuple(buckets), unsent=_unsent(given)))),
     )
 
@@ -184,12 +189,14 @@ def _bucket_section(name: str, buckets: list[Bucket], of: tuple[str, ...], given
     return Section(name, times * chosen[0][2] if chosen else ONCE, operations)
 
 
-def _parameter_section(buckets: list[Bucket], given: Given) -> Section:
-    """Gathers of new weights behind the forward pass, block by block; tables are needed first and counted with it."""
-    if not (given.sharded and given.options.parameter_overlap):
-        return Section("parameters", ONCE, ())
-    layer, elements, count = buckets[0]
-    return Section("parameters", count, (layers.parameter_gather(layer, elements, given, phase="forward"),))
+def _parameter_section(of: str, buckets: list[Bucket], given: Given) -> Section:
+    """Gathers of new weights behind the forward pass, block by block, then the LM head's; others are needed first."""
+    name = "parameters" if of == "block" else f"{of}_parameters"
+    chosen = [bucket for bucket in buckets if bucket[0] == of]
+    if not (given.sharded and given.options.parameter_overlap and chosen):
+        return Section(name, ONCE, ())
+    layer, elements, count = chosen[0]
+    return Section(name, count, (layers.parameter_gather(layer, elements, given, phase="forward"),))
 
 
 def _unsent(given: Given) -> tuple[Collective, ...]:
@@ -198,26 +205,39 @@ def _unsent(given: Given) -> tuple[Collective, ...]:
         return ()
     if given.options.reduction == "whole":
         return (layers.data_bucket("gradients", symbol("parameters"), given),)
-    weights = [(linear.layer, linear.weight / given.shards, BLOCKS) for linear in BLOCK_LINEARS]
-    tables = [("embedding", TABLE / given.shards, ONCE)]
+    weights = [(linear.layer, linear.weight, BLOCKS) for linear in BLOCK_LINEARS]
+    tables = [("embedding", TABLE, ONCE)]
     if not given.model.tied_embeddings:
-        tables.append(("head", TABLE / given.shards, ONCE))
+        tables.append(("head", TABLE, ONCE))
     if given.model.learned_positions:
-        tables.append(("position", POSITIONS / given.shards, ONCE))
+        tables.append(("position", POSITIONS, ONCE))
+    whole = given.shard_axes + given.data_axes
     return tuple(
-        Collective("all_reduce", given.data_axes, "step", layer, given.gradient_bytes * elements, "data", calls)
+        Collective(
+            "all_reduce",
+            whole if given.replicated(layer) else given.data_axes,
+            "step",
+            layer,
+            given.reduced_bytes * elements / given.table_shards(layer),
+            "data",
+            calls,
+        )
         for layer, elements, calls in (*weights, *tables)
     )
 
 
-def _buckets(model: Model) -> list[Bucket]:
+def _buckets(given: Given) -> list[Bucket]:
     """Data-parallel buckets as `(layer, elements, how many a step)`: one a block, one a table."""
+
+    def table(name: str, shard: Size, whole: Size) -> Bucket:
+        return name, whole if given.replicated(name) else shard, ONCE
+
     found = [("block", symbol("block_bucket"), BLOCKS)]
-    if not model.tied_embeddings:
-        found.append(("head", symbol("table_bucket"), ONCE))
-    found.append(("embedding", symbol("table_bucket"), ONCE))
-    if model.learned_positions:
-        found.append(("position", symbol("position_bucket"), ONCE))
+    if not given.model.tied_embeddings:
+        found.append(table("head", symbol("table_bucket"), TABLE))
+    found.append(table("embedding", symbol("table_bucket"), TABLE))
+    if given.model.learned_positions:
+        found.append(table("position", symbol("position_bucket"), POSITIONS))
     return found
 
 

@@ -127,7 +127,13 @@ class AlphaBetaRanking:
             least = [name for name, _ in rejected.reasons] == [MEMORY]
             needed = self._least_memory[sizes] if least else None
             entries.append(
-                Entry(axes=self.ranking.grids.axes, sizes=sizes, rejected_because=reasons, memory_bytes=needed)
+                Entry(
+                    axes=self.ranking.grids.axes,
+                    sizes=sizes,
+                    framework=self.ranking.problem.framework.name,
+                    rejected_because=reasons,
+                    memory_bytes=needed,
+                )
             )
         return tuple(entries)
 

@@ -36,13 +36,15 @@ def rank_by_paper(problem: Problem, *, backend: str) -> PaperRanking:
     """Rank by a paper backend: grids that our search finds feasible and the bandwidth table covers.
 
     The axis order is the one asked for, else the backend's own. UsageError for a ranking by anything but
-    communication, and for a machine without a `paper` section.
+    communication, for pipeline stages, and for a machine without a `paper` section.
     """
     known = {name: name for name in BACKENDS}
     if backend not in known:
         raise UsageError(f"no cost model named {backend!r}{suggest(backend, known)}")
     if problem.rank_by != "communication":
         raise UsageError(f"{backend} knows communication times only: it cannot rank by {problem.rank_by}")
+    if problem.pipeline:
+        raise UsageError(f"{backend} knows no pipeline stages: leave out --pipeline")
     order = problem.limits.order or (PAPER_ORDER if backend == "paper" else RELEASED_ORDER)
     ours = replace(problem, rank_by="iteration", limits=replace(problem.limits, order=order))
     base = AlphaBetaRanking(search(ours))

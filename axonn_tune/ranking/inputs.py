@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
 from axonn_tune.errors import UnknownNameError, UsageError, suggest
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -117,22 +117,34 @@ def _step_settings(settings: Sequence[str]) -> tuple[dict[str, object], list[str
             raise UsageError(
                 f"--set {setting}: a step has no {name!r}{suggest(name, known)}; known: {', '.join(known)}"
             )
-        found[name] = _step_value(setting, text.strip(), getattr(StepOptions(), name))
+        found[name] = _step_value(setting, name, text.strip())
     return found, others
 
 
-def _step_value(setting: str, text: str, default: object) -> object:
-    """A value of the kind that an option has by default: yes or no, names between commas, a number or a word."""
+def _step_value(setting: str, name: str, text: str) -> object:
+    """A value of the kind that the option has: true or false, names between commas, a number or a word."""
+    kind, default = get_type_hints(StepOptions)[name], getattr(StepOptions(), name)
     if isinstance(default, bool):
-        if text not in ("true", "false"):
-            raise UsageError(f"--set {setting}: {text!r} is neither true nor false")
-        return text == "true"
+        return _one_of(setting, text, ("true", "false")) == "true"
     if isinstance(default, tuple):
-        return tuple(name.strip() for name in text.split(",") if name.strip())
-    if text in ("null", ""):
-        return None
+        element, names = get_args(kind)[0], [name.strip() for name in text.split(",") if name.strip()]
+        return tuple(_number(setting, name) if element is float else _word(setting, name, element) for name in names)
     if isinstance(default, str):
-        return text
+        return _word(setting, text, kind)
+    return None if text in ("null", "") else _number(setting, text)
+
+
+def _word(setting: str, text: str, kind: object) -> str:
+    return _one_of(setting, text, get_args(kind)) if get_origin(kind) is Literal else text
+
+
+def _one_of(setting: str, text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise UsageError(f"--set {setting}: expected {', '.join(known)}, got {text!r}")
+    return text
+
+
+def _number(setting: str, text: str) -> float | int:
     try:
         return float(text) if "." in text else int(text)
     except ValueError:

@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING
 from axonn_tune import __version__
 from axonn_tune.report.output import (
     NOTHING,
-    Heading,
     Json,
-    csv_table,
-    json_text,
-    markdown_table,
+    Table,
+    TableColumn,
+    each,
     percent,
-    seconds_cells,
     signed_percent,
-    text_table,
+    times,
+    words,
 )
 from axonn_tune.report.ranking import origin
 from axonn_tune.units import GIB, TERA
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from axonn_tune.ranking.compare import Comparison, Contender, StepPrediction
     from axonn_tune.ranking.inputs import Inputs
@@ -31,25 +30,7 @@ PETA = 1000.0 * TERA
 NOTABLE = 0.005
 """Share of a step that unlimited memory must save to be mentioned."""
 
-_HEADINGS = (
-    Heading("strategy", left=True),
-    Heading("layout", left=True),
-    Heading("micro-\nbatch"),
-    Heading("grad.\naccum."),
-    Heading("recompute", left=True),
-    Heading("step\ns"),
-    Heading("compute\ns"),
-    Heading("exposed\ns"),
-    Heading("bubble\ns"),
-    Heading("memory\nGiB"),
-    Heading("MFU"),
-    Heading("HFU"),
-    Heading("paper's\ncount"),
-    Heading("own\nsoftware s"),
-    Heading("relative\nstep"),
-    Heading("4D is\nfaster by"),
-)
-_NARROW = (0, 1, 5, 14, 6, 7, 9, 10, 13, 15)
+_NARROW = ("strategy", "sizes", "step", "relative", "compute", "exposed", "memory", "mfu", "own_software", "gain")
 """Columns shown unless all are asked for."""
 LEFT_OUT = (
     "--wide adds the rest of each layout, micro-batch, gradient accumulation, recompute, bubble, HFU and the paper's "
@@ -63,79 +44,62 @@ _CSV = (
 )
 
 
-def render(
-    comparison: Comparison, inputs: Inputs, *, output_format: str, wide: bool = False, color: bool = False
-) -> str:
-    """The comparison as text; a table that is not `wide` shows the main columns, within 100 characters."""
-    if output_format == "json":
-        return json_text(comparison_json(comparison, inputs))
-    if output_format == "csv":
-        return csv_table(*comparison_records(comparison))
-    if output_format == "md":
-        table = markdown_table(*comparison_cells(comparison, wide=True))
-        return table + "\n" + "".join(f"- {line}\n" for line in comparison_remarks(comparison))
-    headings, rows = comparison_cells(comparison, wide=wide)
-    return (
-        text_table(headings, rows, color=color) + "\n" + "".join(f"{line}\n" for line in comparison_remarks(comparison))
+def comparison_table(comparison: Comparison, *, wide: bool = False) -> Table[Contender]:
+    """The main columns, within 100 characters, or all; remarks below."""
+    columns = _columns(comparison)
+    names = [name for name in columns if name != "sizes"] if wide else _NARROW
+    return Table(
+        columns,
+        comparison.contenders,
+        names,
+        lambda: (_CSV, [_csv_row(comparison, one) for one in comparison.contenders]),
+        comparison_remarks(comparison),
     )
 
 
-def comparison_records(comparison: Comparison) -> tuple[Sequence[str], list[list[object]]]:
-    """Names of all fields, units included, and their values of each strategy: what CSV and data frames hold."""
-    return _CSV, [_csv_row(comparison, each) for each in comparison.contenders]
+def _columns(comparison: Comparison) -> dict[str, TableColumn[Contender]]:
+    """Every column by name; why a contender is infeasible is among the remarks. `sizes`: the start of the layout."""
+    return {
+        "strategy": words("strategy", lambda contender: contender.name),
+        "layout": words("layout", _layout),
+        "sizes": words("layout", lambda contender: _layout(contender).partition(",")[0]),
+        "micro_batch": _cell("micro-\nbatch", lambda found: str(found.pricing.configuration.micro_batch)),
+        "grad_accumulation": _cell("grad.\naccum.", lambda found: str(found.pricing.accumulation)),
+        "recompute": _cell("recompute", lambda found: found.pricing.configuration.recompute, left=True),
+        "step": _seconds("step\ns", lambda found: found.pricing.iteration_s),
+        "compute": _seconds("compute\ns", lambda found: found.pricing.compute_s),
+        "exposed": _seconds("exposed\ns", lambda found: found.pricing.exposed_communication_s),
+        "bubble": _cell("bubble\ns", lambda found: f"{found.pricing.bubble_s:.2f}"),
+        "memory": _cell("memory\nGiB", lambda found: f"{float(found.pricing.memory.total_bytes) / GIB:.3g}"),
+        "mfu": _cell("MFU", lambda found: percent(found.performance.mfu)),
+        "hfu": _cell("HFU", lambda found: percent(found.performance.hfu)),
+        "paper_share": _cell("paper's\ncount", lambda found: percent(found.paper_share)),
+        "own_software": _seconds("own\nsoftware s", lambda found: found.own_software_s),
+        "relative": each("relative\nstep", lambda contender: _ratio(comparison.relative(contender))),
+        "gain": each("4D is\nfaster by", lambda contender: signed_percent(comparison.gain(contender))),
+    }
 
 
-def comparison_cells(comparison: Comparison, *, wide: bool = False) -> tuple[Sequence[Heading], list[list[str]]]:
-    """Headings and cells of the table; all columns if it is `wide`, else the main ones."""
-    rows = _rows(comparison)
-    if wide:
-        return _HEADINGS, rows
-    return [_HEADINGS[column] for column in _NARROW], [[_narrow(row[column]) for column in _NARROW] for row in rows]
+def _cell(title: str, show: Callable[[StepPrediction], str], *, left: bool = False) -> TableColumn[Contender]:
+    """A column of what is predicted; `-` where nothing is."""
+    return each(title, lambda one: NOTHING if one.prediction is None else show(one.prediction), left=left)
 
 
-def _narrow(cell: str) -> str:
-    """A layout without what follows its sizes; other cells hold no comma."""
-    return cell.partition(",")[0]
+def _seconds(title: str, read: Callable[[StepPrediction], float | None]) -> TableColumn[Contender]:
+    return times(title, lambda one: None if one.prediction is None else read(one.prediction))
 
 
-def _rows(comparison: Comparison) -> list[list[str]]:
-    """One row per contender; why one is infeasible is among the remarks."""
-    found = [each.prediction for each in comparison.contenders]
-    columns = [
-        seconds_cells([None if each is None else getattr(each.pricing, name) for each in found])
-        for name in ("iteration_s", "compute_s", "exposed_communication_s")
-    ]
-    columns.append([NOTHING if each is None else f"{each.pricing.bubble_s:.2f}" for each in found])
-    own = seconds_cells([None if each is None else each.own_software_s for each in found])
-    rows = []
-    for position, contender in enumerate(comparison.contenders):
-        times, relative = [column[position] for column in columns], comparison.relative(contender)
-        last = [own[position], NOTHING if relative is None else f"{relative:.2f}"]
-        rows.append([contender.name, *_cells(contender, times), *last, signed_percent(comparison.gain(contender))])
-    return rows
+def _layout(contender: Contender) -> str:
+    return "infeasible, see below" if contender.prediction is None else contender.prediction.layout
 
 
-def _cells(contender: Contender, times: list[str]) -> list[str]:
-    found = contender.prediction
-    if found is None:
-        return ["infeasible, see below", *[NOTHING] * 3, *times, *[NOTHING] * 4]
-    chosen = found.pricing.configuration
-    return [
-        found.layout,
-        str(chosen.micro_batch),
-        str(found.pricing.accumulation),
-        chosen.recompute,
-        *times,
-        f"{float(found.pricing.memory.total_bytes) / GIB:.3g}",
-        percent(found.performance.mfu),
-        percent(found.performance.hfu),
-        percent(found.paper_share),
-    ]
+def _ratio(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}"
 
 
 def comparison_remarks(comparison: Comparison) -> list[str]:
     """What limits each contender, what overlap gains, and what the paper reports of this case."""
-    lines = [_verdict(comparison), *(f"{each.name}: {_limits(each)}" for each in comparison.contenders)]
+    lines = [_verdict(comparison), *(f"{one.name}: {_limits(one)}" for one in comparison.contenders)]
     first = comparison.own.prediction
     if first is not None:
         lines.append(
@@ -223,7 +187,7 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
         "machine": origin(inputs.machine),
         "workload": comparison.problem.workload.model_dump(mode="json", by_alias=True),
         "memory_limit_bytes": comparison.limit_bytes,
-        "contenders": [_contender_json(comparison, each) for each in comparison.contenders],
+        "contenders": [_contender_json(comparison, one) for one in comparison.contenders],
         "overlap": None if overlap is None else {"off_s": overlap.off_s, "on_s": overlap.on_s, "gain": overlap.gain},
         "remarks": comparison_remarks(comparison),
         "paper": [{"what": claim.what, "value": claim.value, "words": claim.words} for claim in comparison.claims],

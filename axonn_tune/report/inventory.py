@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from axonn_tune import __version__
 from axonn_tune.errors import UsageError
-from axonn_tune.report.output import Heading, Json, json_text, text_table
+from axonn_tune.report.output import Heading, Json, Table, TableColumn, each, json_text, text_table, words
 from axonn_tune.units import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ class DocumentColumn:
     field: str
     read: Callable[[Any], object]
     show: Callable[[Any], str] = str
+
+    def in_table(self) -> TableColumn[tuple[str, Loaded[Any]]]:
+        """The same of documents with their names."""
+        return each(self.title, lambda one: self.show(self.read(one[1].document)), left=self.title in _LEFT_TITLES)
 
 
 _MODEL_COLUMNS = (
@@ -64,22 +68,17 @@ _MACHINE_COLUMNS = (
     DocumentColumn("library", "library", lambda machine: f"{machine.library.name} {machine.library.version}"),
 )
 _COLUMNS = {"model": _MODEL_COLUMNS, "machine": _MACHINE_COLUMNS}
-_LEFT_TITLES = {"name", "family", "accelerator", "network, inner to outer", "library"}
+_LEFT_TITLES = {"family", "accelerator", "network, inner to outer", "library"}
 
 
-def documents_table(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> str:
+def documents_table(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> Table[tuple[str, Loaded[Any]]]:
     """One row per document, under the name it is found by; as wide as it needs: no word of it is ever broken."""
-    return text_table(*documents_cells(kind, documents))
+    shown = {one.title: one.in_table() for one in _COLUMNS[kind] if one.title}
+    columns = {"name": words("name", lambda one: one[0]), **shown}
+    return Table(columns, documents, list(columns), lambda: _records(kind, documents))
 
 
-def documents_cells(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> tuple[list[Heading], list[list[str]]]:
-    """Headings and cells of that table."""
-    columns = [column for column in _COLUMNS[kind] if column.title]
-    rows = [[name, *(one.show(one.read(loaded.document)) for one in columns)] for name, loaded in documents]
-    return [Heading(title, left=title in _LEFT_TITLES) for title in ("name", *(one.title for one in columns))], rows
-
-
-def documents_records(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> tuple[list[str], list[list[object]]]:
+def _records(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> tuple[list[str], list[list[object]]]:
     """Names of fields, units included, and their values of each document: what data frames hold."""
     columns = [column for column in _COLUMNS[kind] if column.field]
     rows = [[name, *(one.read(loaded.document) for one in columns)] for name, loaded in documents]

@@ -1,4 +1,4 @@
-"""What commands write: aligned text, Markdown, CSV and JSON, and how far a long one has come.
+"""What commands write: a table as text, Markdown, HTML, CSV or data frame; JSON; and how far a long one has come.
 
 No cell is ever cut; the width is what the cells need. The main job prints one table, and importing a table library
 would take longer than the search: rich is imported by what draws a bar or fits a terminal.
@@ -14,18 +14,21 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import AXES
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    import pandas as pd
+    from rich.console import Console, Group
 
 Json: TypeAlias = dict[str, Any]
+R = TypeVar("R")
 BOLD, GREEN, RESET = "\x1b[1m", "\x1b[1;32m", "\x1b[0m"
 WIDTH = 100
 """Characters of a line of prose, and at most of a table unless all its columns are asked for."""
@@ -44,6 +47,117 @@ class Heading:
 
     title: str
     left: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn(Heading, Generic[R]):
+    """A column of rows of one kind: its heading, and the cells of all rows, as numbers may share their decimals."""
+
+    cells: Callable[[Sequence[R]], Sequence[str]]
+
+
+def each(title: str, show: Callable[[R], str], *, left: bool = False) -> TableColumn[R]:
+    """A column whose cells show a row each."""
+    return TableColumn(title=title, left=left, cells=lambda rows: [show(row) for row in rows])
+
+
+def words(title: str, show: Callable[[R], str]) -> TableColumn[R]:
+    """A column of words, aligned to the left."""
+    return each(title, show, left=True)
+
+
+def times(title: str, read: Callable[[R], float | None]) -> TableColumn[R]:
+    """A column of numbers with as many decimals as `seconds_cells` gives them."""
+    return TableColumn(title=title, cells=lambda rows: seconds_cells([read(row) for row in rows]))
+
+
+@dataclass(frozen=True)
+class Table(Generic[R]):
+    """Rows as every format shows them, and sentences below; UsageError, when shown, for a column that does not exist.
+
+    columns: all there are, by name; names: those to show; fields: names, units included, and values of each row for
+    CSV and data frames; best: number of a row to mark; apart: an empty line between the notes of a text.
+    """
+
+    columns: Mapping[str, TableColumn[R]]
+    rows: Sequence[R]
+    names: Sequence[str]
+    fields: Callable[[], tuple[Sequence[str], list[list[object]]]]
+    notes: Sequence[str] = ()
+    best: int | None = None
+    apart: bool = False
+
+    @cached_property
+    def shown(self) -> list[TableColumn[R]]:
+        """The columns to show."""
+        require_columns(self.names, self.columns)
+        return [self.columns[name] for name in self.names]
+
+    @cached_property
+    def cells(self) -> list[list[str]]:
+        """Cells of each row."""
+        return cells_of(self.shown, self.rows)
+
+    def render(self, output_format: str, *, color: bool = False) -> str:
+        """As `csv`, `md`, or aligned text."""
+        if output_format == "csv":
+            return csv_table(*self.fields())
+        if output_format == "md":
+            listed = "".join(f"- {note}\n" for note in self.notes)
+            return markdown_table(self.shown, self.cells) + (f"\n{listed}" if listed else "")
+        below = ("\n" if self.apart else "").join(f"{note}\n" for note in self.notes)
+        shown = text_table(self.shown, self.cells, color=color, best=self.best)
+        return shown + (f"\n{below}" if below else "")
+
+    def frame(self) -> pd.DataFrame:
+        """The fields as a data frame."""
+        import pandas as pd
+
+        names, values = self.fields()
+        return pd.DataFrame(values, columns=list(names))
+
+    def html(self) -> str:
+        """With no style but alignment, so that a notebook's own theme holds."""
+        # Imported here: its tables of entities cost a command line more than all its options.
+        from html import escape
+
+        sides = ["left" if heading.left else "right" for heading in self.shown]
+        head = _html_row("th", [escape(heading.title) for heading in self.shown], sides)
+        body = "".join(_html_row("td", map(escape, row), sides) for row in self.cells)
+        table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>" if self.rows else ""
+        return table + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+
+    def rich(self) -> Group:
+        """As rich prints it, fitted to the console."""
+        from rich.console import Group
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(box=None, pad_edge=False, header_style="bold")
+        for heading in self.shown:
+            table.add_column(Text(heading.title), justify="left" if heading.left else "right", overflow="fold")
+        for row in self.cells:
+            table.add_row(*map(Text, row))
+        return Group(*([table] if self.rows else []), *map(Text, self.notes))
+
+
+def cells_of(columns: Sequence[TableColumn[R]], rows: Sequence[R]) -> list[list[str]]:
+    """Cells of each row."""
+    return [list(row) for row in zip(*(column.cells(rows) for column in columns), strict=True)]
+
+
+def text_of(columns: Sequence[TableColumn[R]], rows: Sequence[R]) -> str:
+    """The rows as aligned text; nothing without rows."""
+    return text_table(columns, cells_of(columns, rows)) if rows else ""
+
+
+def _html_row(tag: str, cells: Iterable[str], sides: Sequence[str]) -> str:
+    """A row of a table; the cells are HTML already."""
+    shown = (
+        f'<{tag} style="text-align: {side}; white-space: pre-line">{cell}</{tag}>'
+        for cell, side in zip(cells, sides, strict=True)
+    )
+    return f"<tr>{''.join(shown)}</tr>"
 
 
 def use_color(*, wanted: bool | None) -> bool:

@@ -8,27 +8,28 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from axonn_tune import __version__
 from axonn_tune.cost.prediction import StagePrediction, Term
 from axonn_tune.grid import AXES
 from axonn_tune.program.dimensions import MFU_CONVENTION
+from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.results import Results
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
     NOTHING,
-    Heading,
     Json,
+    Table,
+    TableColumn,
     aligned_cells,
     axis_name,
-    csv_table,
-    markdown_table,
-    require_columns,
+    each,
     seconds_cells,
-    text_table,
+    times,
+    words,
 )
 from axonn_tune.specs.catalog import Loaded
 from axonn_tune.specs.workload import Workload
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from axonn_tune.ranking.sweep import Point
 
 RANKING_SCHEMA, SWEEP_SCHEMA = "axonn-tune/ranking/1", "axonn-tune/sweep/1"
-
-Cells: TypeAlias = Callable[[Sequence[Entry]], list[str]]
-PointCells: TypeAlias = "Callable[[Sequence[Point]], list[str]]"
 
 _MOST_COLUMNS = 9
 _LEFT_OUT_FIRST = ("mfu", "exposed_communication_s", "order", "batching")
@@ -64,27 +62,17 @@ _NO_ENTRY = Entry(sizes=(0,) * len(AXES))
 
 
 def ranking_table(
-    results: Results, entries: Sequence[Entry], *, names: Sequence[str], limit_bytes: float, color: bool = False
-) -> str:
-    """A table for people, one row per entry."""
-    best = 0 if entries and entries[0].feasible else None
-    return text_table(*ranking_cells(results, entries, names=names, limit_bytes=limit_bytes), color=color, best=best)
-
-
-def ranking_markdown(results: Results, entries: Sequence[Entry], *, names: Sequence[str], limit_bytes: float) -> str:
-    """The same as a Markdown table."""
-    return markdown_table(*ranking_cells(results, entries, names=names, limit_bytes=limit_bytes))
-
-
-def ranking_cells(
-    results: Results, entries: Sequence[Entry], *, names: Sequence[str], limit_bytes: float
-) -> tuple[list[Heading], list[list[str]]]:
-    """Headings and cells of these columns; UsageError for a column that does not exist."""
-    known = _ranking_columns(results, limit_bytes=limit_bytes)
-    require_columns(names, known)
-    columns = [known[name] for name in names]
-    cells = [column(entries) for _, column in columns]
-    return [heading for heading, _ in columns], [list(row) for row in zip(*cells, strict=True)]
+    results: Results, entries: Sequence[Entry], *, names: Sequence[str] = (), wide: bool = False
+) -> Table[Entry]:
+    """The entries with these columns, or those of a narrow or `wide` table."""
+    limit_bytes = memory_limit_bytes(results.inputs.problem.machine.accelerator)
+    return Table(
+        _ranking_columns(results, limit_bytes=limit_bytes),
+        entries,
+        names or default_columns(results, entries, wide=wide),
+        lambda: ranking_records(results, entries, limit_bytes=limit_bytes),
+        best=0 if entries and entries[0].feasible else None,
+    )
 
 
 def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = False) -> list[str]:
@@ -107,11 +95,6 @@ def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = 
     return names
 
 
-def ranking_csv(results: Results, entries: Sequence[Entry], *, limit_bytes: float) -> str:
-    """Every field of every entry but the terms, in SI units."""
-    return csv_table(*ranking_records(results, entries, limit_bytes=limit_bytes))
-
-
 def ranking_records(
     results: Results, entries: Sequence[Entry], *, limit_bytes: float
 ) -> tuple[list[str], list[list[object]]]:
@@ -132,41 +115,26 @@ _CSV = (
 )
 
 
-def _ranking_columns(results: Results, *, limit_bytes: float) -> dict[str, tuple[Heading, Cells]]:
+def _ranking_columns(results: Results, *, limit_bytes: float) -> dict[str, TableColumn[Entry]]:
     """Every column there is, by name, in the order of the table."""
     axes = shown_axes(results.inputs.problem)
     return {
         **_COLUMNS,
-        "grid": (Heading(f"grid\n{' '.join(axes)}"), _grids(axes)),
-        "memory": (Heading(f"memory,\nGiB of\n{limit_bytes / GIB:.1f}"), _COLUMNS["memory"][1]),
+        "grid": TableColumn(title=f"grid\n{' '.join(axes)}", cells=_grids(axes)),
+        "memory": replace(_COLUMNS["memory"], title=f"memory,\nGiB of\n{limit_bytes / GIB:.1f}"),
         **{f"rank_{cost}": _rank_column(results, cost) for cost in results.others},
-        "rejected_because": (
-            Heading("rejected because", left=True),
-            _each(lambda entry: "; ".join(entry.rejected_because)),
-        ),
+        "rejected_because": words("rejected because", lambda entry: "; ".join(entry.rejected_because)),
     }
 
 
-def _rank_column(results: Results, cost: str) -> tuple[Heading, Cells]:
-    heading = Heading("rank by\n" + cost.replace("-", "-\n", 1))
-    return heading, _each(lambda entry: _plain(results.others[cost].get(entry.sizes)))
+def _rank_column(results: Results, cost: str) -> TableColumn[Entry]:
+    title = "rank by\n" + cost.replace("-", "-\n", 1)
+    return each(title, lambda entry: _plain(results.others[cost].get(entry.sizes)))
 
 
-def _each(show: Callable[[Entry], str]) -> Cells:
-    return lambda entries: [show(entry) for entry in entries]
-
-
-def _seconds(read: Callable[[Entry], float | None]) -> Cells:
-    return lambda entries: seconds_cells([read(entry) for entry in entries])
-
-
-def _grids(axes: Sequence[str]) -> Cells:
+def _grids(axes: Sequence[str]) -> Callable[[Sequence[Entry]], list[str]]:
     """Sizes of these axes, aligned."""
-
-    def cells(entries: Sequence[Entry]) -> list[str]:
-        return aligned_cells([[str(entry.size(axis) or NOTHING) for axis in axes] for entry in entries])
-
-    return cells
+    return lambda entries: aligned_cells([[str(entry.size(axis) or NOTHING) for axis in axes] for entry in entries])
 
 
 def shown_axes(problem: Problem) -> list[str]:
@@ -210,30 +178,30 @@ def _gib(size_bytes: float | None) -> str:
     return NOTHING if size_bytes is None else f"{size_bytes / GIB:.1f}"
 
 
-_COLUMNS: dict[str, tuple[Heading, Cells]] = {
-    "rank": (Heading("rank"), _each(lambda entry: _plain(entry.rank))),
-    "grid": (Heading("grid\nx y z data"), _grids(AXES)),
-    "order": (Heading("rank\norder", left=True), _each(_order)),
-    "batching": (Heading("micro-batch,\nrecompute,\nnot resharded", left=True), _batchings),
-    "micro_batch": (Heading("micro-\nbatch"), _each(lambda entry: _plain(entry.micro_batch))),
-    "grad_accumulation": (Heading("grad.\naccum."), _each(lambda entry: _plain(entry.accumulation))),
-    "recompute": (Heading("recompute", left=True), _each(lambda entry: _plain(entry.recompute))),
-    "kept_layers": (Heading("layers not\nresharded"), _each(lambda entry: _plain(entry.kept_layers))),
-    "communication_s": (Heading("communi-\ncation,\ns"), _seconds(lambda entry: entry.communication_s)),
-    "exposed_communication_s": (Heading("exposed,\ns"), _seconds(lambda entry: entry.exposed_communication_s)),
-    "compute_s": (Heading("compute,\ns"), _seconds(lambda entry: entry.compute_s)),
-    "chunks": (Heading("chunks"), _each(lambda entry: _plain(entry.chunks))),
-    "bubble_s": (Heading("bubble,\ns"), _seconds(lambda entry: entry.bubble_s)),
-    "shortest_step_s": (Heading("shortest\nstep, s"), _seconds(lambda entry: entry.shortest_step_s)),
-    "step": (Heading("step,\ns"), _steps),
-    "iteration_s": (Heading("step,\ns"), _seconds(lambda entry: entry.iteration_s)),
-    "low_s": (Heading("at least,\ns"), _seconds(lambda entry: entry.low_s)),
-    "high_s": (Heading("at most,\ns"), _seconds(lambda entry: entry.high_s)),
-    "tokens_per_s": (Heading("tokens/s"), _each(lambda entry: _count(entry.tokens_per_s))),
-    "mfu": (Heading("MFU,\n%"), _each(lambda entry: _percent(entry.mfu))),
-    "hfu": (Heading("HFU,\n%"), _each(lambda entry: _percent(entry.hfu))),
-    "memory": (Heading("memory,\nGiB"), _each(lambda entry: _gib(entry.memory_bytes))),
-    "tie": (Heading("within\nmodel\nerror"), _each(lambda entry: "yes" if entry.tie else NOTHING)),
+_COLUMNS: dict[str, TableColumn[Entry]] = {
+    "rank": each("rank", lambda entry: _plain(entry.rank)),
+    "grid": TableColumn(title="grid\nx y z data", cells=_grids(AXES)),
+    "order": words("rank\norder", _order),
+    "batching": TableColumn(title="micro-batch,\nrecompute,\nnot resharded", left=True, cells=_batchings),
+    "micro_batch": each("micro-\nbatch", lambda entry: _plain(entry.micro_batch)),
+    "grad_accumulation": each("grad.\naccum.", lambda entry: _plain(entry.accumulation)),
+    "recompute": words("recompute", lambda entry: _plain(entry.recompute)),
+    "kept_layers": each("layers not\nresharded", lambda entry: _plain(entry.kept_layers)),
+    "communication_s": times("communi-\ncation,\ns", lambda entry: entry.communication_s),
+    "exposed_communication_s": times("exposed,\ns", lambda entry: entry.exposed_communication_s),
+    "compute_s": times("compute,\ns", lambda entry: entry.compute_s),
+    "chunks": each("chunks", lambda entry: _plain(entry.chunks)),
+    "bubble_s": times("bubble,\ns", lambda entry: entry.bubble_s),
+    "shortest_step_s": times("shortest\nstep, s", lambda entry: entry.shortest_step_s),
+    "step": TableColumn(title="step,\ns", cells=_steps),
+    "iteration_s": times("step,\ns", lambda entry: entry.iteration_s),
+    "low_s": times("at least,\ns", lambda entry: entry.low_s),
+    "high_s": times("at most,\ns", lambda entry: entry.high_s),
+    "tokens_per_s": each("tokens/s", lambda entry: _count(entry.tokens_per_s)),
+    "mfu": each("MFU,\n%", lambda entry: _percent(entry.mfu)),
+    "hfu": each("HFU,\n%", lambda entry: _percent(entry.hfu)),
+    "memory": each("memory,\nGiB", lambda entry: _gib(entry.memory_bytes)),
+    "tie": each("within\nmodel\nerror", lambda entry: "yes" if entry.tie else NOTHING),
 }
 """Columns of an entry by name, in the order of the table of a ranking; those of other cost models come after them."""
 
@@ -484,33 +452,11 @@ def searched_remark(results: Results) -> str:
     return f"{found.feasible:,} of {of} {fit} priced, in {show_seconds(found.seconds)}."
 
 
-def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), color: bool = False) -> str:
-    """A table for people, with these columns or the main ones; points without a grid have their reasons below it."""
-    headings, rows, reasons = sweep_cells(points, names=names)
-    return text_table(headings, rows, color=color) + "".join(f"\n{reason}\n" for reason in reasons)
-
-
-def sweep_markdown(points: Sequence[Point], *, names: Sequence[str] = ()) -> str:
-    """The same as Markdown."""
-    headings, rows, reasons = sweep_cells(points, names=names)
-    listed = "".join(f"- {reason}\n" for reason in reasons)
-    return markdown_table(headings, rows) + (f"\n{listed}" if reasons else "")
-
-
-def sweep_cells(
-    points: Sequence[Point], *, names: Sequence[str] = ()
-) -> tuple[list[Heading], list[list[str]], list[str]]:
-    """Headings and cells of the table, and the reasons of points where nothing is feasible; UsageError as by names."""
+def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: bool = False) -> Table[Point]:
+    """The points with these columns, all or the main ones; below are the reasons where nothing is feasible."""
     reasons = [f"{_where(point)}: {point.reason}" for point in points if point.entry is None]
-    require_columns(names, _SWEEP_COLUMNS)
-    columns = [_SWEEP_COLUMNS[name] for name in names or MAIN_SWEEP_COLUMNS]
-    cells = [column(points) for _, column in columns]
-    return [heading for heading, _ in columns], [list(row) for row in zip(*cells, strict=True)], reasons
-
-
-def sweep_csv(points: Sequence[Point]) -> str:
-    """Every field of every point but workload details, in SI units."""
-    return csv_table(*sweep_records(points))
+    chosen = names or (tuple(_SWEEP_COLUMNS) if wide else _MAIN_SWEEP_COLUMNS)
+    return Table(_SWEEP_COLUMNS, points, chosen, lambda: sweep_records(points), reasons, apart=True)
 
 
 def sweep_records(points: Sequence[Point]) -> tuple[list[str], list[list[object]]]:
@@ -567,26 +513,25 @@ def _where(point: Point) -> str:
     return f"{problem.model.name} on {problem.gpus} GPUs, batch {problem.workload.global_batch}"
 
 
-def _each_point(show: Callable[[Point], str]) -> PointCells:
-    return lambda points: [show(point) for point in points]
-
-
-def _of_entry(name: str) -> tuple[Heading, PointCells]:
+def _of_entry(name: str) -> TableColumn[Point]:
     """A column of the best configuration of each point."""
-    heading, cells = _COLUMNS[name]
-    return heading, lambda points: cells([point.entry or _NO_ENTRY for point in points])
+    column = _COLUMNS[name]
+    return TableColumn(
+        title=column.title,
+        left=column.left,
+        cells=lambda points: column.cells([point.entry or _NO_ENTRY for point in points]),
+    )
 
 
-_SWEEP_COLUMNS: dict[str, tuple[Heading, PointCells]] = {
-    "model": (Heading("model", left=True), _each_point(lambda point: point.inputs.problem.model.name)),
-    "gpus": (Heading("GPUs"), _each_point(lambda point: f"{point.inputs.problem.gpus:,}")),
-    "batch": (Heading("batch"), _each_point(lambda point: f"{point.inputs.problem.workload.global_batch:,}")),
+_SWEEP_COLUMNS: dict[str, TableColumn[Point]] = {
+    "model": words("model", lambda point: point.inputs.problem.model.name),
+    "gpus": each("GPUs", lambda point: f"{point.inputs.problem.gpus:,}"),
+    "batch": each("batch", lambda point: f"{point.inputs.problem.workload.global_batch:,}"),
     **{name: _of_entry(name) for name in ("grid", "order", "micro_batch", "recompute")},
     **{name: _of_entry(name) for name in ("communication_s", "exposed_communication_s")},
     "step": _of_entry("iteration_s"),
     **{name: _of_entry(name) for name in ("low_s", "high_s", "tokens_per_s", "mfu", "memory")},
-    "efficiency": (Heading("efficiency,\n%"), _each_point(lambda point: _percent(point.efficiency))),
+    "efficiency": each("efficiency,\n%", lambda point: _percent(point.efficiency)),
 }
 """Columns of a sweep by name, in the order of a wide table."""
-ALL_SWEEP_COLUMNS = tuple(_SWEEP_COLUMNS)
-MAIN_SWEEP_COLUMNS = ("model", "gpus", "batch", "grid", "order", "step", "tokens_per_s", "mfu", "efficiency")
+_MAIN_SWEEP_COLUMNS = ("model", "gpus", "batch", "grid", "order", "step", "tokens_per_s", "mfu", "efficiency")

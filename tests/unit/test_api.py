@@ -20,6 +20,7 @@ import axonn_tune
 from axonn_tune.api.search import COSTS, SearchOptions
 from axonn_tune.cost.paper import PaperBackend
 from axonn_tune.errors import NothingFeasibleError, UnknownNameError, UsageError
+from axonn_tune.frameworks import registry
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.choosing import RANK_BY
 from axonn_tune.specs.catalog import DEFAULT_MACHINE
@@ -45,13 +46,18 @@ def pycon(page: Path) -> str:
     return "\n".join(blocks).replace("…", "...")
 
 
-def test_the_page_on_python_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards docs/python.md: its examples, run from top to bottom in one session."""
+@pytest.mark.parametrize(("page", "fewest"), [("python.md", 20), ("frameworks.md", 8)])
+def test_the_examples_of_a_page_hold(page: str, fewest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards docs/python.md and docs/frameworks.md: their examples, each page from top to bottom in one session."""
     monkeypatch.chdir(tmp_path)
-    text = pycon(ROOT / "docs" / "python.md")
-    examples = doctest.DocTestParser().get_doctest(text, {"np": __import__("numpy")}, "python.md", "docs/python.md", 0)
-    assert len(examples.examples) > 20
-    assert doctest.DocTestRunner(optionflags=FLAGS).run(examples).failed == 0
+    known, text = dict(registry()), pycon(ROOT / "docs" / page)
+    examples = doctest.DocTestParser().get_doctest(text, {"np": __import__("numpy")}, page, f"docs/{page}", 0)
+    assert len(examples.examples) > fewest
+    try:
+        assert doctest.DocTestRunner(optionflags=FLAGS).run(examples).failed == 0
+    finally:
+        registry().clear()
+        registry().update(known)
 
 
 def test_the_page_on_python_has_every_name() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.baselines.comparison import compare
+from axonn_tune.ranking.compare import compare
 from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.sweep import sweep
 from axonn_tune.report.compare import comparison_json

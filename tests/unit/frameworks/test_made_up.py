@@ -1,0 +1,105 @@
+"""A framework that is a description and nothing else: search, explain, trace and report work with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+import axonn_tune
+from axonn_tune.errors import UnknownNameError, UsageError
+from axonn_tune.frameworks import find_framework, register, registry
+from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
+from axonn_tune.ranking.choosing import LISTED
+from tests.cli.running import good, run
+
+MADE_UP = Framework(
+    name="made-up",
+    title="Made-up",
+    axes=("z", "x", "context", "data", "pipeline"),
+    source="these tests",
+    step=StepOptions(
+        sequence_parallel=True,
+        gather_unit="block",
+        reshard="never",
+        whole_rows=False,
+        reduction="whole",
+        gradient_bytes=2,
+        context_exchange="all_to_all",
+        chunked_loss=False,
+        replicated_tables=("embedding",),
+        vocabulary_multiple=64,
+        overlaps=("gather_prefetch", "weight_gradient"),
+    ),
+    schedule=PipelineSchedule(overlapped=True, scattered=False),
+    refused=(Refusal(("z", "context"), 1, "made-up cannot shard weights beside context ranks"),),
+)
+GIVEN = {"gpus": 16, "machine": "perlmutter-80gb", "batch": 64}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """The registry with it, and afterwards without."""
+    before = dict(registry())
+    register(MADE_UP)
+    yield
+    registry().clear()
+    registry().update(before)
+
+
+def test_a_ranking_has_its_axes_and_order() -> None:
+    """Guards search: every layout is one of its own axes, in its rank order, priced by its own step options."""
+    found = axonn_tune.search("5b", framework="made-up", pipeline=True, **GIVEN)
+    assert len(found) > 5
+    assert {entry.framework for entry in found} == {"made-up"}
+    assert all(entry.y == 1 for entry in found)
+    assert not [entry for entry in found if entry.z > 1 and entry.size("context") > 1]
+    assert max(entry.pipeline for entry in found) > 1
+    assert max(entry.size("context") for entry in found) > 1
+    steps_s = [entry.iteration_s for entry in found][:LISTED]
+    assert steps_s == sorted(steps_s), "ranked by the step, as said in its description"
+    assert [axis for axis in found.best.order if axis in MADE_UP.axes] == list(MADE_UP.axes)
+    refused = [entry.rejected_because for entry in found.results.ranked.rejected_entries()]
+    assert any("cannot shard weights beside context ranks" in " ".join(reasons) for reasons in refused)
+
+
+def test_a_configuration_is_explained_and_traced() -> None:
+    """Guards explain and trace, with and without stages: its operations and no others, ending where the step ends."""
+    for sizes in ({"z": 4, "x": 2, "pipeline": 1}, {"context": 2, "x": 2, "pipeline": 2}, {"z": 2, "pipeline": 4}):
+        found = axonn_tune.explain("5b", framework="made-up", **sizes, **GIVEN)
+        assert found.entry.framework == "made-up"
+        assert found.entry.iteration_s == pytest.approx(found.pricing.iteration_s)
+        layers = {term.layer for term in found.pricing.terms}
+        assert "attention.qkv" not in {term.layer for term in found.pricing.terms if term.axis == "z"}
+        assert ("block" in layers) == (found.entry.z > 1)
+        assert json.loads(found.to_json())["config"]["framework"] == "made-up"
+        assert found.words
+        assert found.render()
+        events = json.loads(found.trace().text)["traceEvents"]
+        assert max(event.get("ts", 0) + event.get("dur", 0) for event in events) > 0
+
+
+def test_a_report_has_it() -> None:
+    """Guards the HTML report: the section of a ranking, with the first configuration in full, can be made of it."""
+    found = axonn_tune.search("5b", framework="made-up", pipeline=True, **GIVEN)
+    assert "made-up" in json.dumps(found.section(source="test"))
+
+
+def test_the_command_line_takes_its_name() -> None:
+    """Guards `--framework`: a registered name is enough for search and explain, as table and as JSON."""
+    line = "--gpus 16 --model 5b --machine perlmutter-80gb --batch 64 --framework made-up"
+    found = good(f"{line} --pipeline --format json").document
+    assert {config["framework"] for config in found["configs"]} == {"made-up"}
+    assert "x" in good(f"{line} --top 3").out
+    assert good(f"explain {line} --x 2 --pipeline 2").out
+    assert run(f"{line} --y 2").code != 0
+
+
+def test_what_it_does_not_have_is_refused() -> None:
+    """Guards pins: an axis that it has not, and names that nobody has."""
+    assert find_framework("made-up") is MADE_UP
+    with pytest.raises(UsageError):
+        axonn_tune.explain("5b", framework="made-up", y=2, **GIVEN)
+    with pytest.raises(UnknownNameError, match="made-up"):
+        axonn_tune.search("5b", framework="made-upp", **GIVEN)

@@ -1,0 +1,69 @@
+"""Megatron's tensor parallelism is x with y = 1, FSDP and GTP are z: no special code, the same program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.description import FUSED, Framework
+from axonn_tune.grid import Grid
+from axonn_tune.ranking.choosing import search
+from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
+from tests.unit.small import small_model, small_problem
+
+MACHINE = load_machine("dgx-h100").document
+RUNTIME, CORE = find_framework("axonn-tune"), find_framework("megatron-core")
+PAIRS = {
+    "Megatron-Core's step": (replace(RUNTIME, step=CORE.step, schedule=CORE.schedule), CORE),
+    "the runtime's step": (RUNTIME, replace(CORE, step=RUNTIME.step, schedule=RUNTIME.schedule)),
+}
+
+
+def priced(framework: Framework, recompute: Recompute, **sizes: int) -> Pricing:
+    """One configuration of GPT-3 175B, in the framework's own rank order, on kernels of one quality."""
+    model = load_model("gpt3-175b").document
+    workload = Workload(global_batch=64, sequence_length=2048)
+    configuration = Configuration(Grid(**sizes, order=framework.axes), 2, recompute)
+    return price_configuration(model, MACHINE, workload, configuration, framework=framework, software=FUSED)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("recompute", RECOMPUTES)
+@pytest.mark.parametrize(
+    "sizes", [{"x": 8, "data": 2}, {"x": 4, "z": 4, "data": 2}, {"x": 8, "data": 2, "pipeline": 4}, {"z": 16}]
+)
+def test_x_is_tensor_parallelism_and_z_is_gtp(pair: str, recompute: Recompute, sizes: dict[str, int]) -> None:
+    """Guards the claim of one engine: with the same step options, (x=T, y=1) of the 4D algorithm and tensor T of
+    Megatron-Core are the same operations, term by term, and cost the same, to the bit; so are z and GTP, and stages.
+    """
+    one, other = (priced(framework, recompute, **sizes) for framework in PAIRS[pair])
+    assert list(one.program.calls()) == list(other.program.calls())
+    assert one.terms
+    assert one.terms == other.terms
+    assert one.memory == other.memory
+    assert (one.iteration_s, one.compute_s, one.bubble_s) == (other.iteration_s, other.compute_s, other.bubble_s)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_both_rank_the_same_layouts_alike(pair: str) -> None:
+    """Guards the search: the layouts that both have cost the same, whichever framework is asked for."""
+    steps_s = []
+    for framework in PAIRS[pair]:
+        bare = replace(framework, software="", hopper_attention=False, permuted=False)
+        ranking = search(small_problem(small_model(), MACHINE, bare, gpus=8), exact=1000)
+        found = [ranking.candidate(position) for position in range(len(ranking))]
+        shared = [one for one in found if one.configuration.grid.y == one.configuration.grid.context == 1]
+        steps_s.append({one.configuration.grid.sizes: one.iteration_s for one in shared})
+    assert len(steps_s[0]) > 10
+    assert steps_s[0] == pytest.approx(steps_s[1], rel=1e-12)
+
+
+def test_descriptions_ask_for_no_names() -> None:
+    """Guards the engine against special cases: a framework under another name is priced the same."""
+    renamed = replace(CORE, name="somebody's", title="Somebody's", source="")
+    one, other = (priced(framework, "selective", x=4, z=2, data=2, pipeline=2) for framework in (CORE, renamed))
+    assert (one.iteration_s, one.terms, one.memory) == (other.iteration_s, other.terms, other.memory)
