@@ -24,6 +24,7 @@ from axonn_tune.report.output import (
     axis_name,
     cells_of,
     each,
+    fields_of,
     json_text,
     markdown_table,
     percent,
@@ -49,6 +50,8 @@ from axonn_tune.validation.regression import GATES, Gate, Regression, Regression
 
 ACCURACY_SCHEMA, VALIDATION_SCHEMA = "axonn-tune/accuracy/1", "axonn-tune/validation/1"
 REGRESSION_SCHEMA = "axonn-tune/regression/1"
+_STEP = ("id", "predicted_s", "low_s", "high_s", "why_not", "measured_s", "error", "memory_bytes")
+_GROUPINGS = ("by_source", "by_framework", "by_accelerator")
 
 
 def accuracy_document(found: Accuracy) -> Json:
@@ -60,7 +63,10 @@ def accuracy_document(found: Accuracy) -> Json:
             **step_summary(found.summary),
             **{f"without_{kind}": step_summary(summary) for kind, summary in found.without.items()},
         },
-        "rows": step_rows(found.steps),
+        "rows": [
+            fields_of(one, _STEP, id=one.row.id, why_not=one.why_not or None, measured_s=one.row.step_s)
+            for one in found.steps
+        ],
         **{name: _judged(judged) for name, judged in kinds.items() if judged},
     }
 
@@ -69,8 +75,7 @@ def _judged(judged: tuple[Evaluation, ...]) -> Json:
     return {
         "summary": {name: asdict(errors) for name, errors in errors_by_group(judged).items()},
         "rows": [
-            {"id": one.id, "predicted": one.predicted, "measured": one.measured, "why_not": one.why_not or None}
-            for one in judged
+            fields_of(one, ("id", "predicted", "measured", "why_not"), why_not=one.why_not or None) for one in judged
         ],
     }
 
@@ -95,36 +100,12 @@ def _reasons(judged: tuple[Evaluation, ...]) -> str:
     return "".join(f"not predicted: {count:,} rows: {why}\n" for why, count in counts.most_common())
 
 
-def step_rows(predictions: tuple[PredictedStep, ...]) -> list[Json]:
-    """One object per row: `why_not` is null where there is a prediction."""
-    return [
-        {
-            "id": one.row.id,
-            "predicted_s": one.predicted_s,
-            "low_s": one.low_s,
-            "high_s": one.high_s,
-            "why_not": one.why_not or None,
-            "measured_s": one.row.step_s,
-            "error": one.error,
-            "memory_bytes": one.memory_bytes,
-        }
-        for one in predictions
-    ]
-
-
 def step_summary(summary: StepSummary) -> Json:
     """The figures of a summary."""
     return {
         **asdict(summary.errors),
-        "rows": summary.rows,
-        "predicted": summary.predicted,
-        "spearman": summary.spearman,
-        "regret": summary.regret,
-        "best_in_top_5": summary.best_in_top_5,
-        "coverage": summary.coverage,
-        "by_source": {name: asdict(errors) for name, errors in summary.by_source.items()},
-        "by_framework": {name: asdict(errors) for name, errors in summary.by_framework.items()},
-        "by_accelerator": {name: asdict(errors) for name, errors in summary.by_accelerator.items()},
+        **fields_of(summary, ("rows", "predicted", "spearman", "regret", "best_in_top_5", "coverage")),
+        **{by: {name: asdict(errors) for name, errors in getattr(summary, by).items()} for by in _GROUPINGS},
         "families": [asdict(family) for family in summary.families],
     }
 
