@@ -49,7 +49,7 @@ Exit codes:
 _COMMANDS = {
     "search": ("axonn_tune.cli.search", "search_command"),
     "explain": ("axonn_tune.cli.search", "explain_command"),
-    "trace": ("axonn_tune.cli.report", "trace_command"),
+    "trace": ("axonn_tune.cli.search", "trace_command"),
     "sweep": ("axonn_tune.cli.search", "sweep_command"),
     "compare": ("axonn_tune.cli.search", "compare_command"),
     "calibrate": ("axonn_tune.cli.calibrate", "calibrate_command"),
@@ -59,7 +59,7 @@ _COMMANDS = {
     "regress": ("axonn_tune.cli.validate", "regress_command"),
     "models": ("axonn_tune.cli.documents", "models_group"),
     "machines": ("axonn_tune.cli.documents", "machines_group"),
-    "report": ("axonn_tune.cli.report", "report_command"),
+    "report": ("axonn_tune.cli.search", "report_command"),
     "schema": ("axonn_tune.cli.documents", "schema_command"),
     "data": ("axonn_tune.cli.run", "data_command"),
     "export": ("axonn_tune.cli.run", "export_command"),

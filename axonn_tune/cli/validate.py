@@ -24,7 +24,6 @@ from axonn_tune.cli.options import (
 
 if TYPE_CHECKING:
     from axonn_tune.api.measurement import Runs
-    from axonn_tune.published.accuracy import Accuracy, Files
     from axonn_tune.specs.results import Baseline, Floors, Tolerances
     from axonn_tune.validation.comparison import RunComparison
     from axonn_tune.validation.regression import Regression
@@ -145,15 +144,10 @@ def validate_command(
     found = evaluate(files, worst=worst)
     text = json_text(accuracy_document(found), indent=1) if output_format == "json" else accuracy_text(found)
     if html is not None:
-        _write_accuracy(found, files, html)
+        from axonn_tune.report.html.accuracy_sections import accuracy_sections
+
+        write_html(html, accuracy_sections(found, files, command=command_line()))
     click.echo(text, nl=False)
-
-
-def _write_accuracy(found: Accuracy, files: Files, path: str) -> None:
-    """Write the report of predictions against measurements."""
-    from axonn_tune.report.html.accuracy_sections import accuracy_sections
-
-    write_html(path, accuracy_sections(found, files, command=command_line()))
 
 
 def _validate_runs(
@@ -170,7 +164,7 @@ def _validate_runs(
     from axonn_tune.api.measurement import compared
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.launch.host import require_torch
-    from axonn_tune.report.evaluation import validation_json, validation_text
+    from axonn_tune.report.evaluation import validation_document, validation_json, validation_text
 
     require_torch()
     require_html(html)
@@ -183,20 +177,13 @@ def _validate_runs(
     render = validation_json if output_format == "json" else validation_text
     click.echo(render(comparison), nl=False)
     if html:
-        _write_html(comparison, html)
+        from axonn_tune.report.html.measured_sections import validation_section
+
+        write_html(html, [validation_section(validation_document(comparison), identity="s1", source=command_line())])
     if update and comparison.sound:
         _update(comparison, selected)
     if not comparison.sound:
         raise CheckFailedError(comparison.blame or "some ranks did not send what the program says")
-
-
-def _write_html(comparison: RunComparison, path: str) -> None:
-    """Write the report of a validation."""
-    from axonn_tune.report.evaluation import validation_document
-    from axonn_tune.report.html.measured_sections import validation_section
-
-    section = validation_section(validation_document(comparison), identity="s1", source=command_line())
-    write_html(path, [section])
 
 
 def _select(options: Mapping[str, Any], launches: tuple[str, ...], selection: Selection) -> ValidationPlan:

@@ -31,12 +31,12 @@ from axonn_tune.report.output import (
     signed_percent,
     text_of,
     text_table,
-    times,
+    times_ms,
     words,
     wrapped,
 )
 from axonn_tune.specs.results import StepTotals
-from axonn_tune.units import MILLI, counted, show_bytes, show_seconds
+from axonn_tune.units import counted, show_bytes, show_seconds
 from axonn_tune.validation.comparison import (
     ComparisonRow,
     OverlapSaving,
@@ -294,14 +294,10 @@ def _pair_columns(
 ) -> list[TableColumn[ComparisonRow]]:
     """Predicted, measured, ms, and the error."""
     return [
-        times(predicted, lambda row: _ms(read(row).predicted)),
-        times(measured, lambda row: _ms(read(row).measured)),
+        times_ms(predicted, lambda row: read(row).predicted),
+        times_ms(measured, lambda row: read(row).measured),
         each("error", lambda row: signed_percent(read(row).error)),
     ]
-
-
-def _ms(value_s: float | None) -> float | None:
-    return None if value_s is None else value_s / MILLI
 
 
 def _spread(row: ComparisonRow) -> str:
@@ -328,12 +324,12 @@ _OTHERS: list[TableColumn[ComparisonRow]] = [
 ]
 _TERMS: list[TableColumn[TermComparison]] = [
     each("in", lambda one: str(one.configurations)),
-    times("predicted,\nms", lambda one: one.predicted_s / MILLI),
-    times("measured,\nms", lambda one: one.measured_s / MILLI),
+    times_ms("predicted,\nms", lambda one: one.predicted_s),
+    times_ms("measured,\nms", lambda one: one.measured_s),
     each("error", lambda one: signed_percent(one.predicted_s / one.measured_s - 1.0 if one.measured_s else None)),
     each("mean\n|error|", lambda one: percent(one.mape)),
-    times("exposed,\npredicted,\nms", lambda one: one.predicted_exposed_s / MILLI),
-    times("\nmeasured,\nms", lambda one: one.measured_exposed_s / MILLI),
+    times_ms("exposed,\npredicted,\nms", lambda one: one.predicted_exposed_s),
+    times_ms("\nmeasured,\nms", lambda one: one.measured_exposed_s),
 ]
 _GAINS: list[TableColumn[OverlapSaving]] = [
     words("gain from overlap", lambda one: one.name),

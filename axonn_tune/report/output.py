@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import AXES
+from axonn_tune.units import MILLI
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,6 +70,16 @@ def words(title: str, show: Callable[[R], str]) -> TableColumn[R]:
 def times(title: str, read: Callable[[R], float | None]) -> TableColumn[R]:
     """A column of numbers with as many decimals as `seconds_cells` gives them."""
     return TableColumn(title=title, cells=lambda rows: seconds_cells([read(row) for row in rows]))
+
+
+def times_ms(title: str, read: Callable[[R], float | None]) -> TableColumn[R]:
+    """A column of times in ms, read in s."""
+
+    def in_ms(row: R) -> float | None:
+        value_s = read(row)
+        return None if value_s is None else value_s / MILLI
+
+    return times(title, in_ms)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from axonn_tune.report.output import (
     fields_of,
     text_of,
     text_table,
-    times,
+    times_ms,
     words,
     wrapped,
 )
@@ -37,28 +37,11 @@ from axonn_tune.specs.traces import (
     step_name,
     trace_text,
 )
-from axonn_tune.units import MILLI, counted, show_bytes, show_seconds
+from axonn_tune.units import counted, show_bytes, show_seconds
 
 PREDICTED = "predicted"
 _MOST_SPANS = 100_000
 """About 15 MB of a file."""
-
-
-@dataclass(frozen=True)
-class TermGroup:
-    """Terms shown as one row: sums, s. A sum of predictions is None if any is missing."""
-
-    op: str
-    axis: str
-    phase: str
-    layer: str
-    ranks: int
-    tier: str
-    count: int
-    predicted_s: float | None
-    measured_s: float
-    predicted_exposed_s: float | None
-    measured_exposed_s: float
 
 
 def summary_text(summary: Summary, *, all_terms: bool) -> str:
@@ -72,7 +55,7 @@ def summary_text(summary: Summary, *, all_terms: bool) -> str:
     return "".join([*parts, "\n", notes, "\n"])
 
 
-def groups_of(terms: Sequence[SummaryTerm], *, all_terms: bool) -> list[TermGroup]:
+def groups_of(terms: Sequence[SummaryTerm], *, all_terms: bool) -> list[SummaryTerm]:
     """Rows of the table, most measured time first."""
     found: dict[tuple[str, ...], list[SummaryTerm]] = {}
     for term in terms:
@@ -106,25 +89,15 @@ def _same_gpu(predicted: str, ran: str) -> bool:
     return predicted.replace("-", " ").split()[0].lower() in ran.replace("-", " ").lower().split()
 
 
-def _group(terms: Sequence[SummaryTerm]) -> TermGroup:
+def _group(terms: Sequence[SummaryTerm]) -> SummaryTerm:
+    """Terms shown as one row: sums, s. A sum of predictions is None if any is missing."""
+
     def total(values: Sequence[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(values) else None
 
-    first = terms[0]
-    return TermGroup(
-        op=first.op,
-        axis=first.axis,
-        phase=first.phase,
-        layer=first.layer,
-        ranks=first.group,
-        tier=first.tier or NOTHING,
-        count=sum(term.count for term in terms),
-        predicted_s=total([term.predicted_s for term in terms]),
-        measured_s=sum(term.measured_s for term in terms),
-        predicted_exposed_s=total([term.predicted_exposed_s for term in terms]),
-        measured_exposed_s=sum(term.measured_exposed_s for term in terms),
-    )
+    summed = ("count", "predicted_s", "measured_s", "elapsed_s", "predicted_exposed_s", "measured_exposed_s")
+    return terms[0].model_copy(update={name: total([getattr(term, name) for term in terms]) for name in summed})
 
 
 _QUANTITY_HEADINGS = [
@@ -157,28 +130,24 @@ def ratio(measured: float, predicted: float | None) -> str:
     return f"{found:.3g}" if found < 1000 else f"{found:,.0f}"
 
 
-def _collectives_table(groups: Sequence[TermGroup], *, all_terms: bool) -> str:
-    named: list[TableColumn[TermGroup]] = [
+def _collectives_table(groups: Sequence[SummaryTerm], *, all_terms: bool) -> str:
+    named: list[TableColumn[SummaryTerm]] = [
         words("phase", lambda group: group.phase),
         words("layer", lambda group: group.layer),
     ]
-    columns: list[TableColumn[TermGroup]] = [
+    columns: list[TableColumn[SummaryTerm]] = [
         words("collective", lambda group: group.op),
         words("axis", lambda group: axis_name(group.axis)),
         *(named if all_terms else []),
-        each("ranks", lambda group: str(group.ranks)),
+        each("ranks", lambda group: str(group.group)),
         each("calls", lambda group: str(group.count)),
-        times("predicted,\nms", lambda group: _ms(group.predicted_s)),
-        times("measured,\nms", lambda group: _ms(group.measured_s)),
+        times_ms("predicted,\nms", lambda group: group.predicted_s),
+        times_ms("measured,\nms", lambda group: group.measured_s),
         each("measured /\npredicted", lambda group: ratio(group.measured_s, group.predicted_s)),
-        times("exposed,\npredicted,\nms", lambda group: _ms(group.predicted_exposed_s)),
-        times("exposed,\nmeasured,\nms", lambda group: _ms(group.measured_exposed_s)),
+        times_ms("exposed,\npredicted,\nms", lambda group: group.predicted_exposed_s),
+        times_ms("exposed,\nmeasured,\nms", lambda group: group.measured_exposed_s),
     ]
     return text_of(columns, groups)
-
-
-def _ms(value_s: float | None) -> float | None:
-    return None if value_s is None else value_s / MILLI
 
 
 def _summary_notes(summary: Summary) -> Iterator[str]:

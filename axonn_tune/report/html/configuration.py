@@ -35,10 +35,12 @@ from axonn_tune.report.html.page import (
     command,
     figure,
     fold,
+    named_axis,
     percent_column,
     table,
     term_color,
     text,
+    upright,
 )
 from axonn_tune.report.output import NOTHING, Json, axis_name, percent
 from axonn_tune.report.ranking import term_json
@@ -279,13 +281,8 @@ def memory_figure(pricing: Pricing) -> Json:
     layout = {
         "showlegend": False,
         "xaxis": {"title": {"text": "GiB"}, "range": [0, 1.18 * max(limit, total) / GIB]},
-        "yaxis": {
-            "tickvals": list(range(len(shown))),
-            "ticktext": [name for _, name in shown],
-            "range": [len(shown) - 0.4, -0.6],
-            "fixedrange": True,
-        },
-        "shapes": [_limit_line(limit / GIB)],
+        "yaxis": named_axis([name for _, name in shown]),
+        "shapes": [{**upright(limit / GIB, {"color": LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}],
     }
     return figure(
         "Peak memory per GPU",
@@ -294,21 +291,6 @@ def memory_figure(pricing: Pricing) -> Json:
         height=90 + 24 * len(shown),
         note=f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free.",
     )
-
-
-def _limit_line(at: float) -> Json:
-    line = {"color": LIMIT, "width": 2, "dash": "dash"}
-    return {
-        "type": "line",
-        "xref": "x",
-        "yref": "paper",
-        "x0": at,
-        "x1": at,
-        "y0": 0,
-        "y1": 1,
-        "layer": "below",
-        "line": line,
-    }
 
 
 NAME_COLUMNS = (
@@ -423,12 +405,7 @@ def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, faint: bool = Fa
     layout = {
         "barmode": "overlay",
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-        "yaxis": {
-            "tickvals": list(range(len(lanes))),
-            "ticktext": [_lane_name(lane) for lane in lanes],
-            "range": [len(lanes) - 0.5, -0.5],
-            "fixedrange": True,
-        },
+        "yaxis": named_axis([_lane_name(lane) for lane in lanes], below=0.5, above=0.5),
         "hovermode": "closest",
     }
     height = _BASE_HEIGHT + _LANE_HEIGHT * len(lanes)

@@ -155,6 +155,21 @@ def figure(
     }
 
 
+def named_axis(names: Sequence[str], *, below: float = 0.4, above: float = 0.6) -> Json:
+    """A vertical axis with a row for each name, the first on top; below, above: room beyond the ends, in rows."""
+    return {
+        "tickvals": list(range(len(names))),
+        "ticktext": list(names),
+        "range": [len(names) - below, -above],
+        "fixedrange": True,
+    }
+
+
+def upright(at: float, line: Mapping[str, Any]) -> Json:
+    """A line over the whole height of a figure."""
+    return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": dict(line)}
+
+
 def table(
     identity: str,
     title: str,

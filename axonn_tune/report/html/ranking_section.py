@@ -38,12 +38,14 @@ from axonn_tune.report.html.page import (
     facts,
     figure,
     fold,
+    named_axis,
     percent_column,
     provenance_folds,
     round_ticks,
     section,
     table,
     term_color,
+    upright,
 )
 from axonn_tune.report.output import Json, axis_name
 from axonn_tune.report.ranking import ranking_document
@@ -268,12 +270,7 @@ def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str]) ->
     layout = {
         "barmode": "stack",
         "xaxis": {"title": {"text": "s"}, "range": [0, 1.22 * max(steps)]},
-        "yaxis": {
-            "tickvals": list(range(len(names))),
-            "ticktext": names,
-            "range": [len(names) - 0.4, -0.5],
-            "fixedrange": True,
-        },
+        "yaxis": named_axis(names, above=0.5),
         "hovermode": "closest",
     }
     return figure(
@@ -599,18 +596,6 @@ def _map_layout(places: GridMap) -> Json:
             "showgrid": False,
             "zeroline": False,
         },
-        "shapes": [
-            {
-                "type": "line",
-                "xref": "x",
-                "yref": "paper",
-                "x0": at + 0.5,
-                "x1": at + 0.5,
-                "y0": 0,
-                "y1": 1,
-                "line": line,
-            }
-            for at in borders
-        ],
+        "shapes": [upright(at + 0.5, line) for at in borders],
         "hovermode": "closest",
     }

@@ -17,6 +17,7 @@ from axonn_tune.report.html.page import (
     figure,
     machine_fold,
     model_fold,
+    named_axis,
     origin_fold,
     percent_column,
     provenance_folds,
@@ -270,12 +271,7 @@ def _step_bars(contenders: Sequence[Json]) -> Json:
     layout = {
         "barmode": "stack",
         "xaxis": {"title": {"text": "s per step"}, "rangemode": "tozero"},
-        "yaxis": {
-            "tickvals": places,
-            "ticktext": [each["name"] for each in contenders],
-            "range": [len(contenders) - 0.4, -0.6],
-            "fixedrange": True,
-        },
+        "yaxis": named_axis([each["name"] for each in contenders]),
         "hovermode": "closest",
     }
     note = "Whiskers: the 80% interval. Differences within it are within model error."
