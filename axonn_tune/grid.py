@@ -62,7 +62,12 @@ class Grid:
 
     def __init__(self, *sizes: int, order: tuple[str, ...] = PAPER_ORDER, **named: int) -> None:
         """Sizes in the order of `ALL_AXES` or by name, 1 where none is given; ValueError for what makes no world."""
-        given = dict(zip(ALL_AXES, sizes, strict=False)) | named
+        if len(sizes) > len(ALL_AXES):
+            raise ValueError(f"{len(sizes)} sizes for {len(ALL_AXES)} axes: {', '.join(ALL_AXES)}")
+        given = dict(zip(ALL_AXES, sizes, strict=False))
+        if twice := [axis for axis in named if axis in given]:
+            raise ValueError(f"sizes given twice: {', '.join(twice)}")
+        given |= named
         unknown = [axis for axis in given if axis not in ALL_AXES]
         if unknown:
             raise ValueError(f"no axis is called {', '.join(unknown)}: known are {', '.join(ALL_AXES)}")

@@ -113,19 +113,9 @@ class CalibrationJob:
         """What to run; progress: the descriptor to report progress to."""
         started = [] if self.ranks is None else ["--ranks", str(self.ranks)]
         resumed = ["--resume"] if self.resume else []
-        module = "axonn_tune.runtime.probes"
         return [
-            sys.executable,
-            "-m",
-            module,
-            str(plan),
-            str(self.points),
-            "--backend",
-            self.backend,
-            "--progress",
-            str(progress),
-            "--parent",
-            str(os.getpid()),
+            *(sys.executable, "-m", "axonn_tune.runtime.probes", str(plan), str(self.points)),
+            *("--backend", self.backend, "--progress", str(progress), "--parent", str(os.getpid())),
             *started,
             *resumed,
         ]

@@ -279,16 +279,16 @@ def lines_of(kind: OpKind, path: Route, machine: Machine, *, call_s: float = 0.0
     return found if not call_s else tuple(replace(line, latency_s=line.latency_s + call_s) for line in found)
 
 
-def transfer_time_s(size_bytes: Value, *, stride: int, machine: Machine) -> Value:
+def transfer_time_s(size_bytes: Value, *, stride: int, machine: Machine, call_s: float = 0.0) -> Value:
     """Time to send `size_bytes` to the rank `stride` further, all ranks sending at once, s.
 
     The link crossed is that of the innermost tier whose domains hold both ends; over an outer tier
-    every rank of a domain sends, so each gets its share of the domain's bandwidth.
+    every rank of a domain sends, so each gets its share of the domain's bandwidth. call_s: as for `lines_of`.
     """
     tiers = machine.tiers
     position = next((i for i, tier in enumerate(tiers) if tier.ranks is None or stride < tier.ranks), len(tiers) - 1)
     senders = 1 if position == 0 else tiers[position - 1].ranks or 1
-    latency_s = machine.library.launch_s + tiers[position].latency_s
+    latency_s = machine.library.launch_s + tiers[position].latency_s + call_s
     return latency_s + size_bytes * senders / tiers[position].bandwidth_bytes_per_s
 
 

@@ -710,8 +710,11 @@ class _Block:
         """Time in which the host issues a block's forward and backward, and the forward's share of it."""
         if not dispatch_s:
             return 0.0, 0.0
-        forward, backward = (one.count(self._sent) for one in schedule.issued)
+        forward, backward = (one.count(self._sent, self._symbol) for one in schedule.issued)
         return dispatch_s * (forward + backward), forward / (forward + backward)
+
+    def _symbol(self, name: str) -> Value:
+        return self._pick(self._shapes.values[name])
 
     def _sent(self, axes: str) -> Value:
         """1.0 for candidates whose group over `axes` has several members."""

@@ -252,6 +252,7 @@ class _Pricer:
         clock = ComputeClock(self.rates, float(self.element), values, PLAIN)
         prices = _CollectivePrices(self.machine, self.grid, values, self.program, self.call_s)
         timeline = Timeline(
+            values=values,
             run_s=lambda step: float(clock.run_s(step)),
             collective_s=prices.scheduled_s,
             lane=prices.lane,

@@ -109,17 +109,18 @@ def _price_stages(pricer: _Pricer) -> Iterator[_PricedStage]:
 
 
 def _kept_everywhere(pricer: _Pricer, parts: tuple[int, ...]) -> float:
-    """Layers not resharded after forward that every stage has room for: the first, the one after it and the last
-    have least."""
+    """Layers not resharded after forward that every stage has room for, or keeps all of: the first, the one after it
+    and the last have least."""
     stages, asked = pricer.grid.pipeline, pricer.configuration.kept_layers
     if asked is not None:
         return float(asked)
-    found = []
+    found = [float(max(sum(parts[number::stages]) for number in range(stages)))]
     for number in {0, min(1, stages - 1), stages - 1}:
         blocks = parts[number::stages]
         stage = Stage(number == 0, number == stages - 1)
         _, memory = pricer.settled(stage, sum(blocks), _blocks_held(pricer, number, blocks))
-        found.append(float(memory.kept_layers))
+        if memory.kept_layers < sum(blocks):
+            found.append(float(memory.kept_layers))
     return min(found)
 
 
@@ -188,8 +189,11 @@ class _Sends:
         self.whole_bytes, self.size_bytes = (float(size.evaluate(values)) for size in (whole, self.size))
         self.gathered = self.schedule.scattered and not pricer.options.sequence_parallel
         self.chunks = pricer.configuration.chunks
-        self._gather = lines_of("all_gather", route(grid.group_shape("x"), machine.tiers, grid.world), machine)
-        self.one_s = float(transfer_time_s(self.size_bytes, stride=self.stride, machine=machine)) + self._gather_s()
+        path, call_s = route(grid.group_shape("x"), machine.tiers, grid.world), pricer.call_s
+        self._gather = lines_of("all_gather", path, machine, call_s=call_s) if self.gathered else ()
+        self.calls = 2 if self._gather else 1
+        sent_s = transfer_time_s(self.size_bytes, stride=self.stride, machine=machine, call_s=call_s)
+        self.one_s = float(sent_s) + self._gather_s()
 
     @property
     def overlapped(self) -> bool:
@@ -197,8 +201,6 @@ class _Sends:
         return self.schedule.overlapped_interleaved if self.chunks > 1 else self.schedule.overlapped
 
     def _gather_s(self) -> float:
-        if not self.gathered:
-            return 0.0
         chosen = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in self._gather)
         return float(collective_time_s(chosen, self.whole_bytes, PLAIN))
 

@@ -133,11 +133,12 @@ class _Chunk:
 class Timeline:
     """Replays one step of one candidate.
 
-    run_s: time of one computation where it stands; collective_s: of a collective; lane: tier by group of axes,
-    negative for groups of one; lane_names: names of the tiers; dispatch_s: time in which the host issues an operation;
-    recording: intervals are written down.
+    values: of all symbols; run_s: time of one computation where it stands; collective_s: of a collective; lane: tier by
+    group of axes, negative for groups of one; lane_names: names of the tiers; dispatch_s: time in which the host issues
+    an operation; recording: intervals are written down.
     """
 
+    values: Mapping[str, float]
     run_s: Callable[[Computation], float]
     collective_s: Callable[[Collective], float]
     lane: Mapping[str, int]
@@ -219,7 +220,7 @@ class Timeline:
             self.pauses += [(key, 1.0, number, pause_s) for key, _, number, pause_s in self.pauses[before:]]
         end = self._play(last[0], schedule.ends[stage], names=(END,))
         self._note_batch(1, forward[0].now_s + end.now_s)
-        shares = [issued.count(self._sent) for issued in schedule.issued]
+        shares = [issued.count(self._sent, self.values.__getitem__) for issued in schedule.issued]
         waited_s = self._waited_s(sum(shares), layers, forward[1] + backward[1])
         waits = [waited_s * share / sum(shares) for share in shares]
         times_s = ChunkTimes(
@@ -264,7 +265,7 @@ class Timeline:
         head = batch.head_all_kept if kept == layers else batch.head
         state = self._play(state, head, names=(HEAD,))
         state, backward_s = self._backward(batch, state, layers=layers, kept=kept)
-        issued = sum(one.count(self._sent) for one in schedule.issued)
+        issued = sum(one.count(self._sent, self.values.__getitem__) for one in schedule.issued)
         waited_s = self._waited_s(issued, layers, forward_s + backward_s)
         return self._play(state, batch.flush, names=(EMBEDDING_BACKWARD,)), waited_s
 

@@ -39,7 +39,7 @@ def exposed_s(iteration_s: Value, compute_s: Value) -> Value:
 def contended_s(communication_s: Value, compute_s: Value, iteration_s: Value, *, contention: float) -> Value:
     """Time that computation loses to communication beside it, s: both use the same multiprocessors and memory.
 
-    Of what is hidden. Source: Galvatron (arXiv 2211.13878); FSDP's steps in benchmarks/software.py, where it is fitted.
+    Of what is hidden. Source: Galvatron (arXiv 2211.13878); FSDP's steps in tools/fit/software.py, where it is fitted.
     """
     if not contention:
         return 0.0

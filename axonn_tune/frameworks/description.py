@@ -55,9 +55,10 @@ class StepOptions:
 
     Recompute, loss, fusion
         recompute_whole_block: full recompute repeats the block to its last operation.
-        selective: layers that selective recompute repeats.
+        selective: layers that selective recompute repeats; `mlp.up` is the GEMM of a gated MLP's half without gate.
         chunked_loss: logits exist for a chunk of tokens at a time. loss_reductions: all-reduces of one number a token.
         fused_attention: FlashAttention; otherwise GEMMs, softmax and dropout that write all scores.
+        fused_norms: an RMSNorm is one kernel; otherwise some, in FP32 (nn.RMSNorm without a compiler).
         dropout: its masks are kept and its kernels run.
         fused_accumulation: weight gradients are added inside their GEMM.
         vocabulary_multiple: rows of the embedding on each rank of x are padded to a multiple of it; None: to what
@@ -96,6 +97,7 @@ class StepOptions:
     loss_reductions: tuple[float, ...] = (1.0, 2.0)
     logit_bytes: float | None = None
     fused_attention: bool = True
+    fused_norms: bool = True
     dropout: bool = False
     fused_accumulation: bool = False
     vocabulary_multiple: int | None = None

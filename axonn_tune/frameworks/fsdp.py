@@ -1,9 +1,10 @@
 """PyTorch's fully sharded data parallelism as llm-foundry and others run it: FSDP1 or FSDP2, one unit a block.
 
 FP32 shards are rounded and gathered block by block, one ahead, again in the backward pass; gradients are
-reduce-scattered block by block in every micro-batch. A hybrid mesh (HSDP) all-reduces shards over data in every
-micro-batch, as FSDP2 does unless told otherwise. Sources: torch/distributed/fsdp/_fully_shard (torch 2.15) and
-llm-foundry's defaults (mixed precision PURE: reductions in BF16; a fused cross-entropy in place).
+reduce-scattered block by block in every micro-batch. Sources: torch/distributed/fsdp/_fully_shard (torch 2.15) and
+llm-foundry's defaults (mixed precision PURE: reductions in BF16; a fused cross-entropy in place; checkpoints that are
+not reentrant, whose recompute stops once the last saved tensor is there: before fc2). A hybrid mesh (HSDP) all-reduces
+shards over data in every micro-batch, as FSDP2 does unless told otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ STEP = StepOptions(
     reshard="always",
     whole_rows=False,
     reduce_each_micro_batch=True,
-    recompute_whole_block=True,
     selective=("attention.core",),
     chunked_loss=False,
     loss_reductions=(),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from axonn_tune import __version__
-from axonn_tune.cost.prediction import Pricing, Term
+from axonn_tune.cost.prediction import Pricing
 from axonn_tune.cost.utilisation import performance
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
@@ -18,7 +19,6 @@ from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import (
     PURPOSES,
     VARIABLE_NAME,
-    Axis,
     Data,
     Launch,
     LaunchGrid,
@@ -33,8 +33,6 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import show_bytes, show_seconds
-
-_AXES: dict[str, Axis] = {"x": "x", "y": "y", "z": "z", "data": "data", "pipeline": "pipeline"}
 
 
 def build_launch(
@@ -61,13 +59,8 @@ def build_launch(
         name=_name(model.document.name, grid.world),
         model=model.document,
         workload=workload,
-        grid=LaunchGrid(
-            x=grid.x,
-            y=grid.y,
-            z=grid.z,
-            data=grid.data,
-            pipeline=grid.pipeline,
-            order=tuple(_AXES[axis] for axis in grid.order if axis in AXES or grid.axis_size(axis) > 1),
+        grid=LaunchGrid.from_fields_of(
+            grid, order=tuple(axis for axis in grid.order if axis in AXES or grid.axis_size(axis) > 1)
         ),
         micro_batch=configuration.micro_batch,
         grad_accumulation=pricing.accumulation,
@@ -181,38 +174,15 @@ def _prediction(pricing: Pricing, *, model: Model, machine: Machine, workload: W
         iteration_s=pricing.iteration_s,
         executed_flops=pricing.executed_flops,
     )
-    return Prediction(
+    return Prediction.from_fields_of(
+        pricing,
+        **asdict(reached),
         machine=machine.name,
         accelerator=machine.accelerator.name,
         peak_tflops=machine.accelerator.peak_tflops[workload.precision],
         cost="alpha-beta",
-        iteration_s=pricing.iteration_s,
-        low_s=reached.low_s,
-        high_s=reached.high_s,
-        communication_s=pricing.communication_s,
-        exposed_communication_s=pricing.exposed_communication_s,
-        compute_s=pricing.compute_s,
         memory_bytes=float(pricing.memory.total_bytes),
-        memory_limit_bytes=pricing.memory_limit_bytes,
-        tokens_per_s=reached.tokens_per_s,
-        mfu=reached.mfu,
-        hfu=reached.hfu,
-        terms=tuple(_term(term) for term in pricing.terms),
-    )
-
-
-def _term(term: Term) -> PredictedTerm:
-    return PredictedTerm(
-        op=term.op,
-        axis=term.axis,
-        phase=term.phase,
-        layer=term.layer,
-        count=term.count,
-        bytes=term.bytes,
-        group=term.group,
-        tier=term.tier,
-        seconds=term.seconds,
-        exposed_s=term.exposed_s,
+        terms=tuple(map(PredictedTerm.from_fields_of, pricing.terms)),
     )
 
 

@@ -24,6 +24,9 @@ LOSS_CHUNK_TOKENS = 4096
 
 LONGEST_FUSED_SOFTMAX = 2048
 
+_STEPS_OF_SOFTMAX, _STEPS_OF_SOFTMAX_BACK = 5.0, 5.0
+"""Kernels of a softmax that is not fused, forward and backward."""
+
 MFU_CONVENTION = "PaLM, appendix B: recomputation not counted, head and the masked half of attention counted"
 
 _FORWARD_AND_BACKWARD = 3.0
@@ -159,11 +162,11 @@ def table_alignment(model: Model, rows: float, *, split: int, element: int, opti
 def _softmax_bytes(
     model: Model, workload: Workload, axes: Mapping[str, Value], *, arithmetic: Arithmetic
 ) -> dict[str, Value]:
-    """Bytes a score is moved with by softmax, forward and backward: in one kernel, or step by step in FP32.
+    """Kernels of a softmax, and bytes each moves a score with, forward and backward: one, or step by step in FP32.
 
     Megatron-LM's fused softmax takes sequences of 17 to 2,048 in multiples of 4, and rows (heads times sequences) in
     multiples of the 4 that one thread block works on (fused_softmax.py). Elsewhere it scales, masks, converts, takes
-    the softmax and converts back.
+    the softmax and converts back, one kernel each.
     """
     element, wide = workload.element_sizes.compute, workload.element_sizes.statistics
     length = workload.sequence_length
@@ -173,9 +176,12 @@ def _softmax_bytes(
         left = 0.0 * rows + 1.0
     fused, fused_back = 2.0 * element, 3.0 * element
     stepwise, stepwise_back = 6.0 * element + 4.0 * wide, 6.0 * element + 5.0 * wide
+    kernels, kernels_back = 1.0 + left * (_STEPS_OF_SOFTMAX - 1.0), 1.0 + left * (_STEPS_OF_SOFTMAX_BACK - 1.0)
     return {
-        "scores": fused + left * (stepwise - fused),
-        "scores_back": fused_back + left * (stepwise_back - fused_back),
+        "scores": (fused + left * (stepwise - fused)) / kernels,
+        "scores_back": (fused_back + left * (stepwise_back - fused_back)) / kernels_back,
+        "softmax": kernels,
+        "softmax_back": kernels_back,
     }
 
 

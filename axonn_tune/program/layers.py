@@ -74,6 +74,13 @@ FC2 = Linear("mlp.fc2", F / X, H / Y, "x", "y")
 BLOCK_LINEARS = (QKV, ATTENTION_OUTPUT, FC1, FC2)
 COPY = "embedding copy"
 """Layer of what the last of several pipeline stages does with its copy of a tied embedding."""
+STEPS_OF_NORM, STEPS_OF_NORM_BACK = (6.0, 4.0, 7.0), (12.0, 9.0, 15.0)
+"""Kernels of an RMSNorm that is not fused, and how many activations and FP32 numbers an element they move in all.
+
+Forward: to FP32, square, mean, scale, back, weight (torch 2.5, nn.RMSNorm; the kernel of one number a token is not
+counted); backward the gradients of these.
+"""
+
 WHOLE_BLOCK = "block"
 """Layer of gathers and reductions that take a whole block at once."""
 
@@ -233,6 +240,12 @@ def linear_forward(linear: Linear, given: Given, *, phase: Phase, makes: tuple[A
     ]
 
 
+def gemm_again(layer: str, given: Given) -> list[Operation]:
+    """One GEMM of selective recompute: `attention.output`, or `mlp.up`, of a gated MLP the half that is not gated."""
+    linear, n = (ATTENTION_OUTPUT, ATTENTION_OUTPUT.n) if layer == ATTENTION_OUTPUT.layer else (FC1, F / X)
+    return [MatMul("recompute", linear.layer, given.part, n, linear.k, "NN", PARTS)]
+
+
 def _forward_role(given: Given) -> Role:
     return "output" if given.options.pipelined_tensor else "other"
 
@@ -276,14 +289,14 @@ def norm_forward(
     saved = Array(f"{layer} statistics", "norm statistics", statistics / Y * calls)
     return [
         Collective("all_gather", "y", "forward", layer, statistics, calls=calls, makes=(saved,) if makes else ()),
-        Kernel("forward", layer, 3.0 * given.element * own * H / Y, calls, makes=makes),
+        _norm_kernel("forward", layer, 3.0, given, tokens=own, calls=calls, makes=makes),
     ]
 
 
 def norm_recompute(layer: str, given: Given, *, makes: tuple[Array, ...]) -> list[Operation]:
     """Norm output once more, from the saved input and statistics: nothing is sent."""
-    size = 2.0 * given.element * given.outside(given.part) * H / Y
-    return [Kernel("recompute", layer, size, PARTS, makes=makes)]
+    own = given.outside(given.part)
+    return [_norm_kernel("recompute", layer, 2.0, given, tokens=own, calls=PARTS, makes=makes)]
 
 
 def norm_backward(
@@ -294,8 +307,27 @@ def norm_backward(
     sums = given.norm_statistics * given.elements.statistics * own
     return [
         Collective("all_reduce", "y", "backward", layer, sums, calls=calls),
-        Kernel("backward", layer, 4.0 * given.element * own * H / Y, calls, makes=makes, frees=frees),
+        _norm_kernel("backward", layer, 4.0, given, tokens=own, calls=calls, makes=makes, frees=frees),
     ]
+
+
+def _norm_kernel(
+    phase: Phase,
+    layer: str,
+    moved: float,
+    given: Given,
+    *,
+    tokens: Size,
+    calls: Size,
+    makes: tuple[Array, ...] = (),
+    frees: tuple[str, ...] = (),
+) -> Kernel:
+    """A norm that moves so many activations an element, or step by step in FP32 where it is not fused."""
+    size = moved * given.element
+    if given.model.family == "llama" and not given.options.fused_norms:
+        kernels, narrow, wide = STEPS_OF_NORM_BACK if phase == "backward" else STEPS_OF_NORM
+        size, calls = (narrow * given.element + wide * given.elements.statistics) / kernels, kernels * calls
+    return Kernel(phase, layer, size * tokens * H / Y, calls, makes=makes, frees=frees)
 
 
 CORE = "attention.core"
@@ -337,7 +369,11 @@ def _unfused_core(given: Given, *, phase: Phase) -> list[Computation]:
     return [
         _scores_matmul(given, phase, "NT", forward=True),
         Kernel(
-            phase, CORE, symbol("scores") * _scores(given), PARTS, makes=(Array("scores", "attention scores", kept),)
+            phase,
+            CORE,
+            symbol("scores") * _scores(given),
+            symbol("softmax") * PARTS,
+            makes=(Array("scores", "attention scores", kept),),
         ),
         *([Kernel(phase, CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []),
         _scores_matmul(given, phase, "NN", forward=False, makes=(output,)),
@@ -380,7 +416,8 @@ def attention_core_backward(given: Given) -> list[Operation]:
         return [*exchanged, core, *_swap_heads(given, phase="backward", width=N), unbiased]
     scores, values = (_scores_matmul(given, "backward", "N", forward=one) for one in (True, False))
     masked = [Kernel("backward", CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []
-    softmax = Kernel("backward", CORE, symbol("scores_back") * _scores(given), PARTS, makes=(gradient,), frees=dead)
+    size, kernels = symbol("scores_back") * _scores(given), symbol("softmax_back") * PARTS
+    softmax = Kernel("backward", CORE, size, kernels, makes=(gradient,), frees=dead)
     swapped = _swap_heads(given, phase="backward", width=N)
     return [*exchanged, scores, values, *masked, softmax, values, values, *swapped, unbiased]
 

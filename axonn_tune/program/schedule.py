@@ -125,14 +125,20 @@ class StepSchedule:
 
 @dataclass(frozen=True)
 class Issued:
-    """Operations the host issues in one pass of a block: computations, and collectives by group of axes."""
+    """Operations the host issues in one pass of a block: computations, and collectives by group of axes.
+
+    softmax: computations that are as many kernels as a softmax has, by the symbol that says how many.
+    """
 
     computations: float
+    softmax: Mapping[str, float]
     collectives: Mapping[str, float]
 
-    def count(self, sent: Callable[[str], Any]) -> Any:  # noqa: ANN401 - a number or a column
-        """All of them; `sent` is 1.0 for groups that have several members, else 0.0."""
+    def count(self, sent: Callable[[str], Any], value: Callable[[str], Any]) -> Any:  # noqa: ANN401 - number or column
+        """All of them; `sent` is 1.0 for groups that have several members, else 0.0; `value` is that of a symbol."""
         total = self.computations
+        for symbol, kernels in self.softmax.items():
+            total = total + kernels * value(symbol)
         for axes, calls in self.collectives.items():
             total = total + calls * sent(axes)
         return total
@@ -161,13 +167,16 @@ def _end_of(program: StepProgram, stage: Stage) -> Iterator[Operation]:
 
 
 def _issued(section: Section) -> Issued:
-    computations, collectives = 0.0, dict[str, float]()
+    computations, softmax, collectives = 0.0, dict[str, float](), dict[str, float]()
     for step in section.operations:
+        symbols = [name for name, _ in step.calls.powers if name.startswith("softmax")]
         if isinstance(step, Collective):
             collectives[step.axis] = collectives.get(step.axis, 0.0) + 1.0
+        elif symbols:
+            softmax[symbols[0]] = softmax.get(symbols[0], 0.0) + 1.0
         elif not isinstance(step, Kernel) or step.size_bytes.coefficient:
             computations += 1.0
-    return Issued(computations, collectives)
+    return Issued(computations, softmax, collectives)
 
 
 def _plain(operations: Iterable[Operation]) -> Instructions:

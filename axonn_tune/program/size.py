@@ -43,7 +43,7 @@ CANDIDATE_SYMBOLS = (
     *("x", "y", "z", "data"),
     *("b", "A", "C", "parts", "kept", "unkept", "V", "P"),
     *("block_bucket", "table_bucket", "position_bucket", "parameters", "vectors"),
-    *("context", "scores", "scores_back", "held"),
+    *("context", "scores", "scores_back", "softmax", "softmax_back", "held"),
 )
 """What differs between candidates.
 

@@ -323,6 +323,7 @@ def _block_backward(given: Given, *, recompute: Recompute) -> Iterator[Operation
     if gathers:
         yield from _gather_block(given, phase="backward", calls=UNKEPT_SHARE)
     yield from gather(FC2)
+    yield from again("mlp.up")
     yield from again("mlp.activation")
     yield from layers.dropout_backward("mlp.fc2", given)
     made = given.stream("activation gradient", temporary, F / X, inside=True)
@@ -335,6 +336,7 @@ def _block_backward(given: Given, *, recompute: Recompute) -> Iterator[Operation
     yield from _norm_backward("mlp.norm", given, frees=("middle of block", "mlp.norm gradient", "mlp.norm statistics"))
     yield from gather(ATTENTION_OUTPUT)
     yield from again("attention.core")
+    yield from again("attention.output")
     yield from layers.dropout_backward("attention.output", given)
     made = given.stream("attention gradient", temporary, Q / X, inside=True)
     yield from layers.linear_backward(ATTENTION_OUTPUT, given, makes=made, frees=())
@@ -355,6 +357,8 @@ def _recompute_layer(layer: str, given: Given) -> Iterator[Operation]:
         yield from layers.activation(given, phase="recompute")
     elif layer == "attention.core":
         yield from layers.attention_core(given, phase="recompute")
+    elif layer in ("attention.output", "mlp.up"):
+        yield from layers.gemm_again(layer, given)
     elif layer == "attention.scores":
         for step in layers.attention_core(given, phase="recompute"):
             yield replace(step, makes=tuple(array for array in step.makes if array.name != "attention output"))

@@ -174,7 +174,7 @@ def _of_node(tier: Tier, per_node: int | None) -> Tier:
 
 # Its software.
 
-_WORDS: tuple[tuple[str, str], ...] = (
+FRAMEWORK_WORDS: tuple[tuple[str, str], ...] = (
     ("bigscience", "megatron-2021"),
     ("megatron-deepspeed", "megatron-deepspeed"),
     ("zero-3", "deepspeed-2021"),
@@ -206,7 +206,7 @@ _FITTED_CHIPS = ("a100", "h100", "gb200")
 def framework_of(row: StepRow) -> Framework:
     """The framework a row names, with what the row itself says of attention, overlap, ZeRO and compilation."""
     words = row.framework.lower()
-    name = next((known for word, known in _WORDS if word in words), "unknown")
+    name = next((known for word, known in FRAMEWORK_WORDS if word in words), "unknown")
     said = f"{row.framework} {row.overlap} {row.notes}".lower()
     if name == "torchtitan" and ("compile" not in said or "eager" in row.overlap.lower()):
         name = "torchtitan-eager"

@@ -15,10 +15,12 @@ from axonn_tune.cost.collectives import collective_time_s, lines_of, route, tran
 from axonn_tune.cost.columns import Candidates, ChunkColumns, ColumnPricer, Floats, Integers, distinct
 from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time, split_layers
 from axonn_tune.cost.utilisation import contended_s
+from axonn_tune.frameworks import software_on
 from axonn_tune.grid import GroupShape, merged_shape
 from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import Stage
 from axonn_tune.ranking.space import FIRST, LAST, MIDDLE, Fitting, Problem, Shapes, stage_rows, stage_values
+from axonn_tune.units import seconds
 
 
 @dataclass(frozen=True)
@@ -227,18 +229,19 @@ def _sends_s(problem: Problem, shapes: Shapes, candidates: Candidates, strides: 
         axis: np.broadcast_to(np.asarray(shapes.values[axis]), len(shapes))[candidates.shape]
         for axis in ("x", "y", "context", "b")
     }
+    call_s = seconds(software_on(problem.framework, machine).collective_us)
     tokens = axes["b"] * problem.workload.sequence_length / axes["context"]
     whole = problem.workload.element_sizes.compute * tokens * problem.model.hidden / axes["y"]
     split = options.sequence_parallel or schedule.scattered
     size, found = (whole / axes["x"] if split else whole), np.zeros(len(candidates))
     for stride in distinct(strides)[0].tolist():
         mine = strides == stride
-        found[mine] = transfer_time_s(size[mine], stride=int(stride), machine=machine)
+        found[mine] = transfer_time_s(size[mine], stride=int(stride), machine=machine, call_s=call_s)
     if schedule.scattered and not options.sequence_parallel:
         for width in distinct(axes["x"])[0].tolist():
             mine = axes["x"] == width
             shape: GroupShape = merged_shape([(int(width), 1)])
-            chosen = lines_of("all_gather", route(shape, machine.tiers, problem.gpus), machine)
+            chosen = lines_of("all_gather", route(shape, machine.tiers, problem.gpus), machine, call_s=call_s)
             pairs = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in chosen)
             found[mine] = found[mine] + collective_time_s(pairs, whole[mine], COLUMNS)
     return found

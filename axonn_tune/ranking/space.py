@@ -327,10 +327,10 @@ def _fit_stages(problem: Problem, shapes: Shapes, program: StepProgram, limit_by
         )
 
     asked = problem.limits.kept_layers
-    kept = np.full(len(shapes.piped), np.inf if asked is None else float(asked))
+    kept = np.maximum.reduce([one.layers for one in rows])
     for one in rows:
-        fitting = priced(one, None).kept_layers if asked is None else one.layers
-        kept = np.minimum(kept, fitting)
+        fitting = np.asarray(priced(one, None).kept_layers if asked is None else float(asked))
+        kept = np.where(fitting < one.layers, np.minimum(kept, fitting), kept)
     largest = np.zeros(len(shapes.piped))
     for one in rows:
         largest = np.maximum(largest, priced(one, np.minimum(kept, one.layers)).total_bytes)

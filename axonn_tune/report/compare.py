@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from axonn_tune import __version__
 from axonn_tune.report.output import (
     NOTHING,
     Json,
     Table,
     TableColumn,
     each,
+    fields_of,
     percent,
     signed_percent,
     times,
     words,
 )
-from axonn_tune.report.ranking import origin
+from axonn_tune.report.ranking import document_head
 from axonn_tune.units import GIB, TERA
 
 if TYPE_CHECKING:
@@ -180,26 +180,19 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
     """Everything, by the schema `axonn-tune/comparison/1`; times per step and rank."""
     overlap = comparison.overlap
     return {
-        "schema": SCHEMA,
-        "tool_version": __version__,
-        "gpus": comparison.problem.gpus,
-        "model": origin(inputs.model),
-        "machine": origin(inputs.machine),
-        "workload": comparison.problem.workload.model_dump(mode="json", by_alias=True),
+        **document_head(SCHEMA, inputs),
         "memory_limit_bytes": comparison.limit_bytes,
         "contenders": [_contender_json(comparison, one) for one in comparison.contenders],
-        "overlap": None if overlap is None else {"off_s": overlap.off_s, "on_s": overlap.on_s, "gain": overlap.gain},
+        "overlap": None if overlap is None else fields_of(overlap, ("off_s", "on_s", "gain")),
         "remarks": comparison_remarks(comparison),
-        "paper": [{"what": claim.what, "value": claim.value, "words": claim.words} for claim in comparison.claims],
+        "paper": [fields_of(claim, ("what", "value", "words")) for claim in comparison.claims],
     }
 
 
 def _contender_json(comparison: Comparison, contender: Contender) -> Json:
     found, endless = contender.prediction, contender.endless_memory
     return {
-        "key": contender.key,
-        "name": contender.name,
-        "framework": contender.framework,
+        **fields_of(contender, ("key", "name", "framework")),
         "relative_step": comparison.relative(contender),
         "feasible": found is not None,
         "infeasible": contender.infeasible or None,
@@ -221,21 +214,14 @@ def prediction_json(found: StepPrediction) -> Json:
         "chunks": configuration.chunks,
         "iteration_s": pricing.iteration_s,
         "own_software_s": found.own_software_s,
-        "low_s": found.performance.low_s,
-        "high_s": found.performance.high_s,
-        "compute_s": pricing.compute_s,
-        "communication_s": pricing.communication_s,
-        "exposed_communication_s": pricing.exposed_communication_s,
-        "bubble_s": pricing.bubble_s,
+        **fields_of(found.performance, ("low_s", "high_s")),
+        **fields_of(pricing, ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")),
         "traffic": [
             {"kind": axis, "seconds": seconds, "exposed_s": exposed_s}
             for axis, (seconds, exposed_s) in found.by_axis().items()
         ],
         "limits": [{"what": what, "share": share} for what, share in found.limits()],
         "memory_bytes": float(pricing.memory.total_bytes),
-        "tokens_per_s": found.performance.tokens_per_s,
-        "mfu": found.performance.mfu,
-        "hfu": found.performance.hfu,
-        "paper_share": found.paper_share,
-        "paper_flops_per_s": found.paper_flops_per_s,
+        **fields_of(found.performance, ("tokens_per_s", "mfu", "hfu")),
+        **fields_of(found, ("paper_share", "paper_flops_per_s")),
     }

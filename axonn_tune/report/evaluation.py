@@ -20,15 +20,22 @@ from axonn_tune.report.output import (
     NOTHING,
     Heading,
     Json,
+    TableColumn,
     axis_name,
+    cells_of,
+    each,
+    fields_of,
     json_text,
     markdown_table,
     percent,
-    seconds_cells,
     signed_percent,
+    text_of,
     text_table,
+    times,
+    words,
     wrapped,
 )
+from axonn_tune.specs.results import StepTotals
 from axonn_tune.units import MILLI, counted, show_bytes, show_seconds
 from axonn_tune.validation.comparison import (
     ComparisonRow,
@@ -43,6 +50,8 @@ from axonn_tune.validation.regression import GATES, Gate, Regression, Regression
 
 ACCURACY_SCHEMA, VALIDATION_SCHEMA = "axonn-tune/accuracy/1", "axonn-tune/validation/1"
 REGRESSION_SCHEMA = "axonn-tune/regression/1"
+_STEP = ("id", "predicted_s", "low_s", "high_s", "why_not", "measured_s", "error", "memory_bytes")
+_GROUPINGS = ("by_source", "by_framework", "by_accelerator")
 
 
 def accuracy_document(found: Accuracy) -> Json:
@@ -54,7 +63,10 @@ def accuracy_document(found: Accuracy) -> Json:
             **step_summary(found.summary),
             **{f"without_{kind}": step_summary(summary) for kind, summary in found.without.items()},
         },
-        "rows": step_rows(found.steps),
+        "rows": [
+            fields_of(one, _STEP, id=one.row.id, why_not=one.why_not or None, measured_s=one.row.step_s)
+            for one in found.steps
+        ],
         **{name: _judged(judged) for name, judged in kinds.items() if judged},
     }
 
@@ -63,8 +75,7 @@ def _judged(judged: tuple[Evaluation, ...]) -> Json:
     return {
         "summary": {name: asdict(errors) for name, errors in errors_by_group(judged).items()},
         "rows": [
-            {"id": one.id, "predicted": one.predicted, "measured": one.measured, "why_not": one.why_not or None}
-            for one in judged
+            fields_of(one, ("id", "predicted", "measured", "why_not"), why_not=one.why_not or None) for one in judged
         ],
     }
 
@@ -89,36 +100,12 @@ def _reasons(judged: tuple[Evaluation, ...]) -> str:
     return "".join(f"not predicted: {count:,} rows: {why}\n" for why, count in counts.most_common())
 
 
-def step_rows(predictions: tuple[PredictedStep, ...]) -> list[Json]:
-    """One object per row: `why_not` is null where there is a prediction."""
-    return [
-        {
-            "id": one.row.id,
-            "predicted_s": one.predicted_s,
-            "low_s": one.low_s,
-            "high_s": one.high_s,
-            "why_not": one.why_not or None,
-            "measured_s": one.row.step_s,
-            "error": one.error,
-            "memory_bytes": one.memory_bytes,
-        }
-        for one in predictions
-    ]
-
-
 def step_summary(summary: StepSummary) -> Json:
     """The figures of a summary."""
     return {
         **asdict(summary.errors),
-        "rows": summary.rows,
-        "predicted": summary.predicted,
-        "spearman": summary.spearman,
-        "regret": summary.regret,
-        "best_in_top_5": summary.best_in_top_5,
-        "coverage": summary.coverage,
-        "by_source": {name: asdict(errors) for name, errors in summary.by_source.items()},
-        "by_framework": {name: asdict(errors) for name, errors in summary.by_framework.items()},
-        "by_accelerator": {name: asdict(errors) for name, errors in summary.by_accelerator.items()},
+        **fields_of(summary, ("rows", "predicted", "spearman", "regret", "best_in_top_5", "coverage")),
+        **{by: {name: asdict(errors) for name, errors in getattr(summary, by).items()} for by in _GROUPINGS},
         "families": [asdict(family) for family in summary.families],
     }
 
@@ -130,7 +117,7 @@ def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> 
         held_out = [(kind, _with_all(one)) for kind, one in without.items()]
         parts += [_errors_table("source", _with_all(summary), held_out), _families_table(summary, without)]
         parts.append(_steps_table("worst rows", summary.worst))
-    parts.append(_interleaving_table(summary.of_unknown_interleaving))
+    parts.append(text_of(_INTERLEAVING, summary.of_unknown_interleaving))
     parts.append(_steps_table("rows without a time", [one for one in summary.not_measured if one.predicted_s]))
     unknown = sorted({one.row.framework for one in summary.of_unknown_software})
     parts += [f"unknown framework, priced as the mean of all known ones: {name or 'no name'}" for name in unknown]
@@ -146,80 +133,81 @@ def _errors_table(
     title: str, groups: dict[str, Errors], held_out: Sequence[tuple[LeftOut, dict[str, Errors]]] = ()
 ) -> str:
     """Errors by group; of `held_out` mean and median too, by fits without a row's family or source."""
-    headings = [Heading(title, left=True), *map(Heading, ("rows", "mean", "median", "90%", "bias"))]
-    headings += [Heading(f"held-out\n{kind},\n{what}") for kind, _ in held_out for what in ("mean", "median")]
-    rows = [
-        [
-            *(
-                name,
-                f"{one.rows:,}",
-                percent(one.mape),
-                percent(one.median),
-                percent(one.p90),
-                signed_percent(one.bias),
-            ),
-            *(cell for _, other in held_out for cell in _mean_and_median(other.get(name))),
-        ]
-        for name, one in groups.items()
+    columns: list[TableColumn[tuple[str, Errors]]] = [
+        words(title, lambda group: group[0]),
+        each("rows", lambda group: f"{group[1].rows:,}"),
+        each("mean", lambda group: percent(group[1].mape)),
+        each("median", lambda group: percent(group[1].median)),
+        each("90%", lambda group: percent(group[1].p90)),
+        each("bias", lambda group: signed_percent(group[1].bias)),
+        *(column for kind, other in held_out for column in _held_out_columns(kind, other)),
     ]
-    return text_table(headings, rows)
+    return text_of(columns, list(groups.items()))
 
 
-def _mean_and_median(errors: Errors | None) -> tuple[str, str]:
-    """Nothing for a group without held-out rows."""
-    return (percent(errors.mape), percent(errors.median)) if errors else (NOTHING, NOTHING)
+def _held_out_columns(kind: LeftOut, errors: Mapping[str, Errors]) -> Iterator[TableColumn[tuple[str, Errors]]]:
+    """Mean and median; nothing for a group without held-out rows."""
+    yield each(f"held-out\n{kind},\nmean", lambda group: percent(errors[group[0]].mape if group[0] in errors else None))
+    yield each(
+        f"held-out\n{kind},\nmedian", lambda group: percent(errors[group[0]].median if group[0] in errors else None)
+    )
 
 
 def _families_table(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
     """How well layouts are ranked within families, and what intervals hold."""
     if not summary.families:
         return ""
-    headings = [Heading("families of\n5+ rows", left=True), Heading("families"), Heading("mean\nSpearman")]
-    headings += [Heading("mean\nregret"), Heading("best in\ntop 5"), Heading("80% interval\ncoverage")]
     named = {"all rows": summary, **{f"held-out {kind}": one for kind, one in without.items()}}
-    rows = [
-        [
-            *(name, str(len(one.families)), f"{one.spearman:.3f}", percent(one.regret)),
-            *(percent(one.best_in_top_5, decimals=0), percent(one.coverage, decimals=0)),
-        ]
-        for name, one in named.items()
-    ]
-    return text_table(headings, rows)
+    return text_of(_FAMILIES, list(named.items()))
+
+
+_FAMILIES: list[TableColumn[tuple[str, StepSummary]]] = [
+    words("families of\n5+ rows", lambda one: one[0]),
+    each("families", lambda one: str(len(one[1].families))),
+    each("mean\nSpearman", lambda one: f"{one[1].spearman:.3f}"),
+    each("mean\nregret", lambda one: percent(one[1].regret)),
+    each("best in\ntop 5", lambda one: percent(one[1].best_in_top_5, decimals=0)),
+    each("80% interval\ncoverage", lambda one: percent(one[1].coverage, decimals=0)),
+]
 
 
 def _steps_table(title: str, steps: Sequence[PredictedStep]) -> str:
     """One line a row, with what it was priced as and its interval; nothing without rows."""
-    if not steps:
-        return ""
-    headings = [
-        *(Heading(name, left=True) for name in (title, "framework", "priced as", "model", "layout")),
-        *map(Heading, ("measured, s", "predicted, s", "80% interval", "error")),
-    ]
-    return text_table(headings, [_step_cells(one) for one in steps])
+    return text_of([words(title, lambda one: one.row.id), *_STEPS], steps)
 
 
-def _interleaving_table(steps: Sequence[PredictedStep]) -> str:
-    """Rows whose source does not state interleaving, by both readings; nothing without such rows."""
-    if not steps:
-        return ""
-    headings = [*(Heading(name, left=True) for name in ("* interleaving not stated", "model", "fastest layout"))]
-    headings += map(Heading, ("measured, s", "predicted, s", "error", "without\ninterleaving, s", "error"))
-    return text_table(headings, [_interleaving_cells(one) for one in steps])
+_MEASURED: TableColumn[PredictedStep] = each("measured, s", lambda one: _three_decimals(one.row.step_s))
+_PREDICTED: TableColumn[PredictedStep] = each("predicted, s", lambda one: _three_decimals(one.predicted_s))
+_ERROR: TableColumn[PredictedStep] = each("error", lambda one: signed_percent(one.error))
+_STEPS: list[TableColumn[PredictedStep]] = [
+    words("framework", lambda one: one.row.framework),
+    words("priced as", lambda one: framework_of(one.row).software),
+    words("model", lambda one: one.row.model),
+    words("layout", lambda one: one.layout),
+    _MEASURED,
+    _PREDICTED,
+    each("80% interval", lambda one: _interval(one.low_s, one.high_s)),
+    _ERROR,
+]
+_INTERLEAVING: list[TableColumn[PredictedStep]] = [
+    words("* interleaving not stated", lambda one: one.row.id),
+    words("model", lambda one: one.row.model),
+    words("fastest layout", lambda one: one.layout),
+    _MEASURED,
+    _PREDICTED,
+    _ERROR,
+    each("without\ninterleaving, s", lambda one: _three_decimals(one.plain_s)),
+    each("error", lambda one: signed_percent(one.plain_error)),
+]
+"""Rows whose source does not state interleaving, by both readings."""
 
 
-def _interleaving_cells(one: PredictedStep) -> list[str]:
-    times = [f"{one.row.step_s:.3f}", f"{one.predicted_s:.3f}", f"{one.error:+.1%}"]
-    return [one.row.id, one.row.model, one.layout, *times, f"{one.plain_s:.3f}", f"{one.plain_error:+.1%}"]
+def _interval(low_s: float | None, high_s: float | None) -> str:
+    return NOTHING if low_s is None or high_s is None else f"{low_s:.3f} to {high_s:.3f}"
 
 
-def _step_cells(one: PredictedStep) -> list[str]:
-    measured = NOTHING if one.row.step_s is None else f"{one.row.step_s:.3f}"
-    interval = NOTHING if one.low_s is None or one.high_s is None else f"{one.low_s:.3f} to {one.high_s:.3f}"
-    layout = one.layout
-    return [
-        *(one.row.id, one.row.framework, framework_of(one.row).software, one.row.model, layout),
-        *(measured, f"{one.predicted_s:.3f}", interval, signed_percent(one.error)),
-    ]
+def _three_decimals(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
 
 
 _OF_RUN = {
@@ -231,12 +219,12 @@ def validation_text(comparison: RunComparison) -> str:
     """Every configuration, every axis and collective, the quality of the whole, and what is wrong."""
     rows = sorted(comparison.rows, key=lambda row: row.step_s.measured)
     parts = [
-        text_table(_CONFIGURATIONS, _configuration_cells(rows)),
-        text_table(_OTHERS, _other_cells(rows)),
-        text_table([Heading("axis", left=True), *_SHARES], _share_cells(comparison.axes)),
-        text_table([Heading("collective", left=True), *_SHARES], _share_cells(comparison.collectives)),
-        *([text_table(_GAINS, [_gain_cells(one) for one in comparison.gains])] if comparison.gains else []),
-        text_table(_QUALITIES, [_quality_cells(one) for one in qualities(comparison)]),
+        text_of(_CONFIGURATIONS, rows),
+        text_of(_OTHERS, rows),
+        _terms_table("axis", comparison.axes),
+        _terms_table("collective", comparison.collectives),
+        *([text_of(_GAINS, comparison.gains)] if comparison.gains else []),
+        text_of(_QUALITIES, qualities(comparison)),
     ]
     return "\n".join([*parts, *map(wrapped, notes_of(comparison))]) + "\n"
 
@@ -301,91 +289,77 @@ def notes_of(comparison: RunComparison) -> Iterator[str]:
         yield "Every rank sent the expected collectives, in every run."
 
 
-_CONFIGURATIONS = [
-    Heading("configuration", left=True), Heading("step,\npredicted,\nms"), Heading("measured,\nms"), Heading("error"),
-    Heading("spread\nof runs"), Heading("communi-\ncation,\npredicted"), Heading("measured,\nms"), Heading("error"),
-    Heading("exposed,\npredicted"), Heading("measured,\nms"), Heading("error"),
-]  # fmt: skip
-_OTHERS = [
-    Heading("configuration", left=True), Heading("computation,\npredicted, ms"), Heading("measured,\nms"),
-    Heading("error"), Heading("memory,\npredicted"), Heading("measured"), Heading("losses", left=True),
-]  # fmt: skip
-_SHARES = [
-    Heading("in"), Heading("predicted,\nms"), Heading("measured,\nms"), Heading("error"), Heading("mean\n|error|"),
-    Heading("exposed,\npredicted,\nms"), Heading("\nmeasured,\nms"),
-]  # fmt: skip
-_GAINS = [Heading("gain from overlap", left=True), Heading("predicted"), Heading("measured")]
-_QUALITIES = [
-    Heading("", left=True), Heading("Spearman"), Heading("regret of\npredicted best"), Heading("its measured\nrank"),
-    Heading("mean\n|error|"), Heading("mean\nerror"), Heading("worst\nerror"),
-]  # fmt: skip
-
-
-def _configuration_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
-    columns = [
-        [row.configuration.name for row in rows],
-        *_both([row.step_s for row in rows]),
-        [percent(row.step_s.spread, decimals=0) if len(row.configuration.runs) > 1 else NOTHING for row in rows],
-        *_both([row.communication_s for row in rows]),
-        *_both([row.exposed_s for row in rows]),
-    ]
-    return [list(cells) for cells in zip(*columns, strict=True)]
-
-
-def _other_cells(rows: Sequence[ComparisonRow]) -> list[list[str]]:
-    columns = [
-        [row.configuration.name for row in rows],
-        *_both([row.compute_s for row in rows]),
-        [NOTHING if row.memory_bytes.predicted is None else show_bytes(row.memory_bytes.predicted) for row in rows],
-        [show_bytes(row.memory_bytes.measured) for row in rows],
-        [row.verdict.words.partition(":")[0] for row in rows],
-    ]
-    return [list(cells) for cells in zip(*columns, strict=True)]
-
-
-def _both(pairs: Sequence[Pair]) -> tuple[list[str], list[str], list[str]]:
+def _pair_columns(
+    predicted: str, measured: str, read: Callable[[ComparisonRow], Pair]
+) -> list[TableColumn[ComparisonRow]]:
     """Predicted, measured, ms, and the error."""
-    predicted = seconds_cells([None if pair.predicted is None else pair.predicted / MILLI for pair in pairs])
-    measured = seconds_cells([pair.measured / MILLI for pair in pairs])
-    return predicted, measured, [signed_percent(pair.error) for pair in pairs]
-
-
-def _share_cells(shares: Sequence[TermComparison]) -> list[list[str]]:
-    columns = [
-        [axis_name(one.name) for one in shares],
-        [str(one.configurations) for one in shares],
-        seconds_cells([one.predicted_s / MILLI for one in shares]),
-        seconds_cells([one.measured_s / MILLI for one in shares]),
-        [signed_percent(one.predicted_s / one.measured_s - 1.0 if one.measured_s else None) for one in shares],
-        [percent(one.mape) for one in shares],
-        seconds_cells([one.predicted_exposed_s / MILLI for one in shares]),
-        seconds_cells([one.measured_exposed_s / MILLI for one in shares]),
-    ]
-    return [list(cells) for cells in zip(*columns, strict=True)]
-
-
-def _gain_cells(one: OverlapSaving) -> list[str]:
-    return [one.name, signed_percent(one.predicted), signed_percent(one.measured)]
-
-
-def _quality_cells(one: Quality) -> list[str]:
-    if not one.rows:
-        return [one.what, *[NOTHING] * 6]
     return [
-        one.what,
-        f"{one.spearman:.3f}",
-        signed_percent(one.regret),
-        str(one.best),
-        percent(one.mape),
-        signed_percent(one.bias),
-        signed_percent(one.worst),
+        times(predicted, lambda row: _ms(read(row).predicted)),
+        times(measured, lambda row: _ms(read(row).measured)),
+        each("error", lambda row: signed_percent(read(row).error)),
     ]
+
+
+def _ms(value_s: float | None) -> float | None:
+    return None if value_s is None else value_s / MILLI
+
+
+def _spread(row: ComparisonRow) -> str:
+    return percent(row.step_s.spread, decimals=0) if len(row.configuration.runs) > 1 else NOTHING
+
+
+def _bytes(value: float | None) -> str:
+    return NOTHING if value is None else show_bytes(value)
+
+
+_CONFIGURATIONS: list[TableColumn[ComparisonRow]] = [
+    words("configuration", lambda row: row.configuration.name),
+    *_pair_columns("step,\npredicted,\nms", "measured,\nms", lambda row: row.step_s),
+    each("spread\nof runs", _spread),
+    *_pair_columns("communi-\ncation,\npredicted", "measured,\nms", lambda row: row.communication_s),
+    *_pair_columns("exposed,\npredicted", "measured,\nms", lambda row: row.exposed_communication_s),
+]
+_OTHERS: list[TableColumn[ComparisonRow]] = [
+    words("configuration", lambda row: row.configuration.name),
+    *_pair_columns("computation,\npredicted, ms", "measured,\nms", lambda row: row.compute_s),
+    each("memory,\npredicted", lambda row: _bytes(row.memory_bytes.predicted)),
+    each("measured", lambda row: show_bytes(row.memory_bytes.measured)),
+    words("losses", lambda row: row.verdict.words.partition(":")[0]),
+]
+_TERMS: list[TableColumn[TermComparison]] = [
+    each("in", lambda one: str(one.configurations)),
+    times("predicted,\nms", lambda one: one.predicted_s / MILLI),
+    times("measured,\nms", lambda one: one.measured_s / MILLI),
+    each("error", lambda one: signed_percent(one.predicted_s / one.measured_s - 1.0 if one.measured_s else None)),
+    each("mean\n|error|", lambda one: percent(one.mape)),
+    times("exposed,\npredicted,\nms", lambda one: one.predicted_exposed_s / MILLI),
+    times("\nmeasured,\nms", lambda one: one.measured_exposed_s / MILLI),
+]
+_GAINS: list[TableColumn[OverlapSaving]] = [
+    words("gain from overlap", lambda one: one.name),
+    each("predicted", lambda one: signed_percent(one.predicted)),
+    each("measured", lambda one: signed_percent(one.measured)),
+]
+_QUALITIES: list[TableColumn[Quality]] = [
+    words("", lambda one: one.what),
+    each("Spearman", lambda one: f"{one.spearman:.3f}" if one.rows else NOTHING),
+    each("regret of\npredicted best", lambda one: signed_percent(one.regret)),
+    each("its measured\nrank", lambda one: str(one.best) if one.rows else NOTHING),
+    each("mean\n|error|", lambda one: percent(one.mape)),
+    each("mean\nerror", lambda one: signed_percent(one.bias)),
+    each("worst\nerror", lambda one: signed_percent(one.worst)),
+]
+"""Without rows all numbers are nan."""
+
+
+def _terms_table(title: str, terms: Sequence[TermComparison]) -> str:
+    columns = [words(title, lambda one: axis_name(one.name)), *_TERMS]
+    return text_table(columns, cells_of(columns, terms))
 
 
 def _row_json(row: ComparisonRow) -> Json:
     configuration = row.configuration
-    pairs = {"step_s": row.step_s, "compute_s": row.compute_s, "communication_s": row.communication_s}
-    pairs |= {"exposed_communication_s": row.exposed_s, "memory_bytes": row.memory_bytes}
+    pairs = {name: getattr(row, name) for name in StepTotals.model_fields}
     runs = [run.model_dump(mode="json", include=_OF_RUN) for run in configuration.runs]
     terms = [term.model_dump(mode="json", exclude={"steps_s", "exposed_s"}) for term in configuration.terms]
     return {
@@ -406,10 +380,15 @@ def _row_json(row: ComparisonRow) -> Json:
     }
 
 
-_CHANGES = [
-    Heading("", left=True), Heading("configuration", left=True), Heading("quantity", left=True), Heading("baseline"),
-    Heading("now"), Heading("change"), Heading("allowed"),
-]  # fmt: skip
+_CHANGES: list[TableColumn[RegressionFinding]] = [
+    words("", lambda one: "FAIL" if one.failed else ""),
+    words("configuration", lambda one: one.subject),
+    words("quantity", lambda one: one.quantity),
+    each("baseline", lambda one: _shown(one.before, one.unit)),
+    each("now", lambda one: _shown(one.now, one.unit)),
+    each("change", lambda one: _change(one)),
+    each("allowed", lambda one: _allowed(one)),
+]
 _GATE_TITLES: dict[Gate, str] = {
     "predictions": "Predictions: must not move",
     "measurements": "Measurements: must not grow",
@@ -438,7 +417,7 @@ def verdict(found: Regression) -> str:
 
 def _render(
     found: Regression,
-    table: Callable[[list[Heading], list[list[str]]], str],
+    table: Callable[[Sequence[Heading], Sequence[Sequence[str]]], str],
     *,
     heading: Callable[[str], str],
 ) -> str:
@@ -450,7 +429,7 @@ def _render(
         shown = [one for one in findings if one.failed or gate == "accuracy" or _changed(one)]
         failed = sum(one.failed for one in findings)
         summary = f"{counted(len(findings), 'number')} compared, {failed} beyond tolerance."
-        rows = [_finding_cells(one) for one in sorted(shown, key=lambda one: (not one.failed, -abs(one.change or 0.0)))]
+        rows = cells_of(_CHANGES, sorted(shown, key=lambda one: (not one.failed, -abs(one.change or 0.0))))
         parts.append(heading(_GATE_TITLES[gate]) + summary + "\n" + (f"\n{table(_CHANGES, rows)}" if rows else ""))
     return "\n".join(part for part in parts if part) + "\n"
 
@@ -460,24 +439,16 @@ def _changed(one: RegressionFinding) -> bool:
     return one.change is not None and abs(one.change) >= 0.0005
 
 
-def _finding_cells(one: RegressionFinding) -> list[str]:
-    show: Callable[[float], str] = {"s": show_seconds, "bytes": show_bytes, "share": _three_decimals}[one.unit]
-    change = (
-        "missing" if one.now is None else NOTHING if one.change is None or one.unit == "share" else f"{one.change:+.2%}"
-    )
-    return [
-        "FAIL" if one.failed else "",
-        one.subject,
-        one.quantity,
-        NOTHING if one.before is None else show(one.before),
-        NOTHING if one.now is None else show(one.now),
-        change,
-        _allowed(one),
-    ]
+def _shown(value: float | None, unit: str) -> str:
+    if value is None:
+        return NOTHING
+    return show_seconds(value) if unit == "s" else show_bytes(value) if unit == "bytes" else _three_decimals(value)
 
 
-def _three_decimals(value: float) -> str:
-    return f"{value:.3f}"
+def _change(one: RegressionFinding) -> str:
+    if one.now is None:
+        return "missing"
+    return NOTHING if one.change is None or one.unit == "share" else f"{one.change:+.2%}"
 
 
 def _allowed(one: RegressionFinding) -> str:
@@ -510,7 +481,7 @@ def _suite(root: ElementTree.Element, gate: Gate, findings: Sequence[RegressionF
         case = ElementTree.SubElement(suite, "testcase", classname=f"axonn-tune.{gate}", name=subject)
         wrong = [one for one in findings if one.subject == subject and one.failed]
         if wrong:
-            lines = [" ".join(cell for cell in _finding_cells(one)[2:] if cell) for one in wrong]
+            lines = [" ".join(filter(None, cells)) for cells in cells_of(_CHANGES[2:], wrong)]
             failure = ElementTree.SubElement(case, "failure", message=", ".join(one.quantity for one in wrong))
             failure.text = "\n".join(lines)
 

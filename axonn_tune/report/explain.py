@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from axonn_tune import __version__
 from axonn_tune.cost.breakdown import (
     ATTENTION,
     ELEMENT_WISE,
@@ -30,8 +29,18 @@ from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
-from axonn_tune.report.output import WIDTH, Heading, Json, axis_name, markdown_table, seconds_cells, text_table, wrapped
-from axonn_tune.report.ranking import entry_fields, origin, shown_axes, term_json
+from axonn_tune.report.output import (
+    WIDTH,
+    Heading,
+    Json,
+    axis_name,
+    fields_of,
+    markdown_table,
+    seconds_cells,
+    text_table,
+    wrapped,
+)
+from axonn_tune.report.ranking import document_head, entry_fields, shown_axes, term_json
 from axonn_tune.specs.machine import Accelerator, Machine, Protocol
 from axonn_tune.units import GB, GIB, TERA, show_bytes, show_seconds
 
@@ -280,20 +289,13 @@ def explain_document(subject: PricedConfiguration) -> Json:
     ]
     work = work_by_kind(pricing, workload)
     return {
-        "schema": SCHEMA,
-        "tool_version": __version__,
-        "gpus": inputs.problem.gpus,
-        "model": origin(inputs.model),
-        "machine": origin(inputs.machine),
-        "workload": workload.model_dump(mode="json", by_alias=True),
+        **document_head(SCHEMA, inputs),
         "cost": "alpha-beta",
         "words": words(subject),
         "config": {**entry_fields(entry, workload), "terms": terms},
         "symbols": pricing.values,
         "lines": line_sentences(inputs.problem, pricing),
-        "computation": [
-            {"kind": each.kind, "phase": each.phase, "seconds": each.seconds, "flops": each.flops} for each in work
-        ],
+        "computation": [fields_of(each, ("kind", "phase", "seconds", "flops")) for each in work],
         "memory": {
             "items": {name: float(size) for name, size in pricing.memory.items},
             "total_bytes": float(pricing.memory.total_bytes),

@@ -269,6 +269,11 @@ def _csv_cell(cell: object) -> object:
     return repr(cell) if isinstance(cell, float) else cell
 
 
+def fields_of(source: object, names: Iterable[str], **own: object) -> Json:
+    """What `source` has under these names, in their order; `own`: what stands under some of them instead."""
+    return {name: own[name] if name in own else getattr(source, name) for name in names}
+
+
 def json_text(document: Json, *, indent: int | None = None) -> str:
     """JSON text with every digit; a number that is not finite becomes null, which JSON has instead."""
     try:

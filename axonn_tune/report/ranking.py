@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from axonn_tune import __version__
-from axonn_tune.cost.prediction import StagePrediction, Term
+from axonn_tune.cost.prediction import Term
 from axonn_tune.grid import AXES
 from axonn_tune.program.dimensions import MFU_CONVENTION
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.entries import Entry
+from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.results import Results
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
@@ -27,6 +28,7 @@ from axonn_tune.report.output import (
     aligned_cells,
     axis_name,
     each,
+    fields_of,
     seconds_cells,
     times,
     words,
@@ -210,26 +212,28 @@ def ranking_document(results: Results, entries: Sequence[Entry], *, limit_bytes:
     """The whole document; entries carry their terms if they were listed with them."""
     problem, searched = results.inputs.problem, results.ranked.searched
     return {
-        "schema": RANKING_SCHEMA,
-        "tool_version": __version__,
-        "gpus": problem.gpus,
-        "model": origin(results.inputs.model),
-        "machine": origin(results.inputs.machine),
-        "workload": problem.workload.model_dump(mode="json", by_alias=True),
+        **document_head(RANKING_SCHEMA, results.inputs),
         "cost": results.ranked.cost,
         "rank_by": problem.rank_by,
         "memory_limit_bytes": limit_bytes,
         "mfu_convention": MFU_CONVENTION,
-        "searched": {
-            "grids": searched.grids,
-            "candidates": searched.candidates,
-            "feasible": searched.feasible,
-            "rejected": searched.rejected,
-            "seconds": searched.seconds,
-        },
+        "searched": fields_of(searched, ("grids", "candidates", "feasible", "rejected", "seconds")),
         "ties_with_first": results.ranked.ties,
         "remarks": ranking_remarks(results),
         "configs": [entry_json(entry, results) for entry in entries],
+    }
+
+
+def document_head(schema: str, inputs: Inputs) -> Json:
+    """What documents of one problem begin with."""
+    problem = inputs.problem
+    return {
+        "schema": schema,
+        "tool_version": __version__,
+        "gpus": problem.gpus,
+        "model": origin(inputs.model),
+        "machine": origin(inputs.machine),
+        "workload": problem.workload.model_dump(mode="json", by_alias=True),
     }
 
 
@@ -250,69 +254,38 @@ def entry_json(entry: Entry, results: Results) -> Json:
     return {**found, "terms": [term_json(term) for term in entry.terms]}
 
 
+_ENTRY = (
+    *("rank", *AXES, "order", "feasible", "rejected_because", "micro_batch", "grad_accumulation", "recompute"),
+    *("kept_layers", "overlap", "communication_s", "exposed_communication_s", "compute_s", "iteration_s"),
+    *("memory_bytes", "tokens_per_s", "low_s", "high_s", "mfu", "hfu", "tie", "framework", "context", "pipeline"),
+    *("chunks", "bubble_s", "shortest_step_s", "stages"),
+)
+_STAGE = ("blocks", "compute_s", "communication_s", "bubble_s", "memory_bytes")
+_TERM = ("op", "axis", "phase", "layer", "count", "bytes", "group", "tier", "seconds", "exposed_s", "formula")
+_LINE = ("algorithm", "protocol", "latency_s", "bandwidth_bytes_per_s")
+
+
 def entry_fields(entry: Entry, workload: Workload) -> Json:
     """One config of the contract, without its terms."""
-    return {
-        "rank": entry.rank,
-        **{axis: entry.size(axis) for axis in AXES},
-        "order": None if entry.order is None else ",".join(entry.order),
-        "feasible": entry.feasible,
-        "rejected_because": list(entry.rejected_because),
-        "micro_batch": entry.micro_batch,
-        "grad_accumulation": entry.accumulation,
-        "recompute": entry.recompute,
-        "kept_layers": entry.kept_layers,
-        "overlap": list(workload.overlaps),
-        "communication_s": entry.communication_s,
-        "exposed_communication_s": entry.exposed_communication_s,
-        "compute_s": entry.compute_s,
-        "iteration_s": entry.iteration_s,
-        "memory_bytes": None if entry.memory_bytes is None else int(entry.memory_bytes),
-        "tokens_per_s": entry.tokens_per_s,
-        "low_s": entry.low_s,
-        "high_s": entry.high_s,
-        "mfu": entry.mfu,
-        "hfu": entry.hfu,
-        "tie": entry.tie,
-        "framework": entry.framework,
-        "context": entry.size("context"),
-        "pipeline": entry.pipeline,
-        "chunks": entry.chunks,
-        "bubble_s": entry.bubble_s,
-        "shortest_step_s": entry.shortest_step_s,
-        "stages": [stage_json(stage) for stage in entry.stages],
-    }
-
-
-def stage_json(stage: StagePrediction) -> Json:
-    """One pipeline stage of a config."""
-    return {
-        "blocks": stage.blocks,
-        "compute_s": stage.compute_s,
-        "communication_s": stage.communication_s,
-        "bubble_s": stage.bubble_s,
-        "memory_bytes": int(stage.memory.total_bytes),
-    }
+    return fields_of(
+        entry,
+        _ENTRY,
+        order=None if entry.order is None else ",".join(entry.order),
+        rejected_because=list(entry.rejected_because),
+        grad_accumulation=entry.accumulation,
+        overlap=list(workload.overlaps),
+        memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
+        context=entry.size("context"),
+        stages=[fields_of(stage, _STAGE, memory_bytes=int(stage.memory.total_bytes)) for stage in entry.stages],
+    )
 
 
 def term_json(term: Term) -> Json:
     """One term of the contract, and how it was priced."""
+    exposed_s = None if math.isnan(term.exposed_s) else term.exposed_s
     return {
-        "op": term.op,
-        "axis": term.axis,
-        "phase": term.phase,
-        "layer": term.layer,
-        "count": term.count,
-        "bytes": int(term.bytes),
-        "group": term.group,
-        "tier": term.tier,
-        "seconds": term.seconds,
-        "exposed_s": None if math.isnan(term.exposed_s) else term.exposed_s,
-        "formula": term.formula,
-        "algorithm": term.line.algorithm,
-        "protocol": term.line.protocol or None,
-        "latency_s": term.line.latency_s,
-        "bandwidth_bytes_per_s": term.line.bandwidth_bytes_per_s,
+        **fields_of(term, _TERM, bytes=int(term.bytes), exposed_s=exposed_s),
+        **fields_of(term.line, _LINE, protocol=term.line.protocol or None),
     }
 
 

@@ -12,7 +12,20 @@ from axonn_tune.cost.spans import STEP, predicted_spans, spans_of_one
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES
 from axonn_tune.report.explain import PricedConfiguration
-from axonn_tune.report.output import NOTHING, Heading, Json, axis_name, seconds_cells, text_table, wrapped
+from axonn_tune.report.output import (
+    NOTHING,
+    Heading,
+    Json,
+    TableColumn,
+    axis_name,
+    each,
+    fields_of,
+    text_of,
+    text_table,
+    times,
+    words,
+    wrapped,
+)
 from axonn_tune.specs.results import Quantity, Summary, SummaryTerm
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
@@ -145,32 +158,23 @@ def ratio(measured: float, predicted: float | None) -> str:
 
 
 def _collectives_table(groups: Sequence[TermGroup], *, all_terms: bool) -> str:
-    named = [Heading("phase", left=True), Heading("layer", left=True)] if all_terms else []
-    headings = [
-        Heading("collective", left=True), Heading("axis", left=True), *named, Heading("ranks"), Heading("calls"),
-        Heading("predicted,\nms"), Heading("measured,\nms"), Heading("measured /\npredicted"),
-        Heading("exposed,\npredicted,\nms"), Heading("exposed,\nmeasured,\nms"),
-    ]  # fmt: skip
-    predicted = seconds_cells([_ms(group.predicted_s) for group in groups])
-    measured = seconds_cells([_ms(group.measured_s) for group in groups])
-    exposed_predicted = seconds_cells([_ms(group.predicted_exposed_s) for group in groups])
-    exposed_measured = seconds_cells([_ms(group.measured_exposed_s) for group in groups])
-    rows = [
-        [
-            group.op,
-            axis_name(group.axis),
-            *([group.phase, group.layer] if all_terms else []),
-            str(group.ranks),
-            str(group.count),
-            predicted[number],
-            measured[number],
-            ratio(group.measured_s, group.predicted_s),
-            exposed_predicted[number],
-            exposed_measured[number],
-        ]
-        for number, group in enumerate(groups)
+    named: list[TableColumn[TermGroup]] = [
+        words("phase", lambda group: group.phase),
+        words("layer", lambda group: group.layer),
     ]
-    return text_table(headings, rows)
+    columns: list[TableColumn[TermGroup]] = [
+        words("collective", lambda group: group.op),
+        words("axis", lambda group: axis_name(group.axis)),
+        *(named if all_terms else []),
+        each("ranks", lambda group: str(group.ranks)),
+        each("calls", lambda group: str(group.count)),
+        times("predicted,\nms", lambda group: _ms(group.predicted_s)),
+        times("measured,\nms", lambda group: _ms(group.measured_s)),
+        each("measured /\npredicted", lambda group: ratio(group.measured_s, group.predicted_s)),
+        times("exposed,\npredicted,\nms", lambda group: _ms(group.predicted_exposed_s)),
+        times("exposed,\nmeasured,\nms", lambda group: _ms(group.measured_exposed_s)),
+    ]
+    return text_of(columns, groups)
 
 
 def _ms(value_s: float | None) -> float | None:
@@ -305,6 +309,6 @@ def _trace_notes(prediction: PricedConfiguration, measured: TraceStep | None) ->
     if measured is not None:
         notes["step"] = measured.step
         notes["measured"] = [
-            {"path": str(one.path), "run": one.run, "rank": one.rank, "host": one.host} for one in measured.traces
+            fields_of(one, ("path", "run", "rank", "host"), path=str(one.path)) for one in measured.traces
         ]
     return notes

@@ -129,9 +129,7 @@ def summarise(
     return Summary(
         schema="axonn-tune/summary/1",
         name=launch.name,
-        predicted_for=PredictionTarget(
-            machine=predicted.machine, accelerator=predicted.accelerator, cost=predicted.cost
-        ),
+        predicted_for=PredictionTarget.from_fields_of(predicted),
         ran_on=_ran_on(launch, mesh, rank_device),
         timed_steps=len(steps),
         averaged_steps=len(chosen),

@@ -15,7 +15,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Self, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -37,6 +37,12 @@ class Document(BaseModel):
     """Base of every schema: unknown keys are refused, values never change after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @classmethod
+    def from_fields_of(cls, source: object, **others: object) -> Self:
+        """The document with what `source` has under the names of its fields, and `others` on top."""
+        shared = {name: getattr(source, name) for name in cls.model_fields if hasattr(source, name)}
+        return cls.model_validate(shared | others)
 
 
 D = TypeVar("D", bound=Document)

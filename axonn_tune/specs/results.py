@@ -139,6 +139,11 @@ class StepTotals(Document):
     memory_bytes: NonNegativeFloat = Field(description="Peak of the rank that held most.")
 
 
+def measured_totals(source: object) -> dict[str, float]:
+    """The measured sides of the quantities that `source` has under the names of `StepTotals`."""
+    return {name: getattr(source, name).measured for name in StepTotals.model_fields}
+
+
 class RunTimes(StepTotals):
     """One run of a configuration, in fresh processes: means over its middle steps."""
 
@@ -176,16 +181,7 @@ class PredictedStep(Document):
     @classmethod
     def of(cls, launch: Launch) -> PredictedStep:
         """What a launch config says."""
-        predicted = launch.predicted
-        return cls(
-            step_s=predicted.iteration_s,
-            low_s=predicted.low_s,
-            high_s=predicted.high_s,
-            compute_s=predicted.compute_s,
-            communication_s=predicted.communication_s,
-            exposed_communication_s=predicted.exposed_communication_s,
-            memory_bytes=predicted.memory_bytes,
-        )
+        return cls.from_fields_of(launch.predicted, step_s=launch.predicted.iteration_s)
 
 
 class PredictedConfiguration(Document):

@@ -27,6 +27,7 @@ from axonn_tune.specs.results import (
     PredictedStep,
     RunTimes,
     Serial,
+    StepTotals,
 )
 from axonn_tune.specs.workload import Precision
 
@@ -143,7 +144,7 @@ class ComparisonRow:
     step_s: Pair
     compute_s: Pair
     communication_s: Pair
-    exposed_s: Pair
+    exposed_communication_s: Pair
     memory_bytes: Pair
     verdict: Verdict
     differs: tuple[str, ...]
@@ -205,7 +206,7 @@ class RunComparison:
         """Quality of communication, exposed communication, computation and step."""
         named: tuple[tuple[str, Callable[[ComparisonRow], Pair]], ...] = (
             ("communication", lambda row: row.communication_s),
-            ("exposed communication", lambda row: row.exposed_s),
+            ("exposed communication", lambda row: row.exposed_communication_s),
             ("computation", lambda row: row.compute_s),
             ("step", lambda row: row.step_s),
         )
@@ -277,18 +278,16 @@ def _row(configuration: MeasuredConfiguration, measurements: Measurements) -> Co
     predicted, runs = configuration.predicted, configuration.runs
     return ComparisonRow(
         configuration=configuration,
-        step_s=_pair(predicted.step_s, runs, lambda run: run.step_s),
-        compute_s=_pair(predicted.compute_s, runs, lambda run: run.compute_s),
-        communication_s=_pair(predicted.communication_s, runs, lambda run: run.communication_s),
-        exposed_s=_pair(predicted.exposed_communication_s, runs, lambda run: run.exposed_communication_s),
-        memory_bytes=_pair(predicted.memory_bytes, runs, lambda run: run.memory_bytes),
+        **{
+            name: _pair(getattr(predicted, name), [getattr(run, name) for run in runs])
+            for name in StepTotals.model_fields
+        },
         verdict=compare_with_serial(configuration, measurements.serial),
         differs=tuple(dict.fromkeys(line for run in runs for line in run.differs)),
     )
 
 
-def _pair(predicted: float | None, runs: Sequence[RunTimes], value: Callable[[RunTimes], float]) -> Pair:
-    values = [value(run) for run in runs]
+def _pair(predicted: float | None, values: Sequence[float]) -> Pair:
     middle = median(values)
     return Pair(predicted, middle, (max(values) - min(values)) / middle if middle else 0.0)
 
@@ -369,14 +368,9 @@ def price(model: Model, machine: Machine, configuration: FixedConfiguration) -> 
 
 def predicted_step(priced: Pricing) -> PredictedStep:
     """A prediction without its interval, which is the profile's and not the configuration's."""
-    return PredictedStep(
-        step_s=priced.iteration_s,
-        low_s=None,
-        high_s=None,
-        compute_s=priced.compute_s,
-        communication_s=priced.communication_s,
-        exposed_communication_s=priced.exposed_communication_s,
-        memory_bytes=float(priced.memory.total_bytes),
+    memory_bytes = float(priced.memory.total_bytes)
+    return PredictedStep.from_fields_of(
+        priced, step_s=priced.iteration_s, low_s=None, high_s=None, memory_bytes=memory_bytes
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict, Unpack
 
 from axonn_tune import __version__
 from axonn_tune.specs.launch import Launch
@@ -25,6 +25,7 @@ from axonn_tune.specs.results import (
     MeasurementSite,
     PredictedStep,
     Tolerances,
+    measured_totals,
 )
 from axonn_tune.validation.comparison import (
     ComparisonRow,
@@ -39,6 +40,16 @@ from axonn_tune.validation.comparison import (
 Gate: TypeAlias = Literal["predictions", "measurements", "accuracy"]
 Unit: TypeAlias = Literal["s", "bytes", "share"]
 GATES: tuple[Gate, ...] = ("predictions", "measurements", "accuracy")
+
+
+class Kept(TypedDict):
+    """What a baseline keeps beside its numbers: why it was recorded, and what it allows."""
+
+    reason: str
+    tolerances: Tolerances
+    floors: Floors
+
+
 _PREDICTED: tuple[tuple[str, str, Unit], ...] = (
     ("step", "step_s", "s"),
     ("computation", "compute_s", "s"),
@@ -48,80 +59,49 @@ _PREDICTED: tuple[tuple[str, str, Unit], ...] = (
 )
 
 
-def baseline_from_measurements(
-    measurements: Measurements, *, reason: str, tolerances: Tolerances, floors: Floors
-) -> Baseline:
+def baseline_from_measurements(measurements: Measurements, **kept: Unpack[Kept]) -> Baseline:
     """A baseline of measured times, with the predictions in the file."""
-    rows = RunComparison(measurements).rows
-    return Baseline(
-        schema="axonn-tune/baseline/1",
-        created=_now(),
-        tool_version=__version__,
-        reason=reason,
-        place=measurements.place,
-        tolerances=tolerances,
-        floors=floors,
-        model=measurements.model,
-        machine=measurements.machine,
-        configurations=tuple(map(_measured_configuration, rows)),
-    )
+    configurations = [
+        BaselineConfiguration.from_fields_of(row.configuration, measured=measured_step(row))
+        for row in RunComparison(measurements).rows
+    ]
+    place, model, machine = measurements.place, measurements.model, measurements.machine
+    return _baseline(configurations, model, machine, place=place, **kept)
 
 
 def baseline_from_launches(
-    launches: Sequence[Launch], model: Model, machine: Machine, *, reason: str, tolerances: Tolerances, floors: Floors
+    launches: Sequence[Launch], model: Model, machine: Machine, **kept: Unpack[Kept]
 ) -> Baseline:
     """A baseline of predictions alone."""
+    configurations = [
+        BaselineConfiguration.from_fields_of(launch, predicted=PredictedStep.of(launch)) for launch in launches
+    ]
+    return _baseline(configurations, model, machine, place=None, **kept)
+
+
+def _baseline(
+    configurations: Sequence[BaselineConfiguration],
+    model: Model,
+    machine: Machine,
+    *,
+    place: MeasurementSite | None,
+    **kept: Unpack[Kept],
+) -> Baseline:
     return Baseline(
         schema="axonn-tune/baseline/1",
-        created=_now(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
-        reason=reason,
-        tolerances=tolerances,
-        floors=floors,
+        place=place,
         model=model,
         machine=machine,
-        configurations=tuple(map(_predicted_configuration, launches)),
+        configurations=tuple(configurations),
+        **kept,
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def measured_step(row: ComparisonRow) -> MeasuredStep:
     """The measured numbers of a configuration."""
-    return MeasuredStep(
-        step_s=row.step_s.measured,
-        compute_s=row.compute_s.measured,
-        communication_s=row.communication_s.measured,
-        exposed_communication_s=row.exposed_s.measured,
-        memory_bytes=row.memory_bytes.measured,
-        spread=row.step_s.spread,
-    )
-
-
-def _measured_configuration(row: ComparisonRow) -> BaselineConfiguration:
-    one = row.configuration
-    return BaselineConfiguration(
-        grid=one.grid,
-        micro_batch=one.micro_batch,
-        recompute=one.recompute,
-        kept_layers=one.kept_layers,
-        workload=one.workload,
-        predicted=one.predicted,
-        measured=measured_step(row),
-    )
-
-
-def _predicted_configuration(launch: Launch) -> BaselineConfiguration:
-    return BaselineConfiguration(
-        grid=launch.grid,
-        micro_batch=launch.micro_batch,
-        recompute=launch.recompute,
-        kept_layers=launch.kept_layers,
-        workload=launch.workload,
-        predicted=PredictedStep.of(launch),
-    )
+    return MeasuredStep(**measured_totals(row), spread=row.step_s.spread)
 
 
 @dataclass(frozen=True)

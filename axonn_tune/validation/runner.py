@@ -47,6 +47,7 @@ from axonn_tune.specs.results import (
     Serial,
     Summary,
     SummaryTerm,
+    measured_totals,
 )
 from axonn_tune.specs.workload import Workload
 
@@ -292,11 +293,7 @@ def read_outcome(directory: Path, *, began: str, load: float) -> RunOutcome:
     times = RunTimes(
         began=began,
         load=load,
-        step_s=summary.step_s.measured,
-        compute_s=summary.compute_s.measured,
-        communication_s=summary.communication_s.measured,
-        exposed_communication_s=summary.exposed_communication_s.measured,
-        memory_bytes=summary.memory_bytes.measured,
+        **measured_totals(summary),
         steps_s=_means([[step["step_s"] for step in steps] for steps in timed]),
         losses=tuple(float(step["loss"]) for step in ranks[0]),
         gradient_norms=tuple(float(step["gradient_norm"]) for step in ranks[0]),
@@ -441,17 +438,12 @@ def _document(
 
 
 def _place(runner: RankRunner, outcome: RunOutcome, launch: Launch) -> MeasurementSite:
-    ran = outcome.ran_on
-    return MeasurementSite(
+    return MeasurementSite.from_fields_of(
+        outcome.ran_on,
         network=runner.network,
-        host=ran.host,
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)),
-        device=ran.device,
-        ranks=ran.ranks,
         ranks_per_node=launch.ranks_per_node,
-        backend=ran.backend,
-        torch_version=ran.torch_version,
     )
 
 
@@ -464,15 +456,9 @@ def _processor() -> str:
 
 
 def _configuration(launch: Launch, outcomes: Sequence[RunOutcome]) -> MeasuredConfiguration:
-    return MeasuredConfiguration(
-        grid=launch.grid,
-        micro_batch=launch.micro_batch,
-        recompute=launch.recompute,
-        kept_layers=launch.kept_layers,
-        workload=launch.workload,
-        predicted=PredictedStep.of(launch),
-        runs=tuple(outcome.times for outcome in outcomes),
-        terms=_terms(outcomes),
+    runs = tuple(outcome.times for outcome in outcomes)
+    return MeasuredConfiguration.from_fields_of(
+        launch, predicted=PredictedStep.of(launch), runs=runs, terms=_terms(outcomes)
     )
 
 
@@ -484,16 +470,8 @@ def _terms(outcomes: Sequence[RunOutcome]) -> tuple[MeasuredTerm, ...]:
         if len(mine) < len(outcomes):
             continue
         found.append(
-            MeasuredTerm(
-                op=term.op,
-                axis=term.axis,
-                phase=term.phase,
-                layer=term.layer,
-                count=term.count,
-                bytes=term.bytes,
-                group=term.group,
-                predicted_s=term.predicted_s,
-                predicted_exposed_s=term.predicted_exposed_s,
+            MeasuredTerm.from_fields_of(
+                term,
                 measured_s=tuple(one.measured_s for one in mine),
                 exposed_s=tuple(one.measured_exposed_s for one in mine),
                 steps_s=tuple(outcome.step_terms_s.get(key, ()) for outcome in outcomes),

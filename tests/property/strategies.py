@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from hypothesis import strategies as st
 
 from axonn_tune.cost.pipeline import StageTimes
-from axonn_tune.grid import AXES, Grid
+from axonn_tune.grid import ALL_AXES, AXES, Grid
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import OVERLAPS, Workload
@@ -23,6 +25,15 @@ def grids(draw: st.DrawFn, *, largest: int = 96) -> Grid:
         grid = Grid(grid.x, grid.y, max(grid.z // 2, 1), max(grid.data // 2, 1), order=order)
         grid = Grid(max(grid.x // 2, 1), max(grid.y // 2, 1), grid.z, grid.data, order=order)
     return grid
+
+
+@st.composite
+def six_axis_grids(draw: st.DrawFn, *, largest: int = 96) -> Grid:
+    """Any grid over all axes of at most `largest` ranks, with any order of them."""
+    sizes = [draw(st.sampled_from([1, 1, 2, 3, 4])) for _ in ALL_AXES]
+    while prod(sizes) > largest:
+        sizes[sizes.index(max(sizes))] -= 1
+    return Grid(*sizes, order=tuple(draw(st.permutations(ALL_AXES))))
 
 
 @st.composite

@@ -1,11 +1,12 @@
 """Training on a grid is training on one rank: the same numbers, from the collectives the program lists.
 
-Each case trains five steps in fp64 with every overlap, and one without. `steps.check` runs on every
+Each case trains three steps in fp64 with every overlap, and one without. `steps.check` runs on every
 rank and returns what it finds wrong; the tests here only ask for it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from tests.runtime import steps
-from tests.runtime.cases import Case, Training, cases
+from tests.runtime.cases import Case, Training, cases, trainings
 from tests.runtime.pool import Pools
 
 Serial = Callable[[Training], Path]
@@ -21,14 +22,18 @@ Serial = Callable[[Training], Path]
 
 @pytest.fixture(scope="session")
 def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
-    """Path of the serial run's record, which is made when it is first asked for."""
-    folder, known = tmp_path_factory.mktemp("serial"), dict[Training, Path]()
+    """Path of the serial run's record, which is made when it is first asked for, by whichever worker that is."""
+    folder, known = tmp_path_factory.getbasetemp(), list(trainings())
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
 
     def path(training: Training) -> Path:
-        if training not in known:
-            known[training] = folder / f"{len(known)}.pt"
-            torch.save(steps.serial(training), known[training])
-        return known[training]
+        found = folder / f"serial-{known.index(training)}.pt"
+        if not found.exists():
+            mine = found.with_suffix(f".{os.getpid()}")
+            torch.save(steps.serial(training), mine)
+            mine.replace(found)
+        return found
 
     return path
 

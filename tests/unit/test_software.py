@@ -7,30 +7,32 @@ import re
 import numpy as np
 import pytest
 
-from axonn_tune.accuracy.frameworks import kernel_numbers, software_kernels
 from axonn_tune.cost.compute import compute_rates
+from axonn_tune.frameworks import all_numbers, software_numbers
+from axonn_tune.published.steps import predict_steps
 from axonn_tune.specs.catalog import available, load_machine
 from tools.fit.left_out import coverage, widths
-from tools.fit.software import EXPECTED, LEAST, newton_step, parameters
+from tools.fit.published_steps import PublishedSteps
+from tools.fit.software import EXPECTED, LEAST, Numbers, cases, newton_step, parameters, shipped
 
 
 def test_a_step_stays_within_bounds() -> None:
-    """Guards physics: however far rows pull, no products outrun the best published."""
+    """Guards physics: however far rows pull, no GEMMs outrun the best published."""
     known = parameters()
-    products = [at for at, name in enumerate(known.names) if name.endswith(":products")]
+    gemms = [at for at, name in enumerate(known.names) if name.endswith(":gemm")]
     slopes = np.zeros((300, len(known.names)))
-    slopes[:, products] = 1.0
+    slopes[:, gemms] = 1.0
     step = newton_step(known.expected, np.full(300, 3.0), slopes, np.ones(300))
     assert np.all(known.expected + step >= known.least - 1e-12)
-    assert (known.expected + step)[products] == pytest.approx(np.log(LEAST["products"]))
+    assert (known.expected + step)[gemms] == pytest.approx(np.log(LEAST["gemm"]))
 
 
 @pytest.mark.parametrize("machine", ["dgx-a100", "dgx-h100", "gb200-nvl72"])
 def test_no_shipped_software_nears_the_peak(machine: str) -> None:
-    """Guards what the bound is for: by accelerator and software together, products stay below 92% of the peak."""
+    """Guards what the bound is for: by accelerator and software together, GEMMs stay below 92% of the peak."""
     accelerator = load_machine(machine).document.accelerator
-    for software in {name for name, _ in kernel_numbers()}:
-        rates = compute_rates(accelerator, "bf16", software_kernels(software)).matmul_flops_per_s
+    for software in {name for name, _ in all_numbers()}:
+        rates = compute_rates(accelerator, "bf16", software_numbers(software)).matmul_flops_per_s
         assert max(rates.values()) < 0.92 * accelerator.peak_flops_per_s("bf16")
 
 
@@ -65,8 +67,18 @@ def test_rows_move_the_number_they_depend_on() -> None:
 
 
 def test_every_fitted_number_is_expected_somewhere() -> None:
-    """Guards kernels.csv: a new number needs an expectation."""
+    """Guards software.csv: a new number needs an expectation."""
     assert {name.split(":")[1] for name in parameters().names} <= set(EXPECTED)
+
+
+def test_columns_of_rows_are_what_is_predicted() -> None:
+    """Guards the fit: priced as columns, published steps are those of the scalar engine, whatever the framework."""
+    some = [case for case in cases() if case.row.dataset != "vtrain_single"][::12]
+    numbers = Numbers(shipped())
+    found = PublishedSteps(some).step_s([[numbers(case)] for case in some])[:, 0]
+    known = {one.row.id: one.predicted_s for one in predict_steps(case.row for case in some)}
+    for case, step_s in zip(some, found.tolist(), strict=True):
+        assert known[case.row.id] in (None, pytest.approx(step_s, rel=1e-9)), case.row.id
 
 
 def test_intervals_come_from_other_groups() -> None:

@@ -14,8 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from axonn_tune.cost.columns import ChunkColumns, Linked, LinkedMicroBatch, LinkedSchedule, Replay, State, link_schedule
-from axonn_tune.cost.columns import _repeated as extrapolated
+from axonn_tune.cost.columns import LinkedSchedule, Replay, link_schedule
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_s, rate_of_matmul
 from axonn_tune.cost.pipeline import StageTimes, pipeline_time
 from axonn_tune.cost.prediction import _CollectivePrices as CollectivePrices
@@ -32,9 +31,6 @@ from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.published.cases import Case, interleavings
 from axonn_tune.published.steps import limit_bytes
 from tools.fit.fitting import Floats
-
-ALIKE_FROM = 4
-"""Chunks of so many blocks or more differ in how often the same two replays are extrapolated, and in nothing else."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +113,7 @@ class _Numbers:
             name: {key: own[cases] for key, own in value.items()} if isinstance(value, dict) else value[cases]
             for name, value in self._rates.items()
         }
-        return ComputeRates(**picked)
+        return ComputeRates(**picked)  # type: ignore[arg-type]
 
 
 def _columns(values: list[list[Any]]) -> Any:  # noqa: ANN401 - arrays, by layout where there are layouts
@@ -159,32 +155,6 @@ class _TwoRates:
     vector_flops_per_s: Mapping[str, float]
 
 
-class _Rows(Replay):
-    """The replay for rows that differ in blocks, none of which keeps gathered weights."""
-
-    def _repeat(self, state: State, part: Linked, times: Any) -> State:  # noqa: ANN401 - a number or a column
-        if isinstance(times, int):
-            return super()._repeat(state, part, times)
-        once = self._play(state, part)
-        return extrapolated(once, self._play(once, part), times - 2.0)
-
-    def _backward(
-        self,
-        batch: LinkedMicroBatch,
-        state: State,
-        *,
-        layers: Any,
-        kept: Value,
-        keeping: int,
-    ) -> tuple[State, Value]:
-        if isinstance(layers, int):
-            return super()._backward(batch, state, layers=layers, kept=kept, keeping=keeping)
-        begun_s = state[0]
-        state = self._repeat(self._play(state, batch.first), batch.middle, layers - 2)
-        state = self._play(state, batch.last)
-        return state, state[0] - begun_s
-
-
 _LINKED: dict[int, tuple[StepSchedule, LinkedSchedule]] = {}
 
 
@@ -208,7 +178,6 @@ class _Group:
     element: float
     stage: Stage
     chunk: Stage | None
-    layers: int
     cases: list[int] = field(default_factory=list)
     values: list[Mapping[str, float]] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
@@ -262,7 +231,7 @@ class _Group:
 
     def _replay(self, clock: _Clock, call_s: Floats) -> None:
         linked = _linked(self.schedule)
-        replay = _Rows(
+        replay = Replay(
             runs=[sum((clock.run_s(step) for step in run), start=0.0) for run in linked.linker.runs],
             collectives=[0.0 if one is None else one[0] * (one[1] + call_s) for one in self._scheduled],
             lanes=[self.lane[one.axis] for one, _ in linked.linker.collectives],
@@ -270,28 +239,22 @@ class _Group:
             tiers=self.tiers,
             slots=len(linked.linker.slots),
         )
-        shares = [issued.count(lambda axes: float(self.lane[axes] >= 0)) for issued in linked.issued]
-        layers: Any = self.layers if self.layers < ALIKE_FROM else np.array(self.blocks)[:, None]
+        shares = [
+            issued.count(lambda axes: float(self.lane[axes] >= 0), self.columns.__getitem__) for issued in linked.issued
+        ]
+        layers = np.array(self.blocks, dtype=np.float64)[:, None]
         host_s, times = clock.rates.dispatch_s * sum(shares), self.columns["A"]
         if self.chunk is None:
             buckets = self.lane[linked.replicas] >= 0
-            self.found["scheduled"], self.found["host"] = replay.step_s(
+            step = replay.step_s(
                 linked, layers=layers, kept=0.0, keeping=0, accumulation=times, buckets=buckets, host_s=host_s
             )
+            self.found |= {name: np.asarray(one) for name, one in zip(("scheduled", "host"), step, strict=True)}
             return
-        found: ChunkColumns = replay.chunk(
-            linked,
-            self.chunk,
-            self.stage,
-            layers=layers,
-            kept=0.0,
-            keeping=0,
-            host_s=host_s,
-            forward_share=shares[0] / sum(shares),
-            times=times,
-        )
+        host = host_s, shares[0] / sum(shares)
+        chunk = replay.chunk(linked, self.chunk, self.stage, layers=layers, kept=0.0, keeping=0, host=host, times=times)
         names = ("forward", "backward", "last", "end", "host")
-        self.found |= dict(zip(names, found.columns, strict=True))
+        self.found |= {name: np.asarray(one) for name, one in zip(names, chunk.columns, strict=True)}
 
 
 def _evaluated(calls: Size | None, values: Mapping[str, Value]) -> Value:
@@ -306,7 +269,8 @@ class _Row:
     number: int
 
     def __getitem__(self, name: str) -> Floats:
-        return self.group.found[name][self.number]
+        column: Floats = self.group.found[name][self.number]
+        return column
 
 
 def _join(
@@ -321,8 +285,7 @@ def _join(
     """A row in the group it belongs to."""
     prices = CollectivePrices(pricer.machine, pricer.grid, values, pricer.program, 0.0)
     lanes = tuple(prices.lane[axes] for axes in pricer.program.groups)
-    layers = min(blocks, ALIKE_FROM)
-    key = id(pricer.program), lanes, len(pricer.machine.tiers), stage, chunk, layers
+    key = id(pricer.program), lanes, len(pricer.machine.tiers), stage, chunk
     if key not in groups:
         groups[key] = _Group(
             pricer.program,
@@ -332,7 +295,6 @@ def _join(
             float(pricer.element),
             stage,
             chunk,
-            layers,
         )
     return _Row(groups[key], groups[key].add(case, values, blocks, prices))
 
@@ -402,13 +364,14 @@ class _Pipelined(_Candidate):
         def table(name: str) -> list[list[float]]:
             return [[float(row[name][place]) for row in rows] for rows in self.stages]
 
+        sends_s = self.sends.one_s + self.sends.calls * float(numbers.call_s[self.case][place])
         times = StageTimes(
             forward_s=table("forward"),
             backward_s=table("backward"),
             last_backward_s=table("last"),
             end_s=[float(rows[0]["end"][place]) for rows in self.stages],
-            activation_send_s=self.sends.one_s,
-            gradient_send_s=self.sends.one_s,
+            activation_send_s=sends_s,
+            gradient_send_s=sends_s,
             overlapped=self.sends.overlapped,
         )
         time = pipeline_time(times, micro_batches=self.micro_batches)
@@ -416,7 +379,7 @@ class _Pipelined(_Candidate):
             _of_stage(rows, "computed", place) + sum(float(row["host"][place]) for row in rows) for rows in self.stages
         ]
         sent = [
-            _of_stage(rows, "sent", place) + count * self.sends.one_s
+            _of_stage(rows, "sent", place) + count * sends_s
             for rows, count in zip(self.stages, time.sends, strict=True)
         ]
         slowest = max(range(len(computed)), key=computed.__getitem__)

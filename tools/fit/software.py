@@ -27,7 +27,7 @@ from axonn_tune.published.cases import Case, Refusal, case_of, profile_of
 from axonn_tune.published.quality import errors_of, families
 from axonn_tune.published.rows import SHIPPED, read_steps
 from axonn_tune.published.steps import PredictedStep
-from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.units import seconds
 from tools.fit.fitting import LINEAR_BEYOND, Floats
 from tools.fit.published_steps import PublishedSteps, Setting
@@ -68,7 +68,7 @@ LEAST = {"gemm": 0.83, "traffic": 1.0}
 software moves fewer bytes than fused kernels.
 """
 
-STEPS, SETTLED, STEP = 10, 0.01, 0.01
+STEPS, SETTLED, STEP = 20, 0.01, 0.01
 """A fit ends after so many steps, or when no number moves by more than this share; the last is that of slopes."""
 
 
@@ -140,11 +140,11 @@ def touching() -> tuple[tuple[int, ...], ...]:
 
 def predicted_s(logs: Floats) -> Floats:
     """Step times of all cases under other numbers, s."""
-    numbers = _Numbers(logs)
+    numbers = Numbers(logs)
     return steps().step_s([[numbers(case)] for case in cases()])[:, 0]
 
 
-class _Numbers:
+class Numbers:
     """Settings of cases under some numbers, one of which may be moved."""
 
     def __init__(self, logs: Floats) -> None:
@@ -153,6 +153,7 @@ class _Numbers:
         self._known: dict[object, Setting] = {}
 
     def __call__(self, case: Case, moved: int | None = None) -> Setting:
+        """Those of a case; moved: the number of which a slope is wanted."""
         key = id(case.machine), case.workload.precision, case.framework.software, case.framework.hopper_attention, moved
         if key not in self._known:
             self._known[key] = _setting(case, self._moved(moved))
@@ -225,7 +226,7 @@ def newton_step(logs: Floats, errors: Floats, slopes: Floats, share: Floats) -> 
 
 def derivatives(logs: Floats) -> tuple[Floats, Floats]:
     """log(predicted) of all cases, and ∂ log(predicted) / ∂ log(number) with one row per case."""
-    numbers, most = _Numbers(logs), max(map(len, touching()))
+    numbers, most = Numbers(logs), max(map(len, touching()))
     moves = [(None, *own, *[None] * (most - len(own))) for own in touching()]
     found = np.log(
         steps().step_s([[numbers(case, at) for at in own] for case, own in zip(cases(), moves, strict=True)])
@@ -282,14 +283,30 @@ def write(logs: Floats) -> None:
     values = {name: f"{value:.3g}" for name, value in parameters().mapping(logs).items()}
     write_records(SOFTWARE, _records_with(values))
     for name, numbers in OF_PROFILES.items():
-        path = MACHINES / f"{STATED_BY.get(name, name)}.yaml"
-        text = path.read_text(encoding="utf-8")
-        for number in numbers:
-            value = values[f"{name}:{number}"]
-            text, found = re.subn(rf"(?m)^(  {number}: )[\d.]+$", rf"\g<1>{value}", text)
-            assert found == 1, f"{path} states no {number}"
-        with replacing(path) as file:
-            file.write(text.encode())
+        stated = STATED_BY.get(name, name)
+        _state(stated, {number: values[f"{name}:{number}"] for number in numbers})
+    for name in available("machine"):
+        _state(name, _copies(name))
+
+
+def _copies(name: str) -> dict[str, str]:
+    """Numbers that a profile states to be as another's, and what they are there."""
+    accelerator, found = load_machine(name).document.accelerator, {}
+    for number in ("training_share", "contention"):
+        said = re.match(r"as (dgx-\w+)", accelerator.sources[number].source) if number in accelerator.sources else None
+        if said:
+            found[number] = f"{getattr(load_machine(said[1]).document.accelerator, number):.3g}"
+    return found
+
+
+def _state(profile: str, numbers: Mapping[str, str]) -> None:
+    """Write numbers into a machine profile, everything else as it is; those it has from another are not in it."""
+    path = MACHINES / f"{profile}.yaml"
+    text = path.read_text(encoding="utf-8")
+    for number, value in numbers.items():
+        text = re.sub(rf"(?m)^(  {number}: )[\d.]+$", rf"\g<1>{value}", text)
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def write_records(path: Path, records: Sequence[Mapping[str, str]]) -> None:

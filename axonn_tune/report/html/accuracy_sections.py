@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from html import escape
 
 from axonn_tune import __version__
@@ -17,7 +17,7 @@ from axonn_tune.errors import UsageError
 from axonn_tune.published.accuracy import Accuracy, Files
 from axonn_tune.published.measurements import RELATIVE, Evaluation, errors_by_group
 from axonn_tune.published.quality import Errors, FamilyQuality
-from axonn_tune.published.rows import SHIPPED
+from axonn_tune.published.rows import SHIPPED, StepRow
 from axonn_tune.published.steps import PredictedStep
 from axonn_tune.report.html.page import (
     MUTED,
@@ -37,7 +37,7 @@ from axonn_tune.report.html.page import (
     table,
 )
 from axonn_tune.report.html.ranking_section import MOST_ROWS
-from axonn_tune.report.output import NOTHING, Json, percent
+from axonn_tune.report.output import NOTHING, Json, fields_of, percent
 from axonn_tune.units import GIB, MICRO, show_seconds
 
 NEAR = 0.25
@@ -399,25 +399,14 @@ def errors_table(groups: Mapping[str, Errors], *, what: str, title: str, note: s
     """Errors by group, the worst mean first; `all`, if it is there, last."""
     named = Column("name", what, "What errors are counted by.", text=True, width_ch=44)
     ordered = sorted(groups.items(), key=lambda item: (item[0] == "all", -item[1].mape))
-    rows: list[Mapping[str, Cell]] = [
-        {"name": name, "rows": one.rows, "mape": one.mape, "median": one.median, "p90": one.p90, "bias": one.bias}
-        for name, one in ordered
-        if one.rows
-    ]
+    rows: list[Mapping[str, Cell]] = [{"name": name, **asdict(one)} for name, one in ordered if one.rows]
     return table("", title, (named, *_ERRORS), rows, note=note, tall=len(rows) > _FEW)
 
 
 def families_table(families: Sequence[FamilyQuality]) -> Json:
     """How well layouts are ranked, by family; the highest regret first, then the lowest correlation."""
     rows: list[Mapping[str, Cell]] = [
-        {
-            "family": one.family,
-            "rows": one.rows,
-            "regret": one.regret,
-            "spearman": _known(one.spearman),
-            "kendall": _known(one.kendall),
-            "best_rank": one.best_rank,
-        }
+        {**asdict(one), "spearman": _known(one.spearman), "kendall": _known(one.kendall)}
         for one in sorted(families, key=lambda one: (-one.regret, _known(one.spearman) or 0.0))
     ]
     note = "Families of 5 rows or more, the highest regret first."
@@ -440,12 +429,8 @@ def _step_row(one: PredictedStep) -> Mapping[str, Cell]:
     assert configuration is not None, row.id
     assert one.predicted_s is not None, row.id
     return {
-        "id": row.id,
-        "source": row.dataset,
-        "framework": row.framework,
-        "gpu": row.gpu,
+        **_row_cells(row),
         "gpus": row.gpus,
-        "model": row.model,
         "layout": one.layout,
         "micro_batch": configuration.micro_batch,
         "recompute": configuration.recompute,
@@ -457,6 +442,11 @@ def _step_row(one: PredictedStep) -> Mapping[str, Cell]:
         "held": _within(one),
         "memory": one.memory_bytes,
     }
+
+
+def _row_cells(row: StepRow) -> dict[str, Cell]:
+    """What a row is of."""
+    return {"id": row.id, "source": row.dataset, **fields_of(row, ("framework", "gpu", "model"))}
 
 
 def _within(one: PredictedStep) -> str | None:
@@ -508,17 +498,7 @@ def _rows_table(
 
 def refused_steps_table(steps: Sequence[PredictedStep]) -> Json:
     """Steps without a prediction, each with the reason."""
-    rows = [
-        {
-            "id": one.row.id,
-            "source": one.row.dataset,
-            "framework": one.row.framework,
-            "gpu": one.row.gpu,
-            "model": one.row.model,
-            "why_not": one.why_not,
-        }
-        for one in steps[:MOST_ROWS]
-    ]
+    rows = [{**_row_cells(one.row), "why_not": one.why_not} for one in steps[:MOST_ROWS]]
     note = f"The first {MOST_ROWS:,} of {len(steps):,}." if len(steps) > MOST_ROWS else ""
     return table("", "Rows without a prediction", _STEPS_REFUSED, rows, note=note, tall=len(rows) > _FEW)
 

@@ -9,11 +9,21 @@ from pathlib import Path
 
 from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
 from axonn_tune.grid import AXES
+from axonn_tune.ranking.inputs import launch_inputs
+from axonn_tune.ranking.results import run_search
+from axonn_tune.ranking.space import Limits
+from axonn_tune.report.evaluation import validation_document
+from axonn_tune.report.html.measured_sections import run_section, validation_section
+from axonn_tune.report.html.page import launch_fold
+from axonn_tune.report.html.ranking_section import ranking_of, ranking_section
+from axonn_tune.report.html.scaling_sections import comparison_section, sweep_section
 from axonn_tune.report.output import Json
+from axonn_tune.report.ranking import entry_json
 from axonn_tune.specs.document import read_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, load_file, read_text
-from axonn_tune.specs.results import SUMMARY_NAME, Summary
+from axonn_tune.specs.results import SUMMARY_NAME, Measurements, Summary
+from axonn_tune.validation.comparison import RunComparison
 
 
 def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
@@ -28,22 +38,27 @@ def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
         if not file.is_file():
             raise UsageError(f"{path!r} is not the folder of a finished run: it has no {SUMMARY_NAME}")
     text = read_text(file)
-    document, schema = _peek(text, source=str(file))
+    identity, (document, schema) = f"s{number}", _peek(text, source=str(file))
     kind = schema.removeprefix("axonn-tune/").partition("/")[0]
     if kind == "launch" and machine is not None:
-        return launch_section(file, identity=f"s{number}", machine=machine)
-    reader = _READERS.get(kind)
-    if reader is None:
-        what = f"a {kind} document{suggest(kind, _READERS)}" if kind else "not a document with a schema"
-        raise UsageError(f"{str(file)!r} is {what}; a report is made from: {', '.join(_READERS)}")
-    missing = [key for key in _NEEDED.get(kind, ()) if key not in document]
+        return launch_section(file, identity=identity, machine=machine)
+    if kind not in _KINDS:
+        what = f"a {kind} document{suggest(kind, _KINDS)}" if kind else "not a document with a schema"
+        raise UsageError(f"{str(file)!r} is {what}; a report is made from: {', '.join(_KINDS)}")
+    if kind in _RESULTS:
+        return _result_section(kind, document, file, identity=identity)
+    return _FILES[kind](file, identity)
+
+
+def _result_section(kind: str, document: Json, file: Path, *, identity: str) -> Json:
+    """The section of results as JSON, which have no schema to check them by."""
+    needed, section = _RESULTS[kind]
+    missing = [key for key in needed if key not in document]
     if missing:
         words = f"has no {', '.join(map(repr, missing))}: made by another version, or edited"
         raise DocumentError(str(file), [Problem("", words)])
-    if kind not in _NEEDED:
-        return reader(file, document, f"s{number}")
     try:
-        return reader(file, document, f"s{number}")
+        return section(document, identity=identity, source=str(file))
     except (LookupError, TypeError, AttributeError) as error:
         raise _other_than_expected(error, file) from error
 
@@ -69,13 +84,6 @@ def launch_section(file: Path, *, identity: str, machine: str | None = None) -> 
 
     machine: its profile, if the one that the config names is not at hand; UsageError then, without one.
     """
-    from axonn_tune.ranking.inputs import launch_inputs
-    from axonn_tune.ranking.results import run_search
-    from axonn_tune.ranking.space import Limits
-    from axonn_tune.report.html.page import launch_fold
-    from axonn_tune.report.html.ranking_section import ranking_of, ranking_section
-    from axonn_tune.report.ranking import entry_json
-
     inputs, changed = launch_inputs(str(file), machine=machine)
     alone = run_search(inputs)
     launch = load_document(file, schema=Launch)
@@ -101,60 +109,29 @@ def _placed(picked: Json | None, document: Json) -> Json | None:
     return {**picked, "rank": next(same, None)}
 
 
-def _ranking(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.html.ranking_section import ranking_section
-
-    return ranking_section(document, identity=identity, source=str(file))
-
-
-def _sweep(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.html.scaling_sections import sweep_section
-
-    return sweep_section(document, identity=identity, source=str(file))
-
-
-def _comparison(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.html.scaling_sections import comparison_section
-
-    return comparison_section(document, identity=identity, source=str(file))
-
-
-def _validation(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.html.measured_sections import validation_section
-
-    return validation_section(document, identity=identity, source=str(file))
-
-
-def _measurement(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.evaluation import validation_document
-    from axonn_tune.report.html.measured_sections import validation_section
-    from axonn_tune.specs.results import Measurements
-    from axonn_tune.validation.comparison import RunComparison
-
+def _measurement(file: Path, identity: str) -> Json:
     measured = load_file(file, schema=Measurements).document
     return validation_section(validation_document(RunComparison(measured)), identity=identity, source=str(file))
 
 
-def _summary(file: Path, document: Json, identity: str) -> Json:
-    from axonn_tune.report.html.measured_sections import run_section
-
+def _summary(file: Path, identity: str) -> Json:
     return run_section(load_file(file, schema=Summary).document, identity=identity, source=str(file))
 
 
 # Keys of results as JSON that a section is made from; files in YAML have a schema that says so.
 _INPUTS = ("tool_version", "machine")
-_NEEDED = {
-    "ranking": (*_INPUTS, "model", "workload", "gpus", "rank_by", "memory_limit_bytes", "configs"),
-    "sweep": (*_INPUTS, "models", "scaling", "rank_by", "points"),
-    "comparison": (*_INPUTS, "model", "workload", "gpus", "contenders"),
-    "validation": (*_INPUTS, "model", "place", "quality", "axes", "collectives", "notes", "configurations"),
+_RESULTS: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
+    "ranking": ((*_INPUTS, "model", "workload", "gpus", "rank_by", "memory_limit_bytes", "configs"), ranking_section),
+    "sweep": ((*_INPUTS, "models", "scaling", "rank_by", "points"), sweep_section),
+    "comparison": ((*_INPUTS, "model", "workload", "gpus", "contenders"), comparison_section),
+    "validation": (
+        (*_INPUTS, "model", "place", "quality", "axes", "collectives", "notes", "configurations"),
+        validation_section,
+    ),
 }
-_READERS: dict[str, Callable[[Path, Json, str], Json]] = {
-    "launch": lambda file, document, identity: launch_section(file, identity=identity),
-    "ranking": _ranking,
-    "sweep": _sweep,
-    "comparison": _comparison,
-    "validation": _validation,
+_FILES: dict[str, Callable[[Path, str], Json]] = {
+    "launch": lambda file, identity: launch_section(file, identity=identity),
     "measurement": _measurement,
     "summary": _summary,
 }
+_KINDS = ("launch", *_RESULTS, "measurement", "summary")

@@ -54,7 +54,7 @@ def play_out(priced: Pricing, machine: Machine, workload: Workload) -> float:
     """End of the step with every instruction replayed, micro-batches joined by waiting for all lanes."""
     schedule = build_schedule(priced.program, overlaps=workload.overlaps, split=workload.split_micro_batch)
     call_s = {id(term.collective): term.seconds / term.count for term in priced.terms}
-    by_value = {(t.op, t.axis, t.size_bytes): t.seconds / t.count for t in priced.terms}
+    by_value = {(t.op, t.axis, t.bytes): t.seconds / t.count for t in priced.terms}
     tier = {term.axis: term.tier for term in priced.terms}
     played = [one for batch in priced.batches for stretch in batch.stretches for one in stretch.intervals]
     runs = {id(i.operation): i.end_s - i.start_s for i in played if not isinstance(i.operation, Collective)}

@@ -1,0 +1,136 @@
+"""Memory by kind, against what papers and frameworks document: bytes a parameter, bytes of activations."""
+
+from __future__ import annotations
+
+import pytest
+
+from axonn_tune.frameworks import find_framework, registry
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import Grid
+from axonn_tune.program.dimensions import symbol_values
+from axonn_tune.program.memory import persistent_items, price_memory, saved_arrays
+from axonn_tune.program.size import PLAIN
+from axonn_tune.program.step import StepProgram, build_step
+from axonn_tune.specs.workload import Recompute, Workload
+from tests.unit.small import small_model
+
+MODEL = small_model(layers=4, hidden=256, heads=8, kv_heads=8, head_dim=32, ffn=1024)
+HIDDEN, HEADS, LENGTH, MICRO_BATCH = 256, 8, 128, 2
+
+
+def program_of(framework: Framework, recompute: Recompute = "none", *, sharded: bool = False) -> StepProgram:
+    """The program of the model above."""
+    workload = Workload(global_batch=64, sequence_length=LENGTH, shard_optimizer_over_data=sharded)
+    return build_step(MODEL, workload, recompute=recompute, options=framework.step)
+
+
+def values_of(framework: Framework, **sizes: int) -> dict[str, float]:
+    """Symbols of one rank, with nothing kept."""
+    grid = Grid(**sizes, order=("x", "y", "context", "z", "data", "pipeline"))
+    workload = Workload(global_batch=64, sequence_length=LENGTH)
+    values = symbol_values(MODEL, workload, grid, micro_batch=MICRO_BATCH, options=framework.step)
+    return values | {"held": values["L"], "kept": 0.0, "unkept": values["L"]}
+
+
+def per_parameter(framework: Framework, *, sharded: bool = False, **sizes: int) -> dict[str, float]:
+    """Bytes of persistent state by kind, over the parameters of one rank without what data splits."""
+    values = values_of(framework, **sizes)
+    items = persistent_items(program_of(framework, sharded=sharded).given)
+    return {name: size.evaluate(values) / values["parameters"] for name, size in items if name != "replicated vectors"}
+
+
+def test_mixed_precision_adam_of_megatron_takes_18_bytes() -> None:
+    """Guards parameters' memory: weights in 16 bits and in FP32, two FP32 moments, FP32 gradients, 18 bytes in all;
+    with the distributed optimizer 6 + 12/d (Megatron-Core's distributed optimizer, table of bytes a parameter)."""
+    core = find_framework("megatron-core").with_step(distributed_optimizer=False)
+    found = per_parameter(core)
+    assert found == {"master weights": 4, "optimizer moments": 8, "gradients": 4, "compute weights": 2}
+    assert sum(found.values()) == 18
+    assert sum(per_parameter(find_framework("megatron-core"), data=4).values()) == 6 + 12 / 4
+    assert sum(per_parameter(find_framework("nemo"), data=4).values()) == 4 + 12 / 4, "gradients in BF16"
+
+
+def test_zero_stages_split_what_their_papers_say() -> None:
+    """Guards ZeRO's shares of 16 bytes (2 + 2 + 12, gradients in 16 bits; arXiv 1910.02054, figure 1): stage 1
+    4 + 12/d, stage 2 2 + 14/d, stage 3 16/d."""
+    deepspeed = find_framework("deepspeed")
+    assert sum(per_parameter(deepspeed, data=8).values()) == 4 + 12 / 8
+    assert sum(per_parameter(deepspeed.with_step(shard_gradients=True), data=8).values()) == 2 + 14 / 8
+    whole, third = (values_of(deepspeed, **sizes)["parameters"] for sizes in ({}, {"z": 8}))
+    assert third == whole / 8
+    assert sum(per_parameter(deepspeed, z=8).values()) == 16
+
+
+@pytest.mark.parametrize("name", ["fsdp", "torchtitan", "axonn-tune", "axonn"])
+def test_sharded_fp32_weights_are_kept_once(name: str) -> None:
+    """Guards frameworks that gather from FP32 shards: 4 of weights, 8 of moments, 4 of gradients, nothing beside;
+    over z all of it is split (FSDP2: sharded parameters, gradients and optimizer state)."""
+    framework = find_framework(name)
+    found = per_parameter(framework, z=4)
+    assert found == {"master weights": 4, "optimizer moments": 8, "gradients": 4}
+    if not framework.step.replicated_tables:
+        assert values_of(framework, z=4)["parameters"] == values_of(framework)["parameters"] / 4
+
+
+def test_tables_that_z_does_not_split_are_held_whole() -> None:
+    """Guards AxoNN's memory: its easy API shards linear layers, so every rank of z has the whole embedding and
+    positions; Megatron-AxoNN keeps the LM head whole, too."""
+    table, positions, blocks = 512 * HIDDEN, 128 * HIDDEN, 4 * 12 * HIDDEN**2
+    easy, megatron = (values_of(find_framework(name), z=4)["parameters"] for name in ("axonn", "megatron-axonn"))
+    assert easy == (blocks + table) / 4 + table + positions
+    assert megatron == blocks / 4 + 2 * 512 * HIDDEN + positions
+
+
+def test_every_framework_has_the_same_kinds_of_persistent_state() -> None:
+    """Guards names in tables and documents: a framework has some of five kinds, each once."""
+    kinds = {"master weights", "optimizer moments", "gradients", "replicated vectors", "compute weights"}
+    for framework in registry().values():
+        names = [name for name, _ in persistent_items(program_of(framework).given)]
+        assert set(names) <= kinds
+        assert len(set(names)) == len(names)
+
+
+OLD, NEW = find_framework("megatron-2021"), find_framework("megatron-2022")
+
+
+def saved_bytes(framework: Framework, recompute: Recompute = "none", **sizes: int) -> float:
+    """Activations of one block and micro-batch, in units of s·b·h, without statistics, which the paper leaves out."""
+    values = values_of(framework, **sizes)
+    arrays = [one for one in saved_arrays(program_of(framework, recompute)) if "statistics" not in one.kind]
+    return sum(one.size_bytes.evaluate(values) for one in arrays) / (LENGTH * MICRO_BATCH * HIDDEN)
+
+
+SCORES = 5 * HEADS * LENGTH / HIDDEN
+"""5·a·s/h, the attention scores of equation 1."""
+
+
+def test_activations_of_a_gpt_block() -> None:
+    """Guards activation memory: s·b·h·(34 + 5·a·s/h) bytes a block without recompute; attention alone recomputed, 34;
+    everything, 2 (Korthikanti et al., arXiv 2205.05198, equation 1 and table 2)."""
+    assert saved_bytes(OLD) == pytest.approx(34 + SCORES)
+    assert saved_bytes(OLD, "selective") == pytest.approx(34)
+    assert saved_bytes(OLD, "full") == pytest.approx(2)
+
+
+@pytest.mark.parametrize("tensor", [2, 4, 8])
+def test_activations_split_over_tensor_ranks(tensor: int) -> None:
+    """Guards what tensor parallelism splits: 10 + 24/t + 5·a·s/(h·t) (equation 2), with sequence parallelism all of it
+    (equation 4), and with selective recompute 34/t (table 2)."""
+    assert saved_bytes(OLD, x=tensor) == pytest.approx(10 + (24 + SCORES) / tensor)
+    assert saved_bytes(NEW, x=tensor) == pytest.approx((34 + SCORES) / tensor)
+    assert saved_bytes(NEW, "selective", x=tensor) == pytest.approx(34 / tensor)
+    assert saved_bytes(NEW, "full", x=tensor) == pytest.approx(2 / tensor)
+
+
+def test_held_activations_scale_with_blocks_in_flight() -> None:
+    """Guards pipelines: activations of the blocks in flight, whatever number a stage has; the rest is the stage's."""
+    program = program_of(OLD)
+
+    def priced(held: float) -> dict[str, float]:
+        values = values_of(OLD) | {"held": held}
+        found = price_memory(program, values, limit_bytes=1e12, arithmetic=PLAIN, kept_layers=0.0)
+        return {name: float(size) for name, size in found.items}
+
+    one, four = priced(1.0), priced(4.0)
+    for name, size in one.items():
+        assert four[name] == pytest.approx(4 * size if name.startswith("saved") else size)
