@@ -18,7 +18,7 @@ from axonn_tune.grid import GroupShape
 from axonn_tune.program.size import COLUMNS, PLAIN
 from axonn_tune.specs.machine import CollectiveKind, Machine, MatmulLayout
 
-PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "published"
+PUBLISHED = Path(__file__).parent / "published"
 BF16_BYTES = 2
 
 Row = TypeVar("Row")
