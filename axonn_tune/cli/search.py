@@ -224,11 +224,12 @@ def sweep_command(
 @html_option
 @color_option
 def compare_command(*, output_format: Format, wide: bool, html: str | None, color: bool | None, **options: Any) -> None:
-    """Compare the best 4D grid with Megatron-LM, FSDP (ZeRO-3), HSDP and data parallelism.
+    """Compare the best 4D grid with the best layouts of other frameworks, by the time of a step.
 
-    Each strategy runs its fastest layout that fits into memory, by the time of a step. --recompute and
-    --micro-batch hold for all of them, --no-overlap for Megatron-LM too; axes, rank order and --kept-layers
-    for 4D alone. The paper's measurements used full activation recomputation: --recompute full.
+    Megatron-Core, torchtitan, DeepSpeed, FSDP (ZeRO-3), HSDP and data parallelism each run their fastest layout that
+    fits into memory, on kernels of one quality; --framework adds another. --recompute, --micro-batch and --no-overlap
+    hold for all; axes, rank order and --kept-layers for 4D, or for the framework named. The paper's measurements used
+    full activation recomputation: --recompute full.
 
     \b
     Examples:
