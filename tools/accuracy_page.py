@@ -87,7 +87,11 @@ def _goals(found: Accuracy) -> str:
     memory = errors_by_group(found.memory)["all"].mape
     collectives = errors_by_group(found.collectives)["all"].median
     goals = [
-        ("mean error of steps without the family, at most 4.5%", f"{family.errors.mape:.1%}", family.errors.mape <= 0.045),
+        (
+            "mean error of steps without the family, at most 4.5%",
+            f"{family.errors.mape:.1%}",
+            family.errors.mape <= 0.045,
+        ),
         ("median error, at most 2.5%", f"{family.errors.median:.1%}", family.errors.median <= 0.025),
         ("mean Spearman, at least 0.95", f"{family.spearman:.3f}", (family.spearman or 0.0) >= 0.95),
         ("mean regret, at most 2%", f"{family.regret:.1%}", (family.regret or 1.0) <= 0.02),
