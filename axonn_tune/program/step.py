@@ -81,8 +81,8 @@ class Section:
 class StepProgram:
     """All sections of one step, for one model, workload, kind of recompute and set of options. Equal by identity.
 
-    parameters, head_parameters: gathers of new weights behind the forward pass; bucket sections are empty where gradients are reduced
-    at the end of the step.
+    parameters, head_parameters: gathers of new weights behind the forward pass; bucket sections are empty where
+    gradients are reduced at the end of the step.
     """
 
     recompute: Recompute

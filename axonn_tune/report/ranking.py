@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from axonn_tune import __version__
 from axonn_tune.cost.prediction import StagePrediction, Term
-from axonn_tune.grid import AXES
+from axonn_tune.grid import ALL_AXES, AXES
 from axonn_tune.program.dimensions import MFU_CONVENTION
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.entries import Entry
@@ -108,10 +108,12 @@ def ranking_records(
     return [*_CSV, "memory_limit_bytes", *(f"rank_{cost}" for cost in results.others), "rejected_because"], rows
 
 
+_MORE_AXES = tuple(axis for axis in ALL_AXES if axis not in (*AXES, "pipeline"))
+
 _CSV = (
     *("rank", *AXES, "order", "feasible", "tie", "micro_batch", "grad_accumulation", "recompute", "kept_layers"),
     *("communication_s", "exposed_communication_s", "compute_s", "iteration_s", "low_s", "high_s", "tokens_per_s"),
-    *("mfu", "hfu", "memory_bytes", "framework", "context", "pipeline", "chunks", "bubble_s", "shortest_step_s"),
+    *("mfu", "hfu", "memory_bytes", "framework", *_MORE_AXES, "pipeline", "chunks", "bubble_s", "shortest_step_s"),
 )
 
 
@@ -275,7 +277,7 @@ def entry_fields(entry: Entry, workload: Workload) -> Json:
         "hfu": entry.hfu,
         "tie": entry.tie,
         "framework": entry.framework,
-        "context": entry.size("context"),
+        **{axis: entry.size(axis) for axis in _MORE_AXES},
         "pipeline": entry.pipeline,
         "chunks": entry.chunks,
         "bubble_s": entry.bubble_s,

@@ -69,10 +69,7 @@ def test_an_order_moves_ranks_and_nothing_else(grid: Grid, order: list[str]) -> 
     other = Grid(*grid.sizes, order=tuple(order))
     for axis in ALL_AXES:
         here, there = (
-            {
-                frozenset(tuple(sorted(one.coordinates(rank).items())) for rank in group)
-                for group in one.groups(axis)
-            }
+            {frozenset(tuple(sorted(one.coordinates(rank).items())) for rank in group) for group in one.groups(axis)}
             for one in (grid, other)
         )
         assert here == there

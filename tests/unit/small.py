@@ -11,7 +11,7 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
 
-def small_model(**changes: Any) -> Model:  # noqa: ANN401 - any key of a model
+def small_model(**changes: Any) -> Model:
     """A GPT of 8 blocks, hidden 64, 8 heads of 8, vocabulary 512, unless told otherwise."""
     sizes = {
         "schema": "axonn-tune/model/1",
@@ -42,8 +42,8 @@ def small_problem(
     batch: int = 16,
     sequence_length: int = 128,
     rank_by: RankBy = "iteration",
-    limits: Limits = Limits(),
-    **workload: Any,  # noqa: ANN401 - any key of a workload
+    limits: Limits | None = None,
+    **workload: Any,
 ) -> Problem:
     """A search with pipeline stages wherever the framework has them."""
     return Problem(
@@ -51,7 +51,7 @@ def small_problem(
         machine=machine,
         workload=Workload(global_batch=batch, sequence_length=sequence_length, **workload),
         gpus=gpus,
-        limits=limits,
+        limits=limits or Limits(),
         rank_by=rank_by,
         framework=framework,
         pipeline="pipeline" in framework.axes,

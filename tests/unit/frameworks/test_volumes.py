@@ -50,9 +50,7 @@ def built(framework: Framework, recompute: Recompute = "none", *, context: bool 
     return build_step(MODEL, workload, recompute=recompute, options=framework.step, context=context)
 
 
-def sent(
-    framework: Framework, recompute: Recompute = "none", *, stage: Stage = ONLY, **sizes: int
-) -> Iterator[Sent]:
+def sent(framework: Framework, recompute: Recompute = "none", *, stage: Stage = ONLY, **sizes: int) -> Iterator[Sent]:
     """Every collective of a group with several members."""
     grid = Grid(**sizes, order=("x", "y", "context", "z", "data", "pipeline"))
     program = built(framework, recompute, context=grid.context > 1)
@@ -199,7 +197,9 @@ def test_megatron_axonn_gathers_again_in_the_backward_pass(recompute: Recompute,
     assert blocking(MEGATRON_AXONN, recompute, kind="all_gather", phase="forward", role="weight")[1] == weights
     assert blocking(MEGATRON_AXONN, recompute, kind="reduce_scatter", role="weight_gradient") == (set(), weights)
     tables = [one for one in found if one.collective.axis == "z" and one.collective.layer in ("embedding", "head")]
-    assert [(one.collective.kind, one.calls, one.size_bytes) for one in tables] == [("all_reduce", 1, 4 * TABLE / 2)] * 2
+    assert [(one.collective.kind, one.calls, one.size_bytes) for one in tables] == [
+        ("all_reduce", 1, 4 * TABLE / 2)
+    ] * 2
 
 
 def test_megatron_axonn_reduces_one_fp32_buffer() -> None:
@@ -224,19 +224,25 @@ def test_fsdp2_gathers_each_unit_for_each_pass(recompute: Recompute) -> None:
     micro_batches = BATCH // 8
     blocks = [one for one in found if one.collective.layer == "block"]
     calls = [(one.collective.kind, one.collective.axis, one.calls, one.size_bytes) for one in blocks]
-    assert sorted(calls) == sorted([
-        ("all_gather", "z", LAYERS * micro_batches, BF16 * BLOCK),
-        ("all_gather", "z", LAYERS * micro_batches, BF16 * BLOCK),
-        ("reduce_scatter", "z", LAYERS * micro_batches, 4 * BLOCK),
-        ("all_reduce", "data", LAYERS * micro_batches, 4 * BLOCK / 4),
-    ])
+    assert sorted(calls) == sorted(
+        [
+            ("all_gather", "z", LAYERS * micro_batches, BF16 * BLOCK),
+            ("all_gather", "z", LAYERS * micro_batches, BF16 * BLOCK),
+            ("reduce_scatter", "z", LAYERS * micro_batches, 4 * BLOCK),
+            ("all_reduce", "data", LAYERS * micro_batches, 4 * BLOCK / 4),
+        ]
+    )
     head = [one for one in found if one.collective.layer == "head" and one.collective.kind == "all_gather"]
     assert [one.calls for one in head] == [micro_batches]
 
 
 def test_fsdp_of_llm_foundry_reduces_in_bf16() -> None:
     """Guards llm-foundry's mixed precision PURE: reduce-scatter and all-reduce of the shard in BF16."""
-    found = {(one.collective.kind, one.collective.axis): one for one in sent(FSDP, z=4, data=2) if one.collective.layer == "block"}
+    found = {
+        (one.collective.kind, one.collective.axis): one
+        for one in sent(FSDP, z=4, data=2)
+        if one.collective.layer == "block"
+    }
     assert found["reduce_scatter", "z"].size_bytes == BF16 * BLOCK
     assert found["all_reduce", "data"].size_bytes == BF16 * BLOCK / 4
 
@@ -265,14 +271,16 @@ def test_zero_3_reduces_every_micro_batch_and_zero_1_once() -> None:
 
 
 def tensor_calls(framework: Framework, recompute: Recompute) -> dict[str, list[tuple[str, float]]]:
-    """Kinds and elements over the hidden activation of the collectives over x of one block and micro-batch, by phase."""
+    """Kind and elements, over those of the stream, of each collective over x of a block, by phase."""
     found: dict[str, list[tuple[str, float]]] = {}
     for one in sent(framework, recompute, x=4, data=4):
         layer, axis = one.collective.layer, one.collective.axis
         if axis == "x" and layer in LINEARS:
             each = one.calls / LAYERS / (BATCH // 4)
             assert each == 1
-            found.setdefault(one.collective.phase, []).append((one.collective.kind, one.size_bytes / BF16 / LENGTH / HIDDEN))
+            found.setdefault(one.collective.phase, []).append(
+                (one.collective.kind, one.size_bytes / BF16 / LENGTH / HIDDEN)
+            )
     return found
 
 
@@ -317,7 +325,9 @@ def test_loss_reductions() -> None:
     """Guards the vocabulary-parallel loss: Megatron-Core all-reduces maximum, target logit and sum, one FP32 number a
     token each; AxoNN's easy API nothing."""
     found = [one for one in sent(CORE, x=4, data=4) if one.collective.layer.startswith("loss")]
-    assert [(one.collective.kind, one.calls, one.size_bytes) for one in found] == [("all_reduce", BATCH // 4, 4 * LENGTH)] * 3
+    assert [(one.collective.kind, one.calls, one.size_bytes) for one in found] == [
+        ("all_reduce", BATCH // 4, 4 * LENGTH)
+    ] * 3
     assert not [one for one in sent(EASY, z=4) if one.collective.layer.startswith("loss")]
 
 
@@ -380,4 +390,4 @@ def test_options_that_are_not_used_change_nothing() -> None:
     same operations."""
     runtime = find_framework("axonn-tune")
     spelled = replace(runtime, step=replace(runtime.step, reduced_bytes=4, gradient_bytes=4, replicated_tables=()))
-    assert [one for one in built(runtime).calls()] == [one for one in built(spelled).calls()]
+    assert list(built(runtime).calls()) == list(built(spelled).calls())
