@@ -21,6 +21,9 @@ AXES = ("x", "y", "z", "data")
 ALL_AXES = (*AXES, "context", "pipeline")
 """Every axis a framework can have."""
 
+BATCH_AXES = ("data", "z")
+"""Axes along which ranks take sequences of their own."""
+
 PAPER_ORDER = AXES
 
 WORLD = "xyzdata"
@@ -124,6 +127,11 @@ class Grid:
     def world(self) -> int:
         """Number of ranks: the product of all axes."""
         return prod(self.sizes)
+
+    @property
+    def batch_shares(self) -> int:
+        """Shares that the global batch is split into."""
+        return prod(self.axis_size(axis) for axis in BATCH_AXES)
 
     def stride(self, axis: str) -> int:
         """Ranks between neighbours along an axis: the product of the axes inside it."""

@@ -180,7 +180,7 @@ def compare(
 
     >>> import axonn_tune
     >>> [contender.key for contender in axonn_tune.compare("20b", gpus=64)]
-    ['4d', 'megatron-lm', 'torchtitan', 'deepspeed', 'hsdp', 'fsdp', 'data-parallel']
+    ['megatron-lm', 'deepspeed', 'fsdp', '4d', 'hsdp', 'torchtitan', 'data-parallel']
     """
     from axonn_tune.ranking.compare import compare as compare_all
 

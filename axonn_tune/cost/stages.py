@@ -127,7 +127,7 @@ def _kept_everywhere(pricer: _Pricer, parts: tuple[int, ...]) -> float:
 def _blocks_held(pricer: _Pricer, number: int, blocks: tuple[int, ...]) -> float:
     """Blocks whose saved activations a stage holds together, at most."""
     grid, batch = pricer.grid, pricer.workload.global_batch
-    micro_batches = batch // (grid.data * grid.z * pricer.configuration.micro_batch)
+    micro_batches = batch // (grid.batch_shares * pricer.configuration.micro_batch)
     return float(in_flight(number, stages=grid.pipeline, micro_batches=micro_batches, weights=blocks))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.grid import Grid
+from axonn_tune.grid import BATCH_AXES, Grid
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
@@ -77,7 +77,7 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
         ),
         Constraint("ffn-by-xz" if whole else "ffn-by-x", "ffn", model.ffn, ("x", *over_z)),
         Constraint("vocab-by-xyz", "vocab", model.vocab, ("x", "y", "z"), at_least=True),
-        Constraint("batch-by-data-z", "global_batch", workload.global_batch, ("data", "z")),
+        Constraint("batch-by-data-z", "global_batch", workload.global_batch, BATCH_AXES),
     ]
     if framework.step.sequence_parallel:
         found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
@@ -100,13 +100,12 @@ def broken_constraints(
     found = [check.explain(sizes) for check in constraints(model, workload, framework) if check.broken(columns)[0]]
     missing = [axis for axis, size in sizes.items() if size > 1 and axis not in framework.axes]
     found += [f"{framework.name} has no axis {axis}" for axis in missing]
-    if workload.global_batch % (grid.data * grid.z * micro_batch):
-        product = grid.data * grid.z * micro_batch
-        found.append(f"global_batch ({workload.global_batch}) is not divisible by data·z·micro-batch = {product}")
+    product = grid.batch_shares * micro_batch
+    if workload.global_batch % product:
+        shares = "·".join(BATCH_AXES)
+        found.append(f"global_batch ({workload.global_batch}) is not divisible by {shares}·micro-batch = {product}")
     if chunks > 1:
-        found += _interleaving(
-            grid.pipeline, chunks, workload.global_batch // (grid.data * grid.z * micro_batch), model
-        )
+        found += _interleaving(grid.pipeline, chunks, workload.global_batch // product, model)
     return found
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.grid import ALL_AXES, Grid, divisors
+from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, MatMul
 from axonn_tune.program.size import PLAIN, Arithmetic, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram
@@ -76,6 +76,9 @@ def dimensions(
         return rounded
 
     x, y, z, data = axes["x"], axes["y"], axes["z"], axes["data"]
+    batch_shares: Value = 1.0
+    for axis in BATCH_AXES:
+        batch_shares = batch_shares * axes[axis]
     blocks = float(model.layers) if layers is None else layers
     hidden = float(model.hidden)
     context, replicas = axes["context"], data
@@ -102,7 +105,7 @@ def dimensions(
         **constants(model, workload),
         **axes,
         "L": blocks,
-        "A": float(workload.global_batch) / (data * z * axes["b"]),
+        "A": float(workload.global_batch) / (batch_shares * axes["b"]),
         "C": chunks,
         "V": rows,
         "P": positions,

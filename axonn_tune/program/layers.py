@@ -140,6 +140,11 @@ class Given:
         return "zcontext" if self.context and self.options.context_shards else "z"
 
     @property
+    def replicas(self) -> Size:
+        """Ranks that hold the same shard."""
+        return symbol("data") if self.data_axes == "data" else symbol("data") * CONTEXT
+
+    @property
     def data_axes(self) -> str:
         """Group that holds the same shard."""
         return "contextdata" if self.context and not self.options.context_shards else "data"
@@ -589,7 +594,7 @@ def step_end(given: Given, *, buckets: tuple[Bucket, ...], unsent: tuple[Collect
     """
     main, element = given.elements.main, given.element
     parameters, vectors = symbol("parameters"), symbol("vectors")
-    share = _data_ranks(given) if given.sharded else ONCE
+    share = given.replicas if given.sharded else ONCE
     copied = element if given.sharded else 0.0
     yield from unsent
     if given.options.sequence_parallel:
@@ -642,7 +647,3 @@ def parameter_gather(layer: str, elements: Size, given: Given, *, phase: Phase, 
         "parameters" if phase != "step" else "other",
         calls,
     )
-
-
-def _data_ranks(given: Given) -> Size:
-    return symbol("data") * CONTEXT if given.data_axes == "contextdata" else symbol("data")

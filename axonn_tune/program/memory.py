@@ -40,14 +40,13 @@ def kept_layer_bytes(given: Given) -> Size:
 def persistent_items(given: Given) -> Held:
     """Weights, gradients and optimizer state, with what the data-parallel ranks split of them (ZeRO-1, ZeRO-2)."""
     sizes, options = given.elements, given.options
-    replicas = symbol("data") * symbol("context") if given.data_axes == "contextdata" else symbol("data")
-    share = replicas if given.sharded else Size(1.0)
+    share = given.replicas if given.sharded else Size(1.0)
     copied = given.sharded or not options.master_shards
     master = options.master_shards or sizes.main != sizes.compute
     return (
         *([("master weights", sizes.main * _PARAMETERS / share)] if master else []),
         ("optimizer moments", 2.0 * sizes.main * _PARAMETERS / share),
-        ("gradients", given.gradient_bytes * _PARAMETERS / (replicas if options.shard_gradients else Size(1.0))),
+        ("gradients", given.gradient_bytes * _PARAMETERS / (given.replicas if options.shard_gradients else Size(1.0))),
         ("replicated vectors", 4.0 * sizes.main * _VECTORS),
         *([("compute weights", 1.0 * sizes.compute * _PARAMETERS)] if copied else []),
     )

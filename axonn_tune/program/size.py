@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from axonn_tune.grid import ALL_AXES, AXES
+
 Value: TypeAlias = float | NDArray[np.float64]
 """A quantity of one candidate, or of many: one float64 each."""
 
@@ -40,10 +42,11 @@ MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S")
 """Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, sequence length."""
 
 CANDIDATE_SYMBOLS = (
-    *("x", "y", "z", "data"),
+    *AXES,
     *("b", "A", "C", "parts", "kept", "unkept", "V", "P"),
     *("block_bucket", "table_bucket", "position_bucket", "parameters", "vectors"),
-    *("context", "scores", "scores_back", "softmax", "softmax_back", "held"),
+    *(axis for axis in ALL_AXES if axis not in AXES),
+    *("scores", "scores_back", "softmax", "softmax_back", "held"),
 )
 """What differs between candidates.
 

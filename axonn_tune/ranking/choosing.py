@@ -131,7 +131,7 @@ class Ranking:
             return self._uneven(configuration)
         return Candidate(
             configuration=configuration,
-            accumulation=problem.workload.global_batch // (grid.data * grid.z * micro_batch),
+            accumulation=problem.workload.global_batch // (grid.batch_shares * micro_batch),
             communication_s=float(columns.communication_s[row]),
             compute_s=compute_s,
             iteration_s=step_s,

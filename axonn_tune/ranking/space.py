@@ -21,6 +21,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import (
     ALL_AXES,
     AXES,
+    BATCH_AXES,
     WORLD,
     GroupShape,
     distinct_orders,
@@ -166,7 +167,8 @@ def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     for axis, size in limits.axes.items():
         if axis in grids.axes:
             sound = sound[grids.column(axis)[sound] == size]
-    share = workload.global_batch // (grids.column("data")[sound] * grids.column("z")[sound])
+    shares = np.prod([grids.column(axis)[sound] for axis in BATCH_AXES if axis in grids.axes], axis=0, dtype=np.int64)
+    share = workload.global_batch // shares
     options = {int(sequences): _micro_batches(int(sequences), workload, limits) for sequences in distinct(share)[0]}
     counts = np.array([len(options[int(sequences)]) for sequences in share], dtype=np.int64)
     grid = np.repeat(sound, counts)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from axonn_tune import __version__
 from axonn_tune.cost.prediction import Term
-from axonn_tune.grid import AXES
+from axonn_tune.grid import ALL_AXES, AXES
 from axonn_tune.program.dimensions import MFU_CONVENTION
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.entries import Entry
@@ -110,10 +110,12 @@ def ranking_records(
     return [*_CSV, "memory_limit_bytes", *(f"rank_{cost}" for cost in results.others), "rejected_because"], rows
 
 
+_MORE_AXES = tuple(axis for axis in ALL_AXES if axis not in (*AXES, "pipeline"))
+
 _CSV = (
     *("rank", *AXES, "order", "feasible", "tie", "micro_batch", "grad_accumulation", "recompute", "kept_layers"),
     *("communication_s", "exposed_communication_s", "compute_s", "iteration_s", "low_s", "high_s", "tokens_per_s"),
-    *("mfu", "hfu", "memory_bytes", "framework", "context", "pipeline", "chunks", "bubble_s", "shortest_step_s"),
+    *("mfu", "hfu", "memory_bytes", "framework", *_MORE_AXES, "pipeline", "chunks", "bubble_s", "shortest_step_s"),
 )
 
 
@@ -257,8 +259,8 @@ def entry_json(entry: Entry, results: Results) -> Json:
 _ENTRY = (
     *("rank", *AXES, "order", "feasible", "rejected_because", "micro_batch", "grad_accumulation", "recompute"),
     *("kept_layers", "overlap", "communication_s", "exposed_communication_s", "compute_s", "iteration_s"),
-    *("memory_bytes", "tokens_per_s", "low_s", "high_s", "mfu", "hfu", "tie", "framework", "context", "pipeline"),
-    *("chunks", "bubble_s", "shortest_step_s", "stages"),
+    *("memory_bytes", "tokens_per_s", "low_s", "high_s", "mfu", "hfu", "tie", "framework", *_MORE_AXES),
+    *("pipeline", "chunks", "bubble_s", "shortest_step_s", "stages"),
 )
 _STAGE = ("blocks", "compute_s", "communication_s", "bubble_s", "memory_bytes")
 _TERM = ("op", "axis", "phase", "layer", "count", "bytes", "group", "tier", "seconds", "exposed_s", "formula")
@@ -275,8 +277,8 @@ def entry_fields(entry: Entry, workload: Workload) -> Json:
         grad_accumulation=entry.accumulation,
         overlap=list(workload.overlaps),
         memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
-        context=entry.size("context"),
         stages=[fields_of(stage, _STAGE, memory_bytes=int(stage.memory.total_bytes)) for stage in entry.stages],
+        **{axis: entry.size(axis) for axis in _MORE_AXES},
     )
 
 

@@ -1,4 +1,4 @@
-"""The bound loses no exact best: rankings of many small spaces against every one of their candidates, priced exactly."""
+"""The bound loses no exact best: rankings of many small spaces against all their candidates, priced exactly."""
 
 from __future__ import annotations
 

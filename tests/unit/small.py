@@ -42,7 +42,7 @@ def small_problem(
     batch: int = 16,
     sequence_length: int = 128,
     rank_by: RankBy = "iteration",
-    limits: Limits = Limits(),
+    limits: Limits | None = None,
     **workload: Any,
 ) -> Problem:
     """A search with pipeline stages wherever the framework has them."""
@@ -51,7 +51,7 @@ def small_problem(
         machine=machine,
         workload=Workload(global_batch=batch, sequence_length=sequence_length, **workload),
         gpus=gpus,
-        limits=limits,
+        limits=limits or Limits(),
         rank_by=rank_by,
         framework=framework,
         pipeline="pipeline" in framework.axes,

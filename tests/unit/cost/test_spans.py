@@ -73,7 +73,7 @@ def test_spans_are_the_terms_and_add_up_to_them(grid: Grid, recompute: Recompute
         assert found.keys() == terms.keys()
         for name, term in terms.items():
             assert took_s(found[name]) == pytest.approx(term.seconds, rel=1e-9)
-            assert {span.details["bytes"] for span in found[name]} == {round(term.size_bytes)}
+            assert {span.details["bytes"] for span in found[name]} == {round(term.bytes)}
             assert sum(int(str(span.details.get("calls", 1))) for span in found[name]) == term.count
     waits = by_name([span for span in spans if span.lane == COMPUTE_LANE])
     for term in pricing.terms:

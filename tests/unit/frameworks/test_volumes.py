@@ -271,7 +271,7 @@ def test_zero_3_reduces_every_micro_batch_and_zero_1_once() -> None:
 
 
 def tensor_calls(framework: Framework, recompute: Recompute) -> dict[str, list[tuple[str, float]]]:
-    """Kinds and elements over the hidden activation of the collectives over x of one block and micro-batch, by phase."""
+    """Kind and elements, over those of the stream, of each collective over x of a block, by phase."""
     found: dict[str, list[tuple[str, float]]] = {}
     for one in sent(framework, recompute, x=4, data=4):
         layer, axis = one.collective.layer, one.collective.axis
@@ -390,4 +390,4 @@ def test_options_that_are_not_used_change_nothing() -> None:
     same operations."""
     runtime = find_framework("axonn-tune")
     spelled = replace(runtime, step=replace(runtime.step, reduced_bytes=4, gradient_bytes=4, replicated_tables=()))
-    assert [one for one in built(runtime).calls()] == [one for one in built(spelled).calls()]
+    assert list(built(runtime).calls()) == list(built(spelled).calls())

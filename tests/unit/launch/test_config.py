@@ -52,7 +52,7 @@ def test_the_best_of_a_search_says_what_was_priced() -> None:
     assert predicted.iteration_s == pricing.iteration_s
     assert predicted.communication_s == pytest.approx(sum(term.seconds for term in predicted.terms), rel=1e-12)
     assert [(t.op, t.axis, t.layer, t.bytes) for t in predicted.terms] == [
-        (t.op, t.axis, t.layer, t.size_bytes) for t in pricing.terms
+        (t.op, t.axis, t.layer, t.bytes) for t in pricing.terms
     ]
     assert predicted.low_s is not None
     assert predicted.high_s is not None

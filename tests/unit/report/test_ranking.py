@@ -91,7 +91,7 @@ def test_the_shortest_step_is_that_of_all_candidates() -> None:
     order = f", rank order {','.join(best.wide_order)}" if len(best.wide_order) > 1 else ""
     batching = f"micro-batch {best.micro_batch}, recompute {best.recompute}"
     assert f"is that of x={x} y={y} z={z} data={data}{order}, {batching}: " in said
-    assert said.endswith(" --rank-by iteration ranks by it.")
+    assert said.endswith(" --rank-by step ranks by it.")
     assert ranking.shortest_step_remark(fastest) == ""
 
 

@@ -11,10 +11,14 @@ from axonn_tune.errors import UsageError
 from axonn_tune.published.accuracy import Accuracy, Files, evaluate
 from axonn_tune.published.measurements import errors_by_group
 from axonn_tune.published.quality import FamilyQuality
-from axonn_tune.report.html.accuracy import accuracy_sections
-from axonn_tune.report.html.accuracy_figure import MOST_POINTS, STEPS, points_figure
-from axonn_tune.report.html.accuracy_tables import families_table
-from axonn_tune.report.html.blocks import Json
+from axonn_tune.report.html.accuracy_sections import (
+    MOST_POINTS,
+    STEPS,
+    ScatterPoint,
+    accuracy_sections,
+    families_table,
+    points_figure,
+)
 from tests.unit.report.html.pages import blocks, titled, values
 from tests.unit.report.html.published import STEPS as STEPS_HEADER
 from tests.unit.report.html.published import evaluated, step
