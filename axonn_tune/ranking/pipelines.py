@@ -99,7 +99,8 @@ class Pipelines:
         return np.asarray(passes + last)
 
     def _lost_s(self, busy_s: Floats) -> Floats:
-        return np.asarray(contended_s(self.communication_s, self.alone_s, busy_s, contention=self.contention))
+        lost_s = contended_s(self.communication_s, self.alone_s, busy_s, contention=self.contention)
+        return np.broadcast_to(lost_s, busy_s.shape)
 
     def exact_s(self, position: int) -> tuple[float, float, float]:
         """Step of one candidate by the recurrence, its computation and its bubble, s."""

@@ -19,6 +19,7 @@ from axonn_tune.report.html.accuracy_sections import (
     families_table,
     points_figure,
 )
+from axonn_tune.report.output import Json
 from tests.unit.report.html.pages import blocks, titled, values
 from tests.unit.report.html.published import STEPS as STEPS_HEADER
 from tests.unit.report.html.published import evaluated, step
