@@ -30,11 +30,11 @@ PETA = 1000.0 * TERA
 NOTABLE = 0.005
 """Share of a step that unlimited memory must save to be mentioned."""
 
-_NARROW = ("strategy", "sizes", "step", "relative", "compute", "exposed", "memory", "mfu", "own_software", "gain")
+_NARROW = ("strategy", "sizes", "step", "relative", "memory", "mfu", "own_software", "gain")
 """Columns shown unless all are asked for."""
 LEFT_OUT = (
-    "--wide adds the rest of each layout, micro-batch, gradient accumulation, recompute, bubble, HFU and the paper's "
-    "count."
+    "--wide adds the rest of each layout, micro-batch, gradient accumulation, recompute, compute, exposed "
+    "communication, bubble, HFU and the paper's count."
 )
 _CSV = (
     *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
@@ -74,7 +74,7 @@ def _columns(comparison: Comparison) -> dict[str, TableColumn[Contender]]:
         "mfu": _cell("MFU", lambda found: percent(found.performance.mfu)),
         "hfu": _cell("HFU", lambda found: percent(found.performance.hfu)),
         "paper_share": _cell("paper's\ncount", lambda found: percent(found.paper_share)),
-        "own_software": _seconds("own\nsoftware s", lambda found: found.own_software_s),
+        "own_software": _seconds("with own\nsoftware", lambda found: found.own_software_s),
         "relative": each("relative\nstep", lambda contender: _ratio(comparison.relative(contender))),
         "gain": each("4D is\nfaster by", lambda contender: signed_percent(comparison.gain(contender))),
     }

@@ -12,7 +12,7 @@ from axonn_tune import __version__
 from axonn_tune.cli.main import main
 
 SMALL = ("compare", "--gpus", "64", "--model", "5b", "--batch", "256")
-CONTENDERS = ["4d", "megatron-lm", "fsdp", "hsdp", "data-parallel"]
+CONTENDERS = ["hsdp", "fsdp", "4d", "torchtitan", "deepspeed", "megatron-lm", "data-parallel"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -24,7 +24,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_the_papers_case_prints_the_papers_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards the main use: prediction and measurement side by side, whatever comes out."""
     output = run(capsys, "compare", "--gpus", "1024", "--model", "80b")
-    for name in ("4D", "Megatron-LM", "FSDP (ZeRO-3)", "HSDP", "data parallel"):
+    for name in ("4D", "Megatron-Core", "DeepSpeed", "torchtitan", "FSDP (ZeRO-3)", "HSDP", "data parallel"):
         assert any(line.startswith(name) for line in output.splitlines())
     assert "26% over Megatron-LM" in output
     assert "57% of peak, 182 PFLOP/s" in output
@@ -38,7 +38,7 @@ def test_20b_prints_the_papers_gain_of_overlap(capsys: pytest.CaptureFixture[str
 
 
 def test_json_holds_every_part(capsys: pytest.CaptureFixture[str]) -> None:
-    """Guards the schema: contenders in order, parts that add up, inputs with their hashes."""
+    """Guards the schema: contenders by step, parts that add up, inputs with their hashes."""
     found = json.loads(run(capsys, *SMALL, "--format", "json"))
     assert found["schema"] == "axonn-tune/comparison/1"
     assert [each["key"] for each in found["contenders"]] == CONTENDERS
@@ -94,7 +94,7 @@ def test_markdown_is_a_table_and_a_list(capsys: pytest.CaptureFixture[str]) -> N
 def test_nothing_feasible_ends_in_3(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards the exit code, and that the reason is told."""
     assert main(["compare", "--gpus", "4", "--model", "80b"]) == 3
-    assert "Megatron-LM: no layout fits" in capsys.readouterr().err
+    assert "Megatron-Core: needs 336.6 GiB of 35.4 GiB" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("missing", [["--gpus", "8"], ["--model", "5b"]])

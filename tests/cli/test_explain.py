@@ -59,7 +59,7 @@ def test_overlaps_decide_what_hides_what() -> None:
         for extra in ("", "--no-overlap gather_prefetch")
     )
     gathers = [[term for term in terms if term["op"] == "all_gather" and term["axis"] == "z"] for terms in (on, off)]
-    assert all(term["hidden_behind"] == "products before it" for term in gathers[0])
+    assert all(term["hidden_behind"] == "preceding layer's GEMMs" for term in gathers[0])
     assert all(term["hidden_behind"] is None for term in gathers[1])
 
 
