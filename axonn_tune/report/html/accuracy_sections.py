@@ -48,7 +48,7 @@ _CELLS_PER_DECADE = 40
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 _FEW = 40
 """With more rows a table scrolls in a window of its own."""
-_FIGURE, _EACH = "PredictedStep vs. measured", "Each row"
+_FIGURE, _EACH = "Predicted vs. measured", "Each row"
 
 
 @dataclass(frozen=True)
