@@ -1,4 +1,4 @@
-"""PredictedStep time of each row's step, with its interval; or why there is none.
+"""Predicted time of each row's step, with its interval; or why there is none.
 
 Half-widths of intervals are in `intervals.csv`: of software that was in the fit, from fits without the row's family;
 of other software and of accelerators without a measured step, from fits without the row's source.

@@ -1,4 +1,4 @@
-"""PredictedStep vs. published measurements as sections: steps, collectives, GEMMs, memory.
+"""Predicted vs. published measurements as sections: steps, collectives, GEMMs, memory.
 
 A section has a figure, a color for each series; errors by group; every row; and what was not predicted.
 """
@@ -226,7 +226,7 @@ def _kind_section(kind: _Kind, identity: str) -> Json:
 
 @dataclass(frozen=True)
 class _Part:
-    """PredictedStep rows in one unit, and what their figure and table are called."""
+    """Predicted rows in one unit, and what their figure and table are called."""
 
     rows: Sequence[Evaluation]
     unit: DisplayUnit
@@ -349,7 +349,7 @@ def _error_line(ends: tuple[float, float], error: float) -> Json:
     }
 
 
-_ERROR = percent_column("error", "error, %", "PredictedStep / measured − 1.")
+_ERROR = percent_column("error", "error, %", "Predicted / measured − 1.")
 _SIZE = percent_column("size", "|error|, %", "Size of the error.")
 _ERRORS = (
     Column("rows", "rows", "Rows that have both values.", decimals=0),
@@ -383,7 +383,7 @@ _STEPS = (
     Column("layout", "layout", "As predicted: where the row leaves it open, the fastest.", text=True, width_ch=44),
     Column("micro_batch", "micro-batch", "Sequences.", decimals=0),
     Column("recompute", "re\u00adcompute", "Activation recomputation.", text=True, width_ch=10),
-    Column("memory", "memory, GiB", "PredictedStep peak of one GPU.", per=GIB, decimals=1),
+    Column("memory", "memory, GiB", "Predicted peak of one GPU.", per=GIB, decimals=1),
 )
 _STEPS_REFUSED = (
     *(column for column in _STEPS if column.key in {"id", "source", "framework", "gpu", "model"}),
