@@ -80,7 +80,7 @@ def _span(pricing: Pricing, interval: Interval, by_s: float) -> Span:
 
 
 def _computation_name(step: Computation) -> str:
-    kind = {MatMul: "matrix product", Attention: "attention", Kernel: "kernel"}[type(step)]
+    kind = {MatMul: "GEMM", Attention: "attention", Kernel: "kernel"}[type(step)]
     return f"{kind}, {step.phase}, {step.layer}"
 
 

@@ -164,7 +164,7 @@ def _in_orders(best: Iterable[Configuration], orders: Sequence[tuple[str, ...]])
         known = {_canonical(grid)}
         yield configuration
         for order in orders:
-            other = replace(grid, order=order)
+            other = Grid(*grid.sizes, order=order)
             if _canonical(other) not in known:
                 known.add(_canonical(other))
                 yield replace(configuration, grid=other)

@@ -186,7 +186,7 @@ def test_the_legend_hides(chromium: Any, reports: dict[str, Path]) -> None:
         block = seen.drawn("Where the time goes")
         bars = block.locator(".barlayer .point")
         before = bars.count()
-        entry = block.locator(".legend button", has_text="matrix products")
+        entry = block.locator(".legend button", has_text="GEMMs")
         entry.click()
         seen.page.wait_for_function("button => button.ariaPressed === 'false'", arg=entry.element_handle())
         seen.page.wait_for_timeout(300)

@@ -75,7 +75,7 @@ def test_the_best_grids_of_80b_send_what_was_priced(position: int, ranking: Rank
         sent = send_step(transformer, priced.accumulation, found.micro_batch)
     values = step_values(model, workload, found.grid, micro_batch=found.micro_batch, kept_layers=kept)
     assert compare(sent, priced.program, values) == []
-    assert values == priced.values
+    assert priced.values == values | {"held": values["L"]}
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["plain", "split"])

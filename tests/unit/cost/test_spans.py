@@ -127,7 +127,7 @@ def test_without_operations_what_is_shared_with_measured_traces_stays() -> None:
     full, short = predicted_spans(pricing), predicted_spans(pricing, operations=False)
     assert len(short) < len(full)
     dropped = {span.name.split(",")[0] for span in full} - {span.name.split(",")[0] for span in short}
-    assert dropped == {"matrix product", "attention", "kernel"}
+    assert dropped == {"GEMM", "attention", "kernel"}
     assert [span for span in full if span in short] == short
 
 
