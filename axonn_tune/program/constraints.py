@@ -17,14 +17,16 @@ Integers = NDArray[np.int64]
 
 MEMORY = "memory"
 MICRO_BATCH = "micro-batch"
+PINNED = "pinned"
+"""Why a grid is not ranked: another size was asked for on one of its axes."""
 
 
 @dataclass(frozen=True)
 class Constraint:
     """`value` must be divisible by the product of some axes.
 
-    at_least: it must only be as large; or_divides: the product may also be divisible by it; most: the product may not
-    exceed it, for the reason `what`; both: only where all these axes are wider than 1.
+    at_least: it must only be as large; or_divides: the product may also be divisible by it; twice: by twice the
+    product where that is more than 1; both: these axes may not all be wider than 1, for the reason `what`.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Constraint:
     axes: tuple[str, ...]
     at_least: bool = False
     or_divides: bool = False
+    twice: bool = False
     both: bool = False
 
     def broken(self, sizes: dict[str, Integers]) -> NDArray[np.bool_]:
@@ -47,15 +50,18 @@ class Constraint:
             return together
         if self.at_least:
             return np.asarray(product > self.value)
+        if self.twice:
+            product = np.where(product > 1, 2 * product, product)
         wrong: NDArray[np.bool_] = self.value % product != 0
         return wrong & (product % self.value != 0) if self.or_divides else wrong
 
     def explain(self, sizes: dict[str, int]) -> str:
         """Why one layout breaks it: `heads (96) is not divisible by x = 5`."""
-        axes = "·".join(self.axes)
         if self.both:
             return self.what
-        product = prod(sizes[axis] for axis in self.axes)
+        factor = 2 if self.twice else 1
+        axes = "·".join(self.axes if factor == 1 else (str(factor), *self.axes))
+        product = factor * prod(sizes[axis] for axis in self.axes)
         relation = "is less than" if self.at_least else "is not divisible by"
         return f"{self.what} ({self.value}) {relation} {axes} = {product}"
 
@@ -82,7 +88,8 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     if framework.step.sequence_parallel:
         found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
     if "context" in framework.axes:
-        found.append(Constraint("sequence-by-context", "sequence_length", length, ("context",)))
+        # Each rank computes a block from either end of the sequence, so that causal masks leave all as much to do.
+        found.append(Constraint("sequence-by-context", "sequence_length", length, ("context",), twice=True))
     if "pipeline" in framework.axes:
         uneven = framework.schedule.uneven
         found.append(Constraint("layers-by-pipeline", "layers", model.layers, ("pipeline",), at_least=uneven))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,15 +10,12 @@ import numpy as np
 from axonn_tune.cost.columns import Floats
 from axonn_tune.cost.prediction import Pricing
 from axonn_tune.cost.utilisation import exposed_s, performance
-from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
+from axonn_tune.program.constraints import MEMORY
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.ranking.choosing import Candidate, Ranking, Searched, ranking_metric
 from axonn_tune.ranking.entries import Entry, Sizes
 from axonn_tune.ranking.space import Fitting, Problem
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
-
-PINNED = "pinned"
-"""Why a grid is not ranked: another size was asked for on one of its axes."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +34,8 @@ class AlphaBetaRanking:
 
     @property
     def searched(self) -> Searched:
-        """How much was looked at, with grids left out by pinned axes counted as such."""
-        found, pinned = self.ranking.searched, len(self._pinned_out)
-        if not pinned:
-            return found
-        counts = {**found.rejected, MICRO_BATCH: found.rejected.get(MICRO_BATCH, 0) - pinned, PINNED: pinned}
-        return replace(found, rejected={name: count for name, count in counts.items() if count})
-
-    @cached_property
-    def _pinned_out(self) -> frozenset[Sizes]:
-        """Grids that satisfy every constraint but are not what was asked for."""
-        grids, pins = self.ranking.grids, self.ranking.problem.limits.axes
-        sound = grids.sizes[grids.sound]
-        wanted = np.ones(len(sound), dtype=np.bool_)
-        for axis, size in pins.items():
-            if axis not in grids.axes:
-                continue
-            wanted &= sound[:, grids.axes.index(axis)] == size
-        return frozenset(tuple(row) for row in sound[~wanted].tolist())
+        """How much was looked at."""
+        return self.ranking.searched
 
     @cached_property
     def ties(self) -> int:
@@ -122,8 +102,6 @@ class AlphaBetaRanking:
         for rejected in self.ranking.rejected():
             sizes = tuple(rejected.sizes.values())
             reasons = tuple(f"{name}: {message}" for name, message in rejected.reasons)
-            if sizes in self._pinned_out:
-                reasons = (_pinned_reason(self.ranking.grids.axes, sizes, self.ranking.problem.limits.axes),)
             least = [name for name, _ in rejected.reasons] == [MEMORY]
             needed = self._least_memory[sizes] if least else None
             entries.append(
@@ -205,12 +183,3 @@ def candidate_entry(candidate: Candidate, problem: Problem, *, flops: float) -> 
         mfu=found.mfu,
         hfu=found.hfu,
     )
-
-
-def _pinned_reason(axes: tuple[str, ...], sizes: Sizes, pins: Mapping[str, int]) -> str:
-    wanted = [
-        f"{axis} = {pins[axis]}, not {size}"
-        for axis, size in zip(axes, sizes, strict=True)
-        if axis in pins and size != pins[axis]
-    ]
-    return f"{PINNED}: asked for {', '.join(wanted)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import software_on
 from axonn_tune.grid import ALL_AXES, AXES, Grid
-from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
+from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.schedule import build_schedule
 from axonn_tune.program.step import ONLY, StepProgram, build_step
 from axonn_tune.ranking.space import (
@@ -187,6 +188,10 @@ class Ranking:
         )
         if broken:
             return broken
+        pins = self.problem.limits.axes
+        other = [f"{axis} = {pins[axis]}, not {size}" for axis, size in sizes.items() if pins.get(axis, size) != size]
+        if other:
+            return ((PINNED, f"asked for {', '.join(other)}"),)
         if number not in shaped:
             return ((MICRO_BATCH, "no micro-batch that is allowed divides this grid's share of the batch"),)
         least = min(float(fitting.total_bytes[self.shapes.grid == number].min()) for fitting in self.fittings.values())
@@ -250,7 +255,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
         grids=len(grids.sizes),
         candidates=_count_candidates(shapes, grids, problem),
         feasible=candidates,
-        rejected=_count_rejected(grids, shapes, used),
+        rejected=_count_rejected(grids, shapes, used, limits.axes),
         seconds=time.perf_counter() - started,
     )
     chosen = rows if variants else _first_of_each(shapes.grid[columns.shape[rows]], rows)
@@ -340,8 +345,11 @@ def _price(
 
     candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
     strides = _strides(problem, placements, placement, shapes)
+    contention, routes = rates.contention, placements.shapes
     groups = tuple(
-        price_pipelines(problem, shapes, fitting, pricer, candidates, strides=strides, contention=rates.contention)
+        price_pipelines(
+            problem, shapes, fitting, pricer, candidates, strides=strides, routes=routes, contention=contention
+        )
     )
     return _joined([found, _bounds(groups, candidates.shape, placement, number)])
 
@@ -492,10 +500,12 @@ def _count_candidates(shapes: Shapes, grids: Grids, problem: Problem) -> int:
     return int(orders.sum()) * len(limits.recomputes)
 
 
-def _count_rejected(grids: Grids, shapes: Shapes, used: Integers) -> dict[str, int]:
+def _count_rejected(grids: Grids, shapes: Shapes, used: Integers, pins: Mapping[str, int]) -> dict[str, int]:
     """Grids rejected, by constraint; names without any are left out."""
     counts = {check.name: int(broken.sum()) for check, broken in zip(grids.constraints, grids.broken.T, strict=True)}
     shaped = len(distinct(shapes.grid)[0])
-    counts[MICRO_BATCH] = len(grids.sound) - shaped
+    asked = len(grids.sound_as_asked(pins))
+    counts[MICRO_BATCH] = asked - shaped
     counts[MEMORY] = shaped - len(used)
+    counts[PINNED] = len(grids.sound) - asked
     return {name: count for name, count in counts.items() if count}

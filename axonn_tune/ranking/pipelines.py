@@ -6,7 +6,7 @@ once. The bound is that of `cost.pipeline`, with computation slowed by communica
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from axonn_tune.cost.columns import Candidates, ChunkColumns, ColumnPricer, Floa
 from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time, split_layers
 from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.frameworks import software_on
-from axonn_tune.grid import GroupShape, merged_shape
+from axonn_tune.grid import GroupShape
 from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import Stage
 from axonn_tune.ranking.space import FIRST, LAST, MIDDLE, Fitting, Problem, Shapes, stage_rows, stage_values
@@ -121,11 +121,12 @@ def price_pipelines(
     candidates: Candidates,
     *,
     strides: Integers,
+    routes: Sequence[GroupShape],
     contention: float,
 ) -> Iterator[Pipelines]:
     """Price candidates whose shapes have several stages; those with as many stages and chunks go together.
 
-    strides: ranks between the stages of each candidate.
+    strides: ranks between the stages of each candidate. routes: the group shapes that routes of candidates number.
     """
     if not len(candidates):
         return
@@ -133,7 +134,7 @@ def price_pipelines(
     piped[shapes.piped] = np.arange(len(shapes.piped))
     stages, chunks = shapes.stages[candidates.shape], shapes.chunks[candidates.shape]
     batches = np.asarray(shapes.values["A"])[candidates.shape]
-    sends = _sends_s(problem, shapes, candidates, strides)
+    sends = _sends_s(problem, shapes, candidates, strides, routes)
     parts = _Parts(problem, shapes, fitting, pricer, Candidates(piped[candidates.shape], candidates.routes))
     schedule = problem.framework.schedule
     for count in distinct(stages)[0].tolist():
@@ -223,7 +224,9 @@ class _Parts:
         return {**values, "kept": kept, "unkept": layers - kept}
 
 
-def _sends_s(problem: Problem, shapes: Shapes, candidates: Candidates, strides: Integers) -> Floats:
+def _sends_s(
+    problem: Problem, shapes: Shapes, candidates: Candidates, strides: Integers, routes: Sequence[GroupShape]
+) -> Floats:
     """Time of one message between stages of every candidate, s: the twin of `cost.stages`."""
     options, schedule, machine = problem.framework.step, problem.framework.schedule, problem.machine
     axes = {
@@ -239,10 +242,11 @@ def _sends_s(problem: Problem, shapes: Shapes, candidates: Candidates, strides: 
         mine = strides == stride
         found[mine] = transfer_time_s(size[mine], stride=int(stride), machine=machine, call_s=call_s)
     if schedule.scattered and not options.sequence_parallel:
-        for width in distinct(axes["x"])[0].tolist():
-            mine = axes["x"] == width
-            shape: GroupShape = merged_shape([(int(width), 1)])
-            chosen = lines_of("all_gather", route(shape, machine.tiers, problem.gpus), machine, call_s=call_s)
+        over_x = candidates.routes["x"]
+        for number in distinct(over_x)[0].tolist():
+            mine = over_x == number
+            path = route(routes[number], machine.tiers, problem.gpus)
+            chosen = lines_of("all_gather", path, machine, call_s=call_s)
             pairs = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in chosen)
             found[mine] = found[mine] + collective_time_s(pairs, whole[mine], COLUMNS)
     return found

@@ -110,6 +110,14 @@ class Grids:
         """Rows of the grids that break none."""
         return np.flatnonzero(~self.broken.any(axis=1))
 
+    def sound_as_asked(self, pins: Mapping[str, int]) -> Integers:
+        """Rows of those whose axes have the sizes asked for."""
+        rows = self.sound
+        for axis, size in pins.items():
+            if axis in self.axes:
+                rows = rows[self.column(axis)[rows] == size]
+        return rows
+
     def column(self, axis: str) -> Integers:
         """Sizes of one axis."""
         return self.sizes[:, self.axes.index(axis)]
@@ -163,10 +171,7 @@ class Shapes:
 def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     """Every sound grid with every micro-batch that divides its share of the batch (and what is pinned)."""
     workload, limits = problem.workload, problem.limits
-    sound = grids.sound
-    for axis, size in limits.axes.items():
-        if axis in grids.axes:
-            sound = sound[grids.column(axis)[sound] == size]
+    sound = grids.sound_as_asked(limits.axes)
     shares = np.prod([grids.column(axis)[sound] for axis in BATCH_AXES if axis in grids.axes], axis=0, dtype=np.int64)
     share = workload.global_batch // shares
     options = {int(sequences): _micro_batches(int(sequences), workload, limits) for sequences in distinct(share)[0]}

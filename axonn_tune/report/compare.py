@@ -76,7 +76,7 @@ def _columns(comparison: Comparison) -> dict[str, TableColumn[Contender]]:
         "paper_share": _cell("paper's\ncount", lambda found: percent(found.paper_share)),
         "own_software": _seconds("with own\nsoftware", lambda found: found.own_software_s),
         "relative": each("relative\nstep", lambda contender: _ratio(comparison.relative(contender))),
-        "gain": each("4D is\nfaster by", lambda contender: signed_percent(comparison.gain(contender))),
+        "gain": each("step\nvs. 4D", lambda contender: signed_percent(comparison.gain(contender))),
     }
 
 

@@ -25,7 +25,7 @@ from axonn_tune.calibration.profile import LOOPBACK
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, error_of
 from axonn_tune.grid import Grid
-from axonn_tune.lab.lab import Lab, exit_codes, require_world
+from axonn_tune.lab.lab import TRAIN, Lab, exit_codes, require_world
 from axonn_tune.launch import host
 from axonn_tune.launch.config import build_launch, write_launch
 from axonn_tune.ranking.inputs import Inputs, machine_of_launch
@@ -53,7 +53,6 @@ from axonn_tune.specs.workload import Workload
 
 TermKey: TypeAlias = tuple[str, str, str, str, int]
 """Operation, axis, phase, layer, bytes."""
-_TRIAL = "axonn_tune.runtime.trials:train"
 _LOG = "log.txt"
 _LAST_LINES = 12
 _DIGITS = 6
@@ -193,12 +192,12 @@ class RankRunner(Protocol):
 class LabRunner:
     """The ranks of a lab that is up. realtime: before all ordinary processes of this host, where that is allowed.
 
-    function: `module:name` of the function each rank runs, with the arguments of `runtime.trials.train`.
+    function: `module:name` of the function each rank runs, with the arguments of `runtime.forking.train`.
     """
 
     lab: Lab
     realtime: bool = False
-    function: str = _TRIAL
+    function: str = TRAIN
 
     @property
     def network(self) -> str:

@@ -35,8 +35,8 @@ def source(case: Case) -> str:
     return case.row.dataset
 
 
-def left_out_s(key: Callable[[Case], str], start: Floats) -> Floats:
-    """Step times of all cases, each by a fit without those that share its key, s."""
+def left_out_s(key: Callable[[Case], str], start: Floats | None) -> Floats:
+    """Step times of all cases, each by a fit without those that share its key, from `start` or what is expected, s."""
     some = cases()
     keys = [key(case) for case in some]
     names = sorted(set(keys))
@@ -50,7 +50,7 @@ def left_out_s(key: Callable[[Case], str], start: Floats) -> Floats:
     return found
 
 
-def _fit(kept: Sequence[int], start: Floats) -> Floats:
+def _fit(kept: Sequence[int], start: Floats | None) -> Floats:
     return fit(kept, start=start)
 
 
@@ -97,7 +97,7 @@ def main() -> int:
     """Run the command; returns the exit code."""
     some = cases()
     truth, start = measured_s(some), fit(range(len(some)), start=shipped())
-    family_s, source_s = left_out_s(family_group, start), left_out_s(source, start)
+    family_s, source_s = left_out_s(family_group, start), left_out_s(source, None)
     by_family, by_source = np.log(family_s / truth), np.log(source_s / truth)
     software = [case.framework.software for case in some]
     by_software, unknown = widths(by_family, software), widths(by_source, software)["all"]

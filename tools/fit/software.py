@@ -68,8 +68,11 @@ LEAST = {"gemm": 0.83, "traffic": 1.0}
 software moves fewer bytes than fused kernels.
 """
 
-STEPS, SETTLED, STEP = 20, 0.01, 0.01
+STEPS, SETTLED, STEP = 30, 0.005, 0.01
 """A fit ends after so many steps, or when no number moves by more than this share; the last is that of slopes."""
+
+SLOPES_HOLD = 0.1
+"""Slopes are worked out again when a number has moved by more than this share since."""
 
 
 @dataclass(frozen=True)
@@ -194,16 +197,23 @@ def fit(kept: Sequence[int], *, start: Floats | None = None) -> Floats:
     """Logarithms of the numbers that bring predictions nearest to the measured steps of the cases at `kept`.
 
     Gauss-Newton from `start`, or from what is expected, with weights that fall as errors grow, until no number
-    moves by more than `SETTLED`.
+    moves by more than `SETTLED`. Numbers that no such case touches are as expected.
     """
-    logs = parameters().expected if start is None else start
     rows = list(kept)
     some = [cases()[at] for at in rows]
     truth, share = np.log(measured_s(some)), weights(some)
+    seen = np.zeros(len(parameters().names), dtype=bool)
+    seen[sorted({number for at in rows for number in touching()[at]})] = True
+    logs = np.where(seen, parameters().expected if start is None else start, parameters().expected)
+    moved = np.full(len(logs), np.inf)
     for _ in range(STEPS):
-        predicted, slopes = derivatives(logs)
+        if np.max(np.abs(moved)) > SLOPES_HOLD:
+            predicted, slopes = derivatives(logs)
+            moved = np.zeros(len(logs))
+        else:
+            predicted = np.log(predicted_s(logs))
         step = newton_step(logs, predicted[rows] - truth, slopes[rows], share)
-        logs = logs + step
+        logs, moved = logs + step, moved + step
         if np.max(np.abs(step)) < SETTLED:
             break
     return logs

@@ -208,7 +208,7 @@ _COMPARISON_COLUMNS = (
     Column("name", "strategy", "How the model is split.", text=True, width_ch=16),
     Column("layout", "layout", "Its best layout that fits.", text=True, width_ch=34),
     *(BY_KEY[key] for key in ("iteration_s", "low_s", "high_s")),
-    percent_column("gain_of_4d", "4D is faster by, %", "Its step time over that of 4D, less 1."),
+    percent_column("gain_of_4d", "step vs. 4D, %", "Its step time over that of 4D, less 1."),
     *(BY_KEY[key] for key in ("compute_s", "exposed_communication_s")),
     Column("bubble_s", "bubble, s", "Time a pipeline stage is idle."),
     *(BY_KEY[key] for key in ("memory_bytes", "mfu", "hfu", "micro_batch", "grad_accumulation", "recompute")),
