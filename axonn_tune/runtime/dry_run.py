@@ -85,7 +85,7 @@ class FlashShapes(torch.autograd.Function):
         return tuple(torch.empty_like(one) for one in context.saved_tensors[:3])
 
 
-def flash_shapes(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
+def flash_shapes(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: bool) -> torch.Tensor:
     """Stands in for `scaled_dot_product_attention`."""
     output: torch.Tensor = FlashShapes.apply(queries, keys, values)  # type: ignore[no-untyped-call]
     return output

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeAlias, TypeVar, cast
+from functools import lru_cache, partial
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import torch
 import torch.nn.functional as functional
@@ -36,36 +36,23 @@ def compiled(function: Compiled, settings: RuntimeSettings) -> Compiled:
     return cast(Compiled, torch.compile(function, dynamic=False)) if settings.compile else function
 
 
-@dataclass
-class LocalGraph:
-    """A function of local tensors with its own autograd graph."""
+class LocalBackward(Protocol):
+    """The backward pass of a function of local tensors, with what it has saved of the forward pass."""
 
-    inputs: torch.Tensor
-    output: torch.Tensor
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Gradient of the input from that of the output; may be called once."""
 
-    @classmethod
-    def run(cls, function: TensorFunction, x: torch.Tensor) -> LocalGraph:
-        """Run a function of one tensor and keep its graph."""
-        with torch.enable_grad():
-            inputs = x.detach().requires_grad_()
-            return cls(inputs, function(inputs))
 
-    @property
-    def value(self) -> torch.Tensor:
-        """The output, without its graph."""
-        return self.output.detach()
-
-    def backward(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Gradient of the input; the graph is gone afterwards."""
-        (found,) = torch.autograd.grad(self.output, self.inputs, gradient)
-        return found
+LocalFunction: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, LocalBackward]]
+"""A function of one local tensor: its output, and its backward pass."""
 
 
 @dataclass
 class CausalAttention:
     """Softmax attention on this rank's heads; qkv columns are grouped by key head: queries, key, value.
 
-    core: attention of queries, keys and values `[b, heads, S, head_dim]`; turn: rotary positions.
+    core: attention of queries `[b, heads, S, head_dim]`, keys and values `[b, kv_heads, S, head_dim]`; separate,
+    join: `separate_heads` and `join_heads`, perhaps compiled.
     """
 
     model: Model
@@ -73,21 +60,89 @@ class CausalAttention:
     kv_heads: int
     sequence: int
     core: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
-    turn: TensorFunction = field(default_factory=lambda: rotate)
+    separate: Callable[..., Heads] = field(default_factory=lambda: separate_heads)
+    join: Callable[..., torch.Tensor] = field(default_factory=lambda: join_heads)
 
-    def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
+    def __call__(self, qkv: torch.Tensor) -> tuple[torch.Tensor, AttentionBackward]:
         """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
-        dim, each = self.model.head_dim, self.heads // self.kv_heads
-        grouped = qkv.view(-1, self.sequence, self.kv_heads, each + 2, dim).transpose(1, 2)
-        grouped_queries, keys, values = torch.split(grouped, [each, 1, 1], dim=-2)
-        queries = grouped_queries.transpose(2, 3).reshape(-1, self.heads, self.sequence, dim)
-        keys, values = keys.squeeze(-2), values.squeeze(-2)
-        if not self.model.learned_positions:
-            queries, keys = self.turn(queries), self.turn(keys)
-        if each > 1:
-            keys, values = (one.repeat_interleave(each, dim=1) for one in (keys, values))
-        output = self.core(queries, keys, values, is_causal=True)
-        return output.transpose(1, 2).reshape(-1, self.heads * dim)
+        shape = self.sequence, self.kv_heads, self.heads // self.kv_heads, self.model.head_dim
+        turns = () if self.model.learned_positions else rotary_table(*shape[::3], qkv.dtype, qkv.device)
+        heads = self.separate(qkv, shape, *turns)
+        with torch.enable_grad():
+            queries, keys, values = (one.detach().requires_grad_() for one in heads)
+            output = self.core(queries, keys, values, is_causal=True, enable_gqa=self.heads > self.kv_heads)
+        value = output.detach().transpose(1, 2).reshape(len(qkv), -1)
+        return value, AttentionBackward((queries, keys, values), output, partial(self.join, turns=turns))
+
+
+Heads: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Queries `[b, heads, S, head_dim]`, keys and values `[b, kv_heads, S, head_dim]`, each row by row in memory."""
+
+
+@dataclass
+class AttentionBackward:
+    """Heads, output `[b, heads, S, head_dim]` with its graph, and how gradients of heads are joined."""
+
+    heads: Heads
+    output: torch.Tensor
+    join: Callable[..., torch.Tensor]
+
+    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
+        """`[M, Q_x] → [M, N_x]`; the graph is gone afterwards."""
+        batch, heads, sequence, dim = self.output.shape
+        split = gradient.view(batch, sequence, heads, dim).transpose(1, 2)
+        joined: torch.Tensor = self.join(*torch.autograd.grad(self.output, self.heads, split))
+        return joined
+
+
+def separate_heads(qkv: torch.Tensor, shape: tuple[int, int, int, int], *turns: torch.Tensor) -> Heads:
+    """Heads of `[M, N_x]`, turned by `rotary_table` where there is one; shape: `S, kv_heads, queries a key, head_dim`.
+
+    Copies, so that qkv need not live on; views where each key has one query and nothing turns.
+    """
+    sequence, kv_heads, each, dim = shape
+    grouped = qkv.view(-1, sequence, kv_heads, each + 2, dim)
+    queries, keys, values = grouped[..., :each, :], grouped[..., each, :], grouped[..., each + 1, :]
+    if turns:
+        cosine, sine = (one[:, None] for one in turns)
+        queries, keys = rotate(queries, cosine[:, None], sine[:, None]), rotate(keys, cosine, sine)
+    queries = queries.reshape(-1, sequence, kv_heads * each, dim)
+    if turns or each > 1:
+        keys, values = keys.contiguous(), values.contiguous()
+    return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+
+
+def join_heads(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, turns: tuple[torch.Tensor, ...] = ()
+) -> torch.Tensor:
+    """`[M, N_x]` from gradients of its heads: the transpose of `separate_heads`."""
+    batch, kv_heads, sequence, dim = keys.shape
+    grouped = queries.transpose(1, 2).reshape(batch, sequence, kv_heads, -1, dim)
+    keys, values = keys.transpose(1, 2)[..., None, :], values.transpose(1, 2)[..., None, :]
+    if turns:
+        cosine, sine = (one[:, None, None] for one in turns)
+        grouped, keys = rotate(grouped, cosine, -sine), rotate(keys, cosine, -sine)
+    return torch.cat([grouped, keys, values], dim=3).view(batch * sequence, -1)
+
+
+@lru_cache(maxsize=8)
+def rotary_table(
+    sequence: int, dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of rotary positions `[S, head_dim / 2]`, base 10,000 (Su et al. 2021, arXiv 2104.09864).
+
+    In the type of what they turn, FP32 at least: lower precision cannot tell late positions apart.
+    """
+    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float64) / dim)
+    angle = torch.arange(sequence, device=device, dtype=torch.float64)[:, None] * frequency
+    wide = torch.promote_types(dtype, torch.float32)
+    return angle.cos().to(wide), angle.sin().to(wide)
+
+
+def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """The halves of the last dim turned as pairs; with `-sine` back again, which is the gradient."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
 
 
 def attention_on(model: Model, settings: RuntimeSettings, *, sequence: int, shares: int) -> CausalAttention:
@@ -95,7 +150,8 @@ def attention_on(model: Model, settings: RuntimeSettings, *, sequence: int, shar
     return CausalAttention(
         *(model, model.heads // shares, model.kv_heads // shares, sequence),
         core=attention_core(settings),
-        turn=compiled(rotate, settings),
+        separate=compiled(separate_heads, settings),
+        join=compiled(join_heads, settings),
     )
 
 
@@ -106,19 +162,13 @@ def attention_core(settings: RuntimeSettings) -> Callable[..., torch.Tensor]:
     return functional.scaled_dot_product_attention
 
 
-def _wide_core(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
-    wide = functional.scaled_dot_product_attention(queries.float(), keys.float(), values.float(), is_causal=is_causal)
+def _wide_core(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, is_causal: bool, enable_gqa: bool = False
+) -> torch.Tensor:
+    wide = functional.scaled_dot_product_attention(
+        queries.float(), keys.float(), values.float(), is_causal=is_causal, enable_gqa=enable_gqa
+    )
     return wide.to(queries.dtype)
-
-
-def rotate(x: torch.Tensor) -> torch.Tensor:
-    """Rotary positions on `[.., S, head_dim]`, halves paired, base 10,000 (Su et al. 2021, arXiv 2104.09864)."""
-    sequence, dim = x.shape[-2:]
-    frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=x.device, dtype=torch.float64) / dim)
-    angle = torch.arange(sequence, device=x.device, dtype=torch.float64)[:, None] * frequency
-    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    first, second = x[..., : dim // 2], x[..., dim // 2 :]
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
 @dataclass
@@ -154,17 +204,40 @@ def dropped(
     return x * keep / (1.0 - share)
 
 
-def activation(settings: RuntimeSettings, *, gated: bool) -> TensorFunction:
-    """The MLP's activation of `[M, G_x]`."""
-    return compiled(partial(activate, gated=gated), settings)
+@dataclass
+class Activation:
+    """The MLP's activation of `[M, G_x]`: GELU, or SiLU(gate) · up with gate and up alternating along the columns."""
+
+    forward: TensorFunction
+    gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, LocalBackward]:
+        """`[M, G_x] → [M, F_x]`; its input is all that is saved."""
+        return self.forward(x), partial(self.gradient, x)
 
 
-def activate(x: torch.Tensor, *, gated: bool) -> torch.Tensor:
-    """GELU, or SiLU(gate) · up with gate and up alternating along the columns."""
-    if not gated:
-        return functional.gelu(x)
-    pairs = x.view(x.shape[0], -1, 2)
-    return functional.silu(pairs[..., 0]) * pairs[..., 1]
+def activation(settings: RuntimeSettings, *, gated: bool) -> Activation:
+    """The activation that training uses."""
+    forward, gradient = (swiglu, swiglu_gradient) if gated else (functional.gelu, gelu_gradient)
+    return Activation(compiled(forward, settings), compiled(gradient, settings))
+
+
+def gelu_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """`gradient · (Φ(x) + x · φ(x))`."""
+    return cast(torch.Tensor, torch.ops.aten.gelu_backward(gradient, x))
+
+
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """`SiLU(gate) · up` of `[M, G]` with gate and up alternating along the columns."""
+    gate, up = x.view(len(x), -1, 2).unbind(-1)
+    return functional.silu(gate) * up
+
+
+def swiglu_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """`[M, F] → [M, G]` from the input of the forward pass."""
+    gate, up = x.view(len(x), -1, 2).unbind(-1)
+    of_gate = torch.ops.aten.silu_backward(gradient * up, gate)
+    return torch.stack([of_gate, gradient * functional.silu(gate)], dim=-1).view(x.shape)
 
 
 Result = TypeVar("Result")
@@ -422,10 +495,20 @@ class Embedding:
             gradients.reduce(self.positions, rows, "position")
         whole = gather_hidden(gradient, self.communicator, "backward", "embedding")
         mine, local = local_rows(tokens, self.table)
-        update = whole.new_zeros(len(self.table.gathered_rows), whole.shape[1])
-        update.index_add_(0, local, whole * mine[:, None].to(whole.dtype))
+        update = sums_of_rows(whole * mine[:, None].to(whole.dtype), local, len(self.table.gathered_rows))
         gradients.reduce(self.table, update, "embedding")
         gradients.finish()
+
+
+def sums_of_rows(gradient: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
+    """`[count, H]` from `gradient[M, H]`: each row added where `rows[M]` says, in FP32 at least.
+
+    A GPU's kernel does so in whatever type; a CPU's would round each sum, and so lose most of a frequent token's.
+    """
+    narrow = gradient.device.type == "cpu" and gradient.itemsize < torch.float32.itemsize
+    wide = gradient.float() if narrow else gradient
+    found: torch.Tensor = torch.ops.aten.embedding_dense_backward(wide, rows, count, -1, False)
+    return found if found.dtype == gradient.dtype else found.to(gradient.dtype)
 
 
 def local_rows(tokens: torch.Tensor, table: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
@@ -446,6 +529,10 @@ class LMHead:
     settings: RuntimeSettings
     after: Callable[[], None] | None = None
 
+    def __post_init__(self) -> None:
+        self._exponentials = compiled(exponential_sums, self.settings)
+        self._gradient = compiled(probabilities_, self.settings)
+
     def forward_backward(
         self,
         x: torch.Tensor,
@@ -460,34 +547,49 @@ class LMHead:
         block = gathers.take(self.table)
         hidden = gather_hidden(normal, self.communicator, "forward", "head")
         chunks = loss_chunks(len(targets))
-        losses, hidden_gradients = [], []
-        weight_gradient = torch.zeros_like(block)
-        for part, labels in zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True):
-            loss, logits_gradient = self._loss(part @ block.t(), labels, scale=scale)
-            losses.append(loss)
-            hidden_gradients.append(logits_gradient @ block)
-            weight_gradient += logits_gradient.t() @ part
+        hidden_gradient, weight_gradient, losses = torch.empty_like(hidden), torch.zeros_like(block), []
+        pieces = (one.chunk(chunks) for one in (hidden, hidden_gradient, targets))
+        for part, part_gradient, labels in zip(*pieces, strict=True):
+            logits = part @ block.t()
+            losses.append(self._loss(logits, labels, scale=scale))
+            torch.mm(logits, block, out=part_gradient)
+            weight_gradient.addmm_(logits.t(), part)
+            del logits  # Or two chunks' would be alive.
+        del hidden, part, block
         gradients.reduce(self.table, weight_gradient, "head", self.after)
-        gradient = scatter_hidden(torch.cat(hidden_gradients), self.communicator, "backward", "head")
+        gradient = scatter_hidden(hidden_gradient, self.communicator, "backward", "head")
         result = self.norm.backward(x, statistics, gradient)
         gradients.finish()
         return torch.stack(losses).sum(), result
 
-    def _loss(self, logits: torch.Tensor, targets: torch.Tensor, *, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cross-entropy of `logits[t, V_xy]`: loss · scale summed, and the logits' gradient.
+    def _loss(self, logits: torch.Tensor, targets: torch.Tensor, *, scale: float) -> torch.Tensor:
+        """Cross-entropy of `logits[t, V_xy]`: loss · scale summed. The logits become their gradient.
 
         The largest logit, the sum of exponentials and the target's logit are combined over xy.
         """
-        wide = logits.to(self.settings.statistics)
-        real = max(0, min(self.vocab - self.table.gathered_rows.start, wide.shape[1]))
-        wide[:, real:] = -math.inf
-        top = self.communicator.all_reduce(wide.max(-1).values, "xy", "forward", "loss.max", largest=True).wait()
-        exponentials = torch.exp(wide - top[:, None])
+        real = max(0, min(self.vocab - self.table.gathered_rows.start, logits.shape[1]))
+        if real < logits.shape[1]:
+            logits[:, real:] = -math.inf
+        top = logits.amax(-1).to(self.settings.statistics)
+        top = self.communicator.all_reduce(top, "xy", "forward", "loss.max", largest=True).wait()
         mine, local = local_rows(targets, self.table)
-        held = mine.to(wide.dtype)
-        label_logits = torch.where(mine, wide.gather(1, local[:, None])[:, 0] - top, torch.zeros_like(top))
-        both = torch.stack([exponentials.sum(-1), label_logits])
-        total, label_logits = self.communicator.all_reduce(both, "xy", "forward", "loss.sums").wait()
-        gradient = exponentials / total[:, None]
-        gradient.scatter_add_(1, local[:, None], -held[:, None])
-        return (total.log() - label_logits).sum() * scale, (gradient * scale).to(logits.dtype)
+        label_logits = logits.gather(1, local[:, None])[:, 0].to(top.dtype) - top
+        both = torch.stack([self._exponentials(logits, top), torch.where(mine, label_logits, 0.0)])
+        total, label_sums = self.communicator.all_reduce(both, "xy", "forward", "loss.sums").wait()
+        self._gradient(logits, top, scale / total)
+        rows = torch.arange(len(targets), device=targets.device)
+        # The label's in the statistics type: 1 less a probability near 1 has no digits in a narrow one.
+        label_gradient = (label_logits.exp() / total - 1.0) * scale
+        logits[rows, local] = torch.where(mine, label_gradient.to(logits.dtype), logits[rows, local])
+        loss: torch.Tensor = (total.log() - label_sums).sum() * scale
+        return loss
+
+
+def exponential_sums(logits: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    """Of each row of `[t, V]`: the sum of exponentials of what it has less `top[t]`, in the type of that."""
+    return logits.to(top.dtype, copy=True).sub_(top[:, None]).exp_().sum(-1)
+
+
+def probabilities_(logits: torch.Tensor, top: torch.Tensor, factors: torch.Tensor) -> None:
+    """Rows of `[t, V]` become `exp(logits - top[t]) · factors[t]`, computed in the type of those."""
+    logits.copy_(logits.to(top.dtype, copy=True).sub_(top[:, None]).exp_().mul_(factors[:, None]))

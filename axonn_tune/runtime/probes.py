@@ -42,7 +42,7 @@ from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import device_of
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, WorldGroup
-from axonn_tune.runtime.modules import LocalGraph, attention_on
+from axonn_tune.runtime.modules import attention_on
 from axonn_tune.runtime.rank import (
     RankEnvironment,
     end_process,
@@ -156,9 +156,9 @@ class Bench:
         attention = attention_on(model, settings_of(launch, self._device), sequence=sequence, shares=1)
         qkv = self._normal(probe.sequences * sequence, model.qkv_width)
         if not probe.backward:
-            return lambda: LocalGraph.run(attention, qkv)
+            return lambda: attention(qkv)
         gradient = self._normal(probe.sequences * sequence, model.query_width)
-        return lambda: LocalGraph.run(attention, qkv).backward(gradient)
+        return lambda: attention(qkv)[1](gradient)
 
     def step(self, probe: StepProbe) -> ProbeWork:
         """One training step of this rank alone."""

@@ -20,12 +20,12 @@ from axonn_tune.runtime.modules import (
     Dropout,
     Embedding,
     LMHead,
-    LocalGraph,
+    LocalBackward,
+    LocalFunction,
     Norm,
     NormStatistics,
     ParallelLinear,
     Result,
-    TensorFunction,
     activation,
     attention_on,
     compiled,
@@ -58,14 +58,15 @@ class SavedActivations:
     """What a residual branch saves of a micro-batch, or of half a split one, from forward to backward.
 
     tokens: their numbers `[M]`, for dropout; statistics: of the norm; x: residual stream `[M, H_y]` that the branch
-    reads; hidden: first linear layer's output `[M, N_x]`; local: attention or activation; normal: the norm's output.
+    reads; hidden: first linear layer's output `[M, N_x]`; local: attention's or activation's output and backward pass;
+    normal: the norm's output.
     """
 
     tokens: torch.Tensor
     statistics: NormStatistics
     x: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
-    local: LocalGraph | None = None
+    local: tuple[torch.Tensor, LocalBackward] | None = None
     normal: torch.Tensor | None = None
 
 
@@ -86,16 +87,22 @@ class ResidualBranch:
 
     norm: Norm
     input: ParallelLinear
-    local: TensorFunction
+    local: LocalFunction
     output: ParallelLinear
     dropout: Dropout
 
-    def recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, LocalGraph]:
-        """Recompute the forward pass of one part, from its input up to the local function."""
+    def recompute(self, saved: SavedActivations, weights: GatheredWeights) -> Generator[None, None, torch.Tensor]:
+        """Recompute the forward pass of one part, from its input up to the local function, whose output it returns."""
         saved.normal = self.norm.apply(_present(saved.x), saved.statistics)
-        saved.hidden = yield from self.input.forward(saved.normal, weights.take(self.input, last=False), "recompute")
-        saved.local = LocalGraph.run(self.local, saved.hidden)
-        return saved.local
+        hidden = yield from self.input.forward(saved.normal, weights.take(self.input, last=False), "recompute")
+        saved.local = self.local(hidden)
+        return saved.local[0]
+
+    def _take_local(self, saved: SavedActivations) -> tuple[torch.Tensor, LocalBackward]:
+        """The local function's output and backward pass, saved or made now; no longer saved afterwards."""
+        found = saved.local or self.local(_present(saved.hidden))
+        saved.local = saved.hidden = None
+        return found
 
     def backward(
         self,
@@ -106,10 +113,12 @@ class ResidualBranch:
     ) -> list[torch.Tensor]:
         """Gradient of the residual stream that the branch reads, of each part."""
         weight = weights.take(self.output, last=True)
-        locals_ = [part.local or LocalGraph.run(self.local, _present(part.hidden)) for part in parts]
+        values, backwards = map(list, zip(*(self._take_local(part) for part in parts), strict=True))
         part_gradients = [self.dropout(one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
-        part_gradients = self.output.backward([one.value for one in locals_], weight, part_gradients, gradients)
-        part_gradients = [one.backward(gradient) for one, gradient in zip(locals_, part_gradients, strict=True)]
+        part_gradients = self.output.backward(values, weight, part_gradients, gradients)
+        # What is read for the last time goes at once: an MLP's arrays are the largest there are.
+        del values, weight
+        part_gradients = [backwards.pop(0)(part_gradients.pop(0)) for _ in parts]
         weight = weights.take(self.input, last=True)
         inputs = [(_present(part.x), part.statistics) for part in parts]
         normals = [
@@ -162,18 +171,21 @@ class TransformerBlock:
         normal, statistics = first.norm.forward(x)
         attention = SavedActivations(tokens, statistics, x)
         qkv = yield from first.input.forward(normal, weights.take(first.input, last=last), "forward")
-        core = LocalGraph.run(first.local, qkv)
-        output = yield from first.output.forward(core.value, weights.take(first.output, last=last), "forward")
+        core, core_backward = first.local(qkv)
+        output = yield from first.output.forward(core, weights.take(first.output, last=last), "forward")
         middle = first.dropout(output, tokens).add_(x)
         mlp_normal, statistics = second.norm.forward(middle)
         mlp = SavedActivations(tokens, statistics)
         up = yield from second.input.forward(mlp_normal, weights.take(second.input, last=last), "forward")
-        activation = LocalGraph.run(second.local, up)
-        down = yield from second.output.forward(activation.value, weights.take(second.output, last=last), "forward")
+        active, active_backward = second.local(up)
+        down = yield from second.output.forward(active, weights.take(second.output, last=last), "forward")
         if self.settings.recompute != "full":
-            mlp.x, attention.hidden, mlp.hidden = middle, qkv, up
+            mlp.x = middle
+        if self.settings.recompute == "selective":
+            attention.hidden, mlp.hidden = qkv, up
         if self.settings.recompute == "none":
-            attention.local, mlp.local, attention.normal, mlp.normal = core, activation, normal, mlp_normal
+            attention.local, mlp.local = (core, core_backward), (active, active_backward)
+            attention.normal, mlp.normal = normal, mlp_normal
         return second.dropout(down, tokens).add_(middle), (attention, mlp)
 
     def _recompute(
@@ -183,7 +195,7 @@ class TransformerBlock:
         attention, mlp = part
         core = yield from self.attention.recompute(attention, weights)
         weight = weights.take(self.attention.output, last=False)
-        output = yield from self.attention.output.forward(core.value, weight, "recompute")
+        output = yield from self.attention.output.forward(core, weight, "recompute")
         mlp.x = self.attention.dropout(output, attention.tokens).add_(_present(attention.x))
         yield from self.mlp.recompute(mlp, weights)
         weights.take(self.mlp.output, last=False)
