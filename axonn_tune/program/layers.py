@@ -549,7 +549,8 @@ def _loss_chunk(given: Given, *, tokens: Size, gradient: Array) -> list[Operatio
     rows, sizes, aligned = V / (X * Y), given.elements, given.table_alignment
     reductions = given.options.loss_reductions
     names = ("loss.max", "loss.sums") if len(reductions) == 2 else ("loss",) * len(reductions)
-    held = given.options.logit_bytes or sizes.compute + 2.0 * sizes.statistics
+    # In chunks they become their own gradient; otherwise there are two copies in FP32 beside them.
+    held = given.options.logit_bytes or sizes.compute + (0.0 if given.options.chunked_loss else 2.0 * sizes.statistics)
     logits = Array("logits", "logits of one chunk", held * tokens * rows)
     return [
         MatMul("forward", "head", tokens, rows, H, "NT", CHUNKS, makes=(logits,)),

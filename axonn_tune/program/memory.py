@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from axonn_tune.program.layers import BLOCK, Given, X, Y
-from axonn_tune.program.operations import Array, Collective, Operation
-from axonn_tune.program.size import Arithmetic, Size, Value, symbol
+from axonn_tune.program.operations import Array, Collective, Operation, Role
+from axonn_tune.program.size import PLAIN, Arithmetic, Size, Value, symbol
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.machine import Accelerator
 from axonn_tune.units import GIB
@@ -103,45 +103,83 @@ def _outdone(one: Mapping[tuple[str, Size], float], other: Mapping[tuple[str, Si
 
 
 @dataclass(frozen=True)
+class Peak:
+    """What is alive beside persistent state and saved activations in one part of a step.
+
+    points: arrays; gathers, reductions: gathered weights and unreduced gradients; of each what may be alive together;
+    kept_gathers: beside those of kept blocks, with which the backward pass begins.
+    """
+
+    points: tuple[Held, ...]
+    gathers: tuple[tuple[Size, ...], ...]
+    kept_gathers: tuple[tuple[Size, ...], ...]
+    reductions: tuple[tuple[Size, ...], ...]
+
+
+@dataclass(frozen=True)
 class MemoryPlan:
-    """What a program holds, as sizes: in all of the step, per block in flight, in the LM head, in a backward pass."""
+    """What a program holds, as sizes: in all of the step, per block in flight, in the parts that may be the peak."""
 
     given: Given
     persistent: Held
     saved: Held
-    head: tuple[Held, ...]
-    backward: tuple[Held, ...]
-    gathers: tuple[Size, ...]
-    reductions: tuple[Size, ...]
-    recomputes: bool
+    peaks: tuple[Peak, ...]
 
 
 @lru_cache(maxsize=256)
 def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
     """Sizes of one stage of a program."""
-    given = program.given
     saved = _by_kind(saved_arrays(program))
-    weights = [
-        step
-        for section in program.sections(stage)
-        for step in section.operations
-        if isinstance(step, Collective) and step.axis == given.shard_axes and step.role in ("weight", "weight_gradient")
-    ]
-    gradient = given.stream("residual gradient", "residual gradients")
     return MemoryPlan(
-        given=given,
-        persistent=persistent_items(given),
+        given=program.given,
+        persistent=persistent_items(program.given),
         saved=tuple((f"saved {kind}", count * _HELD * size) for (kind, size), count in saved.items()),
-        head=temporaries(program.head.operations) if stage.last else (),
-        backward=temporaries(program.block_backward.operations, first=(gradient,)),
-        gathers=_distinct(step.size_bytes for step in weights if step.role == "weight"),
-        reductions=_distinct(step.size_bytes for step in weights if step.role == "weight_gradient"),
-        recomputes=program.recompute == "full" and not given.options.gather_after_recompute,
+        peaks=(*([_head_peak(program)] if stage.last else []), _backward_peak(program, stage)),
     )
 
 
-def _distinct(sizes: Iterable[Size]) -> tuple[Size, ...]:
-    return tuple(dict.fromkeys(sizes))
+def _head_peak(program: StepProgram) -> Peak:
+    """The last block's output, the head's table with the first gather of the backward pass, and its gradient."""
+    operations = program.head.operations
+    gathers = (*_sizes(program, operations, "weight"), *_backward_gathers(program)[:1])
+    points = temporaries(operations, first=(program.given.stream("last output", "residual stream"),))
+    return Peak(points, (gathers,), (gathers,), (_sizes(program, operations, "weight_gradient"),))
+
+
+def _backward_peak(program: StepProgram, stage: Stage) -> Peak:
+    """A block's backward pass: one gather ahead and one reduction behind, of the block, its neighbours and the head.
+
+    With full recompute the gathered weights of a block live through its backward pass. A head whose loss is computed
+    in chunks waits for its own reduction.
+    """
+    given, operations = program.given, program.block_backward.operations
+    gathers, reductions = _backward_gathers(program), _sizes(program, operations, "weight_gradient")
+    whole = program.recompute == "full" and not given.options.gather_after_recompute
+    behind = () if given.options.chunked_loss or not stage.last else program.head.operations
+    head = _sizes(program, behind, "weight_gradient")
+    gradient = given.stream("residual gradient", "residual gradients")
+    return Peak(
+        points=temporaries(operations, first=(gradient,)),
+        gathers=((*gathers, *gathers[:1]),) if whole else _pairs(gathers),
+        kept_gathers=(gathers[:1],),
+        reductions=(*_pairs(reductions), (*head, *reductions[:1])),
+    )
+
+
+def _backward_gathers(program: StepProgram) -> tuple[Size, ...]:
+    return _sizes(program, program.block_backward.operations, "weight")
+
+
+def _sizes(program: StepProgram, operations: Iterable[Operation], role: Role) -> tuple[Size, ...]:
+    """Of the collectives over shards with a role, in order."""
+    axes = program.given.shard_axes
+    sent = (one for one in operations if isinstance(one, Collective) and one.axis == axes and one.role == role)
+    return tuple(one.size_bytes for one in sent)
+
+
+def _pairs(sizes: tuple[Size, ...]) -> tuple[tuple[Size, ...], ...]:
+    """Each with the one after it, the last with the first of the next block."""
+    return tuple(dict.fromkeys(zip(sizes, (*sizes[1:], *sizes[:1]), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -182,20 +220,19 @@ def price_memory(
     """
     plan = memory_plan(program, stage)
     lasting = _priced((*plan.persistent, *plan.saved), values)
-    buffers, reductions, block = _buffers_bytes(plan, values, arithmetic=arithmetic)
-    lasting += (("gathered weights", buffers), ("unreduced weight gradients", reductions))
-    peaks = tuple(_priced(point, values) for point in (*plan.head, *plan.backward))
-    largest = _sum(peaks[0])
-    for point in peaks[1:]:
-        largest = arithmetic.larger(largest, _sum(point))
-    total = _sum(lasting) + largest
-    per_layer = kept_layer_bytes(plan.given).evaluate(values)
-    kept = _kept_layers(plan.given, (limit_bytes - total) / per_layer, values["L"], arithmetic=arithmetic)
+    every = [_points(plan, values, kept=kept, arithmetic=arithmetic) for kept in (False, True)]
+    none_kept, some_kept = (_largest_of(map(_sum, points), arithmetic) for points in every)
+    lasting_bytes, per_layer = _sum(lasting), kept_layer_bytes(plan.given).evaluate(values)
+    room = (limit_bytes - lasting_bytes - some_kept) / per_layer
+    kept = _kept_layers(plan.given, room, values["L"], arithmetic=arithmetic)
     if kept_layers is not None:
         kept = 0.0 * kept + kept_layers
-    # The block computed again is one that is kept, as long as there are any: backward begins with those.
-    held = arithmetic.larger(kept * (per_layer * _gathers(plan.given, values, arithmetic=arithmetic)), block)
-    return Memory((*lasting, ("gathered weights of whole blocks", held)), peaks, total + held, kept)
+    held: Value = kept * (per_layer * _gathers(plan.given, values, arithmetic=arithmetic))
+    peaks = every[0]
+    if arithmetic is PLAIN and some_kept + held > none_kept:
+        peaks, lasting = every[1], (*lasting, ("gathered weights of whole blocks", held))
+    total: Value = lasting_bytes + arithmetic.larger(none_kept, some_kept + held)
+    return Memory(lasting, peaks, total, kept)
 
 
 def _kept_layers(given: Given, room: Value, layers: Value, *, arithmetic: Arithmetic) -> Value:
@@ -216,29 +253,27 @@ def _gathers(given: Given, values: Mapping[str, Value], *, arithmetic: Arithmeti
     return split
 
 
-def _buffers_bytes(
-    plan: MemoryPlan, values: Mapping[str, Value], *, arithmetic: Arithmetic
-) -> tuple[Value, Value, Value]:
-    """Two alternating buffers of the largest gather and of the largest reduction, and what a recomputed block adds.
-
-    With full recompute the gathered weights of that block live through its backward pass, beside the next one's
-    first; those of a kept block are held already.
-    """
-    needed = _gathers(plan.given, values, arithmetic=arithmetic)
-    gathers, reductions = (_largest(sizes, values, arithmetic=arithmetic) for sizes in (plan.gathers, plan.reductions))
-    block = kept_layer_bytes(plan.given).evaluate(values)
-    whole = arithmetic.larger(block - gathers, 0.0) if plan.recomputes else 0.0 * gathers
-    return 2.0 * gathers * needed, 2.0 * reductions * needed, whole * needed
+def _points(plan: MemoryPlan, values: Mapping[str, Value], *, kept: bool, arithmetic: Arithmetic) -> tuple[Items, ...]:
+    """Each point that may be the peak, with the largest buffers of its part; kept: beside gathers of kept blocks."""
+    needed, found = _gathers(plan.given, values, arithmetic=arithmetic), []
+    for peak in plan.peaks:
+        gathers, reductions = (
+            needed * _largest_of((_sum(_priced([("", one) for one in sizes], values)) for sizes in several), arithmetic)
+            for several in (peak.kept_gathers if kept else peak.gathers, peak.reductions)
+        )
+        buffers = ("gathered weights", gathers), ("unreduced weight gradients", reductions)
+        found += [(*_priced(point, values), *buffers) for point in peak.points]
+    return tuple(found)
 
 
-def _largest(sizes: tuple[Size, ...], values: Mapping[str, Value], *, arithmetic: Arithmetic) -> Value:
+def _largest_of(values: Iterable[Value], arithmetic: Arithmetic) -> Value:
     largest: Value = 0.0
-    for size in sizes:
-        largest = arithmetic.larger(largest, size.evaluate(values))
+    for value in values:
+        largest = arithmetic.larger(largest, value)
     return largest
 
 
-def _priced(items: Held, values: Mapping[str, Value]) -> Items:
+def _priced(items: Iterable[tuple[str, Size]], values: Mapping[str, Value]) -> Items:
     return tuple((name, size.evaluate(values)) for name, size in items)
 
 

@@ -12,6 +12,8 @@ import sys
 import warnings
 import weakref
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,11 +21,12 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from axonn_tune.errors import AxonnTuneError, CheckFailedError
+from axonn_tune.errors import AxonnTuneError, CheckFailedError, NothingFeasibleError
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import CausalAttention
 from axonn_tune.runtime.rank import print_message
+from axonn_tune.runtime.settings import settings_of
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
@@ -34,12 +37,30 @@ _MEASURED = (2, 3)
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of every tensor made while it is on, until it is gone."""
+    """Counts the bytes of every tensor made while it is on, until it is gone.
+
+    What a compiled function makes on its way is in registers: of those only results count.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._known: set[int] = set()
+        self._fused = False
+
+    def compiler(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Stands in for `torch.compile`."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any function
+            self._fused = True
+            try:
+                made = function(*args, **kwargs)
+            finally:
+                self._fused = False
+            self._count_all(made)
+            return made
+
+        return run
 
     def __torch_dispatch__(
         self,
@@ -50,10 +71,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:  # noqa: ANN401
         """Run an operation and count what it made."""
         made = function(*args, **(kwargs or {}))
+        if not self._fused:
+            self._count_all(made)
+        return made
+
+    def _count_all(self, made: Any) -> None:  # noqa: ANN401 - whatever an operation makes
         for tensor in tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self._count(tensor.untyped_storage())
-        return made
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -104,9 +129,11 @@ class NoTokens:
         )
 
 
-def build(launch: Launch, mesh: Mesh) -> Trainer:
+def build(launch: Launch, mesh: Mesh, memory: LiveBytes) -> Trainer:
     """The trainer of rank 0, on the meta device."""
-    trainer = Trainer(launch, mesh, device=torch.device("meta"), source=NoTokens(launch))
+    meta = torch.device("meta")
+    settings = replace(settings_of(launch, meta), compiler=memory.compiler)
+    trainer = Trainer(launch, mesh, device=meta, source=NoTokens(launch), settings=settings)
     for block in trainer.model.blocks:
         attention = block.attention.local
         assert isinstance(attention, CausalAttention), "what the branch is named after"
@@ -165,22 +192,41 @@ def ledger_lines(ledger: Ledger) -> list[str]:
     ]
 
 
-def dry_run(launch: Launch) -> list[str]:
-    """The report; CheckFailedError if the collectives differ from the program's."""
+@dataclass(frozen=True)
+class DryRun:
+    """What a dry run has found, and the peak memory of rank 0, bytes."""
+
+    lines: list[str]
+    peak_bytes: int
+
+
+def dry_run(launch: Launch) -> DryRun:
+    """Run one step of rank 0; CheckFailedError if its collectives differ from the program's."""
     require_runnable(launch)
     grid = launch.grid.grid()
     if grid.world > 1:
         dist.init_process_group("fake", rank=0, world_size=grid.world)
     with warnings.catch_warnings(), LiveBytes() as memory:
         warnings.simplefilter("ignore")
-        trainer = build(launch, build_mesh(grid))
+        trainer = build(launch, build_mesh(grid), memory)
         ledger = whole_ledger(trainer)
     different = compare(ledger, *program_of(launch))
     lines = [f"Memory of rank 0 of {grid.world}:", *memory_lines(launch, trainer, peak_bytes=memory.peak)]
     lines += ["", "Collectives of one step and rank (full buffer of one call):", *ledger_lines(ledger), ""]
     if different:
         raise CheckFailedError("\n".join(["the collectives differ from the program:", *different]))
-    return [*lines, "They equal the program, which the prediction is made from."]
+    return DryRun([*lines, "They equal the program, which the prediction is made from."], memory.peak)
+
+
+def require_memory(launch: Launch, peak_bytes: int) -> None:
+    """NothingFeasibleError, with the numbers, if a step needs more than a rank of the launch config's machine has."""
+    limit_bytes = launch.predicted.memory_limit_bytes
+    if limit_bytes is not None and peak_bytes > limit_bytes:
+        accelerator, needed, usable = launch.predicted.accelerator, show_bytes(peak_bytes), show_bytes(limit_bytes)
+        raise NothingFeasibleError(
+            f"a step of this launch config needs {needed} on rank 0, but {usable} of {accelerator} can be used: "
+            f"{show_bytes(peak_bytes - limit_bytes)} too much"
+        )
 
 
 def main(arguments: list[str]) -> int:
@@ -189,7 +235,9 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         launch = load_document(arguments[0], schema=Launch)
-        print("\n".join(dry_run(launch)))
+        found = dry_run(launch)
+        print("\n".join(found.lines), flush=True)
+        require_memory(launch, found.peak_bytes)
     except AxonnTuneError as error:
         print_message(str(error))
         return error.exit_code

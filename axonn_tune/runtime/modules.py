@@ -33,7 +33,7 @@ Compiled = TypeVar("Compiled", bound=Callable[..., object])
 
 def compiled(function: Compiled, settings: RuntimeSettings) -> Compiled:
     """The function, compiled if the settings ask for it: its elementwise operations become one kernel."""
-    return cast(Compiled, torch.compile(function, dynamic=False)) if settings.compile else function
+    return cast(Compiled, settings.compiler(function)) if settings.compile else function
 
 
 class LocalBackward(Protocol):

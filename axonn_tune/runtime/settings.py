@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,14 +19,19 @@ DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
 """Compute, master and statistics type of each precision that the runtime supports."""
 
 
+def compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """By torch.compile, for each set of shapes anew."""
+    return torch.compile(function, dynamic=False)
+
+
 @dataclass(frozen=True)
 class RuntimeSettings:
     """compute: type of activations and gathered weights; master: of stored weights and gradients; statistics: of norms
     and loss.
 
     parts: 2 splits each micro-batch for two-batch overlap; shard_master: master weights and moments are sharded over
-    data; dropout: share of a block's outputs and of the embedding set to zero; compile: elementwise work by
-    torch.compile.
+    data; dropout: share of a block's outputs and of the embedding set to zero; compile: elementwise work between
+    GEMMs, attention and collectives becomes kernels of `compiler`.
     """
 
     compute: torch.dtype
@@ -38,6 +45,7 @@ class RuntimeSettings:
     shard_master: bool = False
     dropout: float = 0.0
     compile: bool = False
+    compiler: Callable[[Any], Any] = compile_once
 
 
 def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:

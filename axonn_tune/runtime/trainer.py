@@ -25,7 +25,7 @@ from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, require_tensorboard
 from axonn_tune.runtime.optimizer import AdamW, StepResult
-from axonn_tune.runtime.settings import DTYPES, settings_of
+from axonn_tune.runtime.settings import DTYPES, RuntimeSettings, settings_of
 from axonn_tune.runtime.timing import Tracer
 from axonn_tune.runtime.tokens import Batches, batch_shard
 from axonn_tune.runtime.transformer import Transformer
@@ -60,16 +60,23 @@ def require_runnable(launch: Launch) -> None:
 
 
 class Trainer:
-    """One rank's model, optimizer and data."""
+    """One rank's model, optimizer and data; settings: those of the launch config unless given."""
 
-    def __init__(self, launch: Launch, mesh: Mesh, *, device: torch.device, source: Batches) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        mesh: Mesh,
+        *,
+        device: torch.device,
+        source: Batches,
+        settings: RuntimeSettings | None = None,
+    ) -> None:
         self.launch, self.mesh, self.device, self.source = launch, mesh, device, source
         self.ledger = Ledger()
         communicator = Communicator(mesh, self.ledger)
         sequence = launch.workload.sequence_length
-        self.model = Transformer(
-            launch.model, communicator, settings_of(launch, device), sequence=sequence, seed=launch.seed
-        )
+        settings = settings or settings_of(launch, device)
+        self.model = Transformer(launch.model, communicator, settings, sequence=sequence, seed=launch.seed)
         self.optimizer = AdamW(self.model.store, communicator, launch.optimizer)
         self._share = batch_shard(launch, mesh)
         self._scale = 1.0 / (launch.workload.global_batch * sequence)

@@ -21,9 +21,9 @@ def test_attention_is_measured_in_the_format_it_trains_in(monkeypatch: pytest.Mo
     bench, plain = Bench(plan, rank=0, world=1, device=torch.device("cpu")), functional.scaled_dot_product_attention
     formats: list[torch.dtype] = []
 
-    def core(queries: torch.Tensor, *rest: torch.Tensor, is_causal: bool) -> torch.Tensor:
+    def core(queries: torch.Tensor, *rest: torch.Tensor, **how: bool) -> torch.Tensor:
         formats.append(queries.dtype)
-        return plain(queries, *rest, is_causal=is_causal)
+        return plain(queries, *rest, **how)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", core)
     bench.step(StepProbe(launch=0))()
