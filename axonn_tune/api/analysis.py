@@ -227,7 +227,7 @@ class CompareResult(Reported):
 
     def section(self, *, source: str) -> Json:
         """This comparison as a section of a report; `source` names where it comes from."""
-        from axonn_tune.report.html.scaling_sections import comparison_section
+        from axonn_tune.report.scaling import comparison_section
 
         return comparison_section(self.to_dict(), identity="s1", source=source)
 
@@ -339,7 +339,7 @@ class SweepResult(Reported, Sequence[Point]):
 
     def section(self, *, source: str) -> Json:
         """This sweep as a section of a report; `source` names where it comes from."""
-        from axonn_tune.report.html.scaling_sections import sweep_section
+        from axonn_tune.report.scaling import sweep_section
 
         return sweep_section(self.to_dict(), identity="s1", source=source)
 

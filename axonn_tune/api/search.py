@@ -276,7 +276,7 @@ class Reported(Result):
 
     def write_report(self, path: str | Path) -> Path:
         """Write one self-contained HTML file, as `--html` does; EnvironmentProblem without the extra [report]."""
-        from axonn_tune.report.html.page import require_plotly, write_page
+        from axonn_tune.report.page import require_plotly, write_page
 
         require_plotly()
         write_page(path, [self.section(source=self.call)], command=self.call)
@@ -488,7 +488,7 @@ class SearchResult(Reported, Sequence[Entry]):
 
     def section(self, *, source: str) -> Json:
         """This ranking as a section of a report; `source` names where it comes from."""
-        from axonn_tune.report.html.ranking_section import ranking_of, ranking_section
+        from axonn_tune.report.ranking_section import ranking_of, ranking_section
 
         return ranking_section(ranking_of(self.results), identity="s1", source=source)
 

@@ -333,14 +333,14 @@ def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:
 def require_html(path: str | None) -> None:
     """EnvironmentProblem if a report is wanted and cannot be drawn: before work is done that would be lost."""
     if path is not None:
-        from axonn_tune.report.html.page import require_plotly
+        from axonn_tune.report.page import require_plotly
 
         require_plotly()
 
 
 def write_html(path: str, sections: list[Json], *, quiet: bool = False) -> None:
     """Write the report and say so."""
-    from axonn_tune.report.html.page import write_page
+    from axonn_tune.report.page import write_page
 
     write_page(path, sections, command=command_line())
     if not quiet:

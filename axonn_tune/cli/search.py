@@ -268,8 +268,8 @@ def report_command(*, sources: tuple[str, ...], output: str, machine: str | None
       axonn-tune --gpus 1024 --model 80b -o launch.yaml
       axonn-tune report launch.yaml -o report.html
     """
-    from axonn_tune.report.html.page import require_plotly
-    from axonn_tune.report.html.sources import read_section
+    from axonn_tune.report.page import require_plotly
+    from axonn_tune.report.sources import read_section
 
     require_plotly()
     sections = [read_section(source, number=number, machine=machine) for number, source in enumerate(sources, start=1)]

@@ -144,7 +144,7 @@ def validate_command(
     found = evaluate(files, worst=worst)
     text = json_text(accuracy_document(found), indent=1) if output_format == "json" else accuracy_text(found)
     if html is not None:
-        from axonn_tune.report.html.accuracy_sections import accuracy_sections
+        from axonn_tune.report.accuracy import accuracy_sections
 
         write_html(html, accuracy_sections(found, files, command=command_line()))
     click.echo(text, nl=False)
@@ -177,7 +177,7 @@ def _validate_runs(
     render = validation_json if output_format == "json" else validation_text
     click.echo(render(comparison), nl=False)
     if html:
-        from axonn_tune.report.html.measured_sections import validation_section
+        from axonn_tune.report.validation import validation_section
 
         write_html(html, [validation_section(validation_document(comparison), identity="s1", source=command_line())])
     if update and comparison.sound:

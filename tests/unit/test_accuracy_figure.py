@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from axonn_tune.published.steps import PredictedStep
-from tests.unit.report.html.published import evaluated
+from tests.unit.report.published import evaluated
 from tools.accuracy_figure import BOTTOM, LEFT, RIGHT, TOP, figure
 
 SVG = "{http://www.w3.org/2000/svg}"

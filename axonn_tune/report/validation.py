@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from axonn_tune.report.html.configuration import (
+from axonn_tune.report.configuration import (
     NAME_COLUMNS,
     SIZE_COLUMNS,
     detail_blocks,
     detailed,
     inputs_of,
 )
-from axonn_tune.report.html.page import (
+from axonn_tune.report.output import NOTHING, Json, axis_name, percent, signed_percent
+from axonn_tune.report.page import (
     ACCENT,
     MEASURED,
     MUTED,
@@ -32,7 +33,6 @@ from axonn_tune.report.html.page import (
     text,
     workload_fold,
 )
-from axonn_tune.report.output import NOTHING, Json, axis_name, percent, signed_percent
 from axonn_tune.report.run import groups_of, other_hardware, ratio, setting_sentence
 from axonn_tune.specs.results import MeasurementSite, Quantity, Summary
 from axonn_tune.units import GIB, MILLI, counted, show_bytes, show_seconds

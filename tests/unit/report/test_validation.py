@@ -8,10 +8,10 @@ import math
 import pytest
 
 from axonn_tune.report.evaluation import validation_document
-from axonn_tune.report.html.measured_sections import run_section, validation_section
 from axonn_tune.report.output import Json
+from axonn_tune.report.validation import run_section, validation_section
 from axonn_tune.validation.comparison import RunComparison
-from tests.unit.report.html.pages import blocks, titled, values
+from tests.unit.report.pages import blocks, titled, values
 from tests.unit.report.test_run import summary, term
 from tests.unit.validation.made import measurements
 

@@ -19,7 +19,8 @@ from axonn_tune.published.measurements import RELATIVE, Evaluation, errors_by_gr
 from axonn_tune.published.quality import Errors, FamilyQuality
 from axonn_tune.published.rows import SHIPPED, StepRow
 from axonn_tune.published.steps import PredictedStep
-from axonn_tune.report.html.page import (
+from axonn_tune.report.output import NOTHING, Json, fields_of, percent
+from axonn_tune.report.page import (
     MUTED,
     PERCENT,
     SERIES,
@@ -36,8 +37,7 @@ from axonn_tune.report.html.page import (
     series_color,
     table,
 )
-from axonn_tune.report.html.ranking_section import MOST_ROWS
-from axonn_tune.report.output import NOTHING, Json, fields_of, percent
+from axonn_tune.report.ranking_section import MOST_ROWS
 from axonn_tune.units import GIB, MICRO, show_seconds
 
 NEAR = 0.25

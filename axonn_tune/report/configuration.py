@@ -23,7 +23,8 @@ from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.explain import PricedConfiguration, line_sentences, paragraphs
-from axonn_tune.report.html.page import (
+from axonn_tune.report.output import NOTHING, Json, axis_name, percent
+from axonn_tune.report.page import (
     ACCENT,
     BY_KIND,
     LIMIT,
@@ -42,7 +43,6 @@ from axonn_tune.report.html.page import (
     text,
     upright,
 )
-from axonn_tune.report.output import NOTHING, Json, axis_name, percent
 from axonn_tune.report.ranking import term_json
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document

@@ -14,7 +14,7 @@ from axonn_tune.grid import AXES
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.results import Results
-from axonn_tune.report.html.configuration import (
+from axonn_tune.report.configuration import (
     ConfigurationDetail,
     config_cards,
     detail_blocks,
@@ -26,7 +26,8 @@ from axonn_tune.report.html.configuration import (
     short_name,
     title,
 )
-from axonn_tune.report.html.page import (
+from axonn_tune.report.output import Json, axis_name
+from axonn_tune.report.page import (
     BY_KIND,
     MUTED,
     RING,
@@ -47,7 +48,6 @@ from axonn_tune.report.html.page import (
     term_color,
     upright,
 )
-from axonn_tune.report.output import Json, axis_name
 from axonn_tune.report.ranking import ranking_document
 from axonn_tune.units import GIB, counted, show_bytes, show_seconds
 

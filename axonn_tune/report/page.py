@@ -417,4 +417,4 @@ def _in_script(text: str) -> str:
 
 
 def _static_file(name: str) -> str:
-    return resources.files("axonn_tune.report.html").joinpath("static", name).read_text(encoding="utf-8")
+    return resources.files("axonn_tune.report").joinpath("static", name).read_text(encoding="utf-8")

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from axonn_tune.ranking.results import run_search
-from axonn_tune.report.html.page import BY_KIND
-from axonn_tune.report.html.ranking_section import COLUMNS, DETAILED, MOST_ROWS, ranking_of, ranking_section
 from axonn_tune.report.output import Json
+from axonn_tune.report.page import BY_KIND
 from axonn_tune.report.ranking import term_json
-from tests.unit.report.html.pages import blocks, ranking, results, titled, values
+from axonn_tune.report.ranking_section import COLUMNS, DETAILED, MOST_ROWS, ranking_of, ranking_section
+from tests.unit.report.pages import blocks, ranking, results, titled, values
 
 _MADE_OF_SEVERAL = {"state", "rejected_because", "order", "whole_order"}
 
@@ -133,7 +133,7 @@ def test_a_long_ranking_is_cut_and_says_so() -> None:
 
 def test_rows_never_priced_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards rankings longer than a page: what the search has beyond its rows is said, feasible or not."""
-    monkeypatch.setattr("axonn_tune.report.html.ranking_section.MOST_ROWS", 20)
+    monkeypatch.setattr("axonn_tune.report.ranking_section.MOST_ROWS", 20)
     whole = ranking()["configs"]
     section = ranking_section(ranking_of(results()), identity="s1", source="test")
     assert titled(section, "table", "Ranking")["rows"] == 20

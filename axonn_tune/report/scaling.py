@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from axonn_tune.grid import AXES
-from axonn_tune.report.html.configuration import grid_words
-from axonn_tune.report.html.page import (
+from axonn_tune.report.configuration import grid_words
+from axonn_tune.report.output import Json
+from axonn_tune.report.page import (
     COMPUTATION,
     MUTED,
     PERCENT,
@@ -28,8 +29,7 @@ from axonn_tune.report.html.page import (
     text,
     workload_fold,
 )
-from axonn_tune.report.html.ranking_section import BY_KEY
-from axonn_tune.report.output import Json
+from axonn_tune.report.ranking_section import BY_KEY
 from axonn_tune.units import counted, show_seconds
 
 _OF_CONFIG = (
