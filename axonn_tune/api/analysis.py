@@ -115,9 +115,9 @@ class Explanation:
     @property
     def words(self) -> list[str]:
         """What a step consists of, in sentences."""
-        from axonn_tune.report.explain import words
+        from axonn_tune.report.explain import step_words
 
-        return words(self.subject)
+        return step_words(self.subject)
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/explain/1`."""
@@ -200,13 +200,13 @@ class CompareResult(Reported):
     @property
     def remarks(self) -> list[str]:
         """What limits each, what overlap gains, and what the paper reports of this case, in sentences."""
-        from axonn_tune.report.compare import comparison_remarks
+        from axonn_tune.report.scaling import comparison_remarks
 
         return comparison_remarks(self.comparison)
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/comparison/1`."""
-        from axonn_tune.report.compare import comparison_json
+        from axonn_tune.report.scaling import comparison_json
 
         return comparison_json(self.comparison, self.inputs)
 
@@ -231,8 +231,8 @@ class CompareResult(Reported):
 
         return comparison_section(self.to_dict(), identity="s1", source=source)
 
-    def _table(self, *, wide: bool = False) -> Table[Contender]:
-        from axonn_tune.report.compare import comparison_table
+    def _table(self, *, wide: bool = False) -> Table:
+        from axonn_tune.report.scaling import comparison_table
 
         return comparison_table(self.comparison, wide=wide)
 
@@ -303,7 +303,7 @@ class SweepResult(Reported, Sequence[Point]):
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/sweep/1`."""
-        from axonn_tune.report.ranking import sweep_document
+        from axonn_tune.report.scaling import sweep_document
 
         return sweep_document(self.points, weak=self.weak)
 
@@ -343,8 +343,8 @@ class SweepResult(Reported, Sequence[Point]):
 
         return sweep_section(self.to_dict(), identity="s1", source=source)
 
-    def _table(self, *, names: Sequence[str] = (), wide: bool = False) -> Table[Point]:
-        from axonn_tune.report.ranking import sweep_table
+    def _table(self, *, names: Sequence[str] = (), wide: bool = False) -> Table:
+        from axonn_tune.report.scaling import sweep_table
 
         return sweep_table(self.points, names=names, wide=wide)
 
@@ -420,7 +420,7 @@ class Catalog(Result, Mapping[str, Loaded[D]], Generic[D]):
     def __repr__(self) -> str:
         return f"<Catalog of {len(self)} {self.kind}s: {', '.join(self)}>"
 
-    def _table(self) -> Table[tuple[str, Loaded[D]]]:
+    def _table(self) -> Table:
         from axonn_tune.report.inventory import documents_table
 
         return documents_table(self.kind, self._sound())

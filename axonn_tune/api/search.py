@@ -237,7 +237,7 @@ class Result(ABC):
         """Everything, as JSON: see docs/python.md for the schema of each kind of result."""
 
     @abstractmethod
-    def _table(self) -> Table[Any]:
+    def _table(self) -> Table:
         """The table as it is shown without options, and sentences below it."""
 
     @property
@@ -251,7 +251,7 @@ class Result(ABC):
 
         return json_text(self.to_dict())
 
-    def _rendered(self, output_format: str, table: Callable[[], Table[Any]], *, color: bool = False) -> str:
+    def _rendered(self, output_format: str, table: Callable[[], Table], *, color: bool = False) -> str:
         """As the command line prints it; the table is made for formats that have one."""
         return self.to_json() if output_format == "json" else table().render(output_format, color=color)
 
@@ -492,7 +492,7 @@ class SearchResult(Reported, Sequence[Entry]):
 
         return ranking_section(ranking_of(self.results), identity="s1", source=source)
 
-    def _table(self) -> Table[Entry]:
+    def _table(self) -> Table:
         from axonn_tune.report.ranking import ranking_table
 
         table = ranking_table(self.results, self.results.listed(top=DEFAULT_TOP))

@@ -237,8 +237,8 @@ def compare_command(*, output_format: Format, wide: bool, html: str | None, colo
       axonn-tune compare --gpus 64 --model 20b --recompute full --wide
     """
     from axonn_tune.api.analysis import compare
-    from axonn_tune.report.compare import LEFT_OUT
     from axonn_tune.report.output import use_color
+    from axonn_tune.report.scaling import LEFT_OUT
 
     require_html(html)
     found = compare(**options)

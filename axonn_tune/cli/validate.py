@@ -136,7 +136,7 @@ def validate_command(
         _validate_runs(options, launches, selection, runs, update=update, output_format=output_format, html=html)
         return
     from axonn_tune.published.accuracy import Files, evaluate
-    from axonn_tune.report.evaluation import accuracy_document, accuracy_text
+    from axonn_tune.report.accuracy import accuracy_document, accuracy_text
     from axonn_tune.report.output import json_text
 
     require_html(html)
@@ -164,7 +164,7 @@ def _validate_runs(
     from axonn_tune.api.measurement import compared
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.launch.host import require_torch
-    from axonn_tune.report.evaluation import validation_document, validation_json, validation_text
+    from axonn_tune.report.validation import validation_document, validation_json, validation_text
 
     require_torch()
     require_html(html)
@@ -285,7 +285,7 @@ def regress_command(
       axonn-tune regress baseline.yaml --measurement measured.yaml --junit regress.xml
     """
     from axonn_tune.errors import CheckFailedError
-    from axonn_tune.report import evaluation as report
+    from axonn_tune.report import validation as report
 
     if record:
         _record(baseline, options, measurement, _limits(tolerances, floors), reason=reason, top=top)

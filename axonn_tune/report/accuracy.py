@@ -1,6 +1,7 @@
-"""Predicted vs. published measurements as sections: steps, collectives, GEMMs, memory.
+"""Predicted vs. published measurements: steps, collectives, GEMMs, memory; as text, JSON and sections of a page.
 
-A section has a figure, a color for each series; errors by group; every row; and what was not predicted.
+A section has a figure, a color for each series; errors by group; every row; and what was not predicted. JSON follows
+the contract `axonn-tune/accuracy/1`.
 """
 
 from __future__ import annotations
@@ -8,30 +9,38 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from html import escape
 
 from axonn_tune import __version__
 from axonn_tune.errors import UsageError
 from axonn_tune.published.accuracy import Accuracy, Files
+from axonn_tune.published.cases import framework_of
 from axonn_tune.published.measurements import RELATIVE, Evaluation, errors_by_group
-from axonn_tune.published.quality import Errors, FamilyQuality
-from axonn_tune.published.rows import SHIPPED, StepRow
-from axonn_tune.published.steps import PredictedStep
-from axonn_tune.report.output import NOTHING, Json, fields_of, percent
-from axonn_tune.report.page import (
-    MUTED,
+from axonn_tune.published.quality import Errors, FamilyQuality, StepSummary
+from axonn_tune.published.rows import SHIPPED
+from axonn_tune.published.steps import LeftOut, PredictedStep
+from axonn_tune.report.output import (
+    NOTHING,
     PERCENT,
-    SERIES,
-    Cell,
-    Choice,
     Column,
-    Filter,
+    Json,
+    count,
+    fields_of,
+    percent,
+    share,
+    text_of,
+    words,
+)
+from axonn_tune.report.page import (
+    SERIES,
     card,
+    choice,
     figure,
+    line_trace,
     origin_fold,
-    percent_column,
+    point_trace,
     round_ticks,
     section,
     series_color,
@@ -40,6 +49,7 @@ from axonn_tune.report.page import (
 from axonn_tune.report.ranking_section import MOST_ROWS
 from axonn_tune.units import GIB, MICRO, show_seconds
 
+ACCURACY_SCHEMA = "axonn-tune/accuracy/1"
 NEAR = 0.25
 """Size of the error at the dashed lines."""
 MOST_POINTS = 3000
@@ -49,6 +59,71 @@ _SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 _FEW = 40
 """With more rows a table scrolls in a window of its own."""
 _FIGURE, _EACH = "Predicted vs. measured", "Each row"
+_GROUPINGS = ("source", "framework", "accelerator")
+
+_ERROR = share("error", "error", "Predicted / measured − 1.", signed=True)
+_SIZE = share("size", "|error|", "Size of the error.")
+_WHY_NOT = words("why_not", "why not", "Why there is no prediction.", 60)
+_ERRORS = (
+    count("rows", "rows", "Rows that have both values."),
+    share("mape", "mean |error|", "Mean size of the error.", title="mean"),
+    share("median", "median |error|", "Half of the rows have a smaller one.", title="median"),
+    share("p90", "90% of |error|", "Nine of ten rows have a smaller one.", title="90%"),
+    share("bias", "bias", "Mean error with its sign.", signed=True),
+)
+_RANKED = (
+    words("name", "families of\n5+ rows"),
+    count("families", "families"),
+    Column("spearman", "mean\nSpearman", decimals=3),
+    share("regret", "mean\nregret"),
+    share("best_in_top_5", "best in\ntop 5", decimals=0),
+    share("coverage", "80% interval\ncoverage", decimals=0),
+)
+_FAMILIES = (
+    words("family", "family", "Layouts of one model on as many GPUs, of one source.", 40),
+    count("rows", "rows", "Rows that have both times."),
+    share("regret", "regret", "Time of the predicted best over that of the measured best, less 1."),
+    Column("spearman", "Spearman", "Rank correlation: 1 is the same order.", decimals=3),
+    Column("kendall", "Kendall", "Rank correlation by pairs, tau-b.", decimals=3),
+    count("best_rank", "rank of measured best", "Among the predictions, from 1."),
+)
+_STEP_COLUMNS = (
+    words("id", "row", "Its name in the file.", 24),
+    Column("measured", "measured, s", "Step.", decimals=3),
+    Column("predicted", "predicted, s", "Step.", decimals=3),
+    _ERROR,
+    _SIZE,
+    Column("low", "80% from, s", "Lower end of the 80% interval of the prediction.", decimals=3),
+    Column("high", "to, s", "Upper end of it.", decimals=3),
+    words("held", "within", "Whether the measured time is within the interval.", 7),
+    words("source", "source", "Data set.", 20),
+    words("framework", "framework", "What trained.", 30),
+    words("gpu", "accel\u00aderator", "As the source names it.", 12),
+    count("gpus", "GPUs", "How many there were."),
+    words("model", "model", "As the source names it.", 16),
+    words("layout", "layout", "As predicted: where the row leaves it open, the fastest.", 44),
+    count("micro_batch", "micro-batch", "Sequences."),
+    words("recompute", "re\u00adcompute", "Activation recomputation.", 10),
+    Column("memory", "memory, GiB", "Predicted peak of one GPU.", per=GIB, decimals=1),
+)
+_STEPS = {column.key: column for column in _STEP_COLUMNS}
+_IN_TEXTS = (
+    _STEPS["framework"],
+    words("priced_as", "priced as"),
+    *(_STEPS[key] for key in ("model", "layout", "measured", "predicted")),
+    Column("interval", "80% interval", show=str),
+    _ERROR,
+)
+_INTERLEAVING = (
+    words("id", "* interleaving not stated"),
+    _STEPS["model"],
+    words("layout", "fastest layout"),
+    *(_STEPS[key] for key in ("measured", "predicted", "error")),
+    Column("plain_s", "without\ninterleaving, s", decimals=3),
+    replace(_ERROR, key="plain_error"),
+)
+"""Rows whose source does not state interleaving, by both readings."""
+_REASONS = (count("rows", "rows", "How many."), replace(_WHY_NOT, width_ch=90))
 
 
 @dataclass(frozen=True)
@@ -84,21 +159,174 @@ class ScatterPoint:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Rows that are not steps. counted: over which of them errors are; series: what of a group the color is for."""
+    """Rows that are not steps. key: in JSON; large: which of them errors are of; series: what of a group is colored."""
 
-    title: str
+    key: str
+    name: str
     judged: tuple[Evaluation, ...]
-    counted: str
+    large: str
     unit: DisplayUnit
     series: Callable[[str], str]
+
+
+def _kinds(found: Accuracy) -> list[_Kind]:
+    """Those of which there are rows."""
+    kinds = (
+        _Kind("collectives", "collectives", found.collectives, " of 1 MiB or more", TIMES, _collective),
+        _Kind("gemm", "GEMMs", found.gemms, " of 10 GFLOP or more", TIMES, _accelerator),
+        _Kind("memory", "memory", found.memory, "", MEMORY, str),
+    )
+    return [kind for kind in kinds if kind.judged]
+
+
+def _collective(group: str) -> str:
+    """Of a group `system, collective`."""
+    return group.rpartition(", ")[2]
+
+
+def _accelerator(group: str) -> str:
+    """Of a group `accelerator, layout`."""
+    return group.partition(", ")[0]
+
+
+_STEP = ("id", "predicted_s", "low_s", "high_s", "why_not", "measured_s", "error", "memory_bytes")
+_OF_KIND = ("id", "predicted", "measured", "why_not")
+
+
+def accuracy_document(found: Accuracy) -> Json:
+    """Everything, as JSON: `rows` are the steps; each other kind has a summary and rows of its own."""
+    without = {f"without_{kind}": _step_summary(summary) for kind, summary in found.without.items()}
+    return {
+        "schema": ACCURACY_SCHEMA,
+        "summary": {**_step_summary(found.summary), **without},
+        "rows": [
+            fields_of(one, _STEP, id=one.row.id, why_not=one.why_not or None, measured_s=one.row.step_s)
+            for one in found.steps
+        ],
+        **{
+            kind.key: {
+                "summary": {name: asdict(errors) for name, errors in errors_by_group(kind.judged).items()},
+                "rows": [fields_of(one, _OF_KIND, why_not=one.why_not or None) for one in kind.judged],
+            }
+            for kind in _kinds(found)
+        },
+    }
+
+
+def _step_summary(summary: StepSummary) -> Json:
+    """The figures of a summary."""
+    groups = {f"by_{what}": getattr(summary, f"by_{what}") for what in _GROUPINGS}
+    return {
+        **asdict(summary.errors),
+        **fields_of(summary, ("rows", "predicted", "spearman", "regret", "best_in_top_5", "coverage")),
+        **{by: {name: asdict(errors) for name, errors in group.items()} for by, group in groups.items()},
+        "families": [asdict(family) for family in summary.families],
+    }
+
+
+def accuracy_text(found: Accuracy) -> str:
+    """Everything, for a person."""
+    parts = [steps_text(found.summary, found.without)] if found.steps else []
+    for kind in _kinds(found):
+        parts.append(_errors_text(f"{kind.name}{kind.large}", errors_by_group(kind.judged)))
+        counts = _reasons(kind.judged)
+        parts.append("".join(f"not predicted: {one['rows']:,} rows: {one['why_not']}\n" for one in counts))
+    return "\n".join(part for part in parts if part)
+
+
+def _reasons(judged: Sequence[Evaluation]) -> list[Json]:
+    """Why rows were not predicted, with how many there are."""
+    counts = Counter(one.why_not for one in judged if one.why_not)
+    return [{"rows": number, "why_not": why} for why, number in counts.most_common()]
+
+
+def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
+    """Errors by source, families, worst rows first, and what was not predicted; beside them the held-out errors."""
+    parts = []
+    if summary.errors.rows:
+        held_out = {kind: _with_all(one) for kind, one in without.items()}
+        parts += [_errors_text("source", _with_all(summary), held_out), _ranked_text(summary, without)]
+        parts.append(_steps_text("worst rows", summary.worst))
+    parts.append(text_of(_INTERLEAVING, list(map(_step_row, summary.of_unknown_interleaving))))
+    parts.append(_steps_text("rows without a time", [one for one in summary.not_measured if one.predicted_s]))
+    unknown = sorted({one.row.framework for one in summary.of_unknown_software})
+    parts += [f"unknown framework, priced as the mean of all known ones: {name or 'no name'}" for name in unknown]
+    parts += [f"not predicted: {one.row.id}: {one.why_not}" for one in summary.not_predicted]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+def _with_all(summary: StepSummary) -> dict[str, Errors]:
+    return {**summary.by_source, "all": summary.errors}
+
+
+def _errors_text(
+    title: str, groups: Mapping[str, Errors], held_out: Mapping[LeftOut, Mapping[str, Errors]] | None = None
+) -> str:
+    """Errors by group; of `held_out` mean and median too, by fits without a row's family or source."""
+    others = held_out or {}
+    rows = [
+        {"name": name, **asdict(errors), **{kind: other.get(name) for kind, other in others.items()}}
+        for name, errors in groups.items()
+    ]
+    measures = (("mape", "mean"), ("median", "median"))
+    columns = [share(f"{kind}.{key}", f"held-out\n{kind},\n{name}") for kind in others for key, name in measures]
+    return text_of([words("name", title), *_ERRORS, *columns], rows)
+
+
+def _ranked_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
+    """How well layouts are ranked within families, and what intervals hold."""
+    if not summary.families:
+        return ""
+    named = {"all rows": summary, **{f"held-out {kind}": one for kind, one in without.items()}}
+    figures = [column.key for column in _RANKED[1:]]
+    rows = [{"name": name, **fields_of(one, figures, families=len(one.families))} for name, one in named.items()]
+    return text_of(_RANKED, rows)
+
+
+def _steps_text(title: str, steps: Sequence[PredictedStep]) -> str:
+    """One line a row, with what it was priced as and its interval; nothing without rows."""
+    return text_of([words("id", title), *_IN_TEXTS], list(map(_step_row, steps)))
+
+
+def _step_row(one: PredictedStep) -> Json:
+    """A step as tables show it."""
+    row, configuration = one.row, one.configuration
+    known = one.low_s is not None and one.high_s is not None
+    return {
+        **fields_of(row, ("id", "framework", "gpu", "gpus", "model")),
+        "source": row.dataset,
+        "priced_as": framework_of(row).software,
+        "layout": one.layout,
+        "measured": row.step_s,
+        "predicted": one.predicted_s,
+        **_error_cells(one.error),
+        "low": one.low_s,
+        "high": one.high_s,
+        "interval": f"{one.low_s:.3f} to {one.high_s:.3f}" if known else None,
+        "held": _within(one),
+        "micro_batch": configuration and configuration.micro_batch,
+        "recompute": configuration and configuration.recompute,
+        "memory": one.memory_bytes,
+        **fields_of(one, ("plain_s", "plain_error", "why_not")),
+    }
+
+
+def _within(one: PredictedStep) -> str | None:
+    """Whether the interval holds the measured time; None where either is missing."""
+    if one.low_s is None or one.high_s is None or not one.row.step_s:
+        return None
+    return "yes" if one.low_s <= one.row.step_s <= one.high_s else "no"
+
+
+def _error_cells(error: float | None) -> Json:
+    return {"error": error, "size": None if error is None else abs(error)}
 
 
 def accuracy_sections(found: Accuracy, files: Files, *, command: str) -> list[Json]:
     """A section for each kind of which there are rows, the last with what was read; UsageError if there are none."""
     sections = [_steps_section(found)] if found.steps else []
     for kind in _kinds(found):
-        if kind.judged:
-            sections.append(_kind_section(kind, f"s{len(sections) + 1}"))
+        sections.append(_kind_section(kind, f"s{len(sections) + 1}"))
     read = list(_read(files))
     if not sections:
         raise UsageError(f"nothing to report: no rows in {', '.join(words for _, words in read)}")
@@ -116,37 +344,17 @@ def _read(files: Files) -> Iterator[tuple[str, str]]:
             yield each.name, f"{where}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def _kinds(found: Accuracy) -> Iterator[_Kind]:
-    yield _Kind("Collectives", found.collectives, "rows of 1 MiB or more", TIMES, _collective)
-    yield _Kind("GEMMs", found.gemms, "rows of 10 GFLOP or more", TIMES, _accelerator)
-    yield _Kind("Memory", found.memory, "all rows", MEMORY, str)
-
-
-def _collective(group: str) -> str:
-    """Of a group `system, collective`."""
-    return group.rpartition(", ")[2]
-
-
-def _accelerator(group: str) -> str:
-    """Of a group `accelerator, layout`."""
-    return group.partition(", ")[0]
-
-
 def _steps_section(found: Accuracy) -> Json:
     """Training steps."""
-    steps, summary = found.steps, found.summary
-    points = [_step_point(one) for one in steps if one.error is not None]
-    groups: Sequence[tuple[str, Mapping[str, Errors]]] = (
-        ("source", {**summary.by_source, "all": summary.errors}),
-        ("framework", summary.by_framework),
-        ("accelerator", summary.by_accelerator),
-    )
+    summary = found.summary
+    points = [_step_point(one) for one in found.steps if one.error is not None]
+    groups = {"source": _with_all(summary), "framework": summary.by_framework, "accelerator": summary.by_accelerator}
     blocks = [
         *([points_figure(points, STEPS, title=_FIGURE)] if points else []),
-        *(errors_table(found, what=what, title=f"Errors by {what}") for what, found in groups if points),
+        *(_errors_table(found, what=what, title=f"Errors by {what}") for what, found in groups.items() if points),
         *([families_table(summary.families)] if summary.families else []),
-        *([steps_table(steps)] if summary.predicted else []),
-        *([refused_steps_table(summary.not_predicted)] if summary.not_predicted else []),
+        *([_steps_table(found.steps)] if summary.predicted else []),
+        *([_refused_steps(summary.not_predicted)] if summary.not_predicted else []),
     ]
     lead = [
         f"{summary.predicted:,} of {summary.rows:,} rows are predicted, from their model, layout, software and "
@@ -183,15 +391,15 @@ def _step_point(one: PredictedStep) -> ScatterPoint:
     assert configuration is not None, row.id
     assert one.predicted_s is not None, row.id
     assert row.step_s, row.id
-    words = [
+    said = [
         row.id,
         f"{row.framework}, {row.model} on {row.gpus:,} {row.gpu}",
         f"{one.layout}, micro-batch {configuration.micro_batch}, recompute {configuration.recompute}",
         _both(row.step_s, one.predicted_s, STEPS),
     ]
     if one.low_s is not None and one.high_s is not None:
-        words.append(f"80% interval: {STEPS.show(one.low_s)} to {STEPS.show(one.high_s)}")
-    return ScatterPoint(row.dataset, row.step_s, one.predicted_s, _said(words))
+        said.append(f"80% interval: {STEPS.show(one.low_s)} to {STEPS.show(one.high_s)}")
+    return ScatterPoint(row.dataset, row.step_s, one.predicted_s, _said(said))
 
 
 def _both(measured: float, predicted: float, unit: DisplayUnit) -> str:
@@ -206,55 +414,43 @@ def _said(lines: Sequence[str]) -> str:
 
 def _kind_section(kind: _Kind, identity: str) -> Json:
     """Rows of another kind; shares among them have a figure and a table of their own."""
-    parts = [part for part in _parts(kind) if part.rows]
-    errors = errors_by_group(kind.judged)
-    note = f"Errors are of {kind.counted}."
-    refused = reasons_table(kind.judged)
-    blocks = [
-        *(figure for part in parts for figure in _figures(part, kind)),
-        *([errors_table(errors, what="group", title="Errors by group", note=note)] if errors["all"].rows else []),
-        *(
-            judged_table(part.rows, part.unit, identity=f"{identity}-rows-{number}", title=part.table)
-            for number, part in enumerate(parts, start=1)
-        ),
-        *([refused] if refused else []),
-    ]
-    predicted = sum(one.predicted is not None for one in kind.judged)
-    lead = [f"{predicted:,} of {len(kind.judged):,} rows are predicted. Errors are of {kind.counted}."]
-    return section(identity, kind.title, lead=lead, cards=_error_cards(errors["all"]), blocks=blocks)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Predicted rows in one unit, and what their figure and table are called."""
-
-    rows: Sequence[Evaluation]
-    unit: DisplayUnit
-    figure: str
-    table: str
-
-
-def _parts(kind: _Kind) -> Iterator[_Part]:
     predicted = [one for one in kind.judged if one.predicted is not None]
     shares = [one for one in predicted if kind.unit is MEMORY and one.group == RELATIVE]
-    yield _Part([one for one in predicted if one not in shares], kind.unit, _FIGURE, _EACH)
-    yield _Part(shares, SHARES, "Shares, predicted vs. measured", "Each share")
+    parts = [
+        (_FIGURE, _EACH, [one for one in predicted if one not in shares], kind.unit),
+        ("Shares, predicted vs. measured", "Each share", shares, SHARES),
+    ]
+    shown = [part for part in parts if part[2]]
+    errors, reasons = errors_by_group(kind.judged), _reasons(kind.judged)
+    note = f"Errors are of {f'rows{kind.large}' if kind.large else 'all rows'}."
+    blocks = [
+        *(made for title, _, rows, unit in shown for made in _kind_figure(kind, rows, unit, title=title)),
+        *([_errors_table(errors, what="group", title="Errors by group", note=note)] if errors["all"].rows else []),
+        *(
+            _kind_table(rows, unit, identity=f"{identity}-rows-{number}", title=title)
+            for number, (_, title, rows, unit) in enumerate(shown, start=1)
+        ),
+        *([table("", _REFUSED, _REASONS, reasons, tall=len(reasons) > _FEW)] if reasons else []),
+    ]
+    lead = [f"{len(predicted):,} of {len(kind.judged):,} rows are predicted. {note}"]
+    title = kind.name[0].upper() + kind.name[1:]
+    return section(identity, title, lead=lead, cards=_error_cards(errors["all"]), blocks=blocks)
 
 
-def _figures(part: _Part, kind: _Kind) -> Iterator[Json]:
+def _kind_figure(kind: _Kind, rows: Sequence[Evaluation], unit: DisplayUnit, *, title: str) -> Iterator[Json]:
     """The figure of rows that were measured too, if there are any."""
     points = [
         ScatterPoint(
             kind.series(one.group),
             one.measured,
             one.predicted,
-            _said([f"{one.id}: {one.group}", _both(one.measured, one.predicted, part.unit)]),
+            _said([f"{one.id}: {one.group}", _both(one.measured, one.predicted, unit)]),
         )
-        for one in part.rows
+        for one in rows
         if one.measured and one.predicted
     ]
     if points:
-        yield points_figure(points, part.unit, title=part.figure)
+        yield points_figure(points, unit, title=title)
 
 
 def points_figure(points: Sequence[ScatterPoint], unit: DisplayUnit, *, title: str) -> Json:
@@ -266,18 +462,17 @@ def points_figure(points: Sequence[ScatterPoint], unit: DisplayUnit, *, title: s
         number: {"y": [[one.error / PERCENT for one in found]]} for number, found in enumerate(series.values())
     }
     ends = _axis_ends(drawn)
-    for share in (0.0, NEAR, -NEAR):
-        errors[len(traces)] = {"y": [[share / PERCENT] * 2]}
-        traces.append(_error_line(ends, share))
+    for share_off in (0.0, NEAR, -NEAR):
+        errors[len(traces)] = {"y": [[share_off / PERCENT] * 2]}
+        traces.append(_error_line(ends, share_off))
     times = {number: {"y": [trace["y"]]} for number, trace in enumerate(traces)}
     axis = _log_axis(ends, unit)
     layout = {
         "xaxis": {"title": {"text": "measured"}, **axis},
         "yaxis": {"title": {"text": "predicted"}, **axis},
-        "hovermode": "closest",
     }
     linear = {"yaxis.title.text": "error, %", "yaxis.type": "linear", "yaxis.tickvals": None, "yaxis.ticktext": None}
-    choices = [Choice("predicted", times), Choice("error", errors, linear)]
+    choices = [choice("predicted", times), choice("error", errors, linear)]
     note = f"Solid line: measured as predicted; dashed: an error of ±{NEAR:.0%}."
     if len(drawn) < len(points):
         note += f" Of rows that lie on each other the worst is drawn: {len(drawn):,} of {len(points):,}."
@@ -318,201 +513,84 @@ def _log_axis(ends: tuple[float, float], unit: DisplayUnit) -> Json:
 
 
 def _points_trace(name: str, points: Sequence[ScatterPoint], number: int) -> Json:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [one.measured for one in points],
-        "y": [one.predicted for one in points],
-        "text": [one.words for one in points],
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {
-            "size": 6,
-            "opacity": 0.7,
-            "color": series_color(number),
-            "symbol": _SYMBOLS[number // len(SERIES) % len(_SYMBOLS)],
-        },
-    }
+    symbol = _SYMBOLS[number // len(SERIES) % len(_SYMBOLS)]
+    return point_trace(
+        name,
+        [one.measured for one in points],
+        [one.predicted for one in points],
+        text=[one.words for one in points],
+        marker={"size": 6, "opacity": 0.7, "color": series_color(number), "symbol": symbol},
+    )
 
 
 def _error_line(ends: tuple[float, float], error: float) -> Json:
     """Where predictions have this error."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": f"error of ±{NEAR:.0%}" if error else "measured as predicted",
-        "showlegend": error >= 0,
-        "x": list(ends),
-        "y": [(1.0 + error) * end for end in ends],
-        "hoverinfo": "skip",
-        "line": {"color": MUTED, "width": 1, "dash": "dash" if error else "solid"},
-    }
+    name = f"error of ±{NEAR:.0%}" if error else "measured as predicted"
+    ys = [(1.0 + error) * end for end in ends]
+    return line_trace(name, list(ends), ys, dash="dash" if error else "solid", showlegend=error >= 0)
 
 
-_ERROR = percent_column("error", "error, %", "Predicted / measured − 1.")
-_SIZE = percent_column("size", "|error|, %", "Size of the error.")
-_ERRORS = (
-    Column("rows", "rows", "Rows that have both values.", decimals=0),
-    percent_column("mape", "mean |error|, %", "Mean size of the error."),
-    percent_column("median", "median |error|, %", "Half of the rows have a smaller one."),
-    percent_column("p90", "90% of |error|, %", "Nine of ten rows have a smaller one."),
-    percent_column("bias", "bias, %", "Mean error with its sign."),
-)
-_FAMILIES = (
-    Column("family", "family", "Layouts of one model on as many GPUs, of one source.", text=True, width_ch=40),
-    Column("rows", "rows", "Rows that have both times.", decimals=0),
-    percent_column("regret", "regret, %", "Time of the predicted best over that of the measured best, less 1."),
-    Column("spearman", "Spearman", "Rank correlation: 1 is the same order.", decimals=3),
-    Column("kendall", "Kendall", "Rank correlation by pairs, tau-b.", decimals=3),
-    Column("best_rank", "rank of mea\u00adsured best", "Among the predictions, from 1.", decimals=0),
-)
-_STEPS = (
-    Column("id", "row", "Its name in the file.", text=True, width_ch=24),
-    Column("measured", "mea\u00adsured, s", "Step.", decimals=3),
-    Column("predicted", "pre\u00addicted, s", "Step.", decimals=3),
-    _ERROR,
-    _SIZE,
-    Column("low", "80% from, s", "Lower end of the 80% interval of the prediction.", decimals=3),
-    Column("high", "to, s", "Upper end of it.", decimals=3),
-    Column("held", "within", "Whether the measured time is within the interval.", text=True, width_ch=7),
-    Column("source", "source", "Data set.", text=True, width_ch=20),
-    Column("framework", "framework", "What trained.", text=True, width_ch=30),
-    Column("gpu", "accel\u00aderator", "As the source names it.", text=True, width_ch=12),
-    Column("gpus", "GPUs", "How many there were.", decimals=0),
-    Column("model", "model", "As the source names it.", text=True, width_ch=16),
-    Column("layout", "layout", "As predicted: where the row leaves it open, the fastest.", text=True, width_ch=44),
-    Column("micro_batch", "micro-batch", "Sequences.", decimals=0),
-    Column("recompute", "re\u00adcompute", "Activation recomputation.", text=True, width_ch=10),
-    Column("memory", "memory, GiB", "Predicted peak of one GPU.", per=GIB, decimals=1),
-)
-_STEPS_REFUSED = (
-    *(column for column in _STEPS if column.key in {"id", "source", "framework", "gpu", "model"}),
-    Column("why_not", "why not", "Why there is no prediction.", text=True, width_ch=60),
-)
-_REASONS = (
-    Column("rows", "rows", "How many.", decimals=0),
-    Column("why_not", "why not", "Why there is no prediction.", text=True, width_ch=90),
-)
+_REFUSED = "Rows without a prediction"
 
 
-def errors_table(groups: Mapping[str, Errors], *, what: str, title: str, note: str = "") -> Json:
+def _errors_table(groups: Mapping[str, Errors], *, what: str, title: str, note: str = "") -> Json:
     """Errors by group, the worst mean first; `all`, if it is there, last."""
-    named = Column("name", what, "What errors are counted by.", text=True, width_ch=44)
+    named = words("name", what, "What errors are counted by.", 44)
     ordered = sorted(groups.items(), key=lambda item: (item[0] == "all", -item[1].mape))
-    rows: list[Mapping[str, Cell]] = [{"name": name, **asdict(one)} for name, one in ordered if one.rows]
+    rows = [{"name": name, **asdict(one)} for name, one in ordered if one.rows]
     return table("", title, (named, *_ERRORS), rows, note=note, tall=len(rows) > _FEW)
 
 
 def families_table(families: Sequence[FamilyQuality]) -> Json:
     """How well layouts are ranked, by family; the highest regret first, then the lowest correlation."""
-    rows: list[Mapping[str, Cell]] = [
-        {**asdict(one), "spearman": _known(one.spearman), "kendall": _known(one.kendall)}
-        for one in sorted(families, key=lambda one: (-one.regret, _known(one.spearman) or 0.0))
-    ]
+    rows = sorted(families, key=lambda one: (-one.regret, 0.0 if math.isnan(one.spearman) else one.spearman))
     note = "Families of 5 rows or more, the highest regret first."
     return table("s1-families", "Ranking of layouts", _FAMILIES, rows, note=note, tall=True)
 
 
-def steps_table(steps: Sequence[PredictedStep]) -> Json:
+def _steps_table(steps: Sequence[PredictedStep]) -> Json:
     """Every predicted step, the worst first; those that were not measured last."""
-    known = sorted((one for one in steps if one.predicted_s is not None), key=lambda one: -abs(one.error or 0.0))
-    rows = [_step_row(one) for one in known]
-    filters = [
-        Filter(key, label, sorted({str(row[key]) for row in rows if row[key]}))
-        for key, label in (("source", "source"), ("framework", "framework"), ("gpu", "accelerator"), ("held", "within"))
-    ]
-    return _rows_table("s1-rows", _STEPS, rows, filters, title=_EACH)
+    rows = [_step_row(one) for one in steps if one.predicted_s is not None]
+    filters = {"source": "source", "framework": "framework", "gpu": "accelerator", "held": "within"}
+    return _rows_table("s1-rows", _STEP_COLUMNS, rows, filters, title=_EACH)
 
 
-def _step_row(one: PredictedStep) -> Mapping[str, Cell]:
-    row, configuration = one.row, one.configuration
-    assert configuration is not None, row.id
-    assert one.predicted_s is not None, row.id
-    return {
-        **_row_cells(row),
-        "gpus": row.gpus,
-        "layout": one.layout,
-        "micro_batch": configuration.micro_batch,
-        "recompute": configuration.recompute,
-        "measured": row.step_s,
-        "predicted": one.predicted_s,
-        **_error_cells(one.error),
-        "low": one.low_s,
-        "high": one.high_s,
-        "held": _within(one),
-        "memory": one.memory_bytes,
-    }
-
-
-def _row_cells(row: StepRow) -> dict[str, Cell]:
-    """What a row is of."""
-    return {"id": row.id, "source": row.dataset, **fields_of(row, ("framework", "gpu", "model"))}
-
-
-def _within(one: PredictedStep) -> str | None:
-    """Whether the interval holds the measured time; None where either is missing."""
-    if one.low_s is None or one.high_s is None or not one.row.step_s:
-        return None
-    return "yes" if one.low_s <= one.row.step_s <= one.high_s else "no"
-
-
-def judged_table(judged: Sequence[Evaluation], unit: DisplayUnit, *, identity: str, title: str) -> Json:
-    """Rows of another kind, the worst first."""
+def _kind_table(judged: Sequence[Evaluation], unit: DisplayUnit, *, identity: str, title: str) -> Json:
+    """Rows of another kind."""
     columns = (
-        Column("id", "row", "Its name in the file, or its line.", text=True, width_ch=16),
-        Column("group", "group", "What its error is counted under.", text=True, width_ch=44),
-        Column("measured", f"mea\u00adsured, {unit.name}", "", per=unit.per, decimals=unit.decimals),
-        Column("predicted", f"pre\u00addicted, {unit.name}", "", per=unit.per, decimals=unit.decimals),
+        words("id", "row", "Its name in the file, or its line.", 16),
+        words("group", "group", "What its error is counted under.", 44),
+        Column("measured", f"measured, {unit.name}", per=unit.per, decimals=unit.decimals),
+        Column("predicted", f"predicted, {unit.name}", per=unit.per, decimals=unit.decimals),
         _ERROR,
         _SIZE,
-        Column("counted", "counted", "Whether the errors by group include it: small ones are excluded.", text=True),
+        words("counted", "counted", "Whether the errors by group include it: small ones are excluded."),
     )
-    rows: list[Mapping[str, Cell]] = [
+    rows = [
         {
-            "id": one.id,
-            "group": one.group,
-            "measured": one.measured,
-            "predicted": one.predicted,
+            **fields_of(one, ("id", "group", "measured", "predicted")),
             **_error_cells(one.error),
             "counted": "yes" if one.large and one.error is not None else "no",
         }
-        for one in sorted(judged, key=lambda one: -abs(one.error or 0.0))
+        for one in judged
     ]
-    filters = [Filter(key, key, sorted({str(row[key]) for row in rows})) for key in ("group", "counted")]
-    return _rows_table(identity, columns, rows, filters, title=title)
+    return _rows_table(identity, columns, rows, {"group": "group", "counted": "counted"}, title=title)
 
 
 def _rows_table(
-    identity: str,
-    columns: Sequence[Column],
-    rows: Sequence[Mapping[str, Cell]],
-    filters: Sequence[Filter],
-    *,
-    title: str,
+    identity: str, columns: Sequence[Column], rows: Sequence[Json], filters: Mapping[str, str], *, title: str
 ) -> Json:
+    """The worst first, as many as a page may have."""
     note = "The worst first. Click a heading to sort."
     if len(rows) > MOST_ROWS:
         note += f" The first {MOST_ROWS:,} of {len(rows):,}."
-    return table(identity, title, columns, rows[:MOST_ROWS], note=note, filters=filters, tall=True)
+    ordered = sorted(rows, key=lambda row: -(row["size"] or 0.0))
+    return table(identity, title, columns, ordered[:MOST_ROWS], note=note, filters=filters, tall=True)
 
 
-def refused_steps_table(steps: Sequence[PredictedStep]) -> Json:
+def _refused_steps(steps: Sequence[PredictedStep]) -> Json:
     """Steps without a prediction, each with the reason."""
-    rows = [{**_row_cells(one.row), "why_not": one.why_not} for one in steps[:MOST_ROWS]]
+    columns = [*(_STEPS[key] for key in ("id", "source", "framework", "gpu", "model")), _WHY_NOT]
     note = f"The first {MOST_ROWS:,} of {len(steps):,}." if len(steps) > MOST_ROWS else ""
-    return table("", "Rows without a prediction", _STEPS_REFUSED, rows, note=note, tall=len(rows) > _FEW)
-
-
-def reasons_table(judged: Iterable[Evaluation]) -> Json | None:
-    """Why rows have no prediction, and how many; None if all have one."""
-    counts = Counter(one.why_not for one in judged if one.why_not)
-    rows: list[Mapping[str, Cell]] = [{"rows": count, "why_not": why} for why, count in counts.most_common()]
-    return table("", "Rows without a prediction", _REASONS, rows, tall=len(rows) > _FEW) if rows else None
-
-
-def _error_cells(error: float | None) -> dict[str, Cell]:
-    return {"error": error, "size": None if error is None else abs(error)}
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    rows = list(map(_step_row, steps[:MOST_ROWS]))
+    return table("", _REFUSED, columns, rows, note=note, tall=len(rows) > _FEW)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from axonn_tune.cost.breakdown import CONTENDED, kind_of, work_by_kind
+from axonn_tune.cost.breakdown import CONTENDED, kind_of
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.timeline import Batch, Interval, Stretch
 from axonn_tune.errors import AxonnTuneError
@@ -22,7 +22,14 @@ from axonn_tune.program.operations import Collective
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
 from axonn_tune.ranking.space import Problem
-from axonn_tune.report.explain import PricedConfiguration, line_sentences, paragraphs
+from axonn_tune.report.explain import (
+    WORK_COLUMNS,
+    PricedConfiguration,
+    line_sentences,
+    memory_items,
+    paragraphs,
+    work_rows,
+)
 from axonn_tune.report.output import NOTHING, Json, axis_name, percent
 from axonn_tune.report.page import (
     ACCENT,
@@ -30,27 +37,26 @@ from axonn_tune.report.page import (
     LIMIT,
     MUTED,
     WAIT,
-    Column,
+    bar_trace,
     card,
     cards,
     command,
     figure,
     fold,
     named_axis,
-    percent_column,
     table,
     term_color,
     text,
     upright,
 )
-from axonn_tune.report.ranking import term_json
+from axonn_tune.report.ranking import COLLECTIVE, term_json, term_row
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, communication_lane, term_name, wait_name
 from axonn_tune.specs.workload import Workload
-from axonn_tune.units import GB, GIB, MICRO, MILLI, TERA, show_bytes, show_seconds
+from axonn_tune.units import GIB, MILLI, show_bytes, show_seconds
 
 _ADDED = frozenset({"path", "sha256"})
 """Keys that results have beside those of the documents they were made from."""
@@ -169,6 +175,7 @@ def title(config: Json) -> str:
 def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str]) -> list[Json]:
     """Everything about a configuration; `explain`: words of the command that explains it, less its own options."""
     config, pricing = found.config, found.pricing
+    terms = table("", "", [COLLECTIVE[key] for key in _TERMS], list(map(term_row, found.terms)))
     computed = [text(line_sentences(found.inputs.problem, pricing), title="How calls are priced")]
     blocks = [
         cards(config_cards(config, limit_bytes=pricing.memory_limit_bytes)),
@@ -176,8 +183,8 @@ def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str]) -> list
         *_in_words(found),
         *timeline_figures(pricing),
         memory_figure(pricing),
-        fold(f"Every collective ({len(found.terms)}), with α and β", [term_table(found.terms), *computed]),
-        fold("Computation", [work_table(found)]),
+        fold(f"Every collective ({len(found.terms)}), with α and β", [terms, *computed]),
+        fold("Computation", [table("", "", WORK_COLUMNS, work_rows(pricing, found.inputs.problem))]),
     ]
     if explain:
         blocks.append(command(shlex.join([*explain, *pins(config)]), title="The same in the terminal"))
@@ -262,138 +269,55 @@ def _entry(config: Json) -> Entry:
 
 def memory_figure(pricing: Pricing) -> Json:
     """Peak memory of one rank, largest item first, and what it may use."""
-    items = sorted(((float(size), name) for name, size in pricing.memory.items if size), reverse=True)
-    total, limit = float(pricing.memory.total_bytes), pricing.memory_limit_bytes
-    shown = [(total, "all"), *items]
-    trace = {
-        "type": "bar",
-        "orientation": "h",
-        "x": [size / GIB for size, _ in shown],
-        "y": list(range(len(shown))),
-        "text": [show_bytes(size) for size, _ in shown],
-        "textposition": ["inside", *["outside"] * len(items)],
-        "insidetextanchor": "end",
-        "cliponaxis": False,
-        "hovertext": [f"{name}: {show_bytes(size)}, {size / limit:.1%} of usable" for size, name in shown],
-        "hovertemplate": "%{hovertext}<extra></extra>",
-        "marker": {"color": [ACCENT, *[MUTED] * len(items)]},
-    }
+    *items, (_, total) = memory_items(pricing)
+    limit = pricing.memory_limit_bytes
+    shown = [("all", total), *items]
+    trace = bar_trace(
+        "memory",
+        [size / GIB for _, size in shown],
+        list(range(len(shown))),
+        color=[ACCENT, *[MUTED] * len(items)],
+        text=[show_bytes(size) for _, size in shown],
+        hovertext=[f"{name}: {show_bytes(size)}, {size / limit:.1%} of usable" for name, size in shown],
+    )
+    trace |= {"textposition": ["inside", *["outside"] * len(items)], "insidetextanchor": "end", "cliponaxis": False}
     layout = {
         "showlegend": False,
         "xaxis": {"title": {"text": "GiB"}, "range": [0, 1.18 * max(limit, total) / GIB]},
-        "yaxis": named_axis([name for _, name in shown]),
+        "yaxis": named_axis([name for name, _ in shown]),
         "shapes": [{**upright(limit / GIB, {"color": LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}],
     }
-    return figure(
-        "Peak memory per GPU",
-        [trace],
-        layout=layout,
-        height=90 + 24 * len(shown),
-        note=f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free.",
-    )
+    note = f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free."
+    trace["hovertemplate"] = "%{hovertext}<extra></extra>"
+    return figure("Peak memory per GPU", [trace], layout=layout, height=90 + 24 * len(shown), note=note)
 
 
-NAME_COLUMNS = (
-    Column("op", "collective", "all_gather, reduce_scatter or all_reduce.", text=True, width_ch=14),
-    Column("axis", "axis", "Axis of the grid whose ranks take part.", text=True, width_ch=7),
-    Column("phase", "phase", "Part of the step.", text=True, width_ch=10),
-    Column("layer", "layer", "Layer it belongs to.", text=True, width_ch=15),
-)
-"""What a collective is."""
-SIZE_COLUMNS = (
-    Column("count", "calls", "Calls per step and rank.", decimals=0),
-    Column("group", "ranks", "Ranks that take part.", decimals=0),
-)
 _TERMS = (
-    *NAME_COLUMNS,
-    Column("seconds", "all calls, s", "Time of all calls of a step and rank: calls × (α + bytes / β)."),
-    Column("exposed_s", "exposed, s", "The part not overlapped: computation waits for it."),
-    *SIZE_COLUMNS,
-    Column("bytes", "buffer, MiB", "Full (gathered or reduced) buffer of one call.", per=2**20),
-    Column(
-        "formula",
-        "buffer, formula",
-        "Elements and bytes of that buffer, symbols as in explain.",
-        text=True,
-        width_ch=22,
-    ),
-    Column("tier", "network", "Outermost network level it crosses.", text=True, width_ch=11),
-    Column(
-        "algorithm", "algorithm", "Algorithm and protocol the library is predicted to choose.", text=True, width_ch=18
-    ),
-    Column("latency_s", "α, µs", "Time of a call without data.", per=MICRO),
-    Column("bandwidth_bytes_per_s", "β, GB/s", "Bytes of the buffer per second.", per=GB),
+    *("op", "axis", "phase", "layer", "seconds", "exposed_s", "count", "group", "bytes", "formula", "tier"),
+    *("algorithm", "latency_s", "bandwidth_bytes_per_s"),
 )
-
-
-def term_table(terms: Sequence[Json]) -> Json:
-    """Each collective, with how it is priced."""
-    rows = [{**term, "algorithm": ", ".join(filter(None, (term["algorithm"], term["protocol"])))} for term in terms]
-    return table("", "", _TERMS, rows)
-
-
-_WORK = (
-    Column("kind", "computation", "What is computed.", text=True, width_ch=28),
-    Column("phase", "phase", "Part of the step.", text=True, width_ch=10),
-    Column("seconds", "s", "Time of a step and rank."),
-    percent_column("share", "share, %", "Of all computation."),
-    Column("rate", "TFLOP/s", "Speed reached; element-wise kernels count no FLOPs.", per=TERA, decimals=1),
-)
-
-
-def work_table(found: ConfigurationDetail) -> Json:
-    """Computation by kind and phase."""
-    pricing = found.pricing
-    rows = [
-        {
-            "kind": each.kind,
-            "phase": each.phase,
-            "seconds": each.seconds,
-            "share": each.seconds / pricing.compute_s,
-            "rate": each.flops / each.seconds if each.flops else None,
-        }
-        for each in work_by_kind(pricing, found.inputs.problem.workload)
-    ]
-    return table("", "", _WORK, rows)
 
 
 def timeline_figures(pricing: Pricing) -> list[Json]:
     """One layer forward, one backward, and the step."""
     forward, backward = layer_bars(pricing)
     step = step_bars(pricing, finest_s=pricing.iteration_s / _STEP_PARTS)
-    batches = (
-        f"All {pricing.accumulation:,} micro-batches of the step, then the optimizer."
-        if pricing.accumulation > 1
-        else "The step's only micro-batch, then the optimizer."
+    micro_batches = pricing.accumulation
+    batches = f"All {micro_batches:,} micro-batches of the step" if micro_batches > 1 else "The step's only micro-batch"
+    of_forward = "A block in the middle of the model, with its waits and the collectives that earlier blocks launched."
+    of_step = (
+        f"{batches}, then the optimizer. What is too short to see is joined with its neighbors; the paler a bar, the"
+        " less of it the stream is busy."
     )
     return [
-        _lane_figure(
-            "One layer, forward",
-            forward,
-            note="A block in the middle of the model, with its waits and the collectives that earlier blocks launched.",
-        ),
-        _lane_figure(
-            "One layer, backward",
-            backward,
-            note="The same block in the backward pass, recompute included.",
-        ),
-        _lane_figure(
-            "The whole step",
-            step,
-            note=f"{batches} What is too short to see is joined with its neighbors; the paler a bar, the less of it the"
-            " stream is busy.",
-            faint=True,
-        ),
+        _lane_figure("One layer, forward", forward, note=of_forward),
+        _lane_figure("One layer, backward", backward, note="The same block in the backward pass, recompute included."),
+        _lane_figure("The whole step", step, note=of_step, faint=True),
     ]
 
 
-def _lanes(bars: Iterable[Bar]) -> list[str]:
-    """Lanes from the top, computation first."""
-    return sorted({one.lane for one in bars}, key=lambda lane: (lane != COMPUTE_LANE, lane))
-
-
 def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, faint: bool = False) -> Json:
-    lanes = _lanes(bars)
+    lanes = sorted({one.lane for one in bars}, key=lambda lane: (lane != COMPUTE_LANE, lane))
     end_s = max((one.end_s for one in bars), default=0.0)
     scale, unit = (MILLI, "ms") if end_s < 1.0 else (1.0, "s")
     traces = [
@@ -406,7 +330,6 @@ def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, faint: bool = Fa
         "barmode": "overlay",
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "yaxis": named_axis([_lane_name(lane) for lane in lanes], below=0.5, above=0.5),
-        "hovermode": "closest",
     }
     height = _BASE_HEIGHT + _LANE_HEIGHT * len(lanes)
     return figure(title, traces, layout=layout, height=height, note=note)
@@ -414,23 +337,19 @@ def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, faint: bool = Fa
 
 def _lane_trace(what: str, bars: Sequence[Bar], lanes: Sequence[str], *, scale: float, faint: bool) -> Json:
     color = _bar_color(what, bars[0].lane)
+    opacity = [round(0.25 + 0.75 * _busy_share(one), 2) for one in bars] if faint else 1.0
     return {
-        "type": "bar",
-        "orientation": "h",
-        "name": what,
+        **bar_trace(
+            what,
+            [_short((one.end_s - one.start_s) / scale) for one in bars],
+            [lanes.index(one.lane) for one in bars],
+            color=color,
+            text=[_bar_words(one) for one in bars],
+        ),
         "base": [_short(one.start_s / scale) for one in bars],
-        "x": [_short((one.end_s - one.start_s) / scale) for one in bars],
-        "y": [lanes.index(one.lane) for one in bars],
         "width": 0.7,
-        "text": [_bar_words(one) for one in bars],
-        "textposition": "none",
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {
-            "color": color,
-            "opacity": [round(0.25 + 0.75 * _busy_share(one), 2) for one in bars] if faint else 1.0,
-            # What is narrower than a pixel is still seen.
-            "line": {"width": 0.7, "color": color},
-        },
+        # What is narrower than a pixel is still seen.
+        "marker": {"color": color, "opacity": opacity, "line": {"width": 0.7, "color": color}},
     }
 
 

@@ -6,7 +6,7 @@ A fit is also drawn, what was measured against what it says, as an SVG picture t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from axonn_tune import __version__
 from axonn_tune.errors import UsageError
-from axonn_tune.report.output import Heading, Json, Table, TableColumn, each, json_text, text_table, words
+from axonn_tune.report.output import Column, Heading, Json, Table, fields_of, json_text, text_table, words
 from axonn_tune.units import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -22,67 +22,58 @@ if TYPE_CHECKING:
     from axonn_tune.launch.host import HostCheck, State
     from axonn_tune.specs.catalog import Loaded
     from axonn_tune.specs.machine import Machine, Tier
+    from axonn_tune.specs.model import Model
 
 DOCTOR_SCHEMA = "axonn-tune/doctor/1"
 
 
-@dataclass(frozen=True)
-class DocumentColumn:
-    """A column of a list of documents: its heading, and its name in data frames; without one it is not there."""
-
-    title: str
-    field: str
-    read: Callable[[Any], object]
-    show: Callable[[Any], str] = str
-
-    def in_table(self) -> TableColumn[tuple[str, Loaded[Any]]]:
-        """The same of documents with their names."""
-        return each(self.title, lambda one: self.show(self.read(one[1].document)), left=self.title in _LEFT_TITLES)
-
-
+_NAME = words("name", "name")
 _MODEL_COLUMNS = (
-    DocumentColumn("parameters", "parameters", lambda model: model.parameters, lambda count: show_count(count)),
-    DocumentColumn("family", "family", lambda model: model.family),
-    DocumentColumn("layers", "layers", lambda model: model.layers),
-    DocumentColumn("hidden", "hidden", lambda model: model.hidden),
-    DocumentColumn("heads", "heads", lambda model: model.heads),
-    DocumentColumn("kv heads", "kv_heads", lambda model: model.kv_heads),
-    DocumentColumn("ffn", "ffn", lambda model: model.ffn),
-    DocumentColumn("vocabulary", "vocab", lambda model: model.vocab),
-    DocumentColumn("batch", "global_batch", lambda model: model.defaults.global_batch),
-    DocumentColumn("sequence", "sequence_length", lambda model: model.defaults.sequence_length),
+    Column("parameters", "parameters", show=lambda parameters: show_count(parameters)),
+    words("family", "family"),
+    *(Column(key, key, show=str) for key in ("layers", "hidden", "heads")),
+    Column("kv_heads", "kv heads", show=str),
+    Column("ffn", "ffn", show=str),
+    Column("vocab", "vocabulary", show=str),
+    Column("global_batch", "batch", show=str),
+    Column("sequence_length", "sequence", show=str),
 )
 _MACHINE_COLUMNS = (
-    DocumentColumn("accelerator", "accelerator", lambda machine: machine.accelerator.name),
-    DocumentColumn("memory, GiB", "memory_gib", lambda machine: machine.accelerator.memory_gib, "{:g}".format),
-    DocumentColumn(
-        "bf16, TFLOP/s",
-        "bf16_tflop_per_s",
-        lambda machine: machine.accelerator.peak_tflops.get("bf16"),
-        lambda value: "n/a" if value is None else f"{value:g}",
-    ),
-    DocumentColumn("ranks/node", "ranks_per_node", lambda machine: machine.launcher.ranks_per_node),
-    DocumentColumn("network, inner to outer", "", lambda machine: ", ".join(_tier(tier) for tier in machine.tiers)),
-    DocumentColumn("", "tiers", lambda machine: ", ".join(tier.name for tier in machine.tiers)),
-    DocumentColumn("", "outermost_gb_per_s", lambda machine: machine.tiers[-1].bandwidth_gb_per_s),
-    DocumentColumn("library", "library", lambda machine: f"{machine.library.name} {machine.library.version}"),
+    words("accelerator", "accelerator"),
+    Column("memory_gib", "memory, GiB", title="memory, GiB", show="{:g}".format),
+    Column("bf16_tflop_per_s", "bf16, TFLOP/s", title="bf16, TFLOP/s", show="{:g}".format),
+    Column("ranks_per_node", "ranks/node", show=str),
+    words("network", "network, inner to outer", title="network, inner to outer"),
+    words("library", "library"),
 )
-_COLUMNS = {"model": _MODEL_COLUMNS, "machine": _MACHINE_COLUMNS}
-_LEFT_TITLES = {"family", "accelerator", "network, inner to outer", "library"}
+_MACHINE_FIELDS = ("accelerator", "memory_gib", "bf16_tflop_per_s", "ranks_per_node", "tiers", "outermost_gb_per_s")
 
 
-def documents_table(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> Table[tuple[str, Loaded[Any]]]:
+def documents_table(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> Table:
     """One row per document, under the name it is found by; as wide as it needs: no word of it is ever broken."""
-    shown = {one.title: one.in_table() for one in _COLUMNS[kind] if one.title}
-    columns = {"name": words("name", lambda one: one[0]), **shown}
-    return Table(columns, documents, list(columns), lambda: _records(kind, documents))
+    columns, read = (_MODEL_COLUMNS, _model_row) if kind == "model" else (_MACHINE_COLUMNS, _machine_row)
+    fields = [column.key for column in columns] if kind == "model" else (*_MACHINE_FIELDS, "library")
+    rows = [{"name": name, **read(loaded.document)} for name, loaded in documents]
+    named = {column.key: column for column in (_NAME, *columns)}
+    return Table(named, rows, list(named), ("name", *fields))
 
 
-def _records(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> tuple[list[str], list[list[object]]]:
-    """Names of fields, units included, and their values of each document: what data frames hold."""
-    columns = [column for column in _COLUMNS[kind] if column.field]
-    rows = [[name, *(one.read(loaded.document) for one in columns)] for name, loaded in documents]
-    return ["name", *(one.field for one in columns)], rows
+def _model_row(model: Model) -> Json:
+    found = fields_of(model, ("parameters", "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"))
+    return {**found, **fields_of(model.defaults, ("global_batch", "sequence_length"))}
+
+
+def _machine_row(machine: Machine) -> Json:
+    return {
+        "accelerator": machine.accelerator.name,
+        "memory_gib": machine.accelerator.memory_gib,
+        "bf16_tflop_per_s": machine.accelerator.peak_tflops.get("bf16"),
+        "ranks_per_node": machine.launcher.ranks_per_node,
+        "network": ", ".join(map(_tier, machine.tiers)),
+        "tiers": ", ".join(tier.name for tier in machine.tiers),
+        "outermost_gb_per_s": machine.tiers[-1].bandwidth_gb_per_s,
+        "library": f"{machine.library.name} {machine.library.version}",
+    }
 
 
 def documents_json(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> Json:

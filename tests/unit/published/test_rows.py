@@ -16,7 +16,7 @@ from axonn_tune.published.cases import Case, case_of
 from axonn_tune.published.quality import summarize_steps
 from axonn_tune.published.rows import StepRow, read_steps
 from axonn_tune.published.steps import predict_steps
-from axonn_tune.report.evaluation import steps_text
+from axonn_tune.report.accuracy import steps_text
 
 HEADER = "id,dataset,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,recompute,precision"
 VALUES = "one,{dataset},A100-SXM,8,Megatron-DeepSpeed,24,2048,16,8192,51200,1024,64,4,{tensor},full,fp16"
