@@ -21,6 +21,7 @@ from axonn_tune.published.measurements import RELATIVE, Evaluation, errors_by_gr
 from axonn_tune.published.quality import Errors, FamilyQuality, StepSummary
 from axonn_tune.published.rows import SHIPPED
 from axonn_tune.published.steps import LeftOut, PredictedStep
+from axonn_tune.report import page
 from axonn_tune.report.output import (
     NOTHING,
     PERCENT,
@@ -32,19 +33,6 @@ from axonn_tune.report.output import (
     share,
     text_of,
     words,
-)
-from axonn_tune.report.page import (
-    SERIES,
-    card,
-    choice,
-    figure,
-    line_trace,
-    origin_fold,
-    point_trace,
-    round_ticks,
-    section,
-    series_color,
-    table,
 )
 from axonn_tune.report.ranking_section import MOST_ROWS
 from axonn_tune.units import GIB, MICRO, show_seconds
@@ -330,7 +318,7 @@ def accuracy_sections(found: Accuracy, files: Files, *, command: str) -> list[Js
     read = list(_read(files))
     if not sections:
         raise UsageError(f"nothing to report: no rows in {', '.join(words for _, words in read)}")
-    sections[-1]["blocks"].append(origin_fold([("axonn-tune", __version__), ("command", command), *read]))
+    sections[-1]["blocks"].append(page.origin_fold([("axonn-tune", __version__), ("command", command), *read]))
     return sections
 
 
@@ -360,19 +348,20 @@ def _steps_section(found: Accuracy) -> Json:
         f"{summary.predicted:,} of {summary.rows:,} rows are predicted, from their model, layout, software and "
         "accelerator. Error: predicted / measured − 1."
     ]
-    return section("s1", "Training steps", lead=lead, cards=_step_cards(found), blocks=blocks)
+    return page.section("s1", "Training steps", lead=lead, cards=_step_cards(found), blocks=blocks)
 
 
 def _step_cards(found: Accuracy) -> list[Json]:
     summary = found.summary
+    order = NOTHING if summary.spearman is None else f"{summary.spearman:.3f}"
     return [
         *_error_cards(summary.errors),
-        card("80% interval coverage", percent(summary.coverage, decimals=0), note="of the measured times"),
-        card("Spearman", NOTHING if summary.spearman is None else f"{summary.spearman:.3f}", note="mean over families"),
-        card("regret", percent(summary.regret), note="mean over families"),
-        card("best in top 5", percent(summary.best_in_top_5, decimals=0), note="of the families"),
+        page.card("80% interval coverage", percent(summary.coverage, decimals=0), note="of the measured times"),
+        page.card("Spearman", order, note="mean over families"),
+        page.card("regret", percent(summary.regret), note="mean over families"),
+        page.card("best in top 5", percent(summary.best_in_top_5, decimals=0), note="of the families"),
         *(
-            card(f"mean |error|, held-out {kind}", percent(one.errors.mape), note=f"leave-one-{kind}-out")
+            page.card(f"mean |error|, held-out {kind}", percent(one.errors.mape), note=f"leave-one-{kind}-out")
             for kind, one in found.without.items()
         ),
     ]
@@ -380,8 +369,8 @@ def _step_cards(found: Accuracy) -> list[Json]:
 
 def _error_cards(errors: Errors) -> list[Json]:
     return [
-        card("mean |error|", percent(errors.mape), note=f"of {errors.rows:,} rows"),
-        card("median |error|", percent(errors.median), note=f"90% within {percent(errors.p90)}"),
+        page.card("mean |error|", percent(errors.mape), note=f"of {errors.rows:,} rows"),
+        page.card("median |error|", percent(errors.median), note=f"90% within {percent(errors.p90)}"),
     ]
 
 
@@ -430,11 +419,11 @@ def _kind_section(kind: _Kind, identity: str) -> Json:
             _kind_table(rows, unit, identity=f"{identity}-rows-{number}", title=title)
             for number, (_, title, rows, unit) in enumerate(shown, start=1)
         ),
-        *([table("", _REFUSED, _REASONS, reasons, tall=len(reasons) > _FEW)] if reasons else []),
+        *([page.table("", _REFUSED, _REASONS, reasons, tall=len(reasons) > _FEW)] if reasons else []),
     ]
     lead = [f"{len(predicted):,} of {len(kind.judged):,} rows are predicted. {note}"]
     title = kind.name[0].upper() + kind.name[1:]
-    return section(identity, title, lead=lead, cards=_error_cards(errors["all"]), blocks=blocks)
+    return page.section(identity, title, lead=lead, cards=_error_cards(errors["all"]), blocks=blocks)
 
 
 def _kind_figure(kind: _Kind, rows: Sequence[Evaluation], unit: DisplayUnit, *, title: str) -> Iterator[Json]:
@@ -472,11 +461,11 @@ def points_figure(points: Sequence[ScatterPoint], unit: DisplayUnit, *, title: s
         "yaxis": {"title": {"text": "predicted"}, **axis},
     }
     linear = {"yaxis.title.text": "error, %", "yaxis.type": "linear", "yaxis.tickvals": None, "yaxis.ticktext": None}
-    choices = [choice("predicted", times), choice("error", errors, linear)]
+    choices = [page.choice("predicted", times), page.choice("error", errors, linear)]
     note = f"Solid line: measured as predicted; dashed: an error of ±{NEAR:.0%}."
     if len(drawn) < len(points):
         note += f" Of rows that lie on each other the worst is drawn: {len(drawn):,} of {len(points):,}."
-    return figure(title, traces, layout=layout, height=540, note=note, choices=choices)
+    return page.figure(title, traces, layout=layout, height=540, note=note, choices=choices)
 
 
 def _apart(points: Sequence[ScatterPoint]) -> list[ScatterPoint]:
@@ -508,18 +497,18 @@ def _axis_ends(points: Sequence[ScatterPoint]) -> tuple[float, float]:
 
 
 def _log_axis(ends: tuple[float, float], unit: DisplayUnit) -> Json:
-    ticks = round_ticks(*ends, unit=unit.per)
+    ticks = page.round_ticks(*ends, unit=unit.per)
     return {"type": "log", "tickvals": ticks, "ticktext": [unit.show(tick) for tick in ticks]}
 
 
 def _points_trace(name: str, points: Sequence[ScatterPoint], number: int) -> Json:
-    symbol = _SYMBOLS[number // len(SERIES) % len(_SYMBOLS)]
-    return point_trace(
+    symbol = _SYMBOLS[number // len(page.SERIES) % len(_SYMBOLS)]
+    return page.point_trace(
         name,
         [one.measured for one in points],
         [one.predicted for one in points],
         text=[one.words for one in points],
-        marker={"size": 6, "opacity": 0.7, "color": series_color(number), "symbol": symbol},
+        marker={"size": 6, "opacity": 0.7, "color": page.series_color(number), "symbol": symbol},
     )
 
 
@@ -527,7 +516,7 @@ def _error_line(ends: tuple[float, float], error: float) -> Json:
     """Where predictions have this error."""
     name = f"error of ±{NEAR:.0%}" if error else "measured as predicted"
     ys = [(1.0 + error) * end for end in ends]
-    return line_trace(name, list(ends), ys, dash="dash" if error else "solid", showlegend=error >= 0)
+    return page.line_trace(name, list(ends), ys, dash="dash" if error else "solid", showlegend=error >= 0)
 
 
 _REFUSED = "Rows without a prediction"
@@ -538,14 +527,14 @@ def _errors_table(groups: Mapping[str, Errors], *, what: str, title: str, note: 
     named = words("name", what, "What errors are counted by.", 44)
     ordered = sorted(groups.items(), key=lambda item: (item[0] == "all", -item[1].mape))
     rows = [{"name": name, **asdict(one)} for name, one in ordered if one.rows]
-    return table("", title, (named, *_ERRORS), rows, note=note, tall=len(rows) > _FEW)
+    return page.table("", title, (named, *_ERRORS), rows, note=note, tall=len(rows) > _FEW)
 
 
 def families_table(families: Sequence[FamilyQuality]) -> Json:
     """How well layouts are ranked, by family; the highest regret first, then the lowest correlation."""
     rows = sorted(families, key=lambda one: (-one.regret, 0.0 if math.isnan(one.spearman) else one.spearman))
     note = "Families of 5 rows or more, the highest regret first."
-    return table("s1-families", "Ranking of layouts", _FAMILIES, rows, note=note, tall=True)
+    return page.table("s1-families", "Ranking of layouts", _FAMILIES, rows, note=note, tall=True)
 
 
 def _steps_table(steps: Sequence[PredictedStep]) -> Json:
@@ -581,11 +570,11 @@ def _rows_table(
     identity: str, columns: Sequence[Column], rows: Sequence[Json], filters: Mapping[str, str], *, title: str
 ) -> Json:
     """The worst first, as many as a page may have."""
-    note = "The worst first. Click a heading to sort."
+    note = f"The worst first. {page.SORTS}"
     if len(rows) > MOST_ROWS:
         note += f" The first {MOST_ROWS:,} of {len(rows):,}."
     ordered = sorted(rows, key=lambda row: -(row["size"] or 0.0))
-    return table(identity, title, columns, ordered[:MOST_ROWS], note=note, filters=filters, tall=True)
+    return page.table(identity, title, columns, ordered[:MOST_ROWS], note=note, filters=filters, tall=True)
 
 
 def _refused_steps(steps: Sequence[PredictedStep]) -> Json:
@@ -593,4 +582,4 @@ def _refused_steps(steps: Sequence[PredictedStep]) -> Json:
     columns = [*(_STEPS[key] for key in ("id", "source", "framework", "gpu", "model")), _WHY_NOT]
     note = f"The first {MOST_ROWS:,} of {len(steps):,}." if len(steps) > MOST_ROWS else ""
     rows = list(map(_step_row, steps[:MOST_ROWS]))
-    return table("", _REFUSED, columns, rows, note=note, tall=len(rows) > _FEW)
+    return page.table("", _REFUSED, columns, rows, note=note, tall=len(rows) > _FEW)

@@ -22,6 +22,7 @@ from axonn_tune.program.operations import Collective
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
 from axonn_tune.ranking.space import Problem
+from axonn_tune.report import page
 from axonn_tune.report.explain import (
     WORK_COLUMNS,
     PricedConfiguration,
@@ -31,24 +32,6 @@ from axonn_tune.report.explain import (
     work_rows,
 )
 from axonn_tune.report.output import NOTHING, Json, axis_name, percent
-from axonn_tune.report.page import (
-    ACCENT,
-    BY_KIND,
-    LIMIT,
-    MUTED,
-    WAIT,
-    bar_trace,
-    card,
-    cards,
-    command,
-    figure,
-    fold,
-    named_axis,
-    table,
-    term_color,
-    text,
-    upright,
-)
 from axonn_tune.report.ranking import COLLECTIVE, term_json, term_row
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
@@ -175,19 +158,19 @@ def title(config: Json) -> str:
 def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str]) -> list[Json]:
     """Everything about a configuration; `explain`: words of the command that explains it, less its own options."""
     config, pricing = found.config, found.pricing
-    terms = table("", "", [COLLECTIVE[key] for key in _TERMS], list(map(term_row, found.terms)))
-    computed = [text(line_sentences(found.inputs.problem, pricing), title="How calls are priced")]
+    terms = page.table("", "", [COLLECTIVE[key] for key in _TERMS], list(map(term_row, found.terms)))
+    computed = [page.text(line_sentences(found.inputs.problem, pricing), title="How calls are priced")]
     blocks = [
-        cards(config_cards(config, limit_bytes=pricing.memory_limit_bytes)),
+        page.cards(config_cards(config, limit_bytes=pricing.memory_limit_bytes)),
         *_changed(found),
         *_in_words(found),
         *timeline_figures(pricing),
         memory_figure(pricing),
-        fold(f"Every collective ({len(found.terms)}), with α and β", [terms, *computed]),
-        fold("Computation", [table("", "", WORK_COLUMNS, work_rows(pricing, found.inputs.problem))]),
+        page.fold(f"Every collective ({len(found.terms)}), with α and β", [terms, *computed]),
+        page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(pricing, found.inputs.problem))]),
     ]
     if explain:
-        blocks.append(command(shlex.join([*explain, *pins(config)]), title="The same in the terminal"))
+        blocks.append(page.command(shlex.join([*explain, *pins(config)]), title="The same in the terminal"))
     return blocks
 
 
@@ -196,7 +179,7 @@ def _in_words(found: ConfigurationDetail) -> list[Json]:
     if found.config["low_s"] is None or found.config["mfu"] is None:
         return []
     story = paragraphs(PricedConfiguration(found.inputs, _entry(found.config), found.pricing))
-    return [fold("The step in words", [text([" ".join(part) for part in story])])]
+    return [page.fold("The step in words", [page.text([" ".join(part) for part in story])])]
 
 
 def config_cards(config: Json, *, limit_bytes: float | None) -> list[Json]:
@@ -211,7 +194,7 @@ def config_cards(config: Json, *, limit_bytes: float | None) -> list[Json]:
         ("memory", NOTHING if config["memory_bytes"] is None else show_bytes(config["memory_bytes"]), of),
         ("tokens/s", NOTHING if config["tokens_per_s"] is None else f"{config['tokens_per_s']:,.0f}", "of all GPUs"),
     ]
-    return [card(label, value, note=note) for label, value, note in found if value != NOTHING]
+    return [page.card(label, value, note=note) for label, value, note in found if value != NOTHING]
 
 
 def _seconds(value_s: float | None) -> str:
@@ -244,7 +227,7 @@ def _changed(found: ConfigurationDetail) -> list[Json]:
     if abs(now_s / then_s - 1.0) < _SAME:
         return []
     return [
-        text(
+        page.text(
             [
                 f"The source has {show_seconds(then_s)} for this step, this version predicts {show_seconds(now_s)}: "
                 "timeline, memory and computation below are this version's."
@@ -272,11 +255,11 @@ def memory_figure(pricing: Pricing) -> Json:
     *items, (_, total) = memory_items(pricing)
     limit = pricing.memory_limit_bytes
     shown = [("all", total), *items]
-    trace = bar_trace(
+    trace = page.bar_trace(
         "memory",
         [size / GIB for _, size in shown],
         list(range(len(shown))),
-        color=[ACCENT, *[MUTED] * len(items)],
+        color=[page.ACCENT, *[page.MUTED] * len(items)],
         text=[show_bytes(size) for _, size in shown],
         hovertext=[f"{name}: {show_bytes(size)}, {size / limit:.1%} of usable" for name, size in shown],
     )
@@ -284,12 +267,12 @@ def memory_figure(pricing: Pricing) -> Json:
     layout = {
         "showlegend": False,
         "xaxis": {"title": {"text": "GiB"}, "range": [0, 1.18 * max(limit, total) / GIB]},
-        "yaxis": named_axis([name for name, _ in shown]),
-        "shapes": [{**upright(limit / GIB, {"color": LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}],
+        "yaxis": page.named_axis([name for name, _ in shown]),
+        "shapes": [{**page.upright(limit / GIB, {"color": page.LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}],
     }
     note = f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free."
     trace["hovertemplate"] = "%{hovertext}<extra></extra>"
-    return figure("Peak memory per GPU", [trace], layout=layout, height=90 + 24 * len(shown), note=note)
+    return page.figure("Peak memory per GPU", [trace], layout=layout, height=90 + 24 * len(shown), note=note)
 
 
 _TERMS = (
@@ -329,17 +312,17 @@ def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, faint: bool = Fa
     layout = {
         "barmode": "overlay",
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-        "yaxis": named_axis([_lane_name(lane) for lane in lanes], below=0.5, above=0.5),
+        "yaxis": page.named_axis([_lane_name(lane) for lane in lanes], below=0.5, above=0.5),
     }
     height = _BASE_HEIGHT + _LANE_HEIGHT * len(lanes)
-    return figure(title, traces, layout=layout, height=height, note=note)
+    return page.figure(title, traces, layout=layout, height=height, note=note)
 
 
 def _lane_trace(what: str, bars: Sequence[Bar], lanes: Sequence[str], *, scale: float, faint: bool) -> Json:
     color = _bar_color(what, bars[0].lane)
     opacity = [round(0.25 + 0.75 * _busy_share(one), 2) for one in bars] if faint else 1.0
     return {
-        **bar_trace(
+        **page.bar_trace(
             what,
             [_short((one.end_s - one.start_s) / scale) for one in bars],
             [lanes.index(one.lane) for one in bars],
@@ -386,11 +369,11 @@ def _lane_name(lane: str) -> str:
 def _bar_color(what: str, lane: str) -> str:
     """Color of a kind of bar."""
     if what == WAITING:
-        return WAIT
+        return page.WAIT
     if what == SEVERAL:
-        return MUTED if lane == COMPUTE_LANE else term_color("all_reduce", lane.rpartition(" ")[2])
+        return page.MUTED if lane == COMPUTE_LANE else page.term_color("all_reduce", lane.rpartition(" ")[2])
     op, _, axis = what.partition(" over ")
-    return term_color(op, axis) if axis else {**_BY_PHASE, **BY_KIND}[what]
+    return page.term_color(op, axis) if axis else {**_BY_PHASE, **page.BY_KIND}[what]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
 Cell: TypeAlias = str | int | float | None
+SORTS = "Click a heading to sort."
 SAID = "%{text}<extra></extra>"
 MISSING = "a report needs plotly, which is not installed: pip install 'axonn-tune[report]'"
 _SCRIPTS = ("format.js", "table.js", "figures.js", "blocks.js", "page.js")
@@ -322,14 +323,17 @@ def _document_rows(document: Json, schema: type[Document]) -> Iterator[Json]:
             yield {"key": key, "value": shown, "meaning": fields[key].description or ""}
 
 
+def origin_rows(document: Json, source: str) -> list[tuple[str, str]]:
+    """What document it is, and what wrote it."""
+    return [("source", source), ("schema", document["schema"]), ("axonn-tune", document["tool_version"])]
+
+
 def provenance_folds(document: Json, *, source: str) -> list[Json]:
     """Where the numbers of a document of results come from."""
     precision = document["workload"]["precision"]
     peak = document["machine"]["accelerator"]["peak_tflops"][precision]
     rows = [
-        ("source", source),
-        ("schema", document["schema"]),
-        ("axonn-tune", document["tool_version"]),
+        *origin_rows(document, source),
         ("cost model", document.get("cost", "alpha-beta")),
         ("MFU and HFU", document.get("mfu_convention", "")),
         ("peak", f"{peak:g} TFLOP/s a GPU in {precision}"),

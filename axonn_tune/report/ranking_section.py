@@ -14,6 +14,7 @@ from axonn_tune.grid import AXES
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.results import Results
+from axonn_tune.report import page
 from axonn_tune.report.configuration import (
     ConfigurationDetail,
     config_cards,
@@ -27,26 +28,6 @@ from axonn_tune.report.configuration import (
     title,
 )
 from axonn_tune.report.output import Json, axis_name, unbroken
-from axonn_tune.report.page import (
-    BY_KIND,
-    MUTED,
-    RING,
-    SAID,
-    WAIT,
-    bar_trace,
-    choice,
-    facts,
-    figure,
-    fold,
-    named_axis,
-    point_trace,
-    provenance_folds,
-    round_ticks,
-    section,
-    table,
-    term_color,
-    upright,
-)
 from axonn_tune.report.ranking import COLUMNS, METRICS, rank_column, ranking_document, shown_row
 from axonn_tune.units import GIB, counted, show_bytes, show_seconds
 
@@ -89,11 +70,11 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
         map_figure(document["configs"], rank_by=document["rank_by"]),
         _ranking_table(configs, document, identity=identity, opens=opens if configs else ""),
         *([_configurations(found, configs, inputs, identity=opens, picked=picked)] if found or configs else []),
-        fold("What the columns mean", [facts(_meanings())]),
-        *provenance_folds(document, source=source),
+        page.fold("What the columns mean", [page.facts(_meanings())]),
+        *page.provenance_folds(document, source=source),
     ]
     first = picked or next((config for config in configs if config["feasible"]), None)
-    return section(
+    return page.section(
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}",
         lead=_lead(document, configs, shown=len(shown)),
@@ -139,8 +120,8 @@ def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, op
     rows = [{**shown_row(config), "state": state_of(config)} for config in configs]
     used = [column for column in PAGE_COLUMNS if any(row.get(column.key) not in (None, "") for row in rows)]
     note = f"Ranked by {METRICS[document['rank_by']][0]}. Click a heading to sort, a row for its details."
-    columns = [*used[:1], *others, *used[1:]]
-    return table(f"{identity}-table", "Ranking", columns, rows, note=note, filters=_FILTERS, opens=opens, tall=True)
+    columns, name = [*used[:1], *others, *used[1:]], f"{identity}-table"
+    return page.table(name, "Ranking", columns, rows, note=note, filters=_FILTERS, opens=opens, tall=True)
 
 
 def state_of(config: Json) -> str:
@@ -205,7 +186,7 @@ def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str]) ->
     traces = [
         *(
             _share_trace(kind, kind, computed, color=color)
-            for kind, color in BY_KIND.items()
+            for kind, color in page.BY_KIND.items()
             if any(kind in one for one in computed)
         ),
         *(_term_trace(key, exposed) for key in waited),
@@ -215,9 +196,9 @@ def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str]) ->
     layout = {
         "barmode": "stack",
         "xaxis": {"title": {"text": "s"}, "range": [0, 1.22 * max(steps)]},
-        "yaxis": named_axis(names, above=0.5),
+        "yaxis": page.named_axis(names, above=0.5),
     }
-    return figure(
+    return page.figure(
         "Where the time goes",
         traces,
         layout=layout,
@@ -276,7 +257,7 @@ def _sorted_keys(sums: Iterable[dict[str, float]]) -> list[str]:
 def _term_trace(key: str, sums: Sequence[dict[str, float]], *, shown: bool = True, apart: bool = False) -> Json:
     op, _, axis = key.partition(" over ")
     label = f"{key}, overlapped" if apart else f"waiting for {key}"
-    color = term_color(op, axis) if axis else WAIT
+    color = page.term_color(op, axis) if axis else page.WAIT
     found = _share_trace(key, label, sums, color=color, place=_HIDDEN_PLACE if apart else _STEP_PLACE)
     return {**found, "showlegend": shown, "width": 0.14 if apart else 0.5}
 
@@ -288,7 +269,7 @@ def _share_trace(
     seconds = [sums[number][key] for number in rows]
     said = [f"{label}: {show_seconds(one)}" for one in seconds]
     places = [number + place for number in rows]
-    return bar_trace(key, seconds, places, color=color, text=said, legendgroup=key, width=0.5)
+    return page.bar_trace(key, seconds, places, color=color, text=said, legendgroup=key, width=0.5)
 
 
 _MOST_COLUMNS = 130
@@ -370,9 +351,9 @@ def map_figure(configs: Sequence[Json], *, rank_by: str) -> Json | None:
         *_rejected_marks(rejected, places),
         *([_ring(best[0], places)] if best else []),
     ]
-    choices = [choice(metric.label, {0: _colored_cells(best, places, metric)}) for metric in metrics]
+    choices = [page.choice(metric.label, {0: _colored_cells(best, places, metric)}) for metric in metrics]
     what = "Columns of one product x·y are joined; a cell shows the best of them. " if places.joined else ""
-    return figure(
+    return page.figure(
         "The space of grids",
         traces,
         layout=_map_layout(places),
@@ -409,7 +390,7 @@ def _heat(best: Sequence[Json], places: GridMap, metric: MapMetric) -> Json:
         "xgap": 1,
         "ygap": 1,
         "hoverongaps": False,
-        "hovertemplate": SAID,
+        "hovertemplate": page.SAID,
     }
 
 
@@ -438,7 +419,7 @@ def _colored_cells(best: Sequence[Json], places: GridMap, metric: MapMetric) -> 
 def _color_ticks(best: Sequence[Json], metric: MapMetric) -> Json:
     """Ticks of the logarithmic color bar; the last says so if there is more beyond it."""
     low, high = _color_range(best, metric)
-    shown = round_ticks(low, high, unit=GIB if metric.key == "memory_bytes" else 1.0)
+    shown = page.round_ticks(low, high, unit=GIB if metric.key == "memory_bytes" else 1.0)
     words = [metric.tick(value) for value in shown]
     if max(config[metric.key] or 0.0 for config in best) > high:
         shown = [*(value for value in shown if value < _NEAR * high), high]
@@ -460,9 +441,9 @@ def _rejected_marks(rejected: Sequence[Json], places: GridMap) -> Iterator[Json]
     for number, (reason, found) in enumerate(by_reason.items()):
         at = [places.at(config) for config in found]
         said = [f"{grid_words(config)}<br>{'<br>'.join(config['rejected_because'])}" for config in found]
-        marker = {"color": MUTED, "symbol": _MARKS[number % len(_MARKS)], "size": 7, "line": {"width": 1.4}}
+        marker = {"color": page.MUTED, "symbol": _MARKS[number % len(_MARKS)], "size": 7, "line": {"width": 1.4}}
         columns, rows = [column for column, _ in at], [row for _, row in at]
-        yield point_trace(f"{reason} ({len(found)})", columns, rows, text=said, marker=marker)
+        yield page.point_trace(f"{reason} ({len(found)})", columns, rows, text=said, marker=marker)
 
 
 def reason_name(config: Json) -> str:
@@ -473,8 +454,8 @@ def reason_name(config: Json) -> str:
 def _ring(first: Json, places: GridMap) -> Json:
     """A ring around the first of the ranking."""
     column, row = places.at(first)
-    marker = {"color": RING, "symbol": "circle-open", "size": 16, "line": {"width": 3}}
-    return point_trace("first of the ranking", [column], [row], marker=marker)
+    marker = {"color": page.RING, "symbol": "circle-open", "size": 16, "line": {"width": 3}}
+    return page.point_trace("first of the ranking", [column], [row], marker=marker)
 
 
 def _map_layout(places: GridMap) -> Json:
@@ -490,5 +471,5 @@ def _map_layout(places: GridMap) -> Json:
     return {
         "xaxis": {**across, "ticktext": products_shown, "range": [-0.5, len(products) - 0.5], **bare},
         "yaxis": {**upwards, "ticktext": sizes_shown, "range": [-0.5, len(places.rows) - 0.5], **bare},
-        "shapes": [upright(at + 0.5, line) for at in borders],
+        "shapes": [page.upright(at + 0.5, line) for at in borders],
     }

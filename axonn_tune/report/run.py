@@ -11,10 +11,9 @@ from axonn_tune.cost.prediction import Pricing
 from axonn_tune.cost.spans import STEP, predicted_spans, spans_of_one
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES
+from axonn_tune.report import page
 from axonn_tune.report.explain import PricedConfiguration
 from axonn_tune.report.output import NOTHING, Column, Json, axis_name, fields_of, known_value, text_of, words, wrapped
-from axonn_tune.report.page import MEASURED, bar_trace, card, figure, origin_fold, section, table
-from axonn_tune.report.page import PREDICTED as PREDICTED_COLOR
 from axonn_tune.report.ranking import COLLECTIVE
 from axonn_tune.specs.results import Quantity, Summary, SummaryTerm
 from axonn_tune.specs.traces import (
@@ -174,7 +173,7 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
     groups = groups_of(summary.terms, all_terms=False)
     by_kind = [(f"{one.op} over {axis_name(one.axis)}", one.predicted_s, one.measured_s) for one in groups]
     note = "All calls of a step, overlapped or not, by collective and axis."
-    return section(
+    return page.section(
         identity,
         f"{summary.name}: predicted vs. measured",
         lead=lead,
@@ -182,8 +181,8 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
         blocks=[
             pairs_figure("Predicted vs. measured", times, note="One step of one rank."),
             *([pairs_figure("Collectives", by_kind, note=note)] if groups else []),
-            collectives_table(summary.terms, f"{identity}-table", "Each collective", note="Click a heading to sort."),
-            origin_fold(origin),
+            collectives_table(summary.terms, f"{identity}-table", "Each collective", note=page.SORTS),
+            page.origin_fold(origin),
         ],
     )
 
@@ -202,10 +201,10 @@ def _run_cards(summary: Summary) -> list[Json]:
     shown = {name: show_bytes if name == "memory" else show_seconds for name in quantities}
     return [
         *(
-            card(name, shown[name](one.measured), note=_prediction(one, shown[name]))
+            page.card(name, shown[name](one.measured), note=_prediction(one, shown[name]))
             for name, one in quantities.items()
         ),
-        card("tokens/s", f"{summary.tokens_per_s:,.0f}", note="measured"),
+        page.card("tokens/s", f"{summary.tokens_per_s:,.0f}", note="measured"),
     ]
 
 
@@ -219,11 +218,11 @@ def pairs_figure(title: str, pairs: Sequence[tuple[str, float | None, float]], *
     """Predicted and measured, a pair of bars for each name, s."""
     names = [name for name, _, _ in pairs]
     sides = (
-        ("predicted", PREDICTED_COLOR, [None if one is None else one / MILLI for _, one, _ in pairs]),
-        ("measured", MEASURED, [one / MILLI for _, _, one in pairs]),
+        ("predicted", page.PREDICTED, [None if one is None else one / MILLI for _, one, _ in pairs]),
+        ("measured", page.MEASURED, [one / MILLI for _, _, one in pairs]),
     )
     traces = [
-        bar_trace(side, values, names, color=color, hovertemplate=f"%{{y}}: {side} %{{x:.4g}} ms<extra></extra>")
+        page.bar_trace(side, values, names, color=color, hovertemplate=f"%{{y}}: {side} %{{x:.4g}} ms<extra></extra>")
         for side, color, values in sides
     ]
     layout = {
@@ -231,7 +230,7 @@ def pairs_figure(title: str, pairs: Sequence[tuple[str, float | None, float]], *
         "xaxis": {"title": {"text": "ms per step"}, "rangemode": "tozero"},
         "yaxis": {"autorange": "reversed", "fixedrange": True},
     }
-    return figure(title, traces, layout=layout, height=140 + 46 * len(names), note=note)
+    return page.figure(title, traces, layout=layout, height=140 + 46 * len(names), note=note)
 
 
 def collectives_table(terms: Sequence[object], identity: str = "", title: str = "", *, note: str = "") -> Json:
@@ -243,7 +242,7 @@ def collectives_table(terms: Sequence[object], identity: str = "", title: str = 
         replace(COLLECTIVE["bytes"], label="buffer, KiB", per=1024.0),
     ]
     known = [column for column in columns if any(known_value(term, column.key) is not None for term in terms)]
-    return table(identity, title, known, terms, note=note)
+    return page.table(identity, title, known, terms, note=note)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from axonn_tune import __version__
 from axonn_tune.grid import AXES
+from axonn_tune.report import page
 from axonn_tune.report.configuration import grid_words
 from axonn_tune.report.output import (
     PERCENT,
@@ -23,28 +24,6 @@ from axonn_tune.report.output import (
     share,
     signed_percent,
     words,
-)
-from axonn_tune.report.page import (
-    COMPUTATION,
-    MUTED,
-    TEXT,
-    bar_trace,
-    choice,
-    error_bars,
-    figure,
-    line_trace,
-    machine_fold,
-    model_fold,
-    named_axis,
-    origin_fold,
-    point_trace,
-    provenance_folds,
-    round_ticks,
-    section,
-    series_color,
-    table,
-    text,
-    workload_fold,
 )
 from axonn_tune.report.ranking import (
     COLUMNS,
@@ -168,17 +147,17 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     if len(feasible) < len(points):
         lead.append(f"At {len(points) - len(feasible)} of them nothing is feasible; the table says why.")
         columns.append(_REASON)
-    note = f"{scaling} scaling. Click a heading to sort."
+    note = f"{scaling} scaling. {page.SORTS}"
     rows, tall = _sweep_rows(points), len(points) > _MANY
     blocks = [
         *([_curves(feasible, weak=document["scaling"] == "weak")] if feasible else []),
-        table(f"{identity}-table", "Every point", columns, rows, note=note, tall=tall),
-        machine_fold(document["machine"]),
-        *(model_fold(model) for model in document["models"]),
-        workload_fold(points[0]["workload"]),
-        origin_fold([("source", source), ("schema", document["schema"]), ("axonn-tune", document["tool_version"])]),
+        page.table(f"{identity}-table", "Every point", columns, rows, note=note, tall=tall),
+        page.machine_fold(document["machine"]),
+        *(page.model_fold(model) for model in document["models"]),
+        page.workload_fold(points[0]["workload"]),
+        page.origin_fold(page.origin_rows(document, source)),
     ]
-    return section(identity, f"Scaling of {names}", lead=lead, cards=[], blocks=blocks)
+    return page.section(identity, f"Scaling of {names}", lead=lead, cards=[], blocks=blocks)
 
 
 def _curves(points: Sequence[Json], *, weak: bool) -> Json:
@@ -195,7 +174,7 @@ def _curves(points: Sequence[Json], *, weak: bool) -> Json:
                 change[len(traces)] = {"y": [_curve_values(line, key, per, ideal=ideal)]}
             traces.append(_curve(name, line, number, ideal=ideal, y=changes[0][len(traces)]["y"][0]))
     choices = [
-        choice(label, change, {"yaxis.title.text": label, "yaxis.type": scale, **_axis_ticks(change, scale)})
+        page.choice(label, change, {"yaxis.title.text": label, "yaxis.type": scale, **_axis_ticks(change, scale)})
         for (label, _, scale, _), change in zip(metrics, changes, strict=True)
     ]
     gpus = sorted({point["gpus"] for point in points})
@@ -206,7 +185,7 @@ def _curves(points: Sequence[Json], *, weak: bool) -> Json:
         "yaxis": {"title": {"text": metrics[0][0]}, "type": metrics[0][2]},
     }
     note = "Dashed: every GPU as fast as at the first feasible count."
-    return figure("Scaling", traces, layout=layout, height=420, note=note, choices=choices)
+    return page.figure("Scaling", traces, layout=layout, height=420, note=note, choices=choices)
 
 
 def _axis_ticks(change: Mapping[int, Json], scale: str) -> Json:
@@ -214,7 +193,7 @@ def _axis_ticks(change: Mapping[int, Json], scale: str) -> Json:
     if scale != "log":
         return {"yaxis.tickvals": None, "yaxis.ticktext": None}
     values = [value for one in change.values() for value in one["y"][0] if value]
-    ticks = round_ticks(min(values), max(values))
+    ticks = page.round_ticks(min(values), max(values))
     shown = [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks]
     return {"yaxis.tickvals": ticks, "yaxis.ticktext": shown}
 
@@ -253,10 +232,10 @@ def _curve_values(line: Sequence[Json], key: str, per: float, *, ideal: bool) ->
 def _curve(name: str, line: Sequence[Json], number: int, *, ideal: bool, y: Sequence[float | None]) -> Json:
     gpus = [point["gpus"] for point in line]
     if ideal:
-        return line_trace(name, gpus, y, legendgroup=name, showlegend=False)
+        return page.line_trace(name, gpus, y, legendgroup=name, showlegend=False)
     said = [f"{name}: {point['gpus']:,} GPUs<br>{grid_words(point['config'])}" for point in line]
-    look = {"line": {"color": series_color(number), "width": 2}, "marker": {"size": 8}}
-    found = point_trace(name, gpus, y, mode="lines+markers", legendgroup=name, text=said, **look)
+    look = {"line": {"color": page.series_color(number), "width": 2}, "marker": {"size": 8}}
+    found = page.point_trace(name, gpus, y, mode="lines+markers", legendgroup=name, text=said, **look)
     return {**found, "hovertemplate": "%{text}<br>%{y:.4g}<extra></extra>"}
 
 
@@ -301,9 +280,9 @@ _CONTENDER_FIELDS = (
     *("framework", "relative_step", "own_software_s"),
 )
 _STEP_PARTS = (
-    ("computation", "compute_s", COMPUTATION),
-    ("exposed communication", "exposed_communication_s", series_color(1)),
-    ("pipeline bubble", "bubble_s", MUTED),
+    ("computation", "compute_s", page.COMPUTATION),
+    ("exposed communication", "exposed_communication_s", page.series_color(1)),
+    ("pipeline bubble", "bubble_s", page.MUTED),
 )
 
 
@@ -442,16 +421,16 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     contenders = document["contenders"]
     rows = [_contender_row(one) for one in contenders]
     columns = [column for column in _PAGE_COLUMNS if any(row.get(column.key) is not None for row in rows)]
-    return section(
+    return page.section(
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}: 4D and its alternatives",
         lead=[],
         cards=[],
         blocks=[
             _step_bars([one for one in contenders if one["prediction"]]),
-            text(document.get("remarks", []), title="In words"),
-            table(f"{identity}-table", "Each strategy at its best", columns, rows, note="Click a heading to sort."),
-            *provenance_folds(document, source=source),
+            page.text(document.get("remarks", []), title="In words"),
+            page.table(f"{identity}-table", "Each strategy at its best", columns, rows, note=page.SORTS),
+            *page.provenance_folds(document, source=source),
         ],
     )
 
@@ -465,16 +444,16 @@ def _step_bars(contenders: Sequence[Json]) -> Json:
         times_s = [one[key] for one in predictions]
         said = [f"{name}: {show_seconds(time_s)}" for time_s in times_s]
         if any(times_s):
-            traces.append(bar_trace(name, times_s, places, color=color, text=said, width=0.55))
+            traces.append(page.bar_trace(name, times_s, places, color=color, text=said, width=0.55))
     layout = {
         "barmode": "stack",
         "xaxis": {"title": {"text": "s per step"}, "rangemode": "tozero"},
-        "yaxis": named_axis([one["name"] for one in contenders]),
+        "yaxis": page.named_axis([one["name"] for one in contenders]),
     }
     note = "Whiskers: the 80% interval. Differences within it are within model error."
     height = 130 + 42 * len(contenders)
     traces.append(_intervals(predictions, places))
-    return figure("Step time by strategy", traces, layout=layout, height=height, note=note)
+    return page.figure("Step time by strategy", traces, layout=layout, height=height, note=note)
 
 
 def _intervals(predictions: Sequence[Json], places: Sequence[int]) -> Json:
@@ -482,5 +461,5 @@ def _intervals(predictions: Sequence[Json], places: Sequence[int]) -> Json:
     steps = [one["iteration_s"] for one in predictions]
     up = [one["high_s"] - one["iteration_s"] for one in predictions]
     down = [one["iteration_s"] - one["low_s"] for one in predictions]
-    whiskers = {**error_bars(up, down), "color": TEXT, "thickness": 1, "width": 5}
-    return point_trace("80% interval", steps, places, marker={"color": TEXT, "size": 5}, error_x=whiskers)
+    whiskers = {**page.error_bars(up, down), "color": page.TEXT, "thickness": 1, "width": 5}
+    return page.point_trace("80% interval", steps, places, marker={"color": page.TEXT, "size": 5}, error_x=whiskers)

@@ -12,8 +12,8 @@ from axonn_tune.grid import AXES
 from axonn_tune.ranking.inputs import launch_inputs
 from axonn_tune.ranking.results import run_search
 from axonn_tune.ranking.space import Limits
+from axonn_tune.report import page
 from axonn_tune.report.output import Json
-from axonn_tune.report.page import launch_fold
 from axonn_tune.report.ranking import entry_json
 from axonn_tune.report.ranking_section import ranking_of, ranking_section
 from axonn_tune.report.run import run_section
@@ -97,7 +97,7 @@ def launch_section(file: Path, *, identity: str, machine: str | None = None) -> 
     if picked is None:
         said.append("By this profile the launch config does not fit in memory.")
     found["lead"] = [*said, *found["lead"]]
-    found["blocks"] = [*found["blocks"], launch_fold(launch)]
+    found["blocks"] = [*found["blocks"], page.launch_fold(launch)]
     return found
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from statistics import median
 from xml.etree import ElementTree
 
+from axonn_tune.report import page
 from axonn_tune.report.configuration import detail_blocks, detailed, inputs_of
 from axonn_tune.report.output import (
     NOTHING,
@@ -30,25 +31,6 @@ from axonn_tune.report.output import (
     words,
     wrapped,
 )
-from axonn_tune.report.page import (
-    ACCENT,
-    MUTED,
-    card,
-    choice,
-    error_bars,
-    facts,
-    figure,
-    fold,
-    line_trace,
-    machine_fold,
-    model_fold,
-    origin_fold,
-    point_trace,
-    section,
-    table,
-    text,
-    workload_fold,
-)
 from axonn_tune.report.run import TIMES, collectives_table, pairs_figure
 from axonn_tune.specs.results import MeasurementSite, StepTotals
 from axonn_tune.units import GIB, MILLI, counted, show_bytes, show_seconds
@@ -66,7 +48,7 @@ _QUANTITIES = (
     ("computation", "compute_s", MILLI, "ms"),
     ("memory", "memory_bytes", GIB, "GiB"),
 )
-_SIDES = ("predicted", "measured", "error")
+_MADE = {"measured": "created", "command": "command"}
 
 
 def _quantity_columns() -> Iterator[Column]:
@@ -261,49 +243,44 @@ def validation_section(document: Json, *, identity: str, source: str) -> Json:
     rows, place, opens = document["configurations"], document["place"], f"{identity}-one"
     blocks = [
         _points_figure(rows),
-        table(f"{identity}-table", "Each configuration", _CONFIGURATIONS, _shown(rows), opens=opens),
+        page.table(f"{identity}-table", "Each configuration", _CONFIGURATIONS, _shown(rows), opens=opens),
         _axes_figure(document),
         _details(document, source=source, identity=opens),
         *_quality_folds(document),
-        machine_fold(document["machine"]),
-        model_fold(document["model"]),
-        workload_fold(rows[0]["workload"]),
+        page.machine_fold(document["machine"]),
+        page.model_fold(document["model"]),
+        page.workload_fold(rows[0]["workload"]),
         *_origin_folds(document, source=source),
     ]
     title = f"{document['model']['name']} on {place['ranks']} ranks: predicted vs. measured"
-    return section(identity, title, lead=document["notes"], cards=_cards(document), blocks=blocks)
+    return page.section(identity, title, lead=document["notes"], cards=_cards(document), blocks=blocks)
 
 
 def _quality_folds(document: Json) -> list[Json]:
     """How well the whole was predicted, and the same by axis and by collective."""
-    quality = [table("", "", _QUALITIES, _qualities(document))]
+    quality = [page.table("", "", _QUALITIES, _qualities(document))]
     if document["gains"]:
-        quality.append(table("", "Gain from overlap", _GAINS, document["gains"]))
-    shares = [table("", key.capitalize(), _SHARES, _with_errors(document[key])) for key in ("axes", "collectives")]
-    return [fold("Prediction quality", quality), fold("By axis and by collective", shares)]
+        quality.append(page.table("", "Gain from overlap", _GAINS, document["gains"]))
+    shares = [page.table("", key.capitalize(), _SHARES, _with_errors(document[key])) for key in ("axes", "collectives")]
+    return [page.fold("Prediction quality", quality), page.fold("By axis and by collective", shares)]
 
 
 def _origin_folds(document: Json, *, source: str) -> list[Json]:
     """What was run, and where."""
-    rows = [
-        ("source", source),
-        ("schema", document["schema"]),
-        ("axonn-tune", document["tool_version"]),
-        ("measured", document["created"]),
-        ("command", document["command"]),
-    ]
+    rows = [*page.origin_rows(document, source), *((key, document[name]) for key, name in _MADE.items())]
     named = MeasurementSite.model_fields
     place = [(named[key].description or key, str(value)) for key, value in document["place"].items()]
-    return [origin_fold(rows), fold("Where it ran", [facts(place)])]
+    return [page.origin_fold(rows), page.fold("Where it ran", [page.facts(place)])]
 
 
 def _cards(document: Json) -> list[Json]:
     step, sent = document["quality"]["step"], document["quality"]["communication"]
+    best = f"#{step['best']}" if step["best"] else NOTHING
     return [
-        card("predicted best", f"#{step['best']}" if step["best"] else NOTHING, note="among the measured, by step"),
-        card("regret", percent(step["regret"]), note="cost of trusting it"),
-        card("step, mean |error|", percent(step["mape"]), note=f"worst {signed_percent(step['worst'])}"),
-        card("communication, mean |error|", percent(sent["mape"]), note=f"worst {signed_percent(sent['worst'])}"),
+        page.card("predicted best", best, note="among the measured, by step"),
+        page.card("regret", percent(step["regret"]), note="cost of trusting it"),
+        page.card("step, mean |error|", percent(step["mape"]), note=f"worst {signed_percent(step['worst'])}"),
+        page.card("communication, mean |error|", percent(sent["mape"]), note=f"worst {signed_percent(sent['worst'])}"),
         _training(document),
     ]
 
@@ -311,11 +288,11 @@ def _cards(document: Json) -> list[Json]:
 def _training(document: Json) -> Json:
     """Whether training is sound: losses against a single rank, else whether the expected collectives were sent."""
     if not document["sound"]:
-        return card("training", "wrong", note=document["blame"] or "unexpected collectives")
+        return page.card("training", "wrong", note=document["blame"] or "unexpected collectives")
     losses = list(dict.fromkeys(one["losses"].partition(" (")[0] for one in document["configurations"]))
     if losses == ["not compared"]:
-        return card("training", "not compared", note="but every rank sent the expected collectives")
-    return card("training", "sound", note=f"vs. a single rank: {', '.join(losses)}")
+        return page.card("training", "not compared", note="but every rank sent the expected collectives")
+    return page.card("training", "sound", note=f"vs. a single rank: {', '.join(losses)}")
 
 
 def _details(document: Json, *, source: str, identity: str) -> Json:
@@ -326,8 +303,8 @@ def _details(document: Json, *, source: str, identity: str) -> Json:
         found = detailed(_as_config(one), inputs)
         said = [f"Losses and gradient norms: {one['losses']}.", *one["differs"]]
         blocks = [
-            fold(f"Runs ({len(one['runs'])})", [text(said), table("", "", _RUNS, one["runs"])]),
-            fold(f"Collectives, predicted vs. measured ({len(one['terms'])})", [collectives_table(one["terms"])]),
+            page.fold(f"Runs ({len(one['runs'])})", [page.text(said), page.table("", "", _RUNS, one["runs"])]),
+            page.fold(f"Collectives, predicted vs. measured ({len(one['terms'])})", [collectives_table(one["terms"])]),
             *([] if found is None else detail_blocks(found, explain=())),
         ]
         items.append({"row": number, "title": one["name"], "blocks": blocks})
@@ -358,22 +335,22 @@ def _points_figure(rows: Sequence[Json]) -> Json:
             ends = [0.0, 1.05 * max(*shown[-1]["x"], *shown[-1]["y"])]
             moved = {name: [value] for name, value in shown[-1].items()}
             titles = {"xaxis.title.text": f"measured, {unit}", "yaxis.title.text": f"predicted, {unit}"}
-            choices.append(choice(unbroken(label), {0: moved, 1: {"x": [ends], "y": [ends]}}, titles))
-    whiskers = {"color": MUTED, "thickness": 1.2, "width": 4}
+            choices.append(page.choice(unbroken(label), {0: moved, 1: {"x": [ends], "y": [ends]}}, titles))
+    whiskers = {"color": page.MUTED, "thickness": 1.2, "width": 4}
     drawn, first = shown[0], choices[0]
     bars: Json = {key: {**drawn[key], **whiskers} for key in ("error_x", "error_y")}
-    look = {"size": 11, "color": ACCENT}
+    look = {"size": 11, "color": page.ACCENT}
     line = first["traces"]["1"]
     traces = [
-        point_trace("configurations", drawn["x"], drawn["y"], text=drawn["text"], marker=look, **bars),
-        line_trace("measured as predicted", line["x"][0], line["y"][0]),
+        page.point_trace("configurations", drawn["x"], drawn["y"], text=drawn["text"], marker=look, **bars),
+        page.line_trace("measured as predicted", line["x"][0], line["y"][0]),
     ]
     layout = {f"{axis}axis": {"title": {"text": first["layout"][f"{axis}axis.title.text"]}} for axis in ("x", "y")}
     note = (
         "Dashed line: measured as predicted. Horizontal bars: the range of the runs; vertical bars: the 80% interval,"
         " if the prediction has one."
     )
-    return figure("Predicted vs. measured", traces, layout=layout, height=460, note=note, choices=choices)
+    return page.figure("Predicted vs. measured", traces, layout=layout, height=460, note=note, choices=choices)
 
 
 def _points(known: Sequence[Json], key: str, per: float) -> Json:
@@ -386,8 +363,8 @@ def _points(known: Sequence[Json], key: str, per: float) -> Json:
         f"{one['name']}<br>predicted {predicted:.4g}, measured {measured:.4g} ({one[key]['error'] or 0.0:+.1%})"
         for one, predicted, measured in zip(known, y, x, strict=True)
     ]
-    of_runs = error_bars(_less(map(max, runs), x), _less(x, map(min, runs)))
-    of_interval = error_bars(_less(highs, y), _less(y, lows))
+    of_runs = page.error_bars(_less(map(max, runs), x), _less(x, map(min, runs)))
+    of_interval = page.error_bars(_less(highs, y), _less(y, lows))
     return {"x": x, "y": y, "text": said, "error_x": of_runs, "error_y": of_interval}
 
 
