@@ -158,23 +158,20 @@ class _Kind:
 
 
 def _kinds(found: Accuracy) -> list[_Kind]:
-    """Those of which there are rows."""
+    """Those of which there are rows; groups are `system, collective` and `accelerator, layout`."""
     kinds = (
-        _Kind("collectives", "collectives", found.collectives, " of 1 MiB or more", TIMES, _collective),
-        _Kind("gemm", "GEMMs", found.gemms, " of 10 GFLOP or more", TIMES, _accelerator),
+        _Kind(
+            "collectives",
+            "collectives",
+            found.collectives,
+            " of 1 MiB or more",
+            TIMES,
+            lambda group: group.rpartition(", ")[2],
+        ),
+        _Kind("gemm", "GEMMs", found.gemms, " of 10 GFLOP or more", TIMES, lambda group: group.partition(", ")[0]),
         _Kind("memory", "memory", found.memory, "", MEMORY, str),
     )
     return [kind for kind in kinds if kind.judged]
-
-
-def _collective(group: str) -> str:
-    """Of a group `system, collective`."""
-    return group.rpartition(", ")[2]
-
-
-def _accelerator(group: str) -> str:
-    """Of a group `accelerator, layout`."""
-    return group.partition(", ")[0]
 
 
 _STEP = ("id", "predicted_s", "low_s", "high_s", "why_not", "measured_s", "error", "memory_bytes")

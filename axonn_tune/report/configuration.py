@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from axonn_tune.report.explain import (
     paragraphs,
     work_rows,
 )
-from axonn_tune.report.output import NOTHING, Json, axis_name, percent
+from axonn_tune.report.output import Json, axis_name, percent
 from axonn_tune.report.ranking import COLLECTIVE, term_json, term_row
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
@@ -62,16 +62,15 @@ def _parsed(document: Json, schema: type[D], *, source: str) -> D:
     return parse_document(json.dumps(own), schema=schema, source=source)
 
 
-def inputs_of(document: Json, *, source: str, model: Json | None = None, workload: Json | None = None) -> Inputs:
-    """Inputs of a ranking or comparison, or of one point of a sweep, which has `model` and `workload` of its own."""
-    model, workload = model or document["model"], workload or document["workload"]
-    machine = document["machine"]
+def inputs_of(document: Json, *, source: str) -> Inputs:
+    """Inputs of a ranking or comparison, or of a configuration of a validation."""
+    model, machine = document["model"], document["machine"]
     trained = _parsed(model, Model, source=source)
     profile = _parsed(machine, Machine, source=source)
     problem = Problem(
         model=trained,
         machine=profile,
-        workload=_parsed(workload, Workload, source=source),
+        workload=_parsed(document["workload"], Workload, source=source),
         gpus=document["gpus"],
         rank_by=document.get("rank_by", "iteration"),
     )
@@ -176,39 +175,31 @@ def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str]) -> list
 
 def _in_words(found: ConfigurationDetail) -> list[Json]:
     """The step in sentences, where the document says what follows from its time."""
-    if found.config["low_s"] is None or found.config["mfu"] is None:
+    config = found.config
+    if config["low_s"] is None or config["mfu"] is None:
         return []
-    story = paragraphs(PricedConfiguration(found.inputs, _entry(found.config), found.pricing))
+    told = {key: config[key] for key in ("rank", "low_s", "high_s", "tokens_per_s", "mfu", "hfu")}
+    sizes, order = tuple(config[axis] for axis in AXES), tuple(config["order"].split(","))
+    story = paragraphs(PricedConfiguration(found.inputs, Entry(sizes=sizes, order=order, **told), found.pricing))
     return [page.fold("The step in words", [page.text([" ".join(part) for part in story])])]
 
 
-def config_cards(config: Json, *, limit_bytes: float | None) -> list[Json]:
+def config_cards(config: Json, *, limit_bytes: float) -> list[Json]:
     """The numbers that matter most of one configuration of the contract."""
-    of = "" if limit_bytes is None else f"of {show_bytes(limit_bytes)} usable"
-    found = [
-        ("communication", _seconds(config["communication_s"]), "all collectives, overlapped or not"),
-        ("exposed", _seconds(config["exposed_communication_s"]), "not overlapped with computation"),
-        ("computation", _seconds(config["compute_s"]), "kernels of one GPU"),
-        ("step", _seconds(config["iteration_s"]), _interval(config)),
-        ("MFU", percent(config["mfu"]), _hfu(config)),
-        ("memory", NOTHING if config["memory_bytes"] is None else show_bytes(config["memory_bytes"]), of),
-        ("tokens/s", NOTHING if config["tokens_per_s"] is None else f"{config['tokens_per_s']:,.0f}", "of all GPUs"),
+    low_s, high_s, hfu = config["low_s"], config["high_s"], config["hfu"]
+    interval = "" if low_s is None or high_s is None else f"80%: {show_seconds(low_s)} to {show_seconds(high_s)}"
+    found: list[tuple[str, str, Callable[[float], str], str]] = [
+        ("communication", "communication_s", show_seconds, "all collectives, overlapped or not"),
+        ("exposed", "exposed_communication_s", show_seconds, "not overlapped with computation"),
+        ("computation", "compute_s", show_seconds, "kernels of one GPU"),
+        ("step", "iteration_s", show_seconds, interval),
+        ("MFU", "mfu", percent, "" if hfu is None else f"HFU {hfu:.1%}"),
+        ("memory", "memory_bytes", show_bytes, f"of {show_bytes(limit_bytes)} usable"),
+        ("tokens/s", "tokens_per_s", "{:,.0f}".format, "of all GPUs"),
     ]
-    return [page.card(label, value, note=note) for label, value, note in found if value != NOTHING]
-
-
-def _seconds(value_s: float | None) -> str:
-    return NOTHING if value_s is None else show_seconds(value_s)
-
-
-def _interval(config: Json) -> str:
-    if config["low_s"] is None or config["high_s"] is None:
-        return ""
-    return f"80%: {show_seconds(config['low_s'])} to {show_seconds(config['high_s'])}"
-
-
-def _hfu(config: Json) -> str:
-    return "" if config["hfu"] is None else f"HFU {config['hfu']:.1%}"
+    return [
+        page.card(label, show(config[key]), note=note) for label, key, show, note in found if config[key] is not None
+    ]
 
 
 def pins(config: Json) -> list[str]:
@@ -226,28 +217,11 @@ def _changed(found: ConfigurationDetail) -> list[Json]:
     then_s, now_s = found.config["iteration_s"], found.pricing.iteration_s
     if abs(now_s / then_s - 1.0) < _SAME:
         return []
-    return [
-        page.text(
-            [
-                f"The source has {show_seconds(then_s)} for this step, this version predicts {show_seconds(now_s)}: "
-                "timeline, memory and computation below are this version's."
-            ]
-        )
-    ]
-
-
-def _entry(config: Json) -> Entry:
-    """The entry of a ranking that a configuration of the contract was written from."""
-    return Entry(
-        sizes=(config["x"], config["y"], config["z"], config["data"]),
-        rank=config["rank"],
-        order=tuple(config["order"].split(",")),
-        low_s=config["low_s"],
-        high_s=config["high_s"],
-        tokens_per_s=config["tokens_per_s"],
-        mfu=config["mfu"],
-        hfu=config["hfu"],
+    warning = (
+        f"The source has {show_seconds(then_s)} for this step, this version predicts {show_seconds(now_s)}: "
+        "timeline, memory and computation below are this version's."
     )
+    return [page.text([warning])]
 
 
 def memory_figure(pricing: Pricing) -> Json:
@@ -255,15 +229,16 @@ def memory_figure(pricing: Pricing) -> Json:
     *items, (_, total) = memory_items(pricing)
     limit = pricing.memory_limit_bytes
     shown = [("all", total), *items]
-    trace = page.bar_trace(
-        "memory",
-        [size / GIB for _, size in shown],
-        list(range(len(shown))),
-        color=[page.ACCENT, *[page.MUTED] * len(items)],
-        text=[show_bytes(size) for _, size in shown],
-        hovertext=[f"{name}: {show_bytes(size)}, {size / limit:.1%} of usable" for name, size in shown],
-    )
-    trace |= {"textposition": ["inside", *["outside"] * len(items)], "insidetextanchor": "end", "cliponaxis": False}
+    said = [f"{name}: {show_bytes(size)}, {size / limit:.1%} of usable" for name, size in shown]
+    sizes, places = [size / GIB for _, size in shown], list(range(len(shown)))
+    written = {"text": [show_bytes(size) for _, size in shown], "cliponaxis": False, "insidetextanchor": "end"}
+    trace = {
+        **page.bar_trace("memory", sizes, places, color=[page.ACCENT, *[page.MUTED] * len(items)]),
+        **written,
+        "textposition": ["inside", *["outside"] * len(items)],
+        "hovertext": said,
+        "hovertemplate": "%{hovertext}<extra></extra>",
+    }
     layout = {
         "showlegend": False,
         "xaxis": {"title": {"text": "GiB"}, "range": [0, 1.18 * max(limit, total) / GIB]},
@@ -271,7 +246,6 @@ def memory_figure(pricing: Pricing) -> Json:
         "shapes": [{**page.upright(limit / GIB, {"color": page.LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}],
     }
     note = f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free."
-    trace["hovertemplate"] = "%{hovertext}<extra></extra>"
     return page.figure("Peak memory per GPU", [trace], layout=layout, height=90 + 24 * len(shown), note=note)
 
 

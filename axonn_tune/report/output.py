@@ -25,13 +25,12 @@ from axonn_tune.grid import AXES
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console, Group
+    from rich.console import Group
 
 Json: TypeAlias = dict[str, Any]
 BOLD, GREEN, RESET = "\x1b[1m", "\x1b[1;32m", "\x1b[0m"
 WIDTH = 100
 """Characters of a line of prose, and at most of a table unless all its columns are asked for."""
-WIDTH_WITHOUT_TERMINAL = 200
 NOTHING = "-"
 """A cell without a value."""
 PERCENT = 0.01
@@ -346,18 +345,6 @@ def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def stdout_console() -> Console:
-    """A console on standard output: as wide as the terminal, else as $COLUMNS says, else 200; NO_COLOR is honoured."""
-    from rich.console import Console
-
-    if sys.stdout.isatty():
-        return Console(file=sys.stdout, highlight=False)
-    columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdigit() and int(columns) > 0 else WIDTH_WITHOUT_TERMINAL
-    # With TERM=dumb rich ignores the width unless it is given a height too.
-    return Console(file=sys.stdout, highlight=False, width=width, height=100)
 
 
 @contextmanager

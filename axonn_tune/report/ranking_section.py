@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -219,35 +220,28 @@ def _step_ends(steps: Sequence[float]) -> Json:
 
 def _with_others(sums: Sequence[dict[str, float]], steps: Sequence[float]) -> list[dict[str, float]]:
     """The same with what is nowhere worth a color of its own put together."""
-    large = {
-        key
-        for one, step_s in zip(sums, steps, strict=True)
-        for key, seconds in one.items()
-        if seconds > _WORTH * step_s
-    }
-    found: list[dict[str, float]] = []
-    for one in sums:
-        rest = sum(seconds for key, seconds in one.items() if key not in large)
-        kept = {key: seconds for key, seconds in one.items() if key in large}
-        found.append({**kept, **({_OTHERS: rest} if rest else {})})
-    return found
+    pairs = [(key, seconds, step_s) for one, step_s in zip(sums, steps, strict=True) for key, seconds in one.items()]
+    large = {key for key, seconds, step_s in pairs if seconds > _WORTH * step_s}
+    return [_sums((key if key in large else _OTHERS, seconds) for key, seconds in one.items()) for one in sums]
 
 
 def _work_sums(one: ConfigurationDetail) -> dict[str, float]:
     """Seconds by kind of computation."""
-    found: dict[str, float] = {}
-    for each in work_by_kind(one.pricing, one.inputs.problem.workload):
-        found[each.kind] = found.get(each.kind, 0.0) + each.seconds
-    return found
+    return _sums((each.kind, each.seconds) for each in work_by_kind(one.pricing, one.inputs.problem.workload))
 
 
 def _term_sums(one: ConfigurationDetail, *, exposed: bool) -> dict[str, float]:
     """Seconds by collective and axis: exposed or overlapped."""
-    found: dict[str, float] = {}
-    for term in one.pricing.terms:
-        key = f"{term.op} over {axis_name(term.axis)}"
-        found[key] = found.get(key, 0.0) + (term.exposed_s if exposed else hidden_s(term))
-    return {key: seconds for key, seconds in found.items() if seconds}
+    seconds = [term.exposed_s if exposed else hidden_s(term) for term in one.pricing.terms]
+    names = [f"{term.op} over {axis_name(term.axis)}" for term in one.pricing.terms]
+    return {key: found_s for key, found_s in _sums(zip(names, seconds, strict=True)).items() if found_s}
+
+
+def _sums(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for key, seconds in pairs:
+        found[key] += seconds
+    return found
 
 
 def _sorted_keys(sums: Iterable[dict[str, float]]) -> list[str]:

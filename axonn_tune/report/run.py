@@ -156,12 +156,7 @@ def _summary_notes(summary: Summary) -> Iterator[str]:
 
 def run_section(summary: Summary, *, identity: str, source: str) -> Json:
     """The section of a run's summary."""
-    ran, warning = summary.ran_on, other_hardware(summary)
-    lead = [
-        setting_sentence(summary),
-        f"Measured: mean over ranks and {counted(summary.averaged_steps, 'step')} of {summary.timed_steps} timed.",
-        *([f"Warning: {warning}"] if warning else []),
-    ]
+    ran = summary.ran_on
     named = ("averaged_steps", "timed_steps", "warmup_steps", "memory_convention")
     origin = [
         ("source", source),
@@ -176,7 +171,7 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
     return page.section(
         identity,
         f"{summary.name}: predicted vs. measured",
-        lead=lead,
+        lead=list(_summary_notes(summary)),
         cards=_run_cards(summary),
         blocks=[
             pairs_figure("Predicted vs. measured", times, note="One step of one rank."),

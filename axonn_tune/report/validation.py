@@ -299,8 +299,8 @@ def _details(document: Json, *, source: str, identity: str) -> Json:
     """Each configuration as it was predicted, and its runs."""
     items = []
     for number, one in enumerate(document["configurations"]):
-        inputs = inputs_of({**document, "gpus": document["place"]["ranks"]}, source=source, workload=one["workload"])
-        found = detailed(_as_config(one), inputs)
+        problem = {**document, "gpus": document["place"]["ranks"], "workload": one["workload"]}
+        found = detailed(_as_config(one), inputs_of(problem, source=source))
         said = [f"Losses and gradient norms: {one['losses']}.", *one["differs"]]
         blocks = [
             page.fold(f"Runs ({len(one['runs'])})", [page.text(said), page.table("", "", _RUNS, one["runs"])]),
