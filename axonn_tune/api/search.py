@@ -431,7 +431,7 @@ class SearchResult(Reported, Sequence[Entry]):
         from axonn_tune.report.ranking import ranking_document
 
         entries = self.results.listed(top=top, terms=True, rejected=rejected)
-        return ranking_document(self.results, entries, limit_bytes=self.memory_limit_bytes)
+        return ranking_document(self.results, entries)
 
     def to_json(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> str:
         """The same as text: what `axonn-tune --format json` prints."""

@@ -44,7 +44,7 @@ from axonn_tune.report.output import (
 )
 from axonn_tune.report.ranking import COLLECTIVE, document_head, entry_fields, shown_axes, term_json, term_row
 from axonn_tune.specs.machine import Accelerator, Machine, Protocol
-from axonn_tune.units import GB, GIB, TERA, show_bytes, show_seconds
+from axonn_tune.units import GB, GIB, TERA, counted, show_bytes, show_seconds
 
 SCHEMA = "axonn-tune/explain/1"
 
@@ -277,11 +277,7 @@ def explain_document(subject: PricedConfiguration) -> Json:
     inputs, entry, pricing = subject.inputs, subject.entry, subject.pricing
     workload = inputs.problem.workload
     terms = [
-        {
-            **term_json(listed),
-            "hidden_s": hidden_s(term),
-            "hidden_behind": hidden_behind(term, workload) or None,
-        }
+        {**term_json(listed), "hidden_s": hidden_s(term), "hidden_behind": hidden_behind(term, workload) or None}
         for listed, term in zip(entry.terms, pricing.terms, strict=True)
     ]
     work = work_by_kind(pricing, workload)
@@ -331,9 +327,8 @@ def _work(subject: PricedConfiguration) -> Iterator[str]:
     )
     yield (
         f"The global batch is split over data × z = {grid.data} × {grid.z} = {shares} groups of GPUs. Each trains "
-        f"{_count(workload.global_batch // shares, 'sequence', 'sequences')}, in "
-        f"{_count(subject.pricing.accumulation, 'micro-batch', 'micro-batches')} of "
-        f"{_count(configuration.micro_batch, 'sequence', 'sequences')}."
+        f"{counted(workload.global_batch // shares, 'sequence')}, in "
+        f"{counted(subject.pricing.accumulation, 'micro-batch')} of {counted(configuration.micro_batch, 'sequence')}."
     )
 
 
@@ -402,21 +397,20 @@ def _time(subject: PricedConfiguration) -> Iterator[str]:
     bound = "compute" if exposed_s < step_s / 2 else "communication"
     yield (
         f"The step takes {show_seconds(step_s)} (80% interval: {show_seconds(entry.low_s)} to "
-        f"{show_seconds(entry.high_s)}). It is {bound}-bound: a GPU computes for {show_seconds(pricing.compute_s)} "
-        f"({pricing.compute_s / step_s:.0%}) and waits for communication for {show_seconds(exposed_s)} "
-        f"({exposed_s / step_s:.0%})."
+        f"{show_seconds(entry.high_s)}). It is {bound}-bound: a GPU computes for {_part(pricing.compute_s, step_s)} "
+        f"and waits for communication for {_part(exposed_s, step_s)}."
     )
     if pricing.bubble_s:
         yield (
             f"The pipeline bubble, in which the stage that computes longest waits for the others, is "
-            f"{show_seconds(pricing.bubble_s)} ({pricing.bubble_s / step_s:.0%})."
+            f"{_part(pricing.bubble_s, step_s)}."
         )
     if not pricing.terms:
         return
     hidden_s = max(pricing.communication_s - exposed_s, 0.0)
     yield (
         f"The collectives of a GPU take {show_seconds(pricing.communication_s)}, of which "
-        f"{show_seconds(hidden_s)} ({hidden_s / pricing.communication_s:.0%}) are overlapped with computation"
+        f"{_part(hidden_s, pricing.communication_s)} are overlapped with computation"
         f"{_slowing(subject.inputs.problem.machine.accelerator, pricing)}."
     )
     longest = max(pricing.terms, key=lambda term: term.exposed_s)
@@ -425,6 +419,10 @@ def _time(subject: PricedConfiguration) -> Iterator[str]:
             f"The longest wait is for {longest.op} over {axis_name(longest.axis)} of {longest.layer} "
             f"({longest.phase}): {show_seconds(longest.exposed_s)} per step."
         )
+
+
+def _part(seconds: float, whole_s: float) -> str:
+    return f"{show_seconds(seconds)} ({seconds / whole_s:.0%})"
 
 
 def _use(subject: PricedConfiguration) -> Iterator[str]:
@@ -465,7 +463,7 @@ def _limits(subject: PricedConfiguration) -> Iterator[str]:
     ]
     worth = sorted(((cost_s, what) for cost_s, what in costs if cost_s > _WORTH_SAYING * step_s), reverse=True)
     if worth:
-        shares = [f"{what} {show_seconds(cost_s)} ({cost_s / step_s:.0%})" for cost_s, what in worth]
+        shares = [f"{what} {_part(cost_s, step_s)}" for cost_s, what in worth]
         yield f"Gap to peak: {', '.join(shares)}."
 
 
@@ -476,10 +474,6 @@ def _slower_s(work: tuple[Work, ...], peak: float) -> float:
         for each in work
         if each.kind in (GEMMS, ATTENTION) and each.phase != "recompute"
     )
-
-
-def _count(number: int, one: str, more: str) -> str:
-    return f"{number:,} {one if number == 1 else more}"
 
 
 def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:

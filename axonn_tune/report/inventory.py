@@ -28,15 +28,12 @@ DOCTOR_SCHEMA = "axonn-tune/doctor/1"
 
 
 _NAME = words("name", "name")
+_SIZES, _DEFAULTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), ("global_batch", "sequence_length")
+_LABELS = {"kv_heads": "kv heads", "vocab": "vocabulary", "global_batch": "batch", "sequence_length": "sequence"}
 _MODEL_COLUMNS = (
     Column("parameters", "parameters", show=lambda parameters: show_count(parameters)),
     words("family", "family"),
-    *(Column(key, key, show=str) for key in ("layers", "hidden", "heads")),
-    Column("kv_heads", "kv heads", show=str),
-    Column("ffn", "ffn", show=str),
-    Column("vocab", "vocabulary", show=str),
-    Column("global_batch", "batch", show=str),
-    Column("sequence_length", "sequence", show=str),
+    *(Column(key, _LABELS.get(key, key), show=str) for key in (*_SIZES, *_DEFAULTS)),
 )
 _MACHINE_COLUMNS = (
     words("accelerator", "accelerator"),
@@ -59,8 +56,7 @@ def documents_table(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> 
 
 
 def _model_row(model: Model) -> Json:
-    found = fields_of(model, ("parameters", "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"))
-    return {**found, **fields_of(model.defaults, ("global_batch", "sequence_length"))}
+    return {**fields_of(model, ("parameters", "family", *_SIZES)), **fields_of(model.defaults, _DEFAULTS)}
 
 
 def _machine_row(machine: Machine) -> Json:

@@ -54,7 +54,9 @@ _STRENGTH = {"all_gather": 1.0, "reduce_scatter": 0.72, "all_reduce": 0.45}
 _AXES = {"x": "--axis-x", "y": "--axis-y", "z": "--axis-z", "data": "--axis-data"}
 
 
-def section(identity: str, title: str, *, lead: Sequence[str], cards: Sequence[Json], blocks: Sequence[Json]) -> Json:
+def section(
+    identity: str, title: str, *, lead: Sequence[str] = (), cards: Sequence[Json] = (), blocks: Sequence[Json]
+) -> Json:
     """One source of the report; `identity` is what links lead to, `lead` sentences below its title."""
     return {"id": identity, "title": title, "lead": list(lead), "cards": list(cards), "blocks": list(blocks)}
 
@@ -346,9 +348,9 @@ def provenance_folds(document: Json, *, source: str) -> list[Json]:
     ]
 
 
-def write_page(path: str | Path, sections: Sequence[Json], *, command: str, created: datetime | None = None) -> None:
+def write_page(path: str | Path, sections: Sequence[Json], *, command: str) -> None:
     """Write the report; EnvironmentProblem without plotly, else errors as of `write_text_atomically`."""
-    write_text_atomically(path, page_text(sections, command=command, created=created))
+    write_text_atomically(path, page_text(sections, command=command))
 
 
 def require_plotly() -> None:
@@ -359,14 +361,10 @@ def require_plotly() -> None:
         raise EnvironmentProblem(MISSING)
 
 
-def page_text(sections: Sequence[Json], *, command: str, created: datetime | None = None) -> str:
-    """The whole file as text; `created` is now unless given."""
-    made = (created or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
-    data = {
-        "made": f"Written by axonn-tune {__version__}, {made}",
-        "command": command,
-        "sections": list(sections),
-    }
+def page_text(sections: Sequence[Json], *, command: str) -> str:
+    """The whole file as text."""
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    data = {"made": f"Written by axonn-tune {__version__}, {made}", "command": command, "sections": list(sections)}
     title = sections[0]["title"] if len(sections) == 1 else f"{len(sections)} results"
     parts = {
         "TITLE": escape(f"axonn-tune: {title}"),

@@ -236,14 +236,14 @@ COLLECTIVE = {column.key: column for column in _COLLECTIVE}
 """Columns of a collective by key."""
 
 
-def ranking_document(results: Results, entries: Sequence[Entry], *, limit_bytes: float) -> Json:
+def ranking_document(results: Results, entries: Sequence[Entry]) -> Json:
     """The whole document; entries carry their terms if they were listed with them."""
     problem, searched = results.inputs.problem, results.ranked.searched
     return {
         **document_head(RANKING_SCHEMA, results.inputs),
         "cost": results.ranked.cost,
         "rank_by": problem.rank_by,
-        "memory_limit_bytes": limit_bytes,
+        "memory_limit_bytes": memory_limit_bytes(problem.machine.accelerator),
         "mfu_convention": MFU_CONVENTION,
         "searched": fields_of(searched, ("grids", "candidates", "feasible", "rejected", "seconds")),
         "ties_with_first": results.ranked.ties,

@@ -12,7 +12,6 @@ from itertools import pairwise
 
 from axonn_tune.cost.breakdown import hidden_s, work_by_kind
 from axonn_tune.grid import AXES
-from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.results import Results
 from axonn_tune.report import page
@@ -38,11 +37,8 @@ MOST_ROWS = 12_000
 """More rows than this would make the file too large to send."""
 FEASIBLE, TIE = "feasible", "within model error of the first"
 REJECTED = "rejected: "
-_PINNED = (
-    *(f"--{axis} {{{axis}}}" for axis in AXES),
-    *("--order {order}", "--micro-batch {micro_batch}", "--recompute {recompute}", "--kept-layers {kept_layers}"),
-)
-
+_HOLES = {key: f"{{{key}}}" for key in (*AXES, "order", "micro_batch", "recompute", "kept_layers")}
+"""Where a page fills in the cells of a row."""
 PAGE_COLUMNS = tuple(
     COLUMNS[key]
     for key in (
@@ -151,11 +147,11 @@ def _configurations(
         "id": identity,
         "title": "One configuration",
         "items": items,
-        "rowTitle": "#{rank}: " + " · ".join(f"{axis} {{{axis}}}" for axis in AXES),
-        "rejectedTitle": " · ".join(f"{axis} {{{axis}}}" for axis in AXES) + ", infeasible",
+        "rowTitle": f"#{{rank}}: {grid_words(_HOLES)}",
+        "rejectedTitle": f"{grid_words(_HOLES)}, infeasible",
         "elsewhere": "This page has timeline, memory and terms only for the first of the ranking; the command below"
         " shows them for this one.",
-        "command": " ".join([shlex.join(explain), *_PINNED]) if explain else "",
+        "command": " ".join([shlex.join(explain), *pins(_HOLES)]) if explain else "",
     }
 
 
@@ -166,9 +162,7 @@ def ranking_of(results: Results) -> Json:
     """
     first = results.listed(top=DETAILED, terms=True)
     entries = (*first, *results.listed(top=MOST_ROWS, rejected=True)[len(first) :])
-    limit_bytes = memory_limit_bytes(results.inputs.problem.machine.accelerator)
-    document = ranking_document(results, entries, limit_bytes=limit_bytes)
-    return {**document, "left_out": max(len(results.ranked) - MOST_ROWS, 0)}
+    return {**ranking_document(results, entries), "left_out": max(len(results.ranked) - MOST_ROWS, 0)}
 
 
 _ROW_HEIGHT = 38

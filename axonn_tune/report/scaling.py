@@ -157,7 +157,7 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
         page.workload_fold(points[0]["workload"]),
         page.origin_fold(page.origin_rows(document, source)),
     ]
-    return page.section(identity, f"Scaling of {names}", lead=lead, cards=[], blocks=blocks)
+    return page.section(identity, f"Scaling of {names}", lead=lead, blocks=blocks)
 
 
 def _curves(points: Sequence[Json], *, weak: bool) -> Json:
@@ -424,8 +424,6 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     return page.section(
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}: 4D and its alternatives",
-        lead=[],
-        cards=[],
         blocks=[
             _step_bars([one for one in contenders if one["prediction"]]),
             page.text(document.get("remarks", []), title="In words"),
