@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,17 +108,21 @@ def _group(terms: Sequence[SummaryTerm]) -> SummaryTerm:
     return terms[0].model_copy(update={name: total([getattr(term, name) for term in terms]) for name in summed})
 
 
+_PARTS = {
+    "step": "step_s",
+    "  computation": "compute_s",
+    "  exposed communication": "exposed_communication_s",
+    "all communication": "communication_s",
+    "memory": "memory_bytes",
+}
+"""Of a step, by their names in texts."""
+
+
 def _quantity_rows(summary: Summary) -> Iterator[Json]:
     """The step and its parts."""
-    quantities = {
-        "step": summary.step_s,
-        "  computation": summary.compute_s,
-        "  exposed communication": summary.exposed_communication_s,
-        "all communication": summary.communication_s,
-        "memory": summary.memory_bytes,
-    }
-    for name, one in quantities.items():
-        show = show_bytes if name == "memory" else show_seconds
+    for name, key in _PARTS.items():
+        one: Quantity = getattr(summary, key)
+        show = show_bytes if key == "memory_bytes" else show_seconds
         predicted = None if one.predicted is None else show(one.predicted)
         shown = {"predicted": predicted, "measured": show(one.measured)}
         yield {"name": name, **shown, "ratio": ratio(one.measured, one.predicted)}
@@ -164,7 +168,8 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
         *((Summary.model_fields[key].description or key, str(getattr(summary, key))) for key in named),
         *((type(ran).model_fields[key].description or key, str(value)) for key, value in ran),
     ]
-    times = [(name, one.predicted, one.measured) for name, one in _times(summary).items()]
+    parts = {name.strip(): getattr(summary, key) for name, key in _PARTS.items() if key != "memory_bytes"}
+    times = [(name, one.predicted, one.measured) for name, one in parts.items()]
     groups = groups_of(summary.terms, all_terms=False)
     by_kind = [(f"{one.op} over {axis_name(one.axis)}", one.predicted_s, one.measured_s) for one in groups]
     note = "All calls of a step, overlapped or not, by collective and axis."
@@ -172,7 +177,7 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
         identity,
         f"{summary.name}: predicted vs. measured",
         lead=list(_summary_notes(summary)),
-        cards=_run_cards(summary),
+        cards=list(_run_cards(summary)),
         blocks=[
             pairs_figure("Predicted vs. measured", times, note="One step of one rank."),
             *([pairs_figure("Collectives", by_kind, note=note)] if groups else []),
@@ -182,31 +187,11 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
     )
 
 
-def _times(summary: Summary) -> dict[str, Quantity]:
-    return {
-        "step": summary.step_s,
-        "computation": summary.compute_s,
-        "communication": summary.communication_s,
-        "exposed": summary.exposed_communication_s,
-    }
-
-
-def _run_cards(summary: Summary) -> list[Json]:
-    quantities = {**_times(summary), "memory": summary.memory_bytes}
-    shown = {name: show_bytes if name == "memory" else show_seconds for name in quantities}
-    return [
-        *(
-            page.card(name, shown[name](one.measured), note=_prediction(one, shown[name]))
-            for name, one in quantities.items()
-        ),
-        page.card("tokens/s", f"{summary.tokens_per_s:,.0f}", note="measured"),
-    ]
-
-
-def _prediction(value: Quantity, show: Callable[[float], str]) -> str:
-    if value.predicted is None:
-        return "not predicted"
-    return f"predicted {show(value.predicted)}, ratio {ratio(value.measured, value.predicted)}"
+def _run_cards(summary: Summary) -> Iterator[Json]:
+    for row in _quantity_rows(summary):
+        known = f"predicted {row['predicted']}, ratio {row['ratio']}" if row["predicted"] else "not predicted"
+        yield page.card(row["name"].strip(), row["measured"], note=known)
+    yield page.card("tokens/s", f"{summary.tokens_per_s:,.0f}", note="measured")
 
 
 def pairs_figure(title: str, pairs: Sequence[tuple[str, float | None, float]], *, note: str) -> Json:

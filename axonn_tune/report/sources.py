@@ -44,18 +44,7 @@ def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
     if kind not in _KINDS:
         what = f"a {kind} document{suggest(kind, _KINDS)}" if kind else "not a document with a schema"
         raise UsageError(f"{str(file)!r} is {what}; a report is made from: {', '.join(_KINDS)}")
-    try:
-        return _KINDS[kind](document, file, f"s{number}")
-    except (LookupError, TypeError, AttributeError) as error:
-        if not document:
-            raise
-        raise _other_than_expected(error, file) from error
-
-
-def _other_than_expected(error: Exception, file: Path) -> DocumentError:
-    """A document of results has no schema to check it by: what is wrong in it shows when it is read."""
-    what = f"has no {error}" if isinstance(error, KeyError) else f"is not as expected ({error})"
-    return DocumentError(str(file), [Problem("", f"a part of it {what}: made by another version, or edited")])
+    return _KINDS[kind](document, file, f"s{number}")
 
 
 def _peek(text: str, *, source: str) -> tuple[Json, str]:
@@ -108,8 +97,17 @@ def _summary(_: Json, file: Path, identity: str) -> Json:
 
 
 def _result(section: Callable[..., Json]) -> Callable[[Json, Path, str], Json]:
-    """What makes a section of results as JSON."""
-    return lambda document, file, identity: section(document, identity=identity, source=str(file))
+    """What makes a section of results: they have no schema, so what is wrong in them shows when they are read."""
+
+    def made(document: Json, file: Path, identity: str) -> Json:
+        try:
+            return section(document, identity=identity, source=str(file))
+        except (LookupError, TypeError, AttributeError) as error:
+            what = f"has no {error}" if isinstance(error, KeyError) else f"is not as expected ({error})"
+            problem = Problem("", f"a part of it {what}: made by another version, or edited")
+            raise DocumentError(str(file), [problem]) from error
+
+    return made
 
 
 _KINDS: dict[str, Callable[[Json, Path, str], Json]] = {

@@ -72,5 +72,5 @@ def test_a_run_has_both_sides_of_every_term() -> None:
     assert values(table, "predicted_s") == [0.001, None]
     assert values(table, "measured_s") == [0.002, 0.002]
     notes = {card["label"]: card["note"] for card in section["cards"]}
-    assert notes["exposed"] == "not predicted"
+    assert notes["exposed communication"] == "not predicted"
     assert notes["step"] == "predicted 200 ms, ratio 1.5"
