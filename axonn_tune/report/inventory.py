@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.errors import UsageError
@@ -175,12 +175,8 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 360, 300, 64, 40, 36
 _COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
 
 
-@dataclass(frozen=True)
-class FitSeries:
-    """One group shape's measured and fitted times by size."""
-
-    label: str
-    points: tuple[tuple[float, float, float], ...]
+FitSeries: TypeAlias = dict[str, list[tuple[float, float, float]]]
+"""Sizes with measured and fitted times, by group shape."""
 
 
 @dataclass(frozen=True)
@@ -207,10 +203,10 @@ def require_svg(path: str) -> None:
 
 def fit_svg(done: Calibration) -> str:
     """One panel per collective: points as measured, lines as fitted; UsageError if no collective was measured."""
-    panels = {kind: list(found) for kind, found in _series(done).items()}
+    panels = _series(done)
     if not panels:
         raise UsageError("--plot: no collectives were measured")
-    every = [point for found in panels.values() for one in found for point in one.points]
+    every = [point for found in panels.values() for points in found.values() for point in points]
     scale = FitScale(_range([size for size, _, _ in every]), _range([time for _, *times in every for time in times]))
     body = [
         f'<g transform="translate({number * _WIDTH} 0)">{"".join(_panel(kind, found, scale))}</g>'
@@ -221,24 +217,21 @@ def fit_svg(done: Calibration) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(body) + "\n</svg>\n"
 
 
-def _series(done: Calibration) -> dict[str, list[FitSeries]]:
-    """Measured and fitted times by collective and group shape."""
+def _series(done: Calibration) -> dict[str, FitSeries]:
+    """Measured and fitted times by collective."""
     from axonn_tune.specs.points import CollectiveProbe
 
     fit = done.communication
-    found: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
+    found: dict[str, FitSeries] = {}
     for probe, seconds in done.medians.items():
         if isinstance(probe, CollectiveProbe) and fit is not None:
             label = f"{probe.group} ranks, stride {probe.stride}"
             point = (float(probe.size_bytes), seconds, seconds * (1.0 + fit.errors[probe]))
             found.setdefault(probe.op, {}).setdefault(label, []).append(point)
-    return {
-        kind: [FitSeries(label, tuple(sorted(points))) for label, points in shapes.items()]
-        for kind, shapes in found.items()
-    }
+    return found
 
 
-def _panel(kind: str, found: Sequence[FitSeries], scale: FitScale) -> Iterator[str]:
+def _panel(kind: str, found: FitSeries, scale: FitScale) -> Iterator[str]:
     yield f'<text x="{_LEFT}" y="16" font-size="12">{escape(kind)}: measured (points) and fitted (lines)</text>'
     bottom = _HEIGHT - _BOTTOM
     yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - 8}" fill="none" stroke="#444"/>'
@@ -246,17 +239,17 @@ def _panel(kind: str, found: Sequence[FitSeries], scale: FitScale) -> Iterator[s
         yield f'<text x="{scale.x(size):.1f}" y="{bottom + 14}" text-anchor="middle">{show_bytes(size)}</text>'
     for time in _ticks(scale.times, factor=10.0):
         yield f'<text x="{_LEFT - 4}" y="{scale.y(time):.1f}" text-anchor="end">{show_seconds(time)}</text>'
-    for number, one in enumerate(found):
-        yield from _drawn(one, number, scale)
+    for number, (label, points) in enumerate(found.items()):
+        color = _COLORS[number % len(_COLORS)]
+        yield from _drawn(sorted(points), color, scale)
+        yield f'<text x="{_LEFT + 8}" y="{_TOP + 12 * number}" fill="{color}">{escape(label)}</text>'
 
 
-def _drawn(one: FitSeries, number: int, scale: FitScale) -> Iterator[str]:
-    color = _COLORS[number % len(_COLORS)]
-    line = " ".join(f"{scale.x(size):.1f},{scale.y(fitted):.1f}" for size, _, fitted in one.points)
+def _drawn(points: Sequence[tuple[float, float, float]], color: str, scale: FitScale) -> Iterator[str]:
+    line = " ".join(f"{scale.x(size):.1f},{scale.y(fitted):.1f}" for size, _, fitted in points)
     yield f'<polyline points="{line}" fill="none" stroke="{color}"/>'
-    for size, measured, _ in one.points:
+    for size, measured, _ in points:
         yield f'<circle cx="{scale.x(size):.1f}" cy="{scale.y(measured):.1f}" r="2.5" fill="{color}"/>'
-    yield f'<text x="{_LEFT + 8}" y="{_TOP + 12 * number}" fill="{color}">{escape(one.label)}</text>'
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -15,18 +15,17 @@ from axonn_tune.report.configuration import detail_blocks, detailed, inputs_of
 from axonn_tune.report.output import (
     NOTHING,
     Column,
-    Heading,
     Json,
+    Table,
     axis_name,
     cells_of,
     count,
+    fields_of,
     json_text,
-    markdown_table,
     percent,
     share,
     signed_percent,
     text_of,
-    text_table,
     unbroken,
     words,
     wrapped,
@@ -163,24 +162,17 @@ def validation_json(comparison: RunComparison) -> str:
 def validation_document(comparison: RunComparison) -> Json:
     """The same and what it was made from, by the schema `axonn-tune/validation/1`."""
     measurements = comparison.measurements
+    model, machine = (one.model_dump(mode="json", by_alias=True) for one in (measurements.model, measurements.machine))
     return {
         "schema": VALIDATION_SCHEMA,
-        "tool_version": measurements.tool_version,
-        "created": measurements.created,
-        "command": measurements.command,
+        **fields_of(measurements, ("tool_version", "created", "command")),
         "place": measurements.place.model_dump(mode="json"),
-        "model": {**measurements.model.model_dump(mode="json", by_alias=True), "sha256": measurements.model_sha256},
-        "machine": {
-            **measurements.machine.model_dump(mode="json", by_alias=True),
-            "sha256": measurements.machine_sha256,
-        },
-        "sound": comparison.sound,
-        "blame": comparison.blame,
+        "model": {**model, "sha256": measurements.model_sha256},
+        "machine": {**machine, "sha256": measurements.machine_sha256},
+        **fields_of(comparison, ("sound", "blame")),
         "notes": list(_notes(comparison)),
         "quality": {one.what: asdict(one) for one in _quality(comparison)},
-        "axes": [asdict(one) for one in comparison.axes],
-        "collectives": [asdict(one) for one in comparison.collectives],
-        "gains": [asdict(one) for one in comparison.gains],
+        **{key: [asdict(one) for one in getattr(comparison, key)] for key in ("axes", "collectives", "gains")},
         "configurations": [_row_json(row) for row in comparison.rows],
     }
 
@@ -216,20 +208,16 @@ def _notes(comparison: RunComparison) -> Iterator[str]:
 
 
 def _row_json(row: ComparisonRow) -> Json:
-    configuration = row.configuration
+    configuration, workload = row.configuration, row.configuration.workload
+    named = ("name", "grid", "micro_batch", "recompute", "kept_layers")
     pairs = {name: getattr(row, name) for name in StepTotals.model_fields}
     runs = [run.model_dump(mode="json", include=_OF_RUN) for run in configuration.runs]
     terms = [term.model_dump(mode="json", exclude={"steps_s", "exposed_s"}) for term in configuration.terms]
     return {
-        "name": configuration.name,
-        "grid": configuration.grid.model_dump(mode="json"),
-        "micro_batch": configuration.micro_batch,
-        "recompute": configuration.recompute,
-        "kept_layers": configuration.kept_layers,
-        "workload": configuration.workload.model_dump(mode="json", by_alias=True),
-        "overlaps": list(configuration.workload.overlaps),
-        "low_s": configuration.predicted.low_s,
-        "high_s": configuration.predicted.high_s,
+        **fields_of(configuration, named, grid=configuration.grid.model_dump(mode="json")),
+        "workload": workload.model_dump(mode="json", by_alias=True),
+        "overlaps": list(workload.overlaps),
+        **fields_of(configuration.predicted, ("low_s", "high_s")),
         **{name: {**asdict(pair), "error": pair.error} for name, pair in pairs.items()},
         "losses": row.verdict.words,
         "differs": list(row.differs),
@@ -387,12 +375,14 @@ def _axes_figure(document: Json) -> Json:
     return pairs_figure("By axis and collective", pairs, note="Means over the configurations that have them.")
 
 
-_CHANGES = (
-    words("failed", ""),
-    words("subject", "configuration"),
-    words("quantity", "quantity"),
-    *(Column(key, key, show=str) for key in ("baseline", "now", "change", "allowed")),
-)
+_NUMBERS = {key: Column(key, key, show=str) for key in ("baseline", "now", "change", "allowed")}
+_QUANTITY = words("quantity", "quantity")
+_CHANGES = {
+    "failed": words("failed", ""),
+    "subject": words("subject", "configuration"),
+    "quantity": _QUANTITY,
+    **_NUMBERS,
+}
 _GATE_TITLES: dict[Gate, str] = {
     "predictions": "Predictions: must not move",
     "measurements": "Measurements: must not grow",
@@ -402,13 +392,13 @@ _GATE_TITLES: dict[Gate, str] = {
 
 def regression_text(found: Regression) -> str:
     """What failed or changed, gate by gate, and one line for all."""
-    return _render(found, text_table, heading=lambda title: f"{title}\n{'-' * len(title)}\n") + f"{verdict(found)}\n"
+    return _render(found, "table", heading=lambda title: f"{title}\n{'-' * len(title)}\n") + f"{verdict(found)}\n"
 
 
 def regression_markdown(found: Regression) -> str:
     """The same for a pull request or a job summary."""
     heading: Callable[[str], str] = lambda title: f"### {title}\n\n"  # noqa: E731
-    return f"## axonn-tune regress: {verdict(found)}\n\n" + _render(found, markdown_table, heading=heading)
+    return f"## axonn-tune regress: {verdict(found)}\n\n" + _render(found, "md", heading=heading)
 
 
 def verdict(found: Regression) -> str:
@@ -419,12 +409,7 @@ def verdict(found: Regression) -> str:
     return f"failed: {', '.join(part for part in parts if not part.startswith('0 '))}"
 
 
-def _render(
-    found: Regression,
-    table: Callable[[Sequence[Heading], Sequence[Sequence[str]]], str],
-    *,
-    heading: Callable[[str], str],
-) -> str:
+def _render(found: Regression, output_format: str, *, heading: Callable[[str], str]) -> str:
     parts = ["\n".join(wrapped(f"Warning: {one}") for one in found.warnings)]
     for gate in GATES:
         findings = found.of(gate)
@@ -434,8 +419,8 @@ def _render(
         failed = sum(one.failed for one in findings)
         summary = f"{counted(len(findings), 'number')} compared, {failed} beyond tolerance."
         ordered = sorted(shown, key=lambda one: (not one.failed, -abs(one.change or 0.0)))
-        cells = cells_of(_CHANGES, list(map(_finding_row, ordered)))
-        made = f"\n{table([column.heading for column in _CHANGES], cells)}" if cells else ""
+        table = Table(_CHANGES, list(map(_finding_row, ordered)), tuple(_CHANGES))
+        made = f"\n{table.render(output_format)}" if ordered else ""
         parts.append(heading(_GATE_TITLES[gate]) + summary + "\n" + made)
     return "\n".join(part for part in parts if part) + "\n"
 
@@ -498,7 +483,8 @@ def _suite(root: ElementTree.Element, gate: Gate, findings: Sequence[RegressionF
         case = ElementTree.SubElement(suite, "testcase", classname=f"axonn-tune.{gate}", name=subject)
         wrong = [one for one in findings if one.subject == subject and one.failed]
         if wrong:
-            lines = [" ".join(filter(None, cells)) for cells in cells_of(_CHANGES[2:], list(map(_finding_row, wrong)))]
+            columns = (_QUANTITY, *_NUMBERS.values())
+            lines = [" ".join(filter(None, cells)) for cells in cells_of(columns, list(map(_finding_row, wrong)))]
             failure = ElementTree.SubElement(case, "failure", message=", ".join(one.quantity for one in wrong))
             failure.text = "\n".join(lines)
 
