@@ -135,9 +135,9 @@ def validate_command(
         selection = Selection(0 if everything else top, orders, also_blocking)
         _validate_runs(options, launches, selection, runs, update=update, output_format=output_format, html=html)
         return
-    from axonn_tune.published.accuracy import Files, evaluate
     from axonn_tune.report.evaluation import accuracy_document, accuracy_text
     from axonn_tune.report.output import json_text
+    from axonn_tune.validation.published.accuracy import Files, evaluate
 
     require_html(html)
     files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)

@@ -36,6 +36,7 @@ from axonn_tune.validation.comparison import (
     price,
     quality,
 )
+from axonn_tune.validation.quality import relative_error
 
 Gate: TypeAlias = Literal["predictions", "measurements", "accuracy"]
 Unit: TypeAlias = Literal["s", "bytes", "share"]
@@ -120,7 +121,7 @@ class RegressionFinding:
     @property
     def change(self) -> float | None:
         """now / before - 1; None where either is missing, or the earlier one is zero."""
-        return self.now / self.before - 1.0 if self.before and self.now is not None else None
+        return relative_error(self.now, self.before)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError
-from axonn_tune.published.cases import Refusal, case_of, node_gb_per_s
-from axonn_tune.published.quality import errors_of, family_quality, kendall, ranks, spearman
-from axonn_tune.published.rows import SHIPPED, StepRow, read_steps
-from axonn_tune.published.steps import predict_steps
+from axonn_tune.validation.published.accuracy import family_quality, predict_steps
+from axonn_tune.validation.published.rows import SHIPPED, Refusal, StepRow, case_of, node_gb_per_s, read_steps
+from axonn_tune.validation.quality import errors_of, kendall, ranks, spearman
 
 HEADER = "id,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,pp,dp,precision,network,gpus_per_node\n"
 ROW = "r1,{gpu},8,{framework},24,2048,16,8192,51200,2048,64,2,2,1,4,{precision},{network},8\n"
