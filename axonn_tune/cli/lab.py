@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import help_option, write_or_print
+from axonn_tune.cli.options import (
+    directory_option,
+    help_option,
+    resume_option,
+    steps_option,
+    terms_option,
+    write_or_print,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,22 +168,13 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
 @lab_group.command("run")
 @_named()
 @click.argument("launch", metavar="LAUNCH.YAML")
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Train up to this step. Default: the config's.")
-@click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
-@click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
-@click.option("--terms", is_flag=True, help="In the table at the end, one row for each collective of each layer.")
+@steps_option
+@resume_option
+@directory_option
+@terms_option
 @click.option("--realtime", is_flag=True, help="Before all other processes of this host (SCHED_RR); as root only.")
 @help_option
-def run_command(
-    *,
-    name: str,
-    launch: str,
-    steps: int | None,
-    resume: bool,
-    directory: str | None,
-    terms: bool,
-    realtime: bool,
-) -> None:
+def run_command(*, name: str, launch: str, directory: str | None, terms: bool, **options: Any) -> None:
     """Train as LAUNCH.YAML says, one rank in each place of a lab that is up; otherwise as `axonn-tune run`.
 
     All ranks are forked from one process that has imported torch.
@@ -199,7 +197,7 @@ def run_command(
     with Lab.attached(name) as lab:
         require_world(document, lab.shape)
         remove_outcome(folder)
-        outcomes = train(lab.ranks, path, steps=steps, resume=resume, directory=folder, realtime=realtime)
+        outcomes = train(lab.ranks, path, directory=folder, **options)
     show_summary(folder, all_terms=terms)
     ended = exit_codes(outcomes)
     report_lost_ranks(ended)

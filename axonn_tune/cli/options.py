@@ -23,6 +23,7 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from axonn_tune.api.search import Reported
     from axonn_tune.ranking.inputs import Inputs
     from axonn_tune.report.output import Json
     from axonn_tune.specs.catalog import Kind
@@ -274,16 +275,44 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return tuple(name.strip() for name in (value or "").split(",") if name.strip())
 
 
+def _drawable(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The path of a report; EnvironmentProblem if it cannot be drawn, before work is done that would be lost."""
+    if value is not None:
+        from axonn_tune.report.html.page import require_plotly
+
+        require_plotly()
+    return value
+
+
+def _colored(ctx: click.Context, param: click.Parameter, value: bool | None) -> bool:
+    """Whether to paint, as asked or as the terminal says."""
+    from axonn_tune.report.output import use_color
+
+    return use_color(wanted=value)
+
+
+steps_option = click.option("--steps", type=_COUNT, metavar="N", help="Train up to this step. Default: the config's.")
+resume_option = click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
+directory_option = click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
+terms_option = click.option(
+    "--terms", is_flag=True, help="In the table at the end, one row for each collective of each layer."
+)
 wide_option = click.option("--wide", is_flag=True, help="More columns in tables.")
 columns_option = click.option(
     "--columns", callback=_names, metavar="NAME,...", help="Just these columns in tables; a wrong one lists all."
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print the result alone, no remarks.")
 html_option = click.option(
-    "--html", metavar="FILE", help="Also write a report here: one self-contained HTML file. Needs the extra [report]."
+    "--html",
+    callback=_drawable,
+    metavar="FILE",
+    help="Also write a report here: one self-contained HTML file. Needs the extra [report].",
 )
 color_option = click.option(
-    "--color/--no-color", default=None, help="Default: in a terminal; NO_COLOR, FORCE_COLOR and TERM=dumb hold."
+    "--color/--no-color",
+    default=None,
+    callback=_colored,
+    help="Default: in a terminal; NO_COLOR, FORCE_COLOR and TERM=dumb hold.",
 )
 
 
@@ -330,12 +359,11 @@ def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:
         click.echo(wrote, err=True)
 
 
-def require_html(path: str | None) -> None:
-    """EnvironmentProblem if a report is wanted and cannot be drawn: before work is done that would be lost."""
-    if path is not None:
-        from axonn_tune.report.html.page import require_plotly
-
-        require_plotly()
+def show(found: Reported, text: str, *, html: str | None, quiet: bool = False) -> None:
+    """Print a result, and write its report if one is wanted."""
+    click.echo(text, nl=False, color=True)
+    if html:
+        write_html(html, [found.section(source=command_line())], quiet=quiet)
 
 
 def write_html(path: str, sections: list[Json], *, quiet: bool = False) -> None:

@@ -17,7 +17,6 @@ from axonn_tune.cli.options import (
     load,
     parse_order,
     refuse_search,
-    require_html,
     search_options,
     write_html,
 )
@@ -139,7 +138,6 @@ def validate_command(
     from axonn_tune.report.output import json_text
     from axonn_tune.validation.published.accuracy import Files, evaluate
 
-    require_html(html)
     files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)
     found = evaluate(files, worst=worst)
     text = json_text(accuracy_document(found), indent=1) if output_format == "json" else accuracy_text(found)
@@ -167,7 +165,6 @@ def _validate_runs(
     from axonn_tune.report.evaluation import validation_document, validation_json, validation_text
 
     require_torch()
-    require_html(html)
     selected = _select(options, launches, selection)
     if update:
         _require_own(selected)
