@@ -302,7 +302,7 @@ def calibrate(
 
     host.require_torch()
     request = measure.CalibrationRequest(output=str(output), ranks=ranks, budget=budget, model=model, **options)
-    code = measure.run_probes(measure.job_of(request), measure.plan_of(request), listen or (lambda progress: None))
+    code = measure.run_probes(request, measure.plan_of(request), listen or (lambda progress: None))
     if code:
         raise error_of(code)(f"the ranks that measure ended with exit code {code}")
     return measure.write_profile(request) if host.leads(os.environ) else None

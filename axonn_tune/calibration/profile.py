@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import socket
 import statistics
@@ -21,6 +20,7 @@ from axonn_tune.calibration.fit import (
     rounded,
 )
 from axonn_tune.errors import UsageError
+from axonn_tune.launch.host import installed
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
     Accelerator,
@@ -345,11 +345,7 @@ class HostFacts:
 
 def this_host() -> HostFacts:
     """This host; torch is not imported for it."""
-    try:
-        torch_version: str | None = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch_version = None
-    return HostFacts(socket.gethostname(), len(os.sched_getaffinity(0)), torch_version)
+    return HostFacts(socket.gethostname(), len(os.sched_getaffinity(0)), installed("torch") or None)
 
 
 def differences(measured: Measurement, place: HostFacts) -> Iterator[str]:

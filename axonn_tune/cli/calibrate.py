@@ -97,13 +97,13 @@ def calibrate_command(request: CalibrationRequest) -> None:
 
 def _measured(request: CalibrationRequest) -> bool:
     """Measure; whether this process is the one to fit and write."""
-    from axonn_tune.calibration.measure import job_of, plan_of, run_probes
+    from axonn_tune.calibration.measure import plan_of, run_probes
     from axonn_tune.launch import host
 
     host.require_torch()
-    plan, job, first = plan_of(request), job_of(request), host.leads(os.environ)
+    plan, first = plan_of(request), host.leads(os.environ)
     with _progress(plan, shown=first) as listen:
-        code = run_probes(job, plan, listen)
+        code = run_probes(request, plan, listen)
     if code:
         raise click.exceptions.Exit(code)
     return first

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from axonn_tune.calibration.measure import seconds_of
-from axonn_tune.calibration.plan import MOST_SHAPES, Backend, build_plan, group_shapes
+from axonn_tune.calibration.measure import MOST_SHAPES, Backend, build_plan, group_shapes, seconds_of
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES, Grid, distinct_orders, factorizations
 from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
