@@ -25,11 +25,11 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, UsageError
+from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, UsageError, error_of
 from axonn_tune.lab.namespaces import NamespaceKind, build, enter, let_go_of_streams, opened, require_tools, separate
 from axonn_tune.lab.shape import MOST_RANKS, Shape
 from axonn_tune.processes import die_with
@@ -110,7 +110,7 @@ def answer(connection: socket.socket, status: LabStatus, namespaces: list[int]) 
     with contextlib.suppress(OSError), connection:
         if _user_of(connection) != os.getuid():
             return
-        text = json.dumps(status.__dict__ | {"shape": status.shape.as_dict()}).encode()
+        text = json.dumps(asdict(status)).encode()
         socket.send_fds(connection, [text], namespaces if connection.recv(16) == JOIN else [])
 
 
@@ -119,7 +119,7 @@ def start(name: str, shape: Shape, *, keep: bool) -> subprocess.Popen[str]:
 
     UsageError if one of this name is up; EnvironmentProblem without the rights or tools.
     """
-    request = {"name": require_name(name), "shape": shape.as_dict(), "keep": keep, "parent": os.getpid()}
+    request = {"name": require_name(name), "shape": asdict(shape), "keep": keep, "parent": os.getpid()}
     command = [sys.executable, "-m", "axonn_tune.lab.holder", json.dumps(request)]
     # A session of its own: Ctrl-C is for what runs in the lab.
     process = subprocess.Popen(
@@ -133,8 +133,7 @@ def start(name: str, shape: Shape, *, keep: bool) -> subprocess.Popen[str]:
     reply = json.loads(line)
     if "error" in reply:
         process.wait()
-        kinds: dict[str, type[AxonnTuneError]] = {"UsageError": UsageError, "EnvironmentProblem": EnvironmentProblem}
-        raise kinds[reply["error"]](reply["message"])
+        raise error_of(reply["code"])(reply["error"])
     return process
 
 
@@ -233,7 +232,7 @@ def main(arguments: list[str]) -> int:
         die_with(request["parent"])
         status, listener, namespaces = _bring_up(request)
     except AxonnTuneError as error:
-        _say({"error": type(error).__name__, "message": str(error)})
+        _say({"error": str(error), "code": error.exit_code})
         return error.exit_code
     if request["keep"]:
         die_with(None)

@@ -348,31 +348,22 @@ def _names(node: Node) -> dict[str, Node]:
     return named if len(named) == len(node.value) else {}
 
 
-def stale_sources(base: Node, own: Node, *, location: Location = ()) -> Iterator[tuple[Location, str]]:
+def stale_sources(base: Node, own: Node) -> Iterator[tuple[Location, str]]:
     """Numbers that `own` changes while it leaves the provenance that `base` gives for them in place.
 
     Yields the location in `own` and what to add. A machine's sections keep provenance per number in
     `sources`, a model keeps one `source` for its sizes.
     """
-    if _names(base) and isinstance(own.value, tuple):
-        inherited = _names(base)
-        for index, item in enumerate(own.value):
-            if (name := item.name()) in inherited:
-                yield from stale_sources(inherited[name], item, location=(*location, index))
-        return
-    before, after = base.mapping(), own.mapping()
-    sourced = before["sources"].mapping().keys() if "sources" in before else set()
-    restated = after["sources"].mapping().keys() if "sources" in after else set()
-    for key, value in after.items():
-        if key not in before or key == "sources" or not _changes(before[key], value):
-            continue
-        if key in sourced:
-            if key not in restated:
+    for location, before, after in _counterparts(base, own):
+        inherited, given = before.mapping(), after.mapping()
+        sourced, restated = (keys["sources"].mapping() if "sources" in keys else {} for keys in (inherited, given))
+        for key, value in given.items():
+            if key not in inherited or key == "sources" or not _changes(inherited[key], value):
+                continue
+            if key in sourced and key not in restated:
                 yield (*location, key), f"changes a number without its provenance: add sources.{key} beside it"
-        elif _is_number(before[key]) and "source" in before and "source" not in after:
-            yield (*location, key), "changes a number without its provenance: add 'source' to this file"
-        else:
-            yield from stale_sources(before[key], value, location=(*location, key))
+            elif _is_number(inherited[key]) and "source" in inherited and "source" not in given:
+                yield (*location, key), "changes a number without its provenance: add 'source' to this file"
 
 
 def idle_sources(base: Node, own: Node) -> Iterator[tuple[Location, str]]:
