@@ -22,6 +22,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -108,7 +109,7 @@ def answer(connection: socket.socket, status: LabStatus, namespaces: list[int]) 
     """Answer one client. namespaces: pids, switch, each rank, then user if there is one."""
     connection.settimeout(_PATIENCE_S)
     with contextlib.suppress(OSError), connection:
-        if _user_of(connection) != os.getuid():
+        if _peer(connection)[1] != os.getuid():
             return
         text = json.dumps(asdict(status)).encode()
         socket.send_fds(connection, [text], namespaces if connection.recv(16) == JOIN else [])
@@ -189,13 +190,13 @@ def _ask(name: str, word: bytes) -> tuple[LabStatus, list[int]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_PATIENCE_S)
         connection.connect(_address(require_name(name)))
-        if _user_of(connection) != os.getuid():
+        holder, user = _peer(connection)
+        if user != os.getuid():
             raise EnvironmentProblem(f"the socket of lab {name!r} belongs to another user's process")
         try:
             connection.send(word)
             text, namespaces, _, _ = socket.recv_fds(connection, _LONGEST_REPLY, MOST_RANKS + 3)
         except TimeoutError:
-            holder = _holder_of(connection)
             raise EnvironmentProblem(
                 f"process {holder}, which holds lab {name!r}, does not answer; if it is stopped, "
                 f"`kill -CONT {holder}` continues it, and `kill -KILL {holder}` ends the lab"
@@ -206,17 +207,10 @@ def _ask(name: str, word: bytes) -> tuple[LabStatus, list[int]]:
     return LabStatus(**reply | {"shape": Shape(**reply["shape"])}), namespaces
 
 
-def _holder_of(connection: socket.socket) -> int:
-    return int.from_bytes(_credentials(connection)[:4], "little")
-
-
-def _user_of(connection: socket.socket) -> int:
-    return int.from_bytes(_credentials(connection)[4:8], "little")
-
-
-def _credentials(connection: socket.socket) -> bytes:
-    """Process, user and group of the other side, four bytes each."""
-    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user of the other side."""
+    process, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return process, user
 
 
 def _address(name: str) -> str:

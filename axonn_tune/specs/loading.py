@@ -65,9 +65,10 @@ def find(kind: Kind, name: str, *, besides: Path | None = None) -> Path:
     """
     if is_path(name):
         return Path(name).expanduser()
+    passed = None if besides is None else besides.resolve()
     for folder in _search_path(kind):
         for path in _documents(folder):
-            if path.stem.lower() == name.lower() and not _same(path, besides):
+            if path.stem.lower() == name.lower() and path.resolve() != passed:
                 return path
     raise UnknownNameError(kind, name, available(kind))
 
@@ -106,10 +107,6 @@ def _documents(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [path for path in entries if path.suffix in SUFFIXES and path.is_file()]
-
-
-def _same(path: Path, other: Path | None) -> bool:
-    return other is not None and path.resolve() == other.resolve()
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
@@ -433,7 +430,7 @@ def _resolve(root: Node, path: str, *, schema: type[Document]) -> Location:
         key, rest = _next_key(node, rest)
         child = node.child(key)
         section = type_at(schema, location)
-        if child is None and (rest or not _may_be_added(key, section=section)):
+        if child is None and (rest or not (get_origin(section) is dict or key in known_keys(section))):
             raise UsageError(f"--set {path}: {_unknown(root, location, key, known_keys(section))}")
         location = (*location, key)
         node = child if child is not None else Node(None, Position(ORIGIN))
@@ -463,10 +460,6 @@ def _next_key(node: Node, rest: str) -> tuple[str | int, str]:
 def _item_names(node: Node) -> list[str]:
     items: Sequence[Node] = node.value if isinstance(node.value, tuple) else ()
     return [name for item in items if (name := item.name()) is not None]
-
-
-def _may_be_added(key: str | int, *, section: object) -> bool:
-    return get_origin(section) is dict or key in known_keys(section)
 
 
 def _value(text: str, *, assignment: str) -> Node:

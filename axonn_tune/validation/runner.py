@@ -47,6 +47,7 @@ from axonn_tune.specs.results import (
     Serial,
     Summary,
     SummaryTerm,
+    differences_name,
     measured_totals,
 )
 from axonn_tune.specs.workload import Workload
@@ -190,14 +191,10 @@ class RankRunner(Protocol):
 
 @dataclass(frozen=True)
 class LabRunner:
-    """The ranks of a lab that is up. realtime: before all ordinary processes of this host, where that is allowed.
-
-    function: `module:name` of the function each rank runs, with the arguments of `runtime.forking.train`.
-    """
+    """The ranks of a lab that is up. realtime: before all ordinary processes of this host, where that is allowed."""
 
     lab: Lab
     realtime: bool = False
-    function: str = TRAIN
 
     @property
     def network(self) -> str:
@@ -213,9 +210,7 @@ class LabRunner:
         directory.mkdir(parents=True, exist_ok=True)
         options = {"steps": steps, "directory": directory}
         arguments = (str(path), options, str(directory / _LOG))
-        ended = exit_codes(
-            self.lab.ranks.run(self.function, [arguments] * self.lab.shape.world, realtime=self.realtime)
-        )
+        ended = exit_codes(self.lab.ranks.run(TRAIN, [arguments] * self.lab.shape.world, realtime=self.realtime))
         _require_success(next((code for _, code in ended if code), 0), directory)
 
 
@@ -313,8 +308,8 @@ def _steps(path: Path) -> list[dict[str, Any]]:
 
 
 def _means(by_rank: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Mean of each step over ranks."""
-    return tuple(_rounded(fmean(step)) for step in zip(*by_rank, strict=True))
+    """Mean of each step over ranks, with the digits that a measured time can have."""
+    return tuple(float(f"{fmean(step):.{_DIGITS}g}") for step in zip(*by_rank, strict=True))
 
 
 def _step_terms(timed: Sequence[Sequence[dict[str, Any]]]) -> dict[TermKey, tuple[float, ...]]:
@@ -333,14 +328,9 @@ def _step_terms(timed: Sequence[Sequence[dict[str, Any]]]) -> dict[TermKey, tupl
 
 def _differences(directory: Path) -> tuple[str, ...]:
     """Every difference from the program, with the number of ranks that have it."""
-    paths = sorted(directory.glob("differs-rank*.json"))
+    paths = sorted(directory.glob(differences_name("*")))
     counts = Counter(line for path in paths for line in json.loads(path.read_text("utf-8"))["differs"])
     return tuple(f"{line} (on {count} of the ranks)" for line, count in counts.items())
-
-
-def _rounded(seconds: float) -> float:
-    """The digits that a measured time can have."""
-    return float(f"{seconds:.{_DIGITS}g}")
 
 
 @dataclass(frozen=True)
