@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from axonn_tune.api.search import Format, Reported, Result, SearchOptions, call_text, make_choices, whole
-from axonn_tune.cost.prediction import Pricing
 from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.ranking.compare import Comparison, Contender
 from axonn_tune.ranking.compare import compare as compare_all
-from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.space import RankBy
@@ -92,13 +90,12 @@ class StepTrace:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Explanation:
+class Explanation(PricedConfiguration):
     """One configuration and everything that is predicted of it.
 
     machine_changed: it is a launch config's, whose machine profile is not the one explained with.
     """
 
-    subject: PricedConfiguration
     machine_changed: bool = False
 
     @classmethod
@@ -107,32 +104,16 @@ class Explanation:
         results.require_any()
         results.require_row(rank)
         ranked = results.ranked
-        subject = PricedConfiguration(results.inputs, ranked.entry(rank - 1, terms=True), ranked.pricing(rank - 1))
-        return cls(subject, machine_changed)
-
-    @property
-    def inputs(self) -> Inputs:
-        """The model, the machine and the problem."""
-        return self.subject.inputs
-
-    @property
-    def entry(self) -> Entry:
-        """The configuration as the ranking lists it."""
-        return self.subject.entry
-
-    @property
-    def pricing(self) -> Pricing:
-        """Every term, the computation and the memory."""
-        return self.subject.pricing
+        return cls(results.inputs, ranked.entry(rank - 1, terms=True), ranked.pricing(rank - 1), machine_changed)
 
     @property
     def words(self) -> list[str]:
         """What a step consists of, in sentences."""
-        return words(self.subject)
+        return words(self)
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/explain/1`."""
-        return explain_document(self.subject)
+        return explain_document(self)
 
     def to_json(self) -> str:
         """The same as text: what `axonn-tune explain --format json` prints."""
@@ -143,8 +124,8 @@ class Explanation:
         if output_format == "json":
             return self.to_json()
         if output_format == "md":
-            return f"# {explain_title(self.subject)}\n\n{explain_markdown(self.subject)}"
-        return f"{explain_title(self.subject)}\n\n{explain_text(self.subject)}"
+            return f"# {explain_title(self)}\n\n{explain_markdown(self)}"
+        return f"{explain_title(self)}\n\n{explain_text(self)}"
 
     def trace(self, runs: Sequence[str | Path] = (), *, step: int | None = None) -> StepTrace:
         """The predicted step as a trace for Perfetto, with measured ones, as `axonn-tune trace` writes it.
@@ -157,13 +138,13 @@ class Explanation:
 
         traces = [read_trace(path) for run in runs for path in find_traces(run)]
         measured = choose_step(traces, step=step) if traces else None
-        return StepTrace(merged_trace(self.subject, measured), tuple(trace_remarks(self.subject, measured)))
+        return StepTrace(merged_trace(self, measured), tuple(trace_remarks(self, measured)))
 
     def __str__(self) -> str:
         return self.render()
 
     def __repr__(self) -> str:
-        return f"<Explanation: {explain_title(self.subject)}>"
+        return f"<Explanation: {explain_title(self)}>"
 
     def _repr_markdown_(self) -> str:
         return self.render("md")

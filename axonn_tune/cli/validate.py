@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    AxisOrder,
     command_line,
     format_option,
     given,
     html_option,
     load,
-    parse_order,
     refuse_search,
     search_options,
     write_html,
@@ -34,14 +34,6 @@ _FILE = click.Path(path_type=Path)
 _COUNT, _COUNT_OR_ALL = click.IntRange(min=1), click.IntRange(min=0)
 
 
-def _orders(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
-    return tuple(parse_order(ctx, param, value) for value in values)
-
-
-def _negated(ctx: click.Context, param: click.Parameter, value: object) -> bool:
-    return not value
-
-
 @click.command("validate", short_help="Run configurations, and compare with the predictions.")
 @click.argument("launches", nargs=-1, metavar="[LAUNCH.YAML]...")
 @click.option("--top", type=_COUNT_OR_ALL, default=5, show_default=True, metavar="N", help="Run the first N; 0: all.")
@@ -50,7 +42,7 @@ def _negated(ctx: click.Context, param: click.Parameter, value: object) -> bool:
     "--also-order",
     "orders",
     multiple=True,
-    callback=_orders,
+    type=AxisOrder(),
     metavar="AXES",
     help="Run each grid in this rank order too. May be repeated.",
 )
@@ -75,7 +67,7 @@ def _negated(ctx: click.Context, param: click.Parameter, value: object) -> bool:
     "--no-serial",
     "serial",
     is_flag=True,
-    callback=_negated,
+    callback=lambda ctx, param, value: not value,
     help="Do not train on one rank alone to compare losses with.",
 )
 @click.option("--runs", "folder", metavar="DIR", help="Keep the folder of each run in here.")
