@@ -17,8 +17,6 @@ from axonn_tune.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from axonn_tune.lab.holder import LabStatus
     from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.links import LinkCheck
@@ -38,8 +36,7 @@ def lab_group() -> None:
     """
 
 
-def _named() -> Callable[..., Callable[..., None]]:
-    return click.option("--name", default="lab", show_default=True, help="Which lab; several may be up at once.")
+_name_option = click.option("--name", default="lab", show_default=True, help="Which lab; several may be up at once.")
 
 
 @lab_group.command("up")
@@ -49,7 +46,7 @@ def _named() -> Callable[..., Callable[..., None]]:
 @click.option("--port", metavar="RATE", help="Of each rank, each direction. Default: twice the uplink's.")
 @click.option("--delay", metavar="TIME", help="Added to each packet between nodes, one way: 1ms, 250us.")
 @click.option("--no-verify", is_flag=True, help="Do not measure whether it does what was asked.")
-@_named()
+@_name_option
 @help_option
 def up_command(
     *, nodes: int, ranks_per_node: int, uplink: str, port: str | None, delay: str | None, no_verify: bool, name: str
@@ -88,7 +85,7 @@ def up_command(
 
 
 @lab_group.command("verify")
-@_named()
+@_name_option
 @help_option
 def verify_command(*, name: str) -> None:
     """Measure a lab's rates and round trips; exit code 4 if they are not what was asked for.
@@ -104,7 +101,7 @@ def verify_command(*, name: str) -> None:
 
 
 @lab_group.command("down")
-@_named()
+@_name_option
 @click.option("--all", "every", is_flag=True, help="All labs of this user.")
 @help_option
 def down_command(*, name: str, every: bool) -> None:
@@ -144,7 +141,7 @@ def status_command() -> None:
 
 
 @lab_group.command("exec", context_settings={"ignore_unknown_options": True})
-@_named()
+@_name_option
 @click.argument("place", metavar="NODE.RANK")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @help_option
@@ -166,7 +163,7 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
 
 
 @lab_group.command("run")
-@_named()
+@_name_option
 @click.argument("launch", metavar="LAUNCH.YAML")
 @steps_option
 @resume_option
@@ -207,7 +204,7 @@ def run_command(*, name: str, launch: str, directory: str | None, terms: bool, *
 
 
 @lab_group.command("profile")
-@_named()
+@_name_option
 @click.option("-o", "--output", metavar="FILE", help="Write the YAML here instead of to standard output.")
 @help_option
 def profile_command(*, name: str, output: str | None) -> None:

@@ -274,6 +274,7 @@ def regress_command(
       axonn-tune regress baseline.yaml --measurement measured.yaml --junit regress.xml
     """
     from axonn_tune.errors import CheckFailedError
+    from axonn_tune.files import write_text_atomically
     from axonn_tune.report import evaluation as report
 
     if record:
@@ -281,8 +282,9 @@ def regress_command(
         return
     found = _check(baseline, options, measurement, tolerances, floors)
     click.echo(report.regression_json(found) if output_format == "json" else report.regression_text(found), nl=False)
-    _write_file(junit, report.regression_junit(found))
-    _write_file(markdown, report.regression_markdown(found))
+    for path, text in ((junit, report.regression_junit(found)), (markdown, report.regression_markdown(found))):
+        if path is not None:
+            write_text_atomically(path, text)
     if found.failures:
         raise CheckFailedError(report.verdict(found))
 
@@ -370,10 +372,3 @@ def _values(words: tuple[str, ...], names: tuple[str, ...], *, option: str) -> d
             raise UsageError(f"{option} {word}: no {name!r}{suggest(name, names)}; there are {', '.join(names)}")
         found[name] = value
     return found
-
-
-def _write_file(path: str | None, text: str) -> None:
-    from axonn_tune.files import write_text_atomically
-
-    if path is not None:
-        write_text_atomically(Path(path), text)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.calibration.profile import LOOPBACK
@@ -175,20 +175,6 @@ def _canonical(grid: Grid) -> tuple[str, ...]:
     return tuple(axis for axis in grid.order if grid.axis_size(axis) > 1)
 
 
-class RankRunner(Protocol):
-    """Runs launch configs, each in fresh processes."""
-
-    @property
-    def network(self) -> str:
-        """What the ranks communicate through, in words."""
-
-    def require(self, launch: Launch) -> None:
-        """UsageError unless the ranks suit a launch config."""
-
-    def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
-        """Train; metrics are in the directory afterwards. TrainingFailedError with the end of the ranks' log."""
-
-
 @dataclass(frozen=True)
 class LabRunner:
     """The ranks of a lab that is up. realtime: before all ordinary processes of this host, where that is allowed."""
@@ -206,7 +192,7 @@ class LabRunner:
         require_world(launch, self.lab.shape)
 
     def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
-        """Train on every rank of the lab."""
+        """Train on every rank of the lab; errors as `ProcessRunner.run`."""
         directory.mkdir(parents=True, exist_ok=True)
         options = {"steps": steps, "directory": directory}
         arguments = (str(path), options, str(directory / _LOG))
@@ -231,7 +217,7 @@ class ProcessRunner:
             host.crowding(launch, cores=len(os.sched_getaffinity(0)))
 
     def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
-        """Train."""
+        """Train; metrics are in the directory afterwards. TrainingFailedError with the end of the ranks' log."""
         directory.mkdir(parents=True, exist_ok=True)
         code = self._execute(
             self._command(launch, path, ["--steps", str(steps), "--directory", str(directory)]),
@@ -254,6 +240,10 @@ class ProcessRunner:
                 ).returncode
             except OSError as error:
                 raise EnvironmentProblem(f"cannot run {command[0]!r}: {error.strerror}") from error
+
+
+RankRunner: TypeAlias = LabRunner | ProcessRunner
+"""Runs launch configs, each in fresh processes."""
 
 
 def _require_success(code: int, directory: Path) -> None:

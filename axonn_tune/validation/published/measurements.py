@@ -28,7 +28,7 @@ from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLay
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
 from axonn_tune.units import GIB, seconds
-from axonn_tune.validation.published.rows import machine_of, number, read_records
+from axonn_tune.validation.published.rows import Place, machine_of, number, read_records
 from axonn_tune.validation.quality import Errors, errors_by, errors_of, relative_error
 
 
@@ -56,17 +56,6 @@ def errors_by_group(evaluations: Iterable[Evaluation], *, large: bool = True) ->
     """Errors by group and of `all`; of the large ones only, unless told otherwise."""
     counted = [one for one in evaluations if one.large or not large]
     return errors_by((one.group, one.error) for one in counted) | {"all": errors_of(one.error for one in counted)}
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a collective or a GEMM ran: what `machine_of` needs to know."""
-
-    gpu: str
-    system: str = ""
-    network: str = ""
-    gpus_per_node: int | None = None
-    gpu_memory_gb: float | None = None
 
 
 # Collectives.

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Protocol
 
 from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import DocumentError, Problem, UsageError
@@ -34,7 +33,18 @@ NEEDED = ("id", "gpu", "n_gpus", "framework", "layers", "hidden", "heads", "ffn"
 
 
 @dataclass(frozen=True)
-class StepRow:
+class Place:
+    """Where something was measured: cluster and network in words; None where the source does not say."""
+
+    gpu: str
+    system: str = ""
+    network: str = ""
+    gpus_per_node: int | None = None
+    gpu_memory_gb: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow(Place):
     """One measured step; None where the source does not say. `step_s` is None in a row that only asks."""
 
     id: str
@@ -42,9 +52,6 @@ class StepRow:
     dataset: str
     family: str
     framework: str
-    system: str
-    gpu: str
-    network: str
     model: str
     precision: str
     attention: str
@@ -52,9 +59,7 @@ class StepRow:
     zero: str
     recompute: str
     notes: str
-    gpu_memory_gb: float | None
     gpus: int
-    gpus_per_node: int | None
     layers: int
     hidden: int
     heads: int
@@ -233,30 +238,6 @@ class Refusal:
 # The machine of a row: the nearest shipped profile, with what the row says of memory, node and network.
 
 
-class Site(Protocol):
-    """What a row says of the machine it ran on; None where it does not say."""
-
-    @property
-    def system(self) -> str:
-        """The cluster, in words."""
-
-    @property
-    def gpu(self) -> str:
-        """The accelerator."""
-
-    @property
-    def network(self) -> str:
-        """What joins the nodes, in words."""
-
-    @property
-    def gpu_memory_gb(self) -> float | None:
-        """Memory of one accelerator, GB."""
-
-    @property
-    def gpus_per_node(self) -> int | None:
-        """Accelerators in one node."""
-
-
 _SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("perlmutter", "perlmutter", ("a100",)),
     ("frontier", "frontier", ("mi250",)),
@@ -292,29 +273,29 @@ LINE_RATE_SHARE = 0.9
 """Of a network's line rate, what collectives reach (DGX A100, H100 and B200: 0.89 to 0.95)."""
 
 
-def profile_of(row: Site) -> str | None:
-    """Name of the profile nearest to a row's machine, or None if no shipped one has its accelerator."""
-    system, gpu = row.system.lower(), row.gpu.lower()
+def profile_of(place: Place) -> str | None:
+    """Name of the profile nearest to a place's machine, or None if no shipped one has its accelerator."""
+    system, gpu = place.system.lower(), place.gpu.lower()
     for word, profile, chips in _SYSTEMS:
         if word in system and any(chip in gpu for chip in chips):
             return profile
     return next((profile for word, profile in ACCELERATORS if word in gpu), None)
 
 
-def machine_of(row: Site) -> Machine | None:
-    """The profile of a row, adjusted; None if no shipped one has its accelerator."""
-    name = profile_of(row)
+def machine_of(place: Place) -> Machine | None:
+    """The profile of a place, adjusted; None if no shipped one has its accelerator."""
+    name = profile_of(place)
     if name is None:
         return None
-    return _adjusted(name, row.gpu_memory_gb, row.gpus_per_node, node_gb_per_s(row))
+    return _adjusted(name, place.gpu_memory_gb, place.gpus_per_node, node_gb_per_s(place))
 
 
-def node_gb_per_s(row: Site) -> float | None:
-    """Line rate of one node from the words of the row's network, GB/s; None if they do not say.
+def node_gb_per_s(place: Place) -> float | None:
+    """Line rate of one node from the words of the place's network, GB/s; None if they do not say.
 
     Read: `800 Gbps/node`, `400 Gb/s per GPU`, `8x HDR 200Gb/s`, `Omni-Path 100Gb x4/node`.
     """
-    words = row.network
+    words = place.network
     per_node = re.search(r"(\d+)\s*Gb(?:ps|/s|it/s)?\s*/\s*node", words)
     if per_node:
         return float(per_node[1]) / 8.0
@@ -328,8 +309,8 @@ def node_gb_per_s(row: Site) -> float | None:
     if reverse:
         return float(reverse[1]) * float(reverse[2]) / 8.0
     each = re.search(r"(\d+)\s*Gb(?:ps|/s|it/s)\s*(?:per|/)\s*GPU", words)
-    if each and row.gpus_per_node:
-        return float(each[1]) * row.gpus_per_node / 8.0
+    if each and place.gpus_per_node:
+        return float(each[1]) * place.gpus_per_node / 8.0
     return None
 
 
