@@ -182,17 +182,12 @@ def _shown(value: Any) -> str:  # noqa: ANN401 - whatever was given
 
 
 def _limits(options: SearchOptions) -> Limits:
-    order = options.get("order")
-    pipeline = options.get("pipeline")
-    sizes: dict[str, int | None] = {
-        "x": options.get("x"),
-        "y": options.get("y"),
-        "z": options.get("z"),
-        "data": options.get("data"),
-        "context": options.get("context"),
-        "pipeline": None if isinstance(pipeline, bool) else pipeline,
-    }
-    kept = options.get("kept_layers")
+    given: Mapping[str, Any] = options
+    order, kept = options.get("order"), options.get("kept_layers")
+    sizes = {axis: given.get(axis) for axis in ALL_AXES}
+    if isinstance(sizes["pipeline"], bool):
+        # Stages are searched, and not pinned.
+        del sizes["pipeline"]
     return Limits(
         order=None if order is None else parse_order(order),
         recompute=_one_of("recompute", options.get("recompute"), RECOMPUTES),

@@ -137,16 +137,13 @@ class _Composition:
     texts: tuple[str, ...]
 
 
-def load_document(path: str | Path, *, schema: type[D], overrides: Sequence[str] = ()) -> D:
-    """Load one file; UsageError if it cannot be read, DocumentError with every problem found in it.
-
-    `overrides` are `dotted.path=value` assignments, as after `--set`.
-    """
-    return load_file(path, schema=schema, overrides=overrides).document
+def load_document(path: str | Path, *, schema: type[D]) -> D:
+    """Load one file; UsageError if it cannot be read, DocumentError with every problem found in it."""
+    return load_file(path, schema=schema).document
 
 
 def load_file(path: str | Path, *, schema: type[D], overrides: Sequence[str] = ()) -> Loaded[D]:
-    """The same, with its origin."""
+    """The same, with its origin. `overrides` are `dotted.path=value` assignments, as after `--set`."""
     path = Path(path)
     return _load(read_text(path), path=path, source=str(path), schema=schema, overrides=overrides)
 

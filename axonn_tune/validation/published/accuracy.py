@@ -16,7 +16,6 @@ from typing import Literal, TypeAlias
 
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.frameworks import UNKNOWN
-from axonn_tune.frameworks.description import Software
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.units import GIB
 from axonn_tune.validation.published.measurements import (
@@ -97,16 +96,12 @@ def predict_steps(rows: Iterable[StepRow]) -> tuple[PredictedRow, ...]:
     return tuple(_predict(row) for row in rows)
 
 
-def price_case(case: Case, configuration: Configuration, software: Software | None = None) -> Pricing:
-    """One configuration of a row, by the function that prices everything."""
-    return price_configuration(
-        case.model, case.machine, case.workload, configuration, framework=case.framework, software=software
-    )
-
-
-def best_pricing(case: Case, configurations: Iterable[Configuration], software: Software | None = None) -> Pricing:
+def best_pricing(case: Case, configurations: Iterable[Configuration]) -> Pricing:
     """The fastest of some configurations that fits into memory, or the leanest if none does."""
-    prices = [price_case(case, one, software) for one in configurations]
+    prices = [
+        price_configuration(case.model, case.machine, case.workload, one, framework=case.framework)
+        for one in configurations
+    ]
     fitting = [price for price in prices if price.memory.total_bytes <= limit_bytes(case)]
     if fitting:
         return min(fitting, key=lambda price: price.iteration_s)

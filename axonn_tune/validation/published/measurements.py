@@ -52,9 +52,9 @@ class Evaluation:
         return relative_error(self.predicted, self.measured)
 
 
-def errors_by_group(evaluations: Iterable[Evaluation], *, large: bool = True) -> dict[str, Errors]:
-    """Errors by group and of `all`; of the large ones only, unless told otherwise."""
-    counted = [one for one in evaluations if one.large or not large]
+def errors_by_group(evaluations: Iterable[Evaluation]) -> dict[str, Errors]:
+    """Errors by group and of `all`; of the large ones only."""
+    counted = [one for one in evaluations if one.large]
     return errors_by((one.group, one.error) for one in counted) | {"all": errors_of(one.error for one in counted)}
 
 
