@@ -312,7 +312,7 @@ def search(
     given = {"gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, "cost": cost, **options}
     choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options)
     call = call_text("search", {"model": model, **given, "variants": variants or None})
-    return SearchResult.of(load_inputs(choices), costs=parse_costs(cost), variants=variants, call=call)
+    return SearchResult(run_search(load_inputs(choices), costs=parse_costs(cost), variants=variants), call)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -324,13 +324,6 @@ class SearchResult(Reported, Sequence[Entry]):
 
     results: Results
     call: str
-
-    @classmethod
-    def of(
-        cls, inputs: Inputs, *, costs: Sequence[str] = ("alpha-beta",), variants: bool = False, call: str
-    ) -> SearchResult:
-        """The ranking of what has been loaded already."""
-        return cls(run_search(inputs, costs=costs, variants=variants), call)
 
     @property
     def inputs(self) -> Inputs:

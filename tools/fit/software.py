@@ -26,7 +26,7 @@ from axonn_tune.frameworks.description import Software
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.units import seconds
 from axonn_tune.validation.published.accuracy import PredictedRow, families
-from axonn_tune.validation.published.rows import SHIPPED, Case, Refusal, case_of, profile_of, read_steps
+from axonn_tune.validation.published.rows import SHIPPED, Case, case_of, profile_of, read_steps
 from axonn_tune.validation.quality import errors_of
 from tools.fit.fitting import LINEAR_BEYOND, Floats
 from tools.fit.published_steps import PublishedSteps, Setting
@@ -125,7 +125,7 @@ def shipped() -> Floats:
 def cases() -> tuple[Case, ...]:
     """Every shipped row that can be priced."""
     found = (case_of(row) for row in read_steps(SHIPPED / "steps.csv"))
-    return tuple(case for case in found if not isinstance(case, Refusal))
+    return tuple(case for case in found if not isinstance(case, str))
 
 
 @cache

@@ -27,7 +27,6 @@ from axonn_tune.validation.published.measurements import (
 from axonn_tune.validation.published.rows import (
     SHIPPED,
     Case,
-    Refusal,
     StepRow,
     case_of,
     framework_of,
@@ -115,8 +114,8 @@ def limit_bytes(case: Case) -> float:
 
 def _predict(row: StepRow) -> PredictedRow:
     case = case_of(row)
-    if isinstance(case, Refusal):
-        return PredictedRow(row, why_not=case.why)
+    if isinstance(case, str):
+        return PredictedRow(row, why_not=case)
     known = row.interleave_known
     price = best_pricing(case, case.configurations if known else interleavings(case))
     needed = float(price.memory.total_bytes)

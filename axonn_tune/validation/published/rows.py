@@ -227,14 +227,6 @@ class Case:
     known_chip: bool
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A row that cannot be priced, and why."""
-
-    row: StepRow
-    why: str
-
-
 # The machine of a row: the nearest shipped profile, with what the row says of memory, node and network.
 
 
@@ -418,26 +410,26 @@ def _zero_stage(row: StepRow) -> int:
 # Its model, workload and configurations.
 
 
-def case_of(row: StepRow) -> Case | Refusal:
-    """Map a row; Refusal with the reason where something in it is out of scope or impossible."""
+def case_of(row: StepRow) -> Case | str:
+    """Map a row; the reason in words where something in it is out of scope or impossible."""
     precision = _precision(row.precision)
     if precision is None:
-        return Refusal(row, f"number format {row.precision!r} is not modelled: bf16, fp16, fp32 and fp64 are")
+        return f"number format {row.precision!r} is not modelled: bf16, fp16, fp32 and fp64 are"
     machine = machine_of(row)
     if machine is None:
         known = ", ".join(sorted({word.upper() for word, _ in ACCELERATORS}))
-        return Refusal(row, f"no machine profile has the accelerator {row.gpu!r}: known are {known}")
+        return f"no machine profile has the accelerator {row.gpu!r}: known are {known}"
     ranks = row.tensor * row.pipeline * row.context * row.data
     if ranks != row.gpus:
         parts = f"tensor {row.tensor} x pipeline {row.pipeline} x context {row.context} x data {row.data}"
-        return Refusal(row, f"{parts} = {ranks}, not {row.gpus} GPUs")
+        return f"{parts} = {ranks}, not {row.gpus} GPUs"
     framework = framework_of(row)
     model = _model(row, framework)
     workload = Workload(global_batch=row.global_batch, sequence_length=row.sequence_length, precision=precision)
     found = tuple(_configurations(row, framework, model, workload))
     if not found:
         wrong = _wrong(next(_open(row, framework)), model, workload, framework)
-        return Refusal(row, "; ".join(wrong) or "no layout satisfies the constraints")
+        return "; ".join(wrong) or "no layout satisfies the constraints"
     chip = any(name in row.gpu.lower() for name in _FITTED_CHIPS)
     return Case(row, model, workload, machine, framework, found, framework.name != "unknown", chip)
 
