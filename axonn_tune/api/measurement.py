@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from axonn_tune.calibration.profile import Calibration
     from axonn_tune.ranking.space import RankBy
     from axonn_tune.specs.catalog import MachineLike, ModelLike
+    from axonn_tune.specs.machine import Backend
     from axonn_tune.specs.workload import Precision
     from axonn_tune.validation.comparison import RunComparison
     from axonn_tune.validation.regression import Regression
@@ -259,7 +260,7 @@ class CalibrateOptions(TypedDict, total=False):
     machine: MachineLike
     precision: Precision
     batch: int
-    backend: Literal["gloo", "nccl"]
+    backend: Backend
     ranks_per_node: int
     name: str
     points: str

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import TextIO
 
 from axonn_tune.calibration.logs import profile_from_logs, read_log
 from axonn_tune.calibration.profile import Calibration, calibrate
@@ -31,7 +31,7 @@ from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import Loaded
-from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine, MatmulLayout
+from axonn_tune.specs.machine import COLLECTIVE_KINDS, Backend, Machine, MatmulLayout
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.points import (
     AttentionProbe,
@@ -46,7 +46,6 @@ from axonn_tune.specs.points import (
 )
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Workload
 
-Backend = Literal["gloo", "nccl"]
 _STANDARD_ERROR = 2
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias, TypedDict, Unpack
+from typing import Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from axonn_tune import __version__
 from axonn_tune.specs.launch import Launch
@@ -40,7 +40,7 @@ from axonn_tune.validation.quality import relative_error
 
 Gate: TypeAlias = Literal["predictions", "measurements", "accuracy"]
 Unit: TypeAlias = Literal["s", "bytes", "share"]
-GATES: tuple[Gate, ...] = ("predictions", "measurements", "accuracy")
+GATES: tuple[Gate, ...] = get_args(Gate)
 
 
 class Kept(TypedDict):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.frameworks import UNKNOWN
@@ -44,7 +44,7 @@ MEMORY_TOLERANCE = 0.1
 LeftOut: TypeAlias = Literal["family", "source"]
 """What a fit has not seen of a row: its model on its number of GPUs, or the whole publication."""
 
-LEFT_OUT: tuple[LeftOut, ...] = ("family", "source")
+LEFT_OUT: tuple[LeftOut, ...] = get_args(LeftOut)
 
 
 @dataclass(frozen=True)
