@@ -11,11 +11,6 @@ from dataclasses import asdict
 from statistics import median
 from xml.etree import ElementTree
 
-from axonn_tune.published.accuracy import Accuracy
-from axonn_tune.published.cases import framework_of
-from axonn_tune.published.measurements import Evaluation, errors_by_group
-from axonn_tune.published.quality import Errors, StepSummary
-from axonn_tune.published.steps import LeftOut, PredictedStep
 from axonn_tune.report.output import (
     NOTHING,
     Heading,
@@ -46,6 +41,10 @@ from axonn_tune.validation.comparison import (
     TermComparison,
     paper_quality,
 )
+from axonn_tune.validation.published.accuracy import Accuracy, LeftOut, PredictedRow, StepSummary
+from axonn_tune.validation.published.measurements import Evaluation, errors_by_group
+from axonn_tune.validation.published.rows import framework_of
+from axonn_tune.validation.quality import Errors
 from axonn_tune.validation.regression import GATES, Gate, Regression, RegressionFinding
 
 ACCURACY_SCHEMA, VALIDATION_SCHEMA = "axonn-tune/accuracy/1", "axonn-tune/validation/1"
@@ -171,15 +170,15 @@ _FAMILIES: list[TableColumn[tuple[str, StepSummary]]] = [
 ]
 
 
-def _steps_table(title: str, steps: Sequence[PredictedStep]) -> str:
+def _steps_table(title: str, steps: Sequence[PredictedRow]) -> str:
     """One line a row, with what it was priced as and its interval; nothing without rows."""
     return text_of([words(title, lambda one: one.row.id), *_STEPS], steps)
 
 
-_MEASURED: TableColumn[PredictedStep] = each("measured, s", lambda one: _three_decimals(one.row.step_s))
-_PREDICTED: TableColumn[PredictedStep] = each("predicted, s", lambda one: _three_decimals(one.predicted_s))
-_ERROR: TableColumn[PredictedStep] = each("error", lambda one: signed_percent(one.error))
-_STEPS: list[TableColumn[PredictedStep]] = [
+_MEASURED: TableColumn[PredictedRow] = each("measured, s", lambda one: _three_decimals(one.row.step_s))
+_PREDICTED: TableColumn[PredictedRow] = each("predicted, s", lambda one: _three_decimals(one.predicted_s))
+_ERROR: TableColumn[PredictedRow] = each("error", lambda one: signed_percent(one.error))
+_STEPS: list[TableColumn[PredictedRow]] = [
     words("framework", lambda one: one.row.framework),
     words("priced as", lambda one: framework_of(one.row).software),
     words("model", lambda one: one.row.model),
@@ -189,7 +188,7 @@ _STEPS: list[TableColumn[PredictedStep]] = [
     each("80% interval", lambda one: _interval(one.low_s, one.high_s)),
     _ERROR,
 ]
-_INTERLEAVING: list[TableColumn[PredictedStep]] = [
+_INTERLEAVING: list[TableColumn[PredictedRow]] = [
     words("* interleaving not stated", lambda one: one.row.id),
     words("model", lambda one: one.row.model),
     words("fastest layout", lambda one: one.layout),

@@ -14,11 +14,6 @@ from html import escape
 
 from axonn_tune import __version__
 from axonn_tune.errors import UsageError
-from axonn_tune.published.accuracy import Accuracy, Files
-from axonn_tune.published.measurements import RELATIVE, Evaluation, errors_by_group
-from axonn_tune.published.quality import Errors, FamilyQuality
-from axonn_tune.published.rows import SHIPPED, StepRow
-from axonn_tune.published.steps import PredictedStep
 from axonn_tune.report.html.page import (
     MUTED,
     PERCENT,
@@ -39,6 +34,10 @@ from axonn_tune.report.html.page import (
 from axonn_tune.report.html.ranking_section import MOST_ROWS
 from axonn_tune.report.output import NOTHING, Json, fields_of, percent
 from axonn_tune.units import GIB, MICRO, show_seconds
+from axonn_tune.validation.published.accuracy import Accuracy, FamilyQuality, Files, PredictedRow
+from axonn_tune.validation.published.measurements import RELATIVE, Evaluation, errors_by_group
+from axonn_tune.validation.published.rows import SHIPPED, StepRow
+from axonn_tune.validation.quality import Errors
 
 NEAR = 0.25
 """Size of the error at the dashed lines."""
@@ -177,7 +176,7 @@ def _error_cards(errors: Errors) -> list[Json]:
     ]
 
 
-def _step_point(one: PredictedStep) -> ScatterPoint:
+def _step_point(one: PredictedRow) -> ScatterPoint:
     """A step with what pointing at it says."""
     row, configuration = one.row, one.configuration
     assert configuration is not None, row.id
@@ -413,7 +412,7 @@ def families_table(families: Sequence[FamilyQuality]) -> Json:
     return table("s1-families", "Ranking of layouts", _FAMILIES, rows, note=note, tall=True)
 
 
-def steps_table(steps: Sequence[PredictedStep]) -> Json:
+def steps_table(steps: Sequence[PredictedRow]) -> Json:
     """Every predicted step, the worst first; those that were not measured last."""
     known = sorted((one for one in steps if one.predicted_s is not None), key=lambda one: -abs(one.error or 0.0))
     rows = [_step_row(one) for one in known]
@@ -424,7 +423,7 @@ def steps_table(steps: Sequence[PredictedStep]) -> Json:
     return _rows_table("s1-rows", _STEPS, rows, filters, title=_EACH)
 
 
-def _step_row(one: PredictedStep) -> Mapping[str, Cell]:
+def _step_row(one: PredictedRow) -> Mapping[str, Cell]:
     row, configuration = one.row, one.configuration
     assert configuration is not None, row.id
     assert one.predicted_s is not None, row.id
@@ -449,7 +448,7 @@ def _row_cells(row: StepRow) -> dict[str, Cell]:
     return {"id": row.id, "source": row.dataset, **fields_of(row, ("framework", "gpu", "model"))}
 
 
-def _within(one: PredictedStep) -> str | None:
+def _within(one: PredictedRow) -> str | None:
     """Whether the interval holds the measured time; None where either is missing."""
     if one.low_s is None or one.high_s is None or not one.row.step_s:
         return None
@@ -496,7 +495,7 @@ def _rows_table(
     return table(identity, title, columns, rows[:MOST_ROWS], note=note, filters=filters, tall=True)
 
 
-def refused_steps_table(steps: Sequence[PredictedStep]) -> Json:
+def refused_steps_table(steps: Sequence[PredictedRow]) -> Json:
     """Steps without a prediction, each with the reason."""
     rows = [{**_row_cells(one.row), "why_not": one.why_not} for one in steps[:MOST_ROWS]]
     note = f"The first {MOST_ROWS:,} of {len(steps):,}." if len(steps) > MOST_ROWS else ""
