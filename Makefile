@@ -30,7 +30,7 @@ demo: .venv/installed-runtime ## install; rank grids of an 80b model; then measu
 	@$(BIN)/axonn-tune run $(DEMO)/launch.yaml --steps $(DEMO_STEPS) --directory $(DEMO)/run
 
 test: style types generated chromium ## style, types, generated files, and all tests but those of `make accuracy`
-	@$(BIN)/python -m pytest -n 4 --dist loadfile --ignore=tests/published
+	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore=tests/published
 
 chromium: # the browser that reports are tested in, where it may be installed
 	@.ci/chromium

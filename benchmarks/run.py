@@ -24,12 +24,13 @@ MAIN_JOB = ("--gpus", "1024", "--model", "80b")
 
 @dataclass(frozen=True)
 class Case:
-    """One search: model, machine, GPU count, global batch."""
+    """One search: model, machine, GPU count, global batch, framework; with pipeline stages where it ranks by step."""
 
     model: str
     machine: str
     gpus: int
     batch: int
+    framework: str = "axonn-tune"
 
 
 CASES = (
@@ -38,6 +39,7 @@ CASES = (
     Case("80b", "perlmutter", 1_048_576, 8192),
     Case("80b", "perlmutter", 1_000_000, 1_000_000),
     Case("80b", "perlmutter", 61_440, 368_640),
+    Case("80b", "perlmutter", 1024, 8192, "megatron-core"),
 )
 
 
@@ -99,14 +101,22 @@ def search_alone(case: Case, *, runs: int) -> SearchFigures:
 
 def search_here(case: Case, *, runs: int) -> dict[str, float]:
     """Search in this process, pinned to one core; the median of several after one that warms up."""
-    from axonn_tune.ranking.space import Problem, search
+    from axonn_tune.frameworks import find_framework
+    from axonn_tune.ranking.choosing import search
+    from axonn_tune.ranking.space import Problem
     from axonn_tune.specs.catalog import load_machine, load_model
     from axonn_tune.specs.workload import Workload
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     model = load_model(case.model).document
     workload = Workload(global_batch=case.batch, sequence_length=model.defaults.sequence_length)
-    problem = Problem(model, load_machine(case.machine).document, workload, case.gpus, rank_by="iteration")
+    framework = find_framework(case.framework)
+    problem = Problem(
+        *(model, load_machine(case.machine).document, workload, case.gpus),
+        rank_by="iteration",
+        framework=framework,
+        pipeline=framework.ranked_by == "iteration",
+    )
     searched = [search(problem).searched for _ in range(runs + 1)][1:]
     seconds = statistics.median(one.seconds for one in searched)
     return {
@@ -131,11 +141,23 @@ def show(processes: dict[str, float], modules: list[str], searches: list[SearchF
     console.print(table)
     console.print(f"loaded by the main job out of torch, pandas, scipy: {', '.join(modules) or 'none'}")
     table = Table(
-        *("model", "GPUs", "batch", "grids", "candidates", "priced", "search, s", "priced per s", "peak, MB"),
+        *(
+            "framework",
+            "model",
+            "GPUs",
+            "batch",
+            "grids",
+            "candidates",
+            "priced",
+            "search, s",
+            "priced per s",
+            "peak, MB",
+        ),
         title="Searches on one core, from factorizing to the ranking",
     )
     for one in searches:
         table.add_row(
+            one.case.framework,
             one.case.model,
             f"{one.case.gpus:,}",
             f"{one.case.batch:,}",
@@ -143,6 +165,7 @@ def show(processes: dict[str, float], modules: list[str], searches: list[SearchF
             f"{one.candidates:,}",
             f"{one.priced:,}",
             f"{one.search_s:.3f}",
+            f"{one.candidates / one.search_s:,.0f}",
             f"{one.priced_per_s:,.0f}",
             f"{one.peak_mb:.0f}",
         )

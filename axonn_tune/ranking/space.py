@@ -256,10 +256,11 @@ def stage_rows(problem: Problem, shapes: Shapes) -> tuple[StageRows, ...]:
 
     stages, chunks = shapes.stages[shapes.piped], shapes.chunks[shapes.piped]
     batches = np.asarray(shapes.values["A"])[shapes.piped].astype(np.int64)
-    splits = {int(count): split_layers(problem.model.layers, parts=int(count)) for count in distinct(stages)[0]}
+    counts, _, which = distinct(stages)
+    splits = [split_layers(problem.model.layers, parts=int(count)) for count in counts]
     found = []
     for stage, number in ((FIRST, 0), (MIDDLE, 1), (LAST, -1)):
-        layers = np.array([splits[int(count)][min(number, int(count) - 1)] for count in stages], dtype=np.float64)
+        layers = np.array([split[min(number, len(split) - 1)] for split in splits], dtype=np.float64)[which]
         place = stages - 1 if number < 0 else np.minimum(number, stages - 1)
         alive = np.ones(len(stages))
         for count in distinct(chunks)[0]:

@@ -15,12 +15,6 @@ from html import escape
 
 from axonn_tune import __version__
 from axonn_tune.errors import UsageError
-from axonn_tune.published.accuracy import Accuracy, Files
-from axonn_tune.published.cases import framework_of
-from axonn_tune.published.measurements import RELATIVE, Evaluation, errors_by_group
-from axonn_tune.published.quality import Errors, FamilyQuality, StepSummary
-from axonn_tune.published.rows import SHIPPED
-from axonn_tune.published.steps import LeftOut, PredictedStep
 from axonn_tune.report import page
 from axonn_tune.report.output import (
     NOTHING,
@@ -36,6 +30,17 @@ from axonn_tune.report.output import (
 )
 from axonn_tune.report.ranking_section import MOST_ROWS
 from axonn_tune.units import GIB, MICRO, show_seconds
+from axonn_tune.validation.published.accuracy import (
+    Accuracy,
+    FamilyQuality,
+    Files,
+    LeftOut,
+    PredictedRow,
+    StepSummary,
+)
+from axonn_tune.validation.published.measurements import RELATIVE, Evaluation, errors_by_group
+from axonn_tune.validation.published.rows import SHIPPED, framework_of
+from axonn_tune.validation.quality import Errors
 
 ACCURACY_SCHEMA = "axonn-tune/accuracy/1"
 NEAR = 0.25
@@ -268,12 +273,12 @@ def _ranked_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -
     return text_of(_RANKED, rows)
 
 
-def _steps_text(title: str, steps: Sequence[PredictedStep]) -> str:
+def _steps_text(title: str, steps: Sequence[PredictedRow]) -> str:
     """One line a row, with what it was priced as and its interval; nothing without rows."""
     return text_of([words("id", title), *_IN_TEXTS], list(map(_step_row, steps)))
 
 
-def _step_row(one: PredictedStep) -> Json:
+def _step_row(one: PredictedRow) -> Json:
     """A step as tables show it."""
     row, configuration = one.row, one.configuration
     known = one.low_s is not None and one.high_s is not None
@@ -296,7 +301,7 @@ def _step_row(one: PredictedStep) -> Json:
     }
 
 
-def _within(one: PredictedStep) -> str | None:
+def _within(one: PredictedRow) -> str | None:
     """Whether the interval holds the measured time; None where either is missing."""
     if one.low_s is None or one.high_s is None or not one.row.step_s:
         return None
@@ -371,7 +376,7 @@ def _error_cards(errors: Errors) -> list[Json]:
     ]
 
 
-def _step_point(one: PredictedStep) -> ScatterPoint:
+def _step_point(one: PredictedRow) -> ScatterPoint:
     """A step with what pointing at it says."""
     row, configuration = one.row, one.configuration
     assert configuration is not None, row.id
@@ -534,7 +539,7 @@ def families_table(families: Sequence[FamilyQuality]) -> Json:
     return page.table("s1-families", "Ranking of layouts", _FAMILIES, rows, note=note, tall=True)
 
 
-def _steps_table(steps: Sequence[PredictedStep]) -> Json:
+def _steps_table(steps: Sequence[PredictedRow]) -> Json:
     """Every predicted step, the worst first; those that were not measured last."""
     rows = [_step_row(one) for one in steps if one.predicted_s is not None]
     filters = {"source": "source", "framework": "framework", "gpu": "accelerator", "held": "within"}
@@ -574,7 +579,7 @@ def _rows_table(
     return page.table(identity, title, columns, ordered[:MOST_ROWS], note=note, filters=filters, tall=True)
 
 
-def _refused_steps(steps: Sequence[PredictedStep]) -> Json:
+def _refused_steps(steps: Sequence[PredictedRow]) -> Json:
     """Steps without a prediction, each with the reason."""
     columns = [*(_STEPS[key] for key in ("id", "source", "framework", "gpu", "model")), _WHY_NOT]
     note = f"The first {MOST_ROWS:,} of {len(steps):,}." if len(steps) > MOST_ROWS else ""

@@ -76,6 +76,13 @@ def test_there_is_nothing_to_rank_by(capsys: pytest.CaptureFixture[str]) -> None
     assert "No such option" in capsys.readouterr().err
 
 
+def test_a_pinned_size_is_why_others_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards the reason of contenders that the request itself rules out."""
+    output = run(capsys, *SMALL, "--framework", "fsdp", "--z", "16")
+    assert "FSDP (ZeRO-3): infeasible, asked for z = 16, not 64." in output
+    assert "data parallel: infeasible, asked for z = 16, not 1." in output
+
+
 def test_csv_has_one_line_per_contender(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards the table for other programs, infeasible ones included."""
     rows = list(csv.DictReader(io.StringIO(run(capsys, *SMALL, "--format", "csv"))))

@@ -8,9 +8,8 @@ from statistics import fmean, median
 
 import pytest
 
-from axonn_tune.published.accuracy import Accuracy, Files, evaluate
-from axonn_tune.published.measurements import errors_by_group
-from axonn_tune.published.steps import without
+from axonn_tune.validation.published.accuracy import Accuracy, Files, evaluate, without
+from axonn_tune.validation.published.measurements import errors_by_group
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def test_steps_that_no_fit_had_seen_are_met(found: Accuracy) -> None:
     assert family.errors.rows == source.errors.rows == found.summary.errors.rows
     assert family.errors.mape <= STEP_MEAN
     assert family.errors.median <= STEP_MEDIAN
-    assert source.errors.mape <= WITHOUT_SOURCE
+    assert fmean(one.mape for one in source.by_source.values()) <= WITHOUT_SOURCE
     assert (family.spearman or 0.0) >= SPEARMAN
     assert (family.regret or math.inf) <= REGRET
     assert 0.75 <= family.coverage <= 0.9
@@ -86,5 +85,5 @@ def test_rows_are_left_out_for_known_reasons(found: Accuracy) -> None:
     assert sum(reasons.values()) <= 2000
 
 
-STEP_MEAN, STEP_MEDIAN, SOURCE_MEAN, WITHOUT_SOURCE = 0.06, 0.035, 0.08, 0.18
-SPEARMAN, REGRET = 0.91, 0.045
+STEP_MEAN, STEP_MEDIAN, SOURCE_MEAN, WITHOUT_SOURCE = 0.055, 0.031, 0.065, 0.127
+SPEARMAN, REGRET = 0.93, 0.037

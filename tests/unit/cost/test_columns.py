@@ -6,7 +6,7 @@ import pytest
 
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.ranking.choosing import Ranking, search
-from axonn_tune.ranking.space import RankBy
+from axonn_tune.ranking.space import Limits, RankBy
 from axonn_tune.specs.catalog import load_machine
 from tests.unit.small import small_model, small_problem
 
@@ -44,6 +44,21 @@ def test_listed_candidates_cost_what_explain_says(name: str, space: str) -> None
     model, given = SPACES[space]
     ranking = search(small_problem(model, MACHINE, find_framework(name), **given))
     assert_twins(ranking, range(0, min(len(ranking), 12), 2))
+
+
+@pytest.mark.parametrize("order", ["x,data,pipeline", "data,pipeline,x", "pipeline,data,x"])
+def test_rank_orders_reach_sends_between_stages(order: str) -> None:
+    """Guards the scatter and gather around a send: x is nearer or farther, and so is the next stage.
+
+    Each stage of the framework sends shares over x, which are gathered with the stride that x has in the order.
+    """
+    limits = Limits(order=tuple(order.split(",")), axes={"x": 2, "pipeline": 2})
+    problem = small_problem(
+        SPACES["large"][0], MACHINE, find_framework("megatron-2021"), gpus=16, batch=16, limits=limits
+    )
+    ranking = search(problem)
+    assert len(ranking)
+    assert_twins(ranking, range(len(ranking)))
 
 
 @pytest.mark.parametrize("rank_by", ["communication", "exposed"])

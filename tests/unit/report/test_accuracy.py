@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import UsageError
-from axonn_tune.published.accuracy import Accuracy, Files, evaluate
-from axonn_tune.published.measurements import errors_by_group
-from axonn_tune.published.quality import FamilyQuality
 from axonn_tune.report.accuracy import (
     MOST_POINTS,
     STEPS,
@@ -20,6 +17,8 @@ from axonn_tune.report.accuracy import (
     points_figure,
 )
 from axonn_tune.report.output import Json
+from axonn_tune.validation.published.accuracy import Accuracy, FamilyQuality, Files, evaluate
+from axonn_tune.validation.published.measurements import errors_by_group
 from tests.unit.report.pages import blocks, titled, values
 from tests.unit.report.published import STEPS as STEPS_HEADER
 from tests.unit.report.published import evaluated, step

@@ -1,0 +1,32 @@
+"""Which layouts a framework refuses, one at a time and as columns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from axonn_tune.frameworks import find_framework
+from axonn_tune.grid import Grid
+from axonn_tune.program.constraints import broken_constraints, constraints
+from axonn_tune.specs.workload import Workload
+from tests.unit.small import small_model
+
+CORE = find_framework("megatron-core")
+
+
+@pytest.mark.parametrize(
+    ("length", "context", "why"),
+    [
+        (128, 4, None),
+        (36, 4, "sequence_length (36) is not divisible by 2·context = 8"),
+        (35, 1, None),
+        (128, 3, "sequence_length (128) is not divisible by 2·context = 6"),
+    ],
+)
+def test_context_takes_a_block_from_either_end(length: int, context: int, why: str | None) -> None:
+    """Guards the balanced split of causal attention: twice as many blocks as ranks, but any length on one rank."""
+    workload = Workload(global_batch=8, sequence_length=length)
+    found = broken_constraints(Grid(context=context, order=CORE.axes), small_model(), workload, CORE, micro_batch=1)
+    assert (why in found) if why else not found
+    one = next(one for one in constraints(small_model(), workload, CORE) if one.name == "sequence-by-context")
+    assert one.broken({"context": np.array([context])}).tolist() == [why is not None]
