@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, prod
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -231,15 +231,10 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def count_factorizations(number: int, *, axes: int = len(AXES)) -> int:
-    """Ordered factorizations of a number into that many factors: a product of binomials over its primes."""
-    return prod(comb(exponent + axes - 1, axes - 1) for exponent in prime_factors(number).values())
-
-
 def factorizations(number: int, *, axes: int = len(AXES)) -> NDArray[np.int64]:
     """Every ordered factorization into one factor an axis, as rows in lexicographic order.
 
-    Shape `[count_factorizations(number), axes]`; each prime's exponent is split over the axes
+    Shape `[factorizations, axes]`; each prime's exponent is split over the axes
     independently, so nothing is enumerated and thrown away.
     """
     rows = np.ones((1, axes), dtype=np.int64)

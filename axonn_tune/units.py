@@ -25,8 +25,9 @@ def flops_per_s(value_tflops: float) -> float:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things for a person: `1 grid`, `1,024 grids`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    """A number of things for a person: `1 grid`, `1,024 grids`, `2 batches`."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def show_bytes(value_bytes: float) -> str:

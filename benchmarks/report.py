@@ -18,8 +18,8 @@ from typing import Any
 
 from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.results import run_search
-from axonn_tune.report.html.page import write_page
-from axonn_tune.report.html.ranking_section import ranking_of, ranking_section
+from axonn_tune.report.page import write_page
+from axonn_tune.report.ranking_section import ranking_of, ranking_section
 from tests.browser.browser import browser, opened
 
 _DRAWN = "document.querySelector('[data-drawn=true]')"

@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from axonn_tune.report.output import stdout_console
+from benchmarks.console import stdout_console
 
 MAIN_JOB = ("--gpus", "1024", "--model", "80b")
 

@@ -25,8 +25,8 @@ import torch
 import torch._dynamo  # so that no forked rank has to: AdamW asks for it
 
 from axonn_tune.grid import Grid, factorizations
-from axonn_tune.report.output import stdout_console
 from axonn_tune.specs.catalog import load_model
+from benchmarks.console import stdout_console
 from benchmarks.contenders import Contender, Job, Ours, Peer, initial_weights
 from benchmarks.ranks import Ranks, Step
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from axonn_tune.files import write_text_atomically
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import write_launch
-from axonn_tune.report.output import stdout_console
 from axonn_tune.specs.launch import Data, Optimizer
 from axonn_tune.specs.workload import Workload
+from benchmarks.console import stdout_console
 from benchmarks.curve_figure import Curve, figure
 from benchmarks.launches import pinned_launch
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from axonn_tune.published.steps import PredictedStep
 from axonn_tune.units import show_seconds
+from axonn_tune.validation.published.accuracy import PredictedRow
 from benchmarks.svg import COLOURS, GREY, document, legend_entry, line, linear, text
 
 WIDTH, HEIGHT = 750, 520
@@ -22,7 +22,7 @@ Points: TypeAlias = Sequence[tuple[float, float]]
 Scale: TypeAlias = Callable[[float], float]
 
 
-def figure(predictions: Iterable[PredictedStep]) -> str:
+def figure(predictions: Iterable[PredictedRow]) -> str:
     """The whole document; ValueError without a step that is both measured and predicted."""
     sources = _sources(predictions)
     values = [value for points in sources.values() for point in points for value in point]
@@ -37,7 +37,7 @@ def figure(predictions: Iterable[PredictedStep]) -> str:
     return document([*parts, *_legend(sources)], width=WIDTH, height=HEIGHT)
 
 
-def _sources(predictions: Iterable[PredictedStep]) -> Mapping[str, Points]:
+def _sources(predictions: Iterable[PredictedRow]) -> Mapping[str, Points]:
     """Measured and predicted times by source, s; the largest source first, so that small ones lie on top."""
     found: dict[str, list[tuple[float, float]]] = {}
     for one in predictions:

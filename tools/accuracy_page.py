@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from axonn_tune.frameworks import UNKNOWN, find_framework
-from axonn_tune.published.accuracy import Accuracy, Files, evaluate
-from axonn_tune.published.cases import FRAMEWORK_WORDS
-from axonn_tune.published.measurements import Evaluation, errors_by_group
-from axonn_tune.published.quality import Errors, families
-from axonn_tune.published.steps import PredictedStep, widths, without
 from axonn_tune.report.output import Heading, markdown_table
+from axonn_tune.validation.published.accuracy import Accuracy, Files, PredictedRow, evaluate, families, widths, without
+from axonn_tune.validation.published.measurements import Evaluation, errors_by_group
+from axonn_tune.validation.published.rows import FRAMEWORK_WORDS
+from axonn_tune.validation.quality import Errors
 from tools import vtrain_sums
 from tools.accuracy_figure import figure
 from tools.fit.left_out import coverage, family_group
@@ -136,12 +135,12 @@ def _frameworks() -> str:
     return markdown_table(headings, rows)
 
 
-def _worst(worst: Sequence[PredictedStep]) -> str:
+def _worst(worst: Sequence[PredictedRow]) -> str:
     headings = [*(Heading(name, left=True) for name in ("row", "framework", "model", "layout")), Heading("error")]
     return markdown_table(headings, list(_worst_cells(worst)))
 
 
-def _worst_cells(worst: Sequence[PredictedStep]) -> Iterator[list[str]]:
+def _worst_cells(worst: Sequence[PredictedRow]) -> Iterator[list[str]]:
     for one in worst:
         yield [one.row.id, one.row.framework, one.row.model, one.layout, f"{one.error or 0.0:+.0%}"]
 

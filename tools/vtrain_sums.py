@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.published.quality import families
-from axonn_tune.published.rows import SHIPPED, StepRow, read_steps
-from axonn_tune.published.steps import PredictedStep, predict_steps
 from axonn_tune.report.output import Heading, markdown_table
+from axonn_tune.validation.published.accuracy import PredictedRow, families, predict_steps
+from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_steps
 
 DATASET = "vtrain_single"
 FEWEST = 5
@@ -41,9 +40,9 @@ class Group:
     residual: float
 
 
-def groups(steps: Sequence[PredictedStep]) -> Iterator[Group]:
+def groups(steps: Sequence[PredictedRow]) -> Iterator[Group]:
     """Every group with rows enough to fit `micro-batches · layers · a + micro-batches · b + layers · c + d`."""
-    members: dict[tuple[int, ...], list[PredictedStep]] = {}
+    members: dict[tuple[int, ...], list[PredictedRow]] = {}
     for one in steps:
         row = one.row
         if row.dataset == DATASET and one.predicted_s and row.step_s and row.micro_batch:
@@ -91,7 +90,7 @@ def layer_times(found: Sequence[Group]) -> str:
     return markdown_table(headings, list(rows.values()))
 
 
-def cuts(steps: Sequence[PredictedStep]) -> str:
+def cuts(steps: Sequence[PredictedRow]) -> str:
     """How well families are ranked, and how well without some layer times."""
     headings = [Heading("rows", left=True), Heading("families"), Heading("Spearman"), Heading("regret")]
     rows = []

@@ -5,30 +5,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
 
-from axonn_tune.api.search import Reported, Result, SearchOptions, call_text, make_choices, whole
+from axonn_tune.api.search import Format, Reported, Result, SearchOptions, call_text, make_choices, whole
 from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.files import write_text_atomically
+from axonn_tune.ranking.compare import Comparison, Contender
+from axonn_tune.ranking.compare import compare as compare_all
 from axonn_tune.ranking.inputs import Inputs, launch_inputs, load_inputs
 from axonn_tune.ranking.results import Results, run_search
+from axonn_tune.ranking.space import RankBy
 from axonn_tune.ranking.sweep import Point, parse_numbers
 from axonn_tune.ranking.sweep import sweep as sweep_all
-from axonn_tune.specs.catalog import DEFAULT_MACHINE, Kind, Loaded, available, load_machine, load_model
+from axonn_tune.report.explain import (
+    PricedConfiguration,
+    explain_document,
+    explain_markdown,
+    explain_text,
+    explain_title,
+    step_words,
+)
+from axonn_tune.report.inventory import documents_json, documents_table
+from axonn_tune.report.output import Json, Table, json_text
+from axonn_tune.report.scaling import (
+    comparison_json,
+    comparison_remarks,
+    comparison_section,
+    comparison_table,
+    sweep_document,
+    sweep_section,
+    sweep_table,
+)
+from axonn_tune.specs.catalog import (
+    DEFAULT_MACHINE,
+    Kind,
+    Loaded,
+    MachineLike,
+    ModelLike,
+    available,
+    load_machine,
+    load_model,
+)
 from axonn_tune.specs.document import Document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-
-if TYPE_CHECKING:
-    from axonn_tune.api.search import Format
-    from axonn_tune.cost.prediction import Pricing
-    from axonn_tune.ranking.compare import Comparison, Contender
-    from axonn_tune.ranking.entries import Entry
-    from axonn_tune.ranking.space import RankBy
-    from axonn_tune.report.explain import PricedConfiguration
-    from axonn_tune.report.output import Json, Table
-    from axonn_tune.specs.catalog import MachineLike, ModelLike
-
 
 ExplainFormat: TypeAlias = Literal["table", "json", "md"]
 
@@ -77,69 +97,42 @@ class StepTrace:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Explanation:
+class Explanation(PricedConfiguration):
     """One configuration and everything that is predicted of it.
 
     machine_changed: it is a launch config's, whose machine profile is not the one explained with.
     """
 
-    subject: PricedConfiguration
     machine_changed: bool = False
 
     @classmethod
     def of(cls, results: Results, *, rank: int, machine_changed: bool = False) -> Explanation:
         """Of a configuration of a ranking; NothingFeasibleError if there is none, UsageError if fewer than `rank`."""
-        from axonn_tune.report.explain import PricedConfiguration
-
         results.require_any()
         results.require_row(rank)
         ranked = results.ranked
-        subject = PricedConfiguration(results.inputs, ranked.entry(rank - 1, terms=True), ranked.pricing(rank - 1))
-        return cls(subject, machine_changed)
-
-    @property
-    def inputs(self) -> Inputs:
-        """The model, the machine and the problem."""
-        return self.subject.inputs
-
-    @property
-    def entry(self) -> Entry:
-        """The configuration as the ranking lists it."""
-        return self.subject.entry
-
-    @property
-    def pricing(self) -> Pricing:
-        """Every term, the computation and the memory."""
-        return self.subject.pricing
+        return cls(results.inputs, ranked.entry(rank - 1, terms=True), ranked.pricing(rank - 1), machine_changed)
 
     @property
     def words(self) -> list[str]:
         """What a step consists of, in sentences."""
-        from axonn_tune.report.explain import words
-
-        return words(self.subject)
+        return step_words(self)
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/explain/1`."""
-        from axonn_tune.report.explain import explain_document
-
-        return explain_document(self.subject)
+        return explain_document(self)
 
     def to_json(self) -> str:
         """The same as text: what `axonn-tune explain --format json` prints."""
-        from axonn_tune.report.output import json_text
-
         return json_text(self.to_dict())
 
     def render(self, output_format: ExplainFormat = "table") -> str:
         """The explanation as the command line prints it."""
         if output_format == "json":
             return self.to_json()
-        from axonn_tune.report.explain import explain_markdown, explain_text, explain_title
-
         if output_format == "md":
-            return f"# {explain_title(self.subject)}\n\n{explain_markdown(self.subject)}"
-        return f"{explain_title(self.subject)}\n\n{explain_text(self.subject)}"
+            return f"# {explain_title(self)}\n\n{explain_markdown(self)}"
+        return f"{explain_title(self)}\n\n{explain_text(self)}"
 
     def trace(self, runs: Sequence[str | Path] = (), *, step: int | None = None) -> StepTrace:
         """The predicted step as a trace for Perfetto, with measured ones, as `axonn-tune trace` writes it.
@@ -152,15 +145,13 @@ class Explanation:
 
         traces = [read_trace(path) for run in runs for path in find_traces(run)]
         measured = choose_step(traces, step=step) if traces else None
-        return StepTrace(merged_trace(self.subject, measured), tuple(trace_remarks(self.subject, measured)))
+        return StepTrace(merged_trace(self, measured), tuple(trace_remarks(self, measured)))
 
     def __str__(self) -> str:
         return self.render()
 
     def __repr__(self) -> str:
-        from axonn_tune.report.explain import explain_title
-
-        return f"<Explanation: {explain_title(self.subject)}>"
+        return f"<Explanation: {explain_title(self)}>"
 
     def _repr_markdown_(self) -> str:
         return self.render("md")
@@ -182,8 +173,6 @@ def compare(
     >>> sorted(contender.key for contender in axonn_tune.compare("20b", gpus=64))
     ['4d', 'data-parallel', 'deepspeed', 'fsdp', 'hsdp', 'megatron-lm', 'torchtitan']
     """
-    from axonn_tune.ranking.compare import compare as compare_all
-
     inputs = load_inputs(make_choices(model, gpus=gpus, machine=machine, batch=batch, **options))
     given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, **options}
     return CompareResult(compare_all(inputs.problem), inputs, call_text("compare", given))
@@ -200,14 +189,10 @@ class CompareResult(Reported):
     @property
     def remarks(self) -> list[str]:
         """What limits each, what overlap gains, and what the paper reports of this case, in sentences."""
-        from axonn_tune.report.compare import comparison_remarks
-
         return comparison_remarks(self.comparison)
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/comparison/1`."""
-        from axonn_tune.report.compare import comparison_json
-
         return comparison_json(self.comparison, self.inputs)
 
     def render(self, output_format: Format = "table", *, wide: bool = False, color: bool = False) -> str:
@@ -227,13 +212,9 @@ class CompareResult(Reported):
 
     def section(self, *, source: str) -> Json:
         """This comparison as a section of a report; `source` names where it comes from."""
-        from axonn_tune.report.html.scaling_sections import comparison_section
-
         return comparison_section(self.to_dict(), identity="s1", source=source)
 
-    def _table(self, *, wide: bool = False) -> Table[Contender]:
-        from axonn_tune.report.compare import comparison_table
-
+    def _table(self, *, wide: bool = False) -> Table:
         return comparison_table(self.comparison, wide=wide)
 
 
@@ -303,8 +284,6 @@ class SweepResult(Reported, Sequence[Point]):
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/sweep/1`."""
-        from axonn_tune.report.ranking import sweep_document
-
         return sweep_document(self.points, weak=self.weak)
 
     def render(
@@ -339,13 +318,9 @@ class SweepResult(Reported, Sequence[Point]):
 
     def section(self, *, source: str) -> Json:
         """This sweep as a section of a report; `source` names where it comes from."""
-        from axonn_tune.report.html.scaling_sections import sweep_section
-
         return sweep_section(self.to_dict(), identity="s1", source=source)
 
-    def _table(self, *, names: Sequence[str] = (), wide: bool = False) -> Table[Point]:
-        from axonn_tune.report.ranking import sweep_table
-
+    def _table(self, *, names: Sequence[str] = (), wide: bool = False) -> Table:
         return sweep_table(self.points, names=names, wide=wide)
 
 
@@ -409,8 +384,6 @@ class Catalog(Result, Mapping[str, Loaded[D]], Generic[D]):
 
     def to_dict(self) -> dict[str, Any]:
         """All documents with name, file and hash: what `--format json` prints."""
-        from axonn_tune.report.inventory import documents_json
-
         return documents_json(self.kind, self._sound())
 
     def render(self) -> str:
@@ -420,9 +393,7 @@ class Catalog(Result, Mapping[str, Loaded[D]], Generic[D]):
     def __repr__(self) -> str:
         return f"<Catalog of {len(self)} {self.kind}s: {', '.join(self)}>"
 
-    def _table(self) -> Table[tuple[str, Loaded[D]]]:
-        from axonn_tune.report.inventory import documents_table
-
+    def _table(self) -> Table:
         return documents_table(self.kind, self._sound())
 
     def _sound(self) -> list[tuple[str, Loaded[D]]]:

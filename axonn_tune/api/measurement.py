@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from axonn_tune.calibration.profile import Calibration
     from axonn_tune.ranking.space import RankBy
     from axonn_tune.specs.catalog import MachineLike, ModelLike
+    from axonn_tune.specs.machine import Backend
     from axonn_tune.specs.workload import Precision
     from axonn_tune.validation.comparison import RunComparison
     from axonn_tune.validation.regression import Regression
@@ -92,7 +94,8 @@ def start(
     arguments = ["--directory", str(folder), *_numbered({"steps": steps, "trace": trace})]
     arguments += [*(["--resume"] if resume else []), *(["--trace-all"] if trace_all else [])]
     command = host.command_of(document, path, arguments=arguments, environment=os.environ)
-    crowded = None if host.already_started(os.environ) else host.crowding(document, cores=_cores())
+    cores = len(os.sched_getaffinity(0))
+    crowded = None if host.already_started(os.environ) else host.crowding(document, cores=cores)
     if crowded:
         warn(crowded)
     leads = host.leads(os.environ)
@@ -105,11 +108,7 @@ def start_dry(launch: str | Path) -> int:
     """Build one rank without memory or network, which prints what it would use; the exit code."""
     document = load_document(launch, schema=Launch)
     host.require_torch()
-    return host.run_command(host.dry_run_command(Path(launch)), document)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return host.run_command([sys.executable, "-m", "axonn_tune.runtime.dry_run", str(launch)], document)
 
 
 def _numbered(given: Mapping[str, int | None]) -> list[str]:
@@ -197,8 +196,14 @@ def compared(
 
     host.require_torch()
     extent = Extent(whole("repeats", runs.repeats), whole("steps", runs.steps, least=3), serial=runs.serial)
-    with runner_of(runs) as runner, _folder(runs.folder) as folder:
-        measured = run_plan(plan, runner, extent, folder=folder, listen=listen, save=_saved_to(runs.output))
+
+    def save(found: Measurements) -> None:
+        # After each round, so that a validation that is cut off leaves whole rounds.
+        if runs.output is not None:
+            write_text_atomically(runs.output, to_yaml(found, header=[f"Written by {found.command}"]))
+
+    with runner_of(runs) as runner, tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
+        measured = run_plan(plan, runner, extent, folder=Path(runs.folder or folder), listen=listen, save=save)
     return RunComparison(fastest_runs(measured) if runs.fastest else measured)
 
 
@@ -217,26 +222,6 @@ def runner_of(runs: Runs) -> Iterator[RankRunner]:
         raise UsageError("--lab and --start-with both say where the ranks are")
     with Lab.attached(runs.lab) as lab:
         yield LabRunner(lab, realtime=runs.realtime)
-
-
-@contextmanager
-def _folder(kept: str | Path | None) -> Iterator[Path]:
-    """Where runs leave their folders."""
-    if kept is not None:
-        yield Path(kept)
-        return
-    with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
-        yield Path(folder)
-
-
-def _saved_to(output: str | Path | None) -> Callable[[Measurements], None]:
-    """Writes what was measured, after each round, so that a validation that is cut off leaves whole rounds."""
-
-    def save(found: Measurements) -> None:
-        if output is not None:
-            write_text_atomically(output, to_yaml(found, header=[f"Written by {found.command}"]))
-
-    return save
 
 
 def regress(
@@ -275,7 +260,7 @@ class CalibrateOptions(TypedDict, total=False):
     machine: MachineLike
     precision: Precision
     batch: int
-    backend: Literal["gloo", "nccl"]
+    backend: Backend
     ranks_per_node: int
     name: str
     points: str
@@ -302,7 +287,7 @@ def calibrate(
 
     host.require_torch()
     request = measure.CalibrationRequest(output=str(output), ranks=ranks, budget=budget, model=model, **options)
-    code = measure.run_probes(measure.job_of(request), measure.plan_of(request), listen or (lambda progress: None))
+    code = measure.run_probes(request, measure.plan_of(request), listen or (lambda progress: None))
     if code:
         raise error_of(code)(f"the ranks that measure ended with exit code {code}")
     return measure.write_profile(request) if host.leads(os.environ) else None

@@ -10,19 +10,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, get_args, overload
 
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.choosing import RANK_BY
+from axonn_tune.ranking.choosing import RANK_BY, Searched
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
-from axonn_tune.ranking.results import Results, run_search
+from axonn_tune.ranking.results import Results, nothing_feasible, run_search
 from axonn_tune.ranking.space import Limits, RankBy
-from axonn_tune.specs.catalog import DEFAULT_MACHINE
+from axonn_tune.report.output import Json, Table, json_text
+from axonn_tune.report.ranking import ranking_document, ranking_remarks, ranking_table, why_first
+from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike
 from axonn_tune.specs.workload import ELEMENT_SIZES, OVERLAPS, RECOMPUTES, Overlap, Precision, Recompute
 
 if TYPE_CHECKING:
@@ -30,14 +32,12 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from axonn_tune.api.analysis import Explanation
-    from axonn_tune.ranking.choosing import Searched
-    from axonn_tune.report.output import Json, Table
-    from axonn_tune.specs.catalog import MachineLike, ModelLike
+    from axonn_tune.launch.scripts import ScriptKind
     from axonn_tune.specs.launch import Launch
 
 
 Cost: TypeAlias = Literal["alpha-beta", "paper", "paper-released", "paper-mended"]
-COSTS: tuple[Cost, ...] = ("alpha-beta", "paper", "paper-released", "paper-mended")
+COSTS: tuple[Cost, ...] = get_args(Cost)
 Settings: TypeAlias = Mapping[str, object] | Sequence[str]
 """Changed values by their dotted keys, `{"machine.accelerator.memory_gib": 80}`, or as `KEY=VALUE` texts."""
 
@@ -182,17 +182,12 @@ def _shown(value: Any) -> str:  # noqa: ANN401 - whatever was given
 
 
 def _limits(options: SearchOptions) -> Limits:
-    order = options.get("order")
-    pipeline = options.get("pipeline")
-    sizes: dict[str, int | None] = {
-        "x": options.get("x"),
-        "y": options.get("y"),
-        "z": options.get("z"),
-        "data": options.get("data"),
-        "context": options.get("context"),
-        "pipeline": None if isinstance(pipeline, bool) else pipeline,
-    }
-    kept = options.get("kept_layers")
+    given: Mapping[str, Any] = options
+    order, kept = options.get("order"), options.get("kept_layers")
+    sizes = {axis: given.get(axis) for axis in ALL_AXES}
+    if isinstance(sizes["pipeline"], bool):
+        # Stages are searched, and not pinned.
+        del sizes["pipeline"]
     return Limits(
         order=None if order is None else parse_order(order),
         recompute=_one_of("recompute", options.get("recompute"), RECOMPUTES),
@@ -237,7 +232,7 @@ class Result(ABC):
         """Everything, as JSON: see docs/python.md for the schema of each kind of result."""
 
     @abstractmethod
-    def _table(self) -> Table[Any]:
+    def _table(self) -> Table:
         """The table as it is shown without options, and sentences below it."""
 
     @property
@@ -247,11 +242,9 @@ class Result(ABC):
 
     def to_json(self) -> str:
         """The same as text: what `--format json` prints."""
-        from axonn_tune.report.output import json_text
-
         return json_text(self.to_dict())
 
-    def _rendered(self, output_format: str, table: Callable[[], Table[Any]], *, color: bool = False) -> str:
+    def _rendered(self, output_format: str, table: Callable[[], Table], *, color: bool = False) -> str:
         """As the command line prints it; the table is made for formats that have one."""
         return self.to_json() if output_format == "json" else table().render(output_format, color=color)
 
@@ -276,7 +269,7 @@ class Reported(Result):
 
     def write_report(self, path: str | Path) -> Path:
         """Write one self-contained HTML file, as `--html` does; EnvironmentProblem without the extra [report]."""
-        from axonn_tune.report.html.page import require_plotly, write_page
+        from axonn_tune.report.page import require_plotly, write_page
 
         require_plotly()
         write_page(path, [self.section(source=self.call)], command=self.call)
@@ -284,7 +277,6 @@ class Reported(Result):
 
 
 Format: TypeAlias = Literal["table", "json", "csv", "md"]
-Script: TypeAlias = Literal["torchrun", "slurm"]
 DEFAULT_TOP = 10
 """Rows listed unless more are asked for, as on the command line."""
 
@@ -320,7 +312,7 @@ def search(
     given = {"gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, "cost": cost, **options}
     choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options)
     call = call_text("search", {"model": model, **given, "variants": variants or None})
-    return SearchResult.of(load_inputs(choices), costs=parse_costs(cost), variants=variants, call=call)
+    return SearchResult(run_search(load_inputs(choices), costs=parse_costs(cost), variants=variants), call)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -332,13 +324,6 @@ class SearchResult(Reported, Sequence[Entry]):
 
     results: Results
     call: str
-
-    @classmethod
-    def of(
-        cls, inputs: Inputs, *, costs: Sequence[str] = ("alpha-beta",), variants: bool = False, call: str
-    ) -> SearchResult:
-        """The ranking of what has been loaded already."""
-        return cls(run_search(inputs, costs=costs, variants=variants), call)
 
     @property
     def inputs(self) -> Inputs:
@@ -374,15 +359,11 @@ class SearchResult(Reported, Sequence[Entry]):
     @property
     def why(self) -> str:
         """Where the first spends less time than the second."""
-        from axonn_tune.report.ranking import why_first
-
         return why_first(self.results)
 
     @property
     def remarks(self) -> list[str]:
         """What to know besides the numbers, in sentences: what was priced, why the first is first, ties, rejections."""
-        from axonn_tune.report.ranking import ranking_remarks
-
         return ranking_remarks(self.results)
 
     def explain(self, rank: int = 1) -> Explanation:
@@ -407,7 +388,7 @@ class SearchResult(Reported, Sequence[Entry]):
         )
 
     def write_launch_config(
-        self, path: str | Path, *, pick: int = 1, tokens: str | Path | None = None, emit: Script | None = None
+        self, path: str | Path, *, pick: int = 1, tokens: str | Path | None = None, emit: ScriptKind | None = None
     ) -> tuple[Path, ...]:
         """Write the launch config of a configuration; `emit`: and a script that starts it. Returns what was written.
 
@@ -428,15 +409,11 @@ class SearchResult(Reported, Sequence[Entry]):
 
     def to_dict(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> Json:
         """The first `top` configurations (0: all), with every term, as the contract `axonn-tune/ranking/1`."""
-        from axonn_tune.report.ranking import ranking_document
-
         entries = self.results.listed(top=top, terms=True, rejected=rejected)
-        return ranking_document(self.results, entries, limit_bytes=self.memory_limit_bytes)
+        return ranking_document(self.results, entries)
 
     def to_json(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> str:
         """The same as text: what `axonn-tune --format json` prints."""
-        from axonn_tune.report.output import json_text
-
         return json_text(self.to_dict(top=top, rejected=rejected))
 
     def render(
@@ -450,8 +427,6 @@ class SearchResult(Reported, Sequence[Entry]):
         color: bool = False,
     ) -> str:
         """The first `top` configurations (0: all) as the command line prints them; UsageError for an unknown column."""
-        from axonn_tune.report.ranking import ranking_table
-
         if output_format == "json":
             return self.to_json(top=top, rejected=rejected)
         entries = self.results.listed(top=top, rejected=rejected)
@@ -488,23 +463,17 @@ class SearchResult(Reported, Sequence[Entry]):
 
     def section(self, *, source: str) -> Json:
         """This ranking as a section of a report; `source` names where it comes from."""
-        from axonn_tune.report.html.ranking_section import ranking_of, ranking_section
+        from axonn_tune.report.ranking_section import ranking_of, ranking_section
 
         return ranking_section(ranking_of(self.results), identity="s1", source=source)
 
-    def _table(self) -> Table[Entry]:
-        from axonn_tune.report.ranking import ranking_table
-
+    def _table(self) -> Table:
         table = ranking_table(self.results, self.results.listed(top=DEFAULT_TOP))
         return replace(table, notes=[*([] if len(self) else [self._none()]), *self.remarks])
 
     def _none(self) -> str:
         """What binds, if nothing is ranked."""
-        from axonn_tune.ranking.results import nothing_feasible
-
         return nothing_feasible(self.inputs.problem, self.searched)
 
     def _frame(self, entries: Sequence[Entry]) -> pd.DataFrame:
-        from axonn_tune.report.ranking import ranking_table
-
         return ranking_table(self.results, entries).frame()

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,7 @@ _NO_LATENCY_US, _UNLIMITED_GB_PER_S = 0.0, 1e15
 _HELD_OUT = 4
 """Every fourth probe is held out to evaluate the fit of the others, among which its shape and size occur again."""
 
-LAYOUTS: tuple[MatmulLayout, ...] = ("NN", "NT", "TN")
+LAYOUTS: tuple[MatmulLayout, ...] = get_args(MatmulLayout)
 _TILES = (1, 8, 16, 32, 64, 128)
 _MATMUL, _RAMP, _KERNEL, _BYTE = "matmul_launch_s", "ramp_flop_s", "kernel_launch_s", "byte_s"
 _FORWARD, _BACKWARD = "attention_forward_flop_s", "attention_backward_flop_s"

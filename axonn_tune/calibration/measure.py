@@ -1,4 +1,4 @@
-"""One calibration: the request, the ranks that measure, and the profile written from their points."""
+"""One calibration: the request, what to measure, the ranks that measure, and the profile written from their points."""
 
 from __future__ import annotations
 
@@ -8,22 +8,43 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from axonn_tune.calibration.logs import profile_from_logs, read_log
-from axonn_tune.calibration.plan import Backend, build_plan
 from axonn_tune.calibration.profile import Calibration, calibrate
+from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.errors import TrainingFailedError, UsageError
 from axonn_tune.files import write_text_atomically
+from axonn_tune.grid import Grid, divisors
 from axonn_tune.launch import host
+from axonn_tune.launch.config import build_launch
+from axonn_tune.program.dimensions import symbol_values
+from axonn_tune.program.operations import MatMul
+from axonn_tune.program.step import build_step
 from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
+from axonn_tune.ranking.space import sound_sizes
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model
 from axonn_tune.specs.document import to_yaml
-from axonn_tune.specs.points import Plan, read_points
-from axonn_tune.specs.workload import Precision
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import Loaded
+from axonn_tune.specs.machine import COLLECTIVE_KINDS, Backend, Machine, MatmulLayout
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.points import (
+    AttentionProbe,
+    CollectiveProbe,
+    CopyProbe,
+    MatmulProbe,
+    Plan,
+    Probe,
+    StepProbe,
+    TransferProbe,
+    read_points,
+)
+from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Workload
 
 _STANDARD_ERROR = 2
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -60,35 +81,42 @@ class CalibrationRequest:
         """Name of the profile."""
         return self.name or Path(self.output).stem
 
+    @property
+    def ranks_here(self) -> int | None:
+        """Ranks to start on this host; None where this process is one rank of a started world.
 
-def job_of(request: CalibrationRequest) -> CalibrationJob:
-    """How to measure; UsageError if ranks are to be started inside a world that is already started."""
-    joined = host.already_started(os.environ)
-    if joined and request.ranks is not None:
-        raise UsageError("--ranks starts ranks on this host, but this process is one of a world already started")
-    ranks = None if joined else _ranks_here(request)
-    return CalibrationJob(request.points_path, ranks, request.backend, request.resume)
+        UsageError if ranks are to be started inside such a world.
+        """
+        if not host.already_started(os.environ):
+            return self.ranks or len(os.sched_getaffinity(0))
+        if self.ranks is not None:
+            raise UsageError("--ranks starts ranks on this host, but this process is one of a world already started")
+        return None
+
+    def command(self, plan: Path, *, progress: int) -> list[str]:
+        """What measures; progress: the descriptor to report progress to."""
+        ranks = self.ranks_here
+        return [
+            *(sys.executable, "-m", "axonn_tune.runtime.probes", str(plan), str(self.points_path)),
+            *("--backend", self.backend, "--progress", str(progress), "--parent", str(os.getpid())),
+            *([] if ranks is None else ["--ranks", str(ranks)]),
+            *(["--resume"] if self.resume else []),
+        ]
 
 
 def plan_of(request: CalibrationRequest) -> Plan:
-    """What to measure."""
+    """What to measure; UsageError if ranks are to be started inside a world that is already started."""
     model, machine = load_model(request.model), load_machine(request.machine)
     precision: Precision = request.precision or ("fp32" if request.backend == "gloo" else "bf16")
     workload = make_workload(model.document, WorkloadChoices(batch=request.batch, precision=precision))
-    joined = host.already_started(os.environ)
     return build_plan(
         model,
         machine,
         workload,
-        world=world_size(os.environ) if joined else _ranks_here(request),
+        world=request.ranks_here or world_size(os.environ),
         backend=request.backend,
         budget_s=seconds_of(request.budget),
     )
-
-
-def _ranks_here(request: CalibrationRequest) -> int:
-    """Ranks to start on this host."""
-    return request.ranks or len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
@@ -98,27 +126,6 @@ class CalibrationProgress:
     points: int
     elapsed_s: float
     what: str
-
-
-@dataclass(frozen=True)
-class CalibrationJob:
-    """How to measure. `ranks`: how many to start here, or None where this process is one rank of a started world."""
-
-    points: Path
-    ranks: int | None
-    backend: str
-    resume: bool
-
-    def command(self, plan: Path, *, progress: int) -> list[str]:
-        """What to run; progress: the descriptor to report progress to."""
-        started = [] if self.ranks is None else ["--ranks", str(self.ranks)]
-        resumed = ["--resume"] if self.resume else []
-        return [
-            *(sys.executable, "-m", "axonn_tune.runtime.probes", str(plan), str(self.points)),
-            *("--backend", self.backend, "--progress", str(progress), "--parent", str(os.getpid())),
-            *started,
-            *resumed,
-        ]
 
 
 def seconds_of(text: str) -> float:
@@ -134,8 +141,8 @@ def world_size(environment: Mapping[str, str]) -> int:
     return int(environment.get("WORLD_SIZE") or environment.get("SLURM_NTASKS") or 1)
 
 
-def run_probes(job: CalibrationJob, plan: Plan, listen: Callable[[CalibrationProgress], None]) -> int:
-    """Run the plan on all ranks, or on this one of them; points are in the job's file afterwards.
+def run_probes(request: CalibrationRequest, plan: Plan, listen: Callable[[CalibrationProgress], None]) -> int:
+    """Run the plan on all ranks, or on this one of them; points are in the request's file afterwards.
 
     Returns the exit code; where it is not 0 the ranks have printed why.
     """
@@ -149,7 +156,7 @@ def run_probes(job: CalibrationJob, plan: Plan, listen: Callable[[CalibrationPro
             try:
                 # Standard output is the profile's; what libraries print there goes to standard error.
                 process = subprocess.Popen(
-                    job.command(path, progress=writing), stdout=_STANDARD_ERROR, pass_fds=[writing], env=environment
+                    request.command(path, progress=writing), stdout=_STANDARD_ERROR, pass_fds=[writing], env=environment
                 )
             finally:
                 os.close(writing)
@@ -187,3 +194,180 @@ def _write(done: Calibration, request: CalibrationRequest, origin: str) -> Calib
     header = [f"{done.machine.description}.", f"{origin}. Units and sources: docs/machines.md."]
     write_text_atomically(request.output, to_yaml(done.machine, header=header))
     return done
+
+
+# What to measure.
+
+MOST_SHAPES = 16
+"""Group shapes measured at most: each needs process groups of its own."""
+MOST_MATMULS = 7
+"""GEMMs measured per layout."""
+
+KIB, MIB = 1024, 1024**2
+_SIZES: dict[Backend, tuple[int, ...]] = {
+    "gloo": (2 * KIB, 1 * MIB, 64 * KIB, 256 * KIB, 16 * KIB, 4 * MIB, 512 * KIB, 8 * KIB, 16 * MIB),
+    "nccl": (8 * KIB, 64 * MIB, 1 * MIB, 8 * MIB, 256 * KIB, 512 * MIB, 32 * KIB, 2 * MIB, 192 * MIB),
+}
+"""Message sizes, most important first."""
+_ESSENTIAL_SIZES = 2
+_MOST_PARAMETERS: dict[Backend, int] = {"gloo": 50_000_000, "nccl": 2_000_000_000}
+"""Of the model that a single rank trains, as far as fewer layers and a smaller vocabulary can make it."""
+_TABLES_SHARE = 4
+"""A vocabulary takes at most one in so many of these parameters."""
+_MOST_FLOPS: dict[Backend, float] = {"gloo": 2e10, "nccl": 1e13}
+"""Of one GEMM: a fraction of a second, for every probe is run several times."""
+_MOST_BYTES: dict[Backend, int] = {"gloo": 128 * MIB, "nccl": 1024 * MIB}
+"""Of one activation: GEMMs hold two of them, attention and steps about ten."""
+_STEP_SHARE = 4
+"""A step, which keeps the activations of many layers, has one in so many of the tokens that GEMMs may have."""
+_COPIES: dict[Backend, tuple[int, ...]] = {"gloo": (256 * KIB, 32 * MIB), "nccl": (16 * MIB, 512 * MIB)}
+
+
+def group_shapes(world: int) -> list[tuple[int, int]]:
+    """`(size, stride)` of every group over one axis that a grid of this world can have, most important first.
+
+    The whole world, then neighbours, then ranks as far apart as can be, then what lies between.
+    """
+    shapes = [(size, stride) for size in divisors(world)[1:] for stride in divisors(world // size)]
+
+    def priority(shape: tuple[int, int]) -> tuple[int, int, int]:
+        size, stride = shape
+        place = 0 if size == world else 1 if stride == 1 else 2 if size * stride == world else 3
+        return place, -size, stride
+
+    return sorted(shapes, key=priority)[:MOST_SHAPES]
+
+
+def build_plan(
+    model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, world: int, backend: Backend, budget_s: float
+) -> Plan:
+    """What to measure; `machine` says how ranks start, its numbers are ignored."""
+    most_tokens = _most_tokens(model.document, workload, backend)
+    short = _shortened(workload, most_tokens)
+    launches = tuple(
+        _single_rank(model, machine, short, batch=batch, backend=backend)
+        for batch in _local_batches(short, world, most_tokens // _STEP_SHARE)
+    )
+    steps = [StepProbe(launch=number) for number in range(len(launches))]
+    sequences = launches[0].micro_batch
+    attention = [AttentionProbe(backward=backward, sequences=sequences) for backward in (False, True)]
+    copies = [CopyProbe(size_bytes=size) for size in _COPIES[backend]]
+    element, sizes = ELEMENT_SIZES[workload.precision].compute, _SIZES[backend]
+    gemms = matmuls(model.document, workload, world, backend=backend)
+    essential: list[Probe] = [
+        *(gemm for found in gemms.values() for gemm in {found[0]: None, found[-1]: None}),
+        *attention,
+        *copies,
+        *steps,
+        *_messages(world, sizes[:_ESSENTIAL_SIZES], element),
+    ]
+    others: list[Probe] = [
+        *(gemm for found in gemms.values() for gemm in found[1:-1]),
+        *_messages(world, sizes[_ESSENTIAL_SIZES:], element),
+    ]
+    return Plan(
+        budget_s=budget_s,
+        backend=backend,
+        precision=workload.precision,
+        launches=launches,
+        probes=(*essential, *others),
+        essential=len(essential),
+    )
+
+
+def _most_tokens(model: Model, workload: Workload, backend: Backend) -> int:
+    """Tokens of one GEMM at most, so that neither its FLOPs nor its operands are beyond what a rank can do.
+
+    A power of two. Training splits larger batches into micro-batches, whose size is not known before the search.
+    """
+    widest = max(model.qkv_width, model.up_width, model.hidden)
+    element = ELEMENT_SIZES[workload.precision].compute
+    most = min(_MOST_FLOPS[backend] / (2.0 * model.hidden * widest), _MOST_BYTES[backend] / (element * widest))
+    return 1 << max(0, int(most).bit_length() - 1)
+
+
+def _shortened(workload: Workload, most_tokens: int) -> Workload:
+    """With sequences no longer than that."""
+    return workload.model_copy(update={"sequence_length": min(workload.sequence_length, most_tokens)})
+
+
+def matmuls(model: Model, workload: Workload, world: int, *, backend: Backend) -> dict[MatmulLayout, list[MatmulProbe]]:
+    """GEMMs of training on grids of this world, smallest first, some of each layout.
+
+    With micro-batches that a rank can process at once, and without GEMMs that are too large even so.
+    """
+    most_tokens = _most_tokens(model, workload, backend)
+    workload = _shortened(workload, most_tokens)
+    found: dict[MatmulLayout, Counter[tuple[int, int, int]]] = {"NN": Counter(), "NT": Counter(), "TN": Counter()}
+    program = build_step(model, workload, recompute="none")
+    for row in sound_sizes(world, model, workload).tolist():
+        grid = Grid(*row)
+        batch = min(workload.global_batch // (grid.data * grid.z), most_tokens // workload.sequence_length)
+        values = symbol_values(model, workload, grid, micro_batch=batch)
+        for step, count in program.calls():
+            if isinstance(step, MatMul):
+                m, n, k = (round(float(size.evaluate(values))) for size in (step.m, step.n, step.k))
+                found[step.layout][m, n, k] += round(float(count.evaluate(values)))
+    ordered = {
+        layout: sorted(shapes, key=lambda one: (one[0] * one[1] * one[2], one)) for layout, shapes in found.items()
+    }
+    return {
+        layout: [MatmulProbe(layout=layout, m=m, n=n, k=k) for m, n, k in _spread(_feasible(shapes, backend))]
+        for layout, shapes in ordered.items()
+    }
+
+
+def _feasible(ordered: Sequence[tuple[int, int, int]], backend: Backend) -> Sequence[tuple[int, int, int]]:
+    """Those that take no longer than a probe may, at least the smallest."""
+    return [(m, n, k) for m, n, k in ordered if 2.0 * m * n * k <= _MOST_FLOPS[backend]] or ordered[:1]
+
+
+def _spread(ordered: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """At most `MOST_MATMULS` of them, evenly spread, the ends included."""
+    if len(ordered) <= MOST_MATMULS:
+        return list(ordered)
+    return [ordered[round(place * (len(ordered) - 1) / (MOST_MATMULS - 1))] for place in range(MOST_MATMULS)]
+
+
+def _messages(world: int, sizes: Sequence[int], element: int) -> list[Probe]:
+    """Every collective over every group shape, and messages between neighbours, in these sizes."""
+    shapes = group_shapes(world)
+    collectives: list[Probe] = [
+        CollectiveProbe(op=op, group=group, stride=stride, size_bytes=_whole(size, group * element))
+        for size in sizes
+        for group, stride in shapes
+        for op in COLLECTIVE_KINDS
+    ]
+    strides = sorted({stride for _, stride in shapes})
+    transfers: list[Probe] = [TransferProbe(stride=stride, size_bytes=size) for size in sizes for stride in strides]
+    return [*collectives, *transfers]
+
+
+def _whole(size_bytes: int, multiple: int) -> int:
+    """Rounded up, so that every rank's shard has as many whole elements."""
+    return -(-size_bytes // multiple) * multiple
+
+
+def _local_batches(workload: Workload, world: int, most_tokens: int) -> tuple[int, ...]:
+    """Sequences of one rank's step: its share of the batch, at most these tokens, and a quarter of that."""
+    share = max(1, min(workload.global_batch // world, most_tokens // workload.sequence_length))
+    return tuple(dict.fromkeys((share, max(1, share // 4))))
+
+
+def _single_rank(
+    model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, batch: int, backend: Backend
+) -> Launch:
+    """A training step of a single rank with this many sequences."""
+    small = workload.model_copy(update={"global_batch": batch})
+    cut = _cut(model.document, backend)
+    pricing = price_configuration(cut, machine.document, small, Configuration(Grid(), batch, "none"))
+    loaded = Loaded(cut, model.path, model.sha256)
+    return build_launch(pricing, model=loaded, machine=machine, workload=small, command="axonn-tune calibrate")
+
+
+def _cut(model: Model, backend: Backend) -> Model:
+    """The part of a model that a single rank can hold: all of it, or a smaller vocabulary and fewer layers."""
+    most = _MOST_PARAMETERS[backend]
+    vocab = min(model.vocab, most // _TABLES_SHARE // model.hidden)
+    layers = (most - vocab * model.hidden) // model.block_weights
+    return model.model_copy(update={"vocab": vocab, "layers": max(1, min(model.layers, layers))})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import socket
 import statistics
@@ -21,6 +20,7 @@ from axonn_tune.calibration.fit import (
     rounded,
 )
 from axonn_tune.errors import UsageError
+from axonn_tune.launch.host import installed
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
     Accelerator,
@@ -80,13 +80,13 @@ def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: 
     outline = base.model_copy(
         update={"tiers": _tiers(setting, per_node), "library": _library(setting, base.library.launch_us)}
     )
-    compute = fit_compute(found, setting)
+    compute, device = fit_compute(found, setting), setting.ranks[0].device
     world = len(setting.ranks)
     communication = fit_communication(found, outline, world=world) if world > 1 else None
     document = outline.model_copy(
         update={
             "name": name,
-            "description": _description(setting),
+            "description": f"Measured: {_counted_ranks(setting)} of {device}; {_network_words(setting)}",
             "accelerator": _accelerator(base.accelerator, compute, setting),
             "uncertainty": _uncertainty(measured.points, found, compute, communication),
             "launcher": base.launcher.model_copy(update={"backend": setting.backend, "ranks_per_node": per_node}),
@@ -95,7 +95,10 @@ def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: 
         }
     )
     if communication is not None:
-        document = document.model_copy(update=_network(outline, communication, setting))
+        source = Source(kind="fitted", source=_origin(setting))
+        tiers = tuple(fitted_tier(tier, number, communication, source) for number, tier in enumerate(outline.tiers))
+        library = fitted_library(outline.library, communication, source)
+        document = document.model_copy(update={"tiers": tiers, "library": library})
     return Calibration(validated(document), communication, compute, found)
 
 
@@ -128,10 +131,6 @@ def _network_words(setting: Setting) -> str:
 
 def _hosts(setting: Setting) -> tuple[str, ...]:
     return tuple(dict.fromkeys(place.host for place in setting.ranks))
-
-
-def _description(setting: Setting) -> str:
-    return f"Measured: {_counted_ranks(setting)} of {setting.ranks[0].device}; {_network_words(setting)}"
 
 
 def _ranks_per_node(setting: Setting) -> int:
@@ -195,13 +194,6 @@ def _library(setting: Setting, launch_us: float) -> Library:
             "protocols": Source(kind="fact", source=source),
         },
     )
-
-
-def _network(outline: Machine, fit: CommunicationFit, setting: Setting) -> dict[str, object]:
-    """Tiers and library with fitted rates."""
-    source = Source(kind="fitted", source=_origin(setting))
-    tiers = tuple(fitted_tier(tier, number, fit, source) for number, tier in enumerate(outline.tiers))
-    return {"tiers": tiers, "library": fitted_library(outline.library, fit, source)}
 
 
 def fitted_library(library: Library, fit: CommunicationFit, source: Source) -> Library:
@@ -345,11 +337,7 @@ class HostFacts:
 
 def this_host() -> HostFacts:
     """This host; torch is not imported for it."""
-    try:
-        torch_version: str | None = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch_version = None
-    return HostFacts(socket.gethostname(), len(os.sched_getaffinity(0)), torch_version)
+    return HostFacts(socket.gethostname(), len(os.sched_getaffinity(0)), installed("torch") or None)
 
 
 def differences(measured: Measurement, place: HostFacts) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,18 +15,6 @@ if TYPE_CHECKING:
     from axonn_tune.calibration.measure import CalibrationProgress, CalibrationRequest
     from axonn_tune.calibration.profile import Calibration
     from axonn_tune.specs.points import Plan
-
-
-def _collected(callback: Callable[[CalibrationRequest], None]) -> Callable[..., None]:
-    """The command's options as one value."""
-
-    @functools.wraps(callback)
-    def collected(**parameters: Any) -> None:
-        from axonn_tune.calibration.measure import CalibrationRequest
-
-        callback(CalibrationRequest(**parameters))
-
-    return collected
 
 
 @click.command("calibrate", short_help="Measure this machine and write its profile.")
@@ -67,8 +54,7 @@ def _collected(callback: Callable[[CalibrationRequest], None]) -> Callable[..., 
 @click.option("--log-nodes", type=click.IntRange(min=1), metavar="N", help="Nodes of a log that does not say it.")
 @click.option("--plot", metavar="FILE", help="Draw points and fit into this .svg file.")
 @help_option
-@_collected
-def calibrate_command(request: CalibrationRequest) -> None:
+def calibrate_command(**options: Any) -> None:
     """Measure collectives, GEMMs and training steps on all ranks at once; write a machine profile.
 
     Everything goes through the runtime's own code, over every group shape that a grid of these ranks can
@@ -82,9 +68,10 @@ def calibrate_command(request: CalibrationRequest) -> None:
       srun axonn-tune calibrate --backend nccl --machine dgx-h100 -o cluster.yaml
       axonn-tune calibrate --from-logs all_reduce.txt --machine dgx-h100 -o fitted.yaml
     """
-    from axonn_tune.calibration.measure import write_profile, write_profile_from_logs
+    from axonn_tune.calibration.measure import CalibrationRequest, write_profile, write_profile_from_logs
     from axonn_tune.report.inventory import require_svg
 
+    request = CalibrationRequest(**options)
     if not request.logs and (request.log_ranks or request.log_nodes):
         raise click.UsageError("--log-ranks and --log-nodes are for --from-logs.")
     if request.plot:
@@ -97,13 +84,13 @@ def calibrate_command(request: CalibrationRequest) -> None:
 
 def _measured(request: CalibrationRequest) -> bool:
     """Measure; whether this process is the one to fit and write."""
-    from axonn_tune.calibration.measure import job_of, plan_of, run_probes
+    from axonn_tune.calibration.measure import plan_of, run_probes
     from axonn_tune.launch import host
 
     host.require_torch()
-    plan, job, first = plan_of(request), job_of(request), host.leads(os.environ)
+    plan, first = plan_of(request), host.leads(os.environ)
     with _progress(plan, shown=first) as listen:
-        code = run_probes(job, plan, listen)
+        code = run_probes(request, plan, listen)
     if code:
         raise click.exceptions.Exit(code)
     return first

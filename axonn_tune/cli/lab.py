@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import help_option, write_or_print
+from axonn_tune.cli.options import (
+    directory_option,
+    help_option,
+    resume_option,
+    steps_option,
+    terms_option,
+    write_or_print,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from axonn_tune.lab.holder import LabStatus
     from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.links import LinkCheck
@@ -31,8 +36,7 @@ def lab_group() -> None:
     """
 
 
-def _named() -> Callable[..., Callable[..., None]]:
-    return click.option("--name", default="lab", show_default=True, help="Which lab; several may be up at once.")
+_name_option = click.option("--name", default="lab", show_default=True, help="Which lab; several may be up at once.")
 
 
 @lab_group.command("up")
@@ -42,7 +46,7 @@ def _named() -> Callable[..., Callable[..., None]]:
 @click.option("--port", metavar="RATE", help="Of each rank, each direction. Default: twice the uplink's.")
 @click.option("--delay", metavar="TIME", help="Added to each packet between nodes, one way: 1ms, 250us.")
 @click.option("--no-verify", is_flag=True, help="Do not measure whether it does what was asked.")
-@_named()
+@_name_option
 @help_option
 def up_command(
     *, nodes: int, ranks_per_node: int, uplink: str, port: str | None, delay: str | None, no_verify: bool, name: str
@@ -81,7 +85,7 @@ def up_command(
 
 
 @lab_group.command("verify")
-@_named()
+@_name_option
 @help_option
 def verify_command(*, name: str) -> None:
     """Measure a lab's rates and round trips; exit code 4 if they are not what was asked for.
@@ -97,7 +101,7 @@ def verify_command(*, name: str) -> None:
 
 
 @lab_group.command("down")
-@_named()
+@_name_option
 @click.option("--all", "every", is_flag=True, help="All labs of this user.")
 @help_option
 def down_command(*, name: str, every: bool) -> None:
@@ -137,7 +141,7 @@ def status_command() -> None:
 
 
 @lab_group.command("exec", context_settings={"ignore_unknown_options": True})
-@_named()
+@_name_option
 @click.argument("place", metavar="NODE.RANK")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @help_option
@@ -159,24 +163,15 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
 
 
 @lab_group.command("run")
-@_named()
+@_name_option
 @click.argument("launch", metavar="LAUNCH.YAML")
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Train up to this step. Default: the config's.")
-@click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
-@click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
-@click.option("--terms", is_flag=True, help="In the table at the end, one row for each collective of each layer.")
+@steps_option
+@resume_option
+@directory_option
+@terms_option
 @click.option("--realtime", is_flag=True, help="Before all other processes of this host (SCHED_RR); as root only.")
 @help_option
-def run_command(
-    *,
-    name: str,
-    launch: str,
-    steps: int | None,
-    resume: bool,
-    directory: str | None,
-    terms: bool,
-    realtime: bool,
-) -> None:
+def run_command(*, name: str, launch: str, directory: str | None, terms: bool, **options: Any) -> None:
     """Train as LAUNCH.YAML says, one rank in each place of a lab that is up; otherwise as `axonn-tune run`.
 
     All ranks are forked from one process that has imported torch.
@@ -199,7 +194,7 @@ def run_command(
     with Lab.attached(name) as lab:
         require_world(document, lab.shape)
         remove_outcome(folder)
-        outcomes = train(lab.ranks, path, steps=steps, resume=resume, directory=folder, realtime=realtime)
+        outcomes = train(lab.ranks, path, directory=folder, **options)
     show_summary(folder, all_terms=terms)
     ended = exit_codes(outcomes)
     report_lost_ranks(ended)
@@ -209,7 +204,7 @@ def run_command(
 
 
 @lab_group.command("profile")
-@_named()
+@_name_option
 @click.option("-o", "--output", metavar="FILE", help="Write the YAML here instead of to standard output.")
 @help_option
 def profile_command(*, name: str, output: str | None) -> None:

@@ -6,7 +6,8 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,32 +70,15 @@ _COMMANDS = {
 _DEFAULT = "search"
 
 
-class LazyCommands(MutableMapping[str, click.Command]):
+class LazyCommands(UserDict[str, Any]):
     """Commands by name, in the order of the table above; a module is imported with its first use."""
 
-    def __init__(self, places: dict[str, tuple[str, str]]) -> None:
-        self._places = places
-        self._loaded: dict[str, click.Command] = {}
-
     def __getitem__(self, name: str) -> click.Command:
-        if name not in self._loaded:
-            module, attribute = self._places[name]
-            self._loaded[name] = getattr(importlib.import_module(module), attribute)
-        return self._loaded[name]
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._loaded[name] = command
-        self._places.setdefault(name, ("", ""))
-
-    def __delitem__(self, name: str) -> None:
-        del self._places[name]
-        self._loaded.pop(name, None)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
+        if isinstance(self.data[name], tuple):
+            module, attribute = self.data[name]
+            self.data[name] = getattr(importlib.import_module(module), attribute)
+        command: click.Command = self.data[name]
+        return command
 
 
 class ReaderGone(Exception):

@@ -15,21 +15,22 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
+    from axonn_tune.api.search import Reported
     from axonn_tune.ranking.inputs import Inputs
     from axonn_tune.report.output import Json
     from axonn_tune.specs.catalog import Kind
 
     BaseChoice = click.Choice[str]
+    BaseOrder = click.ParamType[tuple[str, ...]]
 else:
     BaseChoice = click.Choice
+    BaseOrder = click.ParamType
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,17 +59,20 @@ class SuggestingChoice(BaseChoice):
         self.fail(f"{value!r} is none of {known}; did you mean {near[0]!r}?", param, ctx)
 
 
-def parse_order(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+class AxisOrder(BaseOrder):
     """A permutation of the axes, such as `y,x,z,data`, as a tuple."""
-    if value is None:
-        return None
-    from axonn_tune.api import search
-    from axonn_tune.errors import UsageError
 
-    try:
-        return search.parse_order(value)
-    except UsageError as error:
-        raise click.BadParameter(str(error), ctx, param) from error
+    name = "axes"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """The axes; the error of a wrong text lists those there are."""
+        from axonn_tune.api.search import parse_order
+        from axonn_tune.errors import UsageError
+
+        try:
+            return parse_order(value)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
 
 
 def parse_pipeline(ctx: click.Context, param: click.Parameter, value: str | None) -> int | bool | None:
@@ -80,25 +84,29 @@ def parse_pipeline(ctx: click.Context, param: click.Parameter, value: str | None
     return int(value)
 
 
-def _complete_frameworks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    from axonn_tune.frameworks import registry
-
-    return [CompletionItem(name) for name in registry() if name.startswith(incomplete.lower())]
+Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
-def complete_names(kind: Kind) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+def _completing(names: Callable[[], Iterable[str]]) -> Completer:
+    """Shell completion of what begins with the letters typed."""
+    return lambda ctx, param, incomplete: [name for name in names() if name.startswith(incomplete.lower())]
+
+
+def complete_names(kind: Kind) -> Completer:
     """Shell completion for the names of a kind."""
 
-    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
+    def names() -> Iterable[str]:
         from axonn_tune.specs.catalog import available
 
-        return [CompletionItem(name) for name in available(kind) if name.startswith(incomplete.lower())]
+        return available(kind)
 
-    return complete
+    return _completing(names)
+
+
+def _frameworks() -> Iterable[str]:
+    from axonn_tune.frameworks import registry
+
+    return registry()
 
 
 # Given to each command: names given through a context depend on which command ran first in a process.
@@ -147,7 +155,7 @@ def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
             metavar="NAME",
             help="Framework whose layouts are ranked, such as megatron-core, torchtitan, fsdp, deepspeed, axonn. "
             "Default: axonn-tune, the bundled runtime.",
-            shell_complete=_complete_frameworks,
+            shell_complete=_completing(_frameworks),
         ),
         set_option(
             "Change one value of the model, machine or workload, as in machine.accelerator.memory_gib=80, or of the "
@@ -182,7 +190,7 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
         click.option("--chunks", type=_COUNT, metavar="N", help="Only so many chunks a pipeline stage (interleaving)."),
         click.option(
             "--order",
-            callback=parse_order,
+            type=AxisOrder(),
             metavar="AXES",
             help="Only this rank order, fastest-varying axis first: x,y,z,data.",
         ),
@@ -274,16 +282,44 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return tuple(name.strip() for name in (value or "").split(",") if name.strip())
 
 
+def _drawable(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The path of a report; EnvironmentProblem if it cannot be drawn, before work is done that would be lost."""
+    if value is not None:
+        from axonn_tune.report.page import require_plotly
+
+        require_plotly()
+    return value
+
+
+def _colored(ctx: click.Context, param: click.Parameter, value: bool | None) -> bool:
+    """Whether to paint, as asked or as the terminal says."""
+    from axonn_tune.report.output import use_color
+
+    return use_color(wanted=value)
+
+
+steps_option = click.option("--steps", type=_COUNT, metavar="N", help="Train up to this step. Default: the config's.")
+resume_option = click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
+directory_option = click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
+terms_option = click.option(
+    "--terms", is_flag=True, help="In the table at the end, one row for each collective of each layer."
+)
 wide_option = click.option("--wide", is_flag=True, help="More columns in tables.")
 columns_option = click.option(
     "--columns", callback=_names, metavar="NAME,...", help="Just these columns in tables; a wrong one lists all."
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print the result alone, no remarks.")
 html_option = click.option(
-    "--html", metavar="FILE", help="Also write a report here: one self-contained HTML file. Needs the extra [report]."
+    "--html",
+    callback=_drawable,
+    metavar="FILE",
+    help="Also write a report here: one self-contained HTML file. Needs the extra [report].",
 )
 color_option = click.option(
-    "--color/--no-color", default=None, help="Default: in a terminal; NO_COLOR, FORCE_COLOR and TERM=dumb hold."
+    "--color/--no-color",
+    default=None,
+    callback=_colored,
+    help="Default: in a terminal; NO_COLOR, FORCE_COLOR and TERM=dumb hold.",
 )
 
 
@@ -330,17 +366,16 @@ def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:
         click.echo(wrote, err=True)
 
 
-def require_html(path: str | None) -> None:
-    """EnvironmentProblem if a report is wanted and cannot be drawn: before work is done that would be lost."""
-    if path is not None:
-        from axonn_tune.report.html.page import require_plotly
-
-        require_plotly()
+def show(found: Reported, text: str, *, html: str | None, quiet: bool = False) -> None:
+    """Print a result, and write its report if one is wanted."""
+    click.echo(text, nl=False, color=True)
+    if html:
+        write_html(html, [found.section(source=command_line())], quiet=quiet)
 
 
 def write_html(path: str, sections: list[Json], *, quiet: bool = False) -> None:
     """Write the report and say so."""
-    from axonn_tune.report.html.page import write_page
+    from axonn_tune.report.page import write_page
 
     write_page(path, sections, command=command_line())
     if not quiet:

@@ -6,10 +6,9 @@ docs/launch.md is what its command writes.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -21,7 +20,7 @@ PATH = Path("docs/cli.md")
 LAUNCH_PATH = Path("docs/launch.md")
 FILES_PATH = Path("docs/files.md")
 EXAMPLE = "axonn-tune --gpus 1 --model nano --machine localhost -o launch.yaml"
-EXAMPLE_CREATED = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+EXAMPLE_CREATED = "2024-05-06T07:08:09+00:00"
 WIDTH = 100
 PREAMBLE = """\
 # Command line
@@ -65,22 +64,12 @@ def render_launch_page(page: str) -> str:
 
 
 def _launch_example() -> str:
-    from axonn_tune.launch.config import build_launch, launch_text
-    from axonn_tune.ranking.inputs import Choices, load_inputs
-    from axonn_tune.ranking.results import run_search
+    from axonn_tune.api.search import search
+    from axonn_tune.launch.config import launch_text
 
-    words = shlex.split(EXAMPLE)
-    gpus, model, machine = (words[words.index(option) + 1] for option in ("--gpus", "--model", "--machine"))
-    inputs = load_inputs(Choices(gpus=int(gpus), model=model, machine=machine))
-    launch = build_launch(
-        run_search(inputs).ranked.pricing(0),
-        model=inputs.model,
-        machine=inputs.machine,
-        workload=inputs.problem.workload,
-        command=EXAMPLE,
-        created=EXAMPLE_CREATED,
-    )
-    return launch_text(launch)
+    launch = replace(search("nano", gpus=1, machine="localhost"), call=EXAMPLE).launch_config()
+    provenance = launch.provenance.model_copy(update={"created": EXAMPLE_CREATED})
+    return launch_text(launch.model_copy(update={"provenance": provenance}))
 
 
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:

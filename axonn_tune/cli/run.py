@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import format_option, help_option
+from axonn_tune.cli.options import (
+    directory_option,
+    format_option,
+    help_option,
+    resume_option,
+    steps_option,
+    terms_option,
+)
 
 if TYPE_CHECKING:
     from axonn_tune.launch.host import HostCheck, State
@@ -19,25 +27,15 @@ if TYPE_CHECKING:
 
 @click.command("run", short_help="Execute a launch config on this host, or join in.")
 @click.argument("launch", metavar="LAUNCH.YAML")
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Train up to this step. Default: the config's.")
-@click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
-@click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
+@steps_option
+@resume_option
+@directory_option
 @click.option("--dry-run", is_flag=True, help="Build one rank without memory or network; print what it would use.")
-@click.option("--terms", is_flag=True, help="In the table at the end, one row for each collective of each layer.")
+@terms_option
 @click.option("--trace", type=click.IntRange(min=1), metavar="N", help="Write a trace of N steps after the warm-up.")
 @click.option("--trace-all", is_flag=True, help="With --trace: of every rank, not only the first.")
 @help_option
-def run_command(
-    *,
-    launch: str,
-    steps: int | None,
-    resume: bool,
-    directory: str | None,
-    dry_run: bool,
-    terms: bool,
-    trace: int | None,
-    trace_all: bool,
-) -> None:
+def run_command(*, launch: str, dry_run: bool, terms: bool, **options: Any) -> None:
     """Train as LAUNCH.YAML says, on this host; under torchrun or srun, as the rank this process is.
 
     One line a step goes to standard error, and each rank's metrics to a file in the run's folder. At the
@@ -53,20 +51,12 @@ def run_command(
     """
     from axonn_tune.api.measurement import start, start_dry
 
-    if trace_all and trace is None:
+    if options["trace_all"] and options["trace"] is None:
         raise click.UsageError("--trace-all is of a trace: give --trace N too.")
     if dry_run:
         code = start_dry(launch)
     else:
-        started = start(
-            launch,
-            steps=steps,
-            resume=resume,
-            directory=directory,
-            trace=trace,
-            trace_all=trace_all,
-            warn=lambda words: click.echo(f"Warning: {words}", err=True),
-        )
+        started = start(launch, **options, warn=lambda words: click.echo(f"Warning: {words}", err=True))
         code = started.code
         if started.leads:
             show_summary(started.folder, all_terms=terms)
@@ -213,8 +203,6 @@ def doctor_command(*, launch: str | None, output_format: str) -> None:
       axonn-tune doctor
       axonn-tune doctor launch.yaml
     """
-    import os
-
     from axonn_tune.errors import EnvironmentProblem
     from axonn_tune.launch import host
     from axonn_tune.report.inventory import doctor_json, doctor_text
@@ -261,7 +249,6 @@ def _needed(launch: Launch, devices: dict[str, Any] | None) -> list[HostCheck]:
 
 def _devices() -> dict[str, Any] | None:
     """What torch finds, in a process of its own, as a driver may hang or crash; None without torch."""
-    import importlib.util
     import json
     import subprocess
     import sys

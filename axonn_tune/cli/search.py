@@ -23,9 +23,9 @@ from axonn_tune.cli.options import (
     machine_option,
     quiet_option,
     refuse_search,
-    require_html,
     require_problem,
     search_options,
+    show,
     wide_option,
     write_html,
     write_or_print,
@@ -33,7 +33,8 @@ from axonn_tune.cli.options import (
 
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import ExplainFormat, Explanation
-    from axonn_tune.api.search import Cost, Format, Script, SearchResult
+    from axonn_tune.api.search import Cost, Format, SearchResult
+    from axonn_tune.launch.scripts import ScriptKind
 
 
 @click.command("search", short_help="Rank every grid of a number of GPUs.")
@@ -75,10 +76,10 @@ def search_command(
     output: str | None,
     pick: int,
     tokens: str | None,
-    emit: Script | None,
+    emit: ScriptKind | None,
     html: str | None,
     quiet: bool,
-    color: bool | None,
+    color: bool,
     **options: Any,
 ) -> None:
     """Rank every grid of a number of GPUs, by predicted communication time.
@@ -94,17 +95,12 @@ def search_command(
       axonn-tune --gpus 64 --model 20b -o launch.yaml --emit slurm
     """
     from axonn_tune.api.search import search
-    from axonn_tune.report.output import use_color
 
-    require_html(html)
     _check_output(output, emit=emit, pick=pick, tokens=tokens)
     found = search(**options, cost=cost, variants=variants)
     found.results.require_row(pick)
-    painted = use_color(wanted=color)
-    shown = found.render(output_format, top=top, rejected=with_rejected, wide=wide, columns=columns, color=painted)
-    click.echo(shown, nl=False, color=True)
-    if html:
-        write_html(html, [found.section(source=command_line())], quiet=quiet)
+    shown = found.render(output_format, top=top, rejected=with_rejected, wide=wide, columns=columns, color=color)
+    show(found, shown, html=html, quiet=quiet)
     found.results.require_any()
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(found.remarks), err=True)
@@ -122,7 +118,7 @@ def _check_output(output: str | None, *, emit: str | None, pick: int, tokens: st
 
 
 def _write(
-    found: SearchResult, *, output: str, pick: int, tokens: str | None, emit: Script | None, quiet: bool
+    found: SearchResult, *, output: str, pick: int, tokens: str | None, emit: ScriptKind | None, quiet: bool
 ) -> None:
     """Write the launch config of a row, and the script that starts it."""
     path, *script = replace(found, call=command_line()).write_launch_config(output, pick=pick, tokens=tokens, emit=emit)
@@ -193,7 +189,7 @@ def sweep_command(
     wide: bool,
     columns: tuple[str, ...],
     html: str | None,
-    color: bool | None,
+    color: bool,
     **options: Any,
 ) -> None:
     """Find the best configuration at every GPU count, batch and model (--model 20b,40b).
@@ -206,14 +202,9 @@ def sweep_command(
       axonn-tune sweep --gpus 64,128 --model 10b,20b --weak --batch 1024
     """
     from axonn_tune.api.analysis import sweep
-    from axonn_tune.report.output import use_color
 
-    require_html(html)
     found = sweep(**options, weak=weak)
-    shown = found.render(output_format, wide=wide, columns=columns, color=use_color(wanted=color))
-    click.echo(shown, nl=False, color=True)
-    if html:
-        write_html(html, [found.section(source=command_line())])
+    show(found, found.render(output_format, wide=wide, columns=columns, color=color), html=html)
     found.require_any()
 
 
@@ -223,7 +214,7 @@ def sweep_command(
 @click.option("--wide", is_flag=True, help="Every column in the table.")
 @html_option
 @color_option
-def compare_command(*, output_format: Format, wide: bool, html: str | None, color: bool | None, **options: Any) -> None:
+def compare_command(*, output_format: Format, wide: bool, html: str | None, color: bool, **options: Any) -> None:
     """Compare the best 4D grid with the best layouts of other frameworks, by the time of a step.
 
     Megatron-Core, torchtitan, DeepSpeed, FSDP (ZeRO-3), HSDP and data parallelism each run their fastest layout that
@@ -237,16 +228,12 @@ def compare_command(*, output_format: Format, wide: bool, html: str | None, colo
       axonn-tune compare --gpus 64 --model 20b --recompute full --wide
     """
     from axonn_tune.api.analysis import compare
-    from axonn_tune.report.compare import LEFT_OUT
-    from axonn_tune.report.output import use_color
+    from axonn_tune.report.scaling import LEFT_OUT
 
-    require_html(html)
     found = compare(**options)
-    click.echo(found.render(output_format, wide=wide, color=use_color(wanted=color)), nl=False, color=True)
+    show(found, found.render(output_format, wide=wide, color=color), html=html)
     if output_format == "table" and not wide:
         click.echo(f"\n{LEFT_OUT}", err=True)
-    if html:
-        write_html(html, [found.section(source=command_line())])
 
 
 @click.command("report", short_help="Write results as one HTML file.")
@@ -268,8 +255,8 @@ def report_command(*, sources: tuple[str, ...], output: str, machine: str | None
       axonn-tune --gpus 1024 --model 80b -o launch.yaml
       axonn-tune report launch.yaml -o report.html
     """
-    from axonn_tune.report.html.page import require_plotly
-    from axonn_tune.report.html.sources import read_section
+    from axonn_tune.report.page import require_plotly
+    from axonn_tune.report.sources import read_section
 
     require_plotly()
     sections = [read_section(source, number=number, machine=machine) for number, source in enumerate(sources, start=1)]

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    AxisOrder,
     command_line,
     format_option,
     given,
     html_option,
     load,
-    parse_order,
     refuse_search,
-    require_html,
     search_options,
     write_html,
 )
@@ -35,14 +34,6 @@ _FILE = click.Path(path_type=Path)
 _COUNT, _COUNT_OR_ALL = click.IntRange(min=1), click.IntRange(min=0)
 
 
-def _orders(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, ...] | None, ...]:
-    return tuple(parse_order(ctx, param, value) for value in values)
-
-
-def _negated(ctx: click.Context, param: click.Parameter, value: object) -> bool:
-    return not value
-
-
 @click.command("validate", short_help="Run configurations, and compare with the predictions.")
 @click.argument("launches", nargs=-1, metavar="[LAUNCH.YAML]...")
 @click.option("--top", type=_COUNT_OR_ALL, default=5, show_default=True, metavar="N", help="Run the first N; 0: all.")
@@ -51,7 +42,7 @@ def _negated(ctx: click.Context, param: click.Parameter, value: object) -> bool:
     "--also-order",
     "orders",
     multiple=True,
-    callback=_orders,
+    type=AxisOrder(),
     metavar="AXES",
     help="Run each grid in this rank order too. May be repeated.",
 )
@@ -76,7 +67,7 @@ def _negated(ctx: click.Context, param: click.Parameter, value: object) -> bool:
     "--no-serial",
     "serial",
     is_flag=True,
-    callback=_negated,
+    callback=lambda ctx, param, value: not value,
     help="Do not train on one rank alone to compare losses with.",
 )
 @click.option("--runs", "folder", metavar="DIR", help="Keep the folder of each run in here.")
@@ -135,16 +126,15 @@ def validate_command(
         selection = Selection(0 if everything else top, orders, also_blocking)
         _validate_runs(options, launches, selection, runs, update=update, output_format=output_format, html=html)
         return
-    from axonn_tune.published.accuracy import Files, evaluate
-    from axonn_tune.report.evaluation import accuracy_document, accuracy_text
+    from axonn_tune.report.accuracy import accuracy_document, accuracy_text
     from axonn_tune.report.output import json_text
+    from axonn_tune.validation.published.accuracy import Files, evaluate
 
-    require_html(html)
     files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)
     found = evaluate(files, worst=worst)
     text = json_text(accuracy_document(found), indent=1) if output_format == "json" else accuracy_text(found)
     if html is not None:
-        from axonn_tune.report.html.accuracy_sections import accuracy_sections
+        from axonn_tune.report.accuracy import accuracy_sections
 
         write_html(html, accuracy_sections(found, files, command=command_line()))
     click.echo(text, nl=False)
@@ -164,10 +154,9 @@ def _validate_runs(
     from axonn_tune.api.measurement import compared
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.launch.host import require_torch
-    from axonn_tune.report.evaluation import validation_document, validation_json, validation_text
+    from axonn_tune.report.validation import validation_document, validation_json, validation_text
 
     require_torch()
-    require_html(html)
     selected = _select(options, launches, selection)
     if update:
         _require_own(selected)
@@ -177,7 +166,7 @@ def _validate_runs(
     render = validation_json if output_format == "json" else validation_text
     click.echo(render(comparison), nl=False)
     if html:
-        from axonn_tune.report.html.measured_sections import validation_section
+        from axonn_tune.report.validation import validation_section
 
         write_html(html, [validation_section(validation_document(comparison), identity="s1", source=command_line())])
     if update and comparison.sound:
@@ -285,15 +274,17 @@ def regress_command(
       axonn-tune regress baseline.yaml --measurement measured.yaml --junit regress.xml
     """
     from axonn_tune.errors import CheckFailedError
-    from axonn_tune.report import evaluation as report
+    from axonn_tune.files import write_text_atomically
+    from axonn_tune.report import validation as report
 
     if record:
         _record(baseline, options, measurement, _limits(tolerances, floors), reason=reason, top=top)
         return
     found = _check(baseline, options, measurement, tolerances, floors)
     click.echo(report.regression_json(found) if output_format == "json" else report.regression_text(found), nl=False)
-    _write_file(junit, report.regression_junit(found))
-    _write_file(markdown, report.regression_markdown(found))
+    for path, text in ((junit, report.regression_junit(found)), (markdown, report.regression_markdown(found))):
+        if path is not None:
+            write_text_atomically(path, text)
     if found.failures:
         raise CheckFailedError(report.verdict(found))
 
@@ -381,10 +372,3 @@ def _values(words: tuple[str, ...], names: tuple[str, ...], *, option: str) -> d
             raise UsageError(f"{option} {word}: no {name!r}{suggest(name, names)}; there are {', '.join(names)}")
         found[name] = value
     return found
-
-
-def _write_file(path: str | None, text: str) -> None:
-    from axonn_tune.files import write_text_atomically
-
-    if path is not None:
-        write_text_atomically(Path(path), text)

@@ -218,11 +218,6 @@ def pipeline_time(times: StageTimes, *, micro_batches: int, method: Method = "pe
     return _summary(durations, micro_batches, *evaluate(durations, micro_batches))
 
 
-def pipeline_trace(times: StageTimes, *, micro_batches: int) -> tuple[TimedOperation, ...]:
-    """Every operation of a step with its times, each after those it depends on; errors as `pipeline_time`."""
-    return tuple(_plain(_Clocks(_checked(times, micro_batches), micro_batches)))
-
-
 def _checked(times: StageTimes, micro_batches: int) -> _Durations:
     """The durations of one pipeline, without columns."""
     durations = _durations(times)
@@ -460,14 +455,6 @@ def _program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, In
     sender = np.where(sender < 0, before, sender)
     cost = ((kind + kind * (micro_batch == micro_batches - 1)) * stages + stage) * chunks + chunk
     return _Program(before - position, sender - position, cost), slots.ravel()[order], of_stage[:, -1] - order.size
-
-
-def bubble_share(stages: Count, *, micro_batches: Count, chunks: Count = 1) -> Column:
-    """Bubble over ideal computation where stages are equal and sends are free: `(p-1)/(v·m)`.
-
-    Source: Narayanan et al., arXiv 2104.04473, section 2.2. Any argument may be a column.
-    """
-    return (stages - 1) / (chunks * micro_batches)
 
 
 def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Column:

@@ -7,9 +7,9 @@ connection FD and gets one reply. Every run has fresh processes, one in each ran
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pickle
+import pkgutil
 import signal
 import socket
 import sys
@@ -101,18 +101,12 @@ def _run(connection: Connection, access: LabAccess, request: RunRequest, turn: i
     """Results by rank, or why nothing started."""
     sys.path.extend(one for one in request.path if one not in sys.path)
     try:
-        function = None if request.function is None else _imported(request.function)
+        function = None if request.function is None else pkgutil.resolve_name(request.function)
     except Exception:
         return traceback.format_exc()
     sys.stdout.flush()
     ranks = [_start(connection, access, request, function, (rank, turn)) for rank in range(len(request.each))]
-    return _wait_for(connection, ranks, request.timeout_s)
-
-
-def _imported(reference: str) -> Callable[..., Any]:
-    module, _, name = reference.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
+    return _wait_for(connection, ranks)
 
 
 def _start(
@@ -134,7 +128,7 @@ def _start(
         access.enter_rank(rank)
         if request.realtime:
             _be_realtime()
-        os.environ.update(access.status.shape.environment(rank, turn=turn) | dict(request.environment))
+        os.environ.update(access.status.shape.environment(rank, turn=turn))
         if function is None:
             _execute(request.command)
         _call(function, request.each[rank], answer)
@@ -188,9 +182,9 @@ def _be_realtime() -> None:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
-def _wait_for(connection: Connection, ranks: list[_RankProcess], timeout_s: float | None) -> list[RankResult]:
-    """Wait until all have ended; kill those that remain after the grace period of a failure, or after the time-out."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+def _wait_for(connection: Connection, ranks: list[_RankProcess]) -> list[RankResult]:
+    """Wait until all have ended; kill those that remain after the grace period of a failure."""
+    deadline: float | None = None
     running, results = {rank.process: rank for rank in ranks}, list[RankResult]()
     while running:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -204,9 +198,8 @@ def _wait_for(connection: Connection, ranks: list[_RankProcess], timeout_s: floa
                 continue
             assert isinstance(one, int), "connections and process descriptors are waited for"
             results.append(running.pop(one).ended(len(results)))
-            if results[-1].code:
-                end = time.monotonic() + GRACE_S
-                deadline = end if deadline is None else min(deadline, end)
+            if results[-1].code and deadline is None:
+                deadline = time.monotonic() + GRACE_S
     return sorted(results, key=lambda result: result.rank)
 
 

@@ -22,14 +22,15 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, UsageError
+from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, UsageError, error_of
 from axonn_tune.lab.namespaces import NamespaceKind, build, enter, let_go_of_streams, opened, require_tools, separate
 from axonn_tune.lab.shape import MOST_RANKS, Shape
 from axonn_tune.processes import die_with
@@ -108,9 +109,9 @@ def answer(connection: socket.socket, status: LabStatus, namespaces: list[int]) 
     """Answer one client. namespaces: pids, switch, each rank, then user if there is one."""
     connection.settimeout(_PATIENCE_S)
     with contextlib.suppress(OSError), connection:
-        if _user_of(connection) != os.getuid():
+        if _peer(connection)[1] != os.getuid():
             return
-        text = json.dumps(status.__dict__ | {"shape": status.shape.as_dict()}).encode()
+        text = json.dumps(asdict(status)).encode()
         socket.send_fds(connection, [text], namespaces if connection.recv(16) == JOIN else [])
 
 
@@ -119,7 +120,7 @@ def start(name: str, shape: Shape, *, keep: bool) -> subprocess.Popen[str]:
 
     UsageError if one of this name is up; EnvironmentProblem without the rights or tools.
     """
-    request = {"name": require_name(name), "shape": shape.as_dict(), "keep": keep, "parent": os.getpid()}
+    request = {"name": require_name(name), "shape": asdict(shape), "keep": keep, "parent": os.getpid()}
     command = [sys.executable, "-m", "axonn_tune.lab.holder", json.dumps(request)]
     # A session of its own: Ctrl-C is for what runs in the lab.
     process = subprocess.Popen(
@@ -133,8 +134,7 @@ def start(name: str, shape: Shape, *, keep: bool) -> subprocess.Popen[str]:
     reply = json.loads(line)
     if "error" in reply:
         process.wait()
-        kinds: dict[str, type[AxonnTuneError]] = {"UsageError": UsageError, "EnvironmentProblem": EnvironmentProblem}
-        raise kinds[reply["error"]](reply["message"])
+        raise error_of(reply["code"])(reply["error"])
     return process
 
 
@@ -190,13 +190,13 @@ def _ask(name: str, word: bytes) -> tuple[LabStatus, list[int]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_PATIENCE_S)
         connection.connect(_address(require_name(name)))
-        if _user_of(connection) != os.getuid():
+        holder, user = _peer(connection)
+        if user != os.getuid():
             raise EnvironmentProblem(f"the socket of lab {name!r} belongs to another user's process")
         try:
             connection.send(word)
             text, namespaces, _, _ = socket.recv_fds(connection, _LONGEST_REPLY, MOST_RANKS + 3)
         except TimeoutError:
-            holder = _holder_of(connection)
             raise EnvironmentProblem(
                 f"process {holder}, which holds lab {name!r}, does not answer; if it is stopped, "
                 f"`kill -CONT {holder}` continues it, and `kill -KILL {holder}` ends the lab"
@@ -207,17 +207,10 @@ def _ask(name: str, word: bytes) -> tuple[LabStatus, list[int]]:
     return LabStatus(**reply | {"shape": Shape(**reply["shape"])}), namespaces
 
 
-def _holder_of(connection: socket.socket) -> int:
-    return int.from_bytes(_credentials(connection)[:4], "little")
-
-
-def _user_of(connection: socket.socket) -> int:
-    return int.from_bytes(_credentials(connection)[4:8], "little")
-
-
-def _credentials(connection: socket.socket) -> bytes:
-    """Process, user and group of the other side, four bytes each."""
-    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user of the other side."""
+    process, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return process, user
 
 
 def _address(name: str) -> str:
@@ -233,7 +226,7 @@ def main(arguments: list[str]) -> int:
         die_with(request["parent"])
         status, listener, namespaces = _bring_up(request)
     except AxonnTuneError as error:
-        _say({"error": type(error).__name__, "message": str(error)})
+        _say({"error": str(error), "code": error.exit_code})
         return error.exit_code
     if request["keep"]:
         die_with(None)

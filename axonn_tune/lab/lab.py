@@ -15,21 +15,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from axonn_tune.errors import (
-    AxonnTuneError,
-    CheckFailedError,
-    EnvironmentProblem,
-    NothingFeasibleError,
-    TrainingFailedError,
-    UsageError,
-)
+from axonn_tune.errors import AxonnTuneError, TrainingFailedError, UsageError, error_of
 from axonn_tune.lab.holder import LabAccess, end, find, join, missing, start
 from axonn_tune.lab.shape import Shape
 from axonn_tune.processes import die_with
@@ -46,10 +39,8 @@ class RunRequest:
     each: list[tuple[Any, ...]]
     function: str | None = None
     command: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
     path: tuple[str, ...] = ()
     realtime: bool = False
-    timeout_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,10 +57,6 @@ class RankResult:
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Addresses of a lab have no host names; torch would warn of each."""
-_KINDS = {
-    kind.exit_code: kind
-    for kind in (UsageError, NothingFeasibleError, CheckFailedError, EnvironmentProblem, TrainingFailedError)
-}
 
 
 class RankPool:
@@ -98,23 +85,19 @@ class RankPool:
         function: Callable[..., Any] | str,
         each: Sequence[tuple[Any, ...]] | None = None,
         *,
-        environment: Mapping[str, str] | None = None,
         realtime: bool = False,
-        timeout_s: float | None = None,
     ) -> list[RankResult]:
         """Call a function of a module, or `module:name`, on every rank; the results by rank.
 
         each: the arguments of every rank, default none. What the module imports is imported once for all runs.
-        A run takes at most timeout_s; ranks that remain 15 s after the first failure are killed.
+        Ranks that remain 15 s after the first failure are killed.
         """
         if not isinstance(function, str):
             function = f"{function.__module__}:{function.__qualname__}"
         each = [()] * self.shape.world if each is None else list(each)
         if len(each) != self.shape.world:
             raise ValueError(f"arguments for {len(each)} ranks, but the lab has {self.shape.world}")
-        variables = tuple((environment or {}).items())
-        request = RunRequest(list(each), function, (), variables, tuple(sys.path), realtime, timeout_s)
-        return self._ask(request)
+        return self._ask(RunRequest(each, function, path=tuple(sys.path), realtime=realtime))
 
     def call(
         self,
@@ -122,25 +105,23 @@ class RankPool:
         each: Sequence[tuple[Any, ...]] | None = None,
         *,
         realtime: bool = False,
-        timeout_s: float | None = None,
     ) -> list[Any]:
         """As `run`, but returns what each rank's function returned.
 
         Raises the error of the first rank to fail, of the kind that its exit code says, else TrainingFailedError.
         """
-        results = self.run(function, each, realtime=realtime, timeout_s=timeout_s)
+        results = self.run(function, each, realtime=realtime)
         failed = sorted((one for one in results if one.code), key=lambda one: one.place)
         if failed:
             first = failed[0]
             ended = f"ended by signal {-first.code}" if first.code < 0 else f"ended with exit code {first.code}"
             reason = first.error or ended
-            raise _KINDS.get(first.code, TrainingFailedError)(f"rank {first.rank}: {reason}")
+            raise error_of(first.code)(f"rank {first.rank}: {reason}")
         return [one.value for one in results]
 
-    def execute(self, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> list[RankResult]:
+    def execute(self, command: Sequence[str]) -> list[RankResult]:
         """Run a command on every rank, with torchrun's variables set; the results by rank."""
-        variables = tuple((environment or {}).items())
-        return self._ask(RunRequest([()] * self.shape.world, None, tuple(command), variables))
+        return self._ask(RunRequest([()] * self.shape.world, command=tuple(command)))
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank of the current run; without one nothing happens."""

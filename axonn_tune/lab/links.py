@@ -205,15 +205,13 @@ def rounds(shape: Shape) -> Iterator[StreamRound]:
             yield StreamRound("rank", flows, port)
 
 
-def verify(
-    ranks: RankPool, *, tolerance: float = TOLERANCE, listen: Callable[[float, str], None] = lambda share, what: None
-) -> list[LinkCheck]:
+def verify(ranks: RankPool, *, listen: Callable[[float, str], None] = lambda share, what: None) -> list[LinkCheck]:
     """Measure everything, about a second a round. `listen` gets the share done and what comes next."""
     shape, found = ranks.shape, list[LinkCheck]()
     planned = list(rounds(shape))
     for number, one in enumerate(planned):
         listen(number / len(planned), one.words)
-        found += _check_round(ranks, one, tolerance)
+        found += _check_round(ranks, one)
     if shape.ranks_per_node > 1:
         found.append(_check_round_trip(ranks, "round trip inside node 0", (0, 1), 0.0))
     if shape.nodes > 1:
@@ -234,32 +232,32 @@ def _batches(flows: list[Flow], rate_bits_per_s: float) -> Iterator[tuple[Flow, 
         yield tuple(flows[begin : begin + at_once])
 
 
-def _check_round(ranks: RankPool, one: StreamRound, tolerance: float) -> list[LinkCheck]:
+def _check_round(ranks: RankPool, one: StreamRound) -> list[LinkCheck]:
     """Measure again where it does not agree: the host may have been busy for a moment."""
     for _ in range(_ATTEMPTS):
-        found = list(_measure(ranks, one, tolerance))
+        found = list(_measure(ranks, one))
         if all(check.agrees for check in found):
             break
     return found
 
 
-def _measure(ranks: RankPool, one: StreamRound, tolerance: float) -> Iterator[LinkCheck]:
+def _measure(ranks: RankPool, one: StreamRound) -> Iterator[LinkCheck]:
     shape = ranks.shape
     # Before ordinary processes, where allowed, so that other work of the host is not measured.
     answers = ranks.call(stream, [(rank, one.flows, _DURATION_S) for rank in range(shape.world)], realtime=True)
     arrived = {flow: found for answer in answers for flow, found in answer.items()}
     measured = rates([arrived[flow] for flow in one.flows])
     if one.together:
-        yield _check_rate(one.what, one.rate_bits_per_s, sum(measured), tolerance)
+        yield _check_rate(one.what, one.rate_bits_per_s, sum(measured))
         return
     for (source, target), rate in zip(one.flows, measured, strict=True):
         ends = shape.node_of(source), shape.node_of(target)
         shown = ends if one.what == "node" else (shape.name_of(source), shape.name_of(target))
-        yield _check_rate(f"{one.what} {shown[0]} → {shown[1]}", one.rate_bits_per_s, rate, tolerance)
+        yield _check_rate(f"{one.what} {shown[0]} → {shown[1]}", one.rate_bits_per_s, rate)
 
 
-def _check_rate(what: str, asked: float, measured: float, tolerance: float) -> LinkCheck:
-    agrees = abs(measured / asked - 1) <= tolerance
+def _check_rate(what: str, asked: float, measured: float) -> LinkCheck:
+    agrees = abs(measured / asked - 1) <= TOLERANCE
     return LinkCheck(what, show_rate(asked), show_rate(measured), measured, agrees)
 
 

@@ -60,11 +60,6 @@ def opened(kind: str) -> int:
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def be_exact() -> None:
-    """Wake up on time, and not up to 50 µs later to save power."""
-    system_call("prctl", _PR_SET_TIMERSLACK, 1)
-
-
 def let_go_of_streams() -> None:
     """Close the standard streams, so that readers of them see the end though this process stays."""
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -277,7 +272,8 @@ def start_relay(shape: Shape) -> None:
             # Scheduled before the ranks, which wait for it and may be before all others.
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
         let_go_of_streams()
-        be_exact()
+        # Wake up on time, and not up to 50 µs later to save power.
+        system_call("prctl", _PR_SET_TIMERSLACK, 1)
         _relay(pairs, shape.delay_s)
     for device in (one for pair in pairs for one in pair):
         os.close(device)

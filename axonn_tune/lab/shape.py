@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from axonn_tune.errors import UsageError
 
@@ -91,10 +90,6 @@ class Shape:
             "GLOO_SOCKET_IFNAME": INTERFACE,
             "OMP_NUM_THREADS": "1",
         }
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; `Shape(**...)` reads it back."""
-        return asdict(self)
 
     def words(self) -> str:
         """For a person."""

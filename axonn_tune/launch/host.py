@@ -87,11 +87,6 @@ def run_command(command: Sequence[str], launch: Launch) -> int:
     return code if code >= 0 else TrainingFailedError.exit_code
 
 
-def dry_run_command(path: Path) -> list[str]:
-    """What builds rank 0 without memory or network."""
-    return [sys.executable, "-m", "axonn_tune.runtime.dry_run", str(path)]
-
-
 State: TypeAlias = Literal["ok", "missing", "differs", "noted"]
 """missing: something does not work without it; differs: it works, but not as predicted; noted: for information."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from axonn_tune.cost.breakdown import (
@@ -30,19 +30,21 @@ from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
+    PERCENT,
     WIDTH,
-    Heading,
+    Column,
     Json,
     axis_name,
+    cells_of,
     fields_of,
     markdown_table,
-    seconds_cells,
-    text_table,
+    text_of,
+    words,
     wrapped,
 )
-from axonn_tune.report.ranking import document_head, entry_fields, shown_axes, term_json
+from axonn_tune.report.ranking import COLLECTIVE, document_head, entry_fields, shown_axes, term_json, term_row
 from axonn_tune.specs.machine import Accelerator, Machine, Protocol
-from axonn_tune.units import GB, GIB, TERA, show_bytes, show_seconds
+from axonn_tune.units import GB, GIB, TERA, counted, show_bytes, show_seconds
 
 SCHEMA = "axonn-tune/explain/1"
 
@@ -89,8 +91,8 @@ class ExplainSection:
     title: str
     paragraphs: Sequence[Sequence[str]] = ()
     sentences: Sequence[str] = ()
-    headings: Sequence[Heading] = ()
-    rows: Sequence[Sequence[str]] = ()
+    columns: Sequence[Column] = ()
+    rows: Sequence[Json] = ()
     notes: Sequence[str] = ()
 
 
@@ -110,17 +112,11 @@ def explain_text(subject: PricedConfiguration) -> str:
     """The explanation as plain text."""
     parts = []
     for section in sections(subject):
-        table = text_table(section.headings, section.rows) if section.rows else ""
-        story = "\n\n".join(
-            textwrap.fill(" ".join(part), width=WIDTH, break_on_hyphens=False) for part in section.paragraphs
-        )
-        lines = [
-            section.title,
-            "-" * len(section.title),
-            *([story] if story else []),
-            *map(wrapped, section.sentences),
-        ]
-        parts.append("\n".join([*lines, *([table.rstrip("\n")] if table else []), *map(wrapped, section.notes)]) + "\n")
+        story = [textwrap.fill(" ".join(part), width=WIDTH, break_on_hyphens=False) for part in section.paragraphs]
+        table = text_of(section.columns, section.rows).rstrip("\n")
+        below = [*map(wrapped, section.sentences), table, *map(wrapped, section.notes)]
+        lines = [section.title, "-" * len(section.title), "\n\n".join(story), *below]
+        parts.append("\n".join(line for line in lines if line) + "\n")
     return "\n".join(parts)
 
 
@@ -128,7 +124,8 @@ def explain_markdown(subject: PricedConfiguration) -> str:
     """The explanation as Markdown."""
     parts = []
     for section in sections(subject):
-        table = markdown_table(section.headings, section.rows) if section.rows else ""
+        cells = cells_of(section.columns, section.rows)
+        table = markdown_table([column.heading for column in section.columns], cells) if cells else ""
         listed = "\n".join(f"- {sentence}" for sentence in section.sentences)
         story = [" ".join(part) for part in section.paragraphs]
         blocks = [f"## {section.title}", *story, listed, table.rstrip("\n"), *section.notes]
@@ -136,29 +133,31 @@ def explain_markdown(subject: PricedConfiguration) -> str:
     return "\n".join(parts)
 
 
+_SENT = ("number", "phase", "layer", "op", "axis", "group", "formula", "bytes", "count")
+_COSTS = ("number", "call", "tier", "algorithm", "latency_s", "bandwidth_bytes_per_s")
+_COSTS_S = ("seconds", "exposed_s", "overlapped_with")
+
+
 def _sent(subject: PricedConfiguration) -> ExplainSection:
     """Every collective, and its size."""
-    headings = [
-        Heading("no."), Heading("phase", left=True), Heading("layer", left=True), Heading("collective", left=True),
-        Heading("axis", left=True), Heading("ranks"), Heading("full buffer,\nbytes", left=True), Heading("one\ncall"),
-        Heading("calls"),
-    ]  # fmt: skip
-    rows = [
-        [
-            str(number),
-            term.phase,
-            term.layer,
-            term.op,
-            axis_name(term.axis),
-            str(term.group),
-            str(term.collective.size_bytes),
-            show_bytes(term.bytes),
-            str(term.count),
-        ]
+    columns = [COLLECTIVE[key] for key in _SENT]
+    columns[_SENT.index("bytes")] = replace(COLLECTIVE["bytes"], title="one\ncall")
+    note = f"Letters: {_letters(subject.pricing)}."
+    return ExplainSection("Collectives per rank and step", columns=columns, rows=_term_rows(subject), notes=[note])
+
+
+def _term_rows(subject: PricedConfiguration) -> list[Json]:
+    """Every collective, numbered, with what it is overlapped with."""
+    workload = subject.inputs.problem.workload
+    return [
+        {
+            **term_row(term_json(term)),
+            "number": number,
+            "call": f"{term.op} {axis_name(term.axis)}",
+            "overlapped_with": _behind(term, hidden_behind(term, workload)),
+        }
         for number, term in enumerate(subject.pricing.terms, start=1)
     ]
-    note = f"Letters: {_letters(subject.pricing)}."
-    return ExplainSection("Collectives per rank and step", headings=headings, rows=rows, notes=[note])
 
 
 _MEANINGS = {
@@ -188,37 +187,18 @@ def _letters(pricing: Pricing) -> str:
 
 def _costs(subject: PricedConfiguration) -> ExplainSection:
     """What every collective costs."""
-    terms, workload = subject.pricing.terms, subject.inputs.problem.workload
-    headings = [
-        Heading("no."), Heading("collective", left=True), Heading("network", left=True),
-        Heading("algorithm", left=True), Heading("α,\nµs"), Heading("β,\nGB/s"), Heading("all calls,\ns"),
-        Heading("exposed,\ns"), Heading("overlapped with", left=True),
-    ]  # fmt: skip
-    total = seconds_cells([*(term.seconds for term in terms), subject.pricing.communication_s])
-    exposed = seconds_cells([*(term.exposed_s for term in terms), subject.pricing.exposed_communication_s])
-    rows = [
-        [
-            str(number),
-            f"{term.op} {axis_name(term.axis)}",
-            term.tier,
-            f"{term.line.algorithm}, {term.line.protocol}",
-            f"{term.line.latency_s * 1e6:,.1f}",
-            f"{term.line.bandwidth_bytes_per_s / GB:,.2f}",
-            total[number - 1],
-            exposed[number - 1],
-            _behind(term, hidden_behind(term, workload)),
-        ]
-        for number, term in enumerate(terms, start=1)
-    ]
-    rows.append(["", "all", "", "", "", "", total[-1], exposed[-1], ""])
+    pricing = subject.pricing
+    blank: Json = dict.fromkeys((*_COSTS, *_COSTS_S), "")
+    total_s = {"seconds": pricing.communication_s, "exposed_s": pricing.exposed_communication_s}
+    note = (
+        "One call takes α + bytes/β. Exposed: computation waits for it. Collectives queue on a network, so one can be "
+        "exposed because of another."
+    )
     return ExplainSection(
         "Collective costs",
-        headings=headings,
-        rows=rows,
-        notes=[
-            "One call takes α + bytes/β. Exposed: computation waits for it. Collectives queue on a network, so one can"
-            " be exposed because of another."
-        ],
+        columns=[COLLECTIVE[key] for key in (*_COSTS, *_COSTS_S)],
+        rows=[*_term_rows(subject), {**blank, "call": "all", **total_s}],
+        notes=[note],
     )
 
 
@@ -231,39 +211,56 @@ def _behind(term: Term, behind: str) -> str:
     return behind if term.exposed_s == 0.0 else f"{behind}, in part"
 
 
+WORK_COLUMNS = (
+    words("kind", "computation", "What is computed.", 28),
+    words("phase", "phase", "Part of the step.", 10),
+    Column("seconds", "s", "Time of a step and rank."),
+    Column("share", "share, %", "Of all computation.", per=PERCENT, decimals=1),
+    Column("rate", "TFLOP/s", "Speed reached; element-wise kernels count no FLOPs.", per=TERA, decimals=1),
+    Column("of_peak", "of peak, %", "The same over the accelerator's peak.", per=PERCENT, decimals=1),
+)
+
+
+def work_rows(pricing: Pricing, problem: Problem) -> list[Json]:
+    """Computation by kind and phase, in the order of the step."""
+    peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
+    work = sorted(work_by_kind(pricing, problem.workload), key=lambda each: _PHASES.index(each.phase))
+    return [_work_row(each, pricing, peak) for each in work]
+
+
+def _work_row(work: Work, pricing: Pricing, peak: float) -> Json:
+    rate = work.flops / work.seconds if work.flops else None
+    shares = {"share": work.seconds / pricing.compute_s, "of_peak": rate and rate / peak}
+    return {"kind": work.kind, "phase": work.phase, "seconds": work.seconds, "rate": rate, **shares}
+
+
 def _computation(subject: PricedConfiguration) -> ExplainSection:
     pricing, problem = subject.pricing, subject.inputs.problem
-    work = sorted(work_by_kind(pricing, problem.workload), key=lambda each: _PHASES.index(each.phase))
     peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
-    headings = [
-        Heading("computation", left=True), Heading("phase", left=True), Heading("s"), Heading("share,\n%"),
-        Heading("TFLOP/s"), Heading("of peak,\n%"),
-    ]  # fmt: skip
-    times = seconds_cells([*(each.seconds for each in work), pricing.compute_s])
-    rows = [
-        [each.kind, each.phase, time, f"{100 * each.seconds / pricing.compute_s:.1f}", *_rate(each, peak)]
-        for each, time in zip(work, times[:-1], strict=True)
-    ]
-    rows.append(["all", "", times[-1], "100.0", *_rate(Work("", "", pricing.compute_s, pricing.executed_flops), peak)])
-    return ExplainSection("Computation per rank and step", headings=headings, rows=rows)
+    whole = _work_row(Work("all", "", pricing.compute_s, pricing.executed_flops), pricing, peak)
+    rows = [*work_rows(pricing, problem), whole]
+    return ExplainSection("Computation per rank and step", columns=WORK_COLUMNS, rows=rows)
 
 
-def _rate(work: Work, peak: float) -> list[str]:
-    """Speed in TFLOP/s and as a share of the peak."""
-    if not work.flops:
-        return ["-", "-"]
-    return [f"{work.flops / work.seconds / TERA:.1f}", f"{100 * work.flops / work.seconds / peak:.1f}"]
+_MEMORY = (
+    words("name", "memory"),
+    Column("bytes", "GiB", per=GIB, decimals=2),
+    Column("share", "of usable, %", per=PERCENT, decimals=1),
+)
 
 
 def _memory(subject: PricedConfiguration) -> ExplainSection:
     """Memory at the peak of a step, largest item first."""
-    memory, limit_bytes = subject.pricing.memory, subject.pricing.memory_limit_bytes
-    items = sorted(((float(size), name) for name, size in memory.items), reverse=True)
-    total = float(memory.total_bytes)
-    headings = [Heading("memory", left=True), Heading("GiB"), Heading("of usable,\n%")]
-    shown = [*((name, size) for size, name in items if size), ("all", total), ("usable", limit_bytes)]
-    rows = [[name, f"{size / GIB:.2f}", f"{100 * size / limit_bytes:.1f}"] for name, size in shown]
-    return ExplainSection("Peak memory per GPU", headings=headings, rows=rows)
+    limit_bytes = subject.pricing.memory_limit_bytes
+    shown = [*memory_items(subject.pricing), ("usable", limit_bytes)]
+    rows = [{"name": name, "bytes": size, "share": size / limit_bytes} for name, size in shown]
+    return ExplainSection("Peak memory per GPU", columns=_MEMORY, rows=rows)
+
+
+def memory_items(pricing: Pricing) -> list[tuple[str, float]]:
+    """What one GPU holds at the peak of a step, bytes, the largest first; then all of it."""
+    items = sorted(((float(size), name) for name, size in pricing.memory.items if size), reverse=True)
+    return [*((name, size) for size, name in items), ("all", float(pricing.memory.total_bytes))]
 
 
 def explain_title(subject: PricedConfiguration) -> str:
@@ -280,18 +277,14 @@ def explain_document(subject: PricedConfiguration) -> Json:
     inputs, entry, pricing = subject.inputs, subject.entry, subject.pricing
     workload = inputs.problem.workload
     terms = [
-        {
-            **term_json(listed),
-            "hidden_s": hidden_s(term),
-            "hidden_behind": hidden_behind(term, workload) or None,
-        }
+        {**term_json(listed), "hidden_s": hidden_s(term), "hidden_behind": hidden_behind(term, workload) or None}
         for listed, term in zip(entry.terms, pricing.terms, strict=True)
     ]
     work = work_by_kind(pricing, workload)
     return {
         **document_head(SCHEMA, inputs),
         "cost": "alpha-beta",
-        "words": words(subject),
+        "words": step_words(subject),
         "config": {**entry_fields(entry, workload), "terms": terms},
         "symbols": pricing.values,
         "lines": line_sentences(inputs.problem, pricing),
@@ -304,7 +297,7 @@ def explain_document(subject: PricedConfiguration) -> Json:
     }
 
 
-def words(subject: PricedConfiguration) -> list[str]:
+def step_words(subject: PricedConfiguration) -> list[str]:
     """The step as a list of sentences."""
     return [sentence for part in paragraphs(subject) for sentence in part]
 
@@ -334,9 +327,8 @@ def _work(subject: PricedConfiguration) -> Iterator[str]:
     )
     yield (
         f"The global batch is split over data × z = {grid.data} × {grid.z} = {shares} groups of GPUs. Each trains "
-        f"{_count(workload.global_batch // shares, 'sequence', 'sequences')}, in "
-        f"{_count(subject.pricing.accumulation, 'micro-batch', 'micro-batches')} of "
-        f"{_count(configuration.micro_batch, 'sequence', 'sequences')}."
+        f"{counted(workload.global_batch // shares, 'sequence')}, in "
+        f"{counted(subject.pricing.accumulation, 'micro-batch')} of {counted(configuration.micro_batch, 'sequence')}."
     )
 
 
@@ -405,21 +397,20 @@ def _time(subject: PricedConfiguration) -> Iterator[str]:
     bound = "compute" if exposed_s < step_s / 2 else "communication"
     yield (
         f"The step takes {show_seconds(step_s)} (80% interval: {show_seconds(entry.low_s)} to "
-        f"{show_seconds(entry.high_s)}). It is {bound}-bound: a GPU computes for {show_seconds(pricing.compute_s)} "
-        f"({pricing.compute_s / step_s:.0%}) and waits for communication for {show_seconds(exposed_s)} "
-        f"({exposed_s / step_s:.0%})."
+        f"{show_seconds(entry.high_s)}). It is {bound}-bound: a GPU computes for {_part(pricing.compute_s, step_s)} "
+        f"and waits for communication for {_part(exposed_s, step_s)}."
     )
     if pricing.bubble_s:
         yield (
             f"The pipeline bubble, in which the stage that computes longest waits for the others, is "
-            f"{show_seconds(pricing.bubble_s)} ({pricing.bubble_s / step_s:.0%})."
+            f"{_part(pricing.bubble_s, step_s)}."
         )
     if not pricing.terms:
         return
     hidden_s = max(pricing.communication_s - exposed_s, 0.0)
     yield (
         f"The collectives of a GPU take {show_seconds(pricing.communication_s)}, of which "
-        f"{show_seconds(hidden_s)} ({hidden_s / pricing.communication_s:.0%}) are overlapped with computation"
+        f"{_part(hidden_s, pricing.communication_s)} are overlapped with computation"
         f"{_slowing(subject.inputs.problem.machine.accelerator, pricing)}."
     )
     longest = max(pricing.terms, key=lambda term: term.exposed_s)
@@ -428,6 +419,10 @@ def _time(subject: PricedConfiguration) -> Iterator[str]:
             f"The longest wait is for {longest.op} over {axis_name(longest.axis)} of {longest.layer} "
             f"({longest.phase}): {show_seconds(longest.exposed_s)} per step."
         )
+
+
+def _part(seconds: float, whole_s: float) -> str:
+    return f"{show_seconds(seconds)} ({seconds / whole_s:.0%})"
 
 
 def _use(subject: PricedConfiguration) -> Iterator[str]:
@@ -468,7 +463,7 @@ def _limits(subject: PricedConfiguration) -> Iterator[str]:
     ]
     worth = sorted(((cost_s, what) for cost_s, what in costs if cost_s > _WORTH_SAYING * step_s), reverse=True)
     if worth:
-        shares = [f"{what} {show_seconds(cost_s)} ({cost_s / step_s:.0%})" for cost_s, what in worth]
+        shares = [f"{what} {_part(cost_s, step_s)}" for cost_s, what in worth]
         yield f"Gap to peak: {', '.join(shares)}."
 
 
@@ -479,10 +474,6 @@ def _slower_s(work: tuple[Work, ...], peak: float) -> float:
         for each in work
         if each.kind in (GEMMS, ATTENTION) and each.phase != "recompute"
     )
-
-
-def _count(number: int, one: str, more: str) -> str:
-    return f"{number:,} {one if number == 1 else more}"
 
 
 def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:

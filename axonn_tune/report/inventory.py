@@ -6,15 +6,15 @@ A fit is also drawn, what was measured against what it says, as an SVG picture t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.errors import UsageError
-from axonn_tune.report.output import Heading, Json, Table, TableColumn, each, json_text, text_table, words
+from axonn_tune.report.output import Column, Heading, Json, Table, fields_of, json_text, text_table, words
 from axonn_tune.units import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -22,67 +22,54 @@ if TYPE_CHECKING:
     from axonn_tune.launch.host import HostCheck, State
     from axonn_tune.specs.catalog import Loaded
     from axonn_tune.specs.machine import Machine, Tier
+    from axonn_tune.specs.model import Model
 
 DOCTOR_SCHEMA = "axonn-tune/doctor/1"
 
 
-@dataclass(frozen=True)
-class DocumentColumn:
-    """A column of a list of documents: its heading, and its name in data frames; without one it is not there."""
-
-    title: str
-    field: str
-    read: Callable[[Any], object]
-    show: Callable[[Any], str] = str
-
-    def in_table(self) -> TableColumn[tuple[str, Loaded[Any]]]:
-        """The same of documents with their names."""
-        return each(self.title, lambda one: self.show(self.read(one[1].document)), left=self.title in _LEFT_TITLES)
-
-
+_NAME = words("name", "name")
+_SIZES, _DEFAULTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), ("global_batch", "sequence_length")
+_LABELS = {"kv_heads": "kv heads", "vocab": "vocabulary", "global_batch": "batch", "sequence_length": "sequence"}
 _MODEL_COLUMNS = (
-    DocumentColumn("parameters", "parameters", lambda model: model.parameters, lambda count: show_count(count)),
-    DocumentColumn("family", "family", lambda model: model.family),
-    DocumentColumn("layers", "layers", lambda model: model.layers),
-    DocumentColumn("hidden", "hidden", lambda model: model.hidden),
-    DocumentColumn("heads", "heads", lambda model: model.heads),
-    DocumentColumn("kv heads", "kv_heads", lambda model: model.kv_heads),
-    DocumentColumn("ffn", "ffn", lambda model: model.ffn),
-    DocumentColumn("vocabulary", "vocab", lambda model: model.vocab),
-    DocumentColumn("batch", "global_batch", lambda model: model.defaults.global_batch),
-    DocumentColumn("sequence", "sequence_length", lambda model: model.defaults.sequence_length),
+    Column("parameters", "parameters", show=lambda parameters: show_count(parameters)),
+    words("family", "family"),
+    *(Column(key, _LABELS.get(key, key), show=str) for key in (*_SIZES, *_DEFAULTS)),
 )
 _MACHINE_COLUMNS = (
-    DocumentColumn("accelerator", "accelerator", lambda machine: machine.accelerator.name),
-    DocumentColumn("memory, GiB", "memory_gib", lambda machine: machine.accelerator.memory_gib, "{:g}".format),
-    DocumentColumn(
-        "bf16, TFLOP/s",
-        "bf16_tflop_per_s",
-        lambda machine: machine.accelerator.peak_tflops.get("bf16"),
-        lambda value: "n/a" if value is None else f"{value:g}",
-    ),
-    DocumentColumn("ranks/node", "ranks_per_node", lambda machine: machine.launcher.ranks_per_node),
-    DocumentColumn("network, inner to outer", "", lambda machine: ", ".join(_tier(tier) for tier in machine.tiers)),
-    DocumentColumn("", "tiers", lambda machine: ", ".join(tier.name for tier in machine.tiers)),
-    DocumentColumn("", "outermost_gb_per_s", lambda machine: machine.tiers[-1].bandwidth_gb_per_s),
-    DocumentColumn("library", "library", lambda machine: f"{machine.library.name} {machine.library.version}"),
+    words("accelerator", "accelerator"),
+    Column("memory_gib", "memory, GiB", title="memory, GiB", show="{:g}".format),
+    Column("bf16_tflop_per_s", "bf16, TFLOP/s", title="bf16, TFLOP/s", show="{:g}".format),
+    Column("ranks_per_node", "ranks/node", show=str),
+    words("network", "network, inner to outer", title="network, inner to outer"),
+    words("library", "library"),
 )
-_COLUMNS = {"model": _MODEL_COLUMNS, "machine": _MACHINE_COLUMNS}
-_LEFT_TITLES = {"family", "accelerator", "network, inner to outer", "library"}
+_MACHINE_FIELDS = ("accelerator", "memory_gib", "bf16_tflop_per_s", "ranks_per_node", "tiers", "outermost_gb_per_s")
 
 
-def documents_table(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> Table[tuple[str, Loaded[Any]]]:
+def documents_table(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> Table:
     """One row per document, under the name it is found by; as wide as it needs: no word of it is ever broken."""
-    shown = {one.title: one.in_table() for one in _COLUMNS[kind] if one.title}
-    columns = {"name": words("name", lambda one: one[0]), **shown}
-    return Table(columns, documents, list(columns), lambda: _records(kind, documents))
+    columns, read = (_MODEL_COLUMNS, _model_row) if kind == "model" else (_MACHINE_COLUMNS, _machine_row)
+    fields = [column.key for column in columns] if kind == "model" else (*_MACHINE_FIELDS, "library")
+    rows = [{"name": name, **read(loaded.document)} for name, loaded in documents]
+    named = {column.key: column for column in (_NAME, *columns)}
+    return Table(named, rows, list(named), ("name", *fields))
 
 
-def _records(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> tuple[list[str], list[list[object]]]:
-    """Names of fields, units included, and their values of each document: what data frames hold."""
-    columns = [column for column in _COLUMNS[kind] if column.field]
-    rows = [[name, *(one.read(loaded.document) for one in columns)] for name, loaded in documents]
-    return ["name", *(one.field for one in columns)], rows
+def _model_row(model: Model) -> Json:
+    return {**fields_of(model, ("parameters", "family", *_SIZES)), **fields_of(model.defaults, _DEFAULTS)}
+
+
+def _machine_row(machine: Machine) -> Json:
+    return {
+        "accelerator": machine.accelerator.name,
+        "memory_gib": machine.accelerator.memory_gib,
+        "bf16_tflop_per_s": machine.accelerator.peak_tflops.get("bf16"),
+        "ranks_per_node": machine.launcher.ranks_per_node,
+        "network": ", ".join(map(_tier, machine.tiers)),
+        "tiers": ", ".join(tier.name for tier in machine.tiers),
+        "outermost_gb_per_s": machine.tiers[-1].bandwidth_gb_per_s,
+        "library": f"{machine.library.name} {machine.library.version}",
+    }
 
 
 def documents_json(kind: str, documents: Sequence[tuple[str, Loaded[Any]]]) -> Json:
@@ -188,12 +175,8 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 360, 300, 64, 40, 36
 _COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
 
 
-@dataclass(frozen=True)
-class FitSeries:
-    """One group shape's measured and fitted times by size."""
-
-    label: str
-    points: tuple[tuple[float, float, float], ...]
+FitSeries: TypeAlias = dict[str, list[tuple[float, float, float]]]
+"""Sizes with measured and fitted times, by group shape."""
 
 
 @dataclass(frozen=True)
@@ -220,10 +203,10 @@ def require_svg(path: str) -> None:
 
 def fit_svg(done: Calibration) -> str:
     """One panel per collective: points as measured, lines as fitted; UsageError if no collective was measured."""
-    panels = {kind: list(found) for kind, found in _series(done).items()}
+    panels = _series(done)
     if not panels:
         raise UsageError("--plot: no collectives were measured")
-    every = [point for found in panels.values() for one in found for point in one.points]
+    every = [point for found in panels.values() for points in found.values() for point in points]
     scale = FitScale(_range([size for size, _, _ in every]), _range([time for _, *times in every for time in times]))
     body = [
         f'<g transform="translate({number * _WIDTH} 0)">{"".join(_panel(kind, found, scale))}</g>'
@@ -234,24 +217,21 @@ def fit_svg(done: Calibration) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(body) + "\n</svg>\n"
 
 
-def _series(done: Calibration) -> dict[str, list[FitSeries]]:
-    """Measured and fitted times by collective and group shape."""
+def _series(done: Calibration) -> dict[str, FitSeries]:
+    """Measured and fitted times by collective."""
     from axonn_tune.specs.points import CollectiveProbe
 
     fit = done.communication
-    found: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
+    found: dict[str, FitSeries] = {}
     for probe, seconds in done.medians.items():
         if isinstance(probe, CollectiveProbe) and fit is not None:
             label = f"{probe.group} ranks, stride {probe.stride}"
             point = (float(probe.size_bytes), seconds, seconds * (1.0 + fit.errors[probe]))
             found.setdefault(probe.op, {}).setdefault(label, []).append(point)
-    return {
-        kind: [FitSeries(label, tuple(sorted(points))) for label, points in shapes.items()]
-        for kind, shapes in found.items()
-    }
+    return found
 
 
-def _panel(kind: str, found: Sequence[FitSeries], scale: FitScale) -> Iterator[str]:
+def _panel(kind: str, found: FitSeries, scale: FitScale) -> Iterator[str]:
     yield f'<text x="{_LEFT}" y="16" font-size="12">{escape(kind)}: measured (points) and fitted (lines)</text>'
     bottom = _HEIGHT - _BOTTOM
     yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - 8}" fill="none" stroke="#444"/>'
@@ -259,17 +239,17 @@ def _panel(kind: str, found: Sequence[FitSeries], scale: FitScale) -> Iterator[s
         yield f'<text x="{scale.x(size):.1f}" y="{bottom + 14}" text-anchor="middle">{show_bytes(size)}</text>'
     for time in _ticks(scale.times, factor=10.0):
         yield f'<text x="{_LEFT - 4}" y="{scale.y(time):.1f}" text-anchor="end">{show_seconds(time)}</text>'
-    for number, one in enumerate(found):
-        yield from _drawn(one, number, scale)
+    for number, (label, points) in enumerate(found.items()):
+        color = _COLORS[number % len(_COLORS)]
+        yield from _drawn(sorted(points), color, scale)
+        yield f'<text x="{_LEFT + 8}" y="{_TOP + 12 * number}" fill="{color}">{escape(label)}</text>'
 
 
-def _drawn(one: FitSeries, number: int, scale: FitScale) -> Iterator[str]:
-    color = _COLORS[number % len(_COLORS)]
-    line = " ".join(f"{scale.x(size):.1f},{scale.y(fitted):.1f}" for size, _, fitted in one.points)
+def _drawn(points: Sequence[tuple[float, float, float]], color: str, scale: FitScale) -> Iterator[str]:
+    line = " ".join(f"{scale.x(size):.1f},{scale.y(fitted):.1f}" for size, _, fitted in points)
     yield f'<polyline points="{line}" fill="none" stroke="{color}"/>'
-    for size, measured, _ in one.points:
+    for size, measured, _ in points:
         yield f'<circle cx="{scale.x(size):.1f}" cy="{scale.y(measured):.1f}" r="2.5" fill="{color}"/>'
-    yield f'<text x="{_LEFT + 8}" y="{_TOP + 12 * number}" fill="{color}">{escape(one.label)}</text>'
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

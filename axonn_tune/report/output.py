@@ -17,25 +17,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.grid import AXES
-from axonn_tune.units import MILLI
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console, Group
+    from rich.console import Group
 
 Json: TypeAlias = dict[str, Any]
-R = TypeVar("R")
 BOLD, GREEN, RESET = "\x1b[1m", "\x1b[1;32m", "\x1b[0m"
 WIDTH = 100
 """Characters of a line of prose, and at most of a table unless all its columns are asked for."""
-WIDTH_WITHOUT_TERMINAL = 200
 NOTHING = "-"
 """A cell without a value."""
+PERCENT = 0.01
 SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_BARS = 30.0, 0.1
 
 ProgressFunction: TypeAlias = Callable[[float, str], None]
@@ -50,90 +48,138 @@ class Heading:
     left: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableColumn(Heading, Generic[R]):
-    """A column of rows of one kind: its heading, and the cells of all rows, as numbers may share their decimals."""
+@dataclass(frozen=True)
+class Column:
+    """A column of every format: what stands above it, what it means, and how its values are written.
 
-    cells: Callable[[Sequence[R]], Sequence[str]]
+    key: of the value in a row, dots lead into its parts; label: heading with its unit, in which a soft hyphen, a line
+    break and a comma are where a narrow table breaks it; meaning: shown when the heading of a page is pointed at.
+    Values are words, or numbers shown as `value / per` with `decimals` digits, None for as many as show three of the
+    smallest. width_ch: of words, where a page may break them; hidden: a page only filters by it; title: heading in
+    texts, where it is another; show: what writes a value in texts.
+    """
+
+    key: str
+    label: str
+    meaning: str = ""
+    text: bool = False
+    width_ch: int = 0
+    per: float = 1.0
+    decimals: int | None = None
+    hidden: bool = False
+    title: str | None = None
+    show: Callable[[Any], str] | None = None
+
+    @property
+    def heading(self) -> Heading:
+        """As texts have it."""
+        broken = self.label.replace("\u00ad", "-\n").replace(", ", ",\n") if self.title is None else self.title
+        return Heading(broken, left=self.text)
+
+    def cells(self, rows: Sequence[object]) -> list[str]:
+        """As texts have them: `-` for what is not known."""
+        values = [known_value(row, self.key) for row in rows]
+        if self.decimals is None and self.show is None and not self.text:
+            return seconds_cells([None if value is None else value / self.per for value in values])
+        return [NOTHING if value is None else "" if value == "" else self._cell(value) for value in values]
+
+    def _cell(self, value: Any) -> str:  # noqa: ANN401 - words or a number
+        if self.show is not None:
+            return self.show(value)
+        return str(value) if self.text else f"{value / self.per:,.{self.decimals}f}"
 
 
-def each(title: str, show: Callable[[R], str], *, left: bool = False) -> TableColumn[R]:
-    """A column whose cells show a row each."""
-    return TableColumn(title=title, left=left, cells=lambda rows: [show(row) for row in rows])
-
-
-def words(title: str, show: Callable[[R], str]) -> TableColumn[R]:
+def words(key: str, label: str, meaning: str = "", width_ch: int = 0, **others: Any) -> Column:  # noqa: ANN401
     """A column of words, aligned to the left."""
-    return each(title, show, left=True)
+    return Column(key, label, meaning, text=True, width_ch=width_ch, **others)
 
 
-def times(title: str, read: Callable[[R], float | None]) -> TableColumn[R]:
-    """A column of numbers with as many decimals as `seconds_cells` gives them."""
-    return TableColumn(title=title, cells=lambda rows: seconds_cells([read(row) for row in rows]))
+def count(key: str, label: str, meaning: str = "", **others: Any) -> Column:  # noqa: ANN401
+    """A column of whole numbers."""
+    return Column(key, label, meaning, decimals=0, **others)
 
 
-def times_ms(title: str, read: Callable[[R], float | None]) -> TableColumn[R]:
-    """A column of times in ms, read in s."""
+def share(
+    key: str, label: str, meaning: str = "", *, decimals: int = 1, signed: bool = False, title: str | None = None
+) -> Column:
+    """A column of shares: a page has the percent sign in the heading, texts have it in the cells."""
+    show = signed_percent if signed else partial(percent, decimals=decimals)
+    return Column(key, f"{label}, %", meaning, per=PERCENT, decimals=decimals, title=title or label, show=show)
 
-    def in_ms(row: R) -> float | None:
-        value_s = read(row)
-        return None if value_s is None else value_s / MILLI
 
-    return times(title, in_ms)
+def unbroken(label: str) -> str:
+    """A heading without the places where it may be broken."""
+    return label.replace("\u00ad", "").replace("\n", " ")
+
+
+def known_value(row: object, key: str) -> Any:  # noqa: ANN401 - whatever rows hold
+    """What a row, or an object, has under a key; None for what is missing or not a number."""
+    for name in key.split("."):
+        row = row.get(name) if isinstance(row, Mapping) else getattr(row, name, None)
+    return None if isinstance(row, float) and math.isnan(row) else row
 
 
 @dataclass(frozen=True)
-class Table(Generic[R]):
+class Table:
     """Rows as every format shows them, and sentences below; UsageError, when shown, for a column that does not exist.
 
-    columns: all there are, by name; names: those to show; fields: names, units included, and values of each row for
-    CSV and data frames; best: number of a row to mark; apart: an empty line between the notes of a text.
+    columns: all there are, by name; names: those to show; fields: what CSV and data frames have of each row, units
+    included; best: number of a row to mark; apart: an empty line between the notes of a text.
     """
 
-    columns: Mapping[str, TableColumn[R]]
-    rows: Sequence[R]
+    columns: Mapping[str, Column]
+    rows: Sequence[Mapping[str, Any]]
     names: Sequence[str]
-    fields: Callable[[], tuple[Sequence[str], list[list[object]]]]
+    fields: Sequence[str] = ()
     notes: Sequence[str] = ()
     best: int | None = None
     apart: bool = False
 
     @cached_property
-    def shown(self) -> list[TableColumn[R]]:
+    def shown(self) -> list[Column]:
         """The columns to show."""
         require_columns(self.names, self.columns)
         return [self.columns[name] for name in self.names]
+
+    @cached_property
+    def headings(self) -> list[Heading]:
+        """Those of the columns to show."""
+        return [column.heading for column in self.shown]
 
     @cached_property
     def cells(self) -> list[list[str]]:
         """Cells of each row."""
         return cells_of(self.shown, self.rows)
 
+    @property
+    def values(self) -> list[list[object]]:
+        """The fields of each row."""
+        return [[row.get(name) for name in self.fields] for row in self.rows]
+
     def render(self, output_format: str, *, color: bool = False) -> str:
         """As `csv`, `md`, or aligned text."""
         if output_format == "csv":
-            return csv_table(*self.fields())
+            return csv_table(self.fields, self.values)
         if output_format == "md":
             listed = "".join(f"- {note}\n" for note in self.notes)
-            return markdown_table(self.shown, self.cells) + (f"\n{listed}" if listed else "")
+            return markdown_table(self.headings, self.cells) + (f"\n{listed}" if listed else "")
         below = ("\n" if self.apart else "").join(f"{note}\n" for note in self.notes)
-        shown = text_table(self.shown, self.cells, color=color, best=self.best)
+        shown = text_table(self.headings, self.cells, color=color, best=self.best)
         return shown + (f"\n{below}" if below else "")
 
     def frame(self) -> pd.DataFrame:
         """The fields as a data frame."""
         import pandas as pd
 
-        names, values = self.fields()
-        return pd.DataFrame(values, columns=list(names))
+        return pd.DataFrame(self.values, columns=list(self.fields))
 
     def html(self) -> str:
         """With no style but alignment, so that a notebook's own theme holds."""
         # Imported here: its tables of entities cost a command line more than all its options.
         from html import escape
 
-        sides = ["left" if heading.left else "right" for heading in self.shown]
-        head = _html_row("th", [escape(heading.title) for heading in self.shown], sides)
+        sides = ["left" if heading.left else "right" for heading in self.headings]
+        head = _html_row("th", [escape(heading.title) for heading in self.headings], sides)
         body = "".join(_html_row("td", map(escape, row), sides) for row in self.cells)
         table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>" if self.rows else ""
         return table + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
@@ -145,21 +191,21 @@ class Table(Generic[R]):
         from rich.text import Text
 
         table = RichTable(box=None, pad_edge=False, header_style="bold")
-        for heading in self.shown:
+        for heading in self.headings:
             table.add_column(Text(heading.title), justify="left" if heading.left else "right", overflow="fold")
         for row in self.cells:
             table.add_row(*map(Text, row))
         return Group(*([table] if self.rows else []), *map(Text, self.notes))
 
 
-def cells_of(columns: Sequence[TableColumn[R]], rows: Sequence[R]) -> list[list[str]]:
+def cells_of(columns: Sequence[Column], rows: Sequence[object]) -> list[list[str]]:
     """Cells of each row."""
     return [list(row) for row in zip(*(column.cells(rows) for column in columns), strict=True)]
 
 
-def text_of(columns: Sequence[TableColumn[R]], rows: Sequence[R]) -> str:
+def text_of(columns: Sequence[Column], rows: Sequence[object]) -> str:
     """The rows as aligned text; nothing without rows."""
-    return text_table(columns, cells_of(columns, rows)) if rows else ""
+    return text_table([column.heading for column in columns], cells_of(columns, rows)) if rows else ""
 
 
 def _html_row(tag: str, cells: Iterable[str], sides: Sequence[str]) -> str:
@@ -299,18 +345,6 @@ def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def stdout_console() -> Console:
-    """A console on standard output: as wide as the terminal, else as $COLUMNS says, else 200; NO_COLOR is honoured."""
-    from rich.console import Console
-
-    if sys.stdout.isatty():
-        return Console(file=sys.stdout, highlight=False)
-    columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdigit() and int(columns) > 0 else WIDTH_WITHOUT_TERMINAL
-    # With TERM=dumb rich ignores the width unless it is given a height too.
-    return Console(file=sys.stdout, highlight=False, width=width, height=100)
 
 
 @contextmanager

@@ -1,15 +1,15 @@
-"""Rankings and sweeps: as tables, Markdown, CSV and JSON, and what to know about a ranking besides the numbers.
+"""Rankings as tables, Markdown, CSV and JSON, and what to know about one besides the numbers.
 
-JSON follows the contracts `axonn-tune/ranking/1` and `axonn-tune/sweep/1`. Keys may be added, never renamed.
+JSON follows the contract `axonn-tune/ranking/1`. Keys may be added, never renamed.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from axonn_tune import __version__
 from axonn_tune.cost.prediction import Term
@@ -22,25 +22,22 @@ from axonn_tune.ranking.results import Results
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
     NOTHING,
+    PERCENT,
+    Column,
     Json,
     Table,
-    TableColumn,
     aligned_cells,
     axis_name,
-    each,
+    count,
     fields_of,
     seconds_cells,
-    times,
     words,
 )
 from axonn_tune.specs.catalog import Loaded
 from axonn_tune.specs.workload import Workload
-from axonn_tune.units import GIB, counted, show_seconds
+from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_seconds
 
-if TYPE_CHECKING:
-    from axonn_tune.ranking.sweep import Point
-
-RANKING_SCHEMA, SWEEP_SCHEMA = "axonn-tune/ranking/1", "axonn-tune/sweep/1"
+RANKING_SCHEMA = "axonn-tune/ranking/1"
 
 _MOST_COLUMNS = 9
 _LEFT_OUT_FIRST = ("mfu", "exposed_communication_s", "order", "batching")
@@ -53,28 +50,44 @@ _RANKED_BY = {
     "exposed": "exposed communication per step",
     "iteration": "step time",
 }
-_METRICS = {
+METRICS = {
     "communication": ("communication", "communication_s"),
     "exposed": ("exposed communication", "exposed_communication_s"),
     "iteration": ("step time", "iteration_s"),
 }
 _OURS = "alpha-beta"
 _SAME_GRID = "for the fastest candidate with the same grid and rank order"
-_NO_ENTRY = Entry(sizes=(0,) * len(AXES))
 
 
 def ranking_table(
     results: Results, entries: Sequence[Entry], *, names: Sequence[str] = (), wide: bool = False
-) -> Table[Entry]:
+) -> Table:
     """The entries with these columns, or those of a narrow or `wide` table."""
-    limit_bytes = memory_limit_bytes(results.inputs.problem.machine.accelerator)
+    problem = results.inputs.problem
+    limit_bytes = memory_limit_bytes(problem.machine.accelerator)
+    axes = shown_axes(problem)
+    found = [{**entry_json(entry, results), "memory_bytes": entry.memory_bytes} for entry in entries]
+    others = {f"rank_{cost}": rank_column(cost) for cost in results.others}
+    columns = {
+        **TEXT_COLUMNS,
+        "grid": replace(COLUMNS["grid"], label=f"grid\n{' '.join(axes)}"),
+        "memory": replace(COLUMNS["memory_bytes"], title=f"memory,\nGiB of\n{limit_bytes / GIB:.1f}"),
+        **others,
+        "rejected_because": COLUMNS["rejected_because"],
+    }
     return Table(
-        _ranking_columns(results, limit_bytes=limit_bytes),
-        entries,
+        columns,
+        [{**row, "memory_limit_bytes": limit_bytes} for row in shown_rows(found, axes)],
         names or default_columns(results, entries, wide=wide),
-        lambda: ranking_records(results, entries, limit_bytes=limit_bytes),
+        (*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because"),
         best=0 if entries and entries[0].feasible else None,
     )
+
+
+def rank_column(cost: str) -> Column:
+    """Places by another cost model."""
+    title = "rank by\n" + cost.replace("-", "-\n", 1)
+    return count(f"rank_{cost}", f"rank by\n{cost}", f"Place by --cost {cost}.", title=title)
 
 
 def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = False) -> list[str]:
@@ -97,48 +110,40 @@ def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = 
     return names
 
 
-def ranking_records(
-    results: Results, entries: Sequence[Entry], *, limit_bytes: float
-) -> tuple[list[str], list[list[object]]]:
-    """Names of all fields, units included, and their values of every entry: what CSV and data frames hold."""
-    workload = results.inputs.problem.workload
-    rows = []
-    for entry in entries:
-        found = {**entry_fields(entry, workload), "memory_bytes": entry.memory_bytes}
-        others = [ranks.get(entry.sizes) for ranks in results.others.values()]
-        rows.append([*(found[name] for name in _CSV), limit_bytes, *others, "; ".join(entry.rejected_because)])
-    return [*_CSV, "memory_limit_bytes", *(f"rank_{cost}" for cost in results.others), "rejected_because"], rows
+def shown_rows(configs: Sequence[Json], axes: Sequence[str] = AXES) -> list[Json]:
+    """Configurations of the contract, or none where nothing is feasible, as tables show them.
+
+    Some cells are made of several numbers, aligned over all rows: those of the grid, of the batch, and the step with
+    half the width of its interval.
+    """
+    grids = aligned_cells([[str(config.get(axis) or NOTHING) for axis in axes] for config in configs])
+    batches = aligned_cells([[_plain(config.get(key)) for key in _BATCHING] for config in configs])
+    return [
+        {**shown_row(config), "grid": grid, "batching": batching, "step": step}
+        for config, grid, batching, step in zip(configs, grids, batches, _steps(configs), strict=True)
+    ]
 
 
-_MORE_AXES = tuple(axis for axis in ALL_AXES if axis not in (*AXES, "pipeline"))
-
-_CSV = (
-    *("rank", *AXES, "order", "feasible", "tie", "micro_batch", "grad_accumulation", "recompute", "kept_layers"),
-    *("communication_s", "exposed_communication_s", "compute_s", "iteration_s", "low_s", "high_s", "tokens_per_s"),
-    *("mfu", "hfu", "memory_bytes", "framework", *_MORE_AXES, "pipeline", "chunks", "bubble_s", "shortest_step_s"),
-)
-
-
-def _ranking_columns(results: Results, *, limit_bytes: float) -> dict[str, TableColumn[Entry]]:
-    """Every column there is, by name, in the order of the table."""
-    axes = shown_axes(results.inputs.problem)
+def shown_row(config: Json) -> Json:
+    """A configuration of the contract with what tables show of it in other words."""
+    order = [axis for axis in (config.get("order") or "").split(",") if axis and config[axis] > 1]
     return {
-        **_COLUMNS,
-        "grid": TableColumn(title=f"grid\n{' '.join(axes)}", cells=_grids(axes)),
-        "memory": replace(_COLUMNS["memory"], title=f"memory,\nGiB of\n{limit_bytes / GIB:.1f}"),
-        **{f"rank_{cost}": _rank_column(results, cost) for cost in results.others},
-        "rejected_because": words("rejected because", lambda entry: "; ".join(entry.rejected_because)),
+        **config,
+        **{f"rank_{cost}": rank for cost, rank in (config.get("ranks") or {}).items()},
+        "wide_order": ",".join(order) or config.get("order"),
+        "rejected_because": "; ".join(config.get("rejected_because", [])),
     }
 
 
-def _rank_column(results: Results, cost: str) -> TableColumn[Entry]:
-    title = "rank by\n" + cost.replace("-", "-\n", 1)
-    return each(title, lambda entry: _plain(results.others[cost].get(entry.sizes)))
-
-
-def _grids(axes: Sequence[str]) -> Callable[[Sequence[Entry]], list[str]]:
-    """Sizes of these axes, aligned."""
-    return lambda entries: aligned_cells([[str(entry.size(axis) or NOTHING) for axis in axes] for entry in entries])
+def _steps(configs: Sequence[Json]) -> list[str]:
+    """Step times with the half-width of their interval."""
+    times = seconds_cells([config.get("iteration_s") for config in configs])
+    decimals = max((len(time.partition(".")[2]) for time in times), default=0)
+    ends = [(config.get("low_s"), config.get("high_s")) for config in configs]
+    return [
+        time if low is None or high is None else f"{time} ±{(high - low) / 2:.{decimals}f}"
+        for time, (low, high) in zip(times, ends, strict=True)
+    ]
 
 
 def shown_axes(problem: Problem) -> list[str]:
@@ -146,78 +151,99 @@ def shown_axes(problem: Problem) -> list[str]:
     return [axis for axis in problem.axes if axis in problem.framework.axes]
 
 
-def _batchings(entries: Sequence[Entry]) -> list[str]:
-    parts = [[_plain(entry.micro_batch), _plain(entry.recompute), _plain(entry.kept_layers)] for entry in entries]
-    return aligned_cells(parts)
-
-
-def _steps(entries: Sequence[Entry]) -> list[str]:
-    """Step times with the half-width of their interval."""
-    times = seconds_cells([entry.iteration_s for entry in entries])
-    halves = [
-        None if entry.high_s is None or entry.low_s is None else (entry.high_s - entry.low_s) / 2 for entry in entries
-    ]
-    decimals = max((len(time.partition(".")[2]) for time in times), default=0)
-    return [time if half is None else f"{time} ±{half:.{decimals}f}" for time, half in zip(times, halves, strict=True)]
-
-
-def _order(entry: Entry) -> str:
-    return ",".join(entry.wide_order or entry.order or (NOTHING,))
-
-
 def _plain(value: object) -> str:
     return NOTHING if value is None else str(value)
 
 
-def _percent(share: float | None) -> str:
-    """A share in a column of percent."""
-    return NOTHING if share is None else f"{100 * share:.1f}"
+_MORE_AXES = tuple(axis for axis in ALL_AXES if axis not in (*AXES, "pipeline"))
 
-
-def _count(number: float | None) -> str:
-    return NOTHING if number is None else f"{number:,.0f}"
-
-
-def _gib(size_bytes: float | None) -> str:
-    return NOTHING if size_bytes is None else f"{size_bytes / GIB:.1f}"
-
-
-_COLUMNS: dict[str, TableColumn[Entry]] = {
-    "rank": each("rank", lambda entry: _plain(entry.rank)),
-    "grid": TableColumn(title="grid\nx y z data", cells=_grids(AXES)),
-    "order": words("rank\norder", _order),
-    "batching": TableColumn(title="micro-batch,\nrecompute,\nnot resharded", left=True, cells=_batchings),
-    "micro_batch": each("micro-\nbatch", lambda entry: _plain(entry.micro_batch)),
-    "grad_accumulation": each("grad.\naccum.", lambda entry: _plain(entry.accumulation)),
-    "recompute": words("recompute", lambda entry: _plain(entry.recompute)),
-    "kept_layers": each("layers not\nresharded", lambda entry: _plain(entry.kept_layers)),
-    "communication_s": times("communi-\ncation,\ns", lambda entry: entry.communication_s),
-    "exposed_communication_s": times("exposed,\ns", lambda entry: entry.exposed_communication_s),
-    "compute_s": times("compute,\ns", lambda entry: entry.compute_s),
-    "chunks": each("chunks", lambda entry: _plain(entry.chunks)),
-    "bubble_s": times("bubble,\ns", lambda entry: entry.bubble_s),
-    "shortest_step_s": times("shortest\nstep, s", lambda entry: entry.shortest_step_s),
-    "step": TableColumn(title="step,\ns", cells=_steps),
-    "iteration_s": times("step,\ns", lambda entry: entry.iteration_s),
-    "low_s": times("at least,\ns", lambda entry: entry.low_s),
-    "high_s": times("at most,\ns", lambda entry: entry.high_s),
-    "tokens_per_s": each("tokens/s", lambda entry: _count(entry.tokens_per_s)),
-    "mfu": each("MFU,\n%", lambda entry: _percent(entry.mfu)),
-    "hfu": each("HFU,\n%", lambda entry: _percent(entry.hfu)),
-    "memory": each("memory,\nGiB", lambda entry: _gib(entry.memory_bytes)),
-    "tie": each("within\nmodel\nerror", lambda entry: "yes" if entry.tie else NOTHING),
+CONFIG_FIELDS = (
+    *("rank", *AXES, "order", "feasible", "tie", "micro_batch", "grad_accumulation", "recompute", "kept_layers"),
+    *("communication_s", "exposed_communication_s", "compute_s", "iteration_s", "low_s", "high_s", "tokens_per_s"),
+    *("mfu", "hfu", "memory_bytes", "framework", *_MORE_AXES, "pipeline", "chunks", "bubble_s", "shortest_step_s"),
+)
+"""What CSV has of a configuration."""
+_BATCHING = ("micro_batch", "recompute", "kept_layers")
+_COLUMNS = (
+    count("rank", "rank", "Place in the ranking; none for a rejected grid."),
+    count("x", "x", "Ranks that split the output of a layer."),
+    count("y", "y", "Ranks that split its input."),
+    count("z", "z", "Ranks that split the batch and the stored weights."),
+    count("data", "data", "Replicas, which split the batch alone."),
+    Column("grid", "grid\nx y z data", show=str),
+    words("wide_order", "rank\norder", "Axes from the fastest-varying rank outwards.", 12),
+    words("order", "rank order", "Every axis, as a command needs it.", hidden=True),
+    words("batching", "micro-batch,\nrecompute,\nnot resharded"),
+    count("micro_batch", "micro\u00adbatch", "Sequences one rank processes at a time."),
+    count("grad_accumulation", "grad.\naccum.", "Gradient accumulation steps."),
+    words("recompute", "recompute", "Activation recomputation (checkpointing).", 10),
+    count("kept_layers", "layers not\nresharded", "Layers not resharded after forward (FSDP2)."),
+    Column("communication_s", "communi\u00adcation, s", "All collectives of a step and rank, overlapped or not."),
+    Column("exposed_communication_s", "exposed, s", "Communication not overlapped with computation."),
+    Column("compute_s", "compute, s", "Computation of a step and rank."),
+    count("chunks", "chunks", "Chunks of a pipeline stage (interleaving)."),
+    Column("bubble_s", "bubble, s", "Time a pipeline stage is idle."),
+    Column("shortest_step_s", "step, s", "Of all candidates of this grid.", title="shortest\nstep, s"),
+    Column("step", "step, s", show=str),
+    Column("iteration_s", "step, s", "One step, from start to end."),
+    Column("low_s", "80% from, s", "Lower end of the 80% interval of the step."),
+    Column("high_s", "80% to, s", "Upper end of the 80% interval of the step."),
+    count("tokens_per_s", "tokens/s", "Tokens of all GPUs together."),
+    Column("mfu", "MFU, %", "Model FLOPs over the peak; recompute not counted.", per=PERCENT, decimals=1),
+    Column("hfu", "HFU, %", "Executed FLOPs over the peak; recompute counted.", per=PERCENT, decimals=1),
+    Column(
+        "memory_bytes",
+        "memory, GiB",
+        "Peak of one GPU; for a grid that does not fit, the least it needs.",
+        per=GIB,
+        show=lambda size_bytes: f"{size_bytes / GIB:.1f}",
+    ),
+    Column("tie", "within\nmodel\nerror", show=lambda tie: "yes" if tie else NOTHING),
+    words("state", "state", "Feasible, within model error of the first, or why it is rejected.", 24),
+    words("rejected_because", "rejected because", "Each constraint it breaks.", 60),
+)
+COLUMNS = {column.key: column for column in _COLUMNS}
+"""Columns of a configuration by key."""
+_OF_PAGES = {*AXES, "wide_order", "memory_bytes", "state", "rejected_because"}
+TEXT_COLUMNS = {
+    **{key: column for key, column in COLUMNS.items() if key not in _OF_PAGES},
+    "order": COLUMNS["wide_order"],
+    "memory": COLUMNS["memory_bytes"],
 }
-"""Columns of an entry by name, in the order of the table of a ranking; those of other cost models come after them."""
+"""Columns of a table by the names that people ask for."""
 
 
-def ranking_document(results: Results, entries: Sequence[Entry], *, limit_bytes: float) -> Json:
+_COLLECTIVE = (
+    count("number", "no."),
+    words("op", "collective", "all_gather, reduce_scatter or all_reduce.", 14),
+    words("axis", "axis", "Axis of the grid whose ranks take part.", 7, show=axis_name),
+    words("phase", "phase", "Part of the step.", 10),
+    words("layer", "layer", "Layer it belongs to.", 15),
+    words("call", "collective"),
+    count("group", "ranks", "Ranks that take part."),
+    count("count", "calls", "Calls per step and rank."),
+    Column("seconds", "all calls, s", "Time of all calls of a step and rank: calls × (α + bytes / β)."),
+    Column("exposed_s", "exposed, s", "The part not overlapped: computation waits for it."),
+    Column("bytes", "buffer, MiB", "Full (gathered or reduced) buffer of one call.", per=2**20, show=show_bytes),
+    words("formula", "full buffer, bytes", "Elements and bytes of that buffer, symbols as in explain.", 22),
+    words("tier", "network", "Outermost network level it crosses.", 11),
+    words("algorithm", "algorithm", "Algorithm and protocol the library is predicted to choose.", 18),
+    Column("latency_s", "α, µs", "Time of a call without data.", per=MICRO, decimals=1),
+    Column("bandwidth_bytes_per_s", "β, GB/s", "Bytes of the buffer per second.", per=GB, decimals=2),
+    words("overlapped_with", "overlapped with"),
+)
+COLLECTIVE = {column.key: column for column in _COLLECTIVE}
+"""Columns of a collective by key."""
+
+
+def ranking_document(results: Results, entries: Sequence[Entry]) -> Json:
     """The whole document; entries carry their terms if they were listed with them."""
     problem, searched = results.inputs.problem, results.ranked.searched
     return {
         **document_head(RANKING_SCHEMA, results.inputs),
         "cost": results.ranked.cost,
         "rank_by": problem.rank_by,
-        "memory_limit_bytes": limit_bytes,
+        "memory_limit_bytes": memory_limit_bytes(problem.machine.accelerator),
         "mfu_convention": MFU_CONVENTION,
         "searched": fields_of(searched, ("grids", "candidates", "feasible", "rejected", "seconds")),
         "ties_with_first": results.ranked.ties,
@@ -278,7 +304,7 @@ def entry_fields(entry: Entry, workload: Workload) -> Json:
         overlap=list(workload.overlaps),
         memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
         stages=[fields_of(stage, _STAGE, memory_bytes=int(stage.memory.total_bytes)) for stage in entry.stages],
-        **{axis: entry.size(axis) for axis in _MORE_AXES},
+        **{axis: entry.size(axis) for axis in (*_MORE_AXES, "pipeline")},
     )
 
 
@@ -289,6 +315,11 @@ def term_json(term: Term) -> Json:
         **fields_of(term, _TERM, bytes=int(term.bytes), exposed_s=exposed_s),
         **fields_of(term.line, _LINE, protocol=term.line.protocol or None),
     }
+
+
+def term_row(term: Json) -> Json:
+    """A term of the contract as tables show it: algorithm and protocol as one."""
+    return {**term, "algorithm": ", ".join(filter(None, (term["algorithm"], term["protocol"])))}
 
 
 @dataclass(frozen=True)
@@ -337,7 +368,7 @@ def why_first(results: Results) -> str:
         return "Only one configuration is feasible." if len(ranked) else ""
     first, second = (ranked.entry(position, terms=True) for position in (0, 1))
     rank_by = results.inputs.problem.rank_by
-    name, attribute = _METRICS[rank_by]
+    name, attribute = METRICS[rank_by]
     less_s = getattr(second, attribute) - getattr(first, attribute)
     if less_s == 0.0:
         return f"#1 and #2 have the same {name}; the shorter step decides, then less memory."
@@ -372,15 +403,15 @@ def _by_axis(terms: tuple[Term, ...], *, exposed: bool) -> dict[tuple[str, str],
 
 def ties_remark(results: Results) -> str:
     """How many are within model error of the first."""
-    count = results.ranked.ties
-    if count < 2:
+    ties = results.ranked.ties
+    if ties < 2:
         return ""
     uncertainty = results.inputs.machine.document.uncertainty
     known = f"communication ±{uncertainty.communication:.0%}"
     if results.inputs.problem.rank_by == "iteration":
         known += f", computation ±{uncertainty.compute:.0%}"
-    whom = "both" if count == 2 else f"all {count:,}"
-    return f"Ranks 1 to {count:,} are within model error ({known}): benchmark {whom}."
+    whom = "both" if ties == 2 else f"all {ties:,}"
+    return f"Ranks 1 to {ties:,} are within model error ({known}): benchmark {whom}."
 
 
 def shortest_step_remark(results: Results) -> str:
@@ -413,7 +444,7 @@ def rejected_remark(results: Results) -> str:
     left_out = found.grids - len(results.ranked.ranks())
     if not left_out:
         return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
-    reasons = ", ".join(f"{name} {count}" for name, count in found.rejected.items())
+    reasons = ", ".join(f"{name} {number}" for name, number in found.rejected.items())
     several = " (a grid can break several)" if sum(found.rejected.values()) > left_out else ""
     of, are, them = counted(found.grids, "grid"), *(("is", "it") if left_out == 1 else ("are", "them"))
     return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}."
@@ -425,88 +456,3 @@ def searched_remark(results: Results) -> str:
     fit = "fits and was" if found.feasible == 1 else "fit and were"
     of = counted(found.candidates, "candidate")
     return f"{found.feasible:,} of {of} {fit} priced, in {show_seconds(found.seconds)}."
-
-
-def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: bool = False) -> Table[Point]:
-    """The points with these columns, all or the main ones; below are the reasons where nothing is feasible."""
-    reasons = [f"{_where(point)}: {point.reason}" for point in points if point.entry is None]
-    chosen = names or (tuple(_SWEEP_COLUMNS) if wide else _MAIN_SWEEP_COLUMNS)
-    return Table(_SWEEP_COLUMNS, points, chosen, lambda: sweep_records(points), reasons, apart=True)
-
-
-def sweep_records(points: Sequence[Point]) -> tuple[list[str], list[list[object]]]:
-    """Names of all fields, units included, and their values of each point: what CSV and data frames hold."""
-    names = ("model", "gpus", "global_batch", "feasible", "reason", "efficiency")
-    fields = [name for name in _CSV if name not in {"rank", "feasible", "tie"}]
-    rows: list[list[object]] = []
-    for point in points:
-        own, config = _point_json(point), _point_config(point) or {}
-        rows.append([*(own[name] for name in names), *(config.get(name) for name in fields)])
-    return [*names, *fields], rows
-
-
-def sweep_document(points: Sequence[Point], *, weak: bool) -> Json:
-    """Everything, as `axonn-tune/sweep/1`; each model and the machine once."""
-    models = {point.inputs.model.document.name: origin(point.inputs.model) for point in points}
-    return {
-        "schema": SWEEP_SCHEMA,
-        "tool_version": __version__,
-        "scaling": "weak" if weak else "strong",
-        "rank_by": points[0].inputs.problem.rank_by if points else None,
-        "models": list(models.values()),
-        "machine": origin(points[0].inputs.machine) if points else None,
-        "points": [
-            {
-                **_point_json(point),
-                "workload": point.inputs.problem.workload.model_dump(mode="json", by_alias=True),
-                "config": _point_config(point),
-            }
-            for point in points
-        ],
-    }
-
-
-def _point_json(point: Point) -> Json:
-    problem = point.inputs.problem
-    return {
-        "model": problem.model.name,
-        "gpus": problem.gpus,
-        "global_batch": problem.workload.global_batch,
-        "feasible": point.entry is not None,
-        "reason": point.reason or None,
-        "efficiency": point.efficiency,
-    }
-
-
-def _point_config(point: Point) -> Json | None:
-    """The best configuration of a point; None where nothing is feasible."""
-    return None if point.entry is None else entry_fields(point.entry, point.inputs.problem.workload)
-
-
-def _where(point: Point) -> str:
-    problem = point.inputs.problem
-    return f"{problem.model.name} on {problem.gpus} GPUs, batch {problem.workload.global_batch}"
-
-
-def _of_entry(name: str) -> TableColumn[Point]:
-    """A column of the best configuration of each point."""
-    column = _COLUMNS[name]
-    return TableColumn(
-        title=column.title,
-        left=column.left,
-        cells=lambda points: column.cells([point.entry or _NO_ENTRY for point in points]),
-    )
-
-
-_SWEEP_COLUMNS: dict[str, TableColumn[Point]] = {
-    "model": words("model", lambda point: point.inputs.problem.model.name),
-    "gpus": each("GPUs", lambda point: f"{point.inputs.problem.gpus:,}"),
-    "batch": each("batch", lambda point: f"{point.inputs.problem.workload.global_batch:,}"),
-    **{name: _of_entry(name) for name in ("grid", "order", "micro_batch", "recompute")},
-    **{name: _of_entry(name) for name in ("communication_s", "exposed_communication_s")},
-    "step": _of_entry("iteration_s"),
-    **{name: _of_entry(name) for name in ("low_s", "high_s", "tokens_per_s", "mfu", "memory")},
-    "efficiency": each("efficiency,\n%", lambda point: _percent(point.efficiency)),
-}
-"""Columns of a sweep by name, in the order of a wide table."""
-_MAIN_SWEEP_COLUMNS = ("model", "gpus", "batch", "grid", "order", "step", "tokens_per_s", "mfu", "efficiency")

@@ -1,8 +1,8 @@
-"""A run, predicted and measured: what `axonn-tune run` prints when it is over, and the step of both in one trace."""
+"""A run, predicted and measured: what `axonn-tune run` prints when it is over, its section, and both in one trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,21 +11,10 @@ from axonn_tune.cost.prediction import Pricing
 from axonn_tune.cost.spans import STEP, predicted_spans, spans_of_one
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import AXES
+from axonn_tune.report import page
 from axonn_tune.report.explain import PricedConfiguration
-from axonn_tune.report.output import (
-    NOTHING,
-    Heading,
-    Json,
-    TableColumn,
-    axis_name,
-    each,
-    fields_of,
-    text_of,
-    text_table,
-    times_ms,
-    words,
-    wrapped,
-)
+from axonn_tune.report.output import NOTHING, Column, Json, axis_name, fields_of, known_value, text_of, words, wrapped
+from axonn_tune.report.ranking import COLLECTIVE
 from axonn_tune.specs.results import Quantity, Summary, SummaryTerm
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
@@ -37,22 +26,41 @@ from axonn_tune.specs.traces import (
     step_name,
     trace_text,
 )
-from axonn_tune.units import counted, show_bytes, show_seconds
+from axonn_tune.units import MILLI, counted, show_bytes, show_seconds
 
 PREDICTED = "predicted"
 _MOST_SPANS = 100_000
 """About 15 MB of a file."""
 
 
+_PER_CALLS = "Time of all calls of a step."
+TIMES = {
+    "predicted_s": Column("predicted_s", "predicted, ms", _PER_CALLS, per=MILLI),
+    "measured_s": Column("measured_s", "measured, ms", "The same, measured; of several runs the median.", per=MILLI),
+    "predicted_exposed_s": Column(
+        "predicted_exposed_s", "exposed, predicted, ms", "The part not overlapped with computation.", per=MILLI
+    ),
+    "measured_exposed_s": Column(
+        "measured_exposed_s", "exposed, measured, ms", "The same, waiting for stragglers included.", per=MILLI
+    ),
+}
+"""Columns of collectives, predicted and measured."""
+_RATIO = Column("ratio", "measured /\npredicted", show=str)
+_QUANTITIES = (words("name", ""), Column("predicted", "predicted", show=str), Column("measured", "measured", show=str))
+
+
 def summary_text(summary: Summary, *, all_terms: bool) -> str:
     """The whole comparison; `all_terms`: one row for each collective, not one for each kind and axis."""
-    groups = groups_of(summary.terms, all_terms=all_terms)
     title = f"{summary.name}: predicted vs. measured, per step and rank"
-    parts = [f"{title}\n{'-' * len(title)}\n", text_table(_QUANTITY_HEADINGS, list(_quantity_rows(summary)))]
-    if groups:
-        parts += ["\n", _collectives_table(groups, all_terms=all_terms)]
+    tables = [text_of((*_QUANTITIES, _RATIO), list(_quantity_rows(summary)))]
+    if summary.terms:
+        groups = groups_of(summary.terms, all_terms=all_terms)
+        rows = [{**dict(one), "ratio": ratio(one.measured_s, one.predicted_s)} for one in groups]
+        named = ("op", "axis", *(("phase", "layer") if all_terms else ()), "group", "count")
+        both = (TIMES["predicted_s"], TIMES["measured_s"], _RATIO, *list(TIMES.values())[2:])
+        tables.append(text_of([*(COLLECTIVE[key] for key in named), *both], rows))
     notes = "\n".join(map(wrapped, _summary_notes(summary)))
-    return "".join([*parts, "\n", notes, "\n"])
+    return f"{title}\n{'-' * len(title)}\n" + "\n".join([*tables, notes]) + "\n"
 
 
 def groups_of(terms: Sequence[SummaryTerm], *, all_terms: bool) -> list[SummaryTerm]:
@@ -100,26 +108,24 @@ def _group(terms: Sequence[SummaryTerm]) -> SummaryTerm:
     return terms[0].model_copy(update={name: total([getattr(term, name) for term in terms]) for name in summed})
 
 
-_QUANTITY_HEADINGS = [
-    Heading("", left=True),
-    Heading("predicted"),
-    Heading("measured"),
-    Heading("measured /\npredicted"),
-]
+_PARTS = {
+    "step": "step_s",
+    "  computation": "compute_s",
+    "  exposed communication": "exposed_communication_s",
+    "all communication": "communication_s",
+    "memory": "memory_bytes",
+}
+"""Of a step, by their names in texts."""
 
 
-def _quantity_rows(summary: Summary) -> Iterator[list[str]]:
+def _quantity_rows(summary: Summary) -> Iterator[Json]:
     """The step and its parts."""
-    yield _quantity_row("step", summary.step_s, show_seconds)
-    yield _quantity_row("  computation", summary.compute_s, show_seconds)
-    yield _quantity_row("  exposed communication", summary.exposed_communication_s, show_seconds)
-    yield _quantity_row("all communication", summary.communication_s, show_seconds)
-    yield _quantity_row("memory", summary.memory_bytes, show_bytes)
-
-
-def _quantity_row(name: str, quantity: Quantity, show: Callable[[float], str]) -> list[str]:
-    predicted = NOTHING if quantity.predicted is None else show(quantity.predicted)
-    return [name, predicted, show(quantity.measured), ratio(quantity.measured, quantity.predicted)]
+    for name, key in _PARTS.items():
+        one: Quantity = getattr(summary, key)
+        show = show_bytes if key == "memory_bytes" else show_seconds
+        predicted = None if one.predicted is None else show(one.predicted)
+        shown = {"predicted": predicted, "measured": show(one.measured)}
+        yield {"name": name, **shown, "ratio": ratio(one.measured, one.predicted)}
 
 
 def ratio(measured: float, predicted: float | None) -> str:
@@ -128,26 +134,6 @@ def ratio(measured: float, predicted: float | None) -> str:
         return NOTHING
     found = measured / predicted
     return f"{found:.3g}" if found < 1000 else f"{found:,.0f}"
-
-
-def _collectives_table(groups: Sequence[SummaryTerm], *, all_terms: bool) -> str:
-    named: list[TableColumn[SummaryTerm]] = [
-        words("phase", lambda group: group.phase),
-        words("layer", lambda group: group.layer),
-    ]
-    columns: list[TableColumn[SummaryTerm]] = [
-        words("collective", lambda group: group.op),
-        words("axis", lambda group: axis_name(group.axis)),
-        *(named if all_terms else []),
-        each("ranks", lambda group: str(group.group)),
-        each("calls", lambda group: str(group.count)),
-        times_ms("predicted,\nms", lambda group: group.predicted_s),
-        times_ms("measured,\nms", lambda group: group.measured_s),
-        each("measured /\npredicted", lambda group: ratio(group.measured_s, group.predicted_s)),
-        times_ms("exposed,\npredicted,\nms", lambda group: group.predicted_exposed_s),
-        times_ms("exposed,\nmeasured,\nms", lambda group: group.measured_exposed_s),
-    ]
-    return text_of(columns, groups)
 
 
 def _summary_notes(summary: Summary) -> Iterator[str]:
@@ -170,6 +156,73 @@ def _summary_notes(summary: Summary) -> Iterator[str]:
             "-: the prediction has no collective of that name and size, so the launch config was edited after it was "
             "made."
         )
+
+
+def run_section(summary: Summary, *, identity: str, source: str) -> Json:
+    """The section of a run's summary."""
+    ran = summary.ran_on
+    named = ("averaged_steps", "timed_steps", "warmup_steps", "memory_convention")
+    origin = [
+        ("source", source),
+        ("schema", summary.schema_),
+        *((Summary.model_fields[key].description or key, str(getattr(summary, key))) for key in named),
+        *((type(ran).model_fields[key].description or key, str(value)) for key, value in ran),
+    ]
+    parts = {name.strip(): getattr(summary, key) for name, key in _PARTS.items() if key != "memory_bytes"}
+    times = [(name, one.predicted, one.measured) for name, one in parts.items()]
+    groups = groups_of(summary.terms, all_terms=False)
+    by_kind = [(f"{one.op} over {axis_name(one.axis)}", one.predicted_s, one.measured_s) for one in groups]
+    note = "All calls of a step, overlapped or not, by collective and axis."
+    return page.section(
+        identity,
+        f"{summary.name}: predicted vs. measured",
+        lead=list(_summary_notes(summary)),
+        cards=list(_run_cards(summary)),
+        blocks=[
+            pairs_figure("Predicted vs. measured", times, note="One step of one rank."),
+            *([pairs_figure("Collectives", by_kind, note=note)] if groups else []),
+            collectives_table(summary.terms, f"{identity}-table", "Each collective", note=page.SORTS),
+            page.origin_fold(origin),
+        ],
+    )
+
+
+def _run_cards(summary: Summary) -> Iterator[Json]:
+    for row in _quantity_rows(summary):
+        known = f"predicted {row['predicted']}, ratio {row['ratio']}" if row["predicted"] else "not predicted"
+        yield page.card(row["name"].strip(), row["measured"], note=known)
+    yield page.card("tokens/s", f"{summary.tokens_per_s:,.0f}", note="measured")
+
+
+def pairs_figure(title: str, pairs: Sequence[tuple[str, float | None, float]], *, note: str) -> Json:
+    """Predicted and measured, a pair of bars for each name, s."""
+    names = [name for name, _, _ in pairs]
+    sides = (
+        ("predicted", page.PREDICTED, [None if one is None else one / MILLI for _, one, _ in pairs]),
+        ("measured", page.MEASURED, [one / MILLI for _, _, one in pairs]),
+    )
+    traces = [
+        page.bar_trace(side, values, names, color=color, hovertemplate=f"%{{y}}: {side} %{{x:.4g}} ms<extra></extra>")
+        for side, color, values in sides
+    ]
+    layout = {
+        "barmode": "group",
+        "xaxis": {"title": {"text": "ms per step"}, "rangemode": "tozero"},
+        "yaxis": {"autorange": "reversed", "fixedrange": True},
+    }
+    return page.figure(title, traces, layout=layout, height=140 + 46 * len(names), note=note)
+
+
+def collectives_table(terms: Sequence[object], identity: str = "", title: str = "", *, note: str = "") -> Json:
+    """Each collective, with the columns of which something is known."""
+    columns = [
+        *(COLLECTIVE[key] for key in ("op", "axis", "phase", "layer")),
+        *TIMES.values(),
+        *(COLLECTIVE[key] for key in ("count", "group", "tier")),
+        replace(COLLECTIVE["bytes"], label="buffer, KiB", per=1024.0),
+    ]
+    known = [column for column in columns if any(known_value(term, column.key) is not None for term in terms)]
+    return page.table(identity, title, known, terms, note=note)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from axonn_tune.grid import AXES, Grid
 from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
-from axonn_tune.specs.machine import EnvironmentVariable
+from axonn_tune.specs.machine import Backend, EnvironmentVariable
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
@@ -17,7 +17,7 @@ VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 Axis = Literal["x", "y", "z", "data", "pipeline"]
 Purpose = Literal["overlap", "memory", "compute", "site", "debug"]
-PURPOSES: tuple[Purpose, ...] = ("overlap", "memory", "compute", "site", "debug")
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 NonNegativeInt = Annotated[int, Field(ge=0)]
 
 
@@ -207,7 +207,7 @@ class Launch(Document):
     metrics: MetricSinks = Field(
         default=MetricSinks(), description="Where metrics go in addition to the run's JSON lines."
     )
-    backend: Literal["nccl", "gloo"] = Field(description="torch.distributed backend.")
+    backend: Backend = Field(description="torch.distributed backend.")
     ranks_per_node: PositiveInt = Field(description="Ranks started on each node.")
     environment: tuple[LaunchVariable, ...] = Field(description="Variables every rank gets, each name once.")
     predicted: Prediction = Field(description="What the tuner expects of one step.")

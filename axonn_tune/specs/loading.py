@@ -65,9 +65,10 @@ def find(kind: Kind, name: str, *, besides: Path | None = None) -> Path:
     """
     if is_path(name):
         return Path(name).expanduser()
+    passed = None if besides is None else besides.resolve()
     for folder in _search_path(kind):
         for path in _documents(folder):
-            if path.stem.lower() == name.lower() and not _same(path, besides):
+            if path.stem.lower() == name.lower() and path.resolve() != passed:
                 return path
     raise UnknownNameError(kind, name, available(kind))
 
@@ -108,10 +109,6 @@ def _documents(folder: Path) -> list[Path]:
     return [path for path in entries if path.suffix in SUFFIXES and path.is_file()]
 
 
-def _same(path: Path, other: Path | None) -> bool:
-    return other is not None and path.resolve() == other.resolve()
-
-
 def _natural(name: str) -> list[tuple[bool, int, str]]:
     """Sort key: numbers by value and before words."""
     parts = [part for part in re.split(r"(\d+)", name) if part]
@@ -140,16 +137,13 @@ class _Composition:
     texts: tuple[str, ...]
 
 
-def load_document(path: str | Path, *, schema: type[D], overrides: Sequence[str] = ()) -> D:
-    """Load one file; UsageError if it cannot be read, DocumentError with every problem found in it.
-
-    `overrides` are `dotted.path=value` assignments, as after `--set`.
-    """
-    return load_file(path, schema=schema, overrides=overrides).document
+def load_document(path: str | Path, *, schema: type[D]) -> D:
+    """Load one file; UsageError if it cannot be read, DocumentError with every problem found in it."""
+    return load_file(path, schema=schema).document
 
 
 def load_file(path: str | Path, *, schema: type[D], overrides: Sequence[str] = ()) -> Loaded[D]:
-    """The same, with its origin."""
+    """The same, with its origin. `overrides` are `dotted.path=value` assignments, as after `--set`."""
     path = Path(path)
     return _load(read_text(path), path=path, source=str(path), schema=schema, overrides=overrides)
 
@@ -348,31 +342,22 @@ def _names(node: Node) -> dict[str, Node]:
     return named if len(named) == len(node.value) else {}
 
 
-def stale_sources(base: Node, own: Node, *, location: Location = ()) -> Iterator[tuple[Location, str]]:
+def stale_sources(base: Node, own: Node) -> Iterator[tuple[Location, str]]:
     """Numbers that `own` changes while it leaves the provenance that `base` gives for them in place.
 
     Yields the location in `own` and what to add. A machine's sections keep provenance per number in
     `sources`, a model keeps one `source` for its sizes.
     """
-    if _names(base) and isinstance(own.value, tuple):
-        inherited = _names(base)
-        for index, item in enumerate(own.value):
-            if (name := item.name()) in inherited:
-                yield from stale_sources(inherited[name], item, location=(*location, index))
-        return
-    before, after = base.mapping(), own.mapping()
-    sourced = before["sources"].mapping().keys() if "sources" in before else set()
-    restated = after["sources"].mapping().keys() if "sources" in after else set()
-    for key, value in after.items():
-        if key not in before or key == "sources" or not _changes(before[key], value):
-            continue
-        if key in sourced:
-            if key not in restated:
+    for location, before, after in _counterparts(base, own):
+        inherited, given = before.mapping(), after.mapping()
+        sourced, restated = (keys["sources"].mapping() if "sources" in keys else {} for keys in (inherited, given))
+        for key, value in given.items():
+            if key not in inherited or key == "sources" or not _changes(inherited[key], value):
+                continue
+            if key in sourced and key not in restated:
                 yield (*location, key), f"changes a number without its provenance: add sources.{key} beside it"
-        elif _is_number(before[key]) and "source" in before and "source" not in after:
-            yield (*location, key), "changes a number without its provenance: add 'source' to this file"
-        else:
-            yield from stale_sources(before[key], value, location=(*location, key))
+            elif _is_number(inherited[key]) and "source" in inherited and "source" not in given:
+                yield (*location, key), "changes a number without its provenance: add 'source' to this file"
 
 
 def idle_sources(base: Node, own: Node) -> Iterator[tuple[Location, str]]:
@@ -442,7 +427,7 @@ def _resolve(root: Node, path: str, *, schema: type[Document]) -> Location:
         key, rest = _next_key(node, rest)
         child = node.child(key)
         section = type_at(schema, location)
-        if child is None and (rest or not _may_be_added(key, section=section)):
+        if child is None and (rest or not (get_origin(section) is dict or key in known_keys(section))):
             raise UsageError(f"--set {path}: {_unknown(root, location, key, known_keys(section))}")
         location = (*location, key)
         node = child if child is not None else Node(None, Position(ORIGIN))
@@ -472,10 +457,6 @@ def _next_key(node: Node, rest: str) -> tuple[str | int, str]:
 def _item_names(node: Node) -> list[str]:
     items: Sequence[Node] = node.value if isinstance(node.value, tuple) else ()
     return [name for item in items if (name := item.name()) is not None]
-
-
-def _may_be_added(key: str | int, *, section: object) -> bool:
-    return get_origin(section) is dict or key in known_keys(section)
 
 
 def _value(text: str, *, assignment: str) -> Node:

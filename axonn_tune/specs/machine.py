@@ -7,7 +7,7 @@ node's GPU count.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -16,9 +16,10 @@ from axonn_tune.specs.workload import Precision
 from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce"]
-COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter", "all_reduce")
+COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 Algorithm = Literal["ring", "recursive", "tree", "hierarchical", "in_switch", "direct"]
 MatmulLayout = Literal["NN", "NT", "TN"]
+Backend = Literal["nccl", "gloo"]
 
 
 class Source(Document):
@@ -239,7 +240,7 @@ class Slurm(Document):
 class Launcher(Document):
     """How jobs start on this machine."""
 
-    backend: Literal["nccl", "gloo"] = Field(description="torch.distributed backend.")
+    backend: Backend = Field(description="torch.distributed backend.")
     ranks_per_node: PositiveInt = Field(description="Ranks started on each node.")
     slurm: Slurm | None = Field(default=None, description="What this site's Slurm wants; absent: no Slurm here.")
     environment: tuple[EnvironmentVariable, ...] = Field(default=(), description="Variables every rank gets.")

@@ -18,7 +18,7 @@ from axonn_tune.errors import DocumentError, EnvironmentProblem, Problem, UsageE
 from axonn_tune.specs.document import Document, PositiveFloat, PositiveInt
 from axonn_tune.specs.launch import Launch, NonNegativeInt
 from axonn_tune.specs.loading import read_text
-from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
+from axonn_tune.specs.machine import Backend, CollectiveKind, MatmulLayout
 from axonn_tune.specs.workload import Precision
 
 
@@ -87,7 +87,7 @@ class Plan(Document):
     """What to measure, most important first; the list is repeated while time is left."""
 
     budget_s: PositiveFloat = Field(description="Time to measure in.")
-    backend: Literal["gloo", "nccl"] = Field(description="torch.distributed backend.")
+    backend: Backend = Field(description="torch.distributed backend.")
     precision: Precision = Field(description="Number format of what is sent and computed.")
     launches: tuple[Launch, ...] = Field(min_length=1, description="Steps of one rank that probes refer to.")
     probes: tuple[Probe, ...] = Field(min_length=1, description="What to measure.")
@@ -116,7 +116,7 @@ class Setting(Document):
     tool_version: str = Field(description="Of axonn-tune.")
     torch_version: str = Field(description="Of torch.")
     library: str = Field(description="The collective library, with its version.")
-    backend: Literal["gloo", "nccl"] = Field(description="torch.distributed backend.")
+    backend: Backend = Field(description="torch.distributed backend.")
     precision: Precision = Field(description="Number format of what was sent and computed.")
     cores: PositiveInt = Field(description="CPU cores the first rank may run on.")
     memory_bytes: PositiveInt = Field(description="Memory of the first rank's host, or of its GPU.")

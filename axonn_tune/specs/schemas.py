@@ -9,13 +9,9 @@ from __future__ import annotations
 import copy
 import json
 import sys
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-from annotated_types import Ge, Gt, Le, MinLen
-from pydantic.fields import FieldInfo
+from typing import Any, TypeAlias
 
 from axonn_tune.files import write_text_atomically
 from axonn_tune.specs.document import Document
@@ -32,16 +28,7 @@ _EXTENDS = "Name or path of the document to build on; what this file says is lai
 
 def schema_texts() -> dict[str, str]:
     """Every schema as file name and JSON text."""
-    complete: dict[str, type[Document]] = {
-        "model": Model,
-        "machine": Machine,
-        "workload": Workload,
-        "launch": Launch,
-        "summary": Summary,
-        "measurement": Measurements,
-        "baseline": Baseline,
-    }
-    schemas = {f"{kind}.json": _schema(document) for kind, document in complete.items()}
+    schemas = {f"{kind}.json": _schema(document) for kind, (document, _) in DOCUMENTS.items()}
     schemas |= {f"{kind}-derived.json": _derived(schemas[f"{kind}.json"]) for kind in ("model", "machine")}
     return {name: json.dumps(schema, indent=2, ensure_ascii=False) + "\n" for name, schema in schemas.items()}
 
@@ -85,14 +72,6 @@ def _derived(schema: dict[str, Any]) -> dict[str, Any]:
     return derived
 
 
-_PLAIN: dict[object, str] = {
-    int: "whole number",
-    float: "number",
-    str: "text",
-    bool: "true or false",
-    type(None): "null",
-}
-
 DOCUMENTS: dict[str, tuple[type[Document], str]] = {
     "model": (
         Model,
@@ -120,99 +99,86 @@ DOCUMENTS: dict[str, tuple[type[Document], str]] = {
 }  # fmt: skip
 """Each kind of document, with what it is for."""
 
+_Schema: TypeAlias = Mapping[str, Any]
+_KINDS = {schema.__name__: kind for kind, (schema, _) in DOCUMENTS.items()}
+_TEXT = {"type": "string"}
+_PLAIN = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+_SIGNS = {"exclusiveMinimum": " > ", "minimum": " ≥ ", "maximum": " ≤ "}
+
 
 def tables() -> str:
     """A section for each kind of document: what it is, and a table of its keys."""
     return "\n".join(_section(kind, schema, words) for kind, (schema, words) in DOCUMENTS.items())
 
 
-def _section(kind: str, schema: type[Document], words: str) -> str:
-    seen = frozenset(other for name, (other, _) in DOCUMENTS.items() if name != kind)
-    rows = list(_rows(schema, prefix="", elsewhere=seen))
+def _section(kind: str, document: type[Document], words: str) -> str:
+    schema = _schema(document)
+    rows = _rows(schema, schema.get("$defs", {}), prefix="")
     head = ["| key | holds | unless given | meaning |", "|---|---|---|---|"]
     lines = [f"## {kind.capitalize()}", "", words, "", f"JSON Schema: [{kind}.json](schemas/{kind}.json).", ""]
     return "\n".join([*lines, *head, *rows, ""])
 
 
-def _rows(schema: type[Document], *, prefix: str, elsewhere: frozenset[type[Document]]) -> Iterator[str]:
-    """A row for every key, those of sections below their own; documents that have a section here in one row."""
-    for name, field in schema.model_fields.items():
-        key = prefix + (field.alias or name)
-        found = list(_sections(field.annotation, ""))
-        holds = _holds(field, elsewhere).replace("|", "\\|")
-        yield f"| `{key}` | {holds} | {_default(field)} | {(field.description or '').replace('|', chr(92) + '|')} |"
-        for section, step in found:
-            if section not in elsewhere:
-                yield from _rows(section, prefix=f"{key}{step}.", elsewhere=elsewhere)
+def _rows(section: _Schema, sections: Mapping[str, _Schema], *, prefix: str) -> Iterator[str]:
+    """A row for every key, those of sections below their own; documents that have a table here in one row."""
+    for name, field in section["properties"].items():
+        # pydantic leaves out the description of a field that is the section's own.
+        meaning = field.get("description") or sections[_referred(field)]["description"]
+        default = "required" if name in section.get("required", ()) else _default(field["default"])
+        cells = [_words(field), default, meaning]
+        yield " | ".join([f"| `{prefix}{name}`", *(cell.replace("|", "\\|") for cell in cells)]) + " |"
+        for below, step in _below(field, ""):
+            if below not in _KINDS:
+                yield from _rows(sections[below], sections, prefix=f"{prefix}{name}{step}.")
 
 
-def _sections(annotation: object, step: str) -> Iterator[tuple[type[Document], str]]:
-    """Documents inside a type, with what a key has to say to reach them: `[]` for an item, `.NAME` for a value."""
-    if isinstance(annotation, type) and issubclass(annotation, Document):
-        yield annotation, step
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is tuple:
-        yield from _sections(inner[0], f"{step}[]")
-    elif origin is dict:
-        yield from _sections(inner[1], f"{step}.NAME")
-    elif origin in (Union, types.UnionType):
-        for part in inner:
-            yield from _sections(part, step)
-    elif origin is Annotated:
-        yield from _sections(inner[0], step)
+def _below(field: _Schema, step: str) -> Iterator[tuple[str, str]]:
+    """Sections inside a field, with what a key has to say to reach them: `[]` for an item, `.NAME` for a value."""
+    if "$ref" in field:
+        yield _referred(field), step
+    for part in field.get("anyOf", ()):
+        yield from _below(part, step)
+    if "items" in field:
+        yield from _below(field["items"], f"{step}[]")
+    if "additionalProperties" in field:
+        yield from _below(field["additionalProperties"], f"{step}.NAME")
 
 
-def _holds(field: FieldInfo, elsewhere: frozenset[type[Document]]) -> str:
-    return _words(field.annotation, elsewhere) + _bounds(field.metadata)
+def _referred(field: _Schema) -> str:
+    """Name of the section that a field refers to."""
+    return str(field["$ref"].rpartition("/")[2])
 
 
-def _words(annotation: Any, elsewhere: frozenset[type[Document]]) -> str:  # noqa: ANN401 - any type
-    """A type in words."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        metadata = [part for item in inner[1:] for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
-        return _words(inner[0], elsewhere) + _bounds(metadata)
-    if origin is Literal:
-        return " or ".join(f"`{value}`" for value in inner)
-    if origin is tuple:
-        several = inner[-1] is Ellipsis or len(set(inner)) == 1
-        parts = inner[:1] if several else inner
-        return f"list of {', '.join(_words(part, elsewhere) for part in parts)}"
-    if origin is dict:
-        return f"mapping of {_words(inner[0], elsewhere)} to {_words(inner[1], elsewhere)}"
-    if origin in (Union, types.UnionType):
-        return " or ".join(_words(part, elsewhere) for part in inner)
-    if isinstance(annotation, type) and issubclass(annotation, Document):
-        kind = next((name for name, (schema, _) in DOCUMENTS.items() if schema is annotation), "")
-        return f"[{kind}](#{kind})" if annotation in elsewhere else "section"
-    return _PLAIN[annotation]
+def _words(field: _Schema) -> str:
+    """What a field holds."""
+    if "$ref" in field:
+        kind = _KINDS.get(_referred(field))
+        return f"[{kind}](#{kind})" if kind else "section"
+    if "anyOf" in field:
+        return " or ".join(map(_words, field["anyOf"]))
+    if "const" in field or "enum" in field:
+        return " or ".join(f"`{value}`" for value in field.get("enum", (field.get("const"),)))
+    if field["type"] == "object":
+        return f"mapping of {_words(field.get('propertyNames', _TEXT))} to {_words(field['additionalProperties'])}"
+    if field["type"] == "array":
+        parts = field.get("prefixItems")
+        return f"list of {_words(parts[0])}" if parts else f"list of {_words(field['items'])}{_bounds(field)}"
+    return _PLAIN[field["type"]] + _bounds(field)
 
 
-def _bounds(metadata: Sequence[object]) -> str:
-    """` > 0`, ` from 0`, ` to 1` of a number; a list or text that must hold something says so."""
-    words = []
-    for one in metadata:
-        if isinstance(one, Gt):
-            words.append(f" > {one.gt}")
-        elif isinstance(one, Ge):
-            words.append(f" ≥ {one.ge}")
-        elif isinstance(one, Le):
-            words.append(f" ≤ {one.le}")
-        elif isinstance(one, MinLen):
-            words.append(", not empty")
-    return "".join(words)
+def _bounds(field: _Schema) -> str:
+    """` > 0`, ` ≥ 0`, ` ≤ 1` of a number; a list or text that must hold something says so."""
+    words = [f"{sign}{field[key]:g}" for key, sign in _SIGNS.items() if key in field]
+    return "".join([*words, *([", not empty"] if {"minItems", "minLength"} & field.keys() else [])])
 
 
-def _default(field: FieldInfo) -> str:
+def _default(value: object) -> str:
     """What a key holds if it is left out."""
-    if field.is_required():
-        return "required"
-    value = field.get_default(call_default_factory=True)
-    if value is None or value in ((), "", {}):
+    if value is None or value in ([], "", {}):
         return "absent"
-    if isinstance(value, Document):
+    if isinstance(value, dict):
         return "as below"
-    listed = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    listed = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return f"`{listed.lower() if isinstance(value, bool) else listed}`"
 
 

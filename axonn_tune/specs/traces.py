@@ -83,12 +83,13 @@ def trace_text(processes: Iterable[Process], *, notes: Mapping[str, object]) -> 
 
 def _events(process: Process) -> Iterator[dict[str, object]]:
     number = process.number
-    lanes = {lane: place for place, lane in enumerate(_ordered({span.lane for span in process.spans}))}
-    yield _named("process_name", process.name, number, 0)
-    yield _order("process_sort_index", number, 0, place=number)
+    ordered = sorted({span.lane for span in process.spans}, key=lambda lane: (lane != COMPUTE_LANE, lane))
+    lanes = {lane: place for place, lane in enumerate(ordered)}
+    yield _label("process_name", number, 0, name=process.name)
+    yield _label("process_sort_index", number, 0, sort_index=number)
     for lane, place in lanes.items():
-        yield _named("thread_name", lane, number, place)
-        yield _order("thread_sort_index", number, place, place=place)
+        yield _label("thread_name", number, place, name=lane)
+        yield _label("thread_sort_index", number, place, sort_index=place)
     for span in process.spans:
         yield {
             "ph": "X",
@@ -101,16 +102,9 @@ def _events(process: Process) -> Iterator[dict[str, object]]:
         }
 
 
-def _ordered(lanes: set[str]) -> list[str]:
-    return sorted(lanes, key=lambda lane: (lane != COMPUTE_LANE, lane))
-
-
-def _named(kind: str, name: str, process: int, lane: int) -> dict[str, object]:
-    return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": {"name": name}}
-
-
-def _order(kind: str, process: int, lane: int, *, place: int) -> dict[str, object]:
-    return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": {"sort_index": place}}
+def _label(kind: str, process: int, lane: int, **said: object) -> dict[str, object]:
+    """What a process or a lane is called, or where it stands."""
+    return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": said}
 
 
 _FILE_NAME = re.compile(r"trace-rank(\d+)\.json")

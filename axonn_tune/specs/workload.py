@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -11,10 +11,10 @@ from axonn_tune.specs.document import Document, PositiveInt
 
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 Recompute = Literal["none", "selective", "full"]
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 
 Overlap = Literal["gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output"]
-OVERLAPS: tuple[Overlap, ...] = ("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel", "output")
+OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 """gather_prefetch: weight gathers over z, one ahead; input_gradient: dI all-reduce behind the weight gradient;
 weight_gradient: dW reduce-scatter behind the next layer; data_parallel: buckets behind the backward pass; output:
 forward all-reduce of one half behind the other half's work (only with a split micro-batch)."""

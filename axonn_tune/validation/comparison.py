@@ -16,7 +16,6 @@ from typing import Literal, TypeAlias
 
 from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
 from axonn_tune.grid import AXES, Grid, split_axes
-from axonn_tune.published.quality import spearman
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import (
@@ -30,6 +29,7 @@ from axonn_tune.specs.results import (
     StepTotals,
 )
 from axonn_tune.specs.workload import Precision
+from axonn_tune.validation.quality import errors_of, regret, relative_error, spearman
 
 Agreement: TypeAlias = Literal["equal", "within rounding", "wrong", "not compared"]
 FixedConfiguration: TypeAlias = MeasuredConfiguration | BaselineConfiguration
@@ -133,7 +133,7 @@ class Pair:
     @property
     def error(self) -> float | None:
         """Predicted / measured - 1; None where either is missing."""
-        return self.predicted / self.measured - 1.0 if self.predicted is not None and self.measured else None
+        return relative_error(self.predicted, self.measured)
 
 
 @dataclass(frozen=True)
@@ -310,19 +310,19 @@ def quality(what: str, pairs: Iterable[Pair]) -> Quality:
     known = [(pair.predicted, pair.measured) for pair in pairs if pair.predicted is not None]
     errors = [predicted / measured - 1.0 for predicted, measured in known if measured]
     if not errors:
-        return Quality(what, 0, math.nan, math.nan, math.nan, math.nan, math.nan, 0)
+        return Quality(what, 0, math.nan, math.nan, math.nan, math.nan, math.nan, best=0)
     predicted, measured = [one[0] for one in known], [one[1] for one in known]
-    first = min(range(len(known)), key=lambda at: predicted[at])
-    best = min(measured)
+    chosen = measured[predicted.index(min(predicted))]
+    summary = errors_of(errors)
     return Quality(
         what=what,
         rows=len(known),
-        mape=fmean(map(abs, errors)),
-        bias=fmean(errors),
+        mape=summary.mape,
+        bias=summary.bias,
         worst=max(errors, key=abs),
         spearman=spearman(predicted, measured),
-        regret=measured[first] / best - 1.0 if best else math.nan,
-        best=1 + sum(value < measured[first] for value in measured),
+        regret=regret(predicted, measured),
+        best=1 + sum(value < chosen for value in measured),
     )
 
 

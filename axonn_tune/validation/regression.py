@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal, TypeAlias, TypedDict, Unpack
+from typing import Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from axonn_tune import __version__
 from axonn_tune.specs.launch import Launch
@@ -36,10 +36,11 @@ from axonn_tune.validation.comparison import (
     price,
     quality,
 )
+from axonn_tune.validation.quality import relative_error
 
 Gate: TypeAlias = Literal["predictions", "measurements", "accuracy"]
 Unit: TypeAlias = Literal["s", "bytes", "share"]
-GATES: tuple[Gate, ...] = ("predictions", "measurements", "accuracy")
+GATES: tuple[Gate, ...] = get_args(Gate)
 
 
 class Kept(TypedDict):
@@ -120,7 +121,7 @@ class RegressionFinding:
     @property
     def change(self) -> float | None:
         """now / before - 1; None where either is missing, or the earlier one is zero."""
-        return self.now / self.before - 1.0 if self.before and self.now is not None else None
+        return relative_error(self.now, self.before)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.calibration.profile import LOOPBACK
@@ -47,6 +47,7 @@ from axonn_tune.specs.results import (
     Serial,
     Summary,
     SummaryTerm,
+    differences_name,
     measured_totals,
 )
 from axonn_tune.specs.workload import Workload
@@ -174,30 +175,12 @@ def _canonical(grid: Grid) -> tuple[str, ...]:
     return tuple(axis for axis in grid.order if grid.axis_size(axis) > 1)
 
 
-class RankRunner(Protocol):
-    """Runs launch configs, each in fresh processes."""
-
-    @property
-    def network(self) -> str:
-        """What the ranks communicate through, in words."""
-
-    def require(self, launch: Launch) -> None:
-        """UsageError unless the ranks suit a launch config."""
-
-    def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
-        """Train; metrics are in the directory afterwards. TrainingFailedError with the end of the ranks' log."""
-
-
 @dataclass(frozen=True)
 class LabRunner:
-    """The ranks of a lab that is up. realtime: before all ordinary processes of this host, where that is allowed.
-
-    function: `module:name` of the function each rank runs, with the arguments of `runtime.forking.train`.
-    """
+    """The ranks of a lab that is up. realtime: before all ordinary processes of this host, where that is allowed."""
 
     lab: Lab
     realtime: bool = False
-    function: str = TRAIN
 
     @property
     def network(self) -> str:
@@ -209,13 +192,11 @@ class LabRunner:
         require_world(launch, self.lab.shape)
 
     def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
-        """Train on every rank of the lab."""
+        """Train on every rank of the lab; errors as `ProcessRunner.run`."""
         directory.mkdir(parents=True, exist_ok=True)
         options = {"steps": steps, "directory": directory}
         arguments = (str(path), options, str(directory / _LOG))
-        ended = exit_codes(
-            self.lab.ranks.run(self.function, [arguments] * self.lab.shape.world, realtime=self.realtime)
-        )
+        ended = exit_codes(self.lab.ranks.run(TRAIN, [arguments] * self.lab.shape.world, realtime=self.realtime))
         _require_success(next((code for _, code in ended if code), 0), directory)
 
 
@@ -236,7 +217,7 @@ class ProcessRunner:
             host.crowding(launch, cores=len(os.sched_getaffinity(0)))
 
     def run(self, launch: Launch, path: Path, *, steps: int, directory: Path) -> None:
-        """Train."""
+        """Train; metrics are in the directory afterwards. TrainingFailedError with the end of the ranks' log."""
         directory.mkdir(parents=True, exist_ok=True)
         code = self._execute(
             self._command(launch, path, ["--steps", str(steps), "--directory", str(directory)]),
@@ -259,6 +240,10 @@ class ProcessRunner:
                 ).returncode
             except OSError as error:
                 raise EnvironmentProblem(f"cannot run {command[0]!r}: {error.strerror}") from error
+
+
+RankRunner: TypeAlias = LabRunner | ProcessRunner
+"""Runs launch configs, each in fresh processes."""
 
 
 def _require_success(code: int, directory: Path) -> None:
@@ -313,8 +298,8 @@ def _steps(path: Path) -> list[dict[str, Any]]:
 
 
 def _means(by_rank: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Mean of each step over ranks."""
-    return tuple(_rounded(fmean(step)) for step in zip(*by_rank, strict=True))
+    """Mean of each step over ranks, with the digits that a measured time can have."""
+    return tuple(float(f"{fmean(step):.{_DIGITS}g}") for step in zip(*by_rank, strict=True))
 
 
 def _step_terms(timed: Sequence[Sequence[dict[str, Any]]]) -> dict[TermKey, tuple[float, ...]]:
@@ -333,14 +318,9 @@ def _step_terms(timed: Sequence[Sequence[dict[str, Any]]]) -> dict[TermKey, tupl
 
 def _differences(directory: Path) -> tuple[str, ...]:
     """Every difference from the program, with the number of ranks that have it."""
-    paths = sorted(directory.glob("differs-rank*.json"))
+    paths = sorted(directory.glob(differences_name("*")))
     counts = Counter(line for path in paths for line in json.loads(path.read_text("utf-8"))["differs"])
     return tuple(f"{line} (on {count} of the ranks)" for line, count in counts.items())
-
-
-def _rounded(seconds: float) -> float:
-    """The digits that a measured time can have."""
-    return float(f"{seconds:.{_DIGITS}g}")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import good, run
-from tests.unit.report.html.published import STEPS, files, step
+from tests.unit.report.published import STEPS, files, step
 
 
 def test_a_report_beside_the_text(tmp_path: Path) -> None:

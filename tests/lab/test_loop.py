@@ -24,7 +24,7 @@ from axonn_tune.lab.lab import Lab
 from axonn_tune.lab.shape import Shape
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
 from axonn_tune.ranking.space import Limits
-from axonn_tune.report.evaluation import regression_text, validation_text
+from axonn_tune.report.validation import regression_text, validation_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import Floors, Measurements, Tolerances

@@ -8,9 +8,8 @@ from statistics import fmean, median
 
 import pytest
 
-from axonn_tune.published.accuracy import Accuracy, Files, evaluate
-from axonn_tune.published.measurements import errors_by_group
-from axonn_tune.published.steps import without
+from axonn_tune.validation.published.accuracy import Accuracy, Files, evaluate, without
+from axonn_tune.validation.published.measurements import errors_by_group
 
 
 @pytest.fixture(scope="module")

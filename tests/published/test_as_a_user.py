@@ -10,10 +10,9 @@ import pytest
 
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import StepOptions
-from axonn_tune.published.cases import Case, case_of
-from axonn_tune.published.rows import SHIPPED, StepRow, read_steps
-from axonn_tune.published.steps import PredictedStep, predict_steps
 from axonn_tune.specs.document import to_yaml
+from axonn_tune.validation.published.accuracy import PredictedRow, predict_steps
+from axonn_tune.validation.published.rows import SHIPPED, Case, StepRow, case_of, read_steps
 from tests.cli.running import good
 
 NAMED = {
@@ -37,11 +36,11 @@ def _rows() -> list[StepRow]:
 
 
 @pytest.fixture(scope="module", name="predicted")
-def _predicted() -> tuple[PredictedStep, ...]:
+def _predicted() -> tuple[PredictedRow, ...]:
     return predict_steps(_rows())
 
 
-def _words(found: PredictedStep, folder: Path) -> str:
+def _words(found: PredictedRow, folder: Path) -> str:
     """The command that explains a row's configuration."""
     case, chosen = found.case, found.configuration
     assert isinstance(case, Case)
@@ -74,7 +73,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def test_explain_says_the_same_second(predicted: tuple[PredictedStep, ...], tmp_path: Path) -> None:
+def test_explain_says_the_same_second(predicted: tuple[PredictedRow, ...], tmp_path: Path) -> None:
     """Guards that there is one engine: `explain` with the published layout pinned, and `validate`, agree to 1e-9."""
     for number, found in enumerate(predicted):
         if found.predicted_s is None:
@@ -86,7 +85,7 @@ def test_explain_says_the_same_second(predicted: tuple[PredictedStep, ...], tmp_
         assert step_s == pytest.approx(found.predicted_s, rel=1e-9), found.row.id
 
 
-def test_most_rows_are_near_what_was_measured(predicted: tuple[PredictedStep, ...]) -> None:
+def test_most_rows_are_near_what_was_measured(predicted: tuple[PredictedRow, ...]) -> None:
     """Guards what a user may expect of such an answer: three quarters within 15%, and no named row is refused."""
     known = {found.row.id: found for found in predicted if found.row.id in NAMED}
     assert set(known) == set(NAMED)

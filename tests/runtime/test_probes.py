@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from axonn_tune.calibration.plan import build_plan
+from axonn_tune.calibration.measure import build_plan
 from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
 from axonn_tune.runtime.probes import Bench
 from axonn_tune.specs.catalog import load_machine, load_model

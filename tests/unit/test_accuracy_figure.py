@@ -9,20 +9,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from axonn_tune.published.steps import PredictedStep
-from tests.unit.report.html.published import evaluated
+from axonn_tune.validation.published.accuracy import PredictedRow
+from tests.unit.report.published import evaluated
 from tools.accuracy_figure import BOTTOM, LEFT, RIGHT, TOP, figure
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[PredictedStep, ...]:
+def steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[PredictedRow, ...]:
     """A few, of two sources; one of them not measured, one not predicted."""
     return evaluated(tmp_path_factory.mktemp("rows"))[0].steps
 
 
-def test_every_step_is_a_dot_in_its_place(steps: tuple[PredictedStep, ...]) -> None:
+def test_every_step_is_a_dot_in_its_place(steps: tuple[PredictedRow, ...]) -> None:
     """Guards places and colours: powers of ten around all times are the edges; a source is a path."""
     root = ElementTree.fromstring(figure(steps))
     paths = root.findall(f"{SVG}path")
@@ -45,7 +45,7 @@ def test_every_step_is_a_dot_in_its_place(steps: tuple[PredictedStep, ...]) -> N
     assert "theirs, 1" in words
 
 
-def test_lines_stay_within_the_square(steps: tuple[PredictedStep, ...]) -> None:
+def test_lines_stay_within_the_square(steps: tuple[PredictedRow, ...]) -> None:
     """Guards the lines of no error and ±25%: parallel, apart by what their errors are, cut at the edges."""
     root = ElementTree.fromstring(figure(steps))
     lines = [line.attrib for line in root.findall(f"{SVG}line") if line.attrib["stroke"] == "#777777"]
@@ -59,7 +59,7 @@ def test_lines_stay_within_the_square(steps: tuple[PredictedStep, ...]) -> None:
     assert above / below == pytest.approx(-math.log10(1.25) / math.log10(0.75), abs=0.05)
 
 
-def test_without_steps_there_is_no_picture(steps: tuple[PredictedStep, ...]) -> None:
+def test_without_steps_there_is_no_picture(steps: tuple[PredictedRow, ...]) -> None:
     """Guards against an empty square."""
     with pytest.raises(ValueError, match="nothing to draw"):
         figure([replace(one, predicted_s=None) for one in steps])

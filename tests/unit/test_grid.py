@@ -9,7 +9,6 @@ from axonn_tune.grid import (
     AXES,
     Grid,
     GroupShape,
-    count_factorizations,
     distinct_orders,
     divisors,
     factorizations,
@@ -27,13 +26,13 @@ def test_factorizations_are_all_and_each_once(number: int) -> None:
     }
     found = [tuple(row) for row in factorizations(number).tolist()]
     assert set(found) == brute
-    assert len(found) == len(brute) == count_factorizations(number)
+    assert len(found) == len(brute)
     assert found == sorted(found)
 
 
 def test_factorizations_of_large_counts() -> None:
-    """Guards the closed form on counts nobody enumerates by hand."""
-    assert count_factorizations(2**20) == 1771
+    """Guards counts nobody enumerates by hand."""
+    assert len(factorizations(2**20)) == 1771
     rows = factorizations(1_000_000)
     assert len(rows) == 7056
     assert (rows.prod(axis=1) == 1_000_000).all()

@@ -12,7 +12,7 @@ PACKAGE = "axonn_tune"
 
 VOCABULARY = {"errors", "units", "grid", "files", "processes"}
 ENGINE = VOCABULARY | {"specs", "frameworks", "program", "cost"}
-COMMANDS = ENGINE | {"ranking", "launch", "lab", "published", "calibration", "validation", "report"}
+COMMANDS = ENGINE | {"ranking", "launch", "lab", "calibration", "validation", "report"}
 # What each layer may import beside itself and the package's own version.
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"api", "errors", "frameworks", "lab", "specs"},
@@ -30,10 +30,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ranking": ENGINE,
     "launch": ENGINE | {"ranking"},
     "lab": VOCABULARY | {"specs"},
-    "published": ENGINE,
     "calibration": ENGINE | {"ranking", "launch"},
-    "validation": ENGINE | {"ranking", "launch", "lab", "published", "calibration"},
-    "report": ENGINE | {"ranking", "launch", "published", "calibration", "validation"},
+    "validation": ENGINE | {"ranking", "launch", "lab", "calibration"},
+    "report": ENGINE | {"ranking", "launch", "calibration", "validation"},
     "api": COMMANDS,
     "cli": COMMANDS | {"api", "runtime"},
 }

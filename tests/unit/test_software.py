@@ -9,8 +9,8 @@ import pytest
 
 from axonn_tune.cost.compute import compute_rates
 from axonn_tune.frameworks import all_numbers, software_numbers
-from axonn_tune.published.steps import predict_steps
 from axonn_tune.specs.catalog import available, load_machine
+from axonn_tune.validation.published.accuracy import predict_steps
 from tools.fit.left_out import coverage, widths
 from tools.fit.published_steps import PublishedSteps
 from tools.fit.software import EXPECTED, LEAST, Numbers, cases, newton_step, parameters, shipped

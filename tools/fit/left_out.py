@@ -12,8 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from axonn_tune.frameworks import UNKNOWN
-from axonn_tune.published.cases import Case
-from axonn_tune.published.rows import SHIPPED
+from axonn_tune.validation.published.rows import SHIPPED, Case
 from tools.fit.fitting import Floats
 from tools.fit.software import cases, fit, measured_s, predicted_s, report, shipped, write_records
 

@@ -28,8 +28,8 @@ from axonn_tune.program.operations import Collective, MatMul
 from axonn_tune.program.schedule import StepSchedule
 from axonn_tune.program.size import COLUMNS, Size, Value
 from axonn_tune.program.step import ONLY, Stage, StepProgram
-from axonn_tune.published.cases import Case, interleavings
-from axonn_tune.published.steps import limit_bytes
+from axonn_tune.validation.published.accuracy import limit_bytes
+from axonn_tune.validation.published.rows import Case, interleavings
 from tools.fit.fitting import Floats
 
 

@@ -23,12 +23,11 @@ from axonn_tune.cost.compute import compute_rates
 from axonn_tune.files import replacing
 from axonn_tune.frameworks import UNKNOWN, all_numbers, software_on
 from axonn_tune.frameworks.description import Software
-from axonn_tune.published.cases import Case, Refusal, case_of, profile_of
-from axonn_tune.published.quality import errors_of, families
-from axonn_tune.published.rows import SHIPPED, read_steps
-from axonn_tune.published.steps import PredictedStep
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.units import seconds
+from axonn_tune.validation.published.accuracy import PredictedRow, families
+from axonn_tune.validation.published.rows import SHIPPED, Case, case_of, profile_of, read_steps
+from axonn_tune.validation.quality import errors_of
 from tools.fit.fitting import LINEAR_BEYOND, Floats
 from tools.fit.published_steps import PublishedSteps, Setting
 
@@ -126,7 +125,7 @@ def shipped() -> Floats:
 def cases() -> tuple[Case, ...]:
     """Every shipped row that can be priced."""
     found = (case_of(row) for row in read_steps(SHIPPED / "steps.csv"))
-    return tuple(case for case in found if not isinstance(case, Refusal))
+    return tuple(case for case in found if not isinstance(case, str))
 
 
 @cache
@@ -268,10 +267,10 @@ def report(errors: Floats, title: str) -> str:
     return "\n".join(shown)
 
 
-def ranked_pairs(errors: Floats) -> list[PredictedStep]:
+def ranked_pairs(errors: Floats) -> list[PredictedRow]:
     """Cases with the predictions that these errors mean."""
     return [
-        PredictedStep(case.row, case, predicted_s=float(case.row.step_s or 0.0) * float(np.exp(error)))
+        PredictedRow(case.row, case, predicted_s=float(case.row.step_s or 0.0) * float(np.exp(error)))
         for case, error in zip(cases(), errors, strict=True)
     ]
 

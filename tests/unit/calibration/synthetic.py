@@ -6,7 +6,7 @@ import random
 from functools import cache
 
 from axonn_tune.calibration.fit import compute_factors
-from axonn_tune.calibration.plan import build_plan
+from axonn_tune.calibration.measure import build_plan
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.grid import GroupShape
 from axonn_tune.ranking.inputs import WorkloadChoices, make_workload

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.calibration.measure import CalibrationJob, CalibrationProgress, run_probes
+from axonn_tune.calibration.measure import CalibrationProgress, CalibrationRequest, run_probes
 from tests.unit.calibration.synthetic import plan
 
 TALKING = "import os, sys; print('NCCL INFO Bootstrap', flush=True); os.write(int(sys.argv[1]), sys.argv[2].encode())"
 
 
-class TalkingJob(CalibrationJob):
+class TalkingRanks(CalibrationRequest):
     """Ranks whose libraries print to standard output."""
 
     def command(self, plan: Path, *, progress: int) -> list[str]:
@@ -24,7 +24,7 @@ class TalkingJob(CalibrationJob):
 def test_what_libraries_print_is_no_progress(capfd: pytest.CaptureFixture[str]) -> None:
     """Guards NCCL_DEBUG=INFO and MPI's banners: neither an error, nor among the results."""
     heard: list[CalibrationProgress] = []
-    assert run_probes(TalkingJob(Path("points"), 1, "gloo", resume=False), plan(2), heard.append) == 0
+    assert run_probes(TalkingRanks("points.yaml", ranks=1), plan(2), heard.append) == 0
     assert heard == [CalibrationProgress(3, 0.5, "copy")]
     out, err = capfd.readouterr()
     assert (out, err) == ("", "NCCL INFO Bootstrap\n")

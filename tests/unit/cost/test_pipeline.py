@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, get_args
 
 import numpy as np
@@ -21,12 +21,10 @@ from axonn_tune.cost import pipeline
 from axonn_tune.cost.pipeline import (
     Method,
     StageTimes,
-    bubble_share,
     in_flight,
     in_flight_chunks,
     pipeline_bound_s,
     pipeline_time,
-    pipeline_trace,
     split_layers,
     stage_order,
 )
@@ -235,11 +233,10 @@ def test_step_is_that_of_an_independent_simulation(seed: int) -> None:
 def test_bubble_of_equal_stages_is_that_of_the_paper(stages: int, chunks: int, rounds: int) -> None:
     """Guards the closed form, and the recurrence by it: (p-1)/(v·m) exactly."""
     micro_batches = stages * rounds
-    share = bubble_share(stages, micro_batches=micro_batches, chunks=chunks)
     ideal_s = 3.0 * chunks * micro_batches
     for method in get_args(Method):
         step_s = pipeline_time(equal_times(stages, chunks), micro_batches=micro_batches, method=method).step_s
-        assert (step_s - ideal_s) / ideal_s == share == (stages - 1) / (chunks * micro_batches)
+        assert (step_s - ideal_s) / ideal_s == (stages - 1) / (chunks * micro_batches)
 
 
 def test_few_micro_batches_run_all_forwards_first() -> None:
@@ -331,18 +328,6 @@ def test_long_step_costs_no_more_than_a_short_one(monkeypatch: pytest.MonkeyPatc
     assert sum(evaluated) < 2 * 16 * 20
 
 
-def test_trace_holds_every_operation_once() -> None:
-    """Guards traces: operations of a stage do not overlap, follow its order, and end where the step ends."""
-    times = random_times(np.random.default_rng(5), 4, 2)
-    trace = pipeline_trace(times, micro_batches=8)
-    for stage in range(4):
-        own = [timed for timed in trace if timed.stage == stage]
-        assert tuple(timed.operation for timed in own) == stage_order(stage, stages=4, chunks=2, micro_batches=8)
-        assert all(one.end_s <= other.start_s for one, other in pairwise(own))
-    found, end_s = pipeline_time(times, micro_batches=8), np.asarray(times.end_s)
-    assert found.step_s >= max(timed.end_s + end_s[timed.stage] for timed in trace)
-
-
 @pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (1, 2), (2, 1), (4, 1), (3, 2), (8, 4)])
 @pytest.mark.parametrize("rounds", [1, 2, 3, 9])
 def test_in_flight_has_a_closed_form_and_the_whole_order_says_the_same(stages: int, chunks: int, rounds: int) -> None:
@@ -368,8 +353,6 @@ def test_bound_of_columns_is_that_of_each() -> None:
         for forward, end, m in zip(forward_s, end_s, micro_batches, strict=True)
     ]
     assert np.asarray(bounds_s).tolist() == pytest.approx(each_s, rel=1e-12)
-    shares = bubble_share(np.array([2, 4]), micro_batches=np.array([8, 6]))
-    assert np.asarray(shares).tolist() == [1 / 8, 3 / 6]
 
 
 @pytest.mark.parametrize(("chunks", "worst"), [(1, 1e-12), (2, 0.02), (4, 0.02)])

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from axonn_tune.report.evaluation import validation_json, validation_text
+from axonn_tune.report.validation import validation_json, validation_text
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.results import MeasuredConfiguration, Measurements

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from axonn_tune.report.evaluation import regression_json, regression_junit, regression_markdown, regression_text
+from axonn_tune.report.validation import regression_json, regression_junit, regression_markdown, regression_text
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.results import Baseline, Floors, Tolerances

@@ -12,18 +12,18 @@ import gzip
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.cost.breakdown import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, OPTIMIZER
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
-from axonn_tune.report.output import Json, json_text, seconds_cells
+from axonn_tune.report.output import Column, Json, json_text, known_value, seconds_cells, words
 from axonn_tune.specs.document import Document
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Accelerator, Library, Machine, PaperTable, Tier, Uncertainty
@@ -31,8 +31,8 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 
 Cell: TypeAlias = str | int | float | None
-PERCENT = 0.01
-
+SORTS = "Click a heading to sort."
+SAID = "%{text}<extra></extra>"
 MISSING = "a report needs plotly, which is not installed: pip install 'axonn-tune[report]'"
 _SCRIPTS = ("format.js", "table.js", "figures.js", "blocks.js", "page.js")
 _DECADES_ONLY = 300.0
@@ -54,48 +54,9 @@ _STRENGTH = {"all_gather": 1.0, "reduce_scatter": 0.72, "all_reduce": 0.45}
 _AXES = {"x": "--axis-x", "y": "--axis-y", "z": "--axis-z", "data": "--axis-data"}
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a table. The page shows `value / per`, a number with `decimals` digits after the point.
-
-    meaning: what it is, shown when its heading is pointed at; text: it holds words; hidden: only filtered by;
-    decimals: None for as many as show three digits of the smallest; width_ch: of words, where they may be broken.
-    """
-
-    key: str
-    label: str
-    meaning: str
-    text: bool = False
-    hidden: bool = False
-    per: float = 1.0
-    decimals: int | None = None
-    width_ch: int = 0
-
-
-@dataclass(frozen=True)
-class Filter:
-    """A choice above a table: rows whose `column` holds the value."""
-
-    column: str
-    label: str
-    options: Sequence[Cell]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One way to look at a figure: what to change in some of its traces, by number, and in its layout."""
-
-    label: str
-    traces: Mapping[int, Json]
-    layout: Json = field(default_factory=dict)
-
-
-def percent_column(key: str, label: str, meaning: str, *, decimals: int = 1) -> Column:
-    """A column of shares, shown in percent."""
-    return Column(key, label, meaning, per=PERCENT, decimals=decimals)
-
-
-def section(identity: str, title: str, *, lead: Sequence[str], cards: Sequence[Json], blocks: Sequence[Json]) -> Json:
+def section(
+    identity: str, title: str, *, lead: Sequence[str] = (), cards: Sequence[Json] = (), blocks: Sequence[Json]
+) -> Json:
     """One source of the report; `identity` is what links lead to, `lead` sentences below its title."""
     return {"id": identity, "title": title, "lead": list(lead), "cards": list(cards), "blocks": list(blocks)}
 
@@ -115,9 +76,9 @@ def text(sentences: Sequence[str], *, title: str = "") -> Json:
     return {"kind": "text", "title": title, "sentences": list(sentences)}
 
 
-def facts(rows: Sequence[tuple[str, str]], *, title: str = "") -> Json:
+def facts(rows: Sequence[tuple[str, str]]) -> Json:
     """Names and values."""
-    return {"kind": "facts", "title": title, "rows": [list(row) for row in rows]}
+    return {"kind": "facts", "rows": [list(row) for row in rows]}
 
 
 def command(line: str, *, title: str) -> Json:
@@ -137,7 +98,7 @@ def figure(
     layout: Mapping[str, Any],
     height: int,
     note: str = "",
-    choices: Sequence[Choice] = (),
+    choices: Sequence[Json] = (),
     least_width: int = 0,
 ) -> Json:
     """A plotly figure, drawn when it is seen; narrower than `least_width` pixels it scrolls sideways."""
@@ -148,11 +109,13 @@ def figure(
         "figure": {"data": list(traces), "layout": dict(layout)},
         "height": height,
         "leastWidth": least_width,
-        "choices": [
-            {"label": one.label, "traces": {str(key): value for key, value in one.traces.items()}, "layout": one.layout}
-            for one in choices
-        ],
+        "choices": list(choices),
     }
+
+
+def choice(label: str, traces: Mapping[int, Json], layout: Mapping[str, Any] = MappingProxyType({})) -> Json:
+    """One way to look at a figure: what to change in some of its traces, by number, and in its layout."""
+    return {"label": label, "traces": {str(key): value for key, value in traces.items()}, "layout": dict(layout)}
 
 
 def named_axis(names: Sequence[str], *, below: float = 0.4, above: float = 0.6) -> Json:
@@ -170,30 +133,59 @@ def upright(at: float, line: Mapping[str, Any]) -> Json:
     return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": dict(line)}
 
 
+def bar_trace(name: str, x: Sequence[float | None], y: Sequence[Any], *, color: object, **others: object) -> Json:
+    """Horizontal bars; `text`, if given, is what pointing at each says."""
+    said = {"textposition": "none", "hovertemplate": SAID} if "text" in others else {}
+    marker = {"color": color}
+    return {"type": "bar", "orientation": "h", "name": name, "x": x, "y": y, "marker": marker, **said, **others}
+
+
+def point_trace(name: str, x: Sequence[Any], y: Sequence[Any], *, mode: str = "markers", **others: object) -> Json:
+    """Marks, or a line through them; `text`, if given, is what pointing at each says, else nothing is said."""
+    said = {"hovertemplate": SAID} if "text" in others else {"hoverinfo": "skip"}
+    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **said, **others}
+
+
+def line_trace(name: str, x: Sequence[Any], y: Sequence[Any], *, dash: str = "dash", **others: object) -> Json:
+    """A thin line to compare with."""
+    return point_trace(name, x, y, mode="lines", line={"color": MUTED, "width": 1, "dash": dash}, **others)
+
+
+def error_bars(up: Sequence[float], down: Sequence[float]) -> Json:
+    """Error bars of both sides; the median of two runs may round a hair beyond them."""
+    both = {"array": [max(value, 0.0) for value in up], "arrayminus": [max(value, 0.0) for value in down]}
+    return {"type": "data", "symmetric": False, **both}
+
+
 def table(
     identity: str,
     title: str,
     columns: Sequence[Column],
-    rows: Sequence[Mapping[str, Cell]],
+    rows: Sequence[object],
     *,
     note: str = "",
-    filters: Sequence[Filter] = (),
+    filters: Mapping[str, str] = MappingProxyType({}),
     opens: str = "",
     tall: bool = False,
 ) -> Json:
-    """A table that sorts; `filters` and a search box above it if it is `tall`; a click opens a row in block `opens`."""
+    """A table that sorts; a click opens a row in block `opens`.
+
+    filters: labels of choices by column, above a `tall` one, beside a search box.
+    """
+    found = [column_json(column, [known_value(row, column.key) for row in rows]) for column in columns]
+    choices = [
+        {"column": key, "label": label, "options": options}
+        for key, label in filters.items()
+        if len(options := sorted({value for row in rows if (value := known_value(row, key)) not in (None, "")})) > 1
+    ]
     return {
         "kind": "table",
         "id": identity,
         "title": title,
         "note": note,
         "rows": len(rows),
-        "columns": [column_json(column, [row.get(column.key) for row in rows]) for column in columns],
-        "filters": [
-            {"column": one.column, "label": one.label, "options": list(one.options)}
-            for one in filters
-            if len(one.options) > 1
-        ],
+        "columns": found,
+        "filters": choices,
         "opens": opens,
         "tall": tall,
     }
@@ -202,21 +194,22 @@ def table(
 def column_json(column: Column, values: Sequence[Cell]) -> Json:
     """A column with its values, every digit of them; repeated words are kept once."""
     numbers = [value / column.per for value in values if isinstance(value, int | float)]
+    label = column.label.replace("\n", " ")
     found: Json = {
         "key": column.key,
-        "label": column.label,
+        "label": label,
         "meaning": column.meaning,
         "text": column.text,
         "hidden": column.hidden,
         "per": column.per,
         "decimals": (decimals := _decimals(numbers) if column.decimals is None else column.decimals),
-        "width": max(_width(column.label), _longest(numbers, decimals), column.width_ch if column.text else 0),
+        "width": max(_width(label), _longest(numbers, decimals), column.width_ch if column.text else 0),
     }
     if not column.text:
         return {**found, "values": list(values)}
-    words = list(dict.fromkeys(value for value in values if value is not None))
-    places = {word: place for place, word in enumerate(words)}
-    return {**found, "words": words, "values": [None if value is None else places[value] for value in values]}
+    known = list(dict.fromkeys(value for value in values if value is not None))
+    places = {word: place for place, word in enumerate(known)}
+    return {**found, "words": known, "values": [None if value is None else places[value] for value in values]}
 
 
 def _width(label: str) -> int:
@@ -256,41 +249,35 @@ def round_ticks(low: float, high: float, *, unit: float = 1.0) -> list[float]:
     return shown if len(shown) > 1 else list(dict.fromkeys([low, high]))
 
 
-_NUMBERS = (
-    Column("section", "section", "Part of the machine profile.", text=True, width_ch=18),
-    Column("key", "number", "Its key, with the unit in its name.", text=True, width_ch=28),
-    Column("value", "value", "As the profile has it.", text=True, width_ch=30),
-    Column("kind", "kind", "peak: datasheet; measured; fitted; assumed; fact: a count.", text=True, width_ch=9),
-    Column("source", "source", "Where it comes from.", text=True, width_ch=70),
-    Column("meaning", "meaning", "What it is.", text=True, width_ch=70),
-)
 _KEYS = (
-    Column("key", "key", "Key of the document.", text=True, width_ch=26),
-    Column("value", "value", "Its value.", text=True, width_ch=30),
-    Column("meaning", "meaning", "What it is.", text=True, width_ch=70),
+    words("key", "key", "Its key, with the unit in its name.", 26),
+    words("value", "value", "Its value.", 30),
+    words("meaning", "meaning", "What it is.", 70),
+)
+_NUMBERS = (
+    words("section", "section", "Part of the machine profile.", 18),
+    *_KEYS[:2],
+    words("kind", "kind", "peak: datasheet; measured; fitted; assumed; fact: a count.", 9),
+    words("source", "source", "Where it comes from.", 70),
+    _KEYS[2],
 )
 _APART = frozenset({"schema", "sources", "path", "sha256"})
 
 
 def machine_fold(machine: Json) -> Json:
     """Every number of a machine profile, with kind and source."""
-    return fold(
-        f"Machine: {machine['name']}, every number with its source",
-        [facts(_origin_facts(machine)), table("", "", _NUMBERS, list(_machine_rows(machine)))],
-    )
+    title = f"Machine: {machine['name']}, every number with its source"
+    return fold(title, [facts(_origin_facts(machine)), table("", "", _NUMBERS, list(_machine_rows(machine)))])
 
 
 def model_fold(model: Json) -> Json:
     """The model document."""
-    return fold(
-        f"Model: {model['name']}",
-        [facts(_origin_facts(model)), table("", "", _KEYS, list(_document_rows(model, Model)))],
-    )
+    return fold(f"Model: {model['name']}", [facts(_origin_facts(model)), _keys_table(model, Model)])
 
 
 def workload_fold(workload: Json) -> Json:
     """What is trained in a step."""
-    return fold("Workload", [table("", "", _KEYS, list(_document_rows(workload, Workload)))])
+    return fold("Workload", [_keys_table(workload, Workload)])
 
 
 def launch_fold(launch: Launch) -> Json:
@@ -298,7 +285,7 @@ def launch_fold(launch: Launch) -> Json:
     document = launch.model_dump(mode="json", by_alias=True)
     apart = {"model", "workload", "predicted", "provenance"}
     shown = {key: value for key, value in document.items() if key not in apart}
-    return fold(f"Launch config: {launch.name}", [table("", "", _KEYS, list(_document_rows(shown, Launch)))])
+    return fold(f"Launch config: {launch.name}", [_keys_table(shown, Launch)])
 
 
 def origin_fold(rows: list[tuple[str, str]]) -> Json:
@@ -311,47 +298,47 @@ def _origin_facts(document: Json) -> list[tuple[str, str]]:
     return [(label, str(document[key])) for key, label in known if document.get(key)]
 
 
-def _machine_rows(machine: Json) -> Iterator[dict[str, str]]:
-    sections: list[tuple[str, Json | None, type[Document]]] = [
+def _keys_table(document: Json, schema: type[Document]) -> Json:
+    return table("", "", _KEYS, list(_document_rows(document, schema)))
+
+
+def _machine_rows(machine: Json) -> Iterator[Json]:
+    sections: list[tuple[str, Json, type[Document]]] = [
         ("accelerator", machine["accelerator"], Accelerator),
         *((f"tier {tier['name']}", tier, Tier) for tier in machine["tiers"]),
         ("library", machine["library"], Library),
         ("uncertainty", machine["uncertainty"], Uncertainty),
-        ("paper", machine.get("paper"), PaperTable),
+        *([("paper", machine["paper"], PaperTable)] if machine.get("paper") else []),
     ]
     for name, section, schema in sections:
-        if section is not None:
-            yield from (_sourced(name, row, section["sources"]) for row in _document_rows(section, schema))
+        for row in _document_rows(section, schema):
+            yield {"section": name, **row, **(section["sources"].get(row["key"]) or {})}
     rest = {key: value for key, value in machine.items() if key in ("launcher", "measured")}
-    yield from ({"section": row["key"], **row, "kind": "", "source": ""} for row in _document_rows(rest, Machine))
+    yield from ({"section": row["key"], **row} for row in _document_rows(rest, Machine))
 
 
-def _sourced(section: str, row: dict[str, str], sources: Json) -> dict[str, str]:
-    source = sources.get(row["key"]) or {"kind": "", "source": ""}
-    return {"section": section, **row, "kind": source["kind"], "source": source["source"]}
-
-
-def _document_rows(document: Json, schema: type[Document]) -> Iterator[dict[str, str]]:
+def _document_rows(document: Json, schema: type[Document]) -> Iterator[Json]:
     fields = {field.alias or name: field for name, field in schema.model_fields.items()}
     for key, value in document.items():
-        if key in _APART or value is None or key not in fields:
-            continue
-        yield {"key": key, "value": _value_text(value), "meaning": fields[key].description or ""}
+        if key not in _APART and value is not None and key in fields:
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            yield {"key": key, "value": shown, "meaning": fields[key].description or ""}
 
 
-def _value_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def origin_rows(document: Json, source: str) -> list[tuple[str, str]]:
+    """What document it is, and what wrote it."""
+    return [("source", source), ("schema", document["schema"]), ("axonn-tune", document["tool_version"])]
 
 
 def provenance_folds(document: Json, *, source: str) -> list[Json]:
     """Where the numbers of a document of results come from."""
+    precision = document["workload"]["precision"]
+    peak = document["machine"]["accelerator"]["peak_tflops"][precision]
     rows = [
-        ("source", source),
-        ("schema", document["schema"]),
-        ("axonn-tune", document["tool_version"]),
+        *origin_rows(document, source),
         ("cost model", document.get("cost", "alpha-beta")),
         ("MFU and HFU", document.get("mfu_convention", "")),
-        ("peak", f"{_peak(document)} TFLOP/s a GPU in {document['workload']['precision']}"),
+        ("peak", f"{peak:g} TFLOP/s a GPU in {precision}"),
     ]
     return [
         machine_fold(document["machine"]),
@@ -361,13 +348,9 @@ def provenance_folds(document: Json, *, source: str) -> list[Json]:
     ]
 
 
-def _peak(document: Json) -> str:
-    return f"{document['machine']['accelerator']['peak_tflops'][document['workload']['precision']]:g}"
-
-
-def write_page(path: str | Path, sections: Sequence[Json], *, command: str, created: datetime | None = None) -> None:
+def write_page(path: str | Path, sections: Sequence[Json], *, command: str) -> None:
     """Write the report; EnvironmentProblem without plotly, else errors as of `write_text_atomically`."""
-    write_text_atomically(path, page_text(sections, command=command, created=created))
+    write_text_atomically(path, page_text(sections, command=command))
 
 
 def require_plotly() -> None:
@@ -378,14 +361,10 @@ def require_plotly() -> None:
         raise EnvironmentProblem(MISSING)
 
 
-def page_text(sections: Sequence[Json], *, command: str, created: datetime | None = None) -> str:
-    """The whole file as text; `created` is now unless given."""
-    made = (created or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
-    data = {
-        "made": f"Written by axonn-tune {__version__}, {made}",
-        "command": command,
-        "sections": list(sections),
-    }
+def page_text(sections: Sequence[Json], *, command: str) -> str:
+    """The whole file as text."""
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    data = {"made": f"Written by axonn-tune {__version__}, {made}", "command": command, "sections": list(sections)}
     title = sections[0]["title"] if len(sections) == 1 else f"{len(sections)} results"
     parts = {
         "TITLE": escape(f"axonn-tune: {title}"),
@@ -417,4 +396,4 @@ def _in_script(text: str) -> str:
 
 
 def _static_file(name: str) -> str:
-    return resources.files("axonn_tune.report.html").joinpath("static", name).read_text(encoding="utf-8")
+    return resources.files("axonn_tune.report").joinpath("static", name).read_text(encoding="utf-8")

@@ -1,23 +1,213 @@
-"""What a row means to the cost model: model, workload, machine, framework and configuration; or why it has no price."""
+"""Rows of measured training steps, and what each means to the cost model.
+
+A CSV file has one row per measured layout. Columns may come in any order and more of them than are read; those in
+`NEEDED` must be there. An empty cell, `nan` or words where a number is expected mean that the source does not say; an
+empty `vpp` means no interleaving, `unknown` that the source is silent about it.
+"""
 
 from __future__ import annotations
 
+import csv
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Protocol
+from functools import cache, lru_cache
+from pathlib import Path
 
 from axonn_tune.cost.prediction import Configuration
+from axonn_tune.errors import DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid, divisors
 from axonn_tune.program.constraints import broken_constraints
-from axonn_tune.published.rows import StepRow
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine, Tier
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
+
+SHIPPED = Path(__file__).parent
+"""Folder of the measurements that ship with the tool."""
+
+NEEDED = ("id", "gpu", "n_gpus", "framework", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something was measured: cluster and network in words; None where the source does not say."""
+
+    gpu: str
+    system: str = ""
+    network: str = ""
+    gpus_per_node: int | None = None
+    gpu_memory_gb: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow(Place):
+    """One measured step; None where the source does not say. `step_s` is None in a row that only asks."""
+
+    id: str
+    line: int
+    dataset: str
+    family: str
+    framework: str
+    model: str
+    precision: str
+    attention: str
+    overlap: str
+    zero: str
+    recompute: str
+    notes: str
+    gpus: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    gated: bool
+    vocab: int
+    vocabulary_multiple: int | None
+    sequence_length: int
+    global_batch: int
+    micro_batch: int | None
+    tensor: int
+    pipeline: int
+    interleave: int
+    interleave_known: bool
+    context: int
+    data: int
+    sequence_parallel: bool
+    step_s: float | None
+    memory_gib: float | None
+
+
+def read_steps(path: Path) -> tuple[StepRow, ...]:
+    """Every row of a file; UsageError if it cannot be read, DocumentError with all problems of its contents."""
+    rows, problems = [], []
+    for line, record in read_records(path, needed=NEEDED):
+        try:
+            rows.append(_step_row(record, line))
+        except ValueError as error:
+            problems.append(Problem(record.get("id", ""), str(error), line))
+    if problems:
+        raise DocumentError(str(path), problems)
+    return tuple(rows)
+
+
+def _count(record: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """A whole number from 1 up; ValueError if it is none and there is no default."""
+    value = number(record, name)
+    if value is None and default is not None:
+        return default
+    if value is None or value != int(value) or value < 1:
+        raise ValueError(f"{name} is {record.get(name, '')!r}, not a whole number from 1 up")
+    return int(value)
+
+
+def _maybe(record: Mapping[str, str], name: str) -> int | None:
+    return None if number(record, name) is None else _count(record, name)
+
+
+@cache
+def _blemishes() -> tuple[dict[str, str], ...]:
+    """Columns that published rows are known to state wrongly, with what is taken instead, and why."""
+    return tuple(record for _, record in read_records(SHIPPED / "blemishes.csv", needed=("dataset", "column")))
+
+
+def _mended(record: Mapping[str, str]) -> dict[str, str]:
+    """A record with known blemishes of its data set replaced."""
+    mended = dict(record)
+    for blemish in _blemishes():
+        if (mended.get("dataset"), mended.get(blemish["column"], "")) == (blemish["dataset"], blemish["stated"]):
+            mended[blemish["column"]] = blemish["taken"]
+    return mended
+
+
+_WORDS = {
+    **{name: name for name in ("id", "dataset", "framework", "system", "gpu", "network", "model", "precision")},
+    **{name: name for name in ("overlap", "notes", "recompute")},
+    "attention": "attn",
+    "zero": "zero_stage",
+}
+"""Fields that are words, and their columns."""
+
+
+def _step_row(stated: Mapping[str, str], line: int) -> StepRow:
+    record = _mended(stated)
+    tensor, pipeline, context = (_count(record, name, 1) for name in ("tp", "pp", "cp"))
+    gpus, heads = _count(record, "n_gpus"), _count(record, "heads")
+    return StepRow(
+        **{field: record.get(column, "") for field, column in _WORDS.items()},
+        line=line,
+        family=record.get("family") or f"{record.get('model', '')}|{gpus}",
+        gpu_memory_gb=number(record, "gpu_mem_gb"),
+        gpus=gpus,
+        gpus_per_node=_maybe(record, "gpus_per_node"),
+        layers=_count(record, "layers"),
+        hidden=_count(record, "hidden"),
+        heads=heads,
+        kv_heads=_count(record, "kv_heads", heads),
+        ffn=_count(record, "ffn"),
+        gated=_flag(record, "gated_mlp"),
+        vocab=_count(record, "vocab"),
+        vocabulary_multiple=_multiple(record),
+        sequence_length=_count(record, "seq"),
+        global_batch=_count(record, "gbs"),
+        micro_batch=_maybe(record, "mbs"),
+        tensor=tensor,
+        pipeline=pipeline,
+        interleave=_count(record, "vpp", 1),
+        interleave_known=record.get("vpp", "").lower() != "unknown",
+        context=context,
+        data=_count(record, "dp", max(1, gpus // (tensor * pipeline * context))),
+        sequence_parallel=_flag(record, "seq_parallel"),
+        step_s=_time_s(record),
+        memory_gib=number(record, "mem_gib"),
+    )
+
+
+def _time_s(record: Mapping[str, str]) -> float | None:
+    value = number(record, "step_s")
+    if value is not None and value <= 0.0:
+        raise ValueError(f"step_s is {record['step_s']!r}, not a time above 0")
+    return value
+
+
+def _multiple(record: Mapping[str, str]) -> int | None:
+    """Multiple to which each rank's rows of the table are padded; 0: not padded; None: not said."""
+    value = number(record, "vocab_multiple")
+    if value is not None and (value != int(value) or value < 0):
+        raise ValueError(f"vocab_multiple is {record['vocab_multiple']!r}, not a whole number from 0 up")
+    return None if value is None else int(value)
+
+
+def _flag(record: Mapping[str, str], name: str) -> bool:
+    return record.get(name, "").lower() in {"1", "1.0", "true", "yes"}
+
+
+def read_records(path: Path, *, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Records of a CSV file with their line numbers; UsageError if it
+    cannot be read, DocumentError if a needed column is missing."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in needed if name not in (reader.fieldnames or ())]
+            if missing:
+                raise DocumentError(str(path), [Problem("", f"no column {name!r}", 1) for name in missing])
+            for record in reader:
+                yield reader.line_num, {name: (value or "").strip() for name, value in record.items() if name}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def number(record: Mapping[str, str], name: str) -> float | None:
+    """A number, or None if the cell is empty or holds words."""
+    try:
+        value = float(record.get(name, ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -37,39 +227,7 @@ class Case:
     known_chip: bool
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A row that cannot be priced, and why."""
-
-    row: StepRow
-    why: str
-
-
 # The machine of a row: the nearest shipped profile, with what the row says of memory, node and network.
-
-
-class Site(Protocol):
-    """What a row says of the machine it ran on; None where it does not say."""
-
-    @property
-    def system(self) -> str:
-        """The cluster, in words."""
-
-    @property
-    def gpu(self) -> str:
-        """The accelerator."""
-
-    @property
-    def network(self) -> str:
-        """What joins the nodes, in words."""
-
-    @property
-    def gpu_memory_gb(self) -> float | None:
-        """Memory of one accelerator, GB."""
-
-    @property
-    def gpus_per_node(self) -> int | None:
-        """Accelerators in one node."""
 
 
 _SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -107,29 +265,29 @@ LINE_RATE_SHARE = 0.9
 """Of a network's line rate, what collectives reach (DGX A100, H100 and B200: 0.89 to 0.95)."""
 
 
-def profile_of(row: Site) -> str | None:
-    """Name of the profile nearest to a row's machine, or None if no shipped one has its accelerator."""
-    system, gpu = row.system.lower(), row.gpu.lower()
+def profile_of(place: Place) -> str | None:
+    """Name of the profile nearest to a place's machine, or None if no shipped one has its accelerator."""
+    system, gpu = place.system.lower(), place.gpu.lower()
     for word, profile, chips in _SYSTEMS:
         if word in system and any(chip in gpu for chip in chips):
             return profile
     return next((profile for word, profile in ACCELERATORS if word in gpu), None)
 
 
-def machine_of(row: Site) -> Machine | None:
-    """The profile of a row, adjusted; None if no shipped one has its accelerator."""
-    name = profile_of(row)
+def machine_of(place: Place) -> Machine | None:
+    """The profile of a place, adjusted; None if no shipped one has its accelerator."""
+    name = profile_of(place)
     if name is None:
         return None
-    return _adjusted(name, row.gpu_memory_gb, row.gpus_per_node, node_gb_per_s(row))
+    return _adjusted(name, place.gpu_memory_gb, place.gpus_per_node, node_gb_per_s(place))
 
 
-def node_gb_per_s(row: Site) -> float | None:
-    """Line rate of one node from the words of the row's network, GB/s; None if they do not say.
+def node_gb_per_s(place: Place) -> float | None:
+    """Line rate of one node from the words of the place's network, GB/s; None if they do not say.
 
     Read: `800 Gbps/node`, `400 Gb/s per GPU`, `8x HDR 200Gb/s`, `Omni-Path 100Gb x4/node`.
     """
-    words = row.network
+    words = place.network
     per_node = re.search(r"(\d+)\s*Gb(?:ps|/s|it/s)?\s*/\s*node", words)
     if per_node:
         return float(per_node[1]) / 8.0
@@ -143,8 +301,8 @@ def node_gb_per_s(row: Site) -> float | None:
     if reverse:
         return float(reverse[1]) * float(reverse[2]) / 8.0
     each = re.search(r"(\d+)\s*Gb(?:ps|/s|it/s)\s*(?:per|/)\s*GPU", words)
-    if each and row.gpus_per_node:
-        return float(each[1]) * row.gpus_per_node / 8.0
+    if each and place.gpus_per_node:
+        return float(each[1]) * place.gpus_per_node / 8.0
     return None
 
 
@@ -252,26 +410,26 @@ def _zero_stage(row: StepRow) -> int:
 # Its model, workload and configurations.
 
 
-def case_of(row: StepRow) -> Case | Refusal:
-    """Map a row; Refusal with the reason where something in it is out of scope or impossible."""
+def case_of(row: StepRow) -> Case | str:
+    """Map a row; the reason in words where something in it is out of scope or impossible."""
     precision = _precision(row.precision)
     if precision is None:
-        return Refusal(row, f"number format {row.precision!r} is not modelled: bf16, fp16, fp32 and fp64 are")
+        return f"number format {row.precision!r} is not modelled: bf16, fp16, fp32 and fp64 are"
     machine = machine_of(row)
     if machine is None:
         known = ", ".join(sorted({word.upper() for word, _ in ACCELERATORS}))
-        return Refusal(row, f"no machine profile has the accelerator {row.gpu!r}: known are {known}")
+        return f"no machine profile has the accelerator {row.gpu!r}: known are {known}"
     ranks = row.tensor * row.pipeline * row.context * row.data
     if ranks != row.gpus:
         parts = f"tensor {row.tensor} x pipeline {row.pipeline} x context {row.context} x data {row.data}"
-        return Refusal(row, f"{parts} = {ranks}, not {row.gpus} GPUs")
+        return f"{parts} = {ranks}, not {row.gpus} GPUs"
     framework = framework_of(row)
     model = _model(row, framework)
     workload = Workload(global_batch=row.global_batch, sequence_length=row.sequence_length, precision=precision)
     found = tuple(_configurations(row, framework, model, workload))
     if not found:
         wrong = _wrong(next(_open(row, framework)), model, workload, framework)
-        return Refusal(row, "; ".join(wrong) or "no layout satisfies the constraints")
+        return "; ".join(wrong) or "no layout satisfies the constraints"
     chip = any(name in row.gpu.lower() for name in _FITTED_CHIPS)
     return Case(row, model, workload, machine, framework, found, framework.name != "unknown", chip)
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError, EnvironmentProblem, UsageError
-from axonn_tune.report.evaluation import validation_json
-from axonn_tune.report.html import page
-from axonn_tune.report.html.ranking_section import MOST_ROWS, ranking_section
-from axonn_tune.report.html.sources import read_section
+from axonn_tune.report import page
 from axonn_tune.report.output import json_text
+from axonn_tune.report.ranking_section import MOST_ROWS, ranking_section
+from axonn_tune.report.sources import read_section
+from axonn_tune.report.validation import validation_json
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.validation.comparison import RunComparison
 from tests.cli.running import good, run
-from tests.unit.report.html.pages import blocks, ranking, titled, values
+from tests.unit.report.pages import blocks, ranking, titled, values
 from tests.unit.report.test_run import summary, term
 from tests.unit.validation.made import measurements
 
@@ -149,7 +149,7 @@ def test_other_cost_models_make_a_report_too(tmp_path: Path) -> None:
     assert isinstance(sections, list)
     table = titled(sections[0], "table", "Ranking")
     assert values(table, "communication_s")[:3] == [config["communication_s"] for config in document["configs"]]
-    assert values(table, "rank alpha-beta")[:3] == [config["ranks"]["alpha-beta"] for config in document["configs"]]
+    assert values(table, "rank_alpha-beta")[:3] == [config["ranks"]["alpha-beta"] for config in document["configs"]]
     panel = next(blocks(sections[0], "configurations"))
     terms = next(one for one in blocks({"blocks": panel["items"][0]["blocks"]}, "table"))
     assert values(terms, "seconds") == [term["seconds"] for term in document["configs"][0]["terms"]]

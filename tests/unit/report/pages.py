@@ -8,8 +8,8 @@ from typing import Any
 
 from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.results import Results, run_search
-from axonn_tune.report.html.ranking_section import ranking_of
 from axonn_tune.report.output import Json
+from axonn_tune.report.ranking_section import ranking_of
 
 
 @cache

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from axonn_tune.cost.breakdown import CONTENDED, kind_of, work_by_kind
+from axonn_tune.cost.breakdown import CONTENDED, kind_of
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.timeline import Batch, Interval, Stretch
 from axonn_tune.errors import AxonnTuneError
@@ -22,35 +22,24 @@ from axonn_tune.program.operations import Collective
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
 from axonn_tune.ranking.space import Problem
-from axonn_tune.report.explain import PricedConfiguration, line_sentences, paragraphs
-from axonn_tune.report.html.page import (
-    ACCENT,
-    BY_KIND,
-    LIMIT,
-    MUTED,
-    WAIT,
-    Column,
-    card,
-    cards,
-    command,
-    figure,
-    fold,
-    named_axis,
-    percent_column,
-    table,
-    term_color,
-    text,
-    upright,
+from axonn_tune.report import page
+from axonn_tune.report.explain import (
+    WORK_COLUMNS,
+    PricedConfiguration,
+    line_sentences,
+    memory_items,
+    paragraphs,
+    work_rows,
 )
-from axonn_tune.report.output import NOTHING, Json, axis_name, percent
-from axonn_tune.report.ranking import term_json
+from axonn_tune.report.output import Json, axis_name, percent
+from axonn_tune.report.ranking import COLLECTIVE, term_json, term_row
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, communication_lane, term_name, wait_name
 from axonn_tune.specs.workload import Workload
-from axonn_tune.units import GB, GIB, MICRO, MILLI, TERA, show_bytes, show_seconds
+from axonn_tune.units import GIB, MILLI, show_bytes, show_seconds
 
 _ADDED = frozenset({"path", "sha256"})
 """Keys that results have beside those of the documents they were made from."""
@@ -73,16 +62,15 @@ def _parsed(document: Json, schema: type[D], *, source: str) -> D:
     return parse_document(json.dumps(own), schema=schema, source=source)
 
 
-def inputs_of(document: Json, *, source: str, model: Json | None = None, workload: Json | None = None) -> Inputs:
-    """Inputs of a ranking or comparison, or of one point of a sweep, which has `model` and `workload` of its own."""
-    model, workload = model or document["model"], workload or document["workload"]
-    machine = document["machine"]
+def inputs_of(document: Json, *, source: str) -> Inputs:
+    """Inputs of a ranking or comparison, or of a configuration of a validation."""
+    model, machine = document["model"], document["machine"]
     trained = _parsed(model, Model, source=source)
     profile = _parsed(machine, Machine, source=source)
     problem = Problem(
         model=trained,
         machine=profile,
-        workload=_parsed(workload, Workload, source=source),
+        workload=_parsed(document["workload"], Workload, source=source),
         gpus=document["gpus"],
         rank_by=document.get("rank_by", "iteration"),
     )
@@ -169,56 +157,49 @@ def title(config: Json) -> str:
 def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str]) -> list[Json]:
     """Everything about a configuration; `explain`: words of the command that explains it, less its own options."""
     config, pricing = found.config, found.pricing
-    computed = [text(line_sentences(found.inputs.problem, pricing), title="How calls are priced")]
+    terms = page.table("", "", [COLLECTIVE[key] for key in _TERMS], list(map(term_row, found.terms)))
+    computed = [page.text(line_sentences(found.inputs.problem, pricing), title="How calls are priced")]
     blocks = [
-        cards(config_cards(config, limit_bytes=pricing.memory_limit_bytes)),
+        page.cards(config_cards(config, limit_bytes=pricing.memory_limit_bytes)),
         *_changed(found),
         *_in_words(found),
         *timeline_figures(pricing),
         memory_figure(pricing),
-        fold(f"Every collective ({len(found.terms)}), with α and β", [term_table(found.terms), *computed]),
-        fold("Computation", [work_table(found)]),
+        page.fold(f"Every collective ({len(found.terms)}), with α and β", [terms, *computed]),
+        page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(pricing, found.inputs.problem))]),
     ]
     if explain:
-        blocks.append(command(shlex.join([*explain, *pins(config)]), title="The same in the terminal"))
+        blocks.append(page.command(shlex.join([*explain, *pins(config)]), title="The same in the terminal"))
     return blocks
 
 
 def _in_words(found: ConfigurationDetail) -> list[Json]:
     """The step in sentences, where the document says what follows from its time."""
-    if found.config["low_s"] is None or found.config["mfu"] is None:
+    config = found.config
+    if config["low_s"] is None or config["mfu"] is None:
         return []
-    story = paragraphs(PricedConfiguration(found.inputs, _entry(found.config), found.pricing))
-    return [fold("The step in words", [text([" ".join(part) for part in story])])]
+    told = {key: config[key] for key in ("rank", "low_s", "high_s", "tokens_per_s", "mfu", "hfu")}
+    sizes, order = tuple(config[axis] for axis in AXES), tuple(config["order"].split(","))
+    story = paragraphs(PricedConfiguration(found.inputs, Entry(sizes=sizes, order=order, **told), found.pricing))
+    return [page.fold("The step in words", [page.text([" ".join(part) for part in story])])]
 
 
-def config_cards(config: Json, *, limit_bytes: float | None) -> list[Json]:
+def config_cards(config: Json, *, limit_bytes: float) -> list[Json]:
     """The numbers that matter most of one configuration of the contract."""
-    of = "" if limit_bytes is None else f"of {show_bytes(limit_bytes)} usable"
-    found = [
-        ("communication", _seconds(config["communication_s"]), "all collectives, overlapped or not"),
-        ("exposed", _seconds(config["exposed_communication_s"]), "not overlapped with computation"),
-        ("computation", _seconds(config["compute_s"]), "kernels of one GPU"),
-        ("step", _seconds(config["iteration_s"]), _interval(config)),
-        ("MFU", percent(config["mfu"]), _hfu(config)),
-        ("memory", NOTHING if config["memory_bytes"] is None else show_bytes(config["memory_bytes"]), of),
-        ("tokens/s", NOTHING if config["tokens_per_s"] is None else f"{config['tokens_per_s']:,.0f}", "of all GPUs"),
+    low_s, high_s, hfu = config["low_s"], config["high_s"], config["hfu"]
+    interval = "" if low_s is None or high_s is None else f"80%: {show_seconds(low_s)} to {show_seconds(high_s)}"
+    found: list[tuple[str, str, Callable[[float], str], str]] = [
+        ("communication", "communication_s", show_seconds, "all collectives, overlapped or not"),
+        ("exposed", "exposed_communication_s", show_seconds, "not overlapped with computation"),
+        ("computation", "compute_s", show_seconds, "kernels of one GPU"),
+        ("step", "iteration_s", show_seconds, interval),
+        ("MFU", "mfu", percent, "" if hfu is None else f"HFU {hfu:.1%}"),
+        ("memory", "memory_bytes", show_bytes, f"of {show_bytes(limit_bytes)} usable"),
+        ("tokens/s", "tokens_per_s", "{:,.0f}".format, "of all GPUs"),
     ]
-    return [card(label, value, note=note) for label, value, note in found if value != NOTHING]
-
-
-def _seconds(value_s: float | None) -> str:
-    return NOTHING if value_s is None else show_seconds(value_s)
-
-
-def _interval(config: Json) -> str:
-    if config["low_s"] is None or config["high_s"] is None:
-        return ""
-    return f"80%: {show_seconds(config['low_s'])} to {show_seconds(config['high_s'])}"
-
-
-def _hfu(config: Json) -> str:
-    return "" if config["hfu"] is None else f"HFU {config['hfu']:.1%}"
+    return [
+        page.card(label, show(config[key]), note=note) for label, key, show, note in found if config[key] is not None
+    ]
 
 
 def pins(config: Json) -> list[str]:
@@ -236,164 +217,64 @@ def _changed(found: ConfigurationDetail) -> list[Json]:
     then_s, now_s = found.config["iteration_s"], found.pricing.iteration_s
     if abs(now_s / then_s - 1.0) < _SAME:
         return []
-    return [
-        text(
-            [
-                f"The source has {show_seconds(then_s)} for this step, this version predicts {show_seconds(now_s)}: "
-                "timeline, memory and computation below are this version's."
-            ]
-        )
-    ]
-
-
-def _entry(config: Json) -> Entry:
-    """The entry of a ranking that a configuration of the contract was written from."""
-    return Entry(
-        sizes=(config["x"], config["y"], config["z"], config["data"]),
-        rank=config["rank"],
-        order=tuple(config["order"].split(",")),
-        low_s=config["low_s"],
-        high_s=config["high_s"],
-        tokens_per_s=config["tokens_per_s"],
-        mfu=config["mfu"],
-        hfu=config["hfu"],
+    warning = (
+        f"The source has {show_seconds(then_s)} for this step, this version predicts {show_seconds(now_s)}: "
+        "timeline, memory and computation below are this version's."
     )
+    return [page.text([warning])]
 
 
 def memory_figure(pricing: Pricing) -> Json:
     """Peak memory of one rank, largest item first, and what it may use."""
-    items = sorted(((float(size), name) for name, size in pricing.memory.items if size), reverse=True)
-    total, limit = float(pricing.memory.total_bytes), pricing.memory_limit_bytes
-    shown = [(total, "all"), *items]
+    *items, (_, total) = memory_items(pricing)
+    limit = pricing.memory_limit_bytes
+    shown = [("all", total), *items]
+    said = [f"{name}: {show_bytes(size)}, {size / limit:.1%} of usable" for name, size in shown]
+    sizes, places = [size / GIB for _, size in shown], list(range(len(shown)))
+    written = {"text": [show_bytes(size) for _, size in shown], "cliponaxis": False, "insidetextanchor": "end"}
     trace = {
-        "type": "bar",
-        "orientation": "h",
-        "x": [size / GIB for size, _ in shown],
-        "y": list(range(len(shown))),
-        "text": [show_bytes(size) for size, _ in shown],
+        **page.bar_trace("memory", sizes, places, color=[page.ACCENT, *[page.MUTED] * len(items)]),
+        **written,
         "textposition": ["inside", *["outside"] * len(items)],
-        "insidetextanchor": "end",
-        "cliponaxis": False,
-        "hovertext": [f"{name}: {show_bytes(size)}, {size / limit:.1%} of usable" for size, name in shown],
+        "hovertext": said,
         "hovertemplate": "%{hovertext}<extra></extra>",
-        "marker": {"color": [ACCENT, *[MUTED] * len(items)]},
     }
     layout = {
         "showlegend": False,
         "xaxis": {"title": {"text": "GiB"}, "range": [0, 1.18 * max(limit, total) / GIB]},
-        "yaxis": named_axis([name for _, name in shown]),
-        "shapes": [{**upright(limit / GIB, {"color": LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}],
+        "yaxis": page.named_axis([name for name, _ in shown]),
+        "shapes": [{**page.upright(limit / GIB, {"color": page.LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}],
     }
-    return figure(
-        "Peak memory per GPU",
-        [trace],
-        layout=layout,
-        height=90 + 24 * len(shown),
-        note=f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free.",
-    )
+    note = f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free."
+    return page.figure("Peak memory per GPU", [trace], layout=layout, height=90 + 24 * len(shown), note=note)
 
 
-NAME_COLUMNS = (
-    Column("op", "collective", "all_gather, reduce_scatter or all_reduce.", text=True, width_ch=14),
-    Column("axis", "axis", "Axis of the grid whose ranks take part.", text=True, width_ch=7),
-    Column("phase", "phase", "Part of the step.", text=True, width_ch=10),
-    Column("layer", "layer", "Layer it belongs to.", text=True, width_ch=15),
-)
-"""What a collective is."""
-SIZE_COLUMNS = (
-    Column("count", "calls", "Calls per step and rank.", decimals=0),
-    Column("group", "ranks", "Ranks that take part.", decimals=0),
-)
 _TERMS = (
-    *NAME_COLUMNS,
-    Column("seconds", "all calls, s", "Time of all calls of a step and rank: calls × (α + bytes / β)."),
-    Column("exposed_s", "exposed, s", "The part not overlapped: computation waits for it."),
-    *SIZE_COLUMNS,
-    Column("bytes", "buffer, MiB", "Full (gathered or reduced) buffer of one call.", per=2**20),
-    Column(
-        "formula",
-        "buffer, formula",
-        "Elements and bytes of that buffer, symbols as in explain.",
-        text=True,
-        width_ch=22,
-    ),
-    Column("tier", "network", "Outermost network level it crosses.", text=True, width_ch=11),
-    Column(
-        "algorithm", "algorithm", "Algorithm and protocol the library is predicted to choose.", text=True, width_ch=18
-    ),
-    Column("latency_s", "α, µs", "Time of a call without data.", per=MICRO),
-    Column("bandwidth_bytes_per_s", "β, GB/s", "Bytes of the buffer per second.", per=GB),
+    *("op", "axis", "phase", "layer", "seconds", "exposed_s", "count", "group", "bytes", "formula", "tier"),
+    *("algorithm", "latency_s", "bandwidth_bytes_per_s"),
 )
-
-
-def term_table(terms: Sequence[Json]) -> Json:
-    """Each collective, with how it is priced."""
-    rows = [{**term, "algorithm": ", ".join(filter(None, (term["algorithm"], term["protocol"])))} for term in terms]
-    return table("", "", _TERMS, rows)
-
-
-_WORK = (
-    Column("kind", "computation", "What is computed.", text=True, width_ch=28),
-    Column("phase", "phase", "Part of the step.", text=True, width_ch=10),
-    Column("seconds", "s", "Time of a step and rank."),
-    percent_column("share", "share, %", "Of all computation."),
-    Column("rate", "TFLOP/s", "Speed reached; element-wise kernels count no FLOPs.", per=TERA, decimals=1),
-)
-
-
-def work_table(found: ConfigurationDetail) -> Json:
-    """Computation by kind and phase."""
-    pricing = found.pricing
-    rows = [
-        {
-            "kind": each.kind,
-            "phase": each.phase,
-            "seconds": each.seconds,
-            "share": each.seconds / pricing.compute_s,
-            "rate": each.flops / each.seconds if each.flops else None,
-        }
-        for each in work_by_kind(pricing, found.inputs.problem.workload)
-    ]
-    return table("", "", _WORK, rows)
 
 
 def timeline_figures(pricing: Pricing) -> list[Json]:
     """One layer forward, one backward, and the step."""
     forward, backward = layer_bars(pricing)
     step = step_bars(pricing, finest_s=pricing.iteration_s / _STEP_PARTS)
-    batches = (
-        f"All {pricing.accumulation:,} micro-batches of the step, then the optimizer."
-        if pricing.accumulation > 1
-        else "The step's only micro-batch, then the optimizer."
+    micro_batches = pricing.accumulation
+    batches = f"All {micro_batches:,} micro-batches of the step" if micro_batches > 1 else "The step's only micro-batch"
+    of_forward = "A block in the middle of the model, with its waits and the collectives that earlier blocks launched."
+    of_step = (
+        f"{batches}, then the optimizer. What is too short to see is joined with its neighbors; the paler a bar, the"
+        " less of it the stream is busy."
     )
     return [
-        _lane_figure(
-            "One layer, forward",
-            forward,
-            note="A block in the middle of the model, with its waits and the collectives that earlier blocks launched.",
-        ),
-        _lane_figure(
-            "One layer, backward",
-            backward,
-            note="The same block in the backward pass, recompute included.",
-        ),
-        _lane_figure(
-            "The whole step",
-            step,
-            note=f"{batches} What is too short to see is joined with its neighbors; the paler a bar, the less of it the"
-            " stream is busy.",
-            faint=True,
-        ),
+        _lane_figure("One layer, forward", forward, note=of_forward),
+        _lane_figure("One layer, backward", backward, note="The same block in the backward pass, recompute included."),
+        _lane_figure("The whole step", step, note=of_step, faint=True),
     ]
 
 
-def _lanes(bars: Iterable[Bar]) -> list[str]:
-    """Lanes from the top, computation first."""
-    return sorted({one.lane for one in bars}, key=lambda lane: (lane != COMPUTE_LANE, lane))
-
-
 def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, faint: bool = False) -> Json:
-    lanes = _lanes(bars)
+    lanes = sorted({one.lane for one in bars}, key=lambda lane: (lane != COMPUTE_LANE, lane))
     end_s = max((one.end_s for one in bars), default=0.0)
     scale, unit = (MILLI, "ms") if end_s < 1.0 else (1.0, "s")
     traces = [
@@ -405,32 +286,27 @@ def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, faint: bool = Fa
     layout = {
         "barmode": "overlay",
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-        "yaxis": named_axis([_lane_name(lane) for lane in lanes], below=0.5, above=0.5),
-        "hovermode": "closest",
+        "yaxis": page.named_axis([_lane_name(lane) for lane in lanes], below=0.5, above=0.5),
     }
     height = _BASE_HEIGHT + _LANE_HEIGHT * len(lanes)
-    return figure(title, traces, layout=layout, height=height, note=note)
+    return page.figure(title, traces, layout=layout, height=height, note=note)
 
 
 def _lane_trace(what: str, bars: Sequence[Bar], lanes: Sequence[str], *, scale: float, faint: bool) -> Json:
     color = _bar_color(what, bars[0].lane)
+    opacity = [round(0.25 + 0.75 * _busy_share(one), 2) for one in bars] if faint else 1.0
     return {
-        "type": "bar",
-        "orientation": "h",
-        "name": what,
+        **page.bar_trace(
+            what,
+            [_short((one.end_s - one.start_s) / scale) for one in bars],
+            [lanes.index(one.lane) for one in bars],
+            color=color,
+            text=[_bar_words(one) for one in bars],
+        ),
         "base": [_short(one.start_s / scale) for one in bars],
-        "x": [_short((one.end_s - one.start_s) / scale) for one in bars],
-        "y": [lanes.index(one.lane) for one in bars],
         "width": 0.7,
-        "text": [_bar_words(one) for one in bars],
-        "textposition": "none",
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {
-            "color": color,
-            "opacity": [round(0.25 + 0.75 * _busy_share(one), 2) for one in bars] if faint else 1.0,
-            # What is narrower than a pixel is still seen.
-            "line": {"width": 0.7, "color": color},
-        },
+        # What is narrower than a pixel is still seen.
+        "marker": {"color": color, "opacity": opacity, "line": {"width": 0.7, "color": color}},
     }
 
 
@@ -467,11 +343,11 @@ def _lane_name(lane: str) -> str:
 def _bar_color(what: str, lane: str) -> str:
     """Color of a kind of bar."""
     if what == WAITING:
-        return WAIT
+        return page.WAIT
     if what == SEVERAL:
-        return MUTED if lane == COMPUTE_LANE else term_color("all_reduce", lane.rpartition(" ")[2])
+        return page.MUTED if lane == COMPUTE_LANE else page.term_color("all_reduce", lane.rpartition(" ")[2])
     op, _, axis = what.partition(" over ")
-    return term_color(op, axis) if axis else {**_BY_PHASE, **BY_KIND}[what]
+    return page.term_color(op, axis) if axis else {**_BY_PHASE, **page.BY_KIND}[what]
 
 
 @dataclass(frozen=True)

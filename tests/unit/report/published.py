@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from axonn_tune.published.accuracy import Accuracy, Files, evaluate
+from axonn_tune.validation.published.accuracy import Accuracy, Files, evaluate
 
 STEPS = (
     "id,dataset,gpu,gpu_mem_gb,n_gpus,gpus_per_node,framework,model,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,pp,dp,"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from axonn_tune.published.rows import SHIPPED, read_steps
-from axonn_tune.published.steps import LEFT_OUT, LeftOut, predict_steps, without
+from axonn_tune.validation.published.accuracy import LEFT_OUT, LeftOut, predict_steps, without
+from axonn_tune.validation.published.rows import SHIPPED, read_steps
 
 
 @pytest.mark.parametrize("kind", LEFT_OUT)

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from axonn_tune.ranking.results import run_search
-from axonn_tune.report.html.page import BY_KIND
-from axonn_tune.report.html.ranking_section import COLUMNS, DETAILED, MOST_ROWS, ranking_of, ranking_section
 from axonn_tune.report.output import Json
+from axonn_tune.report.page import BY_KIND
 from axonn_tune.report.ranking import term_json
-from tests.unit.report.html.pages import blocks, ranking, results, titled, values
+from axonn_tune.report.ranking_section import DETAILED, MOST_ROWS, PAGE_COLUMNS, ranking_of, ranking_section
+from tests.unit.report.pages import blocks, ranking, results, titled, values
 
-_MADE_OF_SEVERAL = {"state", "rejected_because", "order", "whole_order"}
+_MADE_OF_SEVERAL = {"state", "rejected_because", "wide_order"}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_the_table_has_every_number_of_every_configuration(section: Json) -> Non
         if column["key"] not in _MADE_OF_SEVERAL:
             key = column["key"]
             assert values(table, key) == [config[key] for config in configs], key
-    assert {column.key for column in COLUMNS} - {column["key"] for column in table["columns"]} == set()
+    assert {column.key for column in PAGE_COLUMNS} - {column["key"] for column in table["columns"]} == set()
 
 
 def test_rejected_grids_say_why(section: Json) -> None:
@@ -133,7 +133,7 @@ def test_a_long_ranking_is_cut_and_says_so() -> None:
 
 def test_rows_never_priced_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards rankings longer than a page: what the search has beyond its rows is said, feasible or not."""
-    monkeypatch.setattr("axonn_tune.report.html.ranking_section.MOST_ROWS", 20)
+    monkeypatch.setattr("axonn_tune.report.ranking_section.MOST_ROWS", 20)
     whole = ranking()["configs"]
     section = ranking_section(ranking_of(results()), identity="s1", source="test")
     assert titled(section, "table", "Ranking")["rows"] == 20
@@ -152,7 +152,7 @@ def test_commands_leave_nothing_open() -> None:
     filled = panel["command"].format(**{key: values(table, key)[0] for key in keys})
     shown = next(one for one in blocks({"blocks": panel["items"][0]["blocks"]}, "command"))
     assert filled == shown["line"]
-    assert next(column for column in table["columns"] if column["key"] == "whole_order")["hidden"]
+    assert next(column for column in table["columns"] if column["key"] == "order")["hidden"]
 
 
 def test_another_time_than_the_documents_is_named() -> None:

@@ -12,13 +12,13 @@ from axonn_tune.grid import AXES
 from axonn_tune.ranking.inputs import launch_inputs
 from axonn_tune.ranking.results import run_search
 from axonn_tune.ranking.space import Limits
-from axonn_tune.report.evaluation import validation_document
-from axonn_tune.report.html.measured_sections import run_section, validation_section
-from axonn_tune.report.html.page import launch_fold
-from axonn_tune.report.html.ranking_section import ranking_of, ranking_section
-from axonn_tune.report.html.scaling_sections import comparison_section, sweep_section
+from axonn_tune.report import page
 from axonn_tune.report.output import Json
 from axonn_tune.report.ranking import entry_json
+from axonn_tune.report.ranking_section import ranking_of, ranking_section
+from axonn_tune.report.run import run_section
+from axonn_tune.report.scaling import comparison_section, sweep_section
+from axonn_tune.report.validation import validation_document, validation_section
 from axonn_tune.specs.document import read_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, load_file, read_text
@@ -37,36 +37,14 @@ def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
         file = file / SUMMARY_NAME
         if not file.is_file():
             raise UsageError(f"{path!r} is not the folder of a finished run: it has no {SUMMARY_NAME}")
-    text = read_text(file)
-    identity, (document, schema) = f"s{number}", _peek(text, source=str(file))
+    document, schema = _peek(read_text(file), source=str(file))
     kind = schema.removeprefix("axonn-tune/").partition("/")[0]
     if kind == "launch" and machine is not None:
-        return launch_section(file, identity=identity, machine=machine)
+        return launch_section(file, identity=f"s{number}", machine=machine)
     if kind not in _KINDS:
         what = f"a {kind} document{suggest(kind, _KINDS)}" if kind else "not a document with a schema"
         raise UsageError(f"{str(file)!r} is {what}; a report is made from: {', '.join(_KINDS)}")
-    if kind in _RESULTS:
-        return _result_section(kind, document, file, identity=identity)
-    return _FILES[kind](file, identity)
-
-
-def _result_section(kind: str, document: Json, file: Path, *, identity: str) -> Json:
-    """The section of results as JSON, which have no schema to check them by."""
-    needed, section = _RESULTS[kind]
-    missing = [key for key in needed if key not in document]
-    if missing:
-        words = f"has no {', '.join(map(repr, missing))}: made by another version, or edited"
-        raise DocumentError(str(file), [Problem("", words)])
-    try:
-        return section(document, identity=identity, source=str(file))
-    except (LookupError, TypeError, AttributeError) as error:
-        raise _other_than_expected(error, file) from error
-
-
-def _other_than_expected(error: Exception, file: Path) -> DocumentError:
-    """A document of results has no schema to check it by: what is wrong in it shows when it is read."""
-    what = f"has no {error}" if isinstance(error, KeyError) else f"is not as expected ({error})"
-    return DocumentError(str(file), [Problem("", f"a part of it {what}: made by another version, or edited")])
+    return _KINDS[kind](document, file, f"s{number}")
 
 
 def _peek(text: str, *, source: str) -> tuple[Json, str]:
@@ -97,7 +75,7 @@ def launch_section(file: Path, *, identity: str, machine: str | None = None) -> 
     if picked is None:
         said.append("By this profile the launch config does not fit in memory.")
     found["lead"] = [*said, *found["lead"]]
-    found["blocks"] = [*found["blocks"], launch_fold(launch)]
+    found["blocks"] = [*found["blocks"], page.launch_fold(launch)]
     return found
 
 
@@ -109,29 +87,35 @@ def _placed(picked: Json | None, document: Json) -> Json | None:
     return {**picked, "rank": next(same, None)}
 
 
-def _measurement(file: Path, identity: str) -> Json:
+def _measurement(_: Json, file: Path, identity: str) -> Json:
     measured = load_file(file, schema=Measurements).document
     return validation_section(validation_document(RunComparison(measured)), identity=identity, source=str(file))
 
 
-def _summary(file: Path, identity: str) -> Json:
+def _summary(_: Json, file: Path, identity: str) -> Json:
     return run_section(load_file(file, schema=Summary).document, identity=identity, source=str(file))
 
 
-# Keys of results as JSON that a section is made from; files in YAML have a schema that says so.
-_INPUTS = ("tool_version", "machine")
-_RESULTS: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
-    "ranking": ((*_INPUTS, "model", "workload", "gpus", "rank_by", "memory_limit_bytes", "configs"), ranking_section),
-    "sweep": ((*_INPUTS, "models", "scaling", "rank_by", "points"), sweep_section),
-    "comparison": ((*_INPUTS, "model", "workload", "gpus", "contenders"), comparison_section),
-    "validation": (
-        (*_INPUTS, "model", "place", "quality", "axes", "collectives", "notes", "configurations"),
-        validation_section,
-    ),
-}
-_FILES: dict[str, Callable[[Path, str], Json]] = {
-    "launch": lambda file, identity: launch_section(file, identity=identity),
+def _result(section: Callable[..., Json]) -> Callable[[Json, Path, str], Json]:
+    """What makes a section of results: they have no schema, so what is wrong in them shows when they are read."""
+
+    def made(document: Json, file: Path, identity: str) -> Json:
+        try:
+            return section(document, identity=identity, source=str(file))
+        except (LookupError, TypeError, AttributeError) as error:
+            what = f"has no {error}" if isinstance(error, KeyError) else f"is not as expected ({error})"
+            problem = Problem("", f"a part of it {what}: made by another version, or edited")
+            raise DocumentError(str(file), [problem]) from error
+
+    return made
+
+
+_KINDS: dict[str, Callable[[Json, Path, str], Json]] = {
+    "launch": lambda _, file, identity: launch_section(file, identity=identity),
+    "ranking": _result(ranking_section),
+    "sweep": _result(sweep_section),
+    "comparison": _result(comparison_section),
+    "validation": _result(validation_section),
     "measurement": _measurement,
     "summary": _summary,
 }
-_KINDS = ("launch", *_RESULTS, "measurement", "summary")

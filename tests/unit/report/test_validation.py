@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from axonn_tune.report.evaluation import validation_document
-from axonn_tune.report.html.measured_sections import run_section, validation_section
 from axonn_tune.report.output import Json
+from axonn_tune.report.run import run_section
+from axonn_tune.report.validation import validation_document, validation_section
 from axonn_tune.validation.comparison import RunComparison
-from tests.unit.report.html.pages import blocks, titled, values
+from tests.unit.report.pages import blocks, titled, values
 from tests.unit.report.test_run import summary, term
 from tests.unit.validation.made import measurements
 
@@ -72,5 +72,5 @@ def test_a_run_has_both_sides_of_every_term() -> None:
     assert values(table, "predicted_s") == [0.001, None]
     assert values(table, "measured_s") == [0.002, 0.002]
     notes = {card["label"]: card["note"] for card in section["cards"]}
-    assert notes["exposed"] == "not predicted"
+    assert notes["exposed communication"] == "not predicted"
     assert notes["step"] == "predicted 200 ms, ratio 1.5"

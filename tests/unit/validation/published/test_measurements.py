@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from axonn_tune.published.measurements import errors_by_group, evaluate_memory
-from axonn_tune.published.rows import SHIPPED
+from axonn_tune.validation.published.measurements import errors_by_group, evaluate_memory
+from axonn_tune.validation.published.rows import SHIPPED
 
 
 def test_memory_is_as_published() -> None:

@@ -12,11 +12,9 @@ from axonn_tune.errors import DocumentError
 from axonn_tune.frameworks.megatron_core import MEGATRON_CORE
 from axonn_tune.program.dimensions import table_rows
 from axonn_tune.program.size import PLAIN
-from axonn_tune.published.cases import Case, case_of
-from axonn_tune.published.quality import summarize_steps
-from axonn_tune.published.rows import StepRow, read_steps
-from axonn_tune.published.steps import predict_steps
-from axonn_tune.report.evaluation import steps_text
+from axonn_tune.report.accuracy import steps_text
+from axonn_tune.validation.published.accuracy import predict_steps, summarize_steps
+from axonn_tune.validation.published.rows import Case, StepRow, case_of, read_steps
 
 HEADER = "id,dataset,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,recompute,precision"
 VALUES = "one,{dataset},A100-SXM,8,Megatron-DeepSpeed,24,2048,16,8192,51200,1024,64,4,{tensor},full,fp16"

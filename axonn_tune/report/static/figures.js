@@ -45,6 +45,7 @@ function baseLayout(narrow) {
     dragmode: narrow ? false : "zoom",
     xaxis: axis,
     yaxis: axis,
+    hovermode: "closest",
     showlegend: false,
   };
 }

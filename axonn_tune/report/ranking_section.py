@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from axonn_tune.cost.breakdown import hidden_s, work_by_kind
 from axonn_tune.grid import AXES
-from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.results import Results
-from axonn_tune.report.html.configuration import (
+from axonn_tune.report import page
+from axonn_tune.report.configuration import (
     ConfigurationDetail,
     config_cards,
     detail_blocks,
@@ -26,29 +27,8 @@ from axonn_tune.report.html.configuration import (
     short_name,
     title,
 )
-from axonn_tune.report.html.page import (
-    BY_KIND,
-    MUTED,
-    RING,
-    WAIT,
-    Cell,
-    Choice,
-    Column,
-    Filter,
-    facts,
-    figure,
-    fold,
-    named_axis,
-    percent_column,
-    provenance_folds,
-    round_ticks,
-    section,
-    table,
-    term_color,
-    upright,
-)
-from axonn_tune.report.output import Json, axis_name
-from axonn_tune.report.ranking import ranking_document
+from axonn_tune.report.output import Json, axis_name, unbroken
+from axonn_tune.report.ranking import COLUMNS, METRICS, rank_column, ranking_document, shown_row
 from axonn_tune.units import GIB, counted, show_bytes, show_seconds
 
 DETAILED = 10
@@ -57,45 +37,17 @@ MOST_ROWS = 12_000
 """More rows than this would make the file too large to send."""
 FEASIBLE, TIE = "feasible", "within model error of the first"
 REJECTED = "rejected: "
-_PINNED = (
-    *(f"--{axis} {{{axis}}}" for axis in AXES),
-    *("--order {whole_order}", "--micro-batch {micro_batch}", "--recompute {recompute}", "--kept-layers {kept_layers}"),
+_HOLES = {key: f"{{{key}}}" for key in (*AXES, "order", "micro_batch", "recompute", "kept_layers")}
+"""Where a page fills in the cells of a row."""
+PAGE_COLUMNS = tuple(
+    COLUMNS[key]
+    for key in (
+        *("rank", *AXES, "communication_s", "exposed_communication_s", "iteration_s", "low_s", "high_s", "mfu"),
+        *("memory_bytes", "micro_batch", "recompute", "kept_layers", "wide_order", "compute_s", "tokens_per_s", "hfu"),
+        *("grad_accumulation", "state", "rejected_because", "order"),
+    )
 )
-
-_WHOLE_ORDER = Column("whole_order", "rank order", "Every axis, as a command needs it.", text=True, hidden=True)
-COLUMNS = (
-    Column("rank", "rank", "Place in the ranking; none for a rejected grid.", decimals=0),
-    Column("x", "x", "Ranks that split the output of a layer.", decimals=0),
-    Column("y", "y", "Ranks that split its input.", decimals=0),
-    Column("z", "z", "Ranks that split the batch and the stored weights.", decimals=0),
-    Column("data", "data", "Replicas, which split the batch alone.", decimals=0),
-    Column("communication_s", "commu\u00adnication, s", "All collectives of a step and rank, overlapped or not."),
-    Column("exposed_communication_s", "exposed, s", "Communication not overlapped with computation."),
-    Column("iteration_s", "step, s", "One step, from start to end."),
-    Column("low_s", "80% from, s", "Lower end of the 80% interval of the step."),
-    Column("high_s", "80% to, s", "Upper end of the 80% interval of the step."),
-    percent_column("mfu", "MFU, %", "Model FLOPs over the peak; recompute not counted."),
-    Column(
-        "memory_bytes", "memory, GiB", "Peak of one GPU; for a grid that does not fit, the least it needs.", per=GIB
-    ),
-    Column("micro_batch", "micro\u00adbatch", "Sequences one rank processes at a time.", decimals=0),
-    Column("recompute", "re\u00adcompute", "Activation recomputation (checkpointing).", text=True, width_ch=10),
-    Column("kept_layers", "layers not re\u00adsharded", "Layers not resharded after forward (FSDP2).", decimals=0),
-    Column("order", "rank order", "Axes from the fastest-varying rank outwards.", text=True, width_ch=12),
-    Column("compute_s", "compute, s", "Computation of a step and rank."),
-    Column("tokens_per_s", "tokens/s", "Tokens of all GPUs together.", decimals=0),
-    percent_column("hfu", "HFU, %", "Executed FLOPs over the peak; recompute counted."),
-    Column("grad_accumulation", "grad. accumu\u00adlation", "Gradient accumulation steps.", decimals=0),
-    Column(
-        "state",
-        "state",
-        "Feasible, within model error of the first, or why it is rejected.",
-        text=True,
-        width_ch=24,
-    ),
-    Column("rejected_because", "why", "Each constraint it breaks.", text=True, width_ch=60),
-)
-BY_KEY = {column.key: column for column in COLUMNS}
+_FILTERS = {**{axis: axis for axis in AXES}, "recompute": "recompute", "wide_order": "rank order", "state": "state"}
 
 
 def ranking_section(document: Json, *, identity: str, source: str, picked: Json | None = None) -> Json:
@@ -115,11 +67,11 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
         map_figure(document["configs"], rank_by=document["rank_by"]),
         _ranking_table(configs, document, identity=identity, opens=opens if configs else ""),
         *([_configurations(found, configs, inputs, identity=opens, picked=picked)] if found or configs else []),
-        fold("What the columns mean", [facts([(_plain(column.label), column.meaning) for column in COLUMNS])]),
-        *provenance_folds(document, source=source),
+        page.fold("What the columns mean", [page.facts(_meanings())]),
+        *page.provenance_folds(document, source=source),
     ]
     first = picked or next((config for config in configs if config["feasible"]), None)
-    return section(
+    return page.section(
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}",
         lead=_lead(document, configs, shown=len(shown)),
@@ -128,9 +80,9 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
     )
 
 
-def _plain(label: str) -> str:
-    """A heading without the places where it may be broken."""
-    return label.replace("\u00ad", "")
+def _meanings() -> list[tuple[str, str]]:
+    """Headings and what they mean."""
+    return [(unbroken(column.label), column.meaning) for column in PAGE_COLUMNS if not column.hidden]
 
 
 def _listed(configs: Sequence[Json]) -> list[Json]:
@@ -161,41 +113,12 @@ def _details(configs: Sequence[Json], inputs: Inputs, *, picked: Json | None) ->
 
 
 def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, opens: str) -> Json:
-    others = list(configs[0].get("ranks") or {}) if configs else []
-    rows = [_ranking_row(config, others) for config in configs]
-    columns = [
-        column for column in (*COLUMNS, _WHOLE_ORDER) if any(row.get(column.key) not in (None, "") for row in rows)
-    ]
-    columns[1:1] = [
-        Column(f"rank {name}", f"rank, {name}", f"Place by --cost {name}.", decimals=0, width_ch=9) for name in others
-    ]
-    sizes = [Filter(axis, axis, sorted({config[axis] for config in configs})) for axis in AXES]
-    states = list(dict.fromkeys(row["state"] for row in rows))
-    recomputes = sorted({config["recompute"] for config in configs if config["recompute"]})
-    orders = sorted({row["order"] for row in rows if row["order"]})
-    filters = [
-        *sizes,
-        Filter("recompute", "recompute", recomputes),
-        Filter("order", "rank order", orders),
-        Filter("state", "state", states),
-    ]
-    ranked_by = {"communication": "communication", "exposed": "exposed communication", "iteration": "step time"}
-    note = f"Ranked by {ranked_by[document['rank_by']]}. Click a heading to sort, a row for its details."
-    return table(f"{identity}-table", "Ranking", columns, rows, note=note, filters=filters, opens=opens, tall=True)
-
-
-def _ranking_row(config: Json, others: Sequence[str]) -> Mapping[str, Cell]:
-    """A row of the table: the configuration's own numbers."""
-    order = [axis for axis in (config["order"] or "").split(",") if axis and config[axis] > 1]
-    ranks = config.get("ranks") or {}
-    return {
-        **{column.key: config.get(column.key) for column in COLUMNS},
-        **{f"rank {name}": ranks.get(name) for name in others},
-        "order": ",".join(order) or config["order"],
-        "whole_order": config["order"],
-        "state": state_of(config),
-        "rejected_because": "; ".join(config["rejected_because"]),
-    }
+    others = [rank_column(cost) for cost in (configs[0].get("ranks") or {})] if configs else []
+    rows = [{**shown_row(config), "state": state_of(config)} for config in configs]
+    used = [column for column in PAGE_COLUMNS if any(row.get(column.key) not in (None, "") for row in rows)]
+    note = f"Ranked by {METRICS[document['rank_by']][0]}. Click a heading to sort, a row for its details."
+    columns, name = [*used[:1], *others, *used[1:]], f"{identity}-table"
+    return page.table(name, "Ranking", columns, rows, note=note, filters=_FILTERS, opens=opens, tall=True)
 
 
 def state_of(config: Json) -> str:
@@ -224,11 +147,11 @@ def _configurations(
         "id": identity,
         "title": "One configuration",
         "items": items,
-        "rowTitle": "#{rank}: " + " · ".join(f"{axis} {{{axis}}}" for axis in AXES),
-        "rejectedTitle": " · ".join(f"{axis} {{{axis}}}" for axis in AXES) + ", infeasible",
+        "rowTitle": f"#{{rank}}: {grid_words(_HOLES)}",
+        "rejectedTitle": f"{grid_words(_HOLES)}, infeasible",
         "elsewhere": "This page has timeline, memory and terms only for the first of the ranking; the command below"
         " shows them for this one.",
-        "command": " ".join([shlex.join(explain), *_PINNED]) if explain else "",
+        "command": " ".join([shlex.join(explain), *pins(_HOLES)]) if explain else "",
     }
 
 
@@ -239,9 +162,7 @@ def ranking_of(results: Results) -> Json:
     """
     first = results.listed(top=DETAILED, terms=True)
     entries = (*first, *results.listed(top=MOST_ROWS, rejected=True)[len(first) :])
-    limit_bytes = memory_limit_bytes(results.inputs.problem.machine.accelerator)
-    document = ranking_document(results, entries, limit_bytes=limit_bytes)
-    return {**document, "left_out": max(len(results.ranked) - MOST_ROWS, 0)}
+    return {**ranking_document(results, entries), "left_out": max(len(results.ranked) - MOST_ROWS, 0)}
 
 
 _ROW_HEIGHT = 38
@@ -259,8 +180,8 @@ def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str]) ->
     waited, hiding = _sorted_keys(exposed), _sorted_keys(hidden)
     traces = [
         *(
-            _share_trace(kind, kind, computed, color=BY_KIND[kind])
-            for kind in BY_KIND
+            _share_trace(kind, kind, computed, color=color)
+            for kind, color in page.BY_KIND.items()
             if any(kind in one for one in computed)
         ),
         *(_term_trace(key, exposed) for key in waited),
@@ -270,10 +191,9 @@ def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str]) ->
     layout = {
         "barmode": "stack",
         "xaxis": {"title": {"text": "s"}, "range": [0, 1.22 * max(steps)]},
-        "yaxis": named_axis(names, above=0.5),
-        "hovermode": "closest",
+        "yaxis": page.named_axis(names, above=0.5),
     }
-    return figure(
+    return page.figure(
         "Where the time goes",
         traces,
         layout=layout,
@@ -286,50 +206,36 @@ def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str]) ->
 
 def _step_ends(steps: Sequence[float]) -> Json:
     """The time of each step, at the end of its bar."""
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "x": list(steps),
-        "y": [number + _STEP_PLACE for number in range(len(steps))],
-        "text": [f" {show_seconds(step_s)}" for step_s in steps],
-        "textposition": "middle right",
-        "cliponaxis": False,
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+    places = [number + _STEP_PLACE for number in range(len(steps))]
+    said = {"text": [f" {show_seconds(step_s)}" for step_s in steps], "textposition": "middle right"}
+    hidden = {"hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
+    return {"type": "scatter", "mode": "text", "x": list(steps), "y": places, **said, **hidden}
 
 
 def _with_others(sums: Sequence[dict[str, float]], steps: Sequence[float]) -> list[dict[str, float]]:
     """The same with what is nowhere worth a color of its own put together."""
-    large = {
-        key
-        for one, step_s in zip(sums, steps, strict=True)
-        for key, seconds in one.items()
-        if seconds > _WORTH * step_s
-    }
-    found: list[dict[str, float]] = []
-    for one in sums:
-        rest = sum(seconds for key, seconds in one.items() if key not in large)
-        kept = {key: seconds for key, seconds in one.items() if key in large}
-        found.append({**kept, **({_OTHERS: rest} if rest else {})})
-    return found
+    pairs = [(key, seconds, step_s) for one, step_s in zip(sums, steps, strict=True) for key, seconds in one.items()]
+    large = {key for key, seconds, step_s in pairs if seconds > _WORTH * step_s}
+    return [_sums((key if key in large else _OTHERS, seconds) for key, seconds in one.items()) for one in sums]
 
 
 def _work_sums(one: ConfigurationDetail) -> dict[str, float]:
     """Seconds by kind of computation."""
-    found: dict[str, float] = {}
-    for each in work_by_kind(one.pricing, one.inputs.problem.workload):
-        found[each.kind] = found.get(each.kind, 0.0) + each.seconds
-    return found
+    return _sums((each.kind, each.seconds) for each in work_by_kind(one.pricing, one.inputs.problem.workload))
 
 
 def _term_sums(one: ConfigurationDetail, *, exposed: bool) -> dict[str, float]:
     """Seconds by collective and axis: exposed or overlapped."""
-    found: dict[str, float] = {}
-    for term in one.pricing.terms:
-        key = f"{term.op} over {axis_name(term.axis)}"
-        found[key] = found.get(key, 0.0) + (term.exposed_s if exposed else hidden_s(term))
-    return {key: seconds for key, seconds in found.items() if seconds}
+    seconds = [term.exposed_s if exposed else hidden_s(term) for term in one.pricing.terms]
+    names = [f"{term.op} over {axis_name(term.axis)}" for term in one.pricing.terms]
+    return {key: found_s for key, found_s in _sums(zip(names, seconds, strict=True)).items() if found_s}
+
+
+def _sums(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for key, seconds in pairs:
+        found[key] += seconds
+    return found
 
 
 def _sorted_keys(sums: Iterable[dict[str, float]]) -> list[str]:
@@ -339,7 +245,7 @@ def _sorted_keys(sums: Iterable[dict[str, float]]) -> list[str]:
 def _term_trace(key: str, sums: Sequence[dict[str, float]], *, shown: bool = True, apart: bool = False) -> Json:
     op, _, axis = key.partition(" over ")
     label = f"{key}, overlapped" if apart else f"waiting for {key}"
-    color = term_color(op, axis) if axis else WAIT
+    color = page.term_color(op, axis) if axis else page.WAIT
     found = _share_trace(key, label, sums, color=color, place=_HIDDEN_PLACE if apart else _STEP_PLACE)
     return {**found, "showlegend": shown, "width": 0.14 if apart else 0.5}
 
@@ -348,19 +254,10 @@ def _share_trace(
     key: str, label: str, sums: Sequence[dict[str, float]], *, color: str, place: float = _STEP_PLACE
 ) -> Json:
     rows = [number for number, one in enumerate(sums) if key in one]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": key,
-        "legendgroup": key,
-        "y": [number + place for number in rows],
-        "x": [sums[number][key] for number in rows],
-        "text": [f"{label}: {show_seconds(sums[number][key])}" for number in rows],
-        "textposition": "none",
-        "hovertemplate": "%{text}<extra></extra>",
-        "width": 0.5,
-        "marker": {"color": color, "line": {"width": 0}},
-    }
+    seconds = [sums[number][key] for number in rows]
+    said = [f"{label}: {show_seconds(one)}" for one in seconds]
+    places = [number + place for number in rows]
+    return page.bar_trace(key, seconds, places, color=color, text=said, legendgroup=key, width=0.5)
 
 
 _MOST_COLUMNS = 130
@@ -385,17 +282,16 @@ class MapMetric:
 
     label: str
     key: str
-    show: Callable[[float], str]
-    tick: Callable[[float], str]
+    show: Callable[[float], str] = show_seconds
+    tick: Callable[[float], str] = show_seconds
 
 
-_MAP_METRICS = (
-    MapMetric("communication", "communication_s", show_seconds, show_seconds),
-    MapMetric("exposed", "exposed_communication_s", show_seconds, show_seconds),
-    MapMetric("step", "iteration_s", show_seconds, show_seconds),
-    MapMetric("memory", "memory_bytes", show_bytes, lambda value: f"{value / GIB:.3g} GiB"),
-)
-_MAP_METRIC = {"communication": "communication", "exposed": "exposed", "iteration": "step"}
+_MAP_METRICS = {
+    "communication": MapMetric("communication", "communication_s"),
+    "exposed": MapMetric("exposed", "exposed_communication_s"),
+    "iteration": MapMetric("step", "iteration_s"),
+    "memory": MapMetric("memory", "memory_bytes", show_bytes, lambda value: f"{value / GIB:.3g} GiB"),
+}
 
 
 @dataclass(frozen=True)
@@ -436,16 +332,16 @@ def map_figure(configs: Sequence[Json], *, rank_by: str) -> Json | None:
     if len(best) + len(rejected) <= _NOTHING_TO_SHOW:
         return None
     places = GridMap.of([*best, *rejected])
-    metrics = [metric for metric in _MAP_METRICS if any(config[metric.key] for config in best)]
-    metrics.sort(key=lambda metric: metric.label != _MAP_METRIC[rank_by])
+    metrics = [metric for metric in _MAP_METRICS.values() if any(config[metric.key] for config in best)]
+    metrics.sort(key=lambda metric: metric != _MAP_METRICS[rank_by])
     traces = [
         *([_heat(best, places, metrics[0])] if metrics else []),
         *_rejected_marks(rejected, places),
-        *_ring(best, places),
+        *([_ring(best[0], places)] if best else []),
     ]
-    choices = [Choice(metric.label, {0: _colored_cells(best, places, metric)}) for metric in metrics]
+    choices = [page.choice(metric.label, {0: _colored_cells(best, places, metric)}) for metric in metrics]
     what = "Columns of one product x·y are joined; a cell shows the best of them. " if places.joined else ""
-    return figure(
+    return page.figure(
         "The space of grids",
         traces,
         layout=_map_layout(places),
@@ -468,21 +364,21 @@ def _best_of_each_grid(configs: Sequence[Json]) -> list[Json]:
 
 
 def _heat(best: Sequence[Json], places: GridMap, metric: MapMetric) -> Json:
+    cells = _colored_cells(best, places, metric)
     return {
         "type": "heatmap",
         "x": list(range(len(places.columns))),
         "y": list(range(len(places.rows))),
-        **{
-            key: value[0] if isinstance(value, list) else value
-            for key, value in _colored_cells(best, places, metric).items()
-            if "." not in key
-        },
+        "z": cells["z"][0],
+        "text": cells["text"][0],
+        "zmin": cells["zmin"],
+        "zmax": cells["zmax"],
         "colorbar": {"thickness": 12, "outlinewidth": 0, **_color_ticks(best, metric)},
         "colorscale": [[0, "--map-best"], [0.5, "--map-middle"], [1, "--map-worst"]],
         "xgap": 1,
         "ygap": 1,
         "hoverongaps": False,
-        "hovertemplate": "%{text}<extra></extra>",
+        "hovertemplate": page.SAID,
     }
 
 
@@ -496,7 +392,7 @@ def _colored_cells(best: Sequence[Json], places: GridMap, metric: MapMetric) -> 
             continue
         column, row = places.at(config)
         colors[row][column] = round(math.log10(max(value, 1e-9)), 4)
-        said[row][column] = f"{_cell_words(config)}<br>{metric.label} {metric.show(value)}"
+        said[row][column] = f"#{config['rank']}: {grid_words(config)}<br>{metric.label} {metric.show(value)}"
     ticks = _color_ticks(best, metric)
     low, high = _color_range(best, metric)
     return {
@@ -504,18 +400,14 @@ def _colored_cells(best: Sequence[Json], places: GridMap, metric: MapMetric) -> 
         "zmax": math.log10(high),
         "z": [colors],
         "text": [said],
-        **{f"colorbar.{key}": [value] if isinstance(value, list) else value for key, value in ticks.items()},
+        **{f"colorbar.{key}": [value] for key, value in ticks.items()},
     }
-
-
-def _cell_words(config: Json) -> str:
-    return f"#{config['rank']}: {grid_words(config)}"
 
 
 def _color_ticks(best: Sequence[Json], metric: MapMetric) -> Json:
     """Ticks of the logarithmic color bar; the last says so if there is more beyond it."""
     low, high = _color_range(best, metric)
-    shown = round_ticks(low, high, unit=GIB if metric.key == "memory_bytes" else 1.0)
+    shown = page.round_ticks(low, high, unit=GIB if metric.key == "memory_bytes" else 1.0)
     words = [metric.tick(value) for value in shown]
     if max(config[metric.key] or 0.0 for config in best) > high:
         shown = [*(value for value in shown if value < _NEAR * high), high]
@@ -529,24 +421,17 @@ def _color_range(best: Sequence[Json], metric: MapMetric) -> tuple[float, float]
     return min(known), min(max(known), _SPAN * min(known))
 
 
-def _rejected_marks(rejected: Sequence[Json], places: GridMap) -> list[Json]:
+def _rejected_marks(rejected: Sequence[Json], places: GridMap) -> Iterator[Json]:
     """Grids that cannot be used, by the first constraint they break."""
     by_reason: dict[str, list[Json]] = {}
     for config in rejected:
         by_reason.setdefault(reason_name(config), []).append(config)
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": f"{reason} ({len(found)})",
-            "x": [places.at(config)[0] for config in found],
-            "y": [places.at(config)[1] for config in found],
-            "text": [f"{grid_words(config)}<br>{'<br>'.join(config['rejected_because'])}" for config in found],
-            "hovertemplate": "%{text}<extra></extra>",
-            "marker": {"color": MUTED, "symbol": _MARKS[number % len(_MARKS)], "size": 7, "line": {"width": 1.4}},
-        }
-        for number, (reason, found) in enumerate(by_reason.items())
-    ]
+    for number, (reason, found) in enumerate(by_reason.items()):
+        at = [places.at(config) for config in found]
+        said = [f"{grid_words(config)}<br>{'<br>'.join(config['rejected_because'])}" for config in found]
+        marker = {"color": page.MUTED, "symbol": _MARKS[number % len(_MARKS)], "size": 7, "line": {"width": 1.4}}
+        columns, rows = [column for column, _ in at], [row for _, row in at]
+        yield page.point_trace(f"{reason} ({len(found)})", columns, rows, text=said, marker=marker)
 
 
 def reason_name(config: Json) -> str:
@@ -554,22 +439,11 @@ def reason_name(config: Json) -> str:
     return str(config["rejected_because"][0]).partition(":")[0] if config["rejected_because"] else "rejected"
 
 
-def _ring(best: Sequence[Json], places: GridMap) -> list[Json]:
+def _ring(first: Json, places: GridMap) -> Json:
     """A ring around the first of the ranking."""
-    if not best:
-        return []
-    column, row = places.at(best[0])
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "first of the ranking",
-            "x": [column],
-            "y": [row],
-            "hoverinfo": "skip",
-            "marker": {"color": RING, "symbol": "circle-open", "size": 16, "line": {"width": 3}},
-        }
-    ]
+    column, row = places.at(first)
+    marker = {"color": page.RING, "symbol": "circle-open", "size": 16, "line": {"width": 3}}
+    return page.point_trace("first of the ranking", [column], [row], marker=marker)
 
 
 def _map_layout(places: GridMap) -> Json:
@@ -578,24 +452,12 @@ def _map_layout(places: GridMap) -> Json:
     starts = [0, *(place + 1 for place in borders)]
     ends = [*borders, len(products) - 1]
     centres = [(start + end) / 2 for start, end in zip(starts, ends, strict=True)]
-    line = {"color": "--grid", "width": 1}
+    line, bare = {"color": "--grid", "width": 1}, {"showgrid": False, "zeroline": False}
+    across = {"title": {"text": "x · y; within one x · y, x falls from left to right"}, "tickvals": centres}
+    upwards = {"title": {"text": "z"}, "tickvals": list(range(len(places.rows)))}
+    products_shown, sizes_shown = [f"{products[start]:,}" for start in starts], [f"{size:,}" for size in places.rows]
     return {
-        "xaxis": {
-            "title": {"text": "x · y; within one x · y, x falls from left to right"},
-            "tickvals": centres,
-            "ticktext": [f"{products[start]:,}" for start in starts],
-            "range": [-0.5, len(products) - 0.5],
-            "showgrid": False,
-            "zeroline": False,
-        },
-        "yaxis": {
-            "title": {"text": "z"},
-            "tickvals": list(range(len(places.rows))),
-            "ticktext": [f"{size:,}" for size in places.rows],
-            "range": [-0.5, len(places.rows) - 0.5],
-            "showgrid": False,
-            "zeroline": False,
-        },
-        "shapes": [upright(at + 0.5, line) for at in borders],
-        "hovermode": "closest",
+        "xaxis": {**across, "ticktext": products_shown, "range": [-0.5, len(products) - 0.5], **bare},
+        "yaxis": {**upwards, "ticktext": sizes_shown, "range": [-0.5, len(places.rows) - 0.5], **bare},
+        "shapes": [page.upright(at + 0.5, line) for at in borders],
     }

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from axonn_tune.cost.prediction import Pricing
-from axonn_tune.report.html.configuration import Bar, bar, layer_bars, merged, step_bars
+from axonn_tune.report.configuration import Bar, bar, layer_bars, merged, step_bars
 from axonn_tune.specs.traces import COMPUTE_LANE
-from tests.unit.report.html.pages import results
+from tests.unit.report.pages import results
 
 PLACES = (0, 2, 4, 30, 60)
 

@@ -7,11 +7,9 @@ import pytest
 from axonn_tune.ranking.compare import compare
 from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.sweep import sweep
-from axonn_tune.report.compare import comparison_json
-from axonn_tune.report.html.scaling_sections import comparison_section, sweep_section
 from axonn_tune.report.output import Json
-from axonn_tune.report.ranking import sweep_document
-from tests.unit.report.html.pages import titled, values
+from axonn_tune.report.scaling import comparison_json, comparison_section, sweep_document, sweep_section
+from tests.unit.report.pages import titled, values
 
 
 def sweep_json(*, weak: bool) -> Json:

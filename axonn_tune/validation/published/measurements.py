@@ -24,13 +24,12 @@ from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, saved_arrays
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import Stage, StepProgram, build_step
-from axonn_tune.published.cases import machine_of
-from axonn_tune.published.quality import Errors, errors_of
-from axonn_tune.published.rows import number, read_records
-from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, Machine, MatmulLayout
+from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLayout
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
 from axonn_tune.units import GIB, seconds
+from axonn_tune.validation.published.rows import Place, machine_of, number, read_records
+from axonn_tune.validation.quality import Errors, errors_by, errors_of, relative_error
 
 
 @dataclass(frozen=True)
@@ -50,29 +49,13 @@ class Evaluation:
     @property
     def error(self) -> float | None:
         """predicted / measured - 1; None where either is missing."""
-        return None if self.predicted is None or not self.measured else self.predicted / self.measured - 1.0
+        return relative_error(self.predicted, self.measured)
 
 
-def errors_by_group(evaluations: Iterable[Evaluation], *, large: bool = True) -> dict[str, Errors]:
-    """Errors by group and of `all`; of the large ones only, unless told otherwise."""
-    groups: dict[str, list[float]] = {}
-    everything: list[float] = []
-    for one in evaluations:
-        if one.error is not None and (one.large or not large):
-            groups.setdefault(one.group, []).append(one.error)
-            everything.append(one.error)
-    return {name: errors_of(found) for name, found in sorted(groups.items())} | {"all": errors_of(everything)}
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a collective or a GEMM ran: what `machine_of` needs to know."""
-
-    gpu: str
-    system: str = ""
-    network: str = ""
-    gpus_per_node: int | None = None
-    gpu_memory_gb: float | None = None
+def errors_by_group(evaluations: Iterable[Evaluation]) -> dict[str, Errors]:
+    """Errors by group and of `all`; of the large ones only."""
+    counted = [one for one in evaluations if one.large]
+    return errors_by((one.group, one.error) for one in counted) | {"all": errors_of(one.error for one in counted)}
 
 
 # Collectives.
@@ -110,33 +93,23 @@ def _evaluate_collective(record: Mapping[str, str]) -> Evaluation:
     if size is None or ranks is None or ranks < 2:
         return refuse("no size or no ranks")
     nodes = int(number(record, "nodes") or 1)
-    machine = _machine_of_collective(record, nodes)
-    if machine is None:
+    stride = _stride(record)
+    node_ranks = int(number(record, "gpus_per_node") or 8) * stride if nodes > 1 else None
+    place = Place(record["gpu"], record["system"], record.get("network", ""), node_ranks)
+    found = _lines(kind, int(ranks), stride, place)
+    if found is None:
         return refuse(f"no machine profile has the accelerator {record['gpu']!r}")
-    found = _lines(kind, int(ranks), _stride(record), nodes, machine)
     predicted_s = collective_time_s(tuple((one.latency_s, one.bandwidth_bytes_per_s) for one in found), size, PLAIN)
     return Evaluation(record["id"], group, measured_s, float(predicted_s), large=size >= LARGE_BYTES)
 
 
-def _lines(kind: CollectiveKind, ranks: int, stride: int, nodes: int, machine: Machine) -> tuple[Line, ...]:
-    key = (kind, ranks, stride, nodes, id(machine))
-    if key not in _KNOWN:
-        path = route(GroupShape(((ranks, stride),)), machine.tiers, ranks * stride)
-        _KNOWN[key] = lines(kind, path, machine), machine
-    return _KNOWN[key][0]
-
-
-_KNOWN: dict[object, tuple[tuple[Line, ...], Machine]] = {}
-
-
-def _machine_of_collective(record: Mapping[str, str], nodes: int) -> Machine | None:
-    per_node = int(number(record, "gpus_per_node") or 8) * _stride(record)
-    return _machine_at(record["system"], record["gpu"], record.get("network", ""), per_node if nodes > 1 else None)
-
-
 @lru_cache(maxsize=1024)
-def _machine_at(system: str, gpu: str, network: str, per_node: int | None) -> Machine | None:
-    return machine_of(Place(gpu, system, network, per_node))
+def _lines(kind: CollectiveKind, ranks: int, stride: int, place: Place) -> tuple[Line, ...] | None:
+    """The library's lines for one group at a place; None if no machine profile has its accelerator."""
+    machine = machine_of(place)
+    if machine is None:
+        return None
+    return lines(kind, route(GroupShape(((ranks, stride),)), machine.tiers, ranks * stride), machine)
 
 
 def _stride(record: Mapping[str, str]) -> int:

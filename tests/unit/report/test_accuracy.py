@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import UsageError
-from axonn_tune.published.accuracy import Accuracy, Files, evaluate
-from axonn_tune.published.measurements import errors_by_group
-from axonn_tune.published.quality import FamilyQuality
-from axonn_tune.report.html.accuracy_sections import (
+from axonn_tune.report.accuracy import (
     MOST_POINTS,
     STEPS,
     ScatterPoint,
@@ -20,9 +17,11 @@ from axonn_tune.report.html.accuracy_sections import (
     points_figure,
 )
 from axonn_tune.report.output import Json
-from tests.unit.report.html.pages import blocks, titled, values
-from tests.unit.report.html.published import STEPS as STEPS_HEADER
-from tests.unit.report.html.published import evaluated, step
+from axonn_tune.validation.published.accuracy import Accuracy, FamilyQuality, Files, evaluate
+from axonn_tune.validation.published.measurements import errors_by_group
+from tests.unit.report.pages import blocks, titled, values
+from tests.unit.report.published import STEPS as STEPS_HEADER
+from tests.unit.report.published import evaluated, step
 
 
 @pytest.fixture(scope="module")

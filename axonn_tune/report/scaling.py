@@ -1,0 +1,463 @@
+"""Several searches: a sweep over GPUs, and 4D compared with other strategies; as tables, JSON and sections of a page.
+
+JSON follows the contracts `axonn-tune/sweep/1` and `axonn-tune/comparison/1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from axonn_tune import __version__
+from axonn_tune.grid import AXES
+from axonn_tune.report import page
+from axonn_tune.report.configuration import grid_words
+from axonn_tune.report.output import (
+    PERCENT,
+    Column,
+    Json,
+    Table,
+    count,
+    fields_of,
+    percent,
+    share,
+    signed_percent,
+    words,
+)
+from axonn_tune.report.ranking import (
+    COLUMNS,
+    CONFIG_FIELDS,
+    TEXT_COLUMNS,
+    document_head,
+    entry_fields,
+    origin,
+    shown_rows,
+)
+from axonn_tune.units import TERA, counted, show_seconds
+
+if TYPE_CHECKING:
+    from axonn_tune.ranking.compare import Comparison, Contender, StepPrediction
+    from axonn_tune.ranking.inputs import Inputs
+    from axonn_tune.ranking.sweep import Point
+
+SWEEP_SCHEMA, COMPARISON_SCHEMA = "axonn-tune/sweep/1", "axonn-tune/comparison/1"
+
+_POINT = {
+    "model": words("model", "model", "What is trained.", 12),
+    "gpus": count("gpus", "GPUs", "How many there are."),
+    "batch": count("global_batch", "batch", "Sequences in a step."),
+}
+_EFFICIENCY = Column(
+    "efficiency",
+    "efficiency, %",
+    "Throughput of one GPU over that of the first feasible count.",
+    per=PERCENT,
+    decimals=1,
+)
+_OF_BEST = (
+    *("grid", "order", "micro_batch", "recompute", "communication_s", "exposed_communication_s", "iteration_s"),
+    *("low_s", "high_s", "tokens_per_s", "mfu", "memory"),
+)
+_SWEEP_COLUMNS = {
+    **_POINT,
+    **{"step" if name == "iteration_s" else name: TEXT_COLUMNS[name] for name in _OF_BEST},
+    "efficiency": _EFFICIENCY,
+}
+"""Columns of a sweep by name, in the order of a wide table."""
+_MAIN_SWEEP_COLUMNS = ("model", "gpus", "batch", "grid", "order", "step", "tokens_per_s", "mfu", "efficiency")
+_POINT_FIELDS = ("model", "gpus", "global_batch", "feasible", "reason", "efficiency")
+_CSV = (*_POINT_FIELDS, *(name for name in CONFIG_FIELDS if name not in {"rank", "feasible", "tie"}))
+_OF_CONFIG = (
+    *AXES,
+    *("iteration_s", "low_s", "high_s", "communication_s", "exposed_communication_s", "compute_s", "tokens_per_s"),
+    *("mfu", "hfu", "memory_bytes", "micro_batch", "recompute", "kept_layers", "wide_order"),
+)
+_REASON = words("reason", "why nothing is feasible", "The nearest change that would help.", 60)
+_MANY = 40
+"""From so many points on the table scrolls in a window of its own."""
+_MOST_TICKS = 8
+_SWEEP_METRICS = (
+    ("tokens/s", "tokens_per_s", "log", 1.0),
+    ("efficiency, %", "efficiency", "linear", PERCENT),
+    ("step, s", "iteration_s", "log", 1.0),
+    ("MFU, %", "mfu", "linear", PERCENT),
+)
+
+
+def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: bool = False) -> Table:
+    """The points with these columns, all or the main ones; below are the reasons where nothing is feasible."""
+    reasons = [f"{_where(point)}: {point.reason}" for point in points if point.entry is None]
+    chosen = names or (tuple(_SWEEP_COLUMNS) if wide else _MAIN_SWEEP_COLUMNS)
+    return Table(_SWEEP_COLUMNS, _sweep_rows([_point_json(one) for one in points]), chosen, _CSV, reasons, apart=True)
+
+
+def _sweep_rows(points: Sequence[Json]) -> list[Json]:
+    """Points of the contract, each with its best configuration."""
+    configs = shown_rows([point["config"] or {} for point in points])
+    return [
+        {**config, **{key: point[key] for key in _POINT_FIELDS}} for config, point in zip(configs, points, strict=True)
+    ]
+
+
+def sweep_document(points: Sequence[Point], *, weak: bool) -> Json:
+    """Everything, as `axonn-tune/sweep/1`; each model and the machine once."""
+    models = {point.inputs.model.document.name: origin(point.inputs.model) for point in points}
+    return {
+        "schema": SWEEP_SCHEMA,
+        "tool_version": __version__,
+        "scaling": "weak" if weak else "strong",
+        "rank_by": points[0].inputs.problem.rank_by if points else None,
+        "models": list(models.values()),
+        "machine": origin(points[0].inputs.machine) if points else None,
+        "points": [_point_json(point) for point in points],
+    }
+
+
+def _point_json(point: Point) -> Json:
+    """A point with its best configuration, None where nothing is feasible."""
+    problem = point.inputs.problem
+    return {
+        "model": problem.model.name,
+        "gpus": problem.gpus,
+        "global_batch": problem.workload.global_batch,
+        "feasible": point.entry is not None,
+        "reason": point.reason or None,
+        "efficiency": point.efficiency,
+        "workload": problem.workload.model_dump(mode="json", by_alias=True),
+        "config": None if point.entry is None else entry_fields(point.entry, problem.workload),
+    }
+
+
+def _where(point: Point) -> str:
+    problem = point.inputs.problem
+    return f"{problem.model.name} on {problem.gpus} GPUs, batch {problem.workload.global_batch}"
+
+
+def sweep_section(document: Json, *, identity: str, source: str) -> Json:
+    """The section of a sweep document."""
+    points, scaling = document["points"], document["scaling"].capitalize()
+    names = ", ".join(model["name"] for model in document["models"])
+    feasible = [point for point in points if point["feasible"]]
+    lead = [
+        f"{scaling} scaling of {names} on {document['machine']['name']}: the best configuration at each of "
+        f"{counted(len(points), 'point')}, ranked by {document['rank_by']}.",
+    ]
+    columns = [*_POINT.values(), _EFFICIENCY, *(COLUMNS[key] for key in _OF_CONFIG)]
+    if len(feasible) < len(points):
+        lead.append(f"At {len(points) - len(feasible)} of them nothing is feasible; the table says why.")
+        columns.append(_REASON)
+    note = f"{scaling} scaling. {page.SORTS}"
+    rows, tall = _sweep_rows(points), len(points) > _MANY
+    blocks = [
+        *([_curves(feasible, weak=document["scaling"] == "weak")] if feasible else []),
+        page.table(f"{identity}-table", "Every point", columns, rows, note=note, tall=tall),
+        page.machine_fold(document["machine"]),
+        *(page.model_fold(model) for model in document["models"]),
+        page.workload_fold(points[0]["workload"]),
+        page.origin_fold(page.origin_rows(document, source)),
+    ]
+    return page.section(identity, f"Scaling of {names}", lead=lead, blocks=blocks)
+
+
+def _curves(points: Sequence[Json], *, weak: bool) -> Json:
+    """One line per model and batch (of weak scaling: of its first batch), and what is ideal for each."""
+    lines = _points_by_line(points, weak=weak)
+    metrics = [
+        metric for metric in _SWEEP_METRICS if all(_point_value(point, metric[1]) is not None for point in points)
+    ]
+    traces: list[Json] = []
+    changes: list[dict[int, Json]] = [{} for _ in metrics]
+    for number, (name, line) in enumerate(lines.items()):
+        for ideal in (False, True):
+            for change, (_, key, _, per) in zip(changes, metrics, strict=True):
+                change[len(traces)] = {"y": [_curve_values(line, key, per, ideal=ideal)]}
+            traces.append(_curve(name, line, number, ideal=ideal, y=changes[0][len(traces)]["y"][0]))
+    choices = [
+        page.choice(label, change, {"yaxis.title.text": label, "yaxis.type": scale, **_axis_ticks(change, scale)})
+        for (label, _, scale, _), change in zip(metrics, changes, strict=True)
+    ]
+    gpus = sorted({point["gpus"] for point in points})
+    ticks = gpus[:: -(-len(gpus) // _MOST_TICKS)]
+    named = {"tickvals": ticks, "ticktext": [f"{one:,}" for one in ticks]}
+    layout = {
+        "xaxis": {"title": {"text": "GPUs"}, "type": "log", **named},
+        "yaxis": {"title": {"text": metrics[0][0]}, "type": metrics[0][2]},
+    }
+    note = "Dashed: every GPU as fast as at the first feasible count."
+    return page.figure("Scaling", traces, layout=layout, height=420, note=note, choices=choices)
+
+
+def _axis_ticks(change: Mapping[int, Json], scale: str) -> Json:
+    """Ticks of a logarithmic axis; a linear one is left to plotly."""
+    if scale != "log":
+        return {"yaxis.tickvals": None, "yaxis.ticktext": None}
+    values = [value for one in change.values() for value in one["y"][0] if value]
+    ticks = page.round_ticks(min(values), max(values))
+    shown = [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks]
+    return {"yaxis.tickvals": ticks, "yaxis.ticktext": shown}
+
+
+def _points_by_line(points: Sequence[Json], *, weak: bool) -> dict[str, list[Json]]:
+    """Points of each line in the order of GPUs."""
+    found: dict[str, list[Json]] = {}
+    batches = {point["global_batch"] for point in points}
+    for point in points:
+        per_gpu = point["global_batch"] / point["gpus"]
+        batch = f"{per_gpu:g} sequences a GPU" if weak else f"batch {point['global_batch']:,}"
+        several = weak or len(batches) > 1
+        found.setdefault(f"{point['model']}, {batch}" if several else point["model"], []).append(point)
+    return {name: sorted(line, key=lambda point: int(point["gpus"])) for name, line in found.items()}
+
+
+def _point_value(point: Json, key: str) -> float | None:
+    value = point["efficiency"] if key == "efficiency" else point["config"][key]
+    return None if value is None else float(value)
+
+
+def _curve_values(line: Sequence[Json], key: str, per: float, *, ideal: bool) -> list[float | None]:
+    """What a line shows; ideal: what an efficiency of 100% would make of it."""
+    values = [_point_value(point, key) for point in line]
+    if ideal:
+        # A rate grows and a time shrinks by the efficiency; MFU is a rate of one GPU.
+        shares = [point["efficiency"] or 1.0 for point in line]
+        down = key == "iteration_s"
+        values = [
+            None if value is None else value * share if down else value / share
+            for value, share in zip(values, shares, strict=True)
+        ]
+    return [None if value is None else value / per for value in values]
+
+
+def _curve(name: str, line: Sequence[Json], number: int, *, ideal: bool, y: Sequence[float | None]) -> Json:
+    gpus = [point["gpus"] for point in line]
+    if ideal:
+        return page.line_trace(name, gpus, y, legendgroup=name, showlegend=False)
+    said = [f"{name}: {point['gpus']:,} GPUs<br>{grid_words(point['config'])}" for point in line]
+    look = {"line": {"color": page.series_color(number), "width": 2}, "marker": {"size": 8}}
+    found = page.point_trace(name, gpus, y, mode="lines+markers", legendgroup=name, text=said, **look)
+    return {**found, "hovertemplate": "%{text}<br>%{y:.4g}<extra></extra>"}
+
+
+PETA = 1000.0 * TERA
+NOTABLE = 0.005
+"""Share of a step that unlimited memory must save to be mentioned."""
+LEFT_OUT = (
+    "--wide adds the rest of each layout, micro-batch, gradient accumulation, recompute, compute, exposed "
+    "communication, bubble, HFU and the paper's count."
+)
+_STRATEGIES = {
+    "strategy": words("name", "strategy", "How the model is split.", 16),
+    "layout": words("shown_layout", "layout", "Its best layout that fits.", 34),
+    "sizes": words("sizes", "layout"),
+    **{key: COLUMNS[key] for key in ("micro_batch", "grad_accumulation", "recompute")},
+    "step": COLUMNS["iteration_s"],
+    "compute": COLUMNS["compute_s"],
+    "exposed": COLUMNS["exposed_communication_s"],
+    "bubble": replace(COLUMNS["bubble_s"], show="{:.2f}".format),
+    "memory": COLUMNS["memory_bytes"],
+    "mfu": share("mfu", "MFU", COLUMNS["mfu"].meaning),
+    "hfu": share("hfu", "HFU", COLUMNS["hfu"].meaning),
+    "paper_share": share("paper_share", "paper's\ncount"),
+    "own_software": Column("own_software_s", "with own\nsoftware"),
+    "relative": Column("relative_step", "relative\nstep", decimals=2),
+    "gain": share("gain_of_4d", "step\nvs. 4D", "Its step time over that of 4D, less 1.", signed=True),
+}
+"""Columns of a comparison by name; why a strategy is infeasible is in the remarks. `sizes`: the start of a layout."""
+_NARROW = ("strategy", "sizes", "step", "relative", "memory", "mfu", "own_software", "gain")
+"""Columns shown unless all are asked for."""
+_PAGE_COLUMNS = (
+    *(_STRATEGIES[name] for name in ("strategy", "layout", "step")),
+    *(COLUMNS[key] for key in ("low_s", "high_s")),
+    *(_STRATEGIES[name] for name in ("gain", "compute", "exposed", "bubble", "memory", "mfu", "hfu")),
+    *(COLUMNS[key] for key in ("micro_batch", "grad_accumulation", "recompute")),
+    words("infeasible", "infeasible because", "What rules it out.", 50),
+)
+_CONTENDER_FIELDS = (
+    *("key", "layout", "micro_batch", "grad_accumulation", "recompute"),
+    *("iteration_s", "low_s", "high_s", "compute_s", "communication_s", "exposed_communication_s", "bubble_s"),
+    *("memory_bytes", "mfu", "hfu", "paper_share", "gain_of_4d", "infeasible"),
+    *("framework", "relative_step", "own_software_s"),
+)
+_STEP_PARTS = (
+    ("computation", "compute_s", page.COMPUTATION),
+    ("exposed communication", "exposed_communication_s", page.series_color(1)),
+    ("pipeline bubble", "bubble_s", page.MUTED),
+)
+
+
+def comparison_table(comparison: Comparison, *, wide: bool = False) -> Table:
+    """The main columns, within 100 characters, or all; remarks below."""
+    rows = [_contender_row(_contender_json(comparison, one)) for one in comparison.contenders]
+    names = [name for name in _STRATEGIES if name != "sizes"] if wide else _NARROW
+    return Table(_STRATEGIES, rows, names, _CONTENDER_FIELDS, comparison_remarks(comparison))
+
+
+def _contender_row(contender: Json) -> Json:
+    """A strategy of the contract, with what is predicted of it."""
+    found = contender["prediction"]
+    layout = "infeasible, see below" if found is None else found["layout"]
+    return {**(found or {}), **contender, "shown_layout": layout, "sizes": layout.partition(",")[0]}
+
+
+def comparison_remarks(comparison: Comparison) -> list[str]:
+    """What limits each contender, what overlap gains, and what the paper reports of this case."""
+    lines = [_verdict(comparison), *(f"{one.name}: {_limits(one)}" for one in comparison.contenders)]
+    first = comparison.own.prediction
+    if first is not None:
+        lines.append(
+            f"Differences within the 80% interval are within model error: 4D takes {first.performance.low_s:.3g} to "
+            f"{first.performance.high_s:.3g} s."
+        )
+    if comparison.overlap is not None:
+        overlap = comparison.overlap
+        lines.append(
+            f"Overlap: the same 4D configuration takes {overlap.off_s:.3g} s with all overlaps off, "
+            f"{overlap.on_s:.3g} s with them on: {signed_percent(overlap.gain)}."
+        )
+    return [*lines, *_claims(comparison)]
+
+
+def _verdict(comparison: Comparison) -> str:
+    """Which strategy is fastest here, on what, and whether 4D's best is another strategy's kind of layout."""
+    problem, fastest = comparison.problem, comparison.contenders[0]
+    machine, workload = problem.machine, problem.workload
+    where = (
+        f"{problem.model.name} on {problem.gpus:,} × {machine.name}, {workload.global_batch:,} sequences of "
+        f"{workload.sequence_length:,} tokens in {workload.precision}"
+    )
+    same = comparison.same_layout
+    beside = f" 4D's best layout has x = y = 1: it is {same}." if same else ""
+    kernels = "Steps are with ideal kernels for all; own software: with numbers fitted to published steps."
+    return f"{where}: {fastest.name} has the shortest step.{beside} {kernels}"
+
+
+def _limits(contender: Contender) -> str:
+    """Overhead as shares of the step, and what more memory would bring."""
+    found, endless = contender.prediction, contender.endless_memory
+    parts = []
+    if found is not None:
+        shares = [f"{what} {percent(share)}" for what, share in found.limits()]
+        parts.append(
+            f"overhead beyond useful compute: {', '.join(shares)}" if shares else "no overhead beyond useful compute"
+        )
+    else:
+        parts.append(f"infeasible, {contender.infeasible}")
+    if endless is not None and (found is None or endless.iteration_s < (1.0 - NOTABLE) * found.iteration_s):
+        recompute = endless.pricing.configuration.recompute
+        parts.append(f"with unlimited memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {recompute})")
+    return "; ".join(parts) + "."
+
+
+def _claims(comparison: Comparison) -> list[str]:
+    if not comparison.claims:
+        return []
+    reported = "; ".join(claim.words for claim in comparison.claims)
+    lines = [f"The paper (arXiv 2305.13525) reports, measured: {reported}. docs/compare.md says what differs."]
+    first = comparison.own.prediction
+    if first is not None and first.paper_flops_per_s is not None:
+        lines.append(
+            f"By the paper's count, which includes full recompute, done or not, 4D is predicted to reach "
+            f"{percent(first.paper_share)} of peak, {first.paper_flops_per_s / PETA:.3g} PFLOP/s in all."
+        )
+    if comparison.problem.limits.recompute is None:
+        lines.append("The paper used full activation recomputation throughout: --recompute full compares the same.")
+    return lines
+
+
+def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
+    """Everything, by the schema `axonn-tune/comparison/1`; times per step and rank."""
+    overlap = comparison.overlap
+    return {
+        **document_head(COMPARISON_SCHEMA, inputs),
+        "memory_limit_bytes": comparison.limit_bytes,
+        "contenders": [_contender_json(comparison, one) for one in comparison.contenders],
+        "overlap": None if overlap is None else fields_of(overlap, ("off_s", "on_s", "gain")),
+        "remarks": comparison_remarks(comparison),
+        "paper": [fields_of(claim, ("what", "value", "words")) for claim in comparison.claims],
+    }
+
+
+def _contender_json(comparison: Comparison, contender: Contender) -> Json:
+    found, endless = contender.prediction, contender.endless_memory
+    return {
+        **fields_of(contender, ("key", "name", "framework")),
+        "relative_step": comparison.relative(contender),
+        "feasible": found is not None,
+        "infeasible": contender.infeasible or None,
+        "gain_of_4d": comparison.gain(contender),
+        "prediction": None if found is None else _prediction_json(found),
+        "endless_memory": None if endless is None else _prediction_json(endless),
+    }
+
+
+def _prediction_json(found: StepPrediction) -> Json:
+    """One priced layout."""
+    pricing, configuration = found.pricing, found.pricing.configuration
+    return {
+        "layout": found.layout,
+        "micro_batch": configuration.micro_batch,
+        "grad_accumulation": pricing.accumulation,
+        "recompute": configuration.recompute,
+        "pipeline": configuration.grid.pipeline,
+        "chunks": configuration.chunks,
+        "iteration_s": pricing.iteration_s,
+        "own_software_s": found.own_software_s,
+        **fields_of(found.performance, ("low_s", "high_s")),
+        **fields_of(pricing, ("compute_s", "communication_s", "exposed_communication_s", "bubble_s")),
+        "traffic": [
+            {"kind": axis, "seconds": seconds, "exposed_s": exposed_s}
+            for axis, (seconds, exposed_s) in found.by_axis().items()
+        ],
+        "limits": [{"what": what, "share": share} for what, share in found.limits()],
+        "memory_bytes": float(pricing.memory.total_bytes),
+        **fields_of(found.performance, ("tokens_per_s", "mfu", "hfu")),
+        **fields_of(found, ("paper_share", "paper_flops_per_s")),
+    }
+
+
+def comparison_section(document: Json, *, identity: str, source: str) -> Json:
+    """The section of a comparison document."""
+    contenders = document["contenders"]
+    rows = [_contender_row(one) for one in contenders]
+    columns = [column for column in _PAGE_COLUMNS if any(row.get(column.key) is not None for row in rows)]
+    return page.section(
+        identity,
+        f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}: 4D and its alternatives",
+        blocks=[
+            _step_bars([one for one in contenders if one["prediction"]]),
+            page.text(document.get("remarks", []), title="In words"),
+            page.table(f"{identity}-table", "Each strategy at its best", columns, rows, note=page.SORTS),
+            *page.provenance_folds(document, source=source),
+        ],
+    )
+
+
+def _step_bars(contenders: Sequence[Json]) -> Json:
+    """The parts of each one's step, and its interval."""
+    places = list(range(len(contenders)))
+    predictions = [one["prediction"] for one in contenders]
+    traces = []
+    for name, key, color in _STEP_PARTS:
+        times_s = [one[key] for one in predictions]
+        said = [f"{name}: {show_seconds(time_s)}" for time_s in times_s]
+        if any(times_s):
+            traces.append(page.bar_trace(name, times_s, places, color=color, text=said, width=0.55))
+    layout = {
+        "barmode": "stack",
+        "xaxis": {"title": {"text": "s per step"}, "rangemode": "tozero"},
+        "yaxis": page.named_axis([one["name"] for one in contenders]),
+    }
+    note = "Whiskers: the 80% interval. Differences within it are within model error."
+    height = 130 + 42 * len(contenders)
+    traces.append(_intervals(predictions, places))
+    return page.figure("Step time by strategy", traces, layout=layout, height=height, note=note)
+
+
+def _intervals(predictions: Sequence[Json], places: Sequence[int]) -> Json:
+    """Whiskers at the end of each bar."""
+    steps = [one["iteration_s"] for one in predictions]
+    up = [one["high_s"] - one["iteration_s"] for one in predictions]
+    down = [one["iteration_s"] - one["low_s"] for one in predictions]
+    whiskers = {**page.error_bars(up, down), "color": page.TEXT, "thickness": 1, "width": 5}
+    return page.point_trace("80% interval", steps, places, marker={"color": page.TEXT, "size": 5}, error_x=whiskers)

@@ -1,0 +1,319 @@
+"""Published measurements against their predictions: each step with its interval or why there is none, and in sum.
+
+Half-widths of intervals are in `intervals.csv`: of software that was in the fit, from fits without the row's family;
+of other software and of accelerators without a measured step, from fits without the row's source.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Literal, TypeAlias, get_args
+
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.frameworks import UNKNOWN
+from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.units import GIB
+from axonn_tune.validation.published.measurements import (
+    Evaluation,
+    evaluate_collectives,
+    evaluate_gemms,
+    evaluate_memory,
+)
+from axonn_tune.validation.published.rows import (
+    SHIPPED,
+    Case,
+    StepRow,
+    case_of,
+    framework_of,
+    interleavings,
+    read_records,
+    read_steps,
+)
+from axonn_tune.validation.quality import Errors, errors_by, errors_of, kendall, regret, relative_error, spearman
+
+FAMILY_ROWS = 5
+"""Families with fewer rows are not ranked."""
+MEMORY_TOLERANCE = 0.1
+"""A layout counts as not fitting where it is predicted to need this share more than there is."""
+
+LeftOut: TypeAlias = Literal["family", "source"]
+"""What a fit has not seen of a row: its model on its number of GPUs, or the whole publication."""
+
+LEFT_OUT: tuple[LeftOut, ...] = get_args(LeftOut)
+
+
+@dataclass(frozen=True)
+class PredictedRow:
+    """What is predicted of a row; without a step time, `why_not` says why.
+
+    plain_s: of a row that does not say whether its stages are interleaved, the step without; its step time is the
+    shortest of all that are possible.
+    """
+
+    row: StepRow
+    case: Case | None = None
+    configuration: Configuration | None = None
+    predicted_s: float | None = None
+    memory_bytes: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    why_not: str = ""
+    plain_s: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """predicted / measured - 1; None where either is missing."""
+        return relative_error(self.predicted_s, self.row.step_s)
+
+    @property
+    def plain_error(self) -> float | None:
+        """Error without interleaving, of a row that does not state it; None of others."""
+        return relative_error(self.plain_s, self.row.step_s)
+
+    @property
+    def layout(self) -> str:
+        """What is split how, as priced: `tp=8 pp=2 dp=64, interleaved 3, ...`; "" without a price."""
+        if self.case is None or self.configuration is None:
+            return ""
+        grid, options = self.configuration.grid, self.case.framework.step
+        words = [f"tp={grid.x} pp={grid.pipeline} dp={grid.data * grid.z}"]
+        words += [f"cp={grid.context}"] if grid.context > 1 else []
+        words += [f"interleaved {self.configuration.chunks}"] if self.configuration.chunks > 1 else []
+        words += ["sequence parallel"] if options.sequence_parallel else []
+        words += ["sharded weights"] if grid.z > 1 else []
+        words += ["distributed optimizer"] if options.distributed_optimizer and grid.z == 1 else []
+        return ", ".join(words)
+
+
+def predict_steps(rows: Iterable[StepRow]) -> tuple[PredictedRow, ...]:
+    """Predictions in the order of the rows."""
+    return tuple(_predict(row) for row in rows)
+
+
+def best_pricing(case: Case, configurations: Iterable[Configuration]) -> Pricing:
+    """The fastest of some configurations that fits into memory, or the leanest if none does."""
+    prices = [
+        price_configuration(case.model, case.machine, case.workload, one, framework=case.framework)
+        for one in configurations
+    ]
+    fitting = [price for price in prices if price.memory.total_bytes <= limit_bytes(case)]
+    if fitting:
+        return min(fitting, key=lambda price: price.iteration_s)
+    return min(prices, key=lambda price: float(price.memory.total_bytes))
+
+
+def limit_bytes(case: Case) -> float:
+    """Memory above which a case's configuration counts as not fitting, bytes."""
+    return memory_limit_bytes(case.machine.accelerator) * (1.0 + MEMORY_TOLERANCE)
+
+
+def _predict(row: StepRow) -> PredictedRow:
+    case = case_of(row)
+    if isinstance(case, str):
+        return PredictedRow(row, why_not=case)
+    known = row.interleave_known
+    price = best_pricing(case, case.configurations if known else interleavings(case))
+    needed = float(price.memory.total_bytes)
+    if needed > limit_bytes(case):
+        there = memory_limit_bytes(case.machine.accelerator) / GIB
+        return PredictedRow(row, case, why_not=f"does not fit: needs {needed / GIB:.1f} GiB of {there:.1f} GiB")
+    factor, step_s = math.exp(width(case)), price.iteration_s
+    plain_s = None if known else best_pricing(case, case.configurations).iteration_s
+    return PredictedRow(
+        row, case, price.configuration, step_s, needed, step_s / factor, step_s * factor, plain_s=plain_s
+    )
+
+
+def width(case: Case) -> float:
+    """Half-width of the 80% interval of log(step)."""
+    known = widths()
+    own = known.get(case.framework.software, known[UNKNOWN]) if case.known else known[UNKNOWN]
+    return own if case.known_chip else max(own, known[UNKNOWN])
+
+
+@cache
+def widths() -> dict[str, float]:
+    """Half-widths by software."""
+    records = read_records(SHIPPED / "intervals.csv", needed=("software", "width"))
+    return {record["software"]: float(record["width"]) for _, record in records}
+
+
+def without(predictions: Iterable[PredictedRow], left_out: LeftOut) -> tuple[PredictedRow, ...]:
+    """Predictions by fits that have not seen their family or source, from `left_out.csv`: what other rows can expect.
+
+    Intervals keep their width. Rows without such a time are left out.
+    """
+    times = _left_out_s(left_out)
+    return tuple(
+        _moved(one, times[one.row.id]) for one in predictions if one.row.id in times and one.predicted_s is not None
+    )
+
+
+def _moved(one: PredictedRow, step_s: float) -> PredictedRow:
+    assert one.predicted_s is not None, one.row.id
+    share = step_s / one.predicted_s
+    low_s, high_s = (None if bound is None else share * bound for bound in (one.low_s, one.high_s))
+    return replace(one, predicted_s=step_s, low_s=low_s, high_s=high_s)
+
+
+@cache
+def _left_out_s(left_out: LeftOut) -> dict[str, float]:
+    column = f"without_{left_out}_s"
+    records = read_records(SHIPPED / "left_out.csv", needed=("id", column))
+    return {record["id"]: float(record[column]) for _, record in records}
+
+
+@dataclass(frozen=True)
+class FamilyQuality:
+    """How well layouts of one model on as many GPUs are ranked.
+
+    regret: what the predicted best really takes over what the best takes, less 1; best_rank: place of the
+    measured best among the predictions, from 1.
+    """
+
+    family: str
+    rows: int
+    spearman: float
+    kendall: float
+    regret: float
+    best_rank: int
+
+
+def families(predictions: Iterable[PredictedRow]) -> tuple[FamilyQuality, ...]:
+    """Quality of each family with enough rows that have both times."""
+    members: dict[str, list[tuple[float, float]]] = {}
+    for one in predictions:
+        if one.predicted_s is not None and one.row.step_s:
+            members.setdefault(one.row.family, []).append((one.predicted_s, one.row.step_s))
+    return tuple(family_quality(name, pairs) for name, pairs in sorted(members.items()) if len(pairs) >= FAMILY_ROWS)
+
+
+def family_quality(name: str, pairs: Sequence[tuple[float, float]]) -> FamilyQuality:
+    """Quality of one family of (predicted, measured) times."""
+    predicted, measured = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    best = measured.index(min(measured))
+    return FamilyQuality(
+        family=name,
+        rows=len(pairs),
+        spearman=spearman(predicted, measured),
+        kendall=kendall(predicted, measured),
+        regret=regret(predicted, measured),
+        best_rank=1 + sum(value < predicted[best] for value in predicted),
+    )
+
+
+def coverage(predictions: Iterable[PredictedRow]) -> float:
+    """Share of measured times inside the predicted interval; nan without any."""
+    inside = [
+        one.low_s <= one.row.step_s <= one.high_s
+        for one in predictions
+        if one.low_s is not None and one.high_s is not None and one.row.step_s
+    ]
+    return sum(inside) / len(inside) if inside else math.nan
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """Quality of step predictions; means over families are None without a family."""
+
+    rows: int
+    predicted: int
+    errors: Errors
+    by_source: dict[str, Errors]
+    by_framework: dict[str, Errors]
+    by_accelerator: dict[str, Errors]
+    families: tuple[FamilyQuality, ...]
+    coverage: float
+    worst: tuple[PredictedRow, ...]
+    not_predicted: tuple[PredictedRow, ...]
+    not_measured: tuple[PredictedRow, ...]
+    of_unknown_software: tuple[PredictedRow, ...]
+    of_unknown_interleaving: tuple[PredictedRow, ...]
+
+    @property
+    def spearman(self) -> float | None:
+        """Mean over families."""
+        return fmean(family.spearman for family in self.families) if self.families else None
+
+    @property
+    def regret(self) -> float | None:
+        """Mean over families."""
+        return fmean(family.regret for family in self.families) if self.families else None
+
+    @property
+    def best_in_top_5(self) -> float | None:
+        """Share of families whose measured best is among the five predicted best."""
+        return fmean(family.best_rank <= 5 for family in self.families) if self.families else None
+
+
+def summarize_steps(predictions: Sequence[PredictedRow], *, worst: int = 20) -> StepSummary:
+    """Summary; `worst`: how many of the worst rows it lists."""
+    measured = [one for one in predictions if one.error is not None]
+    ordered = sorted(measured, key=lambda one: -abs(one.error or 0.0))
+    return StepSummary(
+        rows=len(predictions),
+        predicted=sum(one.predicted_s is not None for one in predictions),
+        errors=errors_of(one.error for one in measured),
+        by_source=errors_by((one.row.dataset, one.error) for one in measured),
+        by_framework=errors_by((one.row.framework, one.error) for one in measured),
+        by_accelerator=errors_by((one.row.gpu, one.error) for one in measured),
+        families=families(measured),
+        coverage=coverage(measured),
+        worst=tuple(ordered[:worst]),
+        not_predicted=tuple(one for one in predictions if one.predicted_s is None),
+        not_measured=tuple(one for one in predictions if one.row.step_s is None),
+        of_unknown_interleaving=tuple(one for one in measured if one.plain_s is not None),
+        of_unknown_software=tuple(one for one in predictions if framework_of(one.row).name == UNKNOWN),
+    )
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files of measurements; all None: those shipped."""
+
+    steps: Path | None = None
+    collectives: Path | None = None
+    gemm: Path | None = None
+    memory: Path | None = None
+
+    def or_shipped(self) -> Files:
+        """These files, or all shipped ones if none is given."""
+        if any((self.steps, self.collectives, self.gemm, self.memory)):
+            return self
+        names = ("steps", "collectives", "gemm", "memory")
+        return Files(**{name: SHIPPED / f"{name}.csv" for name in names})
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What was predicted of each kind, in the order of its rows; empty for a kind that was left out.
+
+    without: steps by fits that have not seen a row's family, or its source; of the shipped rows alone.
+    """
+
+    steps: tuple[PredictedRow, ...]
+    summary: StepSummary
+    collectives: tuple[Evaluation, ...]
+    gemms: tuple[Evaluation, ...]
+    memory: tuple[Evaluation, ...]
+    without: Mapping[LeftOut, StepSummary] = field(default_factory=dict)
+
+
+def evaluate(files: Files, *, worst: int) -> Accuracy:
+    """Predict everything; errors as `rows.read_steps`. `worst`: how many of the worst steps the summary lists."""
+    chosen = files.or_shipped()
+    steps = () if chosen.steps is None else predict_steps(read_steps(chosen.steps))
+    own = chosen.steps == SHIPPED / "steps.csv"
+    return Accuracy(
+        steps=steps,
+        summary=summarize_steps(steps, worst=worst),
+        without={kind: summarize_steps(without(steps, kind), worst=0) for kind in LEFT_OUT} if own else {},
+        collectives=() if chosen.collectives is None else evaluate_collectives(chosen.collectives),
+        gemms=() if chosen.gemm is None else evaluate_gemms(chosen.gemm),
+        memory=() if chosen.memory is None else evaluate_memory(chosen.memory),
+    )
