@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 @steps_option
 @resume_option
 @directory_option
-@click.option("--dry-run", is_flag=True, help="Build one rank without memory or network; print what it would use.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Build one rank without memory or network; print what it would use. Ends with 3 where that does not fit.",
+)
 @terms_option
 @click.option("--trace", type=click.IntRange(min=1), metavar="N", help="Write a trace of N steps after the warm-up.")
 @click.option("--trace-all", is_flag=True, help="With --trace: of every rank, not only the first.")
