@@ -75,32 +75,20 @@ def dimensions(
         rounded: Value = arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
         return rounded
 
-    x, y, z, data = axes["x"], axes["y"], axes["z"], axes["data"]
+    x, y, z, data, context = (axes[name] for name in ("x", "y", "z", "data", "context"))
     batch_shares: Value = 1.0
     for axis in BATCH_AXES:
         batch_shares = batch_shares * axes[axis]
     blocks = float(model.layers) if layers is None else layers
     hidden = float(model.hidden)
-    context, replicas = axes["context"], data
-    shards = z * context if options.context_shards else z
-    if not options.context_shards:
-        replicas = data * context
+    shards, replicas = (z * context, data) if options.context_shards else (z, data * context)
     split = x * y * shards
     rows = table_rows(model, x * y, shards, options=options, arithmetic=arithmetic)
     positions = up(float(model.max_sequence_length), shards) if model.learned_positions else 0.0 * shards
-    block, table, position = (
-        float(model.block_weights) / split,
-        rows * hidden / split,
-        positions * hidden / (y * shards),
-    )
-    tables = _tables(model, stage)
+    block, table = float(model.block_weights) / split, rows * hidden / split
+    position = positions * hidden / (y * shards)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
     share = replicas if sharded else 1.0
-    norm_vectors = 1.0 if model.family == "llama" else 2.0
-    biases = 1.0 if model.biases else 0.0
-    block_vectors = 2.0 * norm_vectors * hidden / y + biases * (
-        float(model.qkv_width) / x + hidden / y + float(model.up_width) / x + hidden / y
-    )
     return {
         **constants(model, workload),
         **axes,
@@ -113,12 +101,22 @@ def dimensions(
         "table_bucket": up(table, share),
         "position_bucket": up(position, share),
         "parameters": blocks * block
-        + tables * table
+        + _tables(model, stage) * table
         + (position if stage.first else 0.0 * position)
         + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0),
-        "vectors": blocks * block_vectors + (norm_vectors * hidden / y if stage.last else 0.0 * y),
+        "vectors": _vectors(model, blocks, stage, x=x, y=y),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
     }
+
+
+def _vectors(model: Model, blocks: Value, stage: Stage, *, x: Value, y: Value) -> Value:
+    """Elements of a rank's norms and biases."""
+    hidden, norm = float(model.hidden), 1.0 if model.family == "llama" else 2.0
+    biases = 1.0 if model.biases else 0.0
+    block = 2.0 * norm * hidden / y + biases * (
+        float(model.qkv_width) / x + hidden / y + float(model.up_width) / x + hidden / y
+    )
+    return blocks * block + (norm * hidden / y if stage.last else 0.0 * y)
 
 
 def _tables(model: Model, stage: Stage) -> float:
