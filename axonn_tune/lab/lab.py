@@ -119,9 +119,9 @@ class RankPool:
             raise error_of(first.code)(f"rank {first.rank}: {reason}")
         return [one.value for one in results]
 
-    def execute(self, command: Sequence[str]) -> list[RankResult]:
+    def execute(self, command: Sequence[str], *, realtime: bool = False) -> list[RankResult]:
         """Run a command on every rank, with torchrun's variables set; the results by rank."""
-        return self._ask(RunRequest([()] * self.shape.world, command=tuple(command)))
+        return self._ask(RunRequest([()] * self.shape.world, command=tuple(command), realtime=realtime))
 
     def signal(self, number: int) -> None:
         """Send a signal to every rank of the current run; without one nothing happens."""

@@ -12,7 +12,7 @@ from axonn_tune import __version__
 from axonn_tune.cli.main import main
 
 SMALL = ("compare", "--gpus", "64", "--model", "5b", "--batch", "256")
-CONTENDERS = ["hsdp", "fsdp", "4d", "torchtitan", "deepspeed", "megatron-lm", "data-parallel"]
+CONTENDERS = ["4d", "hsdp", "fsdp", "torchtitan", "deepspeed", "megatron-lm", "data-parallel"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

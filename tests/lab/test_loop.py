@@ -49,13 +49,15 @@ SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=60e6, port_bits_per_s
 FLOORS = Floors(spearman=0.8, regret=0.25, step_error=0.13)
 LOOPBACK_FLOORS = Floors(regret=1.0)
 """Loopback is CPU time and no network: only gross mistakes show."""
+REALTIME = os.getuid() == 0
+"""Before all other processes of this host, where that is allowed: tests run beside one another."""
 CALIBRATE = "calibrate --model nano --batch 8 --ranks-per-node 2 --budget 30s -o"
 
 
 def lab_machine(folder: Path, lab: Lab) -> Path:
     """A profile of the lab, measured for half a minute."""
-    path = folder / "lab.yaml"
-    outcomes = lab.ranks.execute([sys.executable, "-m", "axonn_tune", *CALIBRATE.split(), str(path)])
+    path, command = folder / "lab.yaml", [sys.executable, "-m", "axonn_tune", *CALIBRATE.split()]
+    outcomes = lab.ranks.execute([*command, str(path)], realtime=REALTIME)
     assert [one.code for one in outcomes] == [0] * WORLD
     return path
 
@@ -91,7 +93,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurements]
         pytest.skip(f"no lab can be made here: {WHY_NOT}")
     folder = tmp_path_factory.mktemp("loop")
     with Lab(possible_shape()) as lab:
-        yield run(chosen(lab_machine(folder, lab)), LabRunner(lab, realtime=os.getuid() == 0), folder)
+        yield run(chosen(lab_machine(folder, lab)), LabRunner(lab, realtime=REALTIME), folder)
 
 
 def run(selected: ValidationPlan, runner: RankRunner, folder: Path, *, repeats: int = 2) -> Measurements:
