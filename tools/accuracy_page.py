@@ -48,7 +48,7 @@ def tables() -> dict[str, str]:
         "goals": _goals(found),
         "coverage": f"{_blind_coverage(found):.0%}",
         "widths": _widths(),
-        "unknown": f"{np.expm1(widths()[UNKNOWN]):.0%}",
+        "unknown": f"−{-np.expm1(-widths()[UNKNOWN]):.0%} to +{np.expm1(widths()[UNKNOWN]):.0%}",
         "worst": _worst(found.summary.worst),
         "collectives": _evaluations(found.collectives),
         "gemms": _evaluations(found.gemms),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Build one rank without memory or network; print what it would use. Ends with 3 where that does not fit.",
+    help="Build one rank without memory or network; print what it would use. Exit code 3 if it does not fit.",
 )
 @terms_option
 @click.option("--trace", type=click.IntRange(min=1), metavar="N", help="Write a trace of N steps after the warm-up.")

@@ -106,8 +106,8 @@ def _outdone(one: Mapping[tuple[str, Size], float], other: Mapping[tuple[str, Si
 class Peak:
     """What is alive beside persistent state and saved activations in one part of a step.
 
-    points: arrays; gathers, reductions: gathered weights and unreduced gradients; of each what may be alive together;
-    kept_gathers: beside those of kept blocks, with which the backward pass begins.
+    points: sets of arrays alive together; gathers, reductions: sets of gathered weights and of unreduced gradients
+    alive together; kept_gathers: gathers beside the weights of layers that are not resharded.
     """
 
     points: tuple[Held, ...]

@@ -117,7 +117,7 @@ class AlphaBetaRanking:
 
     @cached_property
     def _least_memory(self) -> dict[Sizes, float]:
-        """Least memory of each grid over its micro-batches and kinds of recomputation, bytes."""
+        """Least memory of each grid over its micro-batches and kinds of recompute, bytes."""
         shapes, sizes = self.ranking.shapes, self.ranking.grids.sizes
         least = np.full(len(sizes), np.inf)
         for fitting in self.ranking.fittings.values():
@@ -130,7 +130,7 @@ class AlphaBetaRanking:
 
     @cached_property
     def _flops_by_shape(self) -> dict[Recompute, Floats]:
-        """FLOPs one rank executes, of pipeline stages their mean, for every shape, by kind of recomputation."""
+        """FLOPs one rank executes, of pipeline stages their mean, for every shape, by kind of recompute."""
         return {kind: self._flops(kind, fitting) for kind, fitting in self.ranking.fittings.items()}
 
     def _flops(self, kind: Recompute, fitting: Fitting) -> Floats:

@@ -30,10 +30,10 @@ UNLIMITED_MEMORY_GIB = 1e6
 WORTH_NAMING = 0.01
 """Shares of a step below this are not named as a limit."""
 
-Wanted = Callable[[Grid], bool]
+GridFilter = Callable[[Grid], bool]
 """Whether a grid is of the kind that a strategy stands for."""
 
-STRATEGIES: tuple[tuple[str, str, str, Wanted], ...] = (
+STRATEGIES: tuple[tuple[str, str, str, GridFilter], ...] = (
     ("4d", "4D", AXONN_TUNE.name, lambda grid: True),
     ("megatron-lm", "Megatron-Core", "megatron-core", lambda grid: True),
     ("torchtitan", "torchtitan", "torchtitan", lambda grid: True),
@@ -102,7 +102,7 @@ class Contender:
     framework: str
     prediction: StepPrediction | None
     infeasible: str = ""
-    endless_memory: StepPrediction | None = None
+    unlimited_memory: StepPrediction | None = None
 
 
 @dataclass(frozen=True)
@@ -217,15 +217,15 @@ def with_unlimited_memory(machine: Machine) -> Machine:
     return machine.model_copy(update={"accelerator": accelerator})
 
 
-def _contender(key: str, name: str, ranking: Ranking, unlimited: Ranking, wanted: Wanted) -> Contender:
+def _contender(key: str, name: str, ranking: Ranking, unlimited: Ranking, wanted: GridFilter) -> Contender:
     """The first of a ranking that is wanted."""
     framework = ranking.problem.framework.name
-    best, endless = _first(ranking, wanted), _first(unlimited, wanted)
+    best, best_unlimited = _first(ranking, wanted), _first(unlimited, wanted)
     why = "" if best is not None else _why_not(ranking, wanted)
-    return Contender(key, name, framework, best, infeasible=why, endless_memory=endless)
+    return Contender(key, name, framework, best, infeasible=why, unlimited_memory=best_unlimited)
 
 
-def _first(ranking: Ranking, wanted: Wanted) -> StepPrediction | None:
+def _first(ranking: Ranking, wanted: GridFilter) -> StepPrediction | None:
     for position in range(len(ranking)):
         configuration = ranking.candidate(position).configuration
         if wanted(configuration.grid):
@@ -233,7 +233,7 @@ def _first(ranking: Ranking, wanted: Wanted) -> StepPrediction | None:
     return None
 
 
-def _why_not(ranking: Ranking, wanted: Wanted) -> str:
+def _why_not(ranking: Ranking, wanted: GridFilter) -> str:
     """What rejects the grids of a strategy: what the leanest needs, or the nearest change."""
     refused = [
         [why for _, why in grid.reasons]

@@ -65,7 +65,7 @@ def _binding_memory(problem: Problem, shapes: Shapes) -> str:
         needed = float(fitting.total_bytes[row])
         if least is None or needed < least[0]:
             least = (needed, text)
-    assert least is not None, "limits always allow at least one kind of recomputation"
+    assert least is not None, "limits always allow at least one kind of recompute"
     return (
         f"binding constraint: {MEMORY}: the leanest configuration ({least[1]}) needs {least[0] / GIB:.1f} GiB, "
         f"{limit_bytes / GIB:.1f} GiB can be used"

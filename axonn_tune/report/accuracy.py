@@ -156,7 +156,7 @@ class _Kind:
 
     key: str
     name: str
-    judged: tuple[Evaluation, ...]
+    evaluations: tuple[Evaluation, ...]
     large: str
     unit: DisplayUnit
     series: Callable[[str], str]
@@ -176,7 +176,7 @@ def _kinds(found: Accuracy) -> list[_Kind]:
         _Kind("gemm", "GEMMs", found.gemms, " of 10 GFLOP or more", TIMES, lambda group: group.partition(", ")[0]),
         _Kind("memory", "memory", found.memory, "", MEMORY, str),
     )
-    return [kind for kind in kinds if kind.judged]
+    return [kind for kind in kinds if kind.evaluations]
 
 
 _STEP = ("id", "predicted_s", "low_s", "high_s", "why_not", "measured_s", "error", "memory_bytes")
@@ -195,8 +195,8 @@ def accuracy_document(found: Accuracy) -> Json:
         ],
         **{
             kind.key: {
-                "summary": {name: asdict(errors) for name, errors in errors_by_group(kind.judged).items()},
-                "rows": [fields_of(one, _OF_KIND, why_not=one.why_not or None) for one in kind.judged],
+                "summary": {name: asdict(errors) for name, errors in errors_by_group(kind.evaluations).items()},
+                "rows": [fields_of(one, _OF_KIND, why_not=one.why_not or None) for one in kind.evaluations],
             }
             for kind in _kinds(found)
         },
@@ -218,15 +218,15 @@ def accuracy_text(found: Accuracy) -> str:
     """Everything, for a person."""
     parts = [steps_text(found.summary, found.without)] if found.steps else []
     for kind in _kinds(found):
-        parts.append(_errors_text(f"{kind.name}{kind.large}", errors_by_group(kind.judged)))
-        counts = _reasons(kind.judged)
+        parts.append(_errors_text(f"{kind.name}{kind.large}", errors_by_group(kind.evaluations)))
+        counts = _reasons(kind.evaluations)
         parts.append("".join(f"not predicted: {one['rows']:,} rows: {one['why_not']}\n" for one in counts))
     return "\n".join(part for part in parts if part)
 
 
-def _reasons(judged: Sequence[Evaluation]) -> list[Json]:
+def _reasons(evaluations: Sequence[Evaluation]) -> list[Json]:
     """Why rows were not predicted, with how many there are."""
-    counts = Counter(one.why_not for one in judged if one.why_not)
+    counts = Counter(one.why_not for one in evaluations if one.why_not)
     return [{"rows": number, "why_not": why} for why, number in counts.most_common()]
 
 
@@ -405,14 +405,14 @@ def _said(lines: Sequence[str]) -> str:
 
 def _kind_section(kind: _Kind, identity: str) -> Json:
     """Rows of another kind; shares among them have a figure and a table of their own."""
-    predicted = [one for one in kind.judged if one.predicted is not None]
+    predicted = [one for one in kind.evaluations if one.predicted is not None]
     shares = [one for one in predicted if kind.unit is MEMORY and one.group == RELATIVE]
     parts = [
         (_FIGURE, _EACH, [one for one in predicted if one not in shares], kind.unit),
         ("Shares, predicted vs. measured", "Each share", shares, SHARES),
     ]
     shown = [part for part in parts if part[2]]
-    errors, reasons = errors_by_group(kind.judged), _reasons(kind.judged)
+    errors, reasons = errors_by_group(kind.evaluations), _reasons(kind.evaluations)
     note = f"Errors are of {f'rows{kind.large}' if kind.large else 'all rows'}."
     blocks = [
         *(made for title, _, rows, unit in shown for made in _kind_figure(kind, rows, unit, title=title)),
@@ -423,7 +423,7 @@ def _kind_section(kind: _Kind, identity: str) -> Json:
         ),
         *([page.table("", _REFUSED, _REASONS, reasons, tall=len(reasons) > _FEW)] if reasons else []),
     ]
-    lead = [f"{len(predicted):,} of {len(kind.judged):,} rows are predicted. {note}"]
+    lead = [f"{len(predicted):,} of {len(kind.evaluations):,} rows are predicted. {note}"]
     title = kind.name[0].upper() + kind.name[1:]
     return page.section(identity, title, lead=lead, cards=_error_cards(errors["all"]), blocks=blocks)
 
@@ -546,7 +546,7 @@ def _steps_table(steps: Sequence[PredictedRow]) -> Json:
     return _rows_table("s1-rows", _STEP_COLUMNS, rows, filters, title=_EACH)
 
 
-def _kind_table(judged: Sequence[Evaluation], unit: DisplayUnit, *, identity: str, title: str) -> Json:
+def _kind_table(evaluations: Sequence[Evaluation], unit: DisplayUnit, *, identity: str, title: str) -> Json:
     """Rows of another kind."""
     columns = (
         words("id", "row", "Its name in the file, or its line.", 16),
@@ -563,7 +563,7 @@ def _kind_table(judged: Sequence[Evaluation], unit: DisplayUnit, *, identity: st
             **_error_cells(one.error),
             "counted": "yes" if one.large and one.error is not None else "no",
         }
-        for one in judged
+        for one in evaluations
     ]
     return _rows_table(identity, columns, rows, {"group": "group", "counted": "counted"}, title=title)
 

@@ -334,7 +334,7 @@ def _verdict(comparison: Comparison) -> str:
 
 def _limits(contender: Contender) -> str:
     """Overhead as shares of the step, and what more memory would bring."""
-    found, endless = contender.prediction, contender.endless_memory
+    found, best_unlimited = contender.prediction, contender.unlimited_memory
     parts = []
     if found is not None:
         shares = [f"{what} {percent(share)}" for what, share in found.limits()]
@@ -343,9 +343,13 @@ def _limits(contender: Contender) -> str:
         )
     else:
         parts.append(f"infeasible, {contender.infeasible}")
-    if endless is not None and (found is None or endless.iteration_s < (1.0 - NOTABLE) * found.iteration_s):
-        recompute = endless.pricing.configuration.recompute
-        parts.append(f"with unlimited memory {endless.iteration_s:.3g} s ({endless.layout}, recompute {recompute})")
+    if best_unlimited is not None and (
+        found is None or best_unlimited.iteration_s < (1.0 - NOTABLE) * found.iteration_s
+    ):
+        recompute = best_unlimited.pricing.configuration.recompute
+        parts.append(
+            f"with unlimited memory {best_unlimited.iteration_s:.3g} s ({best_unlimited.layout}, recompute {recompute})"
+        )
     return "; ".join(parts) + "."
 
 
@@ -379,7 +383,7 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
 
 
 def _contender_json(comparison: Comparison, contender: Contender) -> Json:
-    found, endless = contender.prediction, contender.endless_memory
+    found, best_unlimited = contender.prediction, contender.unlimited_memory
     return {
         **fields_of(contender, ("key", "name", "framework")),
         "relative_step": comparison.relative(contender),
@@ -387,7 +391,7 @@ def _contender_json(comparison: Comparison, contender: Contender) -> Json:
         "infeasible": contender.infeasible or None,
         "gain_of_4d": comparison.gain(contender),
         "prediction": None if found is None else _prediction_json(found),
-        "endless_memory": None if endless is None else _prediction_json(endless),
+        "endless_memory": None if best_unlimited is None else _prediction_json(best_unlimited),
     }
 
 

@@ -29,6 +29,7 @@ from axonn_tune import __version__
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
 from axonn_tune.files import is_full, replacing, sync_folder
 from axonn_tune.grid import AXES
+from axonn_tune.runtime.devices import synchronize, use_device
 from axonn_tune.runtime.mesh import Mesh, WorldGroup
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.shards import Shard, Shards, names_to_write, read, saved_tensors, shards_of, write
@@ -144,13 +145,14 @@ class Checkpointer:
         self._folder, self._keep = CheckpointFolder(Path(directory)), keep
         self._mesh, self._optimizer, self._run = mesh, optimizer, run
         self._ranks = WorldGroup.of_the_world()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=use_device, initargs=(optimizer.device,))
         self._saving: Future[None] | None = None
 
     def save(self) -> None:
         """Copy the state to host memory, then return; the rest happens beside training."""
         self.wait()
         state = {name: [shard.host_copy() for shard in shards] for name, shards in self._state(to_write=True)}
+        synchronize(self._optimizer.device)
         step, needed_bytes = self._optimizer.steps_done, sum(shards[0].whole_bytes for _, shards in self._state())
         self._saving = self._thread.submit(self._write, step, state, needed_bytes)
 

@@ -28,8 +28,31 @@ def device_of(backend: str, *, rank: int, local_rank: int) -> torch.device:
             "on CPUs the backend is gloo, as `backend` in a launch config or as --backend of calibrate"
         )
     device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
+    use_device(device)
     return device
+
+
+def use_device(device: torch.device) -> None:
+    """Make a GPU this thread's own; without it a thread starts another context, on GPU 0."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on the device; a GPU gets it while the host goes on."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def forget_peak(device: torch.device) -> None:
+    """Count the peak of `peak_memory_bytes` from here, on a GPU: without what initialisation and compilation took."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

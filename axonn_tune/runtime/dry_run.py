@@ -107,7 +107,12 @@ class FlashShapes(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
         """Gradients of queries, keys and values."""
-        return tuple(torch.empty_like(one) for one in context.saved_tensors[:3])
+        queries, keys, values = context.saved_tensors[:3]
+        # Flash attention makes gradients of keys for every query, then sums them.
+        expanded = [torch.empty_like(queries) for _ in range(2)] if keys.shape[1] < queries.shape[1] else []
+        found = tuple(torch.empty_like(one) for one in (queries, keys, values))
+        del expanded
+        return found
 
 
 def flash_shapes(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: bool) -> torch.Tensor:
@@ -224,8 +229,8 @@ def require_memory(launch: Launch, peak_bytes: int) -> None:
     if limit_bytes is not None and peak_bytes > limit_bytes:
         accelerator, needed, usable = launch.predicted.accelerator, show_bytes(peak_bytes), show_bytes(limit_bytes)
         raise NothingFeasibleError(
-            f"a step of this launch config needs {needed} on rank 0, but {usable} of {accelerator} can be used: "
-            f"{show_bytes(peak_bytes - limit_bytes)} too much"
+            f"peak memory of rank 0 is {needed}, above the {usable} usable on {accelerator} by "
+            f"{show_bytes(peak_bytes - limit_bytes)}: use a smaller micro_batch, fewer kept_layers, or recompute: full"
         )
 
 

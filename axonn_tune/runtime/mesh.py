@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
 
 from axonn_tune.errors import UsageError
-from axonn_tune.grid import AXES, Grid
+from axonn_tune.grid import AXES, Grid, split_axes
 from axonn_tune.program.operations import GROUP_AXES
 
 
@@ -38,9 +39,16 @@ def require_world(grid: Grid, world: int) -> None:
         raise UsageError(f"the grid x·y·z·data = {product} needs {grid.world} ranks, but {ranks} started")
 
 
-def build_mesh(grid: Grid) -> Mesh:
+def _same_groups(grid: Grid, one: str, other: str) -> bool:
+    """Whether two sets of axes have the same groups of several ranks: their axes above 1 are the same."""
+    wide = [{axis for axis in split_axes(axes) if grid.axis_size(axis) > 1} for axes in (one, other)]
+    return bool(wide[0]) and wide[0] == wide[1]
+
+
+def build_mesh(grid: Grid, *, timeout: timedelta | None = None) -> Mesh:
     """Create every process group of the grid; all ranks must call this together.
 
+    Sets of axes with the same groups share them. timeout: of each collective, torch's own unless given.
     UsageError, with the arithmetic, if the world has another size than the grid.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -54,8 +62,11 @@ def build_mesh(grid: Grid) -> Mesh:
         if grid.group_shape(axes).size == world:
             groups[axes] = dist.group.WORLD
             continue
+        if twin := next((other for other in groups if other != axes and _same_groups(grid, other, axes)), None):
+            groups[axes] = groups[twin]
+            continue
         for members in grid.groups(axes):
-            group = dist.new_group(list(members))
+            group = dist.new_group(list(members), timeout=timeout)
             if rank in members:
                 groups[axes] = group
     return Mesh(grid, rank, groups)

@@ -1,6 +1,6 @@
 """The modules of a transformer on one rank: linear layers, norms, attention, activation, dropout, embedding, LM head.
 
-Forward and backward are written out. Only the attention core and the activation use autograd, on local tensors.
+Forward and backward are written out. Only the attention core uses autograd, on local tensors.
 Letters as in `axonn_tune.program.layers`: M tokens of this rank's micro-batch, `A[M, K_y]` a tensor whose dim K is
 split over axis y.
 
@@ -11,9 +11,9 @@ positions are `P[S, H_y]`. Padded rows are zero, are never looked up, and have n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 import torch
@@ -51,14 +51,15 @@ LocalFunction: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, LocalBac
 class CausalAttention:
     """Softmax attention on this rank's heads; qkv columns are grouped by key head: queries, key, value.
 
-    core: attention of queries `[b, heads, S, head_dim]`, keys and values `[b, kv_heads, S, head_dim]`; separate,
-    join: `separate_heads` and `join_heads`, perhaps compiled.
+    turns: cosines and sines of rotary positions, if any; core: attention of queries `[b, heads, S, head_dim]`, keys and
+    values `[b, kv_heads, S, head_dim]`; separate, join: `separate_heads` and `join_heads`, perhaps compiled.
     """
 
     model: Model
     heads: int
     kv_heads: int
     sequence: int
+    turns: tuple[torch.Tensor, ...] = ()
     core: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention
     separate: Callable[..., Heads] = field(default_factory=lambda: separate_heads)
     join: Callable[..., torch.Tensor] = field(default_factory=lambda: join_heads)
@@ -66,17 +67,16 @@ class CausalAttention:
     def __call__(self, qkv: torch.Tensor) -> tuple[torch.Tensor, AttentionBackward]:
         """`[M, N_x] → [M, Q_x]`, causal within each sequence."""
         shape = self.sequence, self.kv_heads, self.heads // self.kv_heads, self.model.head_dim
-        turns = () if self.model.learned_positions else rotary_table(*shape[::3], qkv.dtype, qkv.device)
-        heads = self.separate(qkv, shape, *turns)
+        heads = self.separate(qkv, shape, *self.turns)
         with torch.enable_grad():
             queries, keys, values = (one.detach().requires_grad_() for one in heads)
             output = self.core(queries, keys, values, is_causal=True, enable_gqa=self.heads > self.kv_heads)
         value = output.detach().transpose(1, 2).reshape(len(qkv), -1)
-        return value, AttentionBackward((queries, keys, values), output, partial(self.join, turns=turns))
+        return value, AttentionBackward((queries, keys, values), output, partial(self.join, turns=self.turns))
 
 
 Heads: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Queries `[b, heads, S, head_dim]`, keys and values `[b, kv_heads, S, head_dim]`, each row by row in memory."""
+"""Queries `[b, heads, S, head_dim]`, keys and values `[b, kv_heads, S, head_dim]`, tokens outermost in memory."""
 
 
 @dataclass
@@ -125,7 +125,6 @@ def join_heads(
     return torch.cat([grouped, keys, values], dim=3).view(batch * sequence, -1)
 
 
-@lru_cache(maxsize=8)
 def rotary_table(
     sequence: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,30 +144,47 @@ def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
 
 
-def attention_on(model: Model, settings: RuntimeSettings, *, sequence: int, shares: int) -> CausalAttention:
-    """Attention on the heads of one of `shares` tensor-parallel ranks, as in training."""
+def attention_on(
+    model: Model, settings: RuntimeSettings, *, sequence: int, shares: int, turns: tuple[torch.Tensor, ...] = ()
+) -> CausalAttention:
+    """Attention on the heads of one of `shares` tensor-parallel ranks, as in training; turns: `rotary_positions`."""
     return CausalAttention(
-        *(model, model.heads // shares, model.kv_heads // shares, sequence),
+        *(model, model.heads // shares, model.kv_heads // shares, sequence, turns),
         core=attention_core(settings),
         separate=compiled(separate_heads, settings),
         join=compiled(join_heads, settings),
     )
 
 
+def rotary_positions(model: Model, settings: RuntimeSettings, *, sequence: int) -> tuple[torch.Tensor, ...]:
+    """The `rotary_table` that all blocks of a model share; nothing where positions are learned."""
+    if model.learned_positions:
+        return ()
+    return rotary_table(sequence, model.head_dim, settings.compute, settings.device)
+
+
 def attention_core(settings: RuntimeSettings) -> Callable[..., torch.Tensor]:
-    """Scaled dot-product attention; on CPUs at least in fp32, since bf16's backward pass is five times slower there."""
-    if settings.device.type == "cpu" and settings.compute.itemsize < torch.float32.itemsize:
-        return _wide_core
-    return functional.scaled_dot_product_attention
+    """Scaled dot-product attention in the form that a fused kernel takes; on CPUs at least in FP32."""
+    narrow = settings.compute.itemsize < torch.float32.itemsize
+    if settings.device.type != "cuda":
+        return wide_core if narrow else repeated_core
+    flash = narrow and torch.cuda.get_device_capability(settings.device) >= (8, 0)
+    return functional.scaled_dot_product_attention if flash else repeated_core
 
 
-def _wide_core(
+def repeated_core(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, is_causal: bool, enable_gqa: bool = False
 ) -> torch.Tensor:
-    wide = functional.scaled_dot_product_attention(
-        queries.float(), keys.float(), values.float(), is_causal=is_causal, enable_gqa=enable_gqa
-    )
-    return wide.to(queries.dtype)
+    """Each key repeated for its queries: flash attention alone takes fewer keys, and only in 16 bits from sm80 on."""
+    if enable_gqa:
+        each = queries.shape[1] // keys.shape[1]
+        keys, values = (one.repeat_interleave(each, dim=1) for one in (keys, values))
+    return functional.scaled_dot_product_attention(queries, keys, values, is_causal=is_causal)
+
+
+def wide_core(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: bool) -> torch.Tensor:
+    """In FP32: the backward pass of BF16 is five times slower on CPUs."""
+    return repeated_core(queries.float(), keys.float(), values.float(), **how).to(queries.dtype)
 
 
 @dataclass
@@ -574,9 +590,11 @@ class LMHead:
         top = self.communicator.all_reduce(top, "xy", "forward", "loss.max", largest=True).wait()
         mine, local = local_rows(targets, self.table)
         label_logits = logits.gather(1, local[:, None])[:, 0].to(top.dtype) - top
-        both = torch.stack([self._exponentials(logits, top), torch.where(mine, label_logits, 0.0)])
+        sums = torch.cat([self._exponentials(*some) for some in self._slices(logits, top)])
+        both = torch.stack([sums, torch.where(mine, label_logits, 0.0)])
         total, label_sums = self.communicator.all_reduce(both, "xy", "forward", "loss.sums").wait()
-        self._gradient(logits, top, scale / total)
+        for some in self._slices(logits, top, scale / total):
+            self._gradient(*some)
         rows = torch.arange(len(targets), device=targets.device)
         # The label's in the statistics type: 1 less a probability near 1 has no digits in a narrow one.
         label_gradient = (label_logits.exp() / total - 1.0) * scale
@@ -584,12 +602,20 @@ class LMHead:
         loss: torch.Tensor = (total.log() - label_sums).sum() * scale
         return loss
 
+    def _slices(self, *columns: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Some rows of each after the other, so that no whole copy in a wider type is made; all at once if compiled."""
+        count = 1 if self.settings.compile else EAGER_SLICES
+        return zip(*(one.chunk(count) for one in columns), strict=True)
+
+
+EAGER_SLICES = 16
+
 
 def exponential_sums(logits: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """Of each row of `[t, V]`: the sum of exponentials of what it has less `top[t]`, in the type of that."""
+    """`Σ_v exp(logits[t, v] - top[t])` of each row, in the type of `top`."""
     return logits.to(top.dtype, copy=True).sub_(top[:, None]).exp_().sum(-1)
 
 
 def probabilities_(logits: torch.Tensor, top: torch.Tensor, factors: torch.Tensor) -> None:
-    """Rows of `[t, V]` become `exp(logits - top[t]) · factors[t]`, computed in the type of those."""
+    """Overwrite `logits[t, V]` with `exp(logits - top[t]) · factors[t]`, computed in the type of `top`."""
     logits.copy_(logits.to(top.dtype, copy=True).sub_(top[:, None]).exp_().mul_(factors[:, None]))

@@ -77,16 +77,18 @@ class AdamW:
             eps=options.eps,
             fused=store.device.type in ("cpu", "cuda"),
         )
+        self.device = store.device
+        self._steps_done = 0
         self._prepare_state()
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps so far."""
-        first = self._adam.state[self.buckets[0].master]["step"]
-        return int(first.item())
+        """Optimizer steps so far, counted on the host: asking the device would hold it up."""
+        return self._steps_done
 
     @steps_done.setter
     def steps_done(self, steps: int) -> None:
+        self._steps_done = steps
         for bucket in self.buckets:
             self._adam.state[bucket.master]["step"].fill_(steps)
 
@@ -115,6 +117,7 @@ class AdamW:
         for group in self._adam.param_groups:
             group["lr"] = rate
         self._adam.step()
+        self._steps_done += 1
         torch._foreach_zero_([bucket.gradient for bucket in self.buckets])
         self.publish()
         return StepResult(mean_loss, norm, rate)

@@ -16,6 +16,9 @@ import torch
 from axonn_tune.runtime import philox
 from axonn_tune.runtime.mesh import Mesh
 
+_ELEMENTS_AT_ONCE = 1 << 24
+"""Initial values are drawn so many at a time: each needs about 100 bytes on its way."""
+
 
 @dataclass(frozen=True)
 class MatrixLayout:
@@ -150,10 +153,12 @@ class ParameterStore:
         columns = part_of(range(layout.columns), (layout.column_axis,) if layout.column_axis else (), self.mesh)
         value = torch.zeros(len(rows), len(columns), dtype=self.dtype, device=self.device)
         real = range(rows.start, max(rows.start, min(rows.stop, layout.real_rows)))
-        if len(real) and not value.is_meta:
-            key = philox.key_of(self.seed, layout.name)
-            counters = philox.counters(real, columns, width=layout.columns, device=self.device)
-            value[: len(real)] = (layout.deviation * philox.normal(counters, key)).to(self.dtype)
+        if not value.is_meta:
+            key, rows_at_once = philox.key_of(self.seed, layout.name), max(1, _ELEMENTS_AT_ONCE // len(columns))
+            for start in range(real.start, real.stop, rows_at_once):
+                some = range(start, min(start + rows_at_once, real.stop))
+                counters = philox.counters(some, columns, width=layout.columns, device=self.device)
+                value[start - rows.start : some.stop - rows.start] = layout.deviation * philox.normal(counters, key)
         made = Matrix(layout, gathered, rows, columns, value, torch.zeros_like(value))
         self.matrices.append(made)
         return made

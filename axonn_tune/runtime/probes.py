@@ -42,7 +42,7 @@ from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import device_of
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, WorldGroup
-from axonn_tune.runtime.modules import attention_on
+from axonn_tune.runtime.modules import attention_on, rotary_positions
 from axonn_tune.runtime.rank import (
     RankEnvironment,
     end_process,
@@ -153,7 +153,9 @@ class Bench:
         """The attention core that trains the plan's first model, with all its heads."""
         launch = self._plan.launches[0]
         model, sequence = launch.model, launch.workload.sequence_length
-        attention = attention_on(model, settings_of(launch, self._device), sequence=sequence, shares=1)
+        settings = settings_of(launch, self._device)
+        turns = rotary_positions(model, settings, sequence=sequence)
+        attention = attention_on(model, settings, sequence=sequence, shares=1, turns=turns)
         qkv = self._normal(probe.sequences * sequence, model.qkv_width)
         if not probe.backward:
             return lambda: attention(qkv)

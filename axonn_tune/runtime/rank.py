@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import secrets
+import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +24,7 @@ import torch.distributed as dist
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
-from axonn_tune.runtime.devices import device_of, resident_bytes
+from axonn_tune.runtime.devices import device_of, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh, require_world
 from axonn_tune.runtime.metrics import Metrics
@@ -35,6 +37,8 @@ from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import differences_name, remove_outcome, run_directory
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
+DESCRIPTORS_EACH, DESCRIPTORS_BESIDE = 4, 256
+"""Open files of rank 0: for each rank of the world, and beside those."""
 _ROOT_CAUSE_S = 6.0
 """How long a rank whose connection broke waits for the name of the lost rank before it reports itself."""
 
@@ -79,6 +83,37 @@ def rank_environment(environment: Mapping[str, str]) -> RankEnvironment:
     return RankEnvironment(rank, world, local_rank, address, method)
 
 
+def require_descriptors(world: int) -> None:
+    """Raise the limit of open files to what a world needs; EnvironmentProblem, with the numbers, if it cannot be.
+
+    A rank connects to every other for checkpoints, and rank 0 twice more: for the store and for the watch.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = DESCRIPTORS_EACH * world + DESCRIPTORS_BESIDE
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise EnvironmentProblem(
+            f"{world} ranks need {needed:,} open files each, but the hard limit here is {hard:,} (ulimit -Hn)"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
+
+
+def use_interface(environment: MutableMapping[str, str]) -> None:
+    """Have Gloo, which checkpoints use beside NCCL, take the network interface that NCCL is told to take.
+
+    NCCL_SOCKET_IFNAME lists prefixes, after = whole names; Gloo wants one that exists. With ^ it lists those to avoid.
+    """
+    told = environment.get("NCCL_SOCKET_IFNAME", "")
+    if not told or told.startswith("^") or "GLOO_SOCKET_IFNAME" in environment:
+        return
+    here = [name for _, name in socket.if_nameindex()]
+    for wanted in told.removeprefix("=").split(","):
+        for name in here:
+            if name == wanted or (name.startswith(wanted) and not told.startswith("=")):
+                environment["GLOO_SOCKET_IFNAME"] = name
+                return
+
+
 @dataclass
 class Rank:
     """One rank's run, from joining the world to its exit code."""
@@ -105,6 +140,9 @@ class Rank:
         require_world(launch.grid.grid(), place.world)
         require_runnable(launch)
         self._be_deterministic()
+        if place.world > 1:
+            require_descriptors(place.world)
+            use_interface(os.environ)
         device = device_of(launch.backend, rank=place.rank, local_rank=place.local_rank)
         mesh = self._join(device)
         assert self.directory is not None, "joining sets it"
@@ -147,15 +185,15 @@ class Rank:
         if place.world == 1:
             self.directory = self._make_directory()
             return build_mesh(self.launch.grid.grid())
+        timeout = timedelta(seconds=max(START_TIMEOUT_S, self.launch.hang_timeout_s))
         dist.init_process_group(
             self.launch.backend,
             init_method=place.init_method,
             rank=place.rank,
             world_size=place.world,
-            timeout=timedelta(seconds=max(START_TIMEOUT_S, self.launch.hang_timeout_s)),
+            timeout=timeout,
         )
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        use_device(device)
         self.watch = Watch(place.rank, place.world, self._end_for_another)
         # One message from rank 0 before training; it is not part of a step, so not in the ledger.
         shared: list[object] = [None, None, None]
@@ -170,7 +208,7 @@ class Rank:
             self.watch.join((place.address, int(str(shared[1]))), str(shared[2]))
         self.directory = Path(str(shared[0]))
         self.directory.mkdir(parents=True, exist_ok=True)
-        return build_mesh(self.launch.grid.grid())
+        return build_mesh(self.launch.grid.grid(), timeout=timeout)
 
     def _make_directory(self) -> Path:
         """The run's folder, as asked or `runs/<time>-<name>`, without an earlier run's results."""

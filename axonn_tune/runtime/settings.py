@@ -19,8 +19,8 @@ DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
 """Compute, master and statistics type of each precision that the runtime supports."""
 
 
-def compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """By torch.compile, for each set of shapes anew."""
+def compile_static(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile with static shapes: each new set of shapes is compiled anew."""
     return torch.compile(function, dynamic=False)
 
 
@@ -45,7 +45,7 @@ class RuntimeSettings:
     shard_master: bool = False
     dropout: float = 0.0
     compile: bool = False
-    compiler: Callable[[Any], Any] = compile_once
+    compiler: Callable[[Callable[..., Any]], Callable[..., Any]] = compile_static
 
 
 def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:

@@ -21,6 +21,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.communicator import Communicator
+from axonn_tune.runtime.devices import forget_peak, synchronize, to_device
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, require_tensorboard
@@ -86,7 +87,7 @@ class Trainer:
         last = self.launch.grad_accumulation - 1
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for micro_step in range(last + 1):
-            tokens, targets = (part.to(self.device) for part in self.source.batch(step, micro_step))
+            tokens, targets = (to_device(part, self.device) for part in self.source.batch(step, micro_step))
             sequences = self._sequences(step, micro_step) if self.launch.dropout else None
             loss += self.model.micro_batch(
                 tokens, targets, scale=self._scale, last=micro_step == last, sequences=sequences
@@ -96,18 +97,13 @@ class Trainer:
 
     def _sequences(self, step: int, micro_step: int) -> torch.Tensor:
         """Numbers `[b]` of a micro-batch's sequences, which dropout depends on."""
-        return torch.from_numpy(self._share.sequences(step, micro_step)).to(self.device)
+        return to_device(torch.from_numpy(self._share.sequences(step, micro_step)), self.device)
 
     def step(self, step: int, *, before_end: Callable[[int], None] = lambda step: None) -> StepResult:
         """One optimizer step; `before_end` runs before the collective that every rank needs to end it."""
         loss = self.gradients(step)
         before_end(step)
         return self.optimizer.step(loss)
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished its work."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 COLLECT_EVERY_STEPS = 50
@@ -211,9 +207,11 @@ class TrainingLoop:
         began_s = time.perf_counter()
         result = self.trainer.step(done, before_end=self._agree)
         timer.part("")
-        self.trainer.synchronize()
+        synchronize(self.trainer.device)
         step_s = time.perf_counter() - began_s
         self._limit.note(step_s)
+        if timed == -1:
+            forget_peak(self.trainer.device)
         if self.watch is not None:
             self.watch.end_step()
         times = timer.end_step()

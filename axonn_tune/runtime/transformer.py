@@ -31,6 +31,7 @@ from axonn_tune.runtime.modules import (
     compiled,
     dropped,
     interleave,
+    rotary_positions,
 )
 from axonn_tune.runtime.parameters import Bucket, Matrix, MatrixLayout, ParameterStore, part_of
 from axonn_tune.runtime.philox import key_of
@@ -235,6 +236,7 @@ class Transformer:
         self.store = ParameterStore(communicator.mesh, seed, settings.master, settings.device)
         self.buckets = DataBuckets(communicator, settings)
         self.embedding = Embedding(self._token_table("embedding"), self._positions(), sequence, communicator)
+        self._turns = rotary_positions(model, settings, sequence=sequence)
         self.blocks = [self._block(number) for number in range(model.layers)]
         self.head = self._head()
         self.dropout = self._dropout("embedding")
@@ -364,7 +366,7 @@ class Transformer:
             attention=ResidualBranch(
                 norm=attention_norm,
                 input=self._linear(name, "attention.qkv", (model.hidden, model.qkv_width)),
-                local=attention_on(model, self.settings, sequence=self.sequence, shares=shares),
+                local=attention_on(model, self.settings, sequence=self.sequence, shares=shares, turns=self._turns),
                 output=self._linear(name, "attention.output", (model.query_width, model.hidden), transposed=True),
                 dropout=self._dropout(f"{name}.attention.output"),
             ),

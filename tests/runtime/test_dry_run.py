@@ -21,6 +21,7 @@ FIRST_RUNS = {
     "80b on 1024 A100": ("80b", {"gpus": 1024}),
     "80b on 1024 A100, x = 2": ("80b", {"gpus": 1024, "x": 2}),
     "80b on 1024 A100, y = 2": ("80b", {"gpus": 1024, "y": 2}),
+    "nano on this host, without a compiler": ("nano", {"gpus": 1, "machine": "localhost"}),
 }
 """Requests of the first minute, whose launch configs must fit on the first try."""
 
@@ -74,5 +75,5 @@ def test_more_than_the_machine_has_is_an_error() -> None:
     little = launch.model_copy(
         update={"predicted": launch.predicted.model_copy(update={"memory_limit_bytes": needed - 2.0**30})}
     )
-    with pytest.raises(NothingFeasibleError, match="1 GiB too much"):
+    with pytest.raises(NothingFeasibleError, match="by 1 GiB: use a smaller micro_batch"):
         require_memory(little, needed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import Grid
@@ -27,6 +28,17 @@ def test_groups_are_those_of_the_grid(grid: Grid, pools: Pools) -> None:
         for axes in GROUP_AXES:
             members = list(grid.members(rank, axes))
             assert groups[axes] == (members if len(members) > 1 else None), axes
+
+
+def test_axes_with_the_same_groups_share_them() -> None:
+    """Guards the memory of communicators: x and y together are x alone where y is 1."""
+    dist.init_process_group("fake", rank=0, world_size=8)
+    try:
+        mesh = build_mesh(Grid(2, 1, 2, 2))
+        assert mesh.groups["xy"] is mesh.groups["x"] is not None
+        assert mesh.groups["z"] is not mesh.groups["data"]
+    finally:
+        dist.destroy_process_group()
 
 
 def test_one_rank_needs_no_group() -> None:

@@ -110,17 +110,17 @@ def _maybe(record: Mapping[str, str], name: str) -> int | None:
 
 
 @cache
-def _blemishes() -> tuple[dict[str, str], ...]:
+def _known_errata() -> tuple[dict[str, str], ...]:
     """Columns that published rows are known to state wrongly, with what is taken instead, and why."""
-    return tuple(record for _, record in read_records(SHIPPED / "blemishes.csv", needed=("dataset", "column")))
+    return tuple(record for _, record in read_records(SHIPPED / "errata.csv", needed=("dataset", "column")))
 
 
 def _mended(record: Mapping[str, str]) -> dict[str, str]:
-    """A record with known blemishes of its data set replaced."""
+    """A record with known errata of its data set replaced."""
     mended = dict(record)
-    for blemish in _blemishes():
-        if (mended.get("dataset"), mended.get(blemish["column"], "")) == (blemish["dataset"], blemish["stated"]):
-            mended[blemish["column"]] = blemish["taken"]
+    for erratum in _known_errata():
+        if (mended.get("dataset"), mended.get(erratum["column"], "")) == (erratum["dataset"], erratum["stated"]):
+            mended[erratum["column"]] = erratum["taken"]
     return mended
 
 

@@ -29,7 +29,7 @@ def read(tmp_path: Path, *, more: dict[str, str] | None = None, dataset: str = "
     return read_steps(path)[0]
 
 
-def test_known_blemishes_belong_to_their_data_set(tmp_path: Path) -> None:
+def test_known_errata_belong_to_their_data_set(tmp_path: Path) -> None:
     """Guards rows of others: only vTrain's are known not to recompute, and to have 50,257 words."""
     own, known = read(tmp_path), read(tmp_path, dataset="vtrain_single")
     assert (own.recompute, own.vocab, own.vocabulary_multiple) == ("full", 51200, None)
