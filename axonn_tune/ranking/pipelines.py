@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -163,6 +164,15 @@ def _boundaries(kind: StageKind, stages: int, chunks: int) -> float:
     return 1.0 - (float(first) + float(last)) / (2.0 * chunks)
 
 
+class _Blocks(NamedTuple):
+    """Kind of stage by its blocks: of those between the ends, the ones with fewer; or so many in all, where chunks of a
+    stage differ."""
+
+    stage: Stage
+    fewer: bool
+    total: int
+
+
 @dataclass(frozen=True)
 class _Parts:
     """Stages and chunks of all candidates, each laid out once for all; `candidates` number the shapes with stages."""
@@ -172,52 +182,54 @@ class _Parts:
     fitting: Fitting
     pricer: ColumnPricer
     candidates: Candidates
-    _sums: dict[tuple[Stage, bool], tuple[Floats, Floats]] = field(default_factory=dict)
-    _chunks: dict[tuple[Stage, Stage, bool], ChunkColumns] = field(default_factory=dict)
+    _sums: dict[_Blocks, tuple[Floats, Floats]] = field(default_factory=dict)
+    _chunks: dict[tuple[Stage, _Blocks, int], ChunkColumns] = field(default_factory=dict)
 
     def kinds(self, rows: Integers, stages: int, chunks: int) -> Iterator[StageKind]:
         """Every kind of stage of the candidates in `rows`, all with as many stages and chunks."""
         split = split_layers(self.problem.model.layers, parts=stages * chunks)
-        fewest, alike = min(split[1:-1], default=0), dict[tuple[Stage, bool, tuple[int, ...]], list[int]]()
+        fewest, alike = min(split[1:-1], default=0), dict[tuple[_Blocks, tuple[int, ...]], list[int]]()
+        uneven = chunks > 1 and len(set(split)) > 1
         for number in range(stages):
             stage = FIRST if number == 0 else LAST if number == stages - 1 else MIDDLE
             blocks = split[number::stages]
-            fewer = stage == MIDDLE and blocks[0] == fewest and fewest != max(split[1:-1])
-            alike.setdefault((stage, fewer, blocks), []).append(number)
-        for (stage, fewer, blocks), numbers in alike.items():
-            yield self._kind(rows, stage, blocks, tuple(numbers), fewer=fewer)
+            fewer = not uneven and stage == MIDDLE and blocks[0] == fewest and fewest != max(split[1:-1])
+            alike.setdefault((_Blocks(stage, fewer, sum(blocks) if uneven else 0), blocks), []).append(number)
+        for (some, blocks), numbers in alike.items():
+            yield self._kind(rows, some, blocks, tuple(numbers))
 
-    def _kind(
-        self, rows: Integers, stage: Stage, blocks: tuple[int, ...], numbers: tuple[int, ...], *, fewer: bool
-    ) -> StageKind:
-        communication, compute = self._stage(stage, fewer=fewer)
+    def _kind(self, rows: Integers, some: _Blocks, blocks: tuple[int, ...], numbers: tuple[int, ...]) -> StageKind:
+        stage, last = some.stage, len(blocks) - 1
+        communication, compute = self._stage(some)
         times = tuple(
             self._chunk(
-                Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1), stage, fewer=fewer
+                Stage(stage.first and number == 0, stage.last and number == last), some, count if some.total else 0
             ).taken(rows)
-            for number in range(len(blocks))
+            for number, count in enumerate(blocks)
         )
         host = sum(one.host_s for one in times)
         return StageKind(stage, numbers, blocks, communication[rows], compute[rows] + host, times)
 
-    def _stage(self, stage: Stage, *, fewer: bool) -> tuple[Floats, Floats]:
-        key = stage, fewer
-        if key not in self._sums:
-            self._sums[key] = self.pricer.sums(self.candidates, self._values(stage, fewer=fewer), stage)
-        return self._sums[key]
+    def _stage(self, some: _Blocks) -> tuple[Floats, Floats]:
+        if some not in self._sums:
+            self._sums[some] = self.pricer.sums(self.candidates, self._values(some), some.stage)
+        return self._sums[some]
 
-    def _chunk(self, part: Stage, stage: Stage, *, fewer: bool) -> ChunkColumns:
-        key = part, stage, fewer
+    def _chunk(self, part: Stage, some: _Blocks, count: int) -> ChunkColumns:
+        """A chunk of so many blocks, 0 for an equal share of the stage's."""
+        key = part, some, count
         if key not in self._chunks:
-            values = self._values(stage, fewer=fewer)
-            layers = np.floor(np.asarray(values["L"]) / self.shapes.chunks[self.shapes.piped])
-            self._chunks[key] = self.pricer.chunk(self.candidates, values, part, stage, layers=np.maximum(layers, 1.0))
+            values, chunks = self._values(some), self.shapes.chunks[self.shapes.piped]
+            layers = np.full(len(chunks), float(count)) if count else np.floor(np.asarray(values["L"]) / chunks)
+            self._chunks[key] = self.pricer.chunk(
+                self.candidates, values, part, some.stage, layers=np.maximum(layers, 1.0)
+            )
         return self._chunks[key]
 
-    def _values(self, stage: Stage, *, fewer: bool) -> dict[str, Value]:
-        """Symbols of a kind of stage; `fewer`: of those between the ends, the ones with fewer blocks."""
-        one = stage_rows(self.problem, self.shapes)[(FIRST, MIDDLE, LAST).index(stage)]
-        layers = one.layers - 1.0 if fewer else one.layers
+    def _values(self, some: _Blocks) -> dict[str, Value]:
+        """Symbols of a kind of stage."""
+        one = stage_rows(self.problem, self.shapes)[(FIRST, MIDDLE, LAST).index(some.stage)]
+        layers = np.full(len(one.layers), float(some.total)) if some.total else one.layers - float(some.fewer)
         layers = np.maximum(layers, 1.0)
         values = stage_values(self.problem, self.shapes, replace(one, layers=layers))
         kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)

@@ -7,7 +7,7 @@ settled before a rank order is tried, since it does not depend on one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -256,6 +256,7 @@ def stage_rows(problem: Problem, shapes: Shapes) -> tuple[StageRows, ...]:
 
     stages, chunks = shapes.stages[shapes.piped], shapes.chunks[shapes.piped]
     batches = np.asarray(shapes.values["A"])[shapes.piped].astype(np.int64)
+    uneven = tuple(_uneven_rows(problem.model.layers, stages, chunks, batches))
     counts, _, which = distinct(stages)
     splits = [split_layers(problem.model.layers, parts=int(count)) for count in counts]
     found = []
@@ -267,8 +268,32 @@ def stage_rows(problem: Problem, shapes: Shapes) -> tuple[StageRows, ...]:
             mine = chunks == count
             flying = in_flight_chunks(place[mine], stages=stages[mine], micro_batches=batches[mine], chunks=int(count))
             alive[mine] = np.asarray(flying) / count
-        found.append(StageRows(stage, layers, alive * layers))
+        held = alive * layers
+        for rows, blocks in uneven:
+            layers[rows], held[rows] = blocks[number]
+        found.append(StageRows(stage, layers, held))
     return tuple(found)
+
+
+def _uneven_rows(
+    layers: int, stages: Integers, chunks: Integers, batches: Integers
+) -> Iterator[tuple[Integers, dict[int, tuple[int, float]]]]:
+    """Rows whose chunks differ in blocks: of the first stage, the one between the ends that holds most, and the last,
+    all blocks and those held together."""
+    from axonn_tune.cost.pipeline import in_flight, split_layers
+
+    several = np.flatnonzero((chunks > 1) & (layers % (stages * chunks) != 0))
+    kinds = {(int(stages[one]), int(chunks[one]), int(batches[one])) for one in several}
+    for count, parts, micro_batches in sorted(kinds):
+        rows = several[(stages[several] == count) & (chunks[several] == parts) & (batches[several] == micro_batches)]
+        split = split_layers(layers, parts=count * parts)
+        held = [
+            in_flight(number, stages=count, micro_batches=micro_batches, weights=split[number::count])
+            for number in range(count)
+        ]
+        most = max(range(1, max(count - 1, 2)), key=lambda number: held[min(number, count - 1)])
+        places = {0: 0, 1: min(most, count - 1), -1: count - 1}
+        yield rows, {name: (sum(split[place::count]), float(held[place])) for name, place in places.items()}
 
 
 def stage_values(problem: Problem, shapes: Shapes, one: StageRows) -> dict[str, Value]:

@@ -46,6 +46,21 @@ def test_listed_candidates_cost_what_explain_says(name: str, space: str) -> None
     assert_twins(ranking, range(0, min(len(ranking), 12), 2))
 
 
+@pytest.mark.parametrize("name", ["axonn-tune", "megatron-core", "torchtitan", "megatron-2021", "deepspeed"])
+@pytest.mark.parametrize("space", SPACES)
+def test_chunks_that_differ_in_blocks_are_priced_as_they_are(name: str, space: str) -> None:
+    """Guards `--chunks N` where the layers do not divide: each chunk has its own blocks, and memory those in flight."""
+    model, given = SPACES[space]
+    framework = find_framework(name)
+    limits = Limits(chunks=2, axes={"pipeline": 4 if given["gpus"] == 8 else 3})
+    uneven = model.model_copy(update={"layers": model.layers + 3})
+    ranking = search(small_problem(uneven, MACHINE, framework, **given, limits=limits))
+    assert len(ranking) or not framework.schedule.interleaved
+    assert_twins(ranking, range(min(len(ranking), 8)))
+    steps = [ranking.candidate(position).iteration_s for position in range(len(ranking))]
+    assert not steps or steps[0] <= min(steps) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("order", ["x,data,pipeline", "data,pipeline,x", "pipeline,data,x"])
 def test_rank_orders_reach_sends_between_stages(order: str) -> None:
     """Guards the scatter and gather around a send: x is nearer or farther, and so is the next stage.
