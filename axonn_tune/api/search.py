@@ -109,7 +109,7 @@ def make_choices(
             no_overlaps=tuple(_one_of("no_overlap", name, (*OVERLAPS, "all")) for name in _several(no_overlap)),
         ),
         limits=_limits(options),
-        rank_by=_one_of("rank_by", "iteration" if rank_by == "step" else rank_by, RANK_BY),
+        rank_by="iteration" if rank_by == "step" else _one_of("rank_by", rank_by, (*RANK_BY, "step")),
         framework=framework,
         pipeline=bool(pipeline),
         settings=assignments(options.get("set")),

@@ -160,7 +160,10 @@ def _replay(
     for number, count in enumerate(blocks):
         of_chunk = Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1)
         share = min(count, kept * count // max(1, sum(blocks)))
-        chunks.append(timeline.chunk(pricer.schedule, of_chunk, stage, layers=count, kept=share, times=times))
+        found = timeline.chunk(
+            pricer.schedule, of_chunk, stage, layers=count, kept=share, times=times, ends=number == 0
+        )
+        chunks.append(found)
     return tuple(chunks)
 
 

@@ -150,7 +150,7 @@ class Timeline:
     batches: list[Batch] = field(default_factory=list)
     _stretches: list[Stretch] = field(default_factory=list)
     _stands_for: float = 1.0
-    _chunks: dict[tuple[Stage, int, int], _Chunk] = field(default_factory=dict)
+    _chunks: dict[tuple[Stage, int, int, bool], _Chunk] = field(default_factory=dict)
     _runs: dict[int, tuple[Run, float]] = field(default_factory=dict)
     _sent_s: dict[int, tuple[Collective, float]] = field(default_factory=dict)
 
@@ -184,28 +184,29 @@ class Timeline:
         return self.lane[schedule.replicas] >= 0
 
     def chunk(
-        self, schedule: StepSchedule, part: Stage, stage: Stage, *, layers: int, kept: int, times: int
+        self, schedule: StepSchedule, part: Stage, stage: Stage, *, layers: int, kept: int, times: int, ends: bool
     ) -> ChunkTimes:
         """A chunk of a pipeline stage of so many blocks, `times` micro-batches of it a step.
 
-        part: whether the chunk has the embedding or the LM head.
+        part: whether the chunk has the embedding or the LM head; ends: it is the last to finish, and the stage waits
+        for the step's own collectives after it.
 
         Passes of a chunk start with free streams, and its weights' gathers with nothing to hide behind. Equal chunks of
         one stage are replayed once.
         """
-        key = part, layers, kept
+        key = part, layers, kept, ends
         if key in self._chunks:
             self.pauses += self._chunks[key].pauses
             self.batches += self._chunks[key].batches
         else:
             pauses, batches = len(self.pauses), len(self.batches)
-            found, waited_s = self._chunk(schedule, part, stage, layers=layers, kept=kept, times=times)
+            found, waited_s = self._chunk(schedule, part, stage, layers=layers, kept=kept, times=times, ends=ends)
             self._chunks[key] = _Chunk(found, waited_s, self.pauses[pauses:], self.batches[batches:])
         self.host_s += times * self._chunks[key].waited_s
         return self._chunks[key].times
 
     def _chunk(
-        self, schedule: StepSchedule, part: Stage, stage: Stage, *, layers: int, kept: int, times: int
+        self, schedule: StepSchedule, part: Stage, stage: Stage, *, layers: int, kept: int, times: int, ends: bool
     ) -> tuple[ChunkTimes, float]:
         """Durations of a chunk, and how long its blocks wait for the host in a micro-batch."""
         before, self._stands_for = len(self.pauses), times - 1.0
@@ -218,7 +219,10 @@ class Timeline:
             # Without replicas there are no buckets, and the last micro-batch is like the others.
             last = backward
             self.pauses += [(key, 1.0, number, pause_s) for key, _, number, pause_s in self.pauses[before:]]
+        passes = len(self.pauses)
         end = self._play(last[0], schedule.ends[stage], names=(END,))
+        if not ends:
+            del self.pauses[passes:]
         self._note_batch(1, forward[0].now_s + end.now_s)
         shares = [issued.count(self._sent, self.values.__getitem__) for issued in schedule.issued]
         waited_s = self._waited_s(sum(shares), layers, forward[1] + backward[1])

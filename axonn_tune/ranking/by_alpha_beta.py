@@ -10,7 +10,6 @@ import numpy as np
 from axonn_tune.cost.columns import Floats
 from axonn_tune.cost.prediction import Pricing
 from axonn_tune.cost.utilisation import exposed_s, performance
-from axonn_tune.program.constraints import MEMORY
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.ranking.choosing import Candidate, Ranking, Searched, ranking_metric
 from axonn_tune.ranking.entries import Entry, Sizes
@@ -102,27 +101,16 @@ class AlphaBetaRanking:
         for rejected in self.ranking.rejected():
             sizes = tuple(rejected.sizes.values())
             reasons = tuple(f"{name}: {message}" for name, message in rejected.reasons)
-            least = [name for name, _ in rejected.reasons] == [MEMORY]
-            needed = self._least_memory[sizes] if least else None
             entries.append(
                 Entry(
                     axes=self.ranking.grids.axes,
                     sizes=sizes,
                     framework=self.ranking.problem.framework.name,
                     rejected_because=reasons,
-                    memory_bytes=needed,
+                    memory_bytes=rejected.needed_bytes,
                 )
             )
         return tuple(entries)
-
-    @cached_property
-    def _least_memory(self) -> dict[Sizes, float]:
-        """Least memory of each grid over its micro-batches and kinds of recompute, bytes."""
-        shapes, sizes = self.ranking.shapes, self.ranking.grids.sizes
-        least = np.full(len(sizes), np.inf)
-        for fitting in self.ranking.fittings.values():
-            np.minimum.at(least, shapes.grid, fitting.total_bytes)
-        return {tuple(row): float(needed) for row, needed in zip(sizes.tolist(), least, strict=True)}
 
     def _executed_flops(self, position: int) -> float:
         columns, row = self.ranking.columns, self.ranking.rows[position]

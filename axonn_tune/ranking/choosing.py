@@ -7,6 +7,7 @@ import time
 from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -88,10 +89,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A grid that cannot be used, with the reasons in words."""
+    """A grid that cannot be used, with the reasons in words; needed_bytes: of its leanest if memory is the reason."""
 
     sizes: dict[str, int]
     reasons: tuple[tuple[str, str], ...]
+    needed_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -175,12 +177,30 @@ class Ranking:
         ranked = set(self.shapes.grid[self.columns.shape].tolist())
         shaped = set(self.shapes.grid.tolist())
         return tuple(
-            Rejected(sizes := dict(zip(self.grids.axes, row, strict=True)), self._reasons(number, sizes, shaped=shaped))
+            self._rejection(number, dict(zip(self.grids.axes, row, strict=True)), shaped=shaped)
             for number, row in enumerate(self.grids.sizes.tolist())
             if number not in ranked
         )
 
+    @cached_property
+    def _least_bytes(self) -> Floats:
+        """Least memory of each grid over its micro-batches and kinds of recompute."""
+        least = np.full(len(self.grids.sizes), np.inf)
+        for fitting in self.fittings.values():
+            np.minimum.at(least, self.shapes.grid, fitting.total_bytes)
+        return least
+
+    def _rejection(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> Rejected:
+        reasons = self._reasons(number, sizes, shaped=shaped)
+        if reasons:
+            return Rejected(sizes, reasons)
+        least = float(self._least_bytes[number])
+        limit_bytes = next(iter(self.fittings.values())).limit_bytes
+        reason = MEMORY, f"needs {least / 2**30:.1f} GiB of {limit_bytes / 2**30:.1f} GiB"
+        return Rejected(sizes, (reason,), least)
+
     def _reasons(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> tuple[tuple[str, str], ...]:
+        """All but memory."""
         broken = tuple(
             (check.name, check.explain(dict.fromkeys(ALL_AXES, 1) | sizes))
             for check, is_broken in zip(self.grids.constraints, self.grids.broken[number], strict=True)
@@ -194,9 +214,7 @@ class Ranking:
             return ((PINNED, f"asked for {', '.join(other)}"),)
         if number not in shaped:
             return ((MICRO_BATCH, "no micro-batch that is allowed divides this grid's share of the batch"),)
-        least = min(float(fitting.total_bytes[self.shapes.grid == number].min()) for fitting in self.fittings.values())
-        limit_bytes = next(iter(self.fittings.values())).limit_bytes
-        return ((MEMORY, f"needs {least / 2**30:.1f} GiB of {limit_bytes / 2**30:.1f} GiB"),)
+        return ()
 
 
 @dataclass(frozen=True)

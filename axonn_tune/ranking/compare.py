@@ -235,12 +235,9 @@ def _first(ranking: Ranking, wanted: GridFilter) -> StepPrediction | None:
 
 def _why_not(ranking: Ranking, wanted: GridFilter) -> str:
     """What rejects the grids of a strategy: what the leanest needs, or the nearest change."""
-    refused = [
-        [why for _, why in grid.reasons]
-        for grid in ranking.rejected()
-        if wanted(Grid(**grid.sizes, order=_order(grid.sizes)))
-    ]
-    fewest: list[str] = min(refused, key=len, default=[])
+    refused = [grid for grid in ranking.rejected() if wanted(Grid(**grid.sizes, order=_order(grid.sizes)))]
+    nearest = min(refused, key=lambda grid: (len(grid.reasons), grid.needed_bytes or float("inf")), default=None)
+    fewest = [why for _, why in nearest.reasons] if nearest else []
     return ", ".join(fewest) or nearest_change(ranking.problem)
 
 

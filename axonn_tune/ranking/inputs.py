@@ -96,6 +96,8 @@ def _check_axes(problem: Problem) -> None:
     unsearched = [axis for axis, size in limits.axes.items() if size > 1 and axis not in problem.axes]
     if unsearched:
         raise UsageError(f"--{unsearched[0]}: give --{unsearched[0]} without a number to search it")
+    if limits.chunks not in (None, 1) and "pipeline" not in problem.axes:
+        raise UsageError(f"--chunks {limits.chunks} is for pipeline stages, which --pipeline searches")
     if limits.order is not None:
         needed = [axis for axis in problem.axes if axis in framework.axes and axis not in limits.order]
         wanted = [axis for axis in needed if axis not in ("pipeline", "context")]

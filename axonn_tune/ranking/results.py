@@ -29,7 +29,9 @@ class Results:
         return (*entries, *(self.ranked.rejected_entries() if rejected else ()))
 
     def require_row(self, pick: int) -> None:
-        """UsageError if something is ranked, but fewer than `pick`."""
+        """UsageError if something is ranked, but not so many, or `pick` is no place."""
+        if pick < 1:
+            raise UsageError(f"--pick {pick}: places count from 1")
         if 0 < len(self.ranked) < pick:
             verb = "is" if len(self.ranked) == 1 else "are"
             raise UsageError(f"--pick {pick}: only {counted(len(self.ranked), 'configuration')} {verb} ranked")

@@ -138,6 +138,14 @@ def test_interleaving_holds_more_chunks() -> None:
     assert held == pytest.approx((2 * 3 + 2 * 4 + 1) / 12 * saved_bytes(priced(CORE, micro_batches=16)))
 
 
+def test_collectives_of_a_step_are_exposed_once() -> None:
+    """Guards interleaved stages: the norm of the gradient is waited for once, however many chunks a stage has."""
+    found = priced(CORE, micro_batches=16, x=2, data=2, pipeline=4, chunks=2)
+    ends = [term for term in found.terms if term.phase == "step"]
+    assert ends
+    assert all(term.exposed_s <= term.seconds * (1 + 1e-9) for term in ends)
+
+
 def test_blocking_messages_cost_more_than_overlapped_ones() -> None:
     """Guards the two kinds of sends: Megatron-Core's 1F1B waits for each, interleaved stages run beside them."""
     machine = two_tier_machine(ranks_per_node=2, outer=(10.0, 1.0))
