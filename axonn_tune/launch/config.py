@@ -14,6 +14,7 @@ from axonn_tune.cost.prediction import Pricing
 from axonn_tune.cost.utilisation import performance
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import (
@@ -47,11 +48,13 @@ def build_launch(
 ) -> Launch:
     """The launch config of a priced candidate; `created` is now unless given, `tokens` a file to train on.
 
-    `pricing` must be of the same model, machine and workload. UsageError if the machine's launcher
-    sets a variable whose name no shell takes.
+    `pricing` must be of the same model, machine and workload. UsageError for another framework or a changed step, and
+    if the machine's launcher sets a variable whose name no shell takes.
     """
     if pricing.framework.software:
         raise UsageError(f"a launch config is for the bundled runtime, not for {pricing.framework.name}")
+    if pricing.framework.step != AXONN_TUNE.step:
+        raise UsageError("a launch config runs the bundled runtime's own step: leave out --set step.KEY")
     configuration, launcher = pricing.configuration, machine.document.launcher
     grid = configuration.grid
     return Launch(

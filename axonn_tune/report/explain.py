@@ -24,6 +24,7 @@ from axonn_tune.cost.breakdown import (
 )
 from axonn_tune.cost.collectives import Line, Route, route
 from axonn_tune.cost.prediction import Pricing, Term
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.ranking.entries import Entry
@@ -269,7 +270,9 @@ def explain_title(subject: PricedConfiguration) -> str:
     axes = shown_axes(problem)
     grid = " × ".join(str(entry.size(axis)) for axis in axes)
     step = "" if entry.iteration_s is None else f", {show_seconds(entry.iteration_s)} a step"
-    return f"{problem.model.name} on {problem.gpus} × {problem.machine.name}: grid {' × '.join(axes)} = {grid}{step}"
+    software = "" if problem.framework.name == AXONN_TUNE.name else f" with {problem.framework.title}"
+    where = f"{problem.model.name} on {problem.gpus:,} × {problem.machine.name}{software}"
+    return f"{where}: grid {' × '.join(axes)} = {grid}{step}"
 
 
 def explain_document(subject: PricedConfiguration) -> Json:
@@ -307,7 +310,7 @@ def paragraphs(subject: PricedConfiguration) -> list[list[str]]:
     grid = subject.pricing.configuration.grid
     found = [
         list(_work(subject)),
-        [*_axes(grid), *_placement(grid, subject.inputs.problem.machine)],
+        [*_axes(subject.pricing), *_placement(grid, subject.inputs.problem.machine)],
         list(_saved(subject.pricing)),
         list(_time(subject)),
         list(_use(subject)),
@@ -326,25 +329,36 @@ def _work(subject: PricedConfiguration) -> Iterator[str]:
         f"{workload.sequence_length:,} tokens on {grid.world:,} GPUs."
     )
     yield (
-        f"The global batch is split over data × z = {grid.data} × {grid.z} = {shares} groups of GPUs. Each trains "
-        f"{counted(workload.global_batch // shares, 'sequence')}, in "
+        f"The global batch is split over data × z = {grid.data} × {grid.z} = {counted(shares, 'group')} of GPUs. "
+        f"Each trains {counted(workload.global_batch // shares, 'sequence')}, in "
         f"{counted(subject.pricing.accumulation, 'micro-batch')} of {counted(configuration.micro_batch, 'sequence')}."
     )
 
 
-def _axes(grid: Grid) -> Iterator[str]:
-    if grid.x * grid.y > 1:
+def _axes(pricing: Pricing) -> Iterator[str]:
+    grid, options, chunks = pricing.configuration.grid, pricing.framework.step, pricing.configuration.chunks
+    if grid.y == 1 and grid.x > 1:
+        done = "all-gather inputs and reduce-scatter outputs" if options.sequence_parallel else "sum the outputs"
+        yield f"Every weight matrix is sharded over x = {grid.x} GPUs, which {done} of each pair of GEMMs."
+    elif grid.x * grid.y > 1:
         yield (
             f"Every weight matrix is sharded over x × y = {grid.x} × {grid.y} GPUs. They sum the partial results of "
             "each GEMM: over one of the two axes in the forward pass, over the other in the backward pass."
         )
-    if grid.z > 1:
+    shards, along = (grid.z * grid.context, "z and context") if options.context_shards else (grid.z, "z")
+    if shards > 1:
         yield (
-            f"Each weight is stored in {grid.z} shards along z. They are all-gathered before use, and gradients are "
-            "reduce-scattered after it."
+            f"Each weight is stored in {shards} shards along {along}. They are all-gathered before use, and gradients "
+            "are reduce-scattered after it."
         )
+    if grid.context > 1:
+        yield f"Each sequence is split over context = {grid.context} GPUs."
+    if grid.pipeline > 1:
+        each = f", each of {chunks} interleaved chunks" if chunks > 1 else ""
+        yield f"The layers are split over {grid.pipeline} pipeline stages{each}."
     if grid.data > 1:
-        yield f"{grid.data} replicas along data average their gradients once per step."
+        how = "in each micro-batch" if options.reduce_each_micro_batch else "once per step"
+        yield f"{grid.data} replicas along data average their gradients {how}."
 
 
 def _placement(grid: Grid, machine: Machine) -> Iterator[str]:
@@ -385,7 +399,7 @@ def _saved(pricing: Pricing) -> Iterator[str]:
     if kept and pricing.configuration.grid.z > 1:
         yield (
             f"The last {'layer is' if kept == 1 else f'{kept} layers are'} not resharded after forward "
-            "(reshard_after_forward=False): memory is left for their gathered weights."
+            f"(reshard_after_forward=False): memory is left for {'its' if kept == 1 else 'their'} gathered weights."
         )
 
 

@@ -42,6 +42,8 @@ RANKING_SCHEMA = "axonn-tune/ranking/1"
 _MOST_COLUMNS = 9
 _LEFT_OUT_FIRST = ("mfu", "exposed_communication_s", "order", "batching")
 """What makes room where other cost models or reasons need columns, unless the table is to be wide."""
+_TELLING = 0.001
+"""Differences below this share of what the first is ahead by say nothing."""
 _MOST_DIFFERENCES = 3
 _WORTH_SAYING = 0.01
 """Share of a step that another configuration must save to be named."""
@@ -373,14 +375,14 @@ def why_first(results: Results) -> str:
     if less_s == 0.0:
         return f"#1 and #2 have the same {name}; the shorter step decides, then less memory."
     found = sorted(_differences(first, second, rank_by=rank_by), key=lambda difference: -abs(difference.less_s))
-    parts = [str(difference) for difference in found[:_MOST_DIFFERENCES] if difference.less_s]
+    parts = [str(one) for one in found[:_MOST_DIFFERENCES] if abs(one.less_s) > _TELLING * abs(less_s)]
     return f"#1 beats #2 by {show_seconds(less_s)} of {name}: {', '.join(parts)}."
 
 
 def _differences(first: Entry, second: Entry, *, rank_by: str) -> Iterator[Difference]:
     exposed = rank_by != "communication"
     ours, theirs = (_by_axis(entry.terms, exposed=exposed) for entry in (first, second))
-    groups = [{(term.op, term.axis): f"{term.group} ranks" for term in entry.terms} for entry in (first, second)]
+    groups = [{(term.op, _axis_of(term)): f"{term.group} ranks" for term in entry.terms} for entry in (first, second)]
     waiting = "waiting for " if exposed else "in "
     for key in {**ours, **theirs}:
         here, there = groups[0].get(key), groups[1].get(key)
@@ -391,13 +393,19 @@ def _differences(first: Entry, second: Entry, *, rank_by: str) -> Iterator[Diffe
         yield Difference(theirs.get(key, 0.0) - ours.get(key, 0.0), f"{waiting}{op} over {axis_name(axis)} ({sizes})")
     if rank_by == "iteration" and first.compute_s is not None and second.compute_s is not None:
         yield Difference(second.compute_s - first.compute_s, "computing")
+        yield Difference((second.bubble_s or 0.0) - (first.bubble_s or 0.0), "pipeline bubble")
+
+
+def _axis_of(term: Term) -> str:
+    """Axes of a collective without context, which holds shards or replicas as z or data do."""
+    return term.axis.replace("context", "") or term.axis
 
 
 def _by_axis(terms: tuple[Term, ...], *, exposed: bool) -> dict[tuple[str, str], float]:
     """Seconds by collective and axis."""
     sums: dict[tuple[str, str], float] = defaultdict(float)
     for term in terms:
-        sums[term.op, term.axis] += (term.exposed_s or 0.0) if exposed else term.seconds
+        sums[term.op, _axis_of(term)] += (term.exposed_s or 0.0) if exposed else term.seconds
     return sums
 
 

@@ -23,6 +23,7 @@ from axonn_tune.specs.catalog import available, load_machine, load_model
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, parse_document
 from axonn_tune.specs.workload import Workload
+from tests.cli.running import run
 from tests.unit.launch.cases import case
 
 
@@ -184,3 +185,17 @@ def test_other_yaml_readers_see_the_same_grid() -> None:
     read = yaml.safe_load(launch_text(case().launch))
     assert (read["grid"]["x"], read["grid"]["y"]) == (1, 1)
     assert read["grid"]["order"] == ["x", "y", "z", "data"]
+
+
+def test_steps_that_the_runtime_does_not_run_are_refused(tmp_path: Path) -> None:
+    """Guards against a prediction of one step and a run of another: other frameworks, and changed options."""
+    path = tmp_path / "launch.yaml"
+    words = f"--gpus 2 --model nano --machine localhost -o {path}"
+    for more, why in (
+        ("--framework fsdp", "a launch config is for the bundled runtime, not for fsdp"),
+        ("--set step.dropout=true", "a launch config runs the bundled runtime's own step: leave out --set step.KEY"),
+    ):
+        finished = run(f"{words} {more}")
+        assert finished.code == 2
+        assert why in finished.err
+        assert not path.exists()
