@@ -279,7 +279,7 @@ def _story(name: str, entry: Entry, case: Case) -> str:
     step, computing, waiting, sent, late = (show_seconds(seconds(time_s)) for time_s in times)
     return (
         f"{name.capitalize()}, {layout(entry)} (micro-batch {entry.micro_batch}, {entry.accumulation} to a step, "
-        f"recomputation {entry.recompute}): a step of {step}, of which computation {computing} and waiting {waiting}; "
+        f"recompute {entry.recompute}): a step of {step}, of which computation {computing} and waiting {waiting}; "
         f"communication {sent}, of which latency {late}; the paper's model says {paper} for this grid and order."
     )
 

@@ -42,7 +42,7 @@ AXONN = Framework(
     source="axonn-ai/axonn@660a2246, axonn/intra_layer; axonn-ai/nanoGPT-AxoNN@46cd608a, train_pm.py",
     step=_EASY,
     software="eager",
-    refused=(Refusal(("x",), 1, _ALL_TO_ALLS), Refusal(("y",), 1, _ALL_TO_ALLS)),
+    refused=(Refusal(("x",), _ALL_TO_ALLS), Refusal(("y",), _ALL_TO_ALLS)),
 )
 
 MEGATRON_AXONN = Framework(

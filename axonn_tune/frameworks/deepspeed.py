@@ -33,8 +33,8 @@ DEEPSPEED = Framework(
     schedule=PipelineSchedule(interleaved=False, uneven=True),
     software="unknown",
     refused=(
-        Refusal(("z", "data"), 1, "ZeRO-3 shards over all data-parallel ranks: stage 3 has no replicas"),
-        Refusal(("z", "pipeline"), 1, "DeepSpeed's pipeline module excludes ZeRO-3"),
+        Refusal(("z", "data"), "ZeRO-3 shards over all data-parallel ranks: stage 3 has no replicas"),
+        Refusal(("z", "pipeline"), "DeepSpeed's pipeline module excludes ZeRO-3"),
     ),
 )
 

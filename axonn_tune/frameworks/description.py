@@ -171,8 +171,7 @@ class Framework:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Layouts a framework cannot run: those where an axis exceeds `most`; `why` in its own terms."""
+    """Layouts a framework cannot run: those where each of some axes is above 1; `why` in its own terms."""
 
     axes: tuple[str, ...]
-    most: int
     why: str = field(compare=False)

@@ -27,7 +27,7 @@ LONGEST_FUSED_SOFTMAX = 2048
 _STEPS_OF_SOFTMAX, _STEPS_OF_SOFTMAX_BACK = 5.0, 5.0
 """Kernels of a softmax that is not fused, forward and backward."""
 
-MFU_CONVENTION = "PaLM, appendix B: recomputation not counted, head and the masked half of attention counted"
+MFU_CONVENTION = "PaLM, appendix B: recompute not counted, head and the masked half of attention counted"
 
 _FORWARD_AND_BACKWARD = 3.0
 """The backward pass does twice the forward's GEMMs: one for each gradient."""
@@ -71,10 +71,6 @@ def dimensions(
     layers: which blocks and tables the rank holds, all unless told otherwise.
     """
 
-    def up(elements: Value, multiple: Value) -> Value:
-        rounded: Value = arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
-        return rounded
-
     x, y, z, data, context = (axes[name] for name in ("x", "y", "z", "data", "context"))
     batch_shares: Value = 1.0
     for axis in BATCH_AXES:
@@ -84,7 +80,8 @@ def dimensions(
     shards, replicas = (z * context, data) if options.context_shards else (z, data * context)
     split = x * y * shards
     rows = table_rows(model, x * y, shards, options=options, arithmetic=arithmetic)
-    positions = up(float(model.max_sequence_length), shards) if model.learned_positions else 0.0 * shards
+    places = float(model.max_sequence_length) if model.learned_positions else 0.0
+    positions = _rounded_up(places, shards, arithmetic)
     block, table = float(model.block_weights) / split, rows * hidden / split
     position = positions * hidden / (y * shards)
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
@@ -97,9 +94,9 @@ def dimensions(
         "C": chunks,
         "V": rows,
         "P": positions,
-        "block_bucket": up(block, share),
-        "table_bucket": up(table, share),
-        "position_bucket": up(position, share),
+        "block_bucket": _rounded_up(block, share, arithmetic),
+        "table_bucket": _rounded_up(table, share, arithmetic),
+        "position_bucket": _rounded_up(position, share, arithmetic),
         "parameters": blocks * block
         + _tables(model, stage) * table
         + (position if stage.first else 0.0 * position)
@@ -139,18 +136,20 @@ def _replicated(model: Model, stage: Stage, options: StepOptions, *, table: Valu
     return found
 
 
+def _rounded_up(elements: Value, multiple: Value, arithmetic: Arithmetic) -> Value:
+    """Elements with padding to a multiple."""
+    rounded: Value = arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
+    return rounded
+
+
 def table_rows(model: Model, split: Value, shards: Value, *, options: StepOptions, arithmetic: Arithmetic) -> Value:
     """Rows of the embedding on all ranks: padded, or cut without padding."""
-
-    def up(elements: Value, multiple: Value) -> Value:
-        rounded: Value = arithmetic.floor((elements + (multiple - 1.0)) / multiple) * multiple
-        return rounded
-
     vocabulary, multiple = float(model.vocab), options.vocabulary_multiple
     if multiple == 0:
         cut: Value = arithmetic.floor(vocabulary / split) * split
         return cut
-    return up(up(vocabulary, float(multiple) * split) if multiple else vocabulary, split * shards)
+    padded = _rounded_up(vocabulary, float(multiple) * split, arithmetic) if multiple else vocabulary
+    return _rounded_up(padded, split * shards, arithmetic)
 
 
 def table_alignment(model: Model, rows: float, *, split: int, element: int, options: StepOptions) -> int:

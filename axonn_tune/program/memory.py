@@ -213,10 +213,10 @@ def price_memory(
     kept_layers: Value | None = None,
     stage: Stage = ONLY,
 ) -> Memory:
-    """Memory with as many kept layers as fit (or with just `kept_layers`).
+    """Memory with as many layers not resharded as fit (or with just `kept_layers`).
 
     values: with `held`, the blocks whose saved activations are alive together. A candidate that does not fit even
-    without kept layers has `total_bytes` above `limit_bytes` and keeps none.
+    that reshards all has `total_bytes` above `limit_bytes` and keeps none.
     """
     plan = memory_plan(program, stage)
     lasting = _priced((*plan.persistent, *plan.saved), values)

@@ -5,7 +5,7 @@ crosses; streams are first in, first out. `Issue` hands a collective to its stre
 stops the compute stream until the collective behind a handle has ended; `Sync` is both at once. What overlaps:
 
 - weight gathers form a chain: when one is waited for, the next is issued (forward, recompute and
-  backward; kept layers are not in the backward chain);
+  backward; layers not resharded are not in the backward chain);
 - the input gradient's reduction is waited for after the weight gradient's GEMM, a column-parallel layer's input is
   gathered again beside the input gradient's GEMM;
 - a weight gradient's reduce-scatter is waited for one layer later, then its data-parallel bucket may go;
@@ -372,7 +372,7 @@ def _stage_halves(stage: list[Operation], reduce: Collective | None) -> Iterator
 
 
 def _without_gathers(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """A section of kept layers: no gathers and no kernels that prepare them."""
+    """A section of layers not resharded: no gathers and no kernels that prepare them."""
     for step in operations:
         gathers = isinstance(step, Collective) and step.role == "weight"
         if not gathers and not (isinstance(step, Kernel) and step.prepares_gather):

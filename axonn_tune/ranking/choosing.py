@@ -467,7 +467,7 @@ def _order(
     rank_by: RankBy,
     fittings: dict[Recompute, Fitting],
 ) -> Integers:
-    """Rows from best to worst. Ties: shorter step, less memory, then grid, order, micro-batch, recomputation."""
+    """Rows from best to worst. Ties: shorter step, less memory, then grid, order, micro-batch, recompute."""
     shape, recompute = columns.shape[rows], columns.recompute[rows]
     memory = np.empty(len(rows))
     for kind, fitting in fittings.items():

@@ -457,7 +457,7 @@ class Metrics:
             "coordinates": self.mesh.grid.coordinates(self.mesh.rank),
             "grid": self.launch.grid.model_dump(mode="json"),
             "mfu_convention": MFU_CONVENTION,
-            "hfu_convention": "what this rank executes, recomputation and padding counted",
+            "hfu_convention": "what this rank executes, recompute and padding counted",
             "peak_tflops": self.launch.predicted.peak_tflops,
             "peak_of": self.launch.predicted.accelerator,
             "memory_convention": self._convention(),

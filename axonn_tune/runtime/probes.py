@@ -39,7 +39,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.processes import die_with
 from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
-from axonn_tune.runtime.devices import device_of
+from axonn_tune.runtime.devices import device_of, synchronize
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, WorldGroup
 from axonn_tune.runtime.modules import attention_on, rotary_positions
@@ -305,7 +305,7 @@ class Prober:
         work = work_of(probe, self.bench)
         self._barrier()
         work()
-        self._synchronize()
+        synchronize(self.device)
         self._barrier()
         if collective_or_message(probe):
             seconds, calls = self._counted(work, task.calls)
@@ -318,7 +318,7 @@ class Prober:
         began_s = time.perf_counter()
         for _ in range(calls):
             work()
-        self._synchronize()
+        synchronize(self.device)
         return (time.perf_counter() - began_s) / calls, calls
 
     def _timed(self, work: ProbeWork, window_s: float) -> tuple[float, int]:
@@ -326,14 +326,10 @@ class Prober:
         began_s, calls, elapsed_s = time.perf_counter(), 0, 0.0
         while calls < 2 or elapsed_s < window_s:
             work()
-            self._synchronize()
+            synchronize(self.device)
             calls += 1
             elapsed_s = time.perf_counter() - began_s
         return elapsed_s / calls, calls
-
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def _world(self) -> int:
         return 1 if self.ranks.group is None else dist.get_world_size()

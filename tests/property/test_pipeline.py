@@ -44,7 +44,7 @@ def test_jumping_over_periods_changes_nothing(pipeline: tuple[StageTimes, int]) 
     """Guards the jump over equal periods, and that each stage's time adds up to the step."""
     times, micro_batches = pipeline
     fast = pipeline_time(times, micro_batches=micro_batches)
-    with patch.object(pipeline_module, "_period", lambda states: None):
+    with patch.object(pipeline_module, "_period", return_value=None):
         plain = pipeline_time(times, micro_batches=micro_batches)
     assert fast.step_s == pytest.approx(plain.step_s, rel=1e-9)
     assert fast.sends == plain.sends

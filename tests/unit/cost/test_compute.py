@@ -1,4 +1,4 @@
-"""Rates of matrix products, and what communication beside it costs computation."""
+"""Rates of GEMMs, and what communication beside it costs computation."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MADE_UP = Framework(
         overlaps=("gather_prefetch", "weight_gradient"),
     ),
     schedule=PipelineSchedule(overlapped=True, scattered=False),
-    refused=(Refusal(("z", "context"), 1, "made-up cannot shard weights beside context ranks"),),
+    refused=(Refusal(("z", "context"), "made-up cannot shard weights beside context ranks"),),
 )
 GIVEN = {"gpus": 16, "machine": "perlmutter-80gb", "batch": 64}
 
