@@ -83,7 +83,7 @@ class StagePrediction:
 class Pricing:
     """Everything predicted of one candidate; seconds and bytes per step and rank.
 
-    Of pipeline stages it is that with most communication; memory is the largest stage's. alone_s, scheduled_s:
+    Of pipeline stages it is that with most communication, `stage`; memory is the largest stage's. alone_s, scheduled_s:
     computation and end of the step if communication did not slow computation beside it; computation includes host_s,
     what the accelerator waits for its host. bubble_s: waiting for other stages, of the stage that computes longest.
     """
@@ -103,6 +103,7 @@ class Pricing:
     host_s: float = 0.0
     bubble_s: float = 0.0
     stages: tuple[StagePrediction, ...] = ()
+    stage: int = 0
     record: Callable[[], tuple[Batch, ...]] = field(default=tuple, compare=False, repr=False)
 
     @cached_property

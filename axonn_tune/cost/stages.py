@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route, transfer_time_s
 from axonn_tune.cost.compute import compute_s
-from axonn_tune.cost.pipeline import PipelineTime, StageTimes, in_flight, pipeline_time, split_layers
+from axonn_tune.cost.pipeline import PipelineTime, StageTimes, pipeline_time
 from axonn_tune.cost.timeline import Batch, ChunkTimes, Timeline
 from axonn_tune.program.dimensions import executed_flops
-from axonn_tune.program.layers import H, X, Y
 from axonn_tune.program.memory import Memory, memory_limit_bytes
-from axonn_tune.program.operations import Collective
+from axonn_tune.program.pipeline import in_flight, model_parts
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import Stage
 
@@ -40,9 +39,8 @@ class _PricedStage:
 
 def parts_of(pricer: _Pricer) -> tuple[int, ...]:
     """Blocks of each model part, chunk c of stage s at c·p + s."""
-    configuration = pricer.configuration
-    count = configuration.grid.pipeline * configuration.chunks
-    return configuration.parts or split_layers(pricer.model.layers, parts=count)
+    asked = pricer.configuration
+    return model_parts(pricer.model.layers, stages=asked.grid.pipeline, chunks=asked.chunks, given=asked.parts)
 
 
 def price_stages(pricer: _Pricer) -> Pricing:
@@ -74,6 +72,7 @@ def price_stages(pricer: _Pricer) -> Pricing:
         host_s=busiest.host_s,
         bubble_s=min(time.bubble_s[slowest], max(0.0, time.step_s - busiest.compute_s)),
         stages=tuple(_predictions(stages, time, communication, sent_s)),
+        stage=most,
         record=shown.record,
     )
 
@@ -175,21 +174,17 @@ def _record(pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], values: dict
 
 
 class _Sends:
-    """Activations and gradients between stages: `[M_{data,z}, H_y]`, over x in shares where a framework does so.
-
-    Each rank of x sends its share where the residual stream is split over x, or where the framework scatters it for
-    the way and gathers it again (arXiv 2104.04473, section 4.1).
-    """
+    """Activations and gradients between stages, over x in shares where a framework does so."""
 
     def __init__(self, pricer: _Pricer) -> None:
         grid, machine = pricer.grid, pricer.machine
         self.schedule = pricer.framework.schedule
         self.machine = machine
         self.stride = grid.stride("pipeline")
-        given, values = pricer.program.given, pricer.settled(Stage(first=True, last=False))[0]
-        whole = given.element * given.tokens * H / Y
-        self.size = whole / X if pricer.options.sequence_parallel or self.schedule.scattered else whole
-        self.whole_bytes, self.size_bytes = (float(size.evaluate(values)) for size in (whole, self.size))
+        values = pricer.settled(Stage(first=True, last=False))[0]
+        self.message = pricer.program.send(scattered=self.schedule.scattered)
+        whole = pricer.program.send(scattered=False)
+        self.whole_bytes, self.size_bytes = (float(one.size_bytes.evaluate(values)) for one in (whole, self.message))
         self.gathered = self.schedule.scattered and not pricer.options.sequence_parallel
         self.chunks = pricer.configuration.chunks
         path, call_s = route(grid.group_shape("x"), machine.tiers, grid.world), pricer.call_s
@@ -216,18 +211,18 @@ class _Sends:
             return
         bandwidth = self.size_bytes / max(self.one_s, 1e-12)
         yield Term(
-            op="send",
-            axis="pipeline",
-            phase="forward",
-            layer="stage",
+            op=self.message.kind,
+            axis=self.message.axis,
+            phase=self.message.phase,
+            layer=self.message.layer,
             count=count,
             bytes=self.size_bytes,
             group=2,
             tier=self._tier(),
             seconds=count * self.one_s,
             exposed_s=min(time.exposed_send_s[stage], count * self.one_s),
-            formula=str(self.size),
-            collective=Collective("send", "pipeline", "forward", "stage", self.size),
+            formula=str(self.message.size_bytes),
+            collective=self.message,
             line=Line("direct", "simple", 0.0, bandwidth),
         )
 

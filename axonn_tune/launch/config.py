@@ -70,6 +70,7 @@ def build_launch(
         recompute=configuration.recompute,
         kept_layers=int(pricing.memory.kept_layers),
         chunks=configuration.chunks,
+        parts=configuration.parts,
         compile=launcher.backend == "nccl",
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),

@@ -214,11 +214,19 @@ def symbol_values(
 
 
 def step_values(
-    model: Model, workload: Workload, grid: Grid, *, micro_batch: int, kept_layers: int
+    model: Model,
+    workload: Workload,
+    grid: Grid,
+    *,
+    micro_batch: int,
+    kept_layers: int,
+    stage: Stage = ONLY,
+    layers: int | None = None,
 ) -> dict[str, float]:
-    """Values of every symbol for one step of one rank of the bundled runtime."""
-    kept = {"kept": float(kept_layers), "unkept": float(model.layers - kept_layers)}
-    return symbol_values(model, workload, grid, micro_batch=micro_batch) | kept
+    """Values of every symbol for one step of one rank of the bundled runtime; `layers`: of its pipeline stage."""
+    values = symbol_values(model, workload, grid, micro_batch=micro_batch, stage=stage, layers=layers)
+    kept = min(float(kept_layers), values["L"])
+    return {**values, "kept": kept, "unkept": values["L"] - kept}
 
 
 def model_flops(model: Model, workload: Workload) -> float:

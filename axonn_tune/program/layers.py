@@ -624,9 +624,12 @@ def _tables_end(given: Given) -> Iterator[Operation]:
                 yield Collective("all_reduce", given.shard_axes, "step", table, given.gradient_bytes * elements)
     if given.model.tied_embeddings:
         shard = TABLE / given.table_shards("embedding")
-        yield Collective("all_reduce", "ends", "step", "embedding", given.gradient_bytes * shard)
+        bucket = shard if given.replicated("embedding") else symbol("table_bucket")
         if given.options.reduction != "whole":
-            yield replace(data_bucket(COPY, shard, given), phase="step")
+            yield replace(data_bucket(COPY, bucket, given), phase="step")
+        # Megatron-LM adds whole buffers, of which each rank needs a share; the bundled runtime the shares.
+        own = bucket / given.replicas if given.sharded and not given.options.distributed_optimizer else shard
+        yield Collective("all_reduce", "ends", "step", "embedding", given.gradient_bytes * own)
 
 
 def _tables(given: Given) -> Iterator[tuple[str, Size]]:

@@ -52,6 +52,18 @@ def persistent_items(given: Given) -> Held:
     )
 
 
+_MESSAGES = 3.0
+"""Of each neighbour: one of either direction being received, or two of it being sent."""
+
+
+def message_items(program: StepProgram, stage: Stage) -> Held:
+    """Activations and gradients on their way between stages; a stage in the middle has two neighbours."""
+    if stage == ONLY:
+        return ()
+    neighbours = 1.0 if stage.first or stage.last else 2.0
+    return (("messages between stages", neighbours * _MESSAGES * program.send(scattered=False).size_bytes),)
+
+
 def saved_arrays(program: StepProgram) -> tuple[Array, ...]:
     """What one block keeps of a micro-batch from forward to backward: all that is not made anew.
 
@@ -132,7 +144,7 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
     saved = _by_kind(saved_arrays(program))
     return MemoryPlan(
         given=program.given,
-        persistent=persistent_items(program.given),
+        persistent=(*persistent_items(program.given), *message_items(program, stage)),
         saved=tuple((f"saved {kind}", count * _HELD * size) for (kind, size), count in saved.items()),
         peaks=(*([_head_peak(program)] if stage.last else []), _backward_peak(program, stage)),
     )

@@ -30,6 +30,7 @@ from axonn_tune.program.layers import (
     F,
     G,
     Given,
+    H,
     N,
     Q,
     X,
@@ -137,6 +138,16 @@ class StepProgram:
         every = (*self.sections(ONLY), self.end)
         axes = (step.axis for section in every for step in section.operations if isinstance(step, Collective))
         return tuple(dict.fromkeys(axes))
+
+    def send(self, *, scattered: bool) -> Collective:
+        """An activation or a gradient on its way to another stage, `[M, H_y]`.
+
+        scattered: each rank of x sends its share, which is gathered again where it arrives (arXiv 2104.04473,
+        section 4.1); where the residual stream is split over x there is no more than a share.
+        """
+        whole = self.given.element * self.given.tokens * H / Y
+        shared = scattered or self.given.options.sequence_parallel
+        return Collective("send", "pipeline", "forward", "stage", whole / X if shared else whole)
 
     def collectives(self, stage: Stage = ONLY) -> Iterator[tuple[Collective, Size]]:
         """Yield each collective with its calls per step and rank; axes of size 1 included."""

@@ -14,10 +14,11 @@ import numpy as np
 
 from axonn_tune.cost.collectives import collective_time_s, lines_of, route, transfer_time_s
 from axonn_tune.cost.columns import Candidates, ChunkColumns, ColumnPricer, Floats, Integers, distinct
-from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time, split_layers
+from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time
 from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.frameworks import software_on
 from axonn_tune.grid import GroupShape
+from axonn_tune.program.pipeline import split_layers
 from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import Stage
 from axonn_tune.ranking.space import FIRST, LAST, MIDDLE, Fitting, Problem, Shapes, stage_rows, stage_values

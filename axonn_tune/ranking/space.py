@@ -252,7 +252,7 @@ class StageRows:
 def stage_rows(problem: Problem, shapes: Shapes) -> tuple[StageRows, ...]:
     """The stages that can need most memory or time: the first, the one after it, the last."""
     # Imported here: most searches have no pipeline, and start-up time is theirs.
-    from axonn_tune.cost.pipeline import in_flight_chunks, split_layers
+    from axonn_tune.program.pipeline import in_flight_chunks, split_layers
 
     stages, chunks = shapes.stages[shapes.piped], shapes.chunks[shapes.piped]
     batches = np.asarray(shapes.values["A"])[shapes.piped].astype(np.int64)
@@ -280,7 +280,7 @@ def _uneven_rows(
 ) -> Iterator[tuple[Integers, dict[int, tuple[int, float]]]]:
     """Rows whose chunks differ in blocks: of the first stage, the one between the ends that holds most, and the last,
     all blocks and those held together."""
-    from axonn_tune.cost.pipeline import in_flight, split_layers
+    from axonn_tune.program.pipeline import in_flight, split_layers
 
     several = np.flatnonzero((chunks > 1) & (layers % (stages * chunks) != 0))
     kinds = {(int(stages[one]), int(chunks[one]), int(batches[one])) for one in several}

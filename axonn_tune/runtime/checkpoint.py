@@ -222,7 +222,7 @@ class Checkpointer:
 
     def _finish(self, step: int) -> None:
         grid = self._mesh.grid
-        sizes = {axis: grid.axis_size(axis) for axis in AXES}
+        sizes = {axis: size for axis, size in grid.by_axis.items() if axis in AXES or size > 1}
         marker = {"version": __version__, "run": vars(self._run), "grid": sizes | {"order": list(grid.order)}}
         self._folder.finish(step, marker)
         self._folder.keep(self._keep)
@@ -248,7 +248,8 @@ class Checkpointer:
             raise TrainingFailedError(f"{str(place)!r} is not a checkpoint, or is truncated")
         state = dict(self._state())
         _must_agree(f"checkpoint {str(place)!r} is of another run", list(self._run_differences(marker)))
-        _must_agree(f"checkpoint {str(place)!r} is of another model", list(_differences(saved_tensors(place), state)))
+        differences = list(_differences(saved_tensors(place), state, whole=self._mesh.grid.pipeline == 1))
+        _must_agree(f"checkpoint {str(place)!r} is of another model", differences)
         _read_or_fail(place, lambda: read(place, state))
 
     def _run_differences(self, marker: dict[str, Any]) -> Iterator[str]:
@@ -258,11 +259,14 @@ class Checkpointer:
                 yield f"{name} is {there} there and {here} here"
 
 
-def _differences(saved: dict[str, tuple[tuple[int, ...], Any]], state: Shards) -> Iterator[str]:
-    """Parameters whose sizes differ, or that only one side has; moments go with their parameters."""
+def _differences(saved: dict[str, tuple[tuple[int, ...], Any]], state: Shards, *, whole: bool) -> Iterator[str]:
+    """Parameters whose sizes differ, or that only one side has; moments go with their parameters.
+
+    whole: the state is the whole model's, not a pipeline stage's.
+    """
     there = {name.removeprefix(PARAMETERS): size for name, (size, _) in saved.items() if name.startswith(PARAMETERS)}
     here = {name.removeprefix(PARAMETERS): one[0].size for name, one in state.items() if name.startswith(PARAMETERS)}
-    for name in dict.fromkeys([*here, *there]):
+    for name in dict.fromkeys([*here, *there] if whole else here):
         if here.get(name) != there.get(name):
             yield f"{name} is {_shown(there.get(name))} there and {_shown(here.get(name))} here"
 

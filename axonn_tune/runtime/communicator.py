@@ -8,6 +8,9 @@ Under NCCL each group has a stream of its own. docs/decisions/0013 explains why 
 memory reused too early, whatever CUDA_DEVICE_MAX_CONNECTIONS says: a collective starts after an event on the stream
 that issues it, the stream that waits is held by another, and a handle keeps what is sent until then.
 
+A message to a neighbouring pipeline stage is a broadcast in a group of its two ranks: unlike Gloo's own messages it is
+asynchronous on both sides, in order, and timed as every other collective is.
+
 Some collectives outlive the layer that issues them: all-gathers of weights are prefetched for the next layer,
 reduce-scatters of weight gradients finish one layer later, and data-parallel buckets finish at the end of the step.
 """
@@ -20,9 +23,12 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from axonn_tune.grid import ENDS
+from axonn_tune.program.layers import COPY
 from axonn_tune.program.operations import Phase
+from axonn_tune.program.pipeline import Kind
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry
-from axonn_tune.runtime.mesh import Mesh
+from axonn_tune.runtime.mesh import Edge, Mesh
 from axonn_tune.runtime.parameters import Bucket, Matrix
 from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.timing import Call, Timer
@@ -48,6 +54,11 @@ class CollectiveHandle:
         self._call = call
         if call is not None and work is not None:
             call.sent(work)
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is known to be there, or what was sent to be received."""
+        return self._work is None or self._work.is_completed()
 
     def wait(self) -> torch.Tensor:
         """Wait for the result (on CUDA: make the current stream wait for it)."""
@@ -115,10 +126,30 @@ class Communicator:
         result = tensor.new_empty(shape)
         return CollectiveHandle(result, _reduce_scatter(result, tensor, group), sent=tensor, call=call)
 
+    def send(self, tensor: torch.Tensor, kind: Kind) -> CollectiveHandle:
+        """Send an activation (F) or a gradient (B) to the stage that needs it next."""
+        edge, tensor = self.mesh.sends[kind], tensor.contiguous()
+        self.ledger.record(_message(tensor))
+        return self._pass(tensor, edge, sent=True)
+
+    def receive(self, buffer: torch.Tensor, kind: Kind) -> CollectiveHandle:
+        """Fill a contiguous buffer with the next activation (F) or gradient (B) from a neighbouring stage."""
+        return self._pass(buffer, self.mesh.receives[kind], sent=False)
+
+    def _pass(self, tensor: torch.Tensor, edge: Edge, *, sent: bool) -> CollectiveHandle:
+        call = self.timer.issue(_message(tensor), edge.group, edge=edge)
+        work = dist.broadcast(tensor, edge.sender, group=edge.group, async_op=True)
+        return CollectiveHandle(tensor, work, sent=tensor if sent else None, call=call)
+
     def _record(self, entry: LedgerEntry, group: dist.ProcessGroup) -> Call | None:
         """Count a call that is about to be issued, and time it if this step is timed."""
         self.ledger.record(entry)
         return self.timer.issue(entry, group)
+
+
+def _message(tensor: torch.Tensor) -> LedgerEntry:
+    """As the program calls it."""
+    return LedgerEntry("send", "pipeline", "forward", "stage", tensor.nbytes)
 
 
 def _sum_in_order(shards: torch.Tensor) -> torch.Tensor:
@@ -223,6 +254,15 @@ class DataBuckets:
             if bucket.split:
                 bucket.own_gradient.copy_(total)
         self._sent.clear()
+
+    def reduce_copies(self, bucket: Bucket) -> None:
+        """Sum the gradients of a tied table's copies, which the first stage's embedding and the last's LM head made."""
+        if bucket.layer == COPY:
+            reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
+            total = reduce(bucket.gradient, "data", "step", COPY).wait()
+            if bucket.split:
+                bucket.own_gradient.copy_(total)
+        self.communicator.all_reduce(bucket.own_gradient, ENDS, "step", "embedding").wait()
 
     def reduce_vectors(self, bucket: Bucket) -> None:
         """Sum the gradients of the replicated vectors over z, then data, in place, and wait."""

@@ -1,8 +1,9 @@
 """One rank of a launch config without memory or network: `python -m axonn_tune.runtime.dry_run launch.yaml`.
 
 Tensors are on torch's meta device, which knows shapes only, and collectives go to a fake process group, which
-returns at once. So rank 0 of any world can run one step here: its peak memory, and its collectives compared
-with the program's.
+returns at once. So the first rank of every pipeline stage of any world can run one step here: its peak memory, and its
+collectives compared with the program's. Stages alike in layers, embedding and LM head are run once: the first of them
+has most micro-batches in flight.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from axonn_tune.errors import AxonnTuneError, CheckFailedError, NothingFeasibleError
+from axonn_tune.program.pipeline import group_size, model_parts
 from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import CausalAttention
@@ -31,9 +33,6 @@ from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.units import show_bytes
-
-_MEASURED = (2, 3)
-"""Micro-batches of the two steps that are run: what differs between them is one micro-batch's."""
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -135,7 +134,7 @@ class NoTokens:
 
 
 def build(launch: Launch, mesh: Mesh, memory: LiveBytes) -> Trainer:
-    """The trainer of rank 0, on the meta device."""
+    """The trainer of a rank, on the meta device."""
     meta = torch.device("meta")
     settings = replace(settings_of(launch, meta), compiler=memory.compiler)
     trainer = Trainer(launch, mesh, device=meta, source=NoTokens(launch), settings=settings)
@@ -147,7 +146,7 @@ def build(launch: Launch, mesh: Mesh, memory: LiveBytes) -> Trainer:
 
 
 def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[LedgerEntry]:
-    """Collectives of rank 0 in a step of so many micro-batches."""
+    """Collectives of a step of so many micro-batches."""
     trainer.ledger.counts.clear()
     trainer.launch = trainer.launch.model_copy(update={"grad_accumulation": micro_batches})
     trainer.optimizer.sums(trainer.gradients(0))
@@ -156,17 +155,22 @@ def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[LedgerEntry]
 
 
 def whole_ledger(trainer: Trainer) -> Ledger:
-    """The same for the launch config's micro-batches, by running few: the number of calls is affine in them."""
-    count = trainer.launch.grad_accumulation
-    if count <= max(_MEASURED):
+    """The same for the launch config's micro-batches, by running few: the number of calls is affine in them.
+
+    Enough for as many in flight as there ever are, and then one group more.
+    """
+    count, stages = trainer.launch.grad_accumulation, trainer.mesh.grid.pipeline
+    group = group_size(stages, trainer.launch.chunks)
+    few = 2 * stages
+    if count <= few + group:
         return Ledger(step_ledger(trainer, micro_batches=count))
-    fewer, more = (step_ledger(trainer, micro_batches=one) for one in _MEASURED)
-    each = Counter({entry: more[entry] - fewer[entry] for entry in more})
-    return Ledger(Counter({entry: more[entry] + (count - _MEASURED[1]) * each[entry] for entry in more}))
+    fewer, more = (step_ledger(trainer, micro_batches=one) for one in (few, few + group))
+    left = (count - few - group) // group
+    return Ledger(Counter({entry: more[entry] + left * (more[entry] - fewer[entry]) for entry in more}))
 
 
 def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[str]:
-    """Peak memory of rank 0, item by item."""
+    """Peak memory of a rank, item by item."""
     vectors = trainer.model.vectors
     buckets = [bucket for bucket in trainer.model.store.buckets if bucket is not vectors]
     master_bytes = sum(bucket.master.nbytes for bucket in buckets)
@@ -181,13 +185,11 @@ def memory_lines(launch: Launch, trainer: Trainer, *, peak_bytes: int) -> list[s
     items["activations, gathered weights, temporaries"] = peak_bytes - sum(items.values())
     lines = [f"  {name:<44}{show_bytes(size):>10}" for name, size in items.items()]
     lines.append(f"  {'peak of a step':<44}{show_bytes(peak_bytes):>10}")
-    if launch.predicted.memory_bytes is not None:
-        lines.append(f"  {'predicted':<44}{show_bytes(launch.predicted.memory_bytes):>10}")
     return lines
 
 
 def ledger_lines(ledger: Ledger) -> list[str]:
-    """Collectives of rank 0, largest first."""
+    """Collectives of a rank, largest first."""
     rows = sorted(ledger.counts.items(), key=lambda row: -row[0].size_bytes * row[1])
     if not rows:
         return ["  none: every group is this rank alone"]
@@ -199,28 +201,51 @@ def ledger_lines(ledger: Ledger) -> list[str]:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run has found, and the peak memory of rank 0, bytes."""
+    """What a dry run has found, and the peak memory of the stage that needs most, bytes."""
 
     lines: list[str]
     peak_bytes: int
 
 
 def dry_run(launch: Launch) -> DryRun:
-    """Run one step of rank 0; CheckFailedError if its collectives differ from the program's."""
+    """Run one step of the first rank of each stage; CheckFailedError if its collectives differ from the program's."""
     require_runnable(launch)
+    found = [_dry_run_of(launch, stage) for stage in _different_stages(launch)]
+    largest = max(found, key=lambda one: one.peak_bytes)
+    lines = [line for one in found for line in one.lines]
+    if launch.predicted.memory_bytes is not None:
+        of = "rank 0" if launch.grid.pipeline == 1 else "the largest stage"
+        lines += [f"Predicted peak of {of}: {show_bytes(launch.predicted.memory_bytes)}", ""]
+    return DryRun([*lines, "They equal the program, which the prediction is made from."], largest.peak_bytes)
+
+
+def _different_stages(launch: Launch) -> list[int]:
+    """The first stage of each kind."""
+    stages = launch.grid.pipeline
+    parts = model_parts(launch.model.layers, stages=stages, chunks=launch.chunks, given=launch.parts)
+    kinds = {(stage == 0, stage == stages - 1, parts[stage::stages]): stage for stage in reversed(range(stages))}
+    return sorted(kinds.values())
+
+
+def _dry_run_of(launch: Launch, stage: int) -> DryRun:
     grid = launch.grid.grid()
+    rank = grid.rank({"pipeline": stage}) if grid.pipeline > 1 else 0
     if grid.world > 1:
-        dist.init_process_group("fake", rank=0, world_size=grid.world)
-    with warnings.catch_warnings(), LiveBytes() as memory:
-        warnings.simplefilter("ignore")
-        trainer = build(launch, build_mesh(grid), memory)
-        ledger = whole_ledger(trainer)
-    different = compare(ledger, *program_of(launch))
-    lines = [f"Memory of rank 0 of {grid.world}:", *memory_lines(launch, trainer, peak_bytes=memory.peak)]
-    lines += ["", "Collectives of one step and rank (full buffer of one call):", *ledger_lines(ledger), ""]
-    if different:
-        raise CheckFailedError("\n".join(["the collectives differ from the program:", *different]))
-    return DryRun([*lines, "They equal the program, which the prediction is made from."], memory.peak)
+        dist.init_process_group("fake", rank=rank, world_size=grid.world)
+    try:
+        with warnings.catch_warnings(), LiveBytes() as memory:
+            warnings.simplefilter("ignore")
+            trainer = build(launch, build_mesh(grid, chunks=launch.chunks), memory)
+            ledger = whole_ledger(trainer)
+    finally:
+        if grid.world > 1:
+            dist.destroy_process_group()
+    if different := compare(ledger, program_of(launch, stage=stage)):
+        raise CheckFailedError("\n".join([f"the collectives of rank {rank} differ from the program:", *different]))
+    name = f"rank {rank} of {grid.world}" + (f" (pipeline stage {stage})" if grid.pipeline > 1 else "")
+    memory_of = [f"Memory of {name}:", *memory_lines(launch, trainer, peak_bytes=memory.peak)]
+    sent = ["Collectives of one step and rank (full buffer of one call):", *ledger_lines(ledger)]
+    return DryRun([*memory_of, "", *sent, ""], memory.peak)
 
 
 def require_memory(launch: Launch, peak_bytes: int) -> None:
@@ -228,8 +253,9 @@ def require_memory(launch: Launch, peak_bytes: int) -> None:
     limit_bytes = launch.predicted.memory_limit_bytes
     if limit_bytes is not None and peak_bytes > limit_bytes:
         accelerator, needed, usable = launch.predicted.accelerator, show_bytes(peak_bytes), show_bytes(limit_bytes)
+        of = "rank 0" if launch.grid.pipeline == 1 else "a stage"
         raise NothingFeasibleError(
-            f"peak memory of rank 0 is {needed}, above the {usable} usable on {accelerator} by "
+            f"peak memory of {of} is {needed}, above the {usable} usable on {accelerator} by "
             f"{show_bytes(peak_bytes - limit_bytes)}: use a smaller micro_batch, fewer kept_layers, or recompute: full"
         )
 

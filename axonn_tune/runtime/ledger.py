@@ -13,14 +13,15 @@ from math import prod
 from typing import TypeAlias
 
 from axonn_tune.grid import split_axes
-from axonn_tune.program.dimensions import step_values
-from axonn_tune.program.operations import Phase, priced_kind
-from axonn_tune.program.step import StepProgram, build_step
+from axonn_tune.program.dimensions import executed_flops, step_values
+from axonn_tune.program.operations import OpKind, Phase
+from axonn_tune.program.pipeline import messages, model_parts
+from axonn_tune.program.size import as_size
+from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
 from axonn_tune.specs.launch import Launch
-from axonn_tune.specs.machine import CollectiveKind
 from axonn_tune.specs.traces import term_name
 
-TermName: TypeAlias = tuple[CollectiveKind, str, Phase, str]
+TermName: TypeAlias = tuple[OpKind, str, Phase, str]
 """Operation, axis, phase and layer, which name a collective."""
 
 
@@ -28,7 +29,7 @@ TermName: TypeAlias = tuple[CollectiveKind, str, Phase, str]
 class LedgerEntry:
     """A collective as the program describes it too; size_bytes: of the full buffer."""
 
-    op: CollectiveKind
+    op: OpKind
     axis: str
     phase: Phase
     layer: str
@@ -53,37 +54,56 @@ class Ledger:
         self.issued += 1
 
 
-def program_of(launch: Launch) -> tuple[StepProgram, dict[str, float]]:
-    """The program of one step of a launch config, and the values of its symbols."""
+@dataclass(frozen=True)
+class RankProgram:
+    """One step of a rank: the program, the values of its symbols, its pipeline stage, and messages it sends."""
+
+    program: StepProgram
+    values: Mapping[str, float]
+    stage: Stage = ONLY
+    messages: int = 0
+
+    @property
+    def executed_flops(self) -> float:
+        """FLOPs of a step, recompute and padding included."""
+        return float(executed_flops(self.program, self.values, self.stage))
+
+    def collectives(self) -> Counter[LedgerEntry]:
+        """Collectives and messages of a step; none over a group of one."""
+        send = self.program.send(scattered=False)
+        planned = *self.program.collectives(self.stage), *([(send, as_size(self.messages))] if self.messages else [])
+        counts: Counter[LedgerEntry] = Counter()
+        for one, count in planned:
+            calls = round(float(count.evaluate(self.values)))
+            if calls and prod(self.values[axis] for axis in split_axes(one.axis)) > 1:
+                size = round(float(one.size_bytes.evaluate(self.values)))
+                counts[LedgerEntry(one.kind, one.axis, one.phase, one.layer, size)] += calls
+        return counts
+
+
+def program_of(launch: Launch, *, stage: int = 0) -> RankProgram:
+    """The step of a launch config as a rank of a pipeline stage has it."""
+    grid, stages = launch.grid.grid(), launch.grid.pipeline
+    parts = model_parts(launch.model.layers, stages=stages, chunks=launch.chunks, given=launch.parts)
+    place = Stage(first=stage == 0, last=stage == stages - 1)
     values = step_values(
         launch.model,
         launch.workload,
-        launch.grid.grid(),
+        grid,
         micro_batch=launch.micro_batch,
         kept_layers=launch.kept_layers,
+        stage=place,
+        layers=sum(parts[stage::stages]),
     )
-    return build_step(launch.model, launch.workload, recompute=launch.recompute), values
+    sent = messages(stage, stages=stages, chunks=launch.chunks, micro_batches=launch.grad_accumulation)
+    return RankProgram(build_step(launch.model, launch.workload, recompute=launch.recompute), values, place, sent)
 
 
-def expected(program: StepProgram, values: Mapping[str, float]) -> Counter[LedgerEntry]:
-    """The program's collectives of one rank and step; none over a group of one."""
-    counts: Counter[LedgerEntry] = Counter()
-    for collective, count in program.collectives():
-        calls, kind = round(float(count.evaluate(values))), priced_kind(collective.kind)
-        if calls and prod(values[axis] for axis in split_axes(collective.axis)) > 1:
-            size = round(float(collective.size_bytes.evaluate(values)))
-            counts[LedgerEntry(kind, collective.axis, collective.phase, collective.layer, size)] += calls
-    return counts
-
-
-def compare(ledger: Ledger, program: StepProgram, values: Mapping[str, float], *, steps: int = 1) -> list[str]:
-    """Each term whose calls differ from the program's, in words; empty if none does.
-
-    program, values: as by `program_of`.
-    """
+def compare(ledger: Ledger, program: RankProgram, *, steps: int = 1) -> list[str]:
+    """Each term whose calls differ from the program's, in words; empty if none does."""
     planned: dict[TermName, dict[int, int]] = {}
     issued: dict[TermName, dict[int, int]] = {}
-    for entry, count in expected(program, values).items():
+    for entry, count in program.collectives().items():
         planned.setdefault(entry.term, {})[entry.size_bytes] = count * steps
     for entry, count in ledger.counts.items():
         issued.setdefault(entry.term, {})[entry.size_bytes] = count

@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
 
 from axonn_tune.errors import UsageError
-from axonn_tune.grid import AXES, Grid, split_axes
+from axonn_tune.grid import AXES, ENDS, Grid, split_axes
 from axonn_tune.program.operations import GROUP_AXES
+from axonn_tune.program.pipeline import Kind
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Activations (F) or gradients (B) from one rank to that of a neighbouring stage: the group of both, and both."""
+
+    group: dist.ProcessGroup
+    kind: Kind
+    sender: int
+    receiver: int
+
+    @property
+    def name(self) -> tuple[Kind, int, int]:
+        """The same on both ranks."""
+        return self.kind, self.sender, self.receiver
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's coordinates in the grid, and its process groups; None for a group of one."""
+    """One rank's coordinates in the grid, and its process groups; None for a group of one.
+
+    sends, receives: the edges on which activations (F) and gradients (B) leave and reach this rank.
+    """
 
     grid: Grid
     rank: int
     groups: dict[str, dist.ProcessGroup | None]
+    sends: dict[Kind, Edge] = field(default_factory=dict)
+    receives: dict[Kind, Edge] = field(default_factory=dict)
+
+    @property
+    def stage(self) -> int:
+        """This rank's pipeline stage."""
+        return self.coordinate("pipeline") if self.grid.pipeline > 1 else 0
+
+    def process_groups(self) -> Iterator[dist.ProcessGroup]:
+        """Yield each process group once."""
+        every = (*self.groups.values(), *(edge.group for edge in (*self.sends.values(), *self.receives.values())))
+        yield from {id(group): group for group in every if group is not None}.values()
 
     def size(self, axes: str) -> int:
         """Ranks in this rank's group over `axes`."""
@@ -34,9 +65,10 @@ class Mesh:
 def require_world(grid: Grid, world: int) -> None:
     """UsageError, with the arithmetic, unless there are as many ranks as the grid has."""
     if grid.world != world:
-        product = "·".join(str(grid.axis_size(axis)) for axis in AXES)
+        axes = [axis for axis in grid.by_axis if axis in AXES or grid.axis_size(axis) > 1]
+        product = "·".join(str(grid.axis_size(axis)) for axis in axes)
         ranks = "1 rank was" if world == 1 else f"{world} ranks were"
-        raise UsageError(f"the grid x·y·z·data = {product} needs {grid.world} ranks, but {ranks} started")
+        raise UsageError(f"the grid {'·'.join(axes)} = {product} needs {grid.world} ranks, but {ranks} started")
 
 
 def _same_groups(grid: Grid, one: str, other: str) -> bool:
@@ -45,11 +77,11 @@ def _same_groups(grid: Grid, one: str, other: str) -> bool:
     return bool(wide[0]) and wide[0] == wide[1]
 
 
-def build_mesh(grid: Grid, *, timeout: timedelta | None = None) -> Mesh:
+def build_mesh(grid: Grid, *, chunks: int = 1, timeout: timedelta | None = None) -> Mesh:
     """Create every process group of the grid; all ranks must call this together.
 
-    Sets of axes with the same groups share them. timeout: of each collective, torch's own unless given.
-    UsageError, with the arithmetic, if the world has another size than the grid.
+    Sets of axes with the same groups share them. chunks: of each pipeline stage. timeout: of each collective, torch's
+    own unless given. UsageError, with the arithmetic, if the world has another size than the grid.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     require_world(grid, world)
@@ -69,7 +101,28 @@ def build_mesh(grid: Grid, *, timeout: timedelta | None = None) -> Mesh:
             group = dist.new_group(list(members), timeout=timeout)
             if rank in members:
                 groups[axes] = group
-    return Mesh(grid, rank, groups)
+    mesh = Mesh(grid, rank, groups)
+    if grid.pipeline > 1:
+        _connect_stages(mesh, chunks=chunks, timeout=timeout)
+    return mesh
+
+
+def _connect_stages(mesh: Mesh, *, chunks: int, timeout: timedelta | None) -> None:
+    """Add the group of first and last stage, and the edges between neighbours; interleaved stages form a ring.
+
+    Each edge has a group, so a stream, of its own: no message can hold up one of another kind or direction.
+    """
+    for line in mesh.grid.groups("pipeline"):
+        both = dist.new_group([line[0], line[-1]], timeout=timeout)
+        if mesh.rank in (line[0], line[-1]):
+            mesh.groups[ENDS] = both
+        neighbours = list(zip(line, (*line[1:], line[0]), strict=True))
+        for one, following in neighbours if chunks > 1 else neighbours[:-1]:
+            ways: tuple[tuple[Kind, int, int], ...] = (("F", one, following), ("B", following, one))
+            for kind, sender, receiver in ways:
+                group = dist.new_group([one, following], timeout=timeout)
+                if mesh.rank in (sender, receiver):
+                    (mesh.sends if mesh.rank == sender else mesh.receives)[kind] = Edge(group, kind, sender, receiver)
 
 
 Result = TypeVar("Result")

@@ -5,6 +5,9 @@ rank of its group saw: an early rank waits for the late ones, and a late rank fi
 saw what the collective takes. From when the last rank has entered it to when the last rank has its result, all took
 part. That needs one clock, which the processes of one host share. Ranks of several hosts, and GPUs, have none: there
 the shortest time that any rank saw counts for each call.
+
+A message between pipeline stages counts where it is sent. Who waits for one longer than it takes waits for its sender,
+which is part of the bubble. Terms are those of the stage that the prediction's are of.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,7 +29,7 @@ from axonn_tune.program.dimensions import model_flops, step_tokens
 from axonn_tune.runtime.devices import peak_memory_bytes
 from axonn_tune.runtime.ledger import LedgerEntry, program_of
 from axonn_tune.runtime.mesh import Mesh
-from axonn_tune.runtime.timing import StepTimes
+from axonn_tune.runtime.timing import StepTimes, TimedCall
 from axonn_tune.specs.launch import Launch, PredictedTerm
 from axonn_tune.specs.results import SHORTEST, PredictionTarget, Quantity, RunSite, Summary, SummaryTerm
 from axonn_tune.specs.traces import term_name
@@ -41,7 +44,7 @@ from dataclasses import asdict, field
 from typing import TextIO
 
 from axonn_tune.files import write_text_atomically
-from axonn_tune.program.dimensions import MFU_CONVENTION, executed_flops
+from axonn_tune.program.dimensions import MFU_CONVENTION
 from axonn_tune.runtime.optimizer import StepResult
 from axonn_tune.specs.results import SUMMARY_NAME
 from axonn_tune.units import counted, show_bytes, show_seconds
@@ -122,6 +125,8 @@ def summarise(
     one_clock = _share_a_clock(mesh, steps[0].times)
     terms = _term_means(launch, mesh, rank_device, [steps[number].times for number in chosen], one_clock=one_clock)
     exposed_s, predicted = sum(term.exposed_s for term in terms), launch.predicted
+    waited_s = [sum(call.exposed_s for call in steps[number].times.calls) for number in chosen]
+    idle_s = _mean_of_stage(launch, mesh, sum(waited_s) / len(waited_s))
     memory = _over_ranks(
         torch.tensor([rank_device.memory_bytes], dtype=torch.float64), mesh, rank_device, dist.ReduceOp.MAX
     ).item()
@@ -135,7 +140,7 @@ def summarise(
         averaged_steps=len(chosen),
         warmup_steps=warmup,
         step_s=Quantity(predicted=predicted.iteration_s, measured=step_s),
-        compute_s=Quantity(predicted=predicted.compute_s, measured=max(step_s - exposed_s, 0.0)),
+        compute_s=Quantity(predicted=predicted.compute_s, measured=max(step_s - idle_s, 0.0)),
         communication_s=Quantity(predicted=predicted.communication_s, measured=sum(term.seconds for term in terms)),
         exposed_communication_s=Quantity(predicted=predicted.exposed_communication_s, measured=exposed_s),
         memory_bytes=Quantity(predicted=predicted.memory_bytes, measured=float(memory)),
@@ -157,61 +162,99 @@ def middle_half(durations_s: Sequence[float]) -> list[int]:
 def _share_a_clock(mesh: Mesh, step: StepTimes) -> bool:
     """Whether all ranks' times are by the clock of one host."""
     mine = boot_id() if step.host_s is not None else ""
-    systems: list[str] = [mine] * mesh.grid.world
-    if mesh.grid.world > 1:
-        dist.all_gather_object(systems, mine)
-    return bool(mine) and len(set(systems)) == 1
+    return bool(mine) and len(set(_from_all(mesh, mine))) == 1
 
 
 def _term_means(
     launch: Launch, mesh: Mesh, rank_device: RankDevice, steps: Sequence[StepTimes], *, one_clock: bool
 ) -> list[TermMeans]:
-    """The terms of a step. Every rank has its calls in the same order."""
-    entries = [call.entry for call in steps[0].calls]
+    """The terms of a step of the predicted stage. Every rank of a stage has its calls in the same order."""
+    calls = steps[0].calls
     elapsed_s = torch.tensor([[call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
     exposed_s = torch.tensor([[call.exposed_s for call in one.calls] for one in steps], dtype=torch.float64)
     if one_clock:
         seconds = _in_flight_s(launch, mesh, rank_device, steps)
     else:
-        seconds = _over_groups(elapsed_s, entries, mesh, rank_device, dist.ReduceOp.MIN)
-    names = list(dict.fromkeys(entries))
-    calls = [[number for number, entry in enumerate(entries) if entry == name] for name in names]
-    means = torch.stack([seconds, elapsed_s, exposed_s]).mean(1)
-    sums = torch.tensor([[float(row[columns].sum()) for columns in calls] for row in means], dtype=torch.float64)
-    return [
-        TermMeans(name, len(columns), *values)
-        for name, columns, values in zip(
-            names, calls, _mean_over_ranks(sums, mesh, rank_device).T.tolist(), strict=True
-        )
-    ]
+        seconds = _over_groups(elapsed_s, calls, mesh, rank_device, dist.ReduceOp.MIN)
+    messages = [number for number, call in enumerate(calls) if call.edge is not None]
+    exposed_s[:, messages] = torch.minimum(exposed_s, seconds)[:, messages]
+    received = torch.tensor([call.edge is not None and call.edge.sender != mesh.rank for call in calls])
+    means = torch.stack([seconds.masked_fill(received, 0.0), elapsed_s.masked_fill(received, 0.0), exposed_s]).mean(1)
+    names = list(dict.fromkeys(call.entry for call in calls))
+    found = []
+    for name in names:
+        its = torch.tensor([call.entry == name for call in calls])
+        found.append((name, int((its & ~received).sum()), means[:, its].sum(1)))
+    sums = _mean_of_stage(launch, mesh, torch.stack([row for *_, row in found]) if found else torch.zeros(0, 3))
+    mine = [(name, count) for name, count, _ in found]
+    chosen = _of_stage(launch, mesh, mine)[0]
+    return [TermMeans(name, count, *row) for (name, count), row in zip(chosen, sums.tolist(), strict=True)]
+
+
+Gathered = TypeVar("Gathered")
+Mean = TypeVar("Mean", float, torch.Tensor)
+
+
+def _of_stage(launch: Launch, mesh: Mesh, mine: Gathered) -> list[Gathered]:
+    """What each rank of the predicted stage has; all ranks must call this together."""
+    return [one for stage, one in _from_all(mesh, (mesh.stage, mine)) if stage == launch.predicted.stage]
+
+
+def _mean_of_stage(launch: Launch, mesh: Mesh, mine: Mean) -> Mean:
+    """Mean of a value over the ranks of the predicted stage."""
+    found = _of_stage(launch, mesh, mine)
+    return sum(found[1:], found[0]) / len(found)
+
+
+def _from_all(mesh: Mesh, mine: Gathered) -> list[Gathered]:
+    """What each rank has; not part of a step, so not in the ledger."""
+    found: list[Gathered] = [mine] * mesh.grid.world
+    if mesh.grid.world > 1:
+        dist.all_gather_object(found, mine)
+    return found
 
 
 def _in_flight_s(launch: Launch, mesh: Mesh, rank_device: RankDevice, steps: Sequence[StepTimes]) -> torch.Tensor:
     """Seconds of each call of each step, by the clock that all ranks share. Shape (steps, calls)."""
-    entries = [call.entry for call in steps[0].calls]
+    calls = steps[0].calls
     host_s = torch.tensor([[one.host_s] for one in steps], dtype=torch.float64)
     began_s = torch.tensor([[call.began_s for call in one.calls] for one in steps], dtype=torch.float64)
     ended_s = torch.tensor([[call.began_s + call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
     both_s = torch.stack([began_s, ended_s]) + host_s
-    began_s, ended_s = _over_groups(both_s, entries, mesh, rank_device, dist.ReduceOp.MAX)
-    links = [term.tier if (term := _predicted(launch, entry)) else entry.axis for entry in entries]
+    began_s, ended_s = _over_groups(both_s, calls, mesh, rank_device, dist.ReduceOp.MAX)
+    links = [term.tier if (term := _predicted(launch, call.entry)) else call.entry.axis for call in calls]
     rows = [list(zip(*row, strict=True)) for row in zip(began_s.tolist(), ended_s.tolist(), strict=True)]
     return torch.tensor([shares_s(row, links) for row in rows], dtype=torch.float64)
 
 
 def _over_groups(
     values: torch.Tensor,
-    entries: Sequence[LedgerEntry],
+    calls: Sequence[TimedCall],
     mesh: Mesh,
     rank_device: RankDevice,
     operation: dist.ReduceOp.RedOpType,
 ) -> torch.Tensor:
     """A value of each call combined over the call's own group. Shape of values: (…, calls)."""
     found = values.clone()
-    for axis in dict.fromkeys(entry.axis for entry in entries):
-        columns = [number for number, entry in enumerate(entries) if entry.axis == axis]
+    for axis in dict.fromkeys(call.entry.axis for call in calls if call.edge is None):
+        columns = [number for number, call in enumerate(calls) if call.edge is None and call.entry.axis == axis]
         found[..., columns] = _over_ranks(found[..., columns], mesh, rank_device, operation, group=mesh.groups[axis])
+    if mesh.grid.pipeline > 1:
+        _over_edges(found, calls, mesh, largest=operation is dist.ReduceOp.MAX)
     return found
+
+
+def _over_edges(values: torch.Tensor, calls: Sequence[TimedCall], mesh: Mesh, *, largest: bool) -> None:
+    """The same for messages, in place: what both ends saw of each, in its order on its edge."""
+    columns: dict[object, list[int]] = {}
+    for number, call in enumerate(calls):
+        if call.edge is not None:
+            columns.setdefault(call.edge.name, []).append(number)
+    mine = {name: values[..., its] for name, its in columns.items()}
+    for other in _from_all(mesh, mine):
+        for name in columns.keys() & other.keys():
+            combined = torch.maximum if largest else torch.minimum
+            values[..., columns[name]] = combined(values[..., columns[name]], other[name])
 
 
 def _over_ranks(
@@ -378,7 +421,7 @@ class Metrics:
 
     def __post_init__(self) -> None:
         self._needed = model_flops(self.launch.model, self.launch.workload)
-        self._executed = float(executed_flops(*program_of(self.launch)))
+        self._executed = program_of(self.launch, stage=self.mesh.stage).executed_flops
         path = self.directory / f"metrics-rank{self.mesh.rank}.jsonl"
         # Line by line, so that the measurements of a killed rank can be read.
         self._file = path.open("a", encoding="utf-8", buffering=1)

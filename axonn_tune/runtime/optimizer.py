@@ -51,7 +51,7 @@ def learning_rate(options: launch.Optimizer, step: int) -> float:
 
 def replicas(parameter: Parameter, bucket: Bucket, mesh: Mesh) -> int:
     """How many ranks of the world update the same elements of a parameter."""
-    return prod(mesh.size(axis) for axis in AXES if axis not in bucket.split_axes(parameter))
+    return bucket.copies * prod(mesh.size(axis) for axis in AXES if axis not in bucket.split_axes(parameter))
 
 
 class AdamW:

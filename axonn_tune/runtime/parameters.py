@@ -89,7 +89,7 @@ class Bucket:
 
     layer: what the program calls the reduction of their gradients; value, gradient: flat, padded to divide over data
     where master weights are; own: elements that this rank's optimizer updates; master: these in the master type, a view
-    of `value` unless they are split.
+    of `value` unless they are split; copies: pipeline stages that hold these parameters.
     """
 
     layer: str
@@ -99,6 +99,7 @@ class Bucket:
     own: range
     master: torch.Tensor
     split: bool
+    copies: int = 1
 
     @property
     def own_gradient(self) -> torch.Tensor:

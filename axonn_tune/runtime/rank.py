@@ -208,7 +208,7 @@ class Rank:
             self.watch.join((place.address, int(str(shared[1]))), str(shared[2]))
         self.directory = Path(str(shared[0]))
         self.directory.mkdir(parents=True, exist_ok=True)
-        return build_mesh(self.launch.grid.grid(), timeout=timeout)
+        return build_mesh(self.launch.grid.grid(), chunks=self.launch.chunks, timeout=timeout)
 
     def _make_directory(self) -> Path:
         """The run's folder, as asked or `runs/<time>-<name>`, without an earlier run's results."""
@@ -248,7 +248,8 @@ class Rank:
 
     def _require_program(self, trainer: Trainer, *, steps: int) -> None:
         """Report collectives that differ from the program: an internal error in one of the two."""
-        different = compare(trainer.ledger, *program_of(self.launch), steps=steps) if steps else []
+        program = program_of(self.launch, stage=trainer.mesh.stage)
+        different = compare(trainer.ledger, program, steps=steps) if steps else []
         if different and self.directory is not None:
             text = json.dumps({"rank": self.place.rank, "differs": different}, ensure_ascii=False)
             write_text_atomically(self.directory / differences_name(self.place.rank), text + "\n")
@@ -270,7 +271,7 @@ class Rank:
             return
         # torch has no public way to change it after a group is made.
         set_timeout = dist.distributed_c10d._set_pg_timeout
-        for group in {id(group): group for group in mesh.groups.values() if group is not None}.values():
+        for group in mesh.process_groups():
             set_timeout(timedelta(seconds=self.launch.hang_timeout_s), group)
 
     def _broken(self, error: Exception) -> int:

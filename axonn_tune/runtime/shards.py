@@ -30,6 +30,7 @@ from torch.futures import Future
 
 from axonn_tune.files import is_full
 from axonn_tune.grid import AXES
+from axonn_tune.program.layers import COPY
 from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.parameters import Bucket, Parameter, Vector
 
@@ -81,7 +82,8 @@ def _shard(parameter: Parameter, row: int, column: int, values: torch.Tensor) ->
 
 def names_to_write(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:
     """Names of the parameters this rank saves: each is saved by one of its replicas, all ranks about as much."""
-    owned = [(parameter, bucket) for bucket in buckets for parameter in bucket.parameters]
+    # Of a tied table the first pipeline stage saves its copy.
+    owned = [(parameter, bucket) for bucket in buckets for parameter in bucket.parameters if bucket.layer != COPY]
     written: set[str] = set()
     # Elements that each replica saves, for every set of axes they repeat over.
     loads_of: dict[frozenset[str], list[int]] = {}

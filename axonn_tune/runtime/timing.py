@@ -29,6 +29,7 @@ import torch.distributed as dist
 from axonn_tune import __version__
 from axonn_tune.files import write_text_atomically
 from axonn_tune.runtime.ledger import LedgerEntry
+from axonn_tune.runtime.mesh import Edge
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
     TRACE_SCHEMA,
@@ -112,6 +113,7 @@ class Call:
     group: dist.ProcessGroup
     clock: StepClock
     issued: Mark
+    edge: Edge | None = None
     done: Mark = None
     halted: Mark = None
     resumed: Mark = None
@@ -141,6 +143,7 @@ class TimedCall:
     done_s: float
     halted_s: float
     resumed_s: float
+    edge: Edge | None = None
 
     @property
     def seconds(self) -> float:
@@ -253,11 +256,11 @@ class Timer:
         if self.clock is not None and self._traced:
             self._parts.append((name, self.clock.mark()))
 
-    def issue(self, entry: LedgerEntry, group: dist.ProcessGroup) -> Call | None:
-        """A collective is about to be issued; None if it is not timed."""
+    def issue(self, entry: LedgerEntry, group: dist.ProcessGroup, *, edge: Edge | None = None) -> Call | None:
+        """A collective, or a message on an edge, is about to be issued; None if it is not timed."""
         if self.clock is None or not self._on:
             return None
-        call = Call(entry, group, self.clock, self.clock.mark())
+        call = Call(entry, group, self.clock, self.clock.mark(), edge)
         self._calls.append(call)
         return call
 
@@ -275,7 +278,7 @@ class Timer:
             )
             began_s = max(issued_s, free_s.get(id(call.group), issued_s))
             free_s[id(call.group)] = max(began_s, done_s)
-            yield TimedCall(call.entry, began_s, done_s, halted_s, resumed_s)
+            yield TimedCall(call.entry, began_s, done_s, halted_s, resumed_s, call.edge)
 
 
 @dataclass

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 import torch
@@ -19,6 +20,7 @@ import torch
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.program.constraints import broken_constraints
+from axonn_tune.program.pipeline import model_parts
 from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.devices import forget_peak, synchronize, to_device
@@ -27,9 +29,10 @@ from axonn_tune.runtime.mesh import Mesh
 from axonn_tune.runtime.metrics import WARMUP_STEPS, Metrics, require_tensorboard
 from axonn_tune.runtime.optimizer import AdamW, StepResult
 from axonn_tune.runtime.settings import DTYPES, RuntimeSettings, settings_of
+from axonn_tune.runtime.stage import PipelineStage
 from axonn_tune.runtime.timing import Tracer
 from axonn_tune.runtime.tokens import Batches, batch_shard
-from axonn_tune.runtime.transformer import Transformer
+from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.runtime.watch import Watch
 from axonn_tune.specs.launch import Launch
 
@@ -52,8 +55,6 @@ def require_runnable(launch: Launch) -> None:
             f"workload.sequence_length ({workload.sequence_length}) is more than "
             f"model.max_sequence_length ({model.max_sequence_length})"
         )
-    if grid.pipeline > 1:
-        found.append(f"grid.pipeline ({grid.pipeline}): this runtime has no pipeline stages yet; 1 runs")
     broken = broken_constraints(grid, model, workload, AXONN_TUNE, micro_batch=launch.micro_batch)
     found += [f"grid: {line}" for line in broken]
     if found:
@@ -77,27 +78,23 @@ class Trainer:
         communicator = Communicator(mesh, self.ledger)
         sequence = launch.workload.sequence_length
         settings = settings or settings_of(launch, device)
-        self.model = Transformer(launch.model, communicator, settings, sequence=sequence, seed=launch.seed)
+        stages, chunks = mesh.grid.pipeline, launch.chunks
+        parts = model_parts(launch.model.layers, stages=stages, chunks=chunks, given=launch.parts)
+        self.model = Transformer(launch.model, communicator, settings, sequence=sequence, seed=launch.seed, parts=parts)
         self.optimizer = AdamW(self.model.store, communicator, launch.optimizer)
         self._share = batch_shard(launch, mesh)
-        self._scale = 1.0 / (launch.workload.global_batch * sequence)
+        self._stage = PipelineStage(self.model, launch.micro_batch, 1.0 / (launch.workload.global_batch * sequence))
 
     def gradients(self, step: int) -> torch.Tensor:
         """Forward and backward of all micro-batches of a step, counted from 0; this rank's loss."""
-        last = self.launch.grad_accumulation - 1
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        for micro_step in range(last + 1):
-            tokens, targets = (to_device(part, self.device) for part in self.source.batch(step, micro_step))
-            sequences = self._sequences(step, micro_step) if self.launch.dropout else None
-            loss += self.model.micro_batch(
-                tokens, targets, scale=self._scale, last=micro_step == last, sequences=sequences
-            )
-        self.model.finish_gradients()
-        return loss
+        return self._stage.gradients(partial(self._micro_batch, step), count=self.launch.grad_accumulation)
 
-    def _sequences(self, step: int, micro_step: int) -> torch.Tensor:
-        """Numbers `[b]` of a micro-batch's sequences, which dropout depends on."""
-        return to_device(torch.from_numpy(self._share.sequences(step, micro_step)), self.device)
+    def _micro_batch(self, step: int, number: int) -> MicroBatch:
+        tokens, targets = (to_device(part, self.device) for part in self.source.batch(step, number))
+        if not self.launch.dropout:
+            return MicroBatch(tokens, targets)
+        sequences = torch.from_numpy(self._share.sequences(step, number))
+        return MicroBatch(tokens, targets, to_device(sequences, self.device))
 
     def step(self, step: int, *, before_end: Callable[[int], None] = lambda step: None) -> StepResult:
         """One optimizer step; `before_end` runs before the collective that every rank needs to end it."""

@@ -11,9 +11,11 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import torch
 
+from axonn_tune.program.layers import COPY
 from axonn_tune.program.operations import Phase
 from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGathers, WeightGradients
 from axonn_tune.runtime.modules import (
@@ -42,16 +44,28 @@ from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, 
 
 @dataclass
 class GatheredWeights:
-    """Gathered weights of one block in one micro-batch: gathered at the first use, held until the last."""
+    """Gathered weights of one block: gathered at the first use, held until the last.
+
+    users: micro-batches between forward and backward that share them, where a layer is not resharded after forward.
+    """
 
     gathers: WeightGathers
     held: dict[str, torch.Tensor] = field(default_factory=dict)
+    users: int = 1
 
     def take(self, linear: ParallelLinear, *, last: bool) -> torch.Tensor:
         """A layer's gathered weight."""
         if linear.layer not in self.held:
             self.held[linear.layer] = self.gathers.take(linear.weight)
-        return self.held.pop(linear.layer) if last else self.held[linear.layer]
+        return self.held.pop(linear.layer) if last and self.users == 1 else self.held[linear.layer]
+
+    def shared_with(self, earlier: GatheredWeights | None) -> GatheredWeights:
+        """These weights for earlier micro-batches too, whose own copies go."""
+        if earlier is None or not earlier.users:
+            return self
+        earlier.held = self.held
+        earlier.users += 1
+        return earlier
 
 
 @dataclass
@@ -141,6 +155,7 @@ class TransformerBlock:
     attention: ResidualBranch
     mlp: ResidualBranch
     settings: RuntimeSettings
+    kept: GatheredWeights | None = None
 
     @property
     def linears(self) -> tuple[ParallelLinear, ParallelLinear, ParallelLinear, ParallelLinear]:
@@ -162,6 +177,8 @@ class TransformerBlock:
             for number, (x, numbers) in enumerate(zip(parts, tokens, strict=True))
         ]
         outputs, saved = zip(*interleave(passes), strict=True)
+        if keep_weights:
+            weights = self.kept = weights.shared_with(self.kept)
         return list(outputs), BlockContext(list(saved), weights)
 
     def _forward(
@@ -210,7 +227,9 @@ class TransformerBlock:
             interleave([self._recompute(part, weights) for part in context.parts])
         attention, mlp = zip(*context.parts, strict=True)
         middle = self.mlp.backward(mlp, output_gradients, weights, gradients)
-        return self.attention.backward(attention, middle, weights, gradients)
+        result = self.attention.backward(attention, middle, weights, gradients)
+        weights.users -= 1
+        return result
 
 
 def _present(saved: Result | None) -> Result:
@@ -219,100 +238,188 @@ def _present(saved: Result | None) -> Result:
     return saved
 
 
+@dataclass(frozen=True)
+class MicroBatch:
+    """Tokens and targets `[b, S]`, and the numbers `[b]` of the sequences, counted through the whole run, which dropout
+    goes by; absent: from 0."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    sequences: torch.Tensor | None = None
+
+
+@dataclass
+class ChunkContext:
+    """What backward of a chunk needs of a micro-batch.
+
+    tokens, numbers: `[M]`; gathers: the chain that goes on into backward, where forward and backward follow each
+    other; gradient: of the last block's output, once the LM head has made it.
+    """
+
+    tokens: torch.Tensor
+    numbers: torch.Tensor
+    gathers: WeightGathers | None
+    blocks: list[BlockContext] = field(default_factory=list)
+    gradient: torch.Tensor | None = None
+
+
+WeightGather: TypeAlias = tuple[Matrix, Phase, str]
+"""A weight to gather, in which phase, and what the program calls it."""
+
 DEVIATION = 0.02
 """Of initial weights; those that write to the residual stream have it divided by √(2·layers), as GPT-2 does."""
 
 
 class Transformer:
-    """Parameters of one rank, and forward and backward through them.
+    """Parameters of one rank's pipeline stage, and forward and backward through its chunks.
 
-    Every rank makes its own shards from the seed; no rank ever holds the whole model.
+    Every rank makes its own shards from the seed; no rank ever holds the whole model. `parts`: layers of each model
+    part, chunk c of stage s at c·p + s; absent: one part.
     """
 
     def __init__(
-        self, model: Model, communicator: Communicator, settings: RuntimeSettings, *, sequence: int, seed: int
+        self,
+        model: Model,
+        communicator: Communicator,
+        settings: RuntimeSettings,
+        *,
+        sequence: int,
+        seed: int,
+        parts: Sequence[int] | None = None,
     ) -> None:
         self.model, self.communicator, self.settings, self.sequence = model, communicator, settings, sequence
         self.store = ParameterStore(communicator.mesh, seed, settings.master, settings.device)
         self.buckets = DataBuckets(communicator, settings)
-        self.embedding = Embedding(self._token_table("embedding"), self._positions(), sequence, communicator)
+        mesh, stages = communicator.mesh, communicator.mesh.grid.pipeline
+        first, last = mesh.stage == 0, mesh.stage == stages - 1
+        self.embedding = self._embedding() if first else None
         self._turns = rotary_positions(model, settings, sequence=sequence)
-        self.blocks = [self._block(number) for number in range(model.layers)]
-        self.head = self._head()
+        parts = parts or (model.layers,)
+        numbers = [range(sum(parts[:part]), sum(parts[: part + 1])) for part in range(mesh.stage, len(parts), stages)]
+        self.chunks = [[self._block(number) for number in chunk] for chunk in numbers]
+        self.blocks = [block for chunk in self.chunks for block in chunk]
+        self.head = self._head() if last else None
         self.dropout = self._dropout("embedding")
         self._fill_buckets()
 
-    def micro_batch(
-        self,
-        tokens: torch.Tensor,
-        targets: torch.Tensor,
-        *,
-        scale: float,
-        last: bool,
-        sequences: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Forward and backward of `[b, S]` tokens; adds to the gradients, returns loss · scale summed.
+    def begins(self, chunk: int) -> bool:
+        """Whether a chunk is the model's first part, which has the embedding."""
+        return self.embedding is not None and chunk == 0
 
-        In the `last` micro-batch of a step the data-parallel buckets are reduced. `sequences`: numbers `[b]` of the
-        sequences, counted through the whole run, which dropout goes by; absent: from 0.
+    def ends(self, chunk: int) -> bool:
+        """Whether it is the last, which has the LM head."""
+        return self.head is not None and chunk == len(self.chunks) - 1
+
+    def forward(
+        self, chunk: int, batch: MicroBatch, x: torch.Tensor | None, *, scale: float, last: bool
+    ) -> tuple[torch.Tensor, ChunkContext]:
+        """A chunk's output `[M, H_y]`, or of the model's last part loss · scale summed; and what backward needs.
+
+        x: input `[M, H_y]`, None for the first part. last: this is the `last` micro-batch of a step, in which
+        data-parallel buckets are reduced.
         """
-        self.buckets.open, part = last, self.communicator.timer.part
+        self.buckets.open, part, halves = last, self.communicator.timer.part, self.settings.parts
         part(EMBEDDING_FORWARD)
-        gathers = WeightGathers(self.communicator, self.settings, list(self._gather_chain()))
-        gradients = WeightGradients(self.communicator, self.settings)
-        numbers = self._token_numbers(sequences, tokens)
-        tokens, halves = tokens.flatten(), self.settings.parts
-        x = self.dropout(self.embedding.forward(tokens, gathers), numbers)
+        whole = self.begins(chunk) and self.ends(chunk)
+        backward = self._backward_gathers(chunk) if whole else ()
+        gathers = WeightGathers(self.communicator, self.settings, [*self._forward_gathers(chunk), *backward])
+        numbers = self._token_numbers(batch)
+        context = ChunkContext(batch.tokens.flatten(), numbers, gathers if whole else None)
+        if x is None:
+            assert self.embedding is not None, "other chunks are given their input"
+            x = self.dropout(self.embedding.forward(context.tokens, gathers), numbers)
         parts, numbers_of_parts = list(x.chunk(halves)), numbers.chunk(halves)
         del x  # The blocks save what they need.
-        contexts: list[BlockContext] = []
-        for block in self.blocks:
+        for block in self.chunks[chunk]:
             part(block_forward(block.number))
-            parts, context = block.forward(parts, numbers_of_parts, gathers, keep_weights=self._keeps_weights(block))
-            contexts.append(context)
-            del context  # Or the last block's activations would live until all of backward is done.
+            parts, saved = block.forward(parts, numbers_of_parts, gathers, keep_weights=self._keeps_weights(block))
+            context.blocks.append(saved)
+            del saved  # Or the last block's activations would live until all of backward is done.
+        result = _joined(parts)
+        if not self.ends(chunk):
+            return result, context
         part(HEAD)
-        loss, gradient = self.head.forward_backward(_joined(parts), targets.flatten(), gathers, gradients, scale=scale)
-        part_gradients = list(gradient.chunk(halves))
-        del gradient, parts
-        for block in reversed(self.blocks):
+        del parts
+        assert self.head is not None, "the last part has it"
+        gradients = WeightGradients(self.communicator, self.settings)
+        loss, context.gradient = self.head.forward_backward(
+            result, batch.targets.flatten(), gathers, gradients, scale=scale
+        )
+        return loss, context
+
+    def backward(
+        self, chunk: int, context: ChunkContext, gradient: torch.Tensor | None, *, last: bool
+    ) -> torch.Tensor | None:
+        """Add to the gradients of a chunk; the gradient of its input, None for the first part.
+
+        gradient: of its output `[M, H_y]`, None for the last part.
+        """
+        self.buckets.open, part = last, self.communicator.timer.part
+        gathers = context.gathers or WeightGathers(
+            self.communicator, self.settings, list(self._backward_gathers(chunk))
+        )
+        gradients = WeightGradients(self.communicator, self.settings)
+        gradient, context.gradient = context.gradient if gradient is None else gradient, None
+        assert gradient is not None, "the LM head has made it, or it has been received"
+        part_gradients = list(gradient.chunk(self.settings.parts))
+        del gradient
+        for block in reversed(self.chunks[chunk]):
             part(block_backward(block.number))
-            part_gradients = block.backward(contexts.pop(), part_gradients, gradients)
+            saved = context.blocks.pop()
+            if not self._keeps_weights(block):
+                saved.weights.gathers = gathers
+            part_gradients = block.backward(saved, part_gradients, gradients)
+            del saved
+        result = _joined(part_gradients)
+        del part_gradients
         part(EMBEDDING_BACKWARD)
-        self.embedding.backward(tokens, self.dropout(_joined(part_gradients), numbers), gradients)
+        if not self.begins(chunk):
+            gradients.finish()
+            return result
+        assert self.embedding is not None, "the first part has it"
+        self.embedding.backward(context.tokens, self.dropout(result, context.numbers), gradients)
         self._send_tables()
-        return loss
+        return None
 
     def finish_gradients(self) -> None:
-        """Complete the gradients of a step: wait for the buckets, reduce the vectors."""
+        """Complete the gradients of a step: wait for the buckets, reduce the vectors and a tied table's copies."""
         self.communicator.timer.part(END)
         self.buckets.finish()
         self.buckets.reduce_vectors(self.vectors)
+        if self._copies is not None:
+            self.buckets.reduce_copies(self._copies)
 
-    def _token_numbers(self, sequences: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
+    def _token_numbers(self, batch: MicroBatch) -> torch.Tensor:
         """Number of each token `[M]`, counted through the whole run."""
+        sequences, device = batch.sequences, batch.tokens.device
         if sequences is None:
-            sequences = torch.arange(tokens.shape[0], device=tokens.device)
-        places = torch.arange(self.sequence, device=tokens.device)
+            sequences = torch.arange(batch.tokens.shape[0], device=device)
+        places = torch.arange(self.sequence, device=device)
         return (sequences[:, None] * self.sequence + places).flatten()
 
-    def _gather_chain(self) -> Iterator[tuple[Matrix, Phase, str]]:
-        """Every weight gather of a micro-batch, in order."""
-        yield self.embedding.table, "forward", "embedding"
-        if self.embedding.positions is not None:
-            yield self.embedding.positions, "forward", "position"
-        for block in self.blocks:
+    def _forward_gathers(self, chunk: int) -> Iterator[WeightGather]:
+        """Every weight gather of a forward pass through a chunk, in order."""
+        if self.embedding is not None and chunk == 0:
+            yield self.embedding.table, "forward", "embedding"
+            if self.embedding.positions is not None:
+                yield self.embedding.positions, "forward", "position"
+        for block in self.chunks[chunk]:
             yield from ((linear.weight, "forward", linear.layer) for linear in block.linears)
-        yield self.head.table, "forward", "head"
+        if self.head is not None and self.ends(chunk):
+            yield self.head.table, "forward", "head"
+
+    def _backward_gathers(self, chunk: int) -> Iterator[WeightGather]:
+        """The same of a backward pass."""
         full = self.settings.recompute == "full"
-        for block in reversed(self.blocks):
+        for block in reversed(self.chunks[chunk]):
             if not self._keeps_weights(block):
                 order = block.linears if full else block.linears[::-1]
                 yield from ((one.weight, "recompute" if full else "backward", one.layer) for one in order)
 
     def _keeps_weights(self, block: TransformerBlock) -> bool:
-        """Whether this layer is not resharded after forward: the last layers keep their gathered weights."""
-        return block.number >= self.model.layers - self.settings.kept_layers
+        """Whether this layer is not resharded after forward: the stage's last layers keep their gathered weights."""
+        kept = self.settings.kept_layers
+        return kept > 0 and any(block is one for one in self.blocks[-kept:])
 
     def _send_tables(self) -> None:
         for bucket in self._tables:
@@ -320,15 +427,30 @@ class Transformer:
 
     def _fill_buckets(self) -> None:
         """Move all parameters into the buckets that the program reduces; each is sent with its last gradient."""
-        self._tables = [self._bucket("embedding", [self.embedding.table])]
-        if self.embedding.positions is not None:
-            self._tables.append(self._bucket("position", [self.embedding.positions]))
+        self._tables: list[Bucket] = []
+        if self.embedding is not None:
+            self._tables.append(self._bucket("embedding", [self.embedding.table]))
+            if self.embedding.positions is not None:
+                self._tables.append(self._bucket("position", [self.embedding.positions]))
         for block in self.blocks:
             bucket = self._bucket("block", [linear.weight for linear in block.linears])
             block.attention.input.after = partial(self.buckets.send, bucket)
-        if self.head.table is not self.embedding.table:
+        tied = self.model.tied_embeddings
+        if self.head is not None and not tied:
             self.head.after = partial(self.buckets.send, self._bucket("head", [self.head.table]))
+        self._copies = self._copies_of_table() if tied and self.communicator.mesh.grid.pipeline > 1 else None
         self.vectors = self.store.bucket("vectors", self.store.vectors)
+
+    def _copies_of_table(self) -> Bucket | None:
+        """The bucket of a tied table, of which the first and the last stage have a copy each."""
+        if self.head is not None:
+            found = self._bucket(COPY, [self.head.table])
+        elif self.embedding is not None:
+            (found,) = (one for one in self._tables if one.layer == "embedding")
+        else:
+            return None
+        found.copies = 2
+        return found
 
     def _bucket(self, layer: str, matrices: list[Matrix]) -> Bucket:
         return self.store.bucket(layer, matrices, compute=self.settings.compute if self.settings.shard_master else None)
@@ -342,6 +464,9 @@ class Transformer:
             )
         )
 
+    def _embedding(self) -> Embedding:
+        return Embedding(self._token_table("embedding"), self._positions(), self.sequence, self.communicator)
+
     def _positions(self) -> Matrix | None:
         if not self.model.learned_positions:
             return None
@@ -352,8 +477,10 @@ class Transformer:
         )
 
     def _head(self) -> LMHead:
-        tied = self.model.tied_embeddings
-        table = self.embedding.table if tied else self._token_table("head")
+        if self.model.tied_embeddings:
+            table = self._token_table("embedding") if self.embedding is None else self.embedding.table
+        else:
+            table = self._token_table("head")
         norm = self._norm("head.norm", layer="head.norm")
         return LMHead(table, norm, self.model.vocab, self.communicator, self.settings)
 

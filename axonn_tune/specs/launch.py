@@ -159,6 +159,7 @@ class Prediction(Document):
     mfu: NonNegativeFloat | None = Field(description="Model FLOPs over peak; activation recomputation not counted.")
     hfu: NonNegativeFloat | None = Field(description="Executed FLOPs over peak; activation recomputation counted.")
     terms: tuple[PredictedTerm, ...] = Field(description="Each collective's share.")
+    stage: NonNegativeInt = Field(default=0, description="Pipeline stage that communication is of: that with most.")
 
 
 class Provenance(Document):
@@ -189,6 +190,11 @@ class Launch(Document):
     recompute: Recompute = Field(description="Activation recomputation (checkpointing): none, selective or full.")
     kept_layers: NonNegativeInt = Field(description="Layers, from the last, that are not resharded after forward.")
     chunks: PositiveInt = Field(default=1, description="Chunks of each pipeline stage; more than 1 is interleaved.")
+    parts: tuple[PositiveInt, ...] | None = Field(
+        default=None,
+        description="Layers of each model part, in the model's order: chunk c of stage s is part c·stages + s, from 0; "
+        "absent: split evenly.",
+    )
     steps: PositiveInt = Field(default=100, description="Optimizer steps to run.")
     seed: NonNegativeInt = Field(default=0, description="Seed of the initial weights and of dropout.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -216,7 +222,7 @@ class Launch(Document):
     @model_validator(mode="after")
     def _fits_together(self) -> Launch:
         """Refuse edits that contradict each other; all of them in one message."""
-        found = [*self._batch_problems(), *self._environment_problems()]
+        found = [*self._batch_problems(), *self._part_problems(), *self._environment_problems()]
         if self.kept_layers > self.model.layers:
             found.append(f"kept_layers is {self.kept_layers}, but the model has {self.model.layers} layers")
         if found:
@@ -230,6 +236,19 @@ class Launch(Document):
             return []
         product = f"{grid.data} · {grid.z} · {self.micro_batch} · {self.grad_accumulation} = {per_step}"
         return [f"data · z · micro_batch · grad_accumulation is {product}, but workload.global_batch is {batch}"]
+
+    def _part_problems(self) -> list[str]:
+        count, layers = self.grid.pipeline * self.chunks, self.model.layers
+        if self.chunks > 1 and self.grid.pipeline == 1:
+            return [f"chunks is {self.chunks}, but grid.pipeline is 1: one stage has one chunk"]
+        if self.chunks > 1 and self.grad_accumulation % self.grid.pipeline:
+            stages = self.grid.pipeline
+            return [f"chunks above 1 need grad_accumulation ({self.grad_accumulation}) divisible by {stages} stages"]
+        if count > layers:
+            return [f"grid.pipeline · chunks is {count}, but the model has {layers} layers"]
+        if self.parts is not None and (len(self.parts) != count or sum(self.parts) != layers):
+            return [f"parts are {list(self.parts)}, but {count} with {layers} layers together are needed"]
+        return []
 
     def _environment_problems(self) -> list[str]:
         names = [variable.name for variable in self.environment]

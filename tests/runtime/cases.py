@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid, distinct_orders, divisors, factorizations
+from axonn_tune.program.pipeline import split_layers
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import Model
@@ -26,6 +27,10 @@ CANDIDATES, CHANCE = 40, 35
 # Tied tables, biases, kv heads: every pair of values of two of them is there.
 SHAPES = ((True, True, 24), (False, True, 12), (True, False, 12), (False, False, 24))
 FAMILIES = {"gpt": "nano", "llama": "nano-llama"}
+DEEP = {"layers": 16, "hidden": 96, "head_dim": 4, "ffn": 192}
+"""Of a model for pipelines of up to eight stages with two chunks each."""
+ONLY_PIPELINES = (5, 7)
+"""Ranks that nothing but layers can be split over."""
 INNERMOST = "innermost"
 
 
@@ -39,13 +44,14 @@ class Training:
     kv_heads: int
     clipping: bool
     dropout: float = 0.0
+    deep: bool = False
 
     @cached_property
     def model(self) -> Model:
         """The model document."""
         document = load_model(FAMILIES[self.family]).document
         change = {"tied_embeddings": self.tied, "biases": self.biases, "kv_heads": self.kv_heads}
-        return document.model_copy(update=change)
+        return document.model_copy(update=change | (DEEP if self.deep else {}))
 
     @property
     def optimizer(self) -> Optimizer:
@@ -70,6 +76,8 @@ class Case:
     kept_layers: int
     split: bool = False
     sharded: bool = False
+    chunks: int = 1
+    parts: tuple[int, ...] | None = None
 
     @property
     def workload(self) -> Workload:
@@ -85,6 +93,8 @@ class Case:
     def __str__(self) -> str:
         grid, training = self.grid, self.training
         sizes = "x".join(str(grid.axis_size(axis)) for axis in ("x", "y", "z", "data"))
+        if grid.pipeline > 1:
+            sizes += f"x{grid.pipeline}p" + f"{self.chunks}v" * (self.chunks > 1) + "-uneven" * bool(self.parts)
         wide = "".join(axis[0] for axis in grid.order if grid.axis_size(axis) > 1)
         tied, biased = "tied" if training.tied else "untied", "biased" if training.biases else "unbiased"
         clipped = "clipped" if training.clipping else "unclipped"
@@ -140,6 +150,65 @@ def _candidate(grid: Grid, chance: random.Random) -> Case:
     )
 
 
+def pipelines() -> list[Grid]:
+    """Every grid of these ranks with pipeline stages."""
+    worlds = (*WORLDS, *ONLY_PIPELINES)
+    rows = [tuple(map(int, row)) for world in worlds for row in factorizations(world, axes=len(AXES) + 1)]
+    possible = [row for row in rows if row[-1] > 1 and not set(ONLY_PIPELINES) & set(row[:-1])]
+    return [Grid(*row[:-1], pipeline=row[-1], order=(*AXES, "pipeline")) for row in possible]
+
+
+def pipelined_cases() -> list[Case]:
+    """One case for each grid with stages; together they have everything with and without interleaving."""
+    chosen, chance, covered = list[Case](), random.Random(CHANCE), set[object]()
+    for grid in pipelines():
+        candidates = [_pipelined(grid, chance) for _ in range(CANDIDATES)]
+        best = max(candidates, key=lambda case: len(_met(case) - covered))
+        covered |= _met(best)
+        chosen.append(best)
+    return chosen
+
+
+def _met(case: Case) -> set[object]:
+    """Pairs of options of a case, with the shape of its pipeline."""
+    values = (*case.values()[:-4], case.chunks, bool(case.parts), case.grid.pipeline)
+    return set(itertools.combinations(enumerate(values), 2))
+
+
+def _pipelined(grid: Grid, chance: random.Random) -> Case:
+    """A candidate with stages, perhaps interleaved, perhaps of unequal depth; stages are the outermost axis or not."""
+    chunks = chance.choice([1, 1, 2] if grid.pipeline * 2 <= DEEP["layers"] else [1])
+    share = BATCH // (grid.z * grid.data)
+    found = _candidate(Grid(grid.x, grid.y, grid.z, grid.data), chance)
+    counts = [count for count in divisors(share) if count <= 8 and (chunks == 1 or count % grid.pipeline == 0)]
+    chunks = chunks if counts else 1
+    count = chance.choice(counts or [one for one in divisors(share) if one <= 8])
+    order = list(found.grid.order)
+    order.insert(chance.choice([0, len(order), len(order)]), "pipeline")
+    micro_batch = share // count
+    return replace(
+        found,
+        training=replace(found.training, deep=True),
+        grid=Grid(grid.x, grid.y, grid.z, grid.data, pipeline=grid.pipeline, order=tuple(order)),
+        micro_batch=micro_batch,
+        split=micro_batch % 2 == 0 and found.split,
+        chunks=chunks,
+        parts=_uneven(grid.pipeline * chunks, chance) if chance.random() < 0.5 else None,
+    )
+
+
+def _uneven(count: int, chance: random.Random) -> tuple[int, ...] | None:
+    """Sixteen layers over so many parts, not evenly; None where each has one."""
+    parts = list(split_layers(DEEP["layers"], parts=count))
+    deep = [part for part, layers in enumerate(parts) if layers > 1]
+    if not deep:
+        return None
+    less, more = chance.choice(deep), chance.randrange(count)
+    parts[less] -= 1
+    parts[more] += 1
+    return tuple(parts)
+
+
 def trainings() -> Iterator[Training]:
     """Each serial run that the cases are compared with, once."""
-    yield from dict.fromkeys(case.training for case in cases())
+    yield from dict.fromkeys(case.training for case in (*cases(), *pipelined_cases()))

@@ -24,6 +24,7 @@ from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import Model
+from tests.runtime.steps import forward_backward
 
 BATCH, SEQUENCE = 12, 16
 RUN = RunIdentity(global_batch=BATCH, sequence_length=SEQUENCE, seed=5, data_seed=7)
@@ -44,7 +45,7 @@ class Trainee:
     def step(self) -> StepResult:
         """The next step."""
         tokens, targets = self.source.batch(self.optimizer.steps_done, 0)
-        loss = self.model.micro_batch(tokens, targets, scale=1 / (BATCH * SEQUENCE), last=True)
+        loss = forward_backward(self.model, tokens, targets, scale=1 / (BATCH * SEQUENCE), last=True)
         self.model.finish_gradients()
         return self.optimizer.step(loss)
 

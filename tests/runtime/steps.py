@@ -12,16 +12,18 @@ import torch.distributed as dist
 
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import step_values
-from axonn_tune.program.step import build_step
+from axonn_tune.program.pipeline import messages, model_parts
+from axonn_tune.program.step import Stage, build_step
 from axonn_tune.runtime.communicator import Communicator
-from axonn_tune.runtime.ledger import Ledger, compare
+from axonn_tune.runtime.ledger import Ledger, RankProgram, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import Dropout
 from axonn_tune.runtime.optimizer import AdamW, learning_rate
 from axonn_tune.runtime.parameters import Matrix, Parameter
 from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.settings import RuntimeSettings
-from axonn_tune.runtime.transformer import Transformer
+from axonn_tune.runtime.stage import PipelineStage
+from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.specs.workload import OVERLAPS, Overlap
 from tests.runtime.cases import BATCH, SEQUENCE, STEPS, Case, Training
 from tests.runtime.lateness import Late
@@ -64,7 +66,17 @@ def transformer(case: Case, communicator: Communicator, overlaps: Collection[Ove
         shard_master=case.sharded,
         dropout=case.training.dropout,
     )
-    return Transformer(case.training.model, communicator, settings, sequence=SEQUENCE, seed=SEED)
+    parts = model_parts(case.training.model.layers, stages=case.grid.pipeline, chunks=case.chunks, given=case.parts)
+    return Transformer(case.training.model, communicator, settings, sequence=SEQUENCE, seed=SEED, parts=parts)
+
+
+def forward_backward(
+    model: Transformer, tokens: torch.Tensor, targets: torch.Tensor, *, scale: float, last: bool
+) -> torch.Tensor:
+    """One micro-batch `[b, S]` through a model without pipeline stages; loss · scale summed."""
+    loss, context = model.forward(0, MicroBatch(tokens, targets), None, scale=scale, last=last)
+    model.backward(0, context, None, last=last)
+    return loss
 
 
 def accumulate(model: Transformer, case: Case, batch: Batch) -> torch.Tensor:
@@ -72,15 +84,9 @@ def accumulate(model: Transformer, case: Case, batch: Batch) -> torch.Tensor:
     mesh = model.communicator.mesh
     place = mesh.coordinate("data") * mesh.grid.z + mesh.coordinate("z")
     mine = (whole.chunk(mesh.grid.z * mesh.grid.data)[place] for whole in batch)
-    parts = list(zip(*(whole.split(case.micro_batch) for whole in mine), strict=True))
-    losses = [
-        model.micro_batch(
-            tokens, targets, scale=1 / (BATCH * SEQUENCE), last=number == len(parts) - 1, sequences=sequences
-        )
-        for number, (tokens, targets, sequences) in enumerate(parts)
-    ]
-    model.finish_gradients()
-    return torch.stack(losses).sum()
+    parts = [MicroBatch(*part) for part in zip(*(whole.split(case.micro_batch) for whole in mine), strict=True)]
+    stage = PipelineStage(model, case.micro_batch, 1 / (BATCH * SEQUENCE))
+    return stage.gradients(parts.__getitem__, count=len(parts))
 
 
 def serial(training: Training) -> Record:
@@ -105,7 +111,7 @@ def dropout_mask(training: Training, sequences: torch.Tensor, layer: str) -> tor
 def check(case: Case, record_path: Path) -> Report:
     """Train a case on this rank's place in its grid, with every overlap, and compare all there is to compare."""
     record: Record = torch.load(record_path, mmap=True, weights_only=False)
-    mesh, report = build_mesh(case.grid), Report()
+    mesh, report = build_mesh(case.grid, chunks=case.chunks), Report()
     try:
         model = transformer(case, Communicator(mesh, Ledger()), OVERLAPS)
         optimizer = AdamW(model.store, model.communicator, case.training.optimizer)
@@ -121,7 +127,7 @@ def check(case: Case, record_path: Path) -> Report:
             report.hold("norm", f"step {step}", relative(result.gradient_norm, record.norms[step]), SCALARS)
         values = [(parameter, parameter.value) for parameter in parameters(model)]
         compare_tensors(report, case, values, record.parameters, None)
-        report.problems += sent_otherwise(case, model.communicator.ledger, steps=STEPS)
+        report.problems += sent_otherwise(case, model.communicator.ledger, steps=STEPS, stage=mesh.stage)
     finally:
         leave(mesh)
     return report
@@ -134,7 +140,10 @@ def without_overlap(model: Transformer, case: Case, report: Report) -> Tensors:
     object.__setattr__(model.settings, "overlaps", frozenset())
     loss = accumulate(model, case, batches(case.training.model.vocab)[0])
     object.__setattr__(model.settings, "overlaps", frozenset(OVERLAPS))
-    report.problems += [f"without overlap: {said}" for said in sent_otherwise(case, ledger, steps=1)]
+    report.problems += [
+        f"without overlap: {said}"
+        for said in sent_otherwise(case, ledger, steps=1, stage=model.communicator.mesh.stage)
+    ]
     ledger.counts.clear()
     found = {parameter.name: parameter.gradient.clone() for parameter in parameters(model)}
     for parameter in parameters(model):
@@ -144,7 +153,7 @@ def without_overlap(model: Transformer, case: Case, report: Report) -> Tensors:
 
 def late_network(case: Case) -> list[str]:
     """What changes when every collective happens as late as overlap allows, against no overlap at all."""
-    mesh, report = build_mesh(case.grid), Report()
+    mesh, report = build_mesh(case.grid, chunks=case.chunks), Report()
     try:
         model = transformer(case, Late(mesh, Ledger()), OVERLAPS)
         twin = without_overlap(model, case, report)
@@ -226,15 +235,27 @@ def _overlap(parameter: Parameter, tensor: torch.Tensor, whole: torch.Tensor) ->
     return tensor[: len(theirs)], theirs
 
 
-def sent_otherwise(case: Case, ledger: Ledger, *, steps: int) -> list[str]:
+def sent_otherwise(case: Case, ledger: Ledger, *, steps: int, stage: int) -> list[str]:
     """Where a ledger differs from the program; without optimizer there is no gradient norm."""
     training = case.training
-    program = build_step(training.model, case.workload, recompute=case.recompute)
+    stages, parts = (
+        case.grid.pipeline,
+        model_parts(training.model.layers, stages=case.grid.pipeline, chunks=case.chunks, given=case.parts),
+    )
+    place = Stage(first=stage == 0, last=stage == stages - 1)
     values = step_values(
-        training.model, case.workload, case.grid, micro_batch=case.micro_batch, kept_layers=case.kept_layers
+        training.model,
+        case.workload,
+        case.grid,
+        micro_batch=case.micro_batch,
+        kept_layers=case.kept_layers,
+        stage=place,
+        layers=sum(parts[stage::stages]),
     )
     assert values["A"] == case.accumulation, "the test's own arithmetic"
-    found = compare(ledger, program, values, steps=steps)
+    program = build_step(training.model, case.workload, recompute=case.recompute)
+    sent = messages(stage, stages=stages, chunks=case.chunks, micro_batches=case.accumulation)
+    found = compare(ledger, RankProgram(program, values, place, sent), steps=steps)
     return (
         found
         if steps > 1
@@ -244,7 +265,7 @@ def sent_otherwise(case: Case, ledger: Ledger, *, steps: int) -> list[str]:
 
 def leave(mesh: Mesh) -> None:
     """Destroy the process groups of a mesh, but not the world's."""
-    for group in {id(group): group for group in mesh.groups.values() if group is not None}.values():
+    for group in mesh.process_groups():
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
 

@@ -21,7 +21,7 @@ from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
-from tests.runtime.steps import leave
+from tests.runtime.steps import forward_backward, leave
 
 TOKENS, ROWS, COLUMNS = 24, 48, 72
 
@@ -133,7 +133,7 @@ def trained_in_bf16(grid: Grid, split: bool) -> dict[str, torch.Tensor]:
     )
     tokens = torch.randint(0, 500, (4, 17), generator=torch.Generator().manual_seed(mesh.rank))
     for _ in range(3):
-        loss = model.micro_batch(tokens[:, :-1], tokens[:, 1:], scale=1 / 128, last=True)
+        loss = forward_backward(model, tokens[:, :-1], tokens[:, 1:], scale=1 / 128, last=True)
         model.finish_gradients()
         adam.step(loss)
     leave(mesh)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.runtime import steps
-from tests.runtime.cases import Case, Training, cases, trainings
+from tests.runtime.cases import Case, Training, cases, pipelined_cases, trainings
 from tests.runtime.pool import Pools
 
 Serial = Callable[[Training], Path]
@@ -40,7 +40,8 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Serial:
 
 # Cases of one world size share their ranks.
 GROUPED = [
-    pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(f"{case.grid.world} ranks")) for case in cases()
+    pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(f"{case.grid.world} ranks"))
+    for case in sorted((*cases(), *pipelined_cases()), key=lambda case: case.grid.world)
 ]
 
 

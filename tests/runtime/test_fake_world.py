@@ -15,7 +15,7 @@ from axonn_tune.program.step import build_step
 from axonn_tune.ranking.choosing import Ranking, search
 from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.runtime.communicator import Communicator
-from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare
+from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.settings import RuntimeSettings
@@ -23,6 +23,7 @@ from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.workload import OVERLAPS, Workload
+from tests.runtime.steps import forward_backward
 
 WORLD, BEST = 1024, 10
 GRIDS = [Grid(4, 4, 8, 8), Grid(2, 8, 4, 16, order=("z", "data", "y", "x")), Grid(1, 1, 64, 16), Grid(8, 1, 1, 128)]
@@ -42,9 +43,9 @@ def send_step(transformer: Transformer, accumulation: int, micro_batch: int) -> 
     """What one step sends, but for the optimizer: two micro-batches, the first standing for all but the last."""
     ledger, shape = transformer.communicator.ledger, (micro_batch, transformer.sequence)
     tokens = torch.empty(shape, dtype=torch.int64, device="meta")
-    transformer.micro_batch(tokens, tokens, scale=1.0, last=False)
+    forward_backward(transformer, tokens, tokens, scale=1.0, last=False)
     first = ledger.counts.copy()
-    transformer.micro_batch(tokens, tokens, scale=1.0, last=True)
+    forward_backward(transformer, tokens, tokens, scale=1.0, last=True)
     transformer.finish_gradients()
     for entry, count in first.items():
         ledger.counts[entry] += count * (accumulation - 2)
@@ -74,7 +75,7 @@ def test_the_best_grids_of_80b_send_what_was_priced(position: int, ranking: Rank
         transformer = Transformer(model, communicator, settings, sequence=workload.sequence_length, seed=0)
         sent = send_step(transformer, priced.accumulation, found.micro_batch)
     values = step_values(model, workload, found.grid, micro_batch=found.micro_batch, kept_layers=kept)
-    assert compare(sent, priced.program, values) == []
+    assert compare(sent, RankProgram(priced.program, values)) == []
     assert priced.values == values | {"held": values["L"]}
 
 
@@ -106,9 +107,9 @@ def test_a_step_on_1024_ranks_sends_what_the_program_says(grid: Grid, rank: int,
         transformer = Transformer(model, Communicator(mesh, Ledger()), settings, sequence=sequence, seed=0)
         optimizer = AdamW(transformer.store, transformer.communicator, Optimizer())
         for last in (False, True):
-            loss = transformer.micro_batch(tokens, tokens, scale=0.01, last=last)
+            loss = forward_backward(transformer, tokens, tokens, scale=0.01, last=last)
         transformer.finish_gradients()
         optimizer.step(loss)
     values = step_values(model, workload, grid, micro_batch=micro_batch, kept_layers=1)
     program = build_step(model, workload, recompute="full")
-    assert compare(transformer.communicator.ledger, program, values) == []
+    assert compare(transformer.communicator.ledger, RankProgram(program, values)) == []

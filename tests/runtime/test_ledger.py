@@ -7,7 +7,7 @@ import pytest
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import step_values, symbol_values
 from axonn_tune.program.step import StepProgram, build_step
-from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, expected
+from axonn_tune.runtime.ledger import Ledger, LedgerEntry, RankProgram, compare
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import Workload
 
@@ -26,7 +26,7 @@ def program() -> StepProgram:
 def follow(program: StepProgram, *, steps: int = 1) -> Ledger:
     """A ledger that says what the program says."""
     ledger = Ledger()
-    for entry, count in expected(program, VALUES).items():
+    for entry, count in RankProgram(program, VALUES).collectives().items():
         for _ in range(count * steps):
             ledger.record(entry)
     return ledger
@@ -34,15 +34,15 @@ def follow(program: StepProgram, *, steps: int = 1) -> Ledger:
 
 def test_agreement_is_silent(program: StepProgram) -> None:
     """Guards against false alarms, over one step and over three."""
-    assert compare(follow(program), program, VALUES) == []
-    assert compare(follow(program, steps=3), program, VALUES, steps=3) == []
+    assert compare(follow(program), RankProgram(program, VALUES)) == []
+    assert compare(follow(program, steps=3), RankProgram(program, VALUES), steps=3) == []
 
 
 def test_a_term_that_is_missing_is_named(program: StepProgram) -> None:
     """Guards the words of a collective that was not sent often enough."""
     ledger = follow(program)
     ledger.counts[LedgerEntry("all_reduce", "y", "forward", "mlp.fc1", 3 * 64 * 384 * 4)] -= 1
-    (said,) = compare(ledger, program, VALUES)
+    (said,) = compare(ledger, RankProgram(program, VALUES))
     assert said == ("all_reduce over y, forward, mlp.fc1: expected 8 × 294,912 bytes, got 7 × 294,912 bytes")
 
 
@@ -51,7 +51,7 @@ def test_a_term_of_another_size_is_one_difference(program: StepProgram) -> None:
     ledger = follow(program)
     right = LedgerEntry("all_reduce", "x", "forward", "mlp.fc2", 3 * 64 * 96 * 4)
     ledger.counts[LedgerEntry("all_reduce", "x", "forward", "mlp.fc2", 8)] = ledger.counts.pop(right)
-    (said,) = compare(ledger, program, VALUES)
+    (said,) = compare(ledger, RankProgram(program, VALUES))
     assert said.endswith("expected 8 × 73,728 bytes, got 8 × 8 bytes")
 
 
@@ -60,14 +60,14 @@ def test_a_term_nobody_planned_is_named(program: StepProgram) -> None:
     ledger = follow(program)
     ledger.record(LedgerEntry("all_gather", "data", "step", "secret", 4))
     ledger.record(LedgerEntry("all_gather", "data", "step", "secret", 8))
-    (said,) = compare(ledger, program, VALUES)
+    (said,) = compare(ledger, RankProgram(program, VALUES))
     assert said == ("all_gather over data, step, secret: expected none, got 1 × 4 bytes and 1 × 8 bytes")
 
 
 def test_one_rank_sends_nothing(program: StepProgram) -> None:
     """Guards groups of one, which leave no trace."""
     alone = step_values(MODEL, WORKLOAD, Grid(), micro_batch=3, kept_layers=0)
-    assert compare(Ledger(), program, alone) == []
+    assert compare(Ledger(), RankProgram(program, alone)) == []
 
 
 @pytest.mark.parametrize("grid", [Grid(), GRID, Grid(3, 1, 2, 1), Grid(1, 8, 1, 1)], ids=str)

@@ -22,6 +22,7 @@ from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
+from tests.runtime.steps import forward_backward
 
 GRIDS = [Grid(2, 2, 1, 1), Grid(1, 1, 2, 2), Grid(2, 1, 1, 2), Grid(1, 2, 2, 1)]
 BATCH, SEQUENCE, STEPS = 4, 64, 3
@@ -39,7 +40,8 @@ class Training:
 
     def step(self) -> StepResult:
         """One step on the same batch."""
-        loss = self.model.micro_batch(self.tokens[:, :-1], self.tokens[:, 1:], scale=1 / (BATCH * SEQUENCE), last=True)
+        tokens, targets = self.tokens[:, :-1], self.tokens[:, 1:]
+        loss = forward_backward(self.model, tokens, targets, scale=1 / (BATCH * SEQUENCE), last=True)
         self.model.finish_gradients()
         return self.optimizer.step(loss)
 
@@ -97,7 +99,8 @@ def test_every_rank_reports_what_one_rank_alone_does(tmp_path: Path) -> None:
 def test_first_step_by_hand() -> None:
     """Guards AdamW, clipping and decay: after one step every weight moves by rate · g/(|g| + eps), and decays first."""
     one = training(Grid())
-    one.model.micro_batch(one.tokens[:, :-1], one.tokens[:, 1:], scale=1 / (BATCH * SEQUENCE), last=True)
+    tokens, targets = one.tokens[:, :-1], one.tokens[:, 1:]
+    forward_backward(one.model, tokens, targets, scale=1 / (BATCH * SEQUENCE), last=True)
     before = [(parameter.value.clone(), parameter.gradient.clone()) for parameter in parameters(one)]
     result = one.optimizer.step(torch.tensor(1.0))
     assert result.loss == 1.0

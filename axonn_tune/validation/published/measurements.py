@@ -16,12 +16,12 @@ from statistics import fmean
 
 from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
 from axonn_tune.cost.compute import ComputeRates, compute_rates, matmul_time_s
-from axonn_tune.cost.pipeline import in_flight, split_layers
 from axonn_tune.cost.prediction import Configuration
 from axonn_tune.frameworks.megatron_2022 import MEGATRON_2022
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, saved_arrays
+from axonn_tune.program.pipeline import in_flight, split_layers
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import Stage, StepProgram, build_step
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLayout

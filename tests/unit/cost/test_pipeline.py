@@ -19,15 +19,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from axonn_tune.cost import pipeline
-from axonn_tune.cost.pipeline import (
-    StageTimes,
-    in_flight,
-    in_flight_chunks,
-    pipeline_bound_s,
-    pipeline_time,
-    split_layers,
-    stage_order,
-)
+from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time
+from axonn_tune.program.pipeline import in_flight, in_flight_chunks, split_layers, stage_order
 
 Action = tuple[str, int, int]
 """F or B, model part, micro-batch."""

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from axonn_tune.cost.compute import ComputeClock
-from axonn_tune.cost.pipeline import split_layers
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import FUSED, Framework, PipelineSchedule
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import Collective, Computation
+from axonn_tune.program.pipeline import split_layers
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import Recompute, Workload
 from tests.unit.cost.machines import two_tier_machine

@@ -1,0 +1,132 @@
+"""1F1B and interleaved 1F1B: the order of operations of a stage, chunks in flight, and the layers of model parts.
+
+Legend: p stages, each with v chunks of the model; chunk c of stage s is model part c·p + s. m micro-batches, in groups
+of g: 1 in 1F1B, p when interleaved. F and B are the forward and the backward of one micro-batch through one chunk.
+
+The orders are those of Megatron-Core (`pipeline_parallel/schedules.py`) and of `torch.distributed.pipelining`
+(`Schedule1F1B`, `ScheduleInterleaved1F1B`); they agree on every shape that both accept. torch refuses 1F1B with m < p,
+where Megatron-Core and this run fewer warm-up forwards; torch interleaves where m is not divisible by p, which is a
+ValueError here as in Megatron-Core. (torch 2.13 lists the last stage's forwards in 1F1B from 1 on, and runs them from
+0 on.) Source: Narayanan et al., arXiv 2104.04473, section 2.2.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import accumulate, chain
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind: TypeAlias = Literal["F", "B"]
+Integers: TypeAlias = NDArray[np.int64]
+Count: TypeAlias = int | Integers
+
+
+class Operation(NamedTuple):
+    """One forward or backward of a micro-batch through a chunk."""
+
+    kind: Kind
+    chunk: int
+    micro_batch: int
+
+
+def stage_order(stage: int, *, stages: int, chunks: int, micro_batches: int) -> tuple[Operation, ...]:
+    """Operations of a stage: warm-up forwards, pairs of a forward and a backward, then the backwards that are left.
+
+    Without pairs, when the warm-up takes in all forwards. ValueError if the shape is no pipeline's.
+    """
+    check_shape(stages, chunks, micro_batches)
+    if not 0 <= stage < stages:
+        raise ValueError(f"stage {stage} of {stages}: expected 0 to {stages - 1}")
+    chunk, micro_batch = forward_sequence(stages, chunks, micro_batches)
+    forwards = [Operation("F", c, i) for c, i in zip(chunk.tolist(), micro_batch.tolist(), strict=True)]
+    backwards = [Operation("B", chunks - 1 - c, i) for _, c, i in forwards]
+    warm = min(int(warm_up(stage, stages=stages, chunks=chunks)), len(forwards))
+    pairs = zip(forwards[warm:], backwards, strict=False)
+    return (*forwards[:warm], *chain.from_iterable(pairs), *backwards[len(forwards) - warm :])
+
+
+def warm_up(stage: Count, *, stages: Count, chunks: int) -> Count:
+    """Forwards of a stage before its first pair: `p-r-1` in 1F1B, `2(p-r-1) + (v-1)·p` interleaved."""
+    return stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
+
+
+def check_shape(stages: int, chunks: int, micro_batches: int) -> None:
+    """ValueError for a shape that is no pipeline's."""
+    if min(stages, chunks, micro_batches) < 1:
+        raise ValueError(f"stages {stages}, chunks {chunks}, micro-batches {micro_batches}: each must be at least 1")
+    if chunks > 1 and micro_batches % stages:
+        raise ValueError(f"interleaved: micro-batches ({micro_batches}) are not divisible by stages ({stages})")
+
+
+def group_size(stages: int, chunks: int) -> int:
+    """Micro-batches that go through one chunk before the next chunk's turn."""
+    return stages if chunks > 1 else 1
+
+
+def forward_sequence(stages: int, chunks: int, micro_batches: int) -> tuple[Integers, Integers]:
+    """Chunk and micro-batch of each forward in order; backwards have the same with chunks reversed."""
+    group = group_size(stages, chunks)
+    number = np.arange(chunks * micro_batches)
+    return number // group % chunks, number // (group * chunks) * group + number % group
+
+
+def messages(stage: int, *, stages: int, chunks: int, micro_batches: int) -> int:
+    """Activations and gradients that a stage sends in a step; it receives as many."""
+    return micro_batches * (2 * chunks - (stage == 0) - (stage == stages - 1)) if stages > 1 else 0
+
+
+def model_parts(layers: int, *, stages: int, chunks: int, given: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """Layers of each model part, chunk c of stage s at c·p + s: as given, or split evenly."""
+    return given or split_layers(layers, parts=stages * chunks)
+
+
+@lru_cache(maxsize=4096)
+def in_flight(stage: int, *, stages: int, micro_batches: int, weights: tuple[float, ...]) -> float:
+    """Largest sum of weights over (chunk, micro-batch) pairs of a stage whose forward is done and backward is not.
+
+    weights: of each chunk, its layers for instance; they may differ. By the order, which is periodic: no more
+    micro-batches matter than the warm-up and two rounds. ValueError as `stage_order`.
+    """
+    check_shape(stages, len(weights), micro_batches)
+    group = group_size(stages, len(weights))
+    enough = (int(warm_up(0, stages=stages, chunks=len(weights))) // (len(weights) * group) + 2) * group
+    order = stage_order(stage, stages=stages, chunks=len(weights), micro_batches=min(micro_batches, enough))
+    return max(accumulate(weights[chunk] if kind == "F" else -weights[chunk] for kind, chunk, _ in order))
+
+
+def in_flight_chunks(stage: Count, *, stages: Count, micro_batches: Count, chunks: int = 1) -> Count:
+    """`in_flight` with weights of 1: the warm-up and one more, at most v·m. Stage, stages and m may be columns.
+
+    Source: Megatron-Core `pipeline_parallel/schedules.py`; equal chunks hold this many times their layers.
+    """
+    return np.minimum(warm_up(stage, stages=stages, chunks=chunks) + 1, chunks * micro_batches)
+
+
+def split_layers(
+    layers: int,
+    *,
+    parts: int,
+    first_less: int = 0,
+    last_less: int = 0,
+    first: int | None = None,
+    last: int | None = None,
+) -> tuple[int, ...]:
+    """Layers of each model part: even; those left over go to parts in the middle first, then the first, then the last.
+
+    first_less, last_less: layers that the embedding and the LM head count as (1 is Megatron-LM's
+    `--account-for-embedding-in-pipeline-split` and `--account-for-loss-in-pipeline-split`, torchtitan's
+    `pipeline_parallel_first_stage_less_layers`). first, last: given counts, with the rest split over the other parts.
+    Part c·p + s is chunk c of stage s. ValueError where a part would get fewer than 0 layers, or layers are left.
+    """
+    given = {part: count for part, count in ((0, first), (parts - 1, last)) if count is not None}
+    less = {0: first_less} | {parts - 1: last_less + (first_less if parts == 1 else 0)}
+    free = [part for part in (*range(1, parts - 1), *sorted({0, parts - 1})) if part not in given]
+    each, left = divmod(layers - sum(given.values()) + sum(less.get(part, 0) for part in free), max(len(free), 1))
+    counts = given | {part: each + (place < left) - less.get(part, 0) for place, part in enumerate(free)}
+    if parts < 1 or sum(counts.values()) != layers or min(counts.values()) < 0:
+        split = f"split {layers} layers over {parts} parts"
+        raise ValueError(f"cannot {split}: {first=}, {last=}, {first_less=}, {last_less=} give {[*counts.values()]}")
+    return tuple(counts[part] for part in range(parts))
