@@ -178,17 +178,24 @@ def _term_means(
         seconds = _over_groups(elapsed_s, calls, mesh, rank_device, dist.ReduceOp.MIN)
     messages = [number for number, call in enumerate(calls) if call.edge is not None]
     exposed_s[:, messages] = torch.minimum(exposed_s, seconds)[:, messages]
-    received = torch.tensor([call.edge is not None and call.edge.sender != mesh.rank for call in calls])
+    received = torch.tensor(
+        [call.edge is not None and call.edge.sender != mesh.rank for call in calls], dtype=torch.bool
+    )
     means = torch.stack([seconds.masked_fill(received, 0.0), elapsed_s.masked_fill(received, 0.0), exposed_s]).mean(1)
     names = list(dict.fromkeys(call.entry for call in calls))
     found = []
     for name in names:
-        its = torch.tensor([call.entry == name for call in calls])
+        its = torch.tensor([call.entry == name for call in calls], dtype=torch.bool)
         found.append((name, int((its & ~received).sum()), means[:, its].sum(1)))
     sums = _mean_of_stage(launch, mesh, torch.stack([row for *_, row in found]) if found else torch.zeros(0, 3))
     mine = [(name, count) for name, count, _ in found]
     chosen = _of_stage(launch, mesh, mine)[0]
     return [TermMeans(name, count, *row) for (name, count), row in zip(chosen, sums.tolist(), strict=True)]
+
+
+def _received(call: TimedCall, rank: int) -> bool:
+    """Whether a call is a message that this rank is sent."""
+    return call.edge is not None and call.edge.sender != rank
 
 
 Gathered = TypeVar("Gathered")
