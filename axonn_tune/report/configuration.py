@@ -17,7 +17,7 @@ from axonn_tune.cost.breakdown import CONTENDED, kind_of
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.timeline import Batch, Interval, Stretch
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.grid import AXES, Grid
+from axonn_tune.grid import ALL_AXES, AXES, Grid
 from axonn_tune.program.operations import Collective
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
@@ -129,8 +129,9 @@ def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
     if not config["feasible"] or config["iteration_s"] is None or config["order"] is None:
         return None
     order = tuple(config["order"].split(","))
-    grid = Grid(config["x"], config["y"], config["z"], config["data"], order=order)
-    settled = Configuration(grid, config["micro_batch"], config["recompute"], config["kept_layers"])
+    grid = Grid(**{axis: config[axis] for axis in ALL_AXES if axis in config}, order=order)
+    chunks = config.get("chunks") or 1
+    settled = Configuration(grid, config["micro_batch"], config["recompute"], config["kept_layers"], chunks)
     problem = inputs.problem
     return ConfigurationDetail(
         config, inputs, price_configuration(problem.model, problem.machine, problem.workload, settled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Protocol, get_args
 
 from pydantic import Field, model_validator
 
@@ -66,10 +66,45 @@ class LaunchGrid(Document):
         return f"{product} ({','.join(wide)})" if wide else product
 
 
-def configuration_name(grid: LaunchGrid, *, micro_batch: int, recompute: Recompute, workload: Workload) -> str:
-    """Such as `x2·y1·z2·data2 (data,x,z) b4`: grid, rank order, micro-batch, then recompute and missing overlaps."""
-    recomputed = "" if recompute == "none" else f" {recompute}"
-    return f"{grid.label} b{micro_batch}{recomputed}" + ("" if workload.overlaps else " no overlap")
+class Settled(Protocol):
+    """What says how a step is run: a launch config, or a measured configuration."""
+
+    @property
+    def grid(self) -> LaunchGrid:
+        """How the ranks are arranged."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences at a time."""
+
+    @property
+    def recompute(self) -> Recompute:
+        """Activations made again in the backward pass."""
+
+    @property
+    def kept_layers(self) -> int:
+        """Layers not resharded after forward."""
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of each pipeline stage."""
+
+    @property
+    def parts(self) -> tuple[int, ...] | None:
+        """Layers of each model part; None: split evenly."""
+
+    @property
+    def workload(self) -> Workload:
+        """What is trained."""
+
+
+def configuration_name(one: Settled) -> str:
+    """Such as `x2·y1·z2·data2 (data,x,z) b4`: grid, rank order, micro-batch, then what differs from the ordinary."""
+    words = [f"{one.grid.label} b{one.micro_batch}"]
+    words += [f"{one.chunks} chunks"] * (one.chunks > 1)
+    words += ["parts " + "-".join(map(str, one.parts))] if one.parts else []
+    words += [one.recompute] * (one.recompute != "none")
+    return " ".join([*words, *["no overlap"] * (not one.workload.overlaps)])
 
 
 class LaunchVariable(EnvironmentVariable):

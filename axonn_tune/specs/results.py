@@ -191,15 +191,15 @@ class PredictedConfiguration(Document):
     micro_batch: PositiveInt = Field(description="Sequences one rank processes at a time.")
     recompute: Recompute = Field(description="Activation recomputation (checkpointing): none, selective or full.")
     kept_layers: NonNegativeInt = Field(description="Layers that are not resharded after forward.")
+    chunks: PositiveInt = Field(default=1, description="Chunks of each pipeline stage.")
+    parts: tuple[PositiveInt, ...] | None = Field(default=None, description="Layers of each model part; absent: even.")
     workload: Workload = Field(description="What is trained.")
     predicted: PredictedStep = Field(description="What was predicted.")
 
     @property
     def name(self) -> str:
         """What it is called in tables: see `configuration_name`."""
-        return configuration_name(
-            self.grid, micro_batch=self.micro_batch, recompute=self.recompute, workload=self.workload
-        )
+        return configuration_name(self)
 
 
 class MeasuredConfiguration(PredictedConfiguration):

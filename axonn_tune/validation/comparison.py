@@ -39,7 +39,8 @@ COMPARED_STEPS = 10
 PAPER = "paper, true bytes"
 _LOSS_TOLERANCE: dict[Precision, float] = {"fp64": 1e-10, "fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
 _NORM_TOLERANCE: dict[Precision, float] = {"fp64": 1e-8, "fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
-_PASSES: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+_PASSES: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "send": 2}
+"""Times that a ring sends a buffer, but for one rank's share; of the two ranks of a message, one sends all of it."""
 
 
 @dataclass(frozen=True)
@@ -360,10 +361,7 @@ def repriced(measurements: Measurements, machine: Machine) -> Measurements:
 
 def price(model: Model, machine: Machine, configuration: FixedConfiguration) -> Pricing:
     """The current prediction of a profile for a configuration."""
-    fixed = Configuration(
-        configuration.grid.grid(), configuration.micro_batch, configuration.recompute, configuration.kept_layers
-    )
-    return price_configuration(model, machine, configuration.workload, fixed)
+    return price_configuration(model, machine, configuration.workload, Configuration.of(configuration))
 
 
 def predicted_step(priced: Pricing) -> PredictedStep:
@@ -429,7 +427,8 @@ def paper_communication_s(configuration: MeasuredConfiguration, network: PaperNe
 def _paper_term_s(term: MeasuredTerm, grid: Grid, network: PaperNetwork) -> float:
     inner = min(grid.stride(axis) for axis in split_axes(term.axis) if grid.axis_size(axis) > 1)
     sent = term.count * _PASSES[term.op] * (term.group - 1) / term.group * term.bytes
-    return sent / network.bandwidth(term.op, inner=inner, group=term.group)
+    kind = "all_gather" if term.op == "send" else term.op
+    return sent / network.bandwidth(kind, inner=inner, group=term.group)
 
 
 def paper_quality(measurements: Measurements) -> Quality:

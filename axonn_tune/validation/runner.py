@@ -117,18 +117,11 @@ def plan_from_files(paths: Sequence[str], *, machine: str | None, command: str) 
     return ValidationPlan(launches, model, profile, command)
 
 
-def launch_name(launch: Launch) -> str:
-    """The name of a configuration in tables."""
-    return configuration_name(
-        launch.grid, micro_batch=launch.micro_batch, recompute=launch.recompute, workload=launch.workload
-    )
-
-
 def _require_distinct(paths: Sequence[str], launches: Sequence[Launch]) -> None:
     """UsageError if two configurations have the same name, by which they are compared."""
     known: dict[str, str] = {}
     for path, launch in zip(paths, launches, strict=True):
-        name = launch_name(launch)
+        name = configuration_name(launch)
         if name in known:
             raise UsageError(f"{path} repeats the configuration of {known[name]}: {name}")
         known[name] = path
@@ -136,9 +129,7 @@ def _require_distinct(paths: Sequence[str], launches: Sequence[Launch]) -> None:
 
 def _repriced_launch(launch: Launch, model: Loaded[Model], machine: Loaded[Machine], *, command: str) -> Launch:
     """A launch config with a profile's current prediction; all else as it was."""
-    grid = launch.grid
-    configuration = Configuration(grid.grid(), launch.micro_batch, launch.recompute, launch.kept_layers)
-    now = _priced_launch(configuration, model, machine, launch.workload, command=command)
+    now = _priced_launch(Configuration.of(launch), model, machine, launch.workload, command=command)
     return launch.model_copy(update={"predicted": now.predicted})
 
 
@@ -336,7 +327,7 @@ class ValidationProgress:
     @property
     def name(self) -> str:
         """The name of the configuration in tables."""
-        return launch_name(self.launch)
+        return configuration_name(self.launch)
 
 
 @dataclass(frozen=True)

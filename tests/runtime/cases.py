@@ -27,8 +27,7 @@ CANDIDATES, CHANCE = 40, 35
 # Tied tables, biases, kv heads: every pair of values of two of them is there.
 SHAPES = ((True, True, 24), (False, True, 12), (True, False, 12), (False, False, 24))
 FAMILIES = {"gpt": "nano", "llama": "nano-llama"}
-DEEP = {"layers": 16, "hidden": 96, "head_dim": 4, "ffn": 192}
-"""Of a model for pipelines of up to eight stages with two chunks each."""
+DEEP = load_model("nano-16").document
 ONLY_PIPELINES = (5, 7)
 """Ranks that nothing but layers can be split over."""
 INNERMOST = "innermost"
@@ -51,7 +50,8 @@ class Training:
         """The model document."""
         document = load_model(FAMILIES[self.family]).document
         change = {"tied_embeddings": self.tied, "biases": self.biases, "kv_heads": self.kv_heads}
-        return document.model_copy(update=change | (DEEP if self.deep else {}))
+        deep = {name: getattr(DEEP, name) for name in ("layers", "hidden", "head_dim", "ffn")}
+        return document.model_copy(update=change | (deep if self.deep else {}))
 
     @property
     def optimizer(self) -> Optimizer:
@@ -177,7 +177,7 @@ def _met(case: Case) -> set[object]:
 
 def _pipelined(grid: Grid, chance: random.Random) -> Case:
     """A candidate with stages, perhaps interleaved, perhaps of unequal depth; stages are the outermost axis or not."""
-    chunks = chance.choice([1, 1, 2] if grid.pipeline * 2 <= DEEP["layers"] else [1])
+    chunks = chance.choice([1, 1, 2] if grid.pipeline * 2 <= DEEP.layers else [1])
     share = BATCH // (grid.z * grid.data)
     found = _candidate(Grid(grid.x, grid.y, grid.z, grid.data), chance)
     counts = [count for count in divisors(share) if count <= 8 and (chunks == 1 or count % grid.pipeline == 0)]
@@ -199,7 +199,7 @@ def _pipelined(grid: Grid, chance: random.Random) -> Case:
 
 def _uneven(count: int, chance: random.Random) -> tuple[int, ...] | None:
     """Sixteen layers over so many parts, not evenly; None where each has one."""
-    parts = list(split_layers(DEEP["layers"], parts=count))
+    parts = list(split_layers(DEEP.layers, parts=count))
     deep = [part for part, layers in enumerate(parts) if layers > 1]
     if not deep:
         return None

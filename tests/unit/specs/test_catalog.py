@@ -28,7 +28,7 @@ PUBLISHED = {
     "llama3-70b": (70.55, 0.001),
     "llama3-405b": (405.85, 0.001),
 }
-SMALL = ("nano", "nano-llama", "mini")
+SMALL = ("nano", "nano-16", "nano-llama", "mini")
 
 
 @pytest.fixture(autouse=True)
