@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError
-from axonn_tune.grid import Grid
+from axonn_tune.grid import AXES, Grid
 from axonn_tune.runtime import checkpoint
 from axonn_tune.runtime.checkpoint import CheckpointFolder
 from axonn_tune.runtime.communicator import Communicator
@@ -27,13 +27,23 @@ from tests.runtime.pool import Pools
 
 SERIAL = Grid()
 # By number of ranks, so that ranks are started once a number.
-SAVED_ON = [SERIAL, Grid(3, 1, 1, 1), Grid(2, 1, 2, 1), Grid(1, 2, 1, 2, order=("data", "z", "y", "x"))]
-LOADED_ON = [SERIAL, Grid(1, 1, 2, 1), Grid(1, 1, 3, 1), Grid(2, 2, 1, 1), Grid(1, 1, 2, 2), Grid(2, 1, 1, 2)]
+STAGES = (*AXES, "pipeline")
+SAVED_ON = [
+    SERIAL,
+    Grid(3, 1, 1, 1),
+    Grid(2, 1, 2, 1),
+    Grid(1, 2, 1, 2, order=("data", "z", "y", "x")),
+    Grid(1, 1, 1, 2, pipeline=2, order=STAGES),
+]
+LOADED_ON = [
+    *(SERIAL, Grid(1, 1, 2, 1), Grid(1, 1, 3, 1), Grid(2, 2, 1, 1), Grid(1, 1, 2, 2), Grid(2, 1, 1, 2)),
+    *(Grid(pipeline=3, order=STAGES), Grid(2, 1, 1, 1, pipeline=2, order=("pipeline", *AXES))),
+]
 
 
 def name(grid: Grid) -> str:
     """Axis sizes."""
-    return f"{grid.x}x{grid.y}x{grid.z}x{grid.data}"
+    return "x".join(map(str, grid.sizes[:4])) + f"x{grid.pipeline}p" * (grid.pipeline > 1)
 
 
 @pytest.fixture(scope="module")
