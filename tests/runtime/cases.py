@@ -65,6 +65,15 @@ class Training:
         return Optimizer(**rates, warmup_steps=1, decay_steps=2, gradient_clip_norm=most)
 
 
+DEEP_TRAININGS = (
+    Training("gpt", True, True, 24, True, DROPOUT, deep=True),
+    Training("gpt", True, False, 12, False, deep=True),
+    Training("gpt", False, True, 12, True, deep=True),
+    Training("llama", True, False, 12, True, deep=True),
+    Training("llama", False, False, 24, False, DROPOUT, deep=True),
+)
+
+
 @dataclass(frozen=True)
 class Case:
     """One run on a grid."""
@@ -188,7 +197,7 @@ def _pipelined(grid: Grid, chance: random.Random) -> Case:
     micro_batch = share // count
     return replace(
         found,
-        training=replace(found.training, deep=True),
+        training=chance.choice(DEEP_TRAININGS),
         grid=Grid(grid.x, grid.y, grid.z, grid.data, pipeline=grid.pipeline, order=tuple(order)),
         micro_batch=micro_batch,
         split=micro_batch % 2 == 0 and found.split,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,15 +26,19 @@ from axonn_tune.specs.traces import COMPUTE_LANE, communication_lane, term_name
 STEPS, PATIENCE_S = 6, 90.0
 
 
-def launch_file(folder: Path, *, gpus: int, checkpoints: bool = False, steps: int = STEPS) -> Path:
+def launch_file(
+    folder: Path, *, gpus: int, checkpoints: bool = False, steps: int = STEPS, stages: int = 1, every: int = 1000
+) -> Path:
     """A launch config of nano in fp64, small enough for a few steps a second."""
     path = folder / f"launch-{gpus}.yaml"
     chosen = ["--gpus", str(gpus), "--model", "nano", "--machine", "localhost", "--precision", "fp64", "--batch", "4"]
-    axes = ["--x", "1", "--y", "1", "--z", str(gpus), "--data", "1"]
+    axes = ["--x", "1", "--y", "1", "--z", str(gpus // stages), "--data", "1"]
+    axes += ["--pipeline", str(stages)] if stages > 1 else []
     assert main([*chosen, *axes, "--micro-batch", "1", "-q", "-o", str(path)]) == 0
     text = path.read_text("utf-8").replace("\nsteps: 100", f"\nsteps: {steps}")
     if checkpoints:
         text = text.replace("\ncheckpoint:", f"\ncheckpoint:\n  directory: {folder / 'checkpoints'}")
+        text = text.replace("every_steps: 1000", f"every_steps: {every}")
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -143,9 +148,35 @@ def require_trace(directory: Path, names: set[str]) -> None:
         assert all(one["ts"] + one["dur"] <= step["ts"] + step["dur"] + 1 for one in inside)
 
 
-def test_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
+def test_a_killed_pipeline_resumes_to_the_bit(tmp_path: Path) -> None:
+    """Guards stages: kill -9 of one ends all, and the run goes on from its checkpoint as if nothing had happened."""
+    (tmp_path / "whole").mkdir()
+    code, said = ended(start(launch_file(tmp_path / "whole", gpus=2, stages=2, steps=8), tmp_path / "whole"))
+    assert code == 0, said
+    launch = launch_file(tmp_path, gpus=2, stages=2, steps=5000, checkpoints=True, every=2)
+    process = start(launch, tmp_path / "killed")
+    wait_for_steps(tmp_path / "killed", 5)
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    began = time.monotonic()
+    assert ended(process)[0] == 6
+    assert time.monotonic() - began < 10
+    launch.write_text(launch.read_text("utf-8").replace("steps: 5000", "steps: 8"), encoding="utf-8")
+    shutil.rmtree(tmp_path / "killed")
+    for newer in (tmp_path / "checkpoints").glob("step-*"):
+        if newer.name not in ("step-2", "step-4"):
+            shutil.rmtree(newer)
+    code, said = ended(start(launch, tmp_path / "resumed"))
+    assert code == 0, said
+    wanted = {line["step"]: (line["loss"], line["gradient_norm"]) for line in recorded(tmp_path / "whole")}
+    resumed = {line["step"]: (line["loss"], line["gradient_norm"]) for line in recorded(tmp_path / "resumed")}
+    assert resumed == {step: wanted[step] for step in resumed}
+    assert set(resumed) >= {5, 6, 7, 8}
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_killed_rank_ends_all_and_is_named(tmp_path: Path, stages: int) -> None:
     """Guards the promise: kill -9 of a rank ends the run within 10 s, with exit code 6 and that rank's number."""
-    process = start(launch_file(tmp_path, gpus=2, steps=5000), tmp_path / "run")
+    process = start(launch_file(tmp_path, gpus=2, steps=5000, stages=stages), tmp_path / "run")
     wait_for_steps(tmp_path / "run", 2)
     others = ranks_of(process)
     os.kill(others[1], signal.SIGKILL)
