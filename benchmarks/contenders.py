@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -31,7 +33,7 @@ from axonn_tune.specs.launch import Launch, Optimizer
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Precision, Workload
 from benchmarks.launches import pinned_launch
-from benchmarks.reference_model import Reference
+from benchmarks.reference_model import Reference, ReferenceStage
 
 CPU = torch.device("cpu")
 OPTIMIZER = Optimizer(warmup_steps=2)
@@ -70,6 +72,7 @@ class Ours:
     grid: Grid
     kept: bool = True
     overlaps: tuple[Overlap, ...] = OVERLAPS
+    micro_batches: int = 1
 
     @property
     def name(self) -> str:
@@ -77,7 +80,8 @@ class Ours:
         grid = self.grid
         kept = ", kept" if self.kept and grid.z > 1 else ""
         overlap = "" if self.overlaps else ", no overlap"
-        return f"runtime {grid.x}·{grid.y}·{grid.z}·{grid.data}{kept}{overlap}"
+        stages = f", {grid.pipeline} stages, {self.micro_batches} micro-batches" if grid.pipeline > 1 else ""
+        return f"runtime {grid.x}·{grid.y}·{grid.z}·{grid.data}{stages}{kept}{overlap}"
 
     def without_overlap(self) -> Ours:
         """The same, waiting for each collective where it is issued."""
@@ -92,7 +96,11 @@ class Ours:
             overlaps=self.overlaps,
         )
         return pinned_launch(
-            job.model_name, self.grid, workload, kept=self.kept, optimizer=OPTIMIZER, command="benchmark"
+            *(job.model_name, self.grid, workload),
+            kept=self.kept,
+            optimizer=OPTIMIZER,
+            command="benchmark",
+            micro_batches=self.micro_batches,
         )
 
     def build(self, job: Job, weights: Mapping[str, torch.Tensor]) -> RuntimeSteps:
@@ -148,7 +156,23 @@ class Peer:
         return PeerSteps(module, job.tokens(job.share(place, self.replicate * self.shard)))
 
 
-Contender = Ours | Peer
+@dataclass(frozen=True)
+class PipelinePeer:
+    """`torch.distributed.pipelining`, 1F1B: one stage a rank, so many micro-batches a step."""
+
+    micro_batches: int
+
+    @property
+    def name(self) -> str:
+        """As the table calls it."""
+        return f"torch pipelining, {self.micro_batches} micro-batches"
+
+    def build(self, job: Job, weights: Mapping[str, torch.Tensor]) -> PipelineSteps:
+        """One rank of it."""
+        return PipelineSteps(job, ReferenceStage(_module(job.model, weights), dist.get_rank(), job.world), self)
+
+
+Contender = Ours | Peer | PipelinePeer
 
 
 def _module(model: Model, weights: Mapping[str, torch.Tensor]) -> Reference:
@@ -221,6 +245,55 @@ class PeerSteps:
         norm = torch.linalg.vector_norm(torch.stack(norms))
         for found in self.lists:
             nn.utils.clip_grads_with_norm_(found, OPTIMIZER.gradient_clip_norm, norm, foreach=True)
+
+
+class PipelineSteps:
+    """Trains one stage. A tied table's copies on the first and the last add their gradients."""
+
+    def __init__(self, job: Job, module: ReferenceStage, peer: PipelinePeer) -> None:
+        self.module, self.source = module, job.tokens(job.share(0, 1))
+        dtype = COMPUTE[job.precision] or torch.float32
+        stage = PipelineStage(module, module.stage, job.world, CPU)
+        self.schedule = Schedule1F1B(stage, peer.micro_batches, loss_fn=module.loss)
+        self.autocast = torch.autocast("cpu", dtype, enabled=dtype != torch.float32)
+        self.ends = dist.new_group([0, job.world - 1])
+        parameters = list(module.parameters())
+        groups = [
+            {"params": [one for one in parameters if (one.dim() == 2) == matrices], "weight_decay": decay}
+            for matrices, decay in ((True, OPTIMIZER.weight_decay), (False, 0.0))
+        ]
+        options = {"lr": OPTIMIZER.learning_rate, "betas": OPTIMIZER.betas, "eps": OPTIMIZER.eps}
+        self.adam = torch.optim.AdamW(groups, **options, fused=True)  # type: ignore[arg-type]
+
+    def step(self, step: int) -> float:
+        """One optimizer step; the mean loss."""
+        (tokens, targets), losses = self.source.batch(step, 0), list[torch.Tensor]()
+        with self.autocast:
+            if self.module.first:
+                self.schedule.step(tokens)
+            elif self.module.last:
+                self.schedule.step(target=targets, losses=losses)
+            else:
+                self.schedule.step()
+        table = self.module.shared_table()
+        if table is not None:
+            dist.all_reduce(table.grad, group=self.ends)
+        self._clip(table)
+        for group in self.adam.param_groups:
+            group["lr"] = learning_rate(OPTIMIZER, step)
+        self.adam.step()
+        self.adam.zero_grad()
+        mean = torch.stack(losses).mean() if losses else torch.zeros(())
+        dist.all_reduce(mean)
+        return float(mean.item())
+
+    def _clip(self, table: torch.Tensor | None) -> None:
+        assert OPTIMIZER.gradient_clip_norm is not None, "all contenders clip"
+        parameters = list(self.module.parameters())
+        counted = [one.grad for one in parameters if one.grad is not None and not (one is table and self.module.last)]
+        square = nn.utils.get_total_norm(counted, foreach=True) ** 2
+        dist.all_reduce(square)
+        nn.utils.clip_grads_with_norm_(parameters, OPTIMIZER.gradient_clip_norm, square.sqrt(), foreach=True)
 
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:

@@ -11,11 +11,18 @@ from axonn_tune.specs.workload import Workload
 
 
 def pinned_launch(
-    model_name: str, grid: Grid, workload: Workload, *, kept: bool, optimizer: Optimizer, command: str
+    model_name: str,
+    grid: Grid,
+    workload: Workload,
+    *,
+    kept: bool,
+    optimizer: Optimizer,
+    command: str,
+    micro_batches: int = 1,
 ) -> Launch:
-    """One micro-batch a step, nothing recomputed; kept: all layers keep their gathered weights, or none does."""
+    """Nothing recomputed; kept: all layers keep their gathered weights, or none does."""
     model, machine = load_model(model_name), load_machine("localhost")
-    micro_batch = workload.global_batch // (grid.z * grid.data)
+    micro_batch = workload.global_batch // (grid.z * grid.data * micro_batches)
     kept_layers = model.document.layers if kept else 0
     configuration = Configuration(grid, micro_batch, "none", kept_layers=kept_layers)
     pricing = price_configuration(model.document, machine.document, workload, configuration)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+from axonn_tune.program.pipeline import split_layers
 from axonn_tune.specs.model import Model
 
 EPSILON = 1e-5
@@ -117,6 +118,45 @@ class Reference(nn.Module):
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 parameter.copy_(_stored(name, weights[runtime_name(name)]))
+
+
+class ReferenceStage(nn.Module):
+    """An even share of the model's blocks; the first stage with the embedding, the last with norm and head."""
+
+    def __init__(self, whole: Reference, stage: int, stages: int) -> None:
+        super().__init__()
+        self.model, self.stage = whole.model, stage
+        self.first, self.last = stage == 0, stage == stages - 1
+        parts = split_layers(whole.model.layers, parts=stages)
+        self.blocks = whole.blocks[sum(parts[:stage]) : sum(parts[: stage + 1])]
+        self.embedding: nn.Embedding | None = whole.embedding if self.first else None
+        self.position: nn.Embedding | None = whole.position if self.first else None
+        self.norm: nn.Module | None = whole.norm if self.last else None
+        self.head: nn.Linear | None = whole.head if self.last else None
+
+    def shared_table(self) -> torch.Tensor | None:
+        """This stage's copy of a tied table."""
+        if not self.model.tied_embeddings:
+            return None
+        holder = self.embedding or self.head
+        return None if holder is None else holder.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Tokens `[b, S]` or activations `[b, S, H]` to activations, or to logits `[b, S, V]`."""
+        places = torch.arange(x.shape[1], device=x.device)
+        if self.embedding is not None:
+            x = self.embedding(x)
+            x = x if self.position is None else x + self.position(places)
+        turn = None if self.model.learned_positions else turns(places, self.model.head_dim).to(x.dtype)
+        for block in self.blocks:
+            x = block(x, turn)
+        return x if self.head is None or self.norm is None else self.head(self.norm(x))
+
+    @staticmethod
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy, in single precision at least."""
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return functional.cross_entropy(wide.flatten(0, 1), targets.flatten())
 
 
 def runtime_name(name: str) -> str:

@@ -24,10 +24,10 @@ from pathlib import Path
 import torch
 import torch._dynamo  # so that no forked rank has to: AdamW asks for it
 
-from axonn_tune.grid import Grid, factorizations
+from axonn_tune.grid import AXES, Grid, factorizations
 from axonn_tune.specs.catalog import load_model
 from benchmarks.console import stdout_console
-from benchmarks.contenders import Contender, Job, Ours, Peer, initial_weights
+from benchmarks.contenders import Contender, Job, Ours, Peer, PipelinePeer, initial_weights
 from benchmarks.ranks import Ranks, Step
 
 WARM_UP_STEPS = 3
@@ -83,6 +83,14 @@ def peers(world: int) -> list[Contender]:
 def same_layouts(world: int) -> list[Contender]:
     """The runtime laid out as FSDP2, and as tensor parallelism with FSDP2."""
     return [Ours(Grid(z=world)), Ours(Grid(z=world), kept=False), Ours(Grid(x=2, z=world // 2))]
+
+
+def pipelines(job: Job) -> list[Contender]:
+    """A stage on each rank, of the runtime and of torch, where each has layers and a micro-batch."""
+    if job.world > min(job.model.layers, job.global_batch):
+        return []
+    grid = Grid(pipeline=job.world, order=("pipeline", *AXES))
+    return [Ours(grid, micro_batches=job.global_batch), PipelinePeer(job.global_batch)]
 
 
 def measure(
@@ -143,7 +151,7 @@ def compare(job: Job, *, rounds: int, grid: Grid | None = None) -> Comparison:
         search, _ = measure(job, every, weights, rounds=SEARCH_ROUNDS)
         best = every[min(range(len(every)), key=lambda number: search[number].step_s)]
     chosen = [best, best.without_overlap(), *(one for one in same_layouts(job.world) if one != best)]
-    figures, apart = measure(job, [*chosen, *peers(job.world)], weights, rounds=rounds)
+    figures, apart = measure(job, [*chosen, *peers(job.world), *pipelines(job)], weights, rounds=rounds)
     return Comparison(job, search, figures, apart)
 
 

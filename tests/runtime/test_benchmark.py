@@ -59,6 +59,6 @@ def test_contenders_train_the_same_model() -> None:
     assert done.returncode == 0, done.stderr
     (comparison,) = json.loads(done.stdout)["comparisons"]
     names = {one["name"] for one in comparison["figures"]}
-    assert {"FSDP2 2", "DTensor TP 2 + FSDP2 1"} < names
+    assert {"FSDP2 2", "DTensor TP 2 + FSDP2 1", "torch pipelining, 8 micro-batches"} < names
     assert any(name.startswith("runtime") and name.endswith("no overlap") for name in names)
     assert 0.0 < comparison["losses_agree_to"] < 1e-5
