@@ -289,6 +289,13 @@ def trace_remarks(prediction: PricedConfiguration, measured: TraceStep | None) -
         return [f"{STEP.capitalize()} predicted to take {show_seconds(predicted_s)}.", *short]
     took_s = [_duration_s(trace.whole_step(measured.step)) for trace in measured.traces]
     whole = f"Step {measured.step} took {show_seconds(max(took_s))}, predicted {show_seconds(predicted_s)}."
+    if prediction.pricing.stages:
+        shown = prediction.pricing.stage
+        return [
+            whole,
+            *short,
+            f"Of the prediction, pipeline stage {shown} is shown, without messages and waits for others.",
+        ]
     ours = _collective_names(predicted_spans(prediction.pricing, operations=False, alike=1))
     theirs = {name for trace in measured.traces for name in _collective_names(trace.of_step(measured.step))}
     remarks = [
