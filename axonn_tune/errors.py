@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -112,6 +112,14 @@ def error_of(exit_code: int) -> type[AxonnTuneError]:
     """The kind of error that a process of this tool ended with; TrainingFailedError for what no other kind has."""
     kinds = (UsageError, NothingFeasibleError, CheckFailedError, EnvironmentProblem)
     return next((kind for kind in kinds if kind.exit_code == exit_code), TrainingFailedError)
+
+
+def count_in(environment: Mapping[str, str], name: str, default: str = "") -> int:
+    """The whole number that a variable holds; UsageError if it holds none."""
+    text = environment.get(name, default)
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise UsageError(f"the variable {name} is {text!r}, where a whole number is needed")
+    return int(text)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

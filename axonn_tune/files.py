@@ -57,6 +57,21 @@ def write_text_atomically(path: str | Path, text: str) -> None:
         file.write(text.encode())
 
 
+def read_regular(path: Path, *, limit_bytes: int) -> bytes:
+    """A file's content; UsageError for what is no regular file, or holds more than the limit. OSError as of open."""
+    # A pipe without a writer would block.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise UsageError(f"{str(path)!r} is a {'folder' if stat.S_ISDIR(mode) else 'device or a pipe'}, not a file")
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise UsageError(f"{str(path)!r} has more than the {limit_bytes >> 20} MiB that such a file may have")
+    return content
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder durable, where the file system can."""
     with contextlib.suppress(OSError):

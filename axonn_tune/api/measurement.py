@@ -57,16 +57,21 @@ class RunResult:
 
 
 def run(
-    launch: str | Path, *, steps: int | None = None, resume: bool = False, directory: str | Path | None = None
+    launch: str | Path,
+    *,
+    steps: int | None = None,
+    resume: bool = False,
+    resume_from: str | None = None,
+    directory: str | Path | None = None,
 ) -> Summary:
     """Train as a launch config says, on this host, as `axonn-tune run` does; predicted vs. measured.
 
-    steps: train up to this step, that of the config unless given. resume: fail without a checkpoint to resume
-    from. directory: folder for metrics, `runs/<time>-<name>` unless given. Needs torch, and the main thread.
-    EnvironmentProblem without torch, UsageError for too many ranks or too few steps, TrainingFailedError,
-    with the exit code, if the run ends otherwise than it should.
+    steps: train up to this step, that of the config unless given. resume: fail without a checkpoint to resume from;
+    resume_from: the name of one, the newest unless given. directory: folder for metrics, `runs/<time>-<name>` unless
+    given. Needs torch, and the main thread. EnvironmentProblem without torch, UsageError for too many ranks or too few
+    steps, TrainingFailedError, with the exit code, if the run ends otherwise than it should.
     """
-    ended = start(launch, steps=steps, resume=resume, directory=directory, warn=_warn)
+    ended = start(launch, steps=steps, resume=resume, resume_from=resume_from, directory=directory, warn=_warn)
     if ended.code:
         raise error_of(ended.code)(f"the run in {str(ended.folder)!r} ended with exit code {ended.code}")
     if not (ended.folder / SUMMARY_NAME).exists():
@@ -79,6 +84,7 @@ def start(
     *,
     steps: int | None = None,
     resume: bool = False,
+    resume_from: str | None = None,
     directory: str | Path | None = None,
     trace: int | None = None,
     trace_all: bool = False,
@@ -92,6 +98,8 @@ def start(
     host.require_torch()
     folder = run_directory(document) if directory is None else Path(directory)
     arguments = ["--directory", str(folder), *_numbered({"steps": steps, "trace": trace})]
+    # In one word: a name may look like an option.
+    arguments += [f"--resume-from={resume_from}"] if resume_from is not None else []
     arguments += [*(["--resume"] if resume else []), *(["--trace-all"] if trace_all else [])]
     command = host.command_of(document, path, arguments=arguments, environment=os.environ)
     cores = len(os.sched_getaffinity(0))

@@ -25,6 +25,7 @@ from axonn_tune.ranking.space import Limits, RankBy
 from axonn_tune.report.output import Json, Table, json_text
 from axonn_tune.report.ranking import ranking_document, ranking_remarks, ranking_table, why_first
 from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike
+from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.workload import ELEMENT_SIZES, OVERLAPS, RECOMPUTES, Overlap, Precision, Recompute
 
 if TYPE_CHECKING:
@@ -158,8 +159,8 @@ def whole(name: str, value: int, *, least: int = 1) -> int:
         number = value.__index__()
     except AttributeError:
         number = None
-    if number is None or isinstance(value, bool) or number < least:
-        raise UsageError(f"{name}={value!r}: must be a whole number from {least}")
+    if number is None or isinstance(value, bool) or not least <= number <= LARGEST_SIZE:
+        raise UsageError(f"{name}={value!r}: must be a whole number from {least} to {LARGEST_SIZE:,}")
     return number
 
 

@@ -214,11 +214,11 @@ def _kind_of_name(name: str) -> CollectiveKind:
 def _json_log(text: str, name: str) -> Log:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _LogError((getattr(error, "lineno", None), f"is not complete JSON: {error}")) from error
     try:
         return _rccl_json(found) if isinstance(found, list) else _nccl_json(found, name)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise _LogError((None, f"is not a result of nccl-tests or rccl-tests: missing or wrong {error!r}")) from error
 
 

@@ -17,7 +17,7 @@ from typing import TextIO
 from axonn_tune.calibration.logs import profile_from_logs, read_log
 from axonn_tune.calibration.profile import Calibration, calibrate
 from axonn_tune.cost.prediction import Configuration, price_configuration
-from axonn_tune.errors import TrainingFailedError, UsageError
+from axonn_tune.errors import TrainingFailedError, UsageError, count_in
 from axonn_tune.files import write_text_atomically
 from axonn_tune.grid import Grid, divisors
 from axonn_tune.launch import host
@@ -138,7 +138,7 @@ def seconds_of(text: str) -> float:
 
 def world_size(environment: Mapping[str, str]) -> int:
     """Ranks of the world this process is one of."""
-    return int(environment.get("WORLD_SIZE") or environment.get("SLURM_NTASKS") or 1)
+    return count_in(environment, "WORLD_SIZE" if environment.get("WORLD_SIZE") else "SLURM_NTASKS", "1")
 
 
 def run_probes(request: CalibrationRequest, plan: Plan, listen: Callable[[CalibrationProgress], None]) -> int:

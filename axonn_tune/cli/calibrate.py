@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import PRECISIONS, SuggestingChoice, help_option, machine_option, model_option
+from axonn_tune.cli.options import (
+    PRECISIONS,
+    Count,
+    SuggestingChoice,
+    help_option,
+    machine_option,
+    model_option,
+)
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.measure import CalibrationProgress, CalibrationRequest
@@ -21,21 +28,19 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", required=True, metavar="FILE.YAML", help="Machine profile to write.")
 @click.option(
     "--ranks",
-    type=click.IntRange(min=1),
+    type=Count(),
     metavar="N",
     help="Ranks to start on this host. Default: one per core; under torchrun or srun, those that are started.",
 )
 @click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Time to measure in: 20s, 5m, 1h.")
 @model_option("Whose GEMMs, attention and step are measured.", default="nano")
 @click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: fp32, bf16 under nccl.")
-@click.option(
-    "--batch", type=click.IntRange(min=1), metavar="N", help="Global batch size, in sequences. Default: the model's."
-)
+@click.option("--batch", type=Count(), metavar="N", help="Global batch size, in sequences. Default: the model's.")
 @click.option("--backend", type=SuggestingChoice(("gloo", "nccl")), default="gloo", show_default=True)
 @machine_option("Profile that says what is not measured, such as how jobs start.", default="localhost")
 @click.option(
     "--ranks-per-node",
-    type=click.IntRange(min=1),
+    type=Count(),
     metavar="N",
     help="Consecutive ranks that share the intra-node network. Default: LOCAL_WORLD_SIZE, else those of one host.",
 )
@@ -50,8 +55,8 @@ if TYPE_CHECKING:
     help="Measure nothing: fit the network of --machine to a log of nccl-tests, rccl-tests (text or JSON) or OSU "
     "collectives. May be repeated.",
 )
-@click.option("--log-ranks", type=click.IntRange(min=2), metavar="N", help="Ranks of a log that does not say it.")
-@click.option("--log-nodes", type=click.IntRange(min=1), metavar="N", help="Nodes of a log that does not say it.")
+@click.option("--log-ranks", type=Count(2), metavar="N", help="Ranks of a log that does not say it.")
+@click.option("--log-nodes", type=Count(), metavar="N", help="Nodes of a log that does not say it.")
 @click.option("--plot", metavar="FILE", help="Draw points and fit into this .svg file.")
 @help_option
 def calibrate_command(**options: Any) -> None:

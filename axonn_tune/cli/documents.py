@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    Count,
     SuggestingChoice,
     complete_names,
     format_option,
@@ -133,10 +134,8 @@ _add_common(machines_group, "machine")
 @click.argument("config")
 @click.option("-o", "--output", metavar="FILE", help="Write the YAML here instead of to standard output.")
 @click.option("--name", help="Name of the model; else that of its folder or file.")
-@click.option(
-    "--batch", type=click.IntRange(min=1), help="Global batch size, in sequences; else about 4 million tokens."
-)
-@click.option("--seq", type=click.IntRange(min=1), help="Tokens in a sequence; else the longest it takes, up to 8192.")
+@click.option("--batch", type=Count(), help="Global batch size, in sequences; else about 4 million tokens.")
+@click.option("--seq", type=Count(), help="Tokens in a sequence; else the longest it takes, up to 8192.")
 @help_option
 def import_model(*, config: str, output: str | None, name: str | None, batch: int | None, seq: int | None) -> None:
     """Turn a local Hugging Face CONFIG (config.json, or its folder) into a model file.

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    Count,
     directory_option,
     help_option,
+    resume_from_option,
     resume_option,
     steps_option,
     terms_option,
@@ -40,8 +42,8 @@ _name_option = click.option("--name", default="lab", show_default=True, help="Wh
 
 
 @lab_group.command("up")
-@click.option("--nodes", type=click.IntRange(min=1), required=True, metavar="N", help="Number of nodes.")
-@click.option("--ranks-per-node", type=click.IntRange(min=1), required=True, metavar="R", help="Ranks on each node.")
+@click.option("--nodes", type=Count(), required=True, metavar="N", help="Number of nodes.")
+@click.option("--ranks-per-node", type=Count(), required=True, metavar="R", help="Ranks on each node.")
 @click.option("--uplink", required=True, metavar="RATE", help="Of each node, each direction: 200mbit, 1gbit.")
 @click.option("--port", metavar="RATE", help="Of each rank, each direction. Default: twice the uplink's.")
 @click.option("--delay", metavar="TIME", help="Added to each packet between nodes, one way: 1ms, 250us.")
@@ -167,6 +169,7 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
 @click.argument("launch", metavar="LAUNCH.YAML")
 @steps_option
 @resume_option
+@resume_from_option
 @directory_option
 @terms_option
 @click.option("--realtime", is_flag=True, help="Before all other processes of this host (SCHED_RR); as root only.")

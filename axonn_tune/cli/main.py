@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import os
+import re
 import sys
 from collections import UserDict
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ import click
 
 from axonn_tune import __version__
 from axonn_tune.cli.options import WORDS, help_option
-from axonn_tune.errors import AxonnTuneError, EnvironmentProblem
+from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -68,6 +70,7 @@ _COMMANDS = {
     "completion": ("axonn_tune.cli.main", "completion_command"),
 }
 _DEFAULT = "search"
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class LazyCommands(UserDict[str, Any]):
@@ -122,6 +125,8 @@ class SearchUnlessNamed(click.Group):
         return list(self.commands)
 
 
+COMPLETE = "_AXONN_TUNE_COMPLETE"
+"""The variable by which a shell asks for completions."""
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -145,7 +150,7 @@ def completion_command(ctx: click.Context, /, *, shell: str) -> None:
 
     found = get_completion_class(shell)
     assert found is not None, "click knows each of SHELLS"
-    click.echo(found(ctx.find_root().command, {}, "axonn-tune", "_AXONN_TUNE_COMPLETE").source())
+    click.echo(found(ctx.find_root().command, {}, "axonn-tune", COMPLETE).source())
 
 
 @click.command(
@@ -181,12 +186,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         sys.stdout.flush()
     except BaseException as error:
+        return _reported(error)
+    return code if isinstance(code, int) else 0
+
+
+def _reported(error: BaseException) -> int:
+    """Say what went wrong, where that can be written; returns the exit code."""
+    if COMPLETE in os.environ and isinstance(error, KeyError | ValueError | IndexError | SystemExit):
+        # As from click, whose completion ends with 1 for what no shell asks.
+        if isinstance(error, SystemExit) and not error.code:
+            raise error
+        error = UsageError(f"{COMPLETE} is set, but it, COMP_WORDS and COMP_CWORD are not as a shell sets them")
+    try:
         if os.environ.get("AXONN_TUNE_DEBUG"):
             import traceback
 
             traceback.print_exc()
         return _report(error)
-    return code if isinstance(code, int) else 0
+    except OSError:
+        # Standard error has no room either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        return error.exit_code if isinstance(error, AxonnTuneError) else EnvironmentProblem.exit_code
 
 
 def _open_closed_streams() -> None:
@@ -213,9 +233,13 @@ def _report(error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if isinstance(error, OSError):
-        error = EnvironmentProblem(f"cannot write or read: {error.strerror or error}")
+        kind = UsageError if error.errno == errno.ENAMETOOLONG else EnvironmentProblem
+        named = f" {str(error.filename)[:80]!r}" if error.filename else ""
+        error = kind(f"cannot write or read{named}: {error.strerror or error}")
     if isinstance(error, AxonnTuneError):
-        click.echo("\n".join([f"Error: {error}", *([error.advice] if error.advice else [])]), err=True)
+        lines = "\n".join([f"Error: {error}", *([error.advice] if error.advice else [])])
+        # Names of files may hold what terminals obey.
+        click.echo(_CONTROL.sub(lambda found: repr(found[0])[1:-1], lines), err=True)
         return error.exit_code
     name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     click.echo(f"Internal error: {name}\nPlease report this, with what --debug shows.", err=True)

@@ -14,6 +14,7 @@ Names of choices are spelled out here, so that `--help` need not import the sche
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -44,6 +45,22 @@ DEFAULT_MACHINE = "perlmutter"
 
 WORDS = "axonn_tune.words"
 """Key of the words of the command line in a context's `meta`."""
+
+
+class Count(click.IntRange):
+    """A whole number from `lowest` to the largest size that documents may hold."""
+
+    LARGEST = 2**31 - 1
+
+    def __init__(self, lowest: int = 1) -> None:
+        super().__init__(min=lowest)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        number = super().convert(value, param, ctx)
+        if number > self.LARGEST:
+            self.fail(f"{value} is more than {self.LARGEST:,}.", param, ctx)
+        return number
 
 
 class SuggestingChoice(BaseChoice):
@@ -79,7 +96,7 @@ def parse_pipeline(ctx: click.Context, param: click.Parameter, value: str | None
     """`--pipeline` alone as True, with a number as that."""
     if value in (None, "any"):
         return None if value is None else True
-    if not value.isdecimal() or int(value) < 1:
+    if not (value.isascii() and value.isdecimal() and 1 <= int(value[:12]) <= Count.LARGEST):
         raise click.BadParameter(f"{value!r} is not a number of stages from 1", ctx, param)
     return int(value)
 
@@ -112,7 +129,7 @@ def _frameworks() -> Iterable[str]:
 # Given to each command: names given through a context depend on which command ran first in a process.
 help_option = click.help_option("-h", "--help")
 
-_COUNT = click.IntRange(min=1)
+_COUNT = Count()
 
 
 def model_option(words: str, **settings: Any) -> Callable[[F], F]:
@@ -204,7 +221,7 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
         ),
         click.option(
             "--kept-layers",
-            type=click.IntRange(min=0),
+            type=Count(0),
             metavar="N",
             help="Layers not resharded after forward. Default: as many as fit.",
         ),
@@ -300,6 +317,9 @@ def _colored(ctx: click.Context, param: click.Parameter, value: bool | None) -> 
 
 steps_option = click.option("--steps", type=_COUNT, metavar="N", help="Train up to this step. Default: the config's.")
 resume_option = click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
+resume_from_option = click.option(
+    "--resume-from", metavar="NAME", help="Resume from this checkpoint, such as step-200, instead of the newest."
+)
 directory_option = click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
 terms_option = click.option(
     "--terms", is_flag=True, help="In the table at the end, one row for each collective of each layer."
@@ -343,6 +363,16 @@ def refuse_search(words: str, options: Mapping[str, Any]) -> None:
     if names:
         flags = [param.opts[0] for param in click.get_current_context().command.params if param.name in names]
         raise click.UsageError(f"{words} all of it: leave out {', '.join(flags)}.")
+
+
+def require_distinct(**files: str | None) -> None:
+    """click.UsageError if two options would write one file, each over the other."""
+    seen: dict[str, str] = {}
+    for option, path in files.items():
+        if path not in (None, "", "-"):
+            other = seen.setdefault(os.path.realpath(str(path)), option)
+            if other != option:
+                raise click.UsageError(f"--{other} and --{option} are the same file, {path}: give each its own.")
 
 
 def load(options: Mapping[str, Any]) -> Inputs:

@@ -40,6 +40,9 @@ Documents are YAML, `summary.json` is JSON. A key carries its unit; an unknown k
 where text is wanted; all errors of a file are reported at once, with their lines. `tiers[].name` is the key `name` of
 each item of the list `tiers`, `collectives.NAME.latency_factor` one in each entry of the mapping `collectives`.
 
+A document has at most 2 MiB, sizes of models, batches and grids are at most 2^31 - 1, other whole numbers at most
+2^53, and no text holds control characters.
+
 Editors check files against the JSON Schemas; those named `-derived` are for files with `extends`. With the YAML
 language server: `# yaml-language-server: $schema=machine.json` as a file's first line.
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    Count,
     directory_option,
     format_option,
     help_option,
+    resume_from_option,
     resume_option,
     steps_option,
     terms_option,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 @click.argument("launch", metavar="LAUNCH.YAML")
 @steps_option
 @resume_option
+@resume_from_option
 @directory_option
 @click.option(
     "--dry-run",
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     help="Build one rank without memory or network; print what it would use. Exit code 3 if it does not fit.",
 )
 @terms_option
-@click.option("--trace", type=click.IntRange(min=1), metavar="N", help="Write a trace of N steps after the warm-up.")
+@click.option("--trace", type=Count(), metavar="N", help="Write a trace of N steps after the warm-up.")
 @click.option("--trace-all", is_flag=True, help="With --trace: of every rank, not only the first.")
 @help_option
 def run_command(*, launch: str, dry_run: bool, terms: bool, **options: Any) -> None:
@@ -44,8 +47,9 @@ def run_command(*, launch: str, dry_run: bool, terms: bool, **options: Any) -> N
 
     One line a step goes to standard error, and each rank's metrics to a file in the run's folder. At the
     end a table compares predicted and measured times; summary.json holds it all. If the launch
-    config names a checkpoint.directory, the run resumes from its newest checkpoint. SIGTERM and
-    SIGUSR2 save and end with exit code 75.
+    config names a checkpoint.directory, the run resumes from its newest checkpoint; if that is
+    damaged, the error names the newest whole one, for --resume-from. SIGTERM and SIGUSR2 save and
+    end with exit code 75.
 
     \b
     Examples:
@@ -100,7 +104,7 @@ def show_summary(folder: Path, *, all_terms: bool) -> None:
 @click.option(
     "--python-stdlib", is_flag=True, help="Add the source of Python's standard library, which is always there."
 )
-@click.option("--vocab", type=click.IntRange(min=1), help="Fail if the tokenizer has more ids than this.")
+@click.option("--vocab", type=Count(), help="Fail if the tokenizer has more ids than this.")
 @help_option
 def data_command(
     *,

@@ -12,6 +12,7 @@ import click
 
 from axonn_tune.cli.options import (
     COSTS,
+    Count,
     SuggestingChoice,
     color_option,
     columns_option,
@@ -23,6 +24,7 @@ from axonn_tune.cli.options import (
     machine_option,
     quiet_option,
     refuse_search,
+    require_distinct,
     require_problem,
     search_options,
     show,
@@ -47,18 +49,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Cost model to rank by. May be repeated: the first ranks, the others' ranks are extra columns.",
 )
-@click.option(
-    "--top", type=click.IntRange(min=0), metavar="N", default=10, show_default=True, help="Rows to list; 0: all."
-)
+@click.option("--top", type=Count(0), metavar="N", default=10, show_default=True, help="Rows to list; 0: all.")
 @click.option("--all", "with_rejected", is_flag=True, help="List rejected grids too, with the reasons.")
 @click.option("--variants", is_flag=True, help="List every candidate, not only the best of each grid.")
 @format_option()
 @wide_option
 @columns_option
 @click.option("-o", "--output", metavar="FILE", help="Write the launch config of the first row, or of --pick, here.")
-@click.option(
-    "--pick", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="Row that -o writes."
-)
+@click.option("--pick", type=Count(), metavar="N", default=1, show_default=True, help="Row that -o writes.")
 @click.option("--tokens", metavar="FILE", help="Token file, as by `axonn-tune data`, that the launch config trains on.")
 @click.option("--emit", type=SuggestingChoice(("torchrun", "slurm")), help="Also write a script that starts it.")
 @html_option
@@ -97,6 +95,7 @@ def search_command(
     from axonn_tune.api.search import search
 
     _check_output(output, emit=emit, pick=pick, tokens=tokens)
+    require_distinct(output=output, html=html, tokens=tokens)
     found = search(**options, cost=cost, variants=variants)
     found.results.require_row(pick)
     shown = found.render(output_format, top=top, rejected=with_rejected, wide=wide, columns=columns, color=color)
@@ -130,7 +129,7 @@ def _write(
 @click.command("explain", short_help="Explain one configuration, term by term.")
 @click.argument("launch", required=False, metavar="[LAUNCH]")
 @search_options(required=False)
-@click.option("--pick", type=click.IntRange(min=1), default=1, show_default=True, help="Row of the ranking to explain.")
+@click.option("--pick", type=Count(), default=1, show_default=True, help="Row of the ranking to explain.")
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
 @format_option(("table", "json", "md"))
 def explain_command(
@@ -267,7 +266,7 @@ def report_command(*, sources: tuple[str, ...], output: str, machine: str | None
 @click.argument("launch", metavar="LAUNCH.YAML")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("-o", "--output", metavar="FILE", help="Write the trace here. Default: standard output.")
-@click.option("--step", type=click.IntRange(min=1), metavar="N", help="Measured step. Default: of median duration.")
+@click.option("--step", type=Count(), metavar="N", help="Measured step. Default: of median duration.")
 @machine_option("Predict for this machine. Default: the one that the launch config names.")
 @quiet_option
 @help_option

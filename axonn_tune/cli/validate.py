@@ -11,12 +11,14 @@ import click
 
 from axonn_tune.cli.options import (
     AxisOrder,
+    Count,
     command_line,
     format_option,
     given,
     html_option,
     load,
     refuse_search,
+    require_distinct,
     search_options,
     write_html,
 )
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 _TOLERANCES = ("prediction", "step", "communication", "memory")
 _FLOORS = ("spearman", "regret", "step_error", "communication_error")
 _FILE = click.Path(path_type=Path)
-_COUNT, _COUNT_OR_ALL = click.IntRange(min=1), click.IntRange(min=0)
+_COUNT, _COUNT_OR_ALL = Count(), Count(0)
 
 
 @click.command("validate", short_help="Run configurations, and compare with the predictions.")
@@ -52,7 +54,7 @@ _COUNT, _COUNT_OR_ALL = click.IntRange(min=1), click.IntRange(min=0)
 )
 @click.option(
     "--steps",
-    type=click.IntRange(min=3),
+    type=Count(3),
     default=8,
     show_default=True,
     metavar="N",
@@ -82,7 +84,7 @@ _COUNT, _COUNT_OR_ALL = click.IntRange(min=1), click.IntRange(min=0)
 @click.option("--gemm", type=_FILE, metavar="FILE", help="GEMMs, CSV, instead of those shipped.")
 @click.option("--memory", type=_FILE, metavar="FILE", help="Memory, CSV, instead of those shipped.")
 @format_option(("table", "json"))
-@click.option("--worst", type=click.IntRange(min=0), default=20, show_default=True, help="Worst rows to list.")
+@click.option("--worst", type=Count(0), default=20, show_default=True, help="Worst rows to list.")
 def validate_command(
     *,
     launches: tuple[str, ...],
@@ -118,6 +120,7 @@ def validate_command(
       axonn-tune validate launch.yaml --lab lab -o measured.yaml
       axonn-tune validate --published --worst 5 --html accuracy.html
     """
+    require_distinct(output=options["output"], html=html)
     if not (published or rows or collectives or gemm or memory):
         from axonn_tune.api.measurement import Runs
         from axonn_tune.validation.runner import Selection
@@ -241,9 +244,7 @@ def _say(progress: ValidationProgress) -> None:
 @click.option("--floor", "floors", multiple=True, metavar="NAME=VALUE", help=f"Of {', '.join(_FLOORS)}: regret=5%.")
 @click.option("--record", is_flag=True, help="Write the baseline, from --measurement, or from a search's options.")
 @click.option("--reason", default="", help="With --record: why.")
-@click.option(
-    "--top", type=click.IntRange(min=0), default=0, show_default=True, help="With --record: rows to keep; 0: all."
-)
+@click.option("--top", type=Count(0), default=0, show_default=True, help="With --record: rows to keep; 0: all.")
 @click.option("--junit", metavar="FILE", help="Write JUnit XML here too.")
 @click.option("--markdown", metavar="FILE", help="Write Markdown here too, as for GITHUB_STEP_SUMMARY.")
 @format_option(("table", "json"))

@@ -18,6 +18,9 @@ STEP = "step"
 LIKE_BEFORE = "micro-batch, as the one before"
 
 
+_MOST_ALIKE = 10_000
+
+
 def spans_of_one(pricing: Pricing) -> int:
     """How many spans one micro-batch has, of the one that has most."""
     return max(
@@ -31,19 +34,26 @@ def predicted_spans(pricing: Pricing, *, operations: bool = True, alike: int | N
 
     The step ends at `pricing.iteration_s`. Spans of a collective add up to its term's seconds, and waits for it
     to its exposed time; one span holds all calls in a row. With `alike` only so many of the equal micro-batches
-    are spelled out, and each other one is a single span. What computation loses to communication beside it
-    stands at the end: where it falls is not predicted.
+    are spelled out, and each other one is a single span; of thousands the last are one. What computation loses to
+    communication beside it stands at the end: where it falls is not predicted.
     """
     spans = [Span(COMPUTE_LANE, STEP, 0.0, pricing.iteration_s)]
     start_s, number = 0.0, 0
     for batch in pricing.batches:
-        for time in range(batch.times):
-            number, at_s = number + 1, start_s + time * batch.every_s
-            if alike is not None and time >= alike:
-                spans.append(Span(COMPUTE_LANE, LIKE_BEFORE, at_s, at_s + batch.every_s, {"micro_batch": number}))
+        spelled = batch.times if alike is None else min(batch.times, alike)
+        single = min(batch.times, spelled + _MOST_ALIKE)
+        for time in range(single):
+            at_s = start_s + time * batch.every_s
+            if time >= spelled:
+                details = {"micro_batch": number + time + 1}
+                spans.append(Span(COMPUTE_LANE, LIKE_BEFORE, at_s, at_s + batch.every_s, details))
             else:
-                spans += _batch(pricing, batch, at_s, number=number, operations=operations)
-        start_s += batch.times * batch.every_s
+                spans += _batch(pricing, batch, at_s, number=number + time + 1, operations=operations)
+        number, end_s = number + batch.times, start_s + batch.times * batch.every_s
+        if single < batch.times:
+            left = {"micro_batches": batch.times - single}
+            spans.append(Span(COMPUTE_LANE, LIKE_BEFORE, start_s + single * batch.every_s, end_s, left))
+        start_s = end_s
     if pricing.contended_s:
         spans.append(Span(COMPUTE_LANE, CONTENDED, pricing.iteration_s - pricing.contended_s, pricing.iteration_s))
     return spans

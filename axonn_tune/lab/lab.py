@@ -268,6 +268,7 @@ def train(
     *,
     steps: int | None = None,
     resume: bool = False,
+    resume_from: str | None = None,
     directory: Path | None = None,
     realtime: bool = False,
 ) -> list[RankResult]:
@@ -282,7 +283,7 @@ def train(
 
     before = {one: signal.signal(one, pass_on) for one in _SAVING}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
-    options = {"steps": steps, "resume": resume, "directory": directory}
+    options = {"steps": steps, "resume": resume, "resume_from": resume_from, "directory": directory}
     try:
         return ranks.run(TRAIN, [(str(path), options)] * ranks.shape.world, realtime=realtime)
     finally:

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Literal, TypeAlias
 
 from axonn_tune import __version__
-from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError
+from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, count_in
 from axonn_tune.specs.launch import Launch
 from axonn_tune.units import counted, show_bytes
 
@@ -35,7 +35,7 @@ def require_torch() -> None:
 
 def already_started(environment: Mapping[str, str]) -> bool:
     """Whether this process is one of several that torchrun or srun has started."""
-    return "RANK" in environment or int(environment.get("SLURM_NTASKS", "1")) > 1
+    return "RANK" in environment or count_in(environment, "SLURM_NTASKS", "1") > 1
 
 
 def leads(environment: Mapping[str, str]) -> bool:

@@ -11,8 +11,10 @@ from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Choices, Inputs, load_inputs
 from axonn_tune.ranking.results import run_search
 from axonn_tune.specs.catalog import ModelLike
+from axonn_tune.specs.document import LARGEST_SIZE
 
-_RANGE = re.compile(r"(\d+)\.\.(\d+)(?:x(\d+)|\+(\d+))?")
+_NUMBER = re.compile(r"[0-9]{1,10}")
+_RANGE = re.compile(r"(N)\.\.(N)(?:x(N)|\+(N))?".replace("N", _NUMBER.pattern))
 _MOST_VALUES = 10_000
 
 
@@ -41,14 +43,14 @@ def parse_numbers(text: str, *, option: str) -> tuple[int, ...]:
 
 
 def _part(part: str, *, option: str) -> Iterator[int]:
-    if part.isdecimal() and int(part) > 0:
+    match = _RANGE.fullmatch(part)
+    if _NUMBER.fullmatch(part) and 0 < int(part) <= LARGEST_SIZE:
         yield int(part)
         return
-    match = _RANGE.fullmatch(part)
     if match is None:
         raise UsageError(f"{option}: {part!r} is no positive number and no range such as 64..4096x2 or 64..128+16")
     first, last, factor, step = (int(group) if group else None for group in match.groups())
-    if first is None or last is None or first < 1 or last < first or factor in (0, 1) or step == 0:
+    if first is None or last is None or not 1 <= first <= last <= LARGEST_SIZE or factor in (0, 1) or step == 0:
         raise UsageError(f"{option}: the range {part!r} is empty or has no end")
     number, count = first, 0
     while number <= last:

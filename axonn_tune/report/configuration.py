@@ -419,7 +419,13 @@ def step_bars(pricing: Pricing, *, finest_s: float) -> list[Bar]:
     start_s = 0.0
     for batch in pricing.batches:
         one_batch = merged(_batch_bars(batch), finest_s=finest_s)
-        found += [one.moved(start_s + time * batch.every_s) for time in range(batch.times) for one in one_batch]
+        if batch.every_s < finest_s:
+            # All of a lane is joined, however many there are.
+            later_s = (batch.times - 1) * batch.every_s
+            stretched = (replace(one, end_s=one.end_s + later_s, busy_s=batch.times * one.busy_s) for one in one_batch)
+            found += [one.moved(start_s) for one in stretched]
+        else:
+            found += [one.moved(start_s + time * batch.every_s) for time in range(batch.times) for one in one_batch]
         start_s += batch.times * batch.every_s
     if pricing.contended_s:
         end_s = pricing.iteration_s

@@ -51,7 +51,7 @@ def _peek(text: str, *, source: str) -> tuple[Json, str]:
     """The document, if it is JSON, and its schema."""
     try:
         document = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         given = read_yaml(text, source=source).root.mapping().get("schema")
         return {}, "" if given is None else str(given.value)
     return (document, str(document.get("schema", ""))) if isinstance(document, dict) else ({}, "")
@@ -102,7 +102,7 @@ def _result(section: Callable[..., Json]) -> Callable[[Json, Path, str], Json]:
     def made(document: Json, file: Path, identity: str) -> Json:
         try:
             return section(document, identity=identity, source=str(file))
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             what = f"has no {error}" if isinstance(error, KeyError) else f"is not as expected ({error})"
             problem = Problem("", f"a part of it {what}: made by another version, or edited")
             raise DocumentError(str(file), [problem]) from error

@@ -14,14 +14,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("launch", help="launch config, as written by `axonn-tune -o`")
     parser.add_argument("--steps", type=_count, metavar="N", help="train up to this step instead of the config's")
     parser.add_argument("--resume", action="store_true", help="fail if there is no checkpoint to resume from")
+    parser.add_argument("--resume-from", metavar="NAME", help="resume from this checkpoint, such as step-200")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="for metrics; default: runs/<time>-<model>")
     parser.add_argument("--trace", type=_count, metavar="N", default=0, help="trace N steps after the warm-up")
     parser.add_argument("--trace-all", action="store_true", help="on every rank, not only the first")
     chosen = parser.parse_args(arguments)
     from axonn_tune.runtime.rank import RunOptions, run_rank
 
-    options = RunOptions(chosen.steps, chosen.resume, chosen.directory, chosen.trace, chosen.trace_all)
-    return run_rank(chosen.launch, options)
+    given = vars(chosen)
+    return run_rank(given.pop("launch"), RunOptions(trace_steps=given.pop("trace"), **given))
 
 
 def _count(text: str) -> int:

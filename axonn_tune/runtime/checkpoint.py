@@ -4,41 +4,80 @@ A checkpoint holds the parameters, the optimizer's moments and the number of ste
 position in the data, which is a function of it.
 
 In a folder of checkpoints, `step-N` is complete and `step-N.tmp` is being written. A checkpoint gets its name once
-everything in it is on the disk; its marker, written last, lists each file with its size. A checkpoint that lacks the
-marker, or a file, or part of one, is truncated and never used.
+everything in it is on the disk; its marker, written last, lists each file with its size and checksum. A checkpoint
+whose marker or files are not as they were written is damaged: it is named and never used, nor is another one in its
+place unless asked for.
 
 An export is one safetensors file of the whole model, for programs that know no grid.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 
 from axonn_tune import __version__
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
-from axonn_tune.files import is_full, replacing, sync_folder
+from axonn_tune.files import is_full, read_regular, replacing, sync_folder
 from axonn_tune.grid import AXES
 from axonn_tune.runtime.devices import synchronize, use_device
-from axonn_tune.runtime.mesh import Mesh, WorldGroup
+from axonn_tune.runtime.mesh import Mesh, Result, WorldGroup
 from axonn_tune.runtime.optimizer import AdamW
-from axonn_tune.runtime.shards import Shard, Shards, names_to_write, read, saved_tensors, shards_of, write
+from axonn_tune.runtime.shards import (
+    METADATA_FILE,
+    Shard,
+    Shards,
+    names_to_write,
+    read,
+    read_metadata,
+    saved_tensors,
+    shards_of,
+    write,
+)
 from axonn_tune.specs.launch import Launch
 
-SCHEMA = "axonn-tune/checkpoint/1"
-_MARKER = "checkpoint.json"
-_NAME = re.compile(r"step-(\d+)")
+SCHEMA, _FIRST_SCHEMA = "axonn-tune/checkpoint/2", "axonn-tune/checkpoint/1"
+"""The first one has no checksums."""
+_MARKER, _LOCK = "checkpoint.json", ".lock"
+_NAME = re.compile(r"step-(0|[1-9][0-9]*)")
 _LEFT_OVER = ".tmp"
+_CHUNK_BYTES = 1 << 24
+_MARKER_BYTES = 1 << 26
+
+
+class DamagedCheckpointError(TrainingFailedError):
+    """A checkpoint is not as it was written."""
+
+    @classmethod
+    def of(cls, checkpoint: Path, words: str) -> DamagedCheckpointError:
+        """Names the checkpoint."""
+        return cls(f"checkpoint {checkpoint.name} in {str(checkpoint.parent)!r} is damaged: {words}")
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What the marker of a complete checkpoint holds; sizes in bytes, and CRC-32, by file."""
+
+    step: int
+    version: str
+    run: dict[str, Any]
+    sizes: dict[str, int]
+    checksums: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -47,24 +86,51 @@ class CheckpointFolder:
 
     path: Path
 
+    def lock(self) -> TextIO | None:
+        """Make the folder this run's own for as long as the file is open; UsageError if another run has it.
+
+        None on a file system without locks. EnvironmentProblem if nothing can be written there.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / _LOCK).open("a", encoding="utf-8")
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot save checkpoints in {str(self.path)!r}: {error.strerror}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise UsageError(
+                f"another run saves its checkpoints in {str(self.path)!r}: wait for its end, or give this one a "
+                "checkpoint.directory of its own"
+            ) from error
+        except OSError:
+            file.close()
+            return None
+        return file
+
     def place(self, step: int) -> Path:
         """Where the checkpoint of a step lies once it is complete."""
         return self.path / f"step-{step}"
 
+    def named(self) -> list[int]:
+        """Steps with a checkpoint, damaged ones included, ascending."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found = ((_NAME.fullmatch(one.name), one) for one in self.path.iterdir())
+            return sorted(int(match[1]) for match, one in found if match and one.is_dir())
+        return []
+
     def steps(self) -> list[int]:
-        """Steps with a complete checkpoint, ascending."""
-        if not self.path.is_dir():
-            return []
-        numbered = ((int(match[1]), one) for one in self.path.iterdir() if (match := _NAME.fullmatch(one.name)))
-        return sorted(step for step, one in numbered if read_marker(one) is not None)
+        """Steps with a complete checkpoint, ascending; checksums are not looked at."""
+        return [step for step in self.named() if _is_complete(self.place(step))]
 
     def recover(self) -> list[int]:
-        """The same, after renaming a checkpoint that is complete but for its name: its run was killed just before."""
+        """As `named`, after renaming a checkpoint that is complete but for its name: its run was killed just before."""
         for left in self.path.glob(f"step-*{_LEFT_OVER}"):
             target = left.with_suffix("")
-            if _NAME.fullmatch(target.name) and not target.exists() and read_marker(left) is not None:
+            if _NAME.fullmatch(target.name) and not target.exists() and _is_complete(left):
                 left.rename(target)
-        return self.steps()
+        return self.named()
 
     def begin(self, step: int) -> Path:
         """An empty folder to write the checkpoint of a step into; removes what earlier attempts left."""
@@ -74,12 +140,13 @@ class CheckpointFolder:
         begun.mkdir()
         return begun
 
-    def finish(self, step: int, marker: Mapping[str, Any]) -> None:
-        """Give a written checkpoint its marker and its name."""
+    def finish(self, step: int, marker: Mapping[str, Any], checksums: Mapping[str, int]) -> None:
+        """Give a written checkpoint its marker and its name; checksums: of all files."""
         begun, target = self.path / f"step-{step}{_LEFT_OVER}", self.place(step)
         sizes = {one.name: one.stat().st_size for one in sorted(begun.iterdir())}
+        content = {"schema": SCHEMA, "step": step, **marker, "files": sizes, "crc32": dict(sorted(checksums.items()))}
         with (begun / _MARKER).open("w", encoding="utf-8") as file:
-            json.dump({"schema": SCHEMA, "step": step, **marker, "files": sizes}, file, indent=2)
+            file.write(_sealed(content))
             file.flush()
             os.fsync(file.fileno())
         sync_folder(begun)
@@ -104,14 +171,92 @@ class CheckpointFolder:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def read_marker(checkpoint: Path) -> dict[str, Any] | None:
-    """The marker's content; None if the checkpoint is truncated, or of a schema that this version does not know."""
+def _sealed(content: Mapping[str, Any]) -> str:
+    """A marker's text: the content, and a checksum of it."""
+    checksum = zlib.crc32(json.dumps(content).encode())
+    return json.dumps({**content, "checksum": checksum}, indent=2)
+
+
+def _is_complete(checkpoint: Path) -> bool:
     try:
-        marker = json.loads((checkpoint / _MARKER).read_text(encoding="utf-8"))
-        whole = all((checkpoint / name).stat().st_size == size for name, size in marker["files"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return marker if whole and marker.get("schema") == SCHEMA else None
+        read_marker(checkpoint)
+    except DamagedCheckpointError:
+        return False
+    return True
+
+
+def read_marker(checkpoint: Path) -> Marker:
+    """The marker; DamagedCheckpointError if it is not as it was written, or a file is missing or of another size."""
+    try:
+        text = read_regular(checkpoint / _MARKER, limit_bytes=_MARKER_BYTES).decode()
+        content = json.loads(text)
+        step, version, run, sizes = (content[key] for key in ("step", "version", "run", "files"))
+        marker = Marker(step, version, run, sizes, content.get("crc32", {}))
+        sealed = {key: value for key, value in content.items() if key != "checksum"}
+        known = (
+            content["schema"] == SCHEMA and _sealed(sealed) == text and marker.checksums.keys() == marker.sizes.keys()
+        )
+        known = known or (content["schema"] == _FIRST_SCHEMA and "checksum" not in content)
+        plain = isinstance(run, dict) and all(
+            Path(name).name == name and type(size) is int for name, size in marker.sizes.items()
+        )
+    except (OSError, AxonnTuneError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        words = (
+            f"{_MARKER} is missing or unreadable"
+            if isinstance(error, OSError | AxonnTuneError)
+            else f"{_MARKER} is broken"
+        )
+        raise DamagedCheckpointError.of(checkpoint, words) from error
+    if not (known and plain):
+        raise DamagedCheckpointError.of(checkpoint, f"{_MARKER} is not as this or an earlier version wrote it")
+    for name, size in marker.sizes.items():
+        file = checkpoint / name
+        if not file.is_file():
+            raise DamagedCheckpointError.of(checkpoint, f"{name} is missing")
+        if file.stat().st_size != size:
+            raise DamagedCheckpointError.of(checkpoint, f"{name} has {file.stat().st_size:,} bytes instead of {size:,}")
+    return marker
+
+
+def require_whole(checkpoint: Path, *, part: int = 0, parts: int = 1) -> Marker:
+    """The marker, after every `parts`th file has been read; DamagedCheckpointError if one is not as it was written."""
+    marker = read_marker(checkpoint)
+    for name in sorted(marker.checksums)[part::parts]:
+        try:
+            changed = checksum_of(checkpoint / name) != marker.checksums[name]
+        except OSError as error:
+            raise DamagedCheckpointError.of(checkpoint, f"{name} cannot be read: {error.strerror}") from error
+        if changed:
+            raise DamagedCheckpointError.of(checkpoint, f"{name} has changed since it was written")
+    return marker
+
+
+def checksum_of(path: Path) -> int:
+    """CRC-32 of a file."""
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
+
+
+def _or_damaged(checkpoint: Path, reading: Callable[[], Result]) -> Result:
+    """What reading returns; DamagedCheckpointError for whatever goes wrong in it."""
+    try:
+        return reading()
+    except Exception as error:
+        raise DamagedCheckpointError.of(checkpoint, f"it cannot be read: {error}") from error
+
+
+def _with_newest_whole(
+    error: DamagedCheckpointError, steps: Sequence[int], require: Callable[[int], object], advice: str
+) -> DamagedCheckpointError:
+    """The error with the newest checkpoint that is whole, and what to do with it."""
+    for step in reversed(steps):
+        with contextlib.suppress(DamagedCheckpointError):
+            require(step)
+            return DamagedCheckpointError(f"{error}; the newest whole one is step-{step}: {advice} step-{step}")
+    return DamagedCheckpointError(f"{error}; there is no whole one beside it")
 
 
 PARAMETERS = "parameters."
@@ -145,6 +290,8 @@ class Checkpointer:
         self._folder, self._keep = CheckpointFolder(Path(directory)), keep
         self._mesh, self._optimizer, self._run = mesh, optimizer, run
         self._ranks = WorldGroup.of_the_world()
+        self._lock: TextIO | None = None
+        self._ranks.from_rank_0(self._take)
         self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=use_device, initargs=(optimizer.device,))
         self._saving: Future[None] | None = None
 
@@ -163,21 +310,46 @@ class Checkpointer:
             saving.result()
 
     def load_latest(self) -> int | None:
-        """Load the newest checkpoint that is whole and return its step; None if there is none.
-
-        TrainingFailedError if it belongs to another model or run.
-        """
+        """Load the newest checkpoint and return its step; None if there is none. Errors as of `load`."""
         self.wait()
         steps = self._ranks.from_rank_0(self._folder.recover)
         return self.load(steps[-1]) if steps else None
 
+    def load_named(self, name: str) -> int:
+        """Load the checkpoint of a name such as step-200; UsageError if it is no such name. Errors as of `load`."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise UsageError(f"--resume-from {name}: write the name of a checkpoint, such as step-200")
+        return self.load(int(match[1]))
+
     def load(self, step: int) -> int:
-        """Load the checkpoint of a step; TrainingFailedError if it is truncated or of another model or run."""
+        """Load the checkpoint of a step.
+
+        DamagedCheckpointError, with the newest whole one, if it is not as it was written; TrainingFailedError if it
+        belongs to another model or run; UsageError if there is none.
+        """
         self.wait()
-        self._ranks.on_all(lambda: self._read(step))
+        steps = self._ranks.from_rank_0(self._folder.named)
+        if step not in steps:
+            there = ", ".join(f"step-{one}" for one in steps) or "none"
+            raise UsageError(f"there is no checkpoint step-{step} in {str(self._folder.path)!r}, only {there}")
+        try:
+            self._require_whole(step)
+            self._ranks.on_all(lambda: self._read(step))
+        except DamagedCheckpointError as error:
+            others = [one for one in steps if one != step]
+            raise _with_newest_whole(error, others, self._require_whole, "continue with --resume-from") from error
         self._optimizer.steps_done = step
         self._optimizer.loaded()
         return step
+
+    def _take(self) -> None:
+        self._lock = self._folder.lock()
+
+    def _require_whole(self, step: int) -> None:
+        """Read every file once, each on one of the ranks."""
+        part, parts = self._mesh.rank, self._mesh.grid.world
+        self._ranks.on_all(lambda: require_whole(self._folder.place(step), part=part, parts=parts))
 
     def close(self) -> None:
         """Wait for an unfinished save, then end the thread and the process group."""
@@ -186,6 +358,8 @@ class Checkpointer:
         finally:
             self._thread.shutdown()
             self._ranks.close()
+            if self._lock is not None:
+                self._lock.close()
 
     def _state(self, *, to_write: bool = False) -> Iterator[tuple[str, list[Shard]]]:
         """All saved state as shards; or the part of it that this rank writes."""
@@ -204,7 +378,8 @@ class Checkpointer:
         try:
             begun = self._ranks.from_rank_0(lambda: self._begin(step, needed_bytes))
             write(begun, state, self._ranks.group)
-            self._ranks.from_rank_0(lambda: self._finish(step))
+            checksums = self._ranks.on_all(lambda: self._checksums(begun))
+            self._ranks.from_rank_0(lambda: self._finish(step, dict(pair for one in checksums for pair in one.items())))
         except (Exception, CheckpointException) as error:
             if self._ranks.first:
                 self._folder.clean()
@@ -220,11 +395,16 @@ class Checkpointer:
             )
         return begun
 
-    def _finish(self, step: int) -> None:
+    def _checksums(self, begun: Path) -> dict[str, int]:
+        """Of the files that this rank has written."""
+        own = [*begun.glob(f"__{self._mesh.rank}_*"), *([begun / METADATA_FILE] if self._ranks.first else [])]
+        return {one.name: checksum_of(one) for one in own}
+
+    def _finish(self, step: int, checksums: Mapping[str, int]) -> None:
         grid = self._mesh.grid
         sizes = {axis: size for axis, size in grid.by_axis.items() if axis in AXES or size > 1}
         marker = {"version": __version__, "run": vars(self._run), "grid": sizes | {"order": list(grid.order)}}
-        self._folder.finish(step, marker)
+        self._folder.finish(step, marker, checksums)
         self._folder.keep(self._keep)
 
     def _explained(self, step: int, error: BaseException) -> AxonnTuneError:
@@ -242,21 +422,23 @@ class Checkpointer:
         return f"; the last good checkpoint is that of step {steps[-1]}" if steps else "; no checkpoint was saved yet"
 
     def _read(self, step: int) -> None:
-        place = self._folder.place(step)
+        place, state = self._folder.place(step), dict(self._state())
         marker = read_marker(place)
-        if marker is None:
-            raise TrainingFailedError(f"{str(place)!r} is not a checkpoint, or is truncated")
-        state = dict(self._state())
+        metadata = _metadata(place, marker)
         _must_agree(f"checkpoint {str(place)!r} is of another run", list(self._run_differences(marker)))
-        differences = list(_differences(saved_tensors(place), state, whole=self._mesh.grid.pipeline == 1))
+        differences = list(_differences(saved_tensors(metadata), state, whole=self._mesh.grid.pipeline == 1))
         _must_agree(f"checkpoint {str(place)!r} is of another model", differences)
-        _read_or_fail(place, lambda: read(place, state))
+        _or_damaged(place, lambda: read(place, metadata, state))
 
-    def _run_differences(self, marker: dict[str, Any]) -> Iterator[str]:
+    def _run_differences(self, marker: Marker) -> Iterator[str]:
         for name, here in vars(self._run).items():
-            there = marker.get("run", {}).get(name)
+            there = marker.run.get(name)
             if there != here:
                 yield f"{name} is {there} there and {here} here"
+
+
+def _metadata(checkpoint: Path, marker: Marker) -> Metadata:
+    return _or_damaged(checkpoint, lambda: read_metadata(checkpoint, marker.sizes))
 
 
 def _differences(saved: dict[str, tuple[tuple[int, ...], Any]], state: Shards, *, whole: bool) -> Iterator[str]:
@@ -281,14 +463,6 @@ def _must_agree(what: str, differences: list[str]) -> None:
         raise TrainingFailedError(f"{what}: {'; '.join(differences[:_SHOWN])}{more}")
 
 
-def _read_or_fail(place: Path, reading: Callable[[], None]) -> None:
-    try:
-        reading()
-    except Exception as error:
-        # Sizes are right, or it would not have come this far: bytes have changed, or cannot be read.
-        raise TrainingFailedError(f"checkpoint {str(place)!r} cannot be read: {error}") from error
-
-
 TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FORMAT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
@@ -296,11 +470,11 @@ _FORMAT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF
 def checkpoint_at(path: str | Path) -> Path:
     """The checkpoint of a path, or the newest in a folder of checkpoints; UsageError if there is none."""
     path = Path(path)
-    if read_marker(path) is not None:
+    if (path / _MARKER).exists() or (_NAME.fullmatch(path.name) and path.is_dir()):
         return path
-    steps = CheckpointFolder(path).steps()
+    steps = CheckpointFolder(path).named()
     if not steps:
-        raise UsageError(f"{str(path)!r} is neither a complete checkpoint nor a folder that holds one")
+        raise UsageError(f"{str(path)!r} is neither a checkpoint nor a folder that holds one")
     return CheckpointFolder(path).place(steps[-1])
 
 
@@ -310,11 +484,12 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
     One tensor at a time is in memory. `dtype` None: as saved. Neither the library nor a GPU is needed:
     the format is the length of a header, the header in JSON, then the tensors one after the other.
     """
-    marker, found = read_marker(checkpoint), saved_tensors(checkpoint)
-    assert marker is not None, "the caller has checked"
+    marker = _require_whole_or_name_another(checkpoint)
+    metadata = _metadata(checkpoint, marker)
+    found = saved_tensors(metadata)
     sizes = {name: (size, dtype or kept) for name, (size, kept) in found.items() if name.startswith(PARAMETERS)}
     header: dict[str, Any] = {
-        "__metadata__": {"format": "pt", "step": str(marker["step"]), "axonn_tune": marker["version"]}
+        "__metadata__": {"format": "pt", "step": str(marker.step), "axonn_tune": str(marker.version)}
     }
     end = 0
     for name, (size, kind) in sizes.items():
@@ -331,6 +506,17 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
         file.write(len(text).to_bytes(8, "little") + text)
         for name, (size, kind) in sizes.items():
             values = torch.empty(size, dtype=found[name][1])
-            read(checkpoint, {name: [Shard(size, (0,) * len(size), values)]})
+            whole = {name: [Shard(size, (0,) * len(size), values)]}
+            _or_damaged(checkpoint, partial(read, checkpoint, metadata, whole))
             file.write(values.to(kind).flatten().view(torch.uint8).numpy().data)
     return sum(torch.Size(size).numel() for size, _ in sizes.values())
+
+
+def _require_whole_or_name_another(checkpoint: Path) -> Marker:
+    """As `require_whole`; its error names the newest whole checkpoint beside this one."""
+    try:
+        return require_whole(checkpoint)
+    except DamagedCheckpointError as error:
+        folder = CheckpointFolder(checkpoint.parent)
+        others = [step for step in folder.named() if folder.place(step) != checkpoint]
+        raise _with_newest_whole(error, others, lambda step: require_whole(folder.place(step)), "export") from error

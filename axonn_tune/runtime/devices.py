@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import EnvironmentProblem
+from axonn_tune.units import counted, show_bytes
 
 
 def device_of(backend: str, *, rank: int, local_rank: int) -> torch.device:
@@ -30,6 +31,40 @@ def device_of(backend: str, *, rank: int, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     use_device(device)
     return device
+
+
+def require_gpus(backend: str, *, ranks: int) -> None:
+    """EnvironmentProblem if ranks on this host find fewer GPUs than they need, one each under nccl."""
+    found = torch.cuda.device_count() if backend == "nccl" and torch.cuda.is_available() else 0
+    if backend == "nccl" and found < ranks:
+        raise EnvironmentProblem(
+            f"{counted(ranks, 'rank')} on this host need a GPU each for backend nccl, but torch finds {found}: "
+            f"{ranks - found} too few; on CPUs the backend is gloo, as `backend` in a launch config or as --backend of "
+            "calibrate"
+        )
+
+
+def require_memory(device: torch.device, *, each_bytes: float, ranks: int) -> None:
+    """EnvironmentProblem if what ranks of this host will hold is not free: on this rank's GPU, or of the host's RAM."""
+    free, what = free_bytes(device), f"GPU {device.index}" if device.type == "cuda" else "this host"
+    needed = each_bytes * (1 if device.type == "cuda" else ranks)
+    if needed > free:
+        each = f"{show_bytes(each_bytes)} a rank" + (f" for {ranks} ranks" if needed > each_bytes else "")
+        raise EnvironmentProblem(
+            f"a step is predicted to need {each}, but {what} has {show_bytes(free)} free: "
+            f"{show_bytes(needed - free)} too little"
+        )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that nothing holds yet: of a GPU; of the host, and no more than this process' control group may have."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+    available = int(lines["MemAvailable"].split()[0]) * 1024
+    limit = Path("/sys/fs/cgroup/memory.max")
+    said = limit.read_text("ascii").strip() if limit.is_file() else "max"
+    return available if said == "max" else min(available, int(said))
 
 
 def use_device(device: torch.device) -> None:

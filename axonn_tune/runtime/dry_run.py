@@ -28,7 +28,7 @@ from axonn_tune.runtime.ledger import Ledger, LedgerEntry, compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import CausalAttention
 from axonn_tune.runtime.rank import print_message
-from axonn_tune.runtime.settings import settings_of
+from axonn_tune.runtime.settings import require_size, settings_of
 from axonn_tune.runtime.trainer import Trainer, require_runnable
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
@@ -266,6 +266,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         launch = load_document(arguments[0], schema=Launch)
+        require_size(launch)
         found = dry_run(launch)
         print("\n".join(found.lines), flush=True)
         require_memory(launch, found.peak_bytes)

@@ -160,16 +160,16 @@ class WorldGroup:
             raise answer
         return answer  # type: ignore[return-value]  # what rank 0 put there
 
-    def on_all(self, function: Callable[[], None]) -> None:
-        """Call a function on every rank; the error of the lowest rank that fails is raised on all."""
+    def on_all(self, function: Callable[[], Result]) -> list[Result]:
+        """What a function returns on every rank, by rank; the error of the lowest rank that fails is raised on all."""
         if self.group is None:
-            return function()
-        errors: list[Exception | None] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(errors, _tried(function), group=self.group)
-        for error in errors:
-            if error is not None:
-                raise error
-        return None
+            return [function()]
+        found: list[Result | Exception | None] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(found, _tried(function), group=self.group)
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+        return found  # type: ignore[return-value]  # what each rank put there
 
     def close(self) -> None:
         """Destroy the group; all ranks must call this together."""

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,13 +21,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError
+from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError, count_in
 from axonn_tune.files import write_text_atomically
 from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
-from axonn_tune.runtime.devices import device_of, resident_bytes, use_device
+from axonn_tune.runtime.devices import device_of, require_gpus, require_memory, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh, require_world
 from axonn_tune.runtime.metrics import Metrics
+from axonn_tune.runtime.settings import least_bytes, require_size
 from axonn_tune.runtime.timing import Tracer
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import START_TIMEOUT_S, Trainer, TrainingLoop, require_runnable
@@ -45,11 +46,15 @@ _ROOT_CAUSE_S = 6.0
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """This process in the world: from torchrun's variables, else from Slurm's, else alone."""
+    """This process in the world: from torchrun's variables, else from Slurm's, else alone.
+
+    local_world: ranks of this host, if the environment says so.
+    """
 
     rank: int = 0
     world: int = 1
     local_rank: int = 0
+    local_world: int | None = None
     address: str = "localhost"
     init_method: str = "env://"
 
@@ -60,6 +65,7 @@ class RunOptions:
 
     steps: int | None = None
     resume: bool = False
+    resume_from: str | None = None
     directory: Path | None = None
     trace_steps: int = 0
     trace_all: bool = False
@@ -69,18 +75,21 @@ def rank_environment(environment: Mapping[str, str]) -> RankEnvironment:
     """This process' rank and world; UsageError if only some of the variables are set."""
     if "RANK" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    elif "SLURM_PROCID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
+    elif "SLURM_PROCID" in environment and count_in(environment, "SLURM_NTASKS", "1") > 1:
         names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
     else:
         return RankEnvironment()
     missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if missing:
         raise UsageError(f"{names[0]} is set, so {', '.join(missing)} must be too, as under torchrun")
-    rank, world, local_rank = (int(environment[name]) for name in names)
-    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    rank, world, local_rank = (count_in(environment, name) for name in names)
+    address, port = environment["MASTER_ADDR"], count_in(environment, "MASTER_PORT")
+    if rank >= world:
+        raise UsageError(f"{names[0]} is {rank}, but {names[1]} is {world}: ranks are numbered from 0")
     # torchrun serves a store already, which `env://` joins; else rank 0 serves one at this address.
     method = "env://" if "TORCHELASTIC_RUN_ID" in environment else f"tcp://{address}:{port}"
-    return RankEnvironment(rank, world, local_rank, address, method)
+    local_world = count_in(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else None
+    return RankEnvironment(rank, world, local_rank, local_world, address, method)
 
 
 def require_descriptors(world: int) -> None:
@@ -98,6 +107,25 @@ def require_descriptors(world: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
 
 
+def require_interfaces(environment: Mapping[str, str], backend: str) -> None:
+    """EnvironmentProblem if a variable names network interfaces of which this host has none.
+
+    NCCL_SOCKET_IFNAME lists prefixes, after = whole names, after ^ those to avoid; Gloo's lists whole names.
+    """
+    for variable in ("GLOO_SOCKET_IFNAME", *(["NCCL_SOCKET_IFNAME"] if backend == "nccl" else [])):
+        told, here = environment.get(variable, ""), [name for _, name in socket.if_nameindex()]
+        if told and not told.startswith("^") and not _named(told, here, whole=variable.startswith("GLOO")):
+            raise EnvironmentProblem(
+                f"{variable} is {told!r}, but this host has no such network interface, only {', '.join(here)}"
+            )
+
+
+def _named(told: str, here: Sequence[str], *, whole: bool = False) -> list[str]:
+    """The interfaces of this host that a variable names, in its order; whole: it lists no prefixes."""
+    wanted, whole = told.removeprefix("=").split(","), whole or told.startswith("=")
+    return [name for one in wanted for name in here if name == one or (not whole and one and name.startswith(one))]
+
+
 def use_interface(environment: MutableMapping[str, str]) -> None:
     """Have Gloo, which checkpoints use beside NCCL, take the network interface that NCCL is told to take.
 
@@ -106,12 +134,8 @@ def use_interface(environment: MutableMapping[str, str]) -> None:
     told = environment.get("NCCL_SOCKET_IFNAME", "")
     if not told or told.startswith("^") or "GLOO_SOCKET_IFNAME" in environment:
         return
-    here = [name for _, name in socket.if_nameindex()]
-    for wanted in told.removeprefix("=").split(","):
-        for name in here:
-            if name == wanted or (name.startswith(wanted) and not told.startswith("=")):
-                environment["GLOO_SOCKET_IFNAME"] = name
-                return
+    if found := _named(told, [name for _, name in socket.if_nameindex()]):
+        environment["GLOO_SOCKET_IFNAME"] = found[0]
 
 
 @dataclass
@@ -137,13 +161,11 @@ class Rank:
 
     def _train(self) -> int:
         launch, place = self.launch, self.place
-        require_world(launch.grid.grid(), place.world)
         require_runnable(launch)
+        self._require_host()
         self._be_deterministic()
-        if place.world > 1:
-            require_descriptors(place.world)
-            use_interface(os.environ)
         device = device_of(launch.backend, rank=place.rank, local_rank=place.local_rank)
+        self._require_memory(device)
         mesh = self._join(device)
         assert self.directory is not None, "joining sets it"
         steps, base_bytes = self.options.steps or launch.steps, resident_bytes(device)
@@ -168,6 +190,27 @@ class Rank:
                 "nothing is saved, because the launch config has no checkpoint.directory"
             )
         return SAVED_ON_A_SIGNAL
+
+    def _require_host(self) -> None:
+        """What all ranks of a host find alike, before any joins another; one of them reports it."""
+        launch, place = self.launch, self.place
+        try:
+            require_world(launch.grid.grid(), place.world)
+            require_size(launch)
+            require_gpus(launch.backend, ranks=place.local_world or min(launch.ranks_per_node, place.world))
+            if place.world > 1:
+                require_descriptors(place.world)
+                require_interfaces(os.environ, launch.backend)
+                use_interface(os.environ)
+        except AxonnTuneError as error:
+            raise error if place.local_rank == 0 else type(error)() from error
+
+    def _require_memory(self, device: torch.device) -> None:
+        """On a GPU each rank looks at its own, on CPUs one looks for all of a host."""
+        if device.type == "cuda" or self.place.local_rank == 0:
+            needed_bytes = max(self.launch.predicted.memory_bytes or 0, least_bytes(self.launch))
+            ranks = self.place.local_world or min(self.launch.ranks_per_node, self.place.world)
+            require_memory(device, each_bytes=needed_bytes, ranks=ranks)
 
     def _loop(
         self, trainer: Trainer, metrics: Metrics, checkpointer: Checkpointer | None, tracer: Tracer | None
@@ -198,14 +241,23 @@ class Rank:
         # One message from rank 0 before training; it is not part of a step, so not in the ledger.
         shared: list[object] = [None, None, None]
         if place.rank == 0:
+            made: str | AxonnTuneError
+            try:
+                made = str(self._make_directory())
+            except AxonnTuneError as error:
+                made = error
             port, accept = self.watch.serve()
             token = secrets.token_hex(16)
-            shared = [str(self._make_directory()), port, token]
+            shared = [made, port, token]
             dist.broadcast_object_list(shared, src=0)
-            accept(token)
+            if isinstance(made, str):
+                accept(token)
         else:
             dist.broadcast_object_list(shared, src=0)
-            self.watch.join((place.address, int(str(shared[1]))), str(shared[2]))
+            if isinstance(shared[0], str):
+                self.watch.join((place.address, int(str(shared[1]))), str(shared[2]))
+        if isinstance(shared[0], AxonnTuneError):
+            raise shared[0]
         self.directory = Path(str(shared[0]))
         self.directory.mkdir(parents=True, exist_ok=True)
         return build_mesh(self.launch.grid.grid(), chunks=self.launch.chunks, timeout=timeout)
@@ -213,15 +265,20 @@ class Rank:
     def _make_directory(self) -> Path:
         """The run's folder, as asked or `runs/<time>-<name>`, without an earlier run's results."""
         folder = self.options.directory or run_directory(self.launch)
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_outcome(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_outcome(folder)
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot write the run's folder {str(folder)!r}: {error.strerror}") from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise EnvironmentProblem(f"cannot write the run's folder {str(folder)!r}")
         return folder
 
     def _resume(self, trainer: Trainer) -> Checkpointer | None:
-        """A checkpointer with the newest checkpoint loaded; None where the launch config saves nothing."""
+        """A checkpointer with the newest checkpoint loaded, or the one named; None where the config saves nothing."""
         settings = self.launch.checkpoint
         if settings.directory is None:
-            if self.options.resume:
+            if self.options.resume or self.options.resume_from:
                 raise UsageError("--resume: the launch config has no checkpoint.directory to resume from")
             return None
         checkpointer = Checkpointer(
@@ -231,7 +288,8 @@ class Rank:
             optimizer=trainer.optimizer,
             run=RunIdentity.of(self.launch),
         )
-        found = checkpointer.load_latest()
+        wanted = self.options.resume_from
+        found = checkpointer.load_latest() if wanted is None else checkpointer.load_named(wanted)
         if found is None and self.options.resume:
             raise UsageError(f"--resume: there is no checkpoint in {settings.directory!r}")
         if found is not None and self.place.rank == 0:
@@ -283,6 +341,9 @@ class Rank:
         elif is_broken_connection(error):
             # The watch is about to report the lost rank, which ends this process.
             time.sleep(_ROOT_CAUSE_S)
+        elif isinstance(error, OSError) and error.strerror:
+            # A disk that is full or has gone; where in the program it was noticed says nothing.
+            reason = f"cannot write or read{f' {error.filename!r}' if error.filename else ''}: {error.strerror}"
         else:
             print(f"rank {self.place.rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
         code = EnvironmentProblem.exit_code if isinstance(error, OSError) else TrainingFailedError.exit_code
@@ -311,11 +372,13 @@ class Rank:
 
 def run_rank(launch_path: str, options: RunOptions, *, export: bool = False) -> int:
     """Run the rank that the environment names; its exit code. export: set the launch config's variables first."""
+    place = None
     try:
         place = rank_environment(os.environ)
         launch = load_document(launch_path, schema=Launch)
     except AxonnTuneError as error:
-        if os.environ.get("RANK", "0") == "0":
+        # All ranks find the same in a file, but not in their variables.
+        if place is None or place.rank == 0:
             print_message(str(error))
         return error.exit_code
     for variable in launch.environment if export else ():

@@ -8,8 +8,13 @@ from typing import Any
 
 import torch
 
+from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.workload import Overlap, Precision, Recompute
+from axonn_tune.units import show_bytes
+
+MOST_LAYERS, MOST_TOKENS, MOST_BYTES = 2_000, 1 << 24, 1 << 44
+"""What one rank is built for: blocks and tokens of a micro-batch, which take time each; bytes, which no device has."""
 
 DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
     "bf16": (torch.bfloat16, torch.float32, torch.float32),
@@ -46,6 +51,27 @@ class RuntimeSettings:
     dropout: float = 0.0
     compile: bool = False
     compiler: Callable[[Callable[..., Any]], Callable[..., Any]] = compile_static
+
+
+def least_bytes(launch: Launch) -> int:
+    """What the fullest rank holds on any grid: an equal part of master weights, their gradients and both moments."""
+    return 4 * launch.workload.element_sizes.main * launch.model.parameters // launch.grid.world
+
+
+def require_size(launch: Launch) -> None:
+    """NothingFeasibleError for what no rank can hold; to build it, if only for a dry run, would take hours."""
+    layers, tokens = launch.model.layers, launch.micro_batch * launch.workload.sequence_length
+    if layers > MOST_LAYERS or tokens > MOST_TOKENS:
+        raise NothingFeasibleError(
+            f"{layers:,} layers and micro-batches of {tokens:,} tokens: a rank is built for at most {MOST_LAYERS:,} "
+            f"and {MOST_TOKENS:,}"
+        )
+    limit_bytes = min(launch.predicted.memory_limit_bytes or MOST_BYTES, MOST_BYTES)
+    if least_bytes(launch) > limit_bytes:
+        raise NothingFeasibleError(
+            f"master weights, gradients and moments of a rank need {show_bytes(least_bytes(launch))} or more, above "
+            f"the {show_bytes(limit_bytes)} that it may use"
+        )
 
 
 def settings_of(launch: Launch, device: torch.device) -> RuntimeSettings:

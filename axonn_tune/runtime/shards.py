@@ -2,12 +2,18 @@
 
 A shard is a rectangle of a tensor of the whole model, padding not counted. A checkpoint holds shards that cover each
 tensor. A rank that loads asks for other shards, so any grid can read what any other has written.
+
+The library's metadata is a pickle. Here it is read without a single class or function that it names, and nothing in
+it is believed before it fits the files: a checkpoint cannot run code, nor have other files read.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+import io
+import math
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -126,25 +132,148 @@ def write(folder: Path, shards: Shards, group: dist.ProcessGroup | None) -> None
     writer.finish(metadata, [results.wait()])
 
 
-def read(folder: Path, shards: Shards) -> None:
+def read(folder: Path, metadata: Metadata, shards: Shards) -> None:
     """Fill shards from a folder that any grid has written; each rank reads on its own."""
     reader, planner = FileSystemReader(folder), _LoadPlanner()
-    metadata = reader.read_metadata()
     planner.set_up_planner(dict(shards), metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, True)
     local = reader.prepare_local_plan(planner.create_local_plan())
     (final,) = reader.prepare_global_plan(planner.create_global_plan([local]))
+    # Tensors are read with `weights_only`.
     reader.read_data(planner.finish_plan(final), planner).wait()
 
 
-def saved_tensors(folder: Path) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Size and type of every tensor in a folder."""
-    found = FileSystemReader(folder).read_metadata().state_dict_metadata
+def saved_tensors(metadata: Metadata) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Size and type of every saved tensor."""
+    found = metadata.state_dict_metadata
     return {
         name: (tuple(one.size), one.properties.dtype)
         for name, one in found.items()
         if isinstance(one, TensorStorageMetadata)
     }
+
+
+METADATA_FILE = ".metadata"
+
+
+def read_metadata(folder: Path, sizes: Mapping[str, int]) -> Metadata:
+    """The library's description of a folder, whose files have these sizes; ValueError unless it fits them."""
+    try:
+        found = _Unpickler(io.BytesIO((folder / METADATA_FILE).read_bytes())).load().state
+        tensors = {str(name): _tensor_of(record) for name, record in found["state_dict_metadata"].items()}
+        places = dict(_places(found["storage_data"]))
+        _require_fit(tensors, places, sizes)
+    except _MisfitError as error:
+        raise ValueError(f"{METADATA_FILE} {error}") from error
+    except Exception as error:
+        # Whatever the bytes of a broken pickle amount to.
+        raise ValueError(f"{METADATA_FILE} cannot be read: {type(error).__name__}: {error}") from error
+    return Metadata(state_dict_metadata=dict(tensors), storage_data=places)
+
+
+class _MisfitError(Exception):
+    """The library's metadata is readable and says what cannot be."""
+
+
+class _Record:
+    """Stands in for any object of a pickle; all that is wanted of one is its state."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:  # noqa: ANN401 - whatever was pickled
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads the library's metadata; of what a pickle may name it knows number formats, and has records for the rest."""
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - the library's signature
+        """A type without behaviour for a name."""
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        if (module, name) in _NAMES or (module.startswith("pathlib") and name == "PosixPath"):
+            # Of its own each time: a pickle can change the attributes of a class.
+            return type(name, (_Record,), {})
+        raise _MisfitError(f"names {module}.{name}, which is not part of a checkpoint")
+
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NAMES = frozenset(
+    {
+        *(
+            ("torch.distributed.checkpoint.metadata", one)
+            for one in (
+                "ChunkStorageMetadata",
+                "Metadata",
+                "MetadataIndex",
+                "StorageMeta",
+                "TensorProperties",
+                "TensorStorageMetadata",
+                "_MEM_FORMAT_ENCODING",
+            )
+        ),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.serialization", "_get_layout"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a shard lies, bytes: what the library's reader wants to know."""
+
+    relative_path: str
+    offset: int
+    length: int
+    transform_descriptors: None = None
+
+
+def _tensor_of(record: _Record) -> TensorStorageMetadata:
+    state = record.state
+    dtype, size = state["properties"].state[0], _lengths(state["size"])
+    if not isinstance(dtype, torch.dtype):
+        raise _MisfitError(f"has {dtype!r} for a number format")
+    chunks = [
+        ChunkStorageMetadata(_lengths(one.state["offsets"]), _lengths(one.state["sizes"])) for one in state["chunks"]
+    ]
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), size, chunks)
+
+
+def _places(records: Mapping[_Record, _Record]) -> Iterator[tuple[MetadataIndex, _Place]]:
+    for index, place in records.items():
+        name, offset, length = place.state["relative_path"], *_lengths((place.state["offset"], place.state["length"]))
+        if place.state.get("transform_descriptors"):
+            raise _MisfitError("has transformed shards, which no checkpoint here has")
+        yield MetadataIndex(str(index.state["fqn"]), _lengths(index.state["offset"])), _Place(name, offset, length)
+
+
+def _lengths(numbers: Sequence[int]) -> torch.Size:
+    if not all(type(one) is int and 0 <= one < 2**63 for one in numbers):
+        raise _MisfitError(f"has {numbers!r} for a size")
+    return torch.Size(numbers)
+
+
+def _require_fit(
+    tensors: Mapping[str, TensorStorageMetadata], places: Mapping[MetadataIndex, _Place], sizes: Mapping[str, int]
+) -> None:
+    """_MisfitError unless shards cover the tensors, and each has bytes of its own in one of the files."""
+    free = dict(sizes)
+    for name, tensor in tensors.items():
+        for chunk in tensor.chunks:
+            place = places.get(MetadataIndex(name, chunk.offsets))
+            needed = math.prod(chunk.sizes) * tensor.properties.dtype.itemsize
+            ends = [start + length for start, length in zip(chunk.offsets, chunk.sizes, strict=True)]
+            if place is None or place.relative_path not in sizes or needed > place.length:
+                raise _MisfitError(f"has no bytes for a shard of {name!r}")
+            free[place.relative_path] -= place.length
+            beyond = place.offset + place.length > sizes[place.relative_path] or free[place.relative_path] < 0
+            if beyond or any(end > whole for end, whole in zip(ends, tensor.size, strict=True)):
+                raise _MisfitError(f"has a shard of {name!r} beyond the end")
+        if sum(math.prod(chunk.sizes) for chunk in tensor.chunks) != math.prod(tensor.size):
+            raise _MisfitError(f"has shards of {name!r} that do not cover it")
 
 
 class _SavePlanner(DefaultSavePlanner):

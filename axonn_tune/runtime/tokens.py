@@ -82,6 +82,8 @@ def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
     """Open a token file; UsageError with the numbers if it is none, is truncated, or needs more than `vocab` ids."""
     path = Path(path)
     try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"token file {str(path)!r} is not a file")
         with path.open("rb") as file:
             header = _read_header(path, file)
         actual = path.stat().st_size
@@ -244,6 +246,9 @@ def text_files(paths: Iterable[str | Path], *, patterns: Iterable[str] = TEXT_PA
     Below a folder, hidden files and folders and installed packages are skipped.
     """
     given, patterns = [Path(path) for path in paths], tuple(patterns)
+    special = [str(path) for path in given if path.exists() and not (path.is_file() or path.is_dir())]
+    if special:
+        raise UsageError(f"a device or a pipe, not a file: {', '.join(special)}")
     missing = [str(path) for path in given if not path.exists()]
     if missing:
         raise UsageError(f"no such file or folder: {', '.join(missing)}")

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
-PositiveInt = Annotated[int, Field(gt=0)]
+LARGEST_COUNT, LARGEST_SIZE = 2**53, 2**31 - 1
+"""Of whole numbers: the largest that a float holds exactly, and the largest size of a model, batch or world."""
+
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_COUNT)]
+Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, description="A share between 0 and 1.")]
@@ -68,6 +72,8 @@ _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+# No text needs them, terminals obey them, and no path can hold the first.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -250,8 +256,12 @@ class _Builder:
     def _key(self, event: yaml.Event, location: Location) -> str | None:
         """The key that an event holds; None, and a problem, if it cannot be one."""
         if not isinstance(event, yaml.ScalarEvent):
-            self._node(event, location=location)
+            # One deeper, as keys may hold keys.
+            self._node(event, location=(*location, "?"))
             self._report(event, location, "a key must be a word, not a list, a mapping or an alias")
+            return None
+        if found := _CONTROL.search(event.value):
+            self._report(event, location, f"a key holds the control character {found[0]!r}")
             return None
         if event.value == "<<" and not event.style:
             self._report(event, location, _MERGE_MESSAGE)
@@ -259,6 +269,9 @@ class _Builder:
         return event.value
 
     def _scalar(self, event: yaml.ScalarEvent, location: Location) -> Scalar:
+        if found := _CONTROL.search(event.value):
+            self._report(event, location, f"holds the control character {found[0]!r}")
+            return None
         if event.style:
             return event.value
         try:
@@ -377,8 +390,14 @@ def _bare(annotation: object) -> object:
             return annotation
 
 
+_MOST_PROBLEMS = 200
+
+
 def _problems(error: ValidationError, *, root: Node, schema: type[Document], source: str) -> Iterator[Problem]:
-    details = _without_echoes(error.errors(include_url=False))
+    found = _without_echoes(error.errors(include_url=False))
+    details = found[:_MOST_PROBLEMS]
+    if len(found) > len(details):
+        yield Problem("", f"{len(found) - len(details):,} more problems are not listed")
     missing = {tuple(detail["loc"]) for detail in details if detail["type"] == "missing"}
     misspelt: set[Location] = set()
     for detail in details:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Protocol, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from axonn_tune.grid import AXES, Grid
-from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from axonn_tune.grid import AXES, Grid, split_axes
+from axonn_tune.specs.document import LARGEST_COUNT, Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share, Size
 from axonn_tune.specs.machine import Backend, EnvironmentVariable
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
@@ -18,17 +18,17 @@ VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 Axis = Literal["x", "y", "z", "data", "pipeline"]
 Purpose = Literal["overlap", "memory", "compute", "site", "debug"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
-NonNegativeInt = Annotated[int, Field(ge=0)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
 
 class LaunchGrid(Document):
     """Axis sizes, and the axes from the fastest-varying rank outwards."""
 
-    x: PositiveInt = Field(description="Ranks that split the output of a normal layer.")
-    y: PositiveInt = Field(description="Ranks that split its input.")
-    z: PositiveInt = Field(description="Ranks that split the stored weights, and the batch.")
-    data: PositiveInt = Field(description="Replicas, which split the batch alone.")
-    pipeline: PositiveInt = Field(default=1, description="Pipeline stages, which split the layers.")
+    x: Size = Field(description="Ranks that split the output of a normal layer.")
+    y: Size = Field(description="Ranks that split its input.")
+    z: Size = Field(description="Ranks that split the stored weights, and the batch.")
+    data: Size = Field(description="Replicas, which split the batch alone.")
+    pipeline: Size = Field(default=1, description="Pipeline stages, which split the layers.")
     order: tuple[Axis, ...] = Field(
         min_length=4, max_length=5, description="Rank order: axes, fastest-varying rank first."
     )
@@ -153,11 +153,16 @@ class MetricSinks(Document):
     )
 
 
+def _axes(axis: str) -> str:
+    split_axes(axis)
+    return axis
+
+
 class CollectiveTerm(Document):
     """All calls of one collective in one step of one rank: which it is, and how large."""
 
     op: str = Field(description="Collective: all_gather, reduce_scatter, all_reduce.")
-    axis: str = Field(description="Grid axis, or several.")
+    axis: Annotated[str, AfterValidator(_axes)] = Field(description="Grid axis, or several.")
     phase: str = Field(description="forward, recompute, backward or step.")
     layer: str = Field(description="Layer, such as mlp.fc1.")
     count: NonNegativeInt = Field(description="Calls per step and rank.")
@@ -218,14 +223,12 @@ class Launch(Document):
     model: Model = Field(description="The whole model document.")
     workload: Workload = Field(description="The whole workload document.")
     grid: LaunchGrid = Field(description="How the ranks are arranged.")
-    micro_batch: PositiveInt = Field(description="Sequences one rank processes at a time.")
-    grad_accumulation: PositiveInt = Field(
-        description="Gradient accumulation steps: micro-batches in one optimizer step."
-    )
+    micro_batch: Size = Field(description="Sequences one rank processes at a time.")
+    grad_accumulation: Size = Field(description="Gradient accumulation steps: micro-batches in one optimizer step.")
     recompute: Recompute = Field(description="Activation recomputation (checkpointing): none, selective or full.")
     kept_layers: NonNegativeInt = Field(description="Layers, from the last, that are not resharded after forward.")
-    chunks: PositiveInt = Field(default=1, description="Chunks of each pipeline stage; more than 1 is interleaved.")
-    parts: tuple[PositiveInt, ...] | None = Field(
+    chunks: Size = Field(default=1, description="Chunks of each pipeline stage; more than 1 is interleaved.")
+    parts: tuple[Size, ...] | None = Field(
         default=None,
         description="Layers of each model part, in the model's order: chunk c of stage s is part c·stages + s, from 0; "
         "absent: split evenly.",
@@ -249,7 +252,7 @@ class Launch(Document):
         default=MetricSinks(), description="Where metrics go in addition to the run's JSON lines."
     )
     backend: Backend = Field(description="torch.distributed backend.")
-    ranks_per_node: PositiveInt = Field(description="Ranks started on each node.")
+    ranks_per_node: Size = Field(description="Ranks started on each node.")
     environment: tuple[LaunchVariable, ...] = Field(description="Variables every rank gets, each name once.")
     predicted: Prediction = Field(description="What the tuner expects of one step.")
     provenance: Provenance = Field(description="What wrote this file, from what.")

@@ -7,6 +7,7 @@ Each of these holds `configs/` for models and `machines/` for machines. The firs
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar, get_args, get_origin
 
 from axonn_tune.errors import AxonnTuneError, DocumentError, Problem, UnknownNameError, UsageError, suggest
+from axonn_tune.files import read_regular
 from axonn_tune.specs.document import (
     Document,
     Location,
@@ -41,6 +43,9 @@ _PACKAGES: dict[Kind, str] = {"model": "axonn_tune.shipped_configs", "machine": 
 ORIGIN = "--set on the command line"
 """Where values of overrides come from, as their provenance says."""
 
+DOCUMENT_BYTES, DATA_BYTES = 2 << 20, 256 << 20
+"""Most that a YAML document may have, and a file of measurements; the largest that the tool writes have a tenth."""
+
 D = TypeVar("D", bound=Document)
 
 # Launch configs are self-contained by design, and there is no catalog of workloads.
@@ -64,7 +69,7 @@ def find(kind: Kind, name: str, *, besides: Path | None = None) -> Path:
     a user's `perlmutter.yaml` can extend the shipped `perlmutter`.
     """
     if is_path(name):
-        return Path(name).expanduser()
+        return _expanded(name)
     passed = None if besides is None else besides.resolve()
     for folder in _search_path(kind):
         for path in _documents(folder):
@@ -75,16 +80,31 @@ def find(kind: Kind, name: str, *, besides: Path | None = None) -> Path:
 
 def is_path(name: str) -> bool:
     """Whether this is to be read as a path rather than looked up as a name."""
-    return name.endswith(SUFFIXES) or "/" in name or os.sep in name or Path(name).is_file()
+    return name.endswith(SUFFIXES) or "/" in name or os.sep in name or _is_file(Path(name))
+
+
+def _expanded(path: str) -> Path:
+    """The path with the home folder that a ~ at its beginning means; as it is, if there is no such."""
+    with contextlib.suppress(RuntimeError):
+        return Path(path).expanduser()
+    return Path(path)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is one; False for a name that no file can have."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _search_path(kind: Kind) -> Iterator[Path]:
     for root in os.environ.get("AXONN_TUNE_PATH", "").split(os.pathsep):
         if root:
-            yield Path(root).expanduser() / _FOLDERS[kind]
+            yield _expanded(root) / _FOLDERS[kind]
     configuration = os.environ.get("XDG_CONFIG_HOME")
     if configuration or os.environ.get("HOME"):
-        yield Path(configuration or Path.home() / ".config") / "axonn-tune" / _FOLDERS[kind]
+        yield Path(configuration or _expanded("~/.config")) / "axonn-tune" / _FOLDERS[kind]
     yield _shipped(kind)
 
 
@@ -145,7 +165,8 @@ def load_document(path: str | Path, *, schema: type[D]) -> D:
 def load_file(path: str | Path, *, schema: type[D], overrides: Sequence[str] = ()) -> Loaded[D]:
     """The same, with its origin. `overrides` are `dotted.path=value` assignments, as after `--set`."""
     path = Path(path)
-    return _load(read_text(path), path=path, source=str(path), schema=schema, overrides=overrides)
+    text = read_text(path, limit_bytes=DOCUMENT_BYTES)
+    return _load(text, path=path, source=str(path), schema=schema, overrides=overrides)
 
 
 def parse_document(text: str, *, schema: type[D], source: str = "<text>", overrides: Sequence[str] = ()) -> D:
@@ -166,14 +187,12 @@ def hold(document: D | Loaded[D], *, schema: type[D], overrides: Sequence[str] =
     return _load(to_yaml(held), path=None, source=source, schema=schema, overrides=overrides)
 
 
-def read_text(path: Path) -> str:
-    """Text of a UTF-8 file; UsageError if there is none to read, DocumentError if it is not UTF-8."""
+def read_text(path: Path, *, limit_bytes: int = DATA_BYTES) -> str:
+    """Text of a UTF-8 file; UsageError if there is none to read or it is too long, DocumentError if it is not UTF-8."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_regular(path, limit_bytes=limit_bytes).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise UsageError(f"no file {str(path)!r}{_nearest_file(path)}") from error
-    except IsADirectoryError as error:
-        raise UsageError(f"{str(path)!r} is a folder, not a file") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise DocumentError(str(path), [Problem("", f"not UTF-8 text: {error.reason}", line)]) from error
@@ -211,7 +230,8 @@ def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chai
         circle = " -> ".join(link.name for link in (*chain, base_path.resolve()))
         raise _extends_error(root, f"files extend each other in a circle: {circle}", source=source)
     try:
-        base_text = read_text(base_path)
+        base_text = read_text(base_path, limit_bytes=DOCUMENT_BYTES)
+        _require_document(base_text, path=base_path, schema=schema)
     except UsageError as error:
         raise _extends_error(root, str(error), source=source) from error
     base = _compose(base_text, path=base_path, source=str(base_path), schema=schema, chain=chain)
@@ -220,6 +240,12 @@ def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chai
     extended = str(root.mapping()["extends"].value)
     problems += _misnamed(base.root, own, extended=extended, schema=schema, source=source)
     return _Composition(merge(base.root, own), tuple(problems), (text, *base.texts))
+
+
+def _require_document(text: str, *, path: Path, schema: type[Document]) -> None:
+    """UsageError for a file that is no document of ours: whoever named it may not be who reads the message."""
+    if not re.search(r"^schema:\s*[\"']?axonn-tune/", text, re.MULTILINE):
+        raise UsageError(f"{str(path)!r} is no {kind_of(schema)} document: it lacks `schema: {_expected(schema)}`")
 
 
 def _derived_problems(base: Node, own: Node, *, source: str) -> list[Problem]:
@@ -250,10 +276,10 @@ def _base_path(root: Node, *, path: Path | None, schema: type[Document], source:
     folder = path.parent if path is not None else Path()
     for candidate in [folder / wanted, *(folder / (wanted + suffix) for suffix in SUFFIXES)]:
         itself = path is not None and not is_path(wanted) and candidate.resolve() == path.resolve()
-        if candidate.is_file() and not itself:
+        if _is_file(candidate) and not itself:
             return candidate
     if is_path(wanted):
-        return folder / Path(wanted).expanduser()
+        return folder / _expanded(wanted)
     try:
         return find(_EXTENSIBLE[kind_of(schema)], wanted, besides=path)
     except UnknownNameError as error:

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from axonn_tune.errors import UsageError
 from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from axonn_tune.specs.workload import Precision
 from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
@@ -93,7 +94,9 @@ class Accelerator(SourcedSection):
         return self.memory_gib * GIB
 
     def peak_flops_per_s(self, precision: Precision) -> float:
-        """Dense tensor-core peak, FLOP/s; KeyError if the accelerator does not state this precision."""
+        """Dense tensor-core peak, FLOP/s; UsageError if the accelerator does not state this precision."""
+        if precision not in self.peak_tflops:
+            raise UsageError(f"{self.name} states no peak for {precision}, only for {', '.join(self.peak_tflops)}")
         return flops_per_s(self.peak_tflops[precision])
 
     def vector_flops_per_s(self, precision: Precision) -> float:
@@ -174,6 +177,12 @@ class Library(SourcedSection):
         description="What it chooses from, per collective."
     )
     protocols: tuple[Protocol, ...] = Field(min_length=1, description="What it chooses from.")
+
+    @model_validator(mode="after")
+    def _has_each_collective(self) -> Library:
+        if missing := [kind for kind in COLLECTIVE_KINDS if kind not in self.algorithms]:
+            raise ValueError(f"algorithms must name {' and '.join(missing)} too")
+        return self
 
     @property
     def launch_s(self) -> float:

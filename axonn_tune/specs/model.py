@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from axonn_tune.specs.document import Document, PositiveInt
+from axonn_tune.specs.document import Document, Size
 
 MODEL_SCHEMA = "axonn-tune/model/1"
 
@@ -19,8 +19,8 @@ MODEL_SCHEMA = "axonn-tune/model/1"
 class ModelDefaults(Document):
     """The workload a model is searched with unless the command line says otherwise."""
 
-    global_batch: PositiveInt = Field(description="Global batch size, in sequences.")
-    sequence_length: PositiveInt = Field(description="Tokens in one sequence.")
+    global_batch: Size = Field(description="Global batch size, in sequences.")
+    sequence_length: Size = Field(description="Tokens in one sequence.")
 
 
 class Model(Document):
@@ -34,16 +34,14 @@ class Model(Document):
     family: Literal["gpt", "llama"] = Field(
         description="gpt: LayerNorm, GELU, learned positions. llama: RMSNorm, SwiGLU, rotary positions."
     )
-    layers: PositiveInt = Field(description="Transformer blocks.")
-    hidden: PositiveInt = Field(description="H, width of the residual stream.")
-    heads: PositiveInt = Field(description="Query heads.")
-    kv_heads: PositiveInt = Field(description="Key and value heads; equal to heads without grouped-query attention.")
-    head_dim: PositiveInt = Field(description="Width of one head; need not be hidden / heads.")
-    ffn: PositiveInt = Field(description="F, width of the MLP.")
-    vocab: PositiveInt = Field(description="V, before padding.")
-    max_sequence_length: PositiveInt = Field(
-        description="Length of the learned position table, or the trained context."
-    )
+    layers: Size = Field(description="Transformer blocks.")
+    hidden: Size = Field(description="H, width of the residual stream.")
+    heads: Size = Field(description="Query heads.")
+    kv_heads: Size = Field(description="Key and value heads; equal to heads without grouped-query attention.")
+    head_dim: Size = Field(description="Width of one head; need not be hidden / heads.")
+    ffn: Size = Field(description="F, width of the MLP.")
+    vocab: Size = Field(description="V, before padding.")
+    max_sequence_length: Size = Field(description="Length of the learned position table, or the trained context.")
     biases: bool = Field(description="Biases on the linear layers.")
     tied_embeddings: bool = Field(description="The LM head uses the token embedding.")
     source: str = Field(min_length=1, description="Where the sizes come from.")

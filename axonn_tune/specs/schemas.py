@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from axonn_tune.files import write_text_atomically
-from axonn_tune.specs.document import Document
+from axonn_tune.specs.document import LARGEST_COUNT, LARGEST_SIZE, Document
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
@@ -168,7 +168,8 @@ def _words(field: _Schema) -> str:
 
 def _bounds(field: _Schema) -> str:
     """` > 0`, ` ≥ 0`, ` ≤ 1` of a number; a list or text that must hold something says so."""
-    words = [f"{sign}{field[key]:g}" for key, sign in _SIGNS.items() if key in field]
+    shown = {key: sign for key, sign in _SIGNS.items() if field.get(key) not in (None, LARGEST_COUNT, LARGEST_SIZE)}
+    words = [f"{sign}{field[key]:g}" for key, sign in shown.items()]
     return "".join([*words, *([", not empty"] if {"minItems", "minLength"} & field.keys() else [])])
 
 

@@ -167,7 +167,7 @@ def read_trace(path: str | Path) -> MeasuredTrace:
         trace = MeasuredTrace(
             path, str(notes["run"]), int(notes["rank"]), str(notes.get("host", "")), _numbers(notes["steps"]), spans
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         words = f"no trace of one rank of a run: {type(error).__name__}: {error}"
         raise _wrong(path, "traceEvents", words) from error
     _require_steps(trace)
@@ -177,7 +177,7 @@ def read_trace(path: str | Path) -> MeasuredTrace:
 def _json(text: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         raise DocumentError(str(path), [Problem("", f"truncated, or not JSON: {error}", line)]) from error
     if not isinstance(found, dict):

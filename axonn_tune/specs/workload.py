@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from axonn_tune.specs.document import Document, PositiveInt
+from axonn_tune.specs.document import Document, Size
 
 Precision = Literal["bf16", "fp16", "fp32", "fp64"]
 Recompute = Literal["none", "selective", "full"]
@@ -49,8 +49,8 @@ class Workload(Document):
         default="axonn-tune/workload/1",
         description="Kind and version of this document: axonn-tune/workload/1.",
     )
-    global_batch: PositiveInt = Field(description="Global batch size, in sequences.")
-    sequence_length: PositiveInt = Field(description="Tokens in one sequence.")
+    global_batch: Size = Field(description="Global batch size, in sequences.")
+    sequence_length: Size = Field(description="Tokens in one sequence.")
     precision: Precision = Field(default="bf16", description="Number format of activations and gathered weights.")
     shard_optimizer_over_data: bool = Field(
         default=False, description="Shard FP32 master weights and Adam moments over the data axis (ZeRO-1)."

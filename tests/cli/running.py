@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +31,13 @@ def pytest_fail(name: str) -> None:
     raise AssertionError(f"{name} in JSON")
 
 
-def run(line: str) -> Finished:
-    """Run `axonn-tune LINE`; words are split at spaces."""
-    out, err = io.StringIO(), io.StringIO()
+def run(line: str, words: Sequence[str] = ()) -> Finished:
+    """Run `axonn-tune LINE`, whose words are split at spaces, with more words as they are."""
+    # Streams of bytes, as a process has them.
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(line.split())
-    return Finished(code, out.getvalue(), err.getvalue())
+        code = main([*line.split(), *words])
+    return Finished(code, *(one.buffer.getvalue().decode() for one in (out, err)))
 
 
 def good(line: str) -> Finished:

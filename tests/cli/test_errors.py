@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,10 @@ def fails(line: str, *, code: int) -> Finished:
         ("run launch.yaml --trace-all", "give --trace N too"),
         ("calibrate --log-ranks 4 -o here.yaml", "are for --from-logs"),
         ("validate --gemm missing.csv", "missing.csv"),
+        ("--gpus 64 --model 20b -o same.x --html ./same.x", "--output and --html are the same file, ./same.x"),
+        ("--gpus 8 --model 5b --seq 1099511627775 --batch 1099511627775", "1099511627775 is more than 2,147,483,647"),
+        ("sweep --gpus 8 --model 5b --batch 99999999999", "'99999999999' is no positive number"),
+        ("validate --model nano --gpus 2 -o same.x --html same.x", "--output and --html are the same file"),
         ("completion tcsh", "'tcsh' is not one of"),
     ],
 )
@@ -151,6 +157,39 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
     assert "No space left" in fails(f"--gpus 64 --model 20b -o {path}", code=5).err
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"COMP_CWORD": "1"}, "are not as a shell sets them"),
+        ({"COMP_WORDS": "axonn-tune", "COMP_CWORD": "x"}, "are not as a shell sets them"),
+        ({"_AXONN_TUNE_COMPLETE": "nonsense"}, "are not as a shell sets them"),
+    ],
+)
+def test_completion_that_no_shell_asks_for(
+    variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards variables that were exported by mistake."""
+    for name, value in ({"_AXONN_TUNE_COMPLETE": "bash_complete"} | variables).items():
+        monkeypatch.setenv(name, value)
+    assert said in fails("--gpus 8", code=2).err
+
+
+@pytest.mark.parametrize(
+    ("line", "code"), [("--gpus 8 --model 6b", 2), ("--gpus 8 --model nano --machine localhost", 5)]
+)
+def test_standard_error_on_a_full_disk(line: str, code: int) -> None:
+    """Guards exit code 1 against a message that cannot be written."""
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "axonn_tune", *line.split()]
+        assert subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, check=False).returncode == code
+
+
+def test_names_of_files_do_not_drive_the_terminal() -> None:
+    """Guards messages that show a path."""
+    said = fails("--gpus 8 --machine \x1b[31m.yaml --model nano", code=2).err
+    assert "\x1b" not in said
 
 
 def test_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,5 +60,5 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         finished = run(f"export {folder} -o {tmp_path / 'model'}")
         assert finished.code == 2
-        assert "neither a complete checkpoint nor a folder that holds one" in finished.err
+        assert "neither a checkpoint nor a folder that holds one" in finished.err
     assert not list(tmp_path.iterdir())

@@ -30,7 +30,7 @@ def test_a_report_beside_the_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--rows {folder}/none.csv --html {folder}/r.html", "cannot read {folder}/none.csv"),
+        ("--rows {folder}/none.csv --html {folder}/r.html", "no file '{folder}/none.csv'"),
         ("--rows {folder}/rows.csv --html {folder}/none/r.html", "there is no folder '{folder}/none'"),
         ("--rows {folder}/empty.csv --html {folder}/r.html", "nothing to report: no rows in {folder}/empty.csv"),
         ("--rows {folder}/torn.csv --html {folder}/r.html", "no column 'gpu'"),

@@ -13,8 +13,8 @@ from axonn_tune.specs.machine import Source, Tier
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import OVERLAPS, Workload
 
-# A file holds any character but those that UTF-8 cannot; words that look like other things come often.
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60) | st.sampled_from(
+# A file holds any character but controls and those that UTF-8 cannot; words that look like other things come often.
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60) | st.sampled_from(
     [
         "on",
         "null",
@@ -37,7 +37,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
         "80b",
     ]
 )
-COUNTS = st.integers(1, 2**70)
+COUNTS = st.integers(1, 2**31 - 1)
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 
 
@@ -109,7 +109,8 @@ def test_every_float_is_read_back(value: float) -> None:
 
 
 @given(
-    st.text(st.characters(exclude_categories=["Cs"])) | st.text(alphabet="ab:-[]{},#&*!|>'\"%@` \n\t?~0", max_size=80)
+    st.text(st.characters(exclude_categories=["Cs", "Cc"]))
+    | st.text(alphabet="ab:-[]{},#&*!|>'\"%@` \n\t?~0", max_size=80)
 )
 def test_no_text_brings_the_reader_down(text: str) -> None:
     """Guards against tracebacks: any text that is no model is a user's error."""

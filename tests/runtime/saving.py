@@ -159,3 +159,15 @@ def save_without_room(grid: Grid, folder: Path, without_room: int) -> str:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     return "saved"
+
+
+def error_of_loading(grid: Grid, folder: Path) -> str:
+    """Load the newest checkpoint; the error."""
+    saver = trainee(grid).checkpoints(folder)
+    try:
+        saver.load_latest()
+    except AxonnTuneError as error:
+        return f"{error.exit_code} {error}"
+    finally:
+        saver.close()
+    return "loaded"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 import socket
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
+import torch
 
 from axonn_tune.errors import EnvironmentProblem
-from axonn_tune.runtime.rank import require_descriptors, use_interface
+from axonn_tune.runtime import devices
+from axonn_tune.runtime.rank import RunOptions, require_descriptors, require_interfaces, run_rank, use_interface
 
 Limits = tuple[int, int]
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "v1"
 
 
 @pytest.mark.parametrize(
@@ -56,3 +63,128 @@ def test_gloo_takes_the_interface_of_nccl(
     environment = {"NCCL_SOCKET_IFNAME": told} | ({"GLOO_SOCKET_IFNAME": before} if before else {})
     use_interface(environment)
     assert environment.get("GLOO_SOCKET_IFNAME") == after
+
+
+def launch(folder: Path, *lines: str) -> Path:
+    """A stored launch config of two ranks, with some lines instead of those that begin alike."""
+    text = (FIXTURES / "launch-2-ranks.yaml").read_text("utf-8")
+    for line in lines:
+        key = line.partition(":")[0]
+        text, count = re.subn(rf"(?m)^{key}:.*$", line, text)
+        assert count == 1, key
+    (folder / "launch.yaml").write_text(text, encoding="utf-8")
+    return folder / "launch.yaml"
+
+
+WORLD = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+WORLD |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29999"}
+GLOO = "backend: gloo"
+
+
+@pytest.mark.parametrize(
+    ("lines", "environment", "faked", "code", "said"),
+    [
+        ([GLOO], {"WORLD_SIZE": "3"}, "", 2, "needs 2 ranks, but 3 ranks were started"),
+        (
+            ["backend: nccl"],
+            {},
+            "gpus",
+            5,
+            "2 ranks on this host need a GPU each for backend nccl, but torch finds 1: 1 too",
+        ),
+        ([GLOO], {}, "memory", 5, "MiB a rank for 2 ranks, but this host has 1 MiB free: "),
+        ([GLOO], {}, "descriptors", 5, "2 ranks need 264 open files each, but the hard limit here is 100"),
+        (
+            [GLOO],
+            {"GLOO_SOCKET_IFNAME": "hsn0"},
+            "",
+            5,
+            "GLOO_SOCKET_IFNAME is 'hsn0', but this host has no such network",
+        ),
+        ([GLOO, "micro_batch: 2000000000"], {}, "", 2, "data · z · micro_batch · grad_accumulation is"),
+        (
+            [GLOO, "  layers: 2001"],
+            {},
+            "",
+            3,
+            "2,001 layers and micro-batches of 256 tokens: a rank is built for at most 2",
+        ),
+        (
+            [GLOO, "  vocab: 2147483647"],
+            {},
+            "",
+            3,
+            "master weights, gradients and moments of a rank need 768 GiB or more",
+        ),
+        ([GLOO], {"RANK": "x"}, "", 2, "the variable RANK is 'x', where a whole number is needed"),
+        ([GLOO], {"RANK": "2"}, "", 2, "RANK is 2, but WORLD_SIZE is 2: ranks are numbered from 0"),
+    ],
+    ids=[
+        *("ranks", "GPUs", "memory", "open files", "interfaces", "micro-batch", "layers", "bytes", "rank"),
+        "rank beyond the world",
+    ],
+)
+def test_a_run_fails_before_any_rank_joins_another(
+    lines: list[str],
+    environment: dict[str, str],
+    faked: str,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Guards a cluster's hours: what is short is a line with its numbers, and no process group is made for it."""
+    for name, value in (WORLD | environment).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: pytest.fail("joined"))
+    if faked == "gpus":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    if faked == "memory":
+        monkeypatch.setattr(devices, "free_bytes", lambda device: 1 << 20)
+    if faked == "descriptors":
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, 100))
+    assert run_rank(str(launch(tmp_path, *lines)), RunOptions(directory=tmp_path / "run")) == code
+    found = capsys.readouterr().err
+    assert said in found
+    assert found.count("\n") == 1, "one line"
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_rank_of_a_host_speaks_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards a page of the same message: what all ranks of a host find alike is said by the first."""
+    for name, value in (WORLD | {"RANK": "1", "LOCAL_RANK": "1", "GLOO_SOCKET_IFNAME": "hsn0"}).items():
+        monkeypatch.setenv(name, value)
+    assert run_rank(str(launch(tmp_path, GLOO)), RunOptions()) == 5
+    assert capsys.readouterr().err == ""
+
+
+def test_free_memory_is_that_of_the_host_or_of_its_control_group() -> None:
+    """Guards the number that is compared: some of the host's memory, and less than all."""
+    free = devices.free_bytes(torch.device("cpu"))
+    assert 0 < free < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("variable", "told", "backend", "fine"),
+    [
+        ("NCCL_SOCKET_IFNAME", "hsn", "nccl", True),
+        ("NCCL_SOCKET_IFNAME", "=hsn", "nccl", False),
+        ("NCCL_SOCKET_IFNAME", "ib,hsn", "nccl", True),
+        ("NCCL_SOCKET_IFNAME", "ib", "nccl", False),
+        ("NCCL_SOCKET_IFNAME", "ib", "gloo", True),
+        ("NCCL_SOCKET_IFNAME", "^ib", "nccl", True),
+        ("GLOO_SOCKET_IFNAME", "hsn", "gloo", False),
+        ("GLOO_SOCKET_IFNAME", "hsn1", "nccl", True),
+    ],
+)
+def test_interfaces_that_a_host_lacks_are_named(
+    variable: str, told: str, backend: str, fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards prefixes, whole names and exclusions, as NCCL and Gloo read them."""
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "hsn0"), (3, "hsn1")])
+    with nullcontext() if fine else pytest.raises(EnvironmentProblem, match="no such network interface, only lo, hsn0"):
+        require_interfaces({variable: told}, backend)

@@ -28,7 +28,7 @@ from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLay
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
 from axonn_tune.units import GIB, seconds
-from axonn_tune.validation.published.rows import Place, machine_of, number, read_records
+from axonn_tune.validation.published.rows import Place, above_zero, count, each_record, machine_of, number
 from axonn_tune.validation.quality import Errors, errors_by, errors_of, relative_error
 
 
@@ -70,10 +70,10 @@ _KINDS: dict[str, CollectiveKind] = {kind: kind for kind in COLLECTIVE_KINDS}
 
 def evaluate_collectives(path: Path) -> tuple[Evaluation, ...]:
     """Every row of a file with its predicted time; rows out of scope say why. Errors as `read_records`."""
-    return tuple(_evaluate_collective(record) for _, record in read_records(path, needed=OF_COLLECTIVES))
+    return each_record(path, OF_COLLECTIVES, _evaluate_collective)
 
 
-def _evaluate_collective(record: Mapping[str, str]) -> Evaluation:
+def _evaluate_collective(record: Mapping[str, str], line: int) -> Evaluation:
     measured_s = _measured_s(record)
     size = _size_bytes(record)
     group = f"{record['system']}, {record['collective']}"
@@ -89,14 +89,13 @@ def _evaluate_collective(record: Mapping[str, str]) -> Evaluation:
         return refuse(f"library {record['library']!r} is not modelled: NCCL and RCCL are")
     if "not representative" in record.get("notes", "").lower():
         return refuse("its own notes call it not representative of the collective alone")
-    ranks = number(record, "nranks")
-    if size is None or ranks is None or ranks < 2:
+    if size is None or number(record, "nranks") is None or (ranks := count(record, "nranks")) < 2:
         return refuse("no size or no ranks")
-    nodes = int(number(record, "nodes") or 1)
+    nodes = count(record, "nodes", 1)
     stride = _stride(record)
-    node_ranks = int(number(record, "gpus_per_node") or 8) * stride if nodes > 1 else None
+    node_ranks = count(record, "gpus_per_node", 8) * stride if nodes > 1 else None
     place = Place(record["gpu"], record["system"], record.get("network", ""), node_ranks)
-    found = _lines(kind, int(ranks), stride, place)
+    found = _lines(kind, ranks, stride, place)
     if found is None:
         return refuse(f"no machine profile has the accelerator {record['gpu']!r}")
     predicted_s = collective_time_s(tuple((one.latency_s, one.bandwidth_bytes_per_s) for one in found), size, PLAIN)
@@ -119,16 +118,16 @@ def _stride(record: Mapping[str, str]) -> int:
 
 
 def _size_bytes(record: Mapping[str, str]) -> float | None:
-    size = number(record, "size_bytes")
+    size = above_zero(record, "size_bytes")
     return ASYMPTOTIC_BYTES if size is None and "large" in record["size_bytes"] else size
 
 
 def _measured_s(record: Mapping[str, str]) -> float | None:
     """Time as printed, or as the printed bus bandwidth means (nccl-tests, PERFORMANCE.md)."""
-    time_us, ranks, size = number(record, "time_us"), number(record, "nranks"), _size_bytes(record)
+    time_us, ranks, size = above_zero(record, "time_us"), above_zero(record, "nranks"), _size_bytes(record)
     if time_us is not None:
         return seconds(time_us)
-    bus = number(record, "busbw_GBps")
+    bus = above_zero(record, "busbw_GBps")
     if bus is None or ranks is None or size is None:
         return None
     passes = 2.0 if record["collective"] == "all_reduce" else 1.0
@@ -147,15 +146,15 @@ _LAYOUTS: dict[str, MatmulLayout] = {"NN": "NN", "NT": "NT", "TN": "TN"}
 
 def evaluate_gemms(path: Path) -> tuple[Evaluation, ...]:
     """Every row of a file with its predicted time; rows out of scope say why. Errors as `read_records`."""
-    return tuple(_evaluate_gemm(record, line) for line, record in read_records(path, needed=OF_GEMMS))
+    return each_record(path, OF_GEMMS, _evaluate_gemm)
 
 
 def _evaluate_gemm(record: Mapping[str, str], line: int) -> Evaluation:
     name = record.get("id") or f"line {line}"
-    latency_us = number(record, "latency_us")
+    latency_us = above_zero(record, "latency_us")
     measured_s = None if latency_us is None else seconds(latency_us)
     group = f"{record['gpu']}, {record.get('layout', '')}".rstrip(", ")
-    sizes = [number(record, key) for key in ("m", "n", "k")]
+    sizes = [above_zero(record, key) for key in ("m", "n", "k")]
     precision = _PRECISIONS.get(record.get("dtype", "bf16").lower().split("/")[0])
     if precision is None:
         return Evaluation(name, group, measured_s, why_not=f"number format {record.get('dtype')!r} is not modelled")
@@ -165,7 +164,7 @@ def _evaluate_gemm(record: Mapping[str, str], line: int) -> Evaluation:
     if None in sizes:
         return Evaluation(name, group, measured_s, why_not="no shape")
     m, n, k = (float(size or 0.0) for size in sizes)
-    batch = number(record, "batch") or 1.0
+    batch = above_zero(record, "batch") or 1.0
     predicted_s = matmul_time_s(
         m * batch,
         n,
@@ -199,15 +198,15 @@ RELATIVE = "relative"
 
 def evaluate_memory(path: Path) -> tuple[Evaluation, ...]:
     """Every row of a file with its predicted bytes, or share; quantities not known say so. Errors as `read_records`."""
-    return tuple(_evaluate_memory(record, line) for line, record in read_records(path, needed=OF_MEMORY))
+    return each_record(path, OF_MEMORY, _evaluate_memory)
 
 
 def _evaluate_memory(record: Mapping[str, str], line: int) -> Evaluation:
     name, quantity = record.get("id") or f"line {line}", record["quantity"]
-    value = number(record, "value")
+    value = above_zero(record, "value")
     relative = record["unit"].strip() == "%"
     measured = None if value is None else value / 100.0 if relative else value * GIB
-    run, words = _MemoryRun(_model(record), _configuration(record), int(number(record, "gbs") or 1)), quantity.lower()
+    run, words = _MemoryRun(_model(record), _configuration(record), count(record, "gbs", 1)), quantity.lower()
     if "activation" in words:
         predicted = run.activations_bytes(words)
         if relative:
@@ -273,20 +272,24 @@ class _MemoryRun:
 
 
 def _configuration(record: Mapping[str, str]) -> Configuration:
-    tensor, pipeline = int(number(record, "tp") or 1), int(number(record, "pp") or 1)
-    gpus = int(number(record, "gpus") or tensor * pipeline)
+    tensor, pipeline, chunks = (count(record, name, 1) for name in ("tp", "pp", "vpp"))
+    if (layers := count(record, "l")) < pipeline * chunks:
+        raise ValueError(f"l is {layers}, too few for pp · vpp, {pipeline * chunks}")
+    gpus = count(record, "gpus", tensor * pipeline)
     sizes = {"x": tensor, "data": max(1, gpus // (tensor * pipeline)), "pipeline": pipeline}
     grid = Grid(**sizes, order=("x", "y", "z", "data", "pipeline"))
-    return Configuration(grid, int(number(record, "mbs") or 1), "none", chunks=int(number(record, "vpp") or 1))
+    return Configuration(grid, count(record, "mbs", 1), "none", chunks=chunks)
 
 
 def _model(record: Mapping[str, str]) -> Model:
-    hidden, heads = int(number(record, "h") or 0), int(number(record, "a") or 0)
+    hidden, heads, layers = (count(record, name) for name in ("h", "a", "l"))
+    if hidden % heads:
+        raise ValueError(f"h is {hidden}, not divisible by a, {heads}")
     return Model(
         schema="axonn-tune/model/1",
         name=record["model"],
         family="gpt",
-        layers=int(number(record, "l") or 0),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=heads,

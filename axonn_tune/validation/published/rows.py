@@ -8,12 +8,14 @@ empty `vpp` means no interleaving, `unknown` that the source is silent about it.
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import DocumentError, Problem, UsageError
@@ -22,12 +24,18 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid, divisors
 from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.document import LARGEST_SIZE
+from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Machine, Tier
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
 
 SHIPPED = Path(__file__).parent
 """Folder of the measurements that ship with the tool."""
+
+_LARGEST = 1e18
+
+Read = TypeVar("Read")
 
 NEEDED = ("id", "gpu", "n_gpus", "framework", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
 
@@ -84,29 +92,36 @@ class StepRow(Place):
 
 def read_steps(path: Path) -> tuple[StepRow, ...]:
     """Every row of a file; UsageError if it cannot be read, DocumentError with all problems of its contents."""
-    rows, problems = [], []
-    for line, record in read_records(path, needed=NEEDED):
+    return each_record(path, NEEDED, _step_row)
+
+
+def each_record(
+    path: Path, needed: tuple[str, ...], reading: Callable[[Mapping[str, str], int], Read]
+) -> tuple[Read, ...]:
+    """What every record means; DocumentError with the line of every ValueError, else errors as `read_records`."""
+    found, problems = [], []
+    for line, record in read_records(path, needed=needed):
         try:
-            rows.append(_step_row(record, line))
+            found.append(reading(record, line))
         except ValueError as error:
             problems.append(Problem(record.get("id", ""), str(error), line))
     if problems:
         raise DocumentError(str(path), problems)
-    return tuple(rows)
+    return tuple(found)
 
 
-def _count(record: Mapping[str, str], name: str, default: int | None = None) -> int:
+def count(record: Mapping[str, str], name: str, default: int | None = None) -> int:
     """A whole number from 1 up; ValueError if it is none and there is no default."""
     value = number(record, name)
     if value is None and default is not None:
         return default
-    if value is None or value != int(value) or value < 1:
-        raise ValueError(f"{name} is {record.get(name, '')!r}, not a whole number from 1 up")
+    if value is None or value != int(value) or not 1 <= value <= LARGEST_SIZE:
+        raise ValueError(f"{name} is {record.get(name, '')!r}, not a whole number from 1 to {LARGEST_SIZE:,}")
     return int(value)
 
 
 def _maybe(record: Mapping[str, str], name: str) -> int | None:
-    return None if number(record, name) is None else _count(record, name)
+    return None if number(record, name) is None else count(record, name)
 
 
 @cache
@@ -135,43 +150,39 @@ _WORDS = {
 
 def _step_row(stated: Mapping[str, str], line: int) -> StepRow:
     record = _mended(stated)
-    tensor, pipeline, context = (_count(record, name, 1) for name in ("tp", "pp", "cp"))
-    gpus, heads = _count(record, "n_gpus"), _count(record, "heads")
+    tensor, pipeline, context = (count(record, name, 1) for name in ("tp", "pp", "cp"))
+    gpus, heads = count(record, "n_gpus"), count(record, "heads")
+    kv_heads = count(record, "kv_heads", heads)
+    if heads % kv_heads:
+        raise ValueError(f"heads is {heads}, not divisible by kv_heads, {kv_heads}")
     return StepRow(
         **{field: record.get(column, "") for field, column in _WORDS.items()},
         line=line,
         family=record.get("family") or f"{record.get('model', '')}|{gpus}",
-        gpu_memory_gb=number(record, "gpu_mem_gb"),
+        gpu_memory_gb=above_zero(record, "gpu_mem_gb"),
         gpus=gpus,
         gpus_per_node=_maybe(record, "gpus_per_node"),
-        layers=_count(record, "layers"),
-        hidden=_count(record, "hidden"),
+        layers=count(record, "layers"),
+        hidden=count(record, "hidden"),
         heads=heads,
-        kv_heads=_count(record, "kv_heads", heads),
-        ffn=_count(record, "ffn"),
+        kv_heads=kv_heads,
+        ffn=count(record, "ffn"),
         gated=_flag(record, "gated_mlp"),
-        vocab=_count(record, "vocab"),
+        vocab=count(record, "vocab"),
         vocabulary_multiple=_multiple(record),
-        sequence_length=_count(record, "seq"),
-        global_batch=_count(record, "gbs"),
+        sequence_length=count(record, "seq"),
+        global_batch=count(record, "gbs"),
         micro_batch=_maybe(record, "mbs"),
         tensor=tensor,
         pipeline=pipeline,
-        interleave=_count(record, "vpp", 1),
+        interleave=count(record, "vpp", 1),
         interleave_known=record.get("vpp", "").lower() != "unknown",
         context=context,
-        data=_count(record, "dp", max(1, gpus // (tensor * pipeline * context))),
+        data=count(record, "dp", max(1, gpus // (tensor * pipeline * context))),
         sequence_parallel=_flag(record, "seq_parallel"),
-        step_s=_time_s(record),
-        memory_gib=number(record, "mem_gib"),
+        step_s=above_zero(record, "step_s"),
+        memory_gib=above_zero(record, "mem_gib"),
     )
-
-
-def _time_s(record: Mapping[str, str]) -> float | None:
-    value = number(record, "step_s")
-    if value is not None and value <= 0.0:
-        raise ValueError(f"step_s is {record['step_s']!r}, not a time above 0")
-    return value
 
 
 def _multiple(record: Mapping[str, str]) -> int | None:
@@ -190,15 +201,22 @@ def read_records(path: Path, *, needed: tuple[str, ...]) -> Iterator[tuple[int, 
     """Records of a CSV file with their line numbers; UsageError if it
     cannot be read, DocumentError if a needed column is missing."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in needed if name not in (reader.fieldnames or ())]
-            if missing:
-                raise DocumentError(str(path), [Problem("", f"no column {name!r}", 1) for name in missing])
-            for record in reader:
-                yield reader.line_num, {name: (value or "").strip() for name, value in record.items() if name}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+        missing = [name for name in needed if name not in (reader.fieldnames or ())]
+        if missing:
+            raise DocumentError(str(path), [Problem("", f"no column {name!r}", 1) for name in missing])
+        for record in reader:
+            yield reader.line_num, {name: (value or "").strip() for name, value in record.items() if name}
+    except csv.Error as error:
         raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def above_zero(record: Mapping[str, str], name: str) -> float | None:
+    """A number above 0, or None as of `number`; ValueError for one that is not."""
+    value = number(record, name)
+    if value is not None and not 0.0 < value <= _LARGEST:
+        raise ValueError(f"{name} is {record[name]!r}, not a number above 0")
+    return value
 
 
 def number(record: Mapping[str, str], name: str) -> float | None:

@@ -142,3 +142,15 @@ def test_equal_micro_batches_can_stand_for_each_other() -> None:
     assert max(span.end_s for span in short) == pytest.approx(pricing.iteration_s, rel=1e-12)
     assert len(full) / 8 < spans_of_one(pricing) + 2
     assert predicted_spans(pricing, alike=7) == full
+
+
+def test_a_step_of_a_thousand_million_micro_batches_has_few_spans() -> None:
+    """Guards memory: what no one can look at one by one is one span, and the step ends where it should."""
+    model, workload = load_model("nano").document, WORKLOAD.model_copy(update={"global_batch": 2**31 - 2**20})
+    pricing = price_configuration(model, two_tier_machine(), workload, Configuration(Grid(2, 1, 1, 1), 1, "none", 0))
+    assert pricing.accumulation == 2**31 - 2**20
+    spans = predicted_spans(pricing, alike=1)
+    assert len(spans) < 20_000
+    (rest,) = (span for span in spans if "micro_batches" in span.details)
+    assert rest.details["micro_batches"] == 2**31 - 2**20 - 10_002
+    assert max(span.end_s for span in spans) == pytest.approx(pricing.iteration_s, rel=1e-9)

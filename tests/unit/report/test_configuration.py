@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -30,6 +33,18 @@ def test_a_step_has_all_its_work(pricing: Pricing, part: float) -> None:
     assert sent == pytest.approx(pricing.communication_s, rel=1e-6)
     assert max(one.end_s for one in bars) == pytest.approx(pricing.iteration_s, rel=1e-9)
     assert min(one.start_s for one in bars) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_micro_batches_too_short_to_see_are_not_made_one_by_one(pricing: Pricing) -> None:
+    """Guards steps of millions of them: the same bars as if each had been drawn and joined, and as fast as one."""
+    many = 10**9
+    first, last = pricing.batches[0], pricing.batches[-1]
+    long_s = many * first.every_s + pricing.iteration_s
+    found = SimpleNamespace(batches=(replace(first, times=many), last), contended_s=0.0)
+    bars = step_bars(cast(Pricing, found), finest_s=long_s / 100)
+    assert len(bars) < 100
+    computed = sum(one.busy_s for one in bars if one.lane == COMPUTE_LANE)
+    assert computed > 0.2 * long_s * (pricing.compute_s / pricing.iteration_s)
 
 
 def test_bars_of_a_lane_do_not_overlap(pricing: Pricing) -> None:

@@ -1,0 +1,315 @@
+"""Inputs that nobody means well with: no exit code 1, no traceback, nothing that takes seconds or gigabytes.
+
+Each input is drawn from its number alone, so a failure is repeated by that number. CI draws `COUNT`; more, with what
+they took at the end: `AXONN_TUNE_FUZZ=2000 python -m pytest tests/cli/test_fuzz.py -s`, and one alone with
+`AXONN_TUNE_FUZZ=1 AXONN_TUNE_FUZZ_FROM=1234`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import click
+import pytest
+
+from axonn_tune.cli.main import cli
+from axonn_tune.errors import UsageError
+from axonn_tune.launch.host import already_started
+from axonn_tune.runtime.rank import rank_environment
+from axonn_tune.specs.catalog import find
+from tests.cli.running import Finished, run
+from tests.unit.calibration.test_logs import NCCL_JSON, OLD, OSU, RCCL, RCCL_JSON, TEXT
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures" / "v1"
+PUBLISHED = ROOT / "axonn_tune" / "validation" / "published"
+COUNT, FIRST = int(os.environ.get("AXONN_TUNE_FUZZ", "48")), int(os.environ.get("AXONN_TUNE_FUZZ_FROM", "0"))
+# How long an input takes says something on an idle host alone; otherwise the limit is for what hangs.
+LIMIT_S, LIMIT_KIB = (10 if "AXONN_TUNE_FUZZ" in os.environ else 120), 1 << 20
+CODES = {0, 2, 3, 4, 5}
+
+WORDS = [
+    *(
+        "0",
+        "-1",
+        "1",
+        "2",
+        "3",
+        "7",
+        "8",
+        "64",
+        "1.5",
+        "1e5",
+        "1e308",
+        "-1e308",
+        "1e-308",
+        "1e400",
+        ".inf",
+        "-.inf",
+        ".nan",
+    ),
+    *(
+        "nan",
+        "inf",
+        "true",
+        "null",
+        "~",
+        "''",
+        "[]",
+        "{}",
+        "[1, 2]",
+        "{a: 1}",
+        "on",
+        "x",
+        "é",
+        "\u202e",
+        '"\\0"',
+        '"\\e[31m"',
+    ),
+    *("2147483647", "2147483648", "9007199254740993", "1" + "0" * 30, "-" + "9" * 40, "0x" + "f" * 30, "9" * 5000),
+    *(
+        "y" * 300,
+        "/dev/zero",
+        "/etc/shadow",
+        "../../x",
+        "..",
+        "/",
+        "&a 1",
+        "*a",
+        "!!python/object:os.system 1",
+        "<<",
+        "|",
+        "%",
+    ),
+]
+
+
+def words_of(chance: random.Random) -> str:
+    """A value that is out of place, or just another one."""
+    return chance.choice(WORDS) if chance.random() < 0.8 else str(chance.randrange(10 ** chance.randrange(1, 20)))
+
+
+def changed_lines(text: str, chance: random.Random) -> str:
+    """The text with some values, lines or characters changed."""
+    lines = text.splitlines()
+    for _ in range(chance.choice([1, 1, 1, 2, 3, 8])):
+        number, how = chance.randrange(len(lines)), chance.randrange(8)
+        if how < 4:
+            # Numbers and words after a colon or a comma, or between spaces.
+            parts = re.split(r"((?:[:,\[] ?|\s+))", lines[number])
+            parts[chance.randrange(0, len(parts), 2)] = words_of(chance)
+            lines[number] = "".join(parts)
+        elif how == 4:
+            del lines[number]
+        elif how == 5:
+            lines.insert(number, lines[chance.randrange(len(lines))])
+        elif how == 6:
+            lines[number] = lines[number][: chance.randrange(len(lines[number]) + 1)]
+        else:
+            place = chance.randrange(len(lines[number]) + 1)
+            lines[number] = (
+                lines[number][:place] + chr(chance.choice([0, 7, 27, 34, 58, 91, 123, 0xFFFF])) + lines[number][place:]
+            )
+        lines = lines or [""]
+    return "\n".join(lines) + "\n" * chance.randrange(2)
+
+
+def broken(content: bytes, chance: random.Random) -> bytes:
+    """The text changed line by line, or its bytes."""
+    how = chance.randrange(12)
+    if how == 0:
+        return chance.randbytes(chance.randrange(2000))
+    if how == 1:
+        return content[: chance.randrange(len(content))]
+    if how == 2:
+        return bytes(one ^ (chance.randrange(256) if chance.random() < 0.01 else 0) for one in content)
+    if how == 3:
+        return chance.choice(
+            [b"", b"\n", b"[" * 5000, b"a: " * 60, b"- " * 5000, b"{" * 9000, b"\xff\xfe\x00", b"null"]
+        )
+    return changed_lines(content.decode(), chance).encode("utf-8", "surrogatepass")
+
+
+def of_model(folder: Path, chance: random.Random) -> list[str]:
+    """A model file, searched with or looked at."""
+    text = find("model", chance.choice(["nano", "5b", "llama3-8b"])).read_bytes()
+    if chance.random() < 0.3:
+        text = b"schema: axonn-tune/model/1\nname: m\nsource: s\nextends: nano\nlayers: 3\nhidden: 64\nheads: 4\n"
+    (folder / "m.yaml").write_bytes(broken(text, chance))
+    return chance.choice(
+        [["--gpus", "8", "--model", "m.yaml"], ["models", "show", "m.yaml"], ["models", "check", "m.yaml"]]
+    )
+
+
+def of_machine(folder: Path, chance: random.Random) -> list[str]:
+    """A machine profile."""
+    text = find("machine", chance.choice(["perlmutter", "dgx-h100", "frontier", "localhost"])).read_bytes()
+    if chance.random() < 0.3:
+        text = (FIXTURES / "profile.yaml").read_bytes()
+    (folder / "p.yaml").write_bytes(broken(text, chance))
+    search = ["--gpus", "8", "--model", "5b", "--machine", "p.yaml", "--rank-by", "iteration"]
+    return chance.choice([search, ["machines", "show", "p.yaml"], ["machines", "check", "p.yaml"]])
+
+
+def of_launch(folder: Path, chance: random.Random) -> list[str]:
+    """A launch config, explained, traced or reported."""
+    (folder / "l.yaml").write_bytes(broken((FIXTURES / "launch-2-ranks.yaml").read_bytes(), chance))
+    return chance.choice(
+        [["explain", "l.yaml"], ["trace", "l.yaml", "-o", "t.json"], ["report", "l.yaml", "-o", "r.html"]]
+    )
+
+
+def of_rows(folder: Path, chance: random.Random) -> list[str]:
+    """Measured rows of some kind."""
+    option, name = chance.choice(
+        [("--rows", "steps"), ("--collectives", "collectives"), ("--gemm", "gemm"), ("--memory", "memory")]
+    )
+    head, *rows = (PUBLISHED / f"{name}.csv").read_text("utf-8").splitlines()
+    text = "\n".join([head, *chance.sample(rows, min(len(rows), 3))])
+    (folder / "r.csv").write_bytes(broken(text.encode(), chance))
+    return ["validate", option, "r.csv"]
+
+
+def of_results(folder: Path, chance: random.Random) -> list[str]:
+    """Results that other commands have written."""
+    name = chance.choice(["baseline.yaml", "measurement.yaml", "ranking-nano.json"])
+    (folder / name).write_bytes(broken((FIXTURES / name).read_bytes(), chance))
+    return ["regress", name] if name == "baseline.yaml" else ["report", name, "-o", "r.html"]
+
+
+def of_log(folder: Path, chance: random.Random) -> list[str]:
+    """A log of another benchmark."""
+    text = chance.choice([TEXT, OLD, OSU, RCCL, json.dumps(NCCL_JSON, indent=1), json.dumps(RCCL_JSON, indent=1)])
+    (folder / "a.log").write_bytes(broken(text.encode(), chance))
+    sizes = ["--log-ranks", "8", "--log-nodes", "2"] if chance.random() < 0.5 else []
+    return ["calibrate", "--from-logs", "a.log", "--machine", "dgx-h100", *sizes, "-o", "fitted.yaml"]
+
+
+def of_config(folder: Path, chance: random.Random) -> list[str]:
+    """A config of Hugging Face."""
+    values = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    values |= {"intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 64, "hidden_act": "silu"}
+    (folder / "config.json").write_bytes(broken(json.dumps(values, indent=1).encode(), chance))
+    return ["models", "import", "config.json"]
+
+
+# Those that would train, measure or make a network; and those of the shell.
+LEFT_OUT = {"run", "lab", "calibrate", "validate", "doctor", "completion", "data"}
+
+
+def of_options(folder: Path, chance: random.Random) -> list[str]:
+    """A command with options that it has, and values that they may not have."""
+    with click.Context(cli) as context:
+        name = chance.choice([one for one in cli.list_commands(context) if one not in LEFT_OUT] + ["search"] * 5)
+        command = cli.get_command(context, name)
+    assert command is not None
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    words = [name, *(["--gpus", "8", "--model", "nano"] if any(one.name == "gpus" for one in options) else [])]
+    for option in chance.sample(options, min(len(options), chance.randrange(1, 5))):
+        words.append(chance.choice([*option.opts, *option.secondary_opts]))
+        choices = getattr(option.type, "choices", ())
+        if not option.is_flag:
+            words.append(chance.choice(choices) if choices and chance.random() < 0.6 else words_of(chance))
+    if chance.random() < 0.4:
+        assignment = (
+            f"{chance.choice(['model.layers', 'workload.global_batch', 'machine.tiers.0', 'step.x', 'machine'])}"
+        )
+        words += ["--set", f"{assignment}={words_of(chance)}"]
+    return [word.replace("\0", "") for word in words if word not in ("-h", "--help")]
+
+
+def of_environment(folder: Path, chance: random.Random) -> list[str]:
+    """Variables that the tool, or a library of its, reads."""
+    names = [
+        "AXONN_TUNE_PATH",
+        "XDG_CONFIG_HOME",
+        "HOME",
+        "COLUMNS",
+        "LINES",
+        "TERM",
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "LANG",
+    ]
+    names += ["RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "MASTER_PORT"]
+    names += ["COMP_WORDS", "COMP_CWORD", "_AXONN_TUNE_COMPLETE", "AXONN_TUNE_DEBUG"]
+    for name in chance.sample(names, 6):
+        value = chance.choice([words_of(chance), "bash_complete", "zsh_complete", "x", "", "4"])
+        os.environ[name] = value.replace("\0", "") if name != "AXONN_TUNE_DEBUG" else ""
+    for reading in (rank_environment, already_started):
+        with suppress(UsageError):
+            reading(os.environ)
+    return chance.choice([["--gpus", "8", "--model", "nano", "--machine", "localhost"], ["models", "list"], ["--help"]])
+
+
+KINDS: list[Callable[[Path, random.Random], list[str]]] = [
+    *(of_model, of_machine, of_launch, of_rows, of_results, of_log, of_config, of_options, of_options, of_environment)
+]
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Ends what takes longer, where it is."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(f"still running after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("block", range(FIRST, FIRST + COUNT, 8))
+def test_hostile_inputs_end_in_a_message(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards all that reads what others wrote: files, rows, logs, options and variables."""
+    wrong: list[str] = []
+    codes, slowest = Counter[int](), (0.0, "")
+    for number in range(block, min(block + 8, FIRST + COUNT)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        began_s = time.monotonic()
+        words, finished = ended(number, folder)
+        said = f"input {number}: {' '.join(words)[:300]!r}: exit code {finished.code}"
+        slowest = max(slowest, (time.monotonic() - began_s, said))
+        codes[finished.code] += 1
+        silent = finished.code != 0 and not finished.err.strip()
+        if finished.code not in CODES or "Traceback" in finished.err or _RAW.search(finished.err) or silent:
+            wrong.append(f"{said}\n{finished.err[-1500:]}")
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"\nfuzz {dict(codes)} {slowest[0]:.2f} s {peak_kib >> 10} MiB {slowest[1]}")
+    assert not wrong, "\n".join(wrong)
+    assert peak_kib < LIMIT_KIB
+
+
+_RAW = re.compile("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
+"""What terminals obey, but for the escapes of colours."""
+
+
+def ended(number: int, folder: Path) -> tuple[list[str], Finished]:
+    """Run an input; how it ended."""
+    before = dict(os.environ)
+    try:
+        words = KINDS[number % len(KINDS)](folder, random.Random(number))
+        with limited(LIMIT_S):
+            return words, run("", words)
+    except SystemExit as error:
+        return words, Finished(1, "", f"SystemExit: {error}")
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
