@@ -23,7 +23,7 @@ from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import Attention, Computation, Kernel, MatMul
 from axonn_tune.program.size import as_size
-from axonn_tune.program.step import build_step
+from axonn_tune.program.step import build_step, bundled
 from axonn_tune.specs.machine import Machine, MatmulLayout, Tier
 from axonn_tune.specs.points import (
     AttentionProbe,
@@ -371,7 +371,8 @@ def _operations(probe: ComputeProbe, setting: Setting) -> Iterator[tuple[Computa
     batch = probe.sequences if isinstance(probe, AttentionProbe) else launch.micro_batch
     values = symbol_values(launch.model, launch.workload, Grid(), micro_batch=batch)
     values |= {"kept": float(launch.kept_layers), "unkept": float(launch.model.layers - launch.kept_layers)}
-    for step, count in build_step(launch.model, launch.workload, recompute="none").calls():
+    program = build_step(launch.model, launch.workload, recompute="none", options=bundled(compiled=launch.compile))
+    for step, count in program.calls():
         if not isinstance(step, MatMul | Attention | Kernel):
             continue
         if isinstance(probe, StepProbe):

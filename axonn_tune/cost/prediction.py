@@ -14,7 +14,7 @@ from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, compute_s
 from axonn_tune.cost.timeline import Batch, TermKey, Timeline
 from axonn_tune.cost.utilisation import contended_s, exposed_s
-from axonn_tune.frameworks import software_on
+from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, Software, StepOptions
 from axonn_tune.grid import Grid
@@ -197,7 +197,7 @@ class _Pricer:
     ) -> None:
         self.model, self.machine, self.workload = model, machine, workload
         self.configuration, self.framework, self.grid = configuration, framework, configuration.grid
-        self.options = framework.step
+        self.options = step_on(framework, machine)
         self.rates = compute_rates(machine.accelerator, workload.precision, software)
         self.call_s = seconds(software.collective_us)
         self.element = workload.element_sizes.compute

@@ -16,6 +16,7 @@ from axonn_tune.specs.traces import COMPUTE_LANE, Span, communication_lane, term
 
 STEP = "step"
 LIKE_BEFORE = "micro-batch, as the one before"
+HOST = "wait for the host that issues the kernels"
 
 
 _MOST_ALIKE = 10_000
@@ -34,8 +35,9 @@ def predicted_spans(pricing: Pricing, *, operations: bool = True, alike: int | N
 
     The step ends at `pricing.iteration_s`. Spans of a collective add up to its term's seconds, and waits for it
     to its exposed time; one span holds all calls in a row. With `alike` only so many of the equal micro-batches
-    are spelled out, and each other one is a single span; of thousands the last are one. What computation loses to
-    communication beside it stands at the end: where it falls is not predicted.
+    are spelled out, and each other one is a single span; of thousands the last are one. Waits for the host stand at the
+    end of their micro-batch, what computation loses to communication beside it at the end of the step: where they fall
+    is not predicted.
     """
     spans = [Span(COMPUTE_LANE, STEP, 0.0, pricing.iteration_s)]
     start_s, number = 0.0, 0
@@ -70,6 +72,9 @@ def _batch(pricing: Pricing, batch: Batch, start_s: float, *, number: int, opera
             for interval in stretch.intervals:
                 if interval.end_s > interval.start_s and (operations or isinstance(interval.operation, Collective)):
                     yield _span(pricing, interval, start_s + shift_s(interval.lane))
+    if batch.every_s > batch.stretches[-1].end_s:
+        at_s = start_s + batch.stretches[-1].end_s
+        yield Span(COMPUTE_LANE, HOST, at_s, start_s + batch.every_s, {"micro_batch": number})
 
 
 def _span(pricing: Pricing, interval: Interval, by_s: float) -> Span:

@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 
 from axonn_tune.errors import UnknownNameError
-from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import FUSED, Framework, Software
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE, HOST
+from axonn_tune.frameworks.description import FUSED, Framework, Software, StepOptions
 from axonn_tune.specs.machine import Machine
 
 UNKNOWN = "unknown"
@@ -56,10 +56,20 @@ def register(framework: Framework) -> None:
     registry()[framework.name] = framework
 
 
+def step_on(framework: Framework, machine: Machine) -> StepOptions:
+    """A framework's options on a machine: the bundled runtime compiles its kernels under NCCL alone."""
+    step = framework.step
+    return replace(step, kernels="eager") if step.kernels != "ideal" and machine.launcher.backend == "gloo" else step
+
+
 def software_on(framework: Framework, machine: Machine, numbers: Software | None = None) -> Software:
-    """A framework's software numbers on a machine: those of software.csv, or `numbers` in their place."""
+    """A framework's software numbers on a machine: those of software.csv, or `numbers` in their place.
+
+    The bundled runtime's kernels are what its program says, and its host issues them; a CPU is its own host.
+    """
     if not framework.software:
-        return FUSED
+        on_gpu = machine.launcher.backend == "nccl"
+        return HOST.get(framework.step.kernels, FUSED) if on_gpu else FUSED
     software = software_numbers(framework.software) if numbers is None else numbers
     chip = machine.accelerator.name.upper()
     if framework.hopper_attention and any(name in chip for name in HOPPER):

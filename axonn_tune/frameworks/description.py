@@ -13,6 +13,7 @@ from axonn_tune.specs.workload import OVERLAPS, Overlap
 
 GatherUnit: TypeAlias = Literal["weight", "block"]
 Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
+KernelKind: TypeAlias = Literal["ideal", "compiled", "eager"]
 ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all"]
 
 
@@ -61,6 +62,8 @@ class StepOptions:
         fused_norms: an RMSNorm is one kernel; otherwise some, in FP32 (nn.RMSNorm without a compiler).
         dropout: its masks are kept and its kernels run.
         fused_accumulation: weight gradients are added inside their GEMM.
+        kernels: element-wise work in kernels as the bundled runtime launches them, compiled or operator by operator;
+        ideal: so that the software's `traffic` says what is moved in the end.
         vocabulary_multiple: rows of the embedding on each rank of x are padded to a multiple of it; None: to what
         divides; 0: not padded, rows that do not divide are dropped.
         overlaps: those it has; a workload may switch some of them off.
@@ -100,6 +103,7 @@ class StepOptions:
     fused_norms: bool = True
     dropout: bool = False
     fused_accumulation: bool = False
+    kernels: KernelKind = "ideal"
     vocabulary_multiple: int | None = None
     overlaps: tuple[Overlap, ...] = OVERLAPS
 

@@ -51,6 +51,8 @@ def constants(model: Model, workload: Workload) -> dict[str, float]:
         "W": float(model.block_weights),
         "S": float(workload.sequence_length),
         "parts": 2.0 if workload.split_micro_batch else 1.0,
+        "grouped": float(model.kv_heads < model.heads),
+        "halved": float(workload.split_micro_batch),
     }
 
 
@@ -103,6 +105,8 @@ def dimensions(
         + _replicated(model, stage, options, table=table, position=position) * (shards - 1.0),
         "vectors": _vectors(model, blocks, stage, x=x, y=y),
         **_softmax_bytes(model, workload, axes, arithmetic=arithmetic),
+        "shared": arithmetic.smaller(y - 1.0, 1.0),
+        "alone": 1.0 - arithmetic.smaller(y - 1.0, 1.0),
     }
 
 

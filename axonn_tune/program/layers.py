@@ -12,7 +12,7 @@ Korthikanti et al., arXiv 2205.05198, section 4.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -26,11 +26,14 @@ from axonn_tune.program.operations import (
     Collective,
     Computation,
     Kernel,
+    KernelSet,
     MatMul,
+    Moved,
     Operation,
     OpKind,
     Phase,
     Role,
+    kernel_set,
 )
 from axonn_tune.program.size import Size, as_size, symbol
 from axonn_tune.specs.model import Model
@@ -40,6 +43,7 @@ H, Q, N, F, G, S = (symbol(name) for name in ("H", "Q", "N", "F", "G", "S"))
 X, Y, Z, CONTEXT = (symbol(name) for name in ("x", "y", "z", "context"))
 V, P, CHUNKS, BLOCK = symbol("V"), symbol("P"), symbol("C"), symbol("W")
 PARTS = symbol("parts")
+ALONE, SHARED, GROUPED, HALVED = (symbol(name) for name in ("alone", "shared", "grouped", "halved"))
 UNKEPT_SHARE = symbol("unkept") / symbol("L")
 """Of the blocks, those whose gathered weights are not kept, and so are gathered again for the backward pass."""
 
@@ -74,12 +78,6 @@ FC2 = Linear("mlp.fc2", F / X, H / Y, "x", "y")
 BLOCK_LINEARS = (QKV, ATTENTION_OUTPUT, FC1, FC2)
 COPY = "embedding copy"
 """Layer of what the last of several pipeline stages does with its copy of a tied embedding."""
-STEPS_OF_NORM, STEPS_OF_NORM_BACK = (6.0, 4.0, 7.0), (12.0, 9.0, 15.0)
-"""Kernels of an RMSNorm that is not fused, and how many activations and FP32 numbers an element they move in all.
-
-Forward: to FP32, square, mean, scale, back, weight (torch 2.5, nn.RMSNorm; the kernel of one number a token is not
-counted); backward the gradients of these.
-"""
 
 WHOLE_BLOCK = "block"
 """Layer of gathers and reductions that take a whole block at once."""
@@ -104,6 +102,17 @@ class Given:
     def element(self) -> int:
         """Bytes of an activation."""
         return self.elements.compute
+
+    @cached_property
+    def kernels(self) -> KernelSet:
+        """How element-wise work is cut into kernels."""
+        rms, fused = self.model.family == "llama", self.options.fused_norms
+        return kernel_set(self.options.kernels, rms=rms, gated=self.model.gated, fused_norms=fused)
+
+    @property
+    def launched(self) -> bool:
+        """Whether kernels are those that the bundled runtime launches, copies to other layouts included."""
+        return self.options.kernels != "ideal"
 
     @property
     def norm_statistics(self) -> int:
@@ -174,6 +183,28 @@ class Given:
         return Array(name, kind, (element or self.element) * tokens * width)
 
 
+def moves(
+    phase: Phase,
+    layer: str,
+    moved: Moved,
+    elements: Size,
+    given: Given,
+    *,
+    calls: Size = ONCE,
+    makes: tuple[Array, ...] = (),
+    frees: tuple[str, ...] = (),
+) -> Kernel:
+    """The kernels that move so much of each of some elements, all of one mean size."""
+    kernels = max(moved.kernels, 1.0)
+    size = moved.size_bytes(given.elements) / kernels
+    return Kernel(phase, layer, size * elements, kernels * calls, makes=makes, frees=frees)
+
+
+def copies(phase: Phase, layer: str, elements: Size, given: Given, *, calls: Size) -> list[Operation]:
+    """A copy to another layout, where the runtime's are counted."""
+    return [moves(phase, layer, Moved(1, 2), elements, given, calls=calls)] if given.launched else []
+
+
 def gather_weight(layer: str, elements: Size, given: Given, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
     """All-gather of one weight block over z; from FP32 master shards each is rounded first.
 
@@ -238,8 +269,10 @@ def linear_forward(linear: Linear, given: Given, *, phase: Phase, makes: tuple[A
         gathered = sequence_gather(
             phase, linear.layer, given, tokens=given.part, calls=PARTS, role=_forward_role(given)
         )
+    biased = given.biases and given.launched
     return [
         *gathered,
+        *([moves(phase, linear.layer, given.kernels.bias, linear.n, given, calls=PARTS)] if biased else []),
         MatMul(phase, linear.layer, given.part, linear.n, linear.k, "NN", PARTS, makes=makes),
         reduction(linear.output_axis, phase, linear.layer, size, given, role="output", calls=PARTS),
     ]
@@ -274,7 +307,11 @@ def linear_backward(linear: Linear, given: Given, *, makes: Array, frees: tuple[
             calls=PARTS,
         ),
         MatMul("backward", linear.layer, linear.k, linear.n, part, "TN", PARTS, frees=frees),
-        *([Kernel("backward", linear.layer, element * part * linear.n, PARTS)] if given.biases else []),
+        *(
+            [moves("backward", linear.layer, given.kernels.bias_gradient, part * linear.n, given, calls=PARTS)]
+            if given.biases
+            else []
+        ),
         *(reduce_weight_gradient(linear.layer, linear.weight, given) if given.options.gather_unit == "weight" else []),
     ]
 
@@ -286,53 +323,69 @@ def _gathers_for_backward(linear: Linear, given: Given) -> list[Operation]:
 
 
 def norm_forward(
-    layer: str, given: Given, *, tokens: Size, calls: Size, makes: tuple[Array, ...] = ()
+    layer: str, given: Given, *, tokens: Size, calls: Size, makes: tuple[Array, ...] = (), summed: Moved | None = None
 ) -> list[Operation]:
-    """Exact norm of `[M, H_y]`: the shard's statistics are all-gathered over y and combined."""
+    """Exact norm of `[M, H_y]`: the shard's statistics are all-gathered over y and combined.
+
+    summed: what the addition of the residual stream moves, if the norm has it inside.
+    """
     own = given.outside(tokens)
     statistics = given.norm_statistics * given.elements.statistics * own * Y
     saved = Array(f"{layer} statistics", "norm statistics", statistics / Y * calls)
+    moved = [one + (summed or Moved()) for one in given.kernels.norm]
     return [
         Collective("all_gather", "y", "forward", layer, statistics, calls=calls, makes=(saved,) if makes else ()),
-        _norm_kernel("forward", layer, 3.0, given, tokens=own, calls=calls, makes=makes),
+        *_norm_kernels("forward", layer, moved, given, tokens=own, calls=calls, makes=makes),
     ]
 
 
 def norm_recompute(layer: str, given: Given, *, makes: tuple[Array, ...]) -> list[Operation]:
     """Norm output once more, from the saved input and statistics: nothing is sent."""
     own = given.outside(given.part)
-    return [_norm_kernel("recompute", layer, 2.0, given, tokens=own, calls=PARTS, makes=makes)]
+    return _norm_kernels("recompute", layer, given.kernels.again, given, tokens=own, calls=PARTS, makes=makes)
 
 
 def norm_backward(
-    layer: str, given: Given, *, tokens: Size, calls: Size, makes: tuple[Array, ...] = (), frees: tuple[str, ...] = ()
-) -> list[Operation]:
-    """Gradient of the norm; the sums over the hidden dim are all-reduced over y."""
-    own = given.outside(tokens)
-    sums = given.norm_statistics * given.elements.statistics * own
-    return [
-        Collective("all_reduce", "y", "backward", layer, sums, calls=calls),
-        _norm_kernel("backward", layer, 4.0, given, tokens=own, calls=calls, makes=makes, frees=frees),
-    ]
-
-
-def _norm_kernel(
-    phase: Phase,
     layer: str,
-    moved: float,
     given: Given,
     *,
     tokens: Size,
     calls: Size,
     makes: tuple[Array, ...] = (),
     frees: tuple[str, ...] = (),
-) -> Kernel:
-    """A norm that moves so many activations an element, or step by step in FP32 where it is not fused."""
-    size = moved * given.element
-    if given.model.family == "llama" and not given.options.fused_norms:
-        kernels, narrow, wide = STEPS_OF_NORM_BACK if phase == "backward" else STEPS_OF_NORM
-        size, calls = (narrow * given.element + wide * given.elements.statistics) / kernels, kernels * calls
-    return Kernel(phase, layer, size * tokens * H / Y, calls, makes=makes, frees=frees)
+    summed: bool = True,
+) -> list[Operation]:
+    """Gradient of the norm, `summed` with that of the residual stream; its sums over hidden are all-reduced over y."""
+    own = given.outside(tokens)
+    sums = given.norm_statistics * given.elements.statistics * own
+    both = zip(given.kernels.back, given.kernels.back_sum, strict=True)
+    moved = [one + added if summed else one for one, added in both]
+    return [
+        Collective("all_reduce", "y", "backward", layer, sums, calls=calls),
+        *_norm_kernels("backward", layer, moved, given, tokens=own, calls=calls, makes=makes, frees=frees),
+    ]
+
+
+def _norm_kernels(
+    phase: Phase,
+    layer: str,
+    moved: Sequence[Moved],
+    given: Given,
+    *,
+    tokens: Size,
+    calls: Size,
+    makes: tuple[Array, ...] = (),
+    frees: tuple[str, ...] = (),
+) -> list[Operation]:
+    """Kernels of a norm, of which there are others where y splits the hidden dim."""
+    alone, shared = moved
+    elements = tokens * H / Y
+    if alone == shared:
+        return [moves(phase, layer, alone, elements, given, calls=calls, makes=makes, frees=frees)]
+    return [
+        moves(phase, layer, shared, elements, given, calls=SHARED * calls),
+        moves(phase, layer, alone, elements, given, calls=ALONE * calls, makes=makes, frees=frees),
+    ]
 
 
 CORE = "attention.core"
@@ -340,13 +393,33 @@ CORE = "attention.core"
 
 def attention_core(given: Given, *, phase: Phase) -> list[Operation]:
     """Biases or rotary positions, then softmax(QKᵀ)V on heads_x: `[M, N_x] → [M, Q_x]`, replicated over y."""
-    part, element = given.part, given.element
     return [
         *_exchange_keys(given, phase=phase, passes=1.0),
-        Kernel(phase, CORE, 2.0 * element * part * N / X, PARTS),
+        *_separated(given, phase=phase),
         *(_fused_core(given, phase=phase) if given.options.fused_attention else _unfused_core(given, phase=phase)),
         *_swap_heads(given, phase=phase, width=Q),
     ]
+
+
+def _separated(given: Given, *, phase: Phase) -> list[Operation]:
+    """Heads of `[M, N_x]`: turned by their positions, or copied where keys have several queries, else views."""
+    views = given.launched and given.model.learned_positions
+    copied = moves(phase, CORE, Moved(1, 2), given.part * N / X, given, calls=GROUPED * PARTS if views else PARTS)
+    return [*_turned(given, given.kernels.turned, phase), copied]
+
+
+def _joined(given: Given) -> list[Operation]:
+    """Gradient of `[M, N_x]` from those of its heads."""
+    joined = moves("backward", CORE, Moved(1, 2), given.part * N / X, given, calls=PARTS)
+    return [*_turned(given, given.kernels.turned_back, "backward"), joined]
+
+
+def _turned(given: Given, moved: Moved, phase: Phase) -> list[Operation]:
+    """Rotary positions of queries and keys, where they have kernels of their own."""
+    if not moved.kernels or given.model.learned_positions:
+        return []
+    keys = as_size(float(given.model.kv_heads * given.model.head_dim)) / X
+    return [moves(phase, CORE, moved, given.part * width, given, calls=PARTS) for width in (Q / X, keys)]
 
 
 def _fused_core(given: Given, *, phase: Phase) -> list[Computation]:
@@ -410,21 +483,21 @@ def _scores_matmul(given: Given, phase: Phase, layout: str, *, forward: bool, ma
 
 def attention_core_backward(given: Given) -> list[Operation]:
     """Gradient of `attention_core`: five GEMMs for its two when fused, since the scores are computed again."""
-    part, element = given.part, given.element
+    element = given.element
     gradient = given.stream("qkv gradient", "backward temporaries", N / X, inside=True)
     dead = ("qkv", "attention output", "softmax statistics", "scores", "attention gradient")
-    unbiased = Kernel("backward", CORE, 2.0 * element * part * N / X, PARTS)
+    joined = _joined(given)
     exchanged = _exchange_keys(given, phase="backward", passes=2.0)
     if given.options.fused_attention:
-        flops = 10.0 * part * S * Q / X
+        flops = 10.0 * given.part * S * Q / X
         core = Attention("backward", CORE, flops, backward=True, calls=PARTS, makes=(gradient,), frees=dead)
-        return [*exchanged, core, *_swap_heads(given, phase="backward", width=N), unbiased]
+        return [*exchanged, core, *_swap_heads(given, phase="backward", width=N), *joined]
     scores, values = (_scores_matmul(given, "backward", "N", forward=one) for one in (True, False))
     masked = [Kernel("backward", CORE, (2.0 * element + 1.0) * _scores(given), PARTS)] if given.options.dropout else []
     size, kernels = symbol("scores_back") * _scores(given), symbol("softmax_back") * PARTS
     softmax = Kernel("backward", CORE, size, kernels, makes=(gradient,), frees=dead)
     swapped = _swap_heads(given, phase="backward", width=N)
-    return [*exchanged, scores, values, *masked, softmax, values, values, *swapped, unbiased]
+    return [*exchanged, scores, values, *masked, softmax, values, values, *swapped, *joined]
 
 
 def _exchange_keys(given: Given, *, phase: Phase, passes: float) -> list[Operation]:
@@ -452,17 +525,17 @@ def _swap_heads(given: Given, *, phase: Phase, width: Size) -> list[Operation]:
 
 def activation(given: Given, *, phase: Phase) -> list[Operation]:
     """GELU or SwiGLU, `[M, G_x] → [M, F_x]`: reads G, writes F."""
-    size = given.element * (2.0 if not given.model.gated else 3.0) * given.part * F / X
     made = given.stream("activation", "activation", F / X, inside=True)
-    return [Kernel(phase, "mlp.activation", size, PARTS, makes=(made,))]
+    moved = given.kernels.activation
+    return [moves(phase, "mlp.activation", moved, given.part * F / X, given, calls=PARTS, makes=(made,))]
 
 
 def activation_backward(given: Given) -> list[Operation]:
     """Gradient of the activation: reads G and dF, writes dG."""
-    size = given.element * (3.0 if not given.model.gated else 5.0) * given.part * F / X
     made = given.stream("up gradient", "backward temporaries", G / X, inside=True)
-    freed = ("up projection", "activation gradient")
-    return [Kernel("backward", "mlp.activation", size, PARTS, makes=(made,), frees=freed)]
+    moved, freed = given.kernels.activation_back, ("up projection", "activation gradient")
+    elements = given.part * F / X
+    return [moves("backward", "mlp.activation", moved, elements, given, calls=PARTS, makes=(made,), frees=freed)]
 
 
 def residual(layer: str, given: Given, *, phase: Phase, makes: tuple[Array, ...] = ()) -> list[Operation]:
@@ -491,13 +564,15 @@ def embedding_forward(given: Given) -> list[Operation]:
     size = element * tokens * H / Y
     operations = [
         *gather_table("embedding", TABLE, given),
-        Kernel("forward", "embedding", 2.0 * element * tokens * H),
+        moves("forward", "embedding", given.kernels.looked_up, tokens * H, given),
+        *copies("forward", "embedding", tokens * H, given, calls=SHARED),
         Collective("reduce_scatter", "y", "forward", "embedding", element * tokens * H),
         reduction("x", "forward", "embedding", size, given, role="other", calls=ONCE),
     ]
     if given.model.learned_positions:
         operations += gather_table("position", POSITIONS, given)
-        operations.append(Kernel("forward", "position", 3.0 * element * given.outside(tokens) * H / Y))
+        added = Moved(1, 2 if given.launched else 3)
+        operations.append(moves("forward", "position", added, given.outside(tokens) * H / Y, given))
     return operations
 
 
@@ -507,12 +582,16 @@ def embedding_backward(given: Given) -> list[Operation]:
     operations: list[Operation] = []
     if given.model.learned_positions:
         operations.append(Kernel("backward", "position", element * given.outside(tokens) * H / Y))
+        if given.launched:
+            operations.append(moves("backward", "position", Moved(2, 1), POSITIONS, given))
         operations += reduce_table_gradient("position", POSITIONS, given)
     return [
         *operations,
         *sequence_gather("backward", "embedding", given, tokens=tokens, calls=ONCE, role="other"),
         Collective("all_gather", "y", "backward", "embedding", element * tokens * H),
-        Kernel("backward", "embedding", 3.0 * element * tokens * H),
+        *copies("backward", "embedding", tokens * H, given, calls=SHARED),
+        moves("backward", "embedding", given.kernels.scattered, tokens * H, given),
+        *([moves("backward", "embedding", Moved(1, 1), TABLE, given)] if given.launched else []),
         *reduce_table_gradient("embedding", TABLE, given),
     ]
 
@@ -528,16 +607,19 @@ def head(given: Given) -> list[Operation]:
     reduced = reduce_table_gradient("head", TABLE, given)
     held = [Array(name, "LM head input and gradient", size) for name in ("head input", "head gradient")]
     return [
+        *copies("forward", "head", given.outside(tokens) * H / Y, given, calls=HALVED),
         *norm_forward("head.norm", given, tokens=tokens, calls=ONCE),
         *gather_table("head", TABLE, given),
         *sequence_gather("forward", "head", given, tokens=tokens, calls=ONCE, role="other"),
         Collective("all_gather", "y", "forward", "head", size, makes=(held[0],)),
+        *copies("forward", "head", tokens * H, given, calls=SHARED),
         *_loss_chunk(given, tokens=tokens / CHUNKS, gradient=held[1]),
         *(step for step in reduced if isinstance(step, Collective)),
+        *copies("backward", "head", tokens * H, given, calls=SHARED),
         Collective("reduce_scatter", "y", "backward", "head", size),
         reduction("x", "backward", "head", size / Y, given, role="other", calls=ONCE),
         *(step for step in reduced if not isinstance(step, Collective)),
-        *norm_backward("head.norm", given, tokens=tokens, calls=ONCE),
+        *norm_backward("head.norm", given, tokens=tokens, calls=ONCE, summed=False),
     ]
 
 
@@ -558,7 +640,7 @@ def _loss_chunk(given: Given, *, tokens: Size, gradient: Array) -> list[Operatio
             Collective("all_reduce", "xy", "forward", name, numbers * sizes.statistics * tokens, calls=CHUNKS)
             for name, numbers in zip(names, reductions, strict=True)
         ),
-        Kernel("forward", "loss", 5.0 * sizes.compute * tokens * rows, CHUNKS),
+        moves("forward", "loss", given.kernels.loss, tokens * rows, given, calls=CHUNKS),
         *_gathers_for_head_backward(given),
         MatMul("backward", "head", tokens, H, rows, "NN", CHUNKS, alignment=aligned, makes=(gradient,)),
         MatMul("backward", "head", rows, H, tokens, "TN", CHUNKS, alignment=aligned),

@@ -85,16 +85,23 @@ def _made(operations: Iterable[Operation]) -> Iterator[Array]:
         yield from step.makes
 
 
-def temporaries(operations: Iterable[Operation], *, first: tuple[Array, ...] = ()) -> tuple[Held, ...]:
-    """What is alive beside saved activations at each point of some operations that no other point outdoes."""
-    alive = {array.name: array for array in first}
+def temporaries(
+    operations: Iterable[Operation], *, first: tuple[Array, ...] = (), saved: tuple[Array, ...] = ()
+) -> tuple[Held, ...]:
+    """What is alive beside saved activations at each point of some operations that no other point outdoes.
+
+    saved: arrays of one block that are counted as saved all along: one that is freed before a point is less than none.
+    """
+    alive, kept = {array.name: array for array in first}, {array.name: array for array in saved}
     points: list[dict[tuple[str, Size], float]] = []
     for step in operations:
         if step.makes:
             alive |= {array.name: array for array in step.makes}
             points.append(_by_kind(alive.values()))
         for name in step.frees:
-            alive.pop(name, None)
+            if alive.pop(name, None) is None and name in kept:
+                gone = kept.pop(name)
+                alive[f"no {name}"] = Array(name, f"saved {gone.kind}", -1.0 * gone.size_bytes)
     distinct = [point for number, point in enumerate(points) if point not in points[:number]]
     largest = [one for one in distinct if not any(_outdone(one, other) for other in distinct if other is not one)]
     return tuple(tuple((kind, count * size) for (kind, size), count in point.items()) for point in largest)
@@ -111,7 +118,7 @@ def _by_kind(arrays: Iterable[Array]) -> dict[tuple[str, Size], float]:
 
 def _outdone(one: Mapping[tuple[str, Size], float], other: Mapping[tuple[str, Size], float]) -> bool:
     """Whether another point holds at least as much of everything."""
-    return all(count <= other.get(key, 0.0) for key, count in one.items())
+    return all(one.get(key, 0.0) <= other.get(key, 0.0) for key in (*one, *other))
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,7 @@ def _backward_peak(program: StepProgram, stage: Stage) -> Peak:
     head = _sizes(program, behind, "weight_gradient")
     gradient = given.stream("residual gradient", "residual gradients")
     return Peak(
-        points=temporaries(operations, first=(gradient,)),
+        points=temporaries(operations, first=(gradient,), saved=saved_arrays(program)),
         gathers=((*gathers, *gathers[:1]),) if whole else _pairs(gathers),
         kept_gathers=(gathers[:1],),
         reductions=(*_pairs(reductions), (*head, *reductions[:1])),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Literal, TypeAlias
 
+from axonn_tune.frameworks.description import KernelKind
 from axonn_tune.grid import WORLD
 from axonn_tune.program.size import Size, as_size
 from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
+from axonn_tune.specs.workload import ElementSizes
 
 Phase: TypeAlias = Literal["forward", "recompute", "backward", "step"]
 
@@ -123,6 +125,138 @@ class Kernel:
     accumulates: bool = False
     makes: Arrays = field(default=(), compare=False, repr=False)
     frees: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a function moves an element in all its `kernels`: so many activations, numbers in the statistics type, and
+    conversions from one to the other, which are none where both are one type."""
+
+    kernels: float = 0.0
+    narrow: float = 0.0
+    wide: float = 0.0
+    casts: float = 0.0
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
+
+    def size_bytes(self, sizes: ElementSizes) -> float:
+        """Bytes an element, all kernels together."""
+        cast = sizes.compute + sizes.statistics if sizes.compute != sizes.statistics else 0
+        return self.narrow * sizes.compute + self.wide * sizes.statistics + self.casts * cast
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """What each function of a block and of the loss moves an element; kernels count those of vectors, too.
+
+    norm, again, back, back_sum: of a norm's forward pass, its output once more, its backward pass and the addition
+    of the residual gradient, where a rank has the whole hidden dim and where y splits it. sum: the addition before the
+    norm of the MLP, no kernel of its own where that has it inside. turned, turned_back: of queries and keys, beyond the
+    copy of heads. activation, activation_back: of F. loss: of a logit. bias, bias_gradient: of a bias, and of what it
+    is added to. looked_up, scattered: of the embedding's output and its gradient.
+    """
+
+    norm: tuple[Moved, Moved]
+    again: tuple[Moved, Moved]
+    back: tuple[Moved, Moved]
+    back_sum: tuple[Moved, Moved]
+    sum: Moved
+    turned: Moved
+    turned_back: Moved
+    activation: Moved
+    activation_back: Moved
+    loss: Moved
+    bias: Moved
+    bias_gradient: Moved
+    looked_up: Moved
+    scattered: Moved
+
+
+def _ideal(*, rms: bool, gated: bool, fused_norms: bool) -> KernelSet:
+    """One kernel a function; unless norms are fused, an RMSNorm goes step by step in FP32.
+
+    That is forward to FP32, square, mean, scale, back, weight (torch 2.5, nn.RMSNorm; the kernel of one number a token
+    is not counted), and backward the gradients of these.
+    """
+    stepwise = rms and not fused_norms
+    norm, again = (Moved(6, 4, 7), Moved(6, 4, 7)) if stepwise else (Moved(1, 3), Moved(1, 2))
+    back = Moved(12, 9, 15) if stepwise else Moved(1, 4)
+    forward, backward = (3, 5) if gated else (2, 3)
+    nothing = Moved()
+    return KernelSet(
+        norm=(norm, norm),
+        again=(again, again),
+        back=(back, back),
+        back_sum=(nothing, nothing),
+        sum=Moved(1, 3),
+        turned=nothing,
+        turned_back=nothing,
+        activation=Moved(1, forward),
+        activation_back=Moved(1, backward),
+        loss=Moved(1, 5),
+        bias=nothing,
+        bias_gradient=Moved(1, 1),
+        looked_up=Moved(1, 2),
+        scattered=Moved(1, 3),
+    )
+
+
+def _compiled(*, rms: bool, gated: bool) -> KernelSet:
+    """The bundled runtime's compiled functions: sums over rows are kernels of their own, all else is one a function."""
+    vectors = 1 if rms else 2
+    forward, backward = (3, 5) if gated else (2, 3)
+    return KernelSet(
+        norm=(Moved(1, 2), Moved(3, 3)),
+        again=(Moved(1, 2), Moved(1, 2)),
+        back=(Moved(2 + vectors, 5), Moved(4 + vectors, 7)),
+        back_sum=(Moved(0, 1), Moved(0, 1)),
+        sum=Moved(0, 2),
+        turned=Moved(),
+        turned_back=Moved(),
+        activation=Moved(1, forward),
+        activation_back=Moved(1, backward),
+        loss=Moved(38, 3),
+        bias=Moved(1, casts=1),
+        bias_gradient=Moved(2, 1),
+        looked_up=Moved(13, 4),
+        scattered=Moved(9, 3),
+    )
+
+
+def _eager(*, rms: bool, gated: bool) -> KernelSet:
+    """The bundled runtime operator by operator: LayerNorm is torch's kernel unless y splits it."""
+    added = Moved(1, 1, 2)
+    norm, again = (Moved(8, 2, 3, 1), Moved(10, 2, 3, 1)), (Moved(3, 1, 3, 1), Moved(3, 1, 3, 1))
+    back, back_sum = (Moved(13, 4, 14, 1), Moved(14, 4, 14, 1)), (added, added)
+    if not rms:
+        norm = Moved(3, 2), Moved(18, 1, 6, 2)
+        again = Moved(3, 2), Moved(4, 1, 5, 1)
+        back = Moved(5, 3), Moved(21, 6, 22, 1)
+        back_sum = Moved(1, 3), added
+    return KernelSet(
+        norm=norm,
+        again=again,
+        back=back,
+        back_sum=back_sum,
+        sum=Moved(1, 3),
+        turned=Moved(4, 2, 3, 1),
+        turned_back=Moved(5, 4, 3, 1),
+        activation=Moved(2, 5) if gated else Moved(1, 2),
+        activation_back=Moved(5, 15) if gated else Moved(1, 3),
+        loss=Moved(164, 4, 6),
+        bias=Moved(1, casts=1),
+        bias_gradient=Moved(2, 1),
+        looked_up=Moved(13, 4),
+        scattered=Moved(9, 3),
+    )
+
+
+def kernel_set(kind: KernelKind, *, rms: bool, gated: bool, fused_norms: bool = True) -> KernelSet:
+    """The kernels of a kind; rms: RMSNorm, not LayerNorm; gated: SwiGLU, not GELU."""
+    if kind == "ideal":
+        return _ideal(rms=rms, gated=gated, fused_norms=fused_norms)
+    return _compiled(rms=rms, gated=gated) if kind == "compiled" else _eager(rms=rms, gated=gated)
 
 
 Computation: TypeAlias = MatMul | Attention | Kernel

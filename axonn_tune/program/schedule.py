@@ -127,17 +127,17 @@ class StepSchedule:
 class Issued:
     """Operations the host issues in one pass of a block: computations, and collectives by group of axes.
 
-    softmax: computations that are as many kernels as a softmax has, by the symbol that says how many.
+    counted: computations that are as many kernels as a symbol says, by that symbol.
     """
 
     computations: float
-    softmax: Mapping[str, float]
+    counted: Mapping[str, float]
     collectives: Mapping[str, float]
 
     def count(self, sent: Callable[[str], Any], value: Callable[[str], Any]) -> Any:  # noqa: ANN401 - number or column
         """All of them; `sent` is 1.0 for groups that have several members, else 0.0; `value` is that of a symbol."""
         total = self.computations
-        for symbol, kernels in self.softmax.items():
+        for symbol, kernels in self.counted.items():
             total = total + kernels * value(symbol)
         for axes, calls in self.collectives.items():
             total = total + calls * sent(axes)
@@ -166,17 +166,20 @@ def _end_of(program: StepProgram, stage: Stage) -> Iterator[Operation]:
     return (step for step in program.end.operations if stage.has(step))
 
 
+_COUNTS = ("softmax", "softmax_back", "alone", "shared", "grouped")
+
+
 def _issued(section: Section) -> Issued:
-    computations, softmax, collectives = 0.0, dict[str, float](), dict[str, float]()
+    computations, counted, collectives = 0.0, dict[str, float](), dict[str, float]()
     for step in section.operations:
-        symbols = [name for name, _ in step.calls.powers if name.startswith("softmax")]
+        symbols = [name for name, _ in step.calls.powers if name in _COUNTS]
         if isinstance(step, Collective):
             collectives[step.axis] = collectives.get(step.axis, 0.0) + 1.0
         elif symbols:
-            softmax[symbols[0]] = softmax.get(symbols[0], 0.0) + 1.0
+            counted[symbols[0]] = counted.get(symbols[0], 0.0) + step.calls.coefficient
         elif not isinstance(step, Kernel) or step.size_bytes.coefficient:
-            computations += 1.0
-    return Issued(computations, softmax, collectives)
+            computations += step.calls.coefficient
+    return Issued(computations, counted, collectives)
 
 
 def _plain(operations: Iterable[Operation]) -> Instructions:

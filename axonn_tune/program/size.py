@@ -38,22 +38,26 @@ class Arithmetic:
 COLUMNS = Arithmetic(smaller=np.minimum, larger=np.maximum, floor=np.floor)
 PLAIN = Arithmetic(smaller=min, larger=max, floor=lambda value: float(math.floor(value)))
 
-MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S")
-"""Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, sequence length."""
+MODEL_SYMBOLS = ("L", "H", "Q", "N", "F", "G", "W", "S", "grouped", "halved")
+"""Constants of one search: layers, hidden, query, qkv, ffn and up widths, weights of a block, sequence length.
+
+grouped, halved: 1 where keys have several queries each, and where micro-batches are split, else 0.
+"""
 
 CANDIDATE_SYMBOLS = (
     *AXES,
     *("b", "A", "C", "parts", "kept", "unkept", "V", "P"),
     *("block_bucket", "table_bucket", "position_bucket", "parameters", "vectors"),
     *(axis for axis in ALL_AXES if axis not in AXES),
-    *("scores", "scores_back", "softmax", "softmax_back", "held"),
+    *("scores", "scores_back", "softmax", "softmax_back", "alone", "shared", "held"),
 )
 """What differs between candidates.
 
 b: micro-batch (sequences of one rank); A: accumulation steps; C: chunks of the loss; parts: halves of a split
 micro-batch; kept, unkept: layers that keep gathered weights for the backward pass, and the others; V, P: padded rows
 of the vocabulary and position tables; *_bucket: elements of one data-parallel bucket; parameters, vectors: elements
-of split and of replicated parameters one rank stores.
+of split and of replicated parameters one rank stores; alone, shared: 1 where a rank has the whole hidden dim and where
+y splits it, else 0.
 """
 
 _ORDER = {name: position for position, name in enumerate((*MODEL_SYMBOLS, *CANDIDATE_SYMBOLS))}

@@ -41,13 +41,16 @@ from axonn_tune.program.size import Size, symbol
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
-BUNDLED = StepOptions()
+BUNDLED = StepOptions(kernels="compiled")
 """Options of the bundled runtime."""
+
+
+def bundled(*, compiled: bool) -> StepOptions:
+    """The same with or without compiled kernels."""
+    return BUNDLED if compiled else replace(BUNDLED, kernels="eager")
+
 
 ACCUMULATION, BLOCKS = symbol("A"), symbol("L")
-
-BUNDLED = StepOptions()
-"""Options of the bundled runtime."""
 
 
 @dataclass(frozen=True)
@@ -277,10 +280,13 @@ def _block_forward(given: Given, *, phase: Phase = "forward") -> Iterator[Operat
     yield from layers.attention_core(given, phase=phase)
     yield from _gather(ATTENTION_OUTPUT, given, phase=phase)
     yield from layers.linear_forward(ATTENTION_OUTPUT, given, phase=phase)
-    middle = stream("middle of block", "residual stream")
-    yield from layers.residual("attention.output", given, phase=phase, makes=(middle,))
-    normed = stream("mlp.norm output", "norm outputs")
-    yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=(normed,))
+    middle, normed = stream("middle of block", "residual stream"), stream("mlp.norm output", "norm outputs")
+    if given.kernels.sum.kernels or phase == "recompute":
+        yield from layers.residual("attention.output", given, phase=phase, makes=(middle,))
+        yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=(normed,))
+    else:
+        summed, made = given.kernels.sum, (middle, normed)
+        yield from layers.norm_forward("mlp.norm", given, tokens=given.part, calls=PARTS, makes=made, summed=summed)
     yield from _gather(FC1, given, phase=phase)
     up = stream("up projection", "up projection", G / X, inside=inside)
     yield from layers.linear_forward(FC1, given, phase=phase, makes=(up,))
@@ -308,9 +314,9 @@ def _again(forward: Iterator[Operation], given: Given) -> Iterator[Operation]:
     """A forward pass as it is repeated: kept blocks gather nothing, norms use their saved statistics."""
     for step in forward:
         if step.layer in ("attention.norm", "mlp.norm"):
-            if not isinstance(step, Collective):
-                kept = tuple(array for array in step.makes if array.name != "block input")
-                yield from layers.norm_recompute(step.layer, given, makes=kept)
+            made = {array.name: array for array in step.makes}
+            if f"{step.layer} output" in made:
+                yield from layers.norm_recompute(step.layer, given, makes=(made[f"{step.layer} output"],))
         elif (isinstance(step, Collective) and step.role == "weight") or getattr(step, "prepares_gather", False):
             yield replace(step, calls=UNKEPT_SHARE)
         else:

@@ -19,7 +19,7 @@ from axonn_tune.cost.compute import compute_rates
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.errors import UsageError
-from axonn_tune.frameworks import software_on
+from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.grid import ALL_AXES, AXES, Grid
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.schedule import build_schedule
@@ -249,7 +249,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
     """
     started = time.perf_counter()
     _check(problem)
-    workload, limits, options = problem.workload, problem.limits, problem.framework.step
+    workload, limits, options = problem.workload, problem.limits, step_on(problem.framework, problem.machine)
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     programs = {

@@ -204,7 +204,7 @@ def _problem_of(problem: Problem, framework: Framework) -> Problem:
     )
     return replace(
         problem,
-        framework=replace(framework, software=""),
+        framework=replace(framework.with_step(kernels="ideal"), software=""),
         limits=limits,
         rank_by="iteration",
         pipeline=problem.pipeline if own else framework.ranked_by == "iteration" and "pipeline" in framework.axes,
@@ -275,7 +275,8 @@ def _overlap_gain(ranking: Ranking) -> OverlapGain:
 
     def step_s(overlaps: tuple[Overlap, ...]) -> float:
         workload = problem.workload.model_copy(update={"overlaps": overlaps})
-        return price_configuration(problem.model, problem.machine, workload, best).iteration_s
+        machine, framework = problem.machine, problem.framework
+        return price_configuration(problem.model, machine, workload, best, framework=framework).iteration_s
 
     return OverlapGain(off_s=step_s(()), on_s=step_s(problem.workload.overlaps or OVERLAPS))
 

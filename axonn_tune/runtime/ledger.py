@@ -17,7 +17,7 @@ from axonn_tune.program.dimensions import executed_flops, step_values
 from axonn_tune.program.operations import OpKind, Phase
 from axonn_tune.program.pipeline import messages, model_parts
 from axonn_tune.program.size import as_size
-from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
+from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step, bundled
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.traces import term_name
 
@@ -96,7 +96,9 @@ def program_of(launch: Launch, *, stage: int = 0) -> RankProgram:
         layers=sum(parts[stage::stages]),
     )
     sent = messages(stage, stages=stages, chunks=launch.chunks, micro_batches=launch.grad_accumulation)
-    return RankProgram(build_step(launch.model, launch.workload, recompute=launch.recompute), values, place, sent)
+    options = bundled(compiled=launch.compile)
+    program = build_step(launch.model, launch.workload, recompute=launch.recompute, options=options)
+    return RankProgram(program, values, place, sent)
 
 
 def compare(ledger: Ledger, program: RankProgram, *, steps: int = 1) -> list[str]:

@@ -128,20 +128,22 @@ def join_heads(
 def rotary_table(
     sequence: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of rotary positions `[S, head_dim / 2]`, base 10,000 (Su et al. 2021, arXiv 2104.09864).
+    """Cosine `[S, 1, head_dim / 2]` and, for both halves, sine `[S, 2, head_dim / 2]` of rotary positions.
 
-    In the type of what they turn, FP32 at least: lower precision cannot tell late positions apart.
+    Base 10,000 (Su et al. 2021, arXiv 2104.09864). In the type of what they turn, FP32 at least: lower precision cannot
+    tell late positions apart.
     """
     frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float64) / dim)
     angle = torch.arange(sequence, device=device, dtype=torch.float64)[:, None] * frequency
     wide = torch.promote_types(dtype, torch.float32)
-    return angle.cos().to(wide), angle.sin().to(wide)
+    sine = angle.sin().to(wide)
+    return angle.cos().to(wide)[:, None], torch.stack([-sine, sine], dim=1)
 
 
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     """The halves of the last dim turned as pairs; with `-sine` back again, which is the gradient."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)
+    pairs = x.view(*x.shape[:-1], 2, -1)
+    return torch.addcmul(pairs * cosine, pairs.flip(-2), sine).to(x.dtype).flatten(-2)
 
 
 def attention_on(
@@ -261,7 +263,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class ParallelLinear:
-    """`O[M, n] = Σ_output_axis I[M, k] · W[k, n]`, with an optional bias added after the sum.
+    """`O[M, n] = Σ_output_axis I[M, k] · W[k, n]`, with an optional bias, which one rank adds to its share of the sum.
 
     Backward takes both halves of a split micro-batch: their weight gradients are summed.
     """
@@ -276,16 +278,21 @@ class ParallelLinear:
     after: Callable[[], None] | None = None
 
     def forward(self, x: torch.Tensor, block: torch.Tensor, phase: Phase) -> Generator[None, None, torch.Tensor]:
-        """`I[M, k] → O[M, n]`: GEMM, all-reduce, bias.
+        """`I[M, k] → O[M, n]`: GEMM with bias, all-reduce.
 
         Yields while the all-reduce is in flight, so that the other half can compute.
         """
-        pending = self.communicator.all_reduce(x @ block, self.output_axis, phase, self.layer)
+        pending = self.communicator.all_reduce(self._product(x, block), self.output_axis, phase, self.layer)
         if "output" not in self.settings.overlaps:
             pending.wait()
         yield
-        output = pending.wait()
-        return output if self.bias is None else output.add_(self.bias.value)
+        return pending.wait()
+
+    def _product(self, x: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+        """This rank's share of the sum; the first rank's has the bias, added as its GEMM writes, so at no cost."""
+        if self.bias is None or self.communicator.mesh.coordinate(self.output_axis):
+            return x @ block
+        return torch.addmm(self.bias.value.to(x.dtype), x, block)
 
     def backward(
         self,
@@ -330,15 +337,15 @@ def interleave(passes: Sequence[Generator[None, None, Result]]) -> list[Result]:
 
 EPSILON = 1e-5
 
-NormStatistics = tuple[torch.Tensor, torch.Tensor]
-"""Mean (0 for RMSNorm) and reciprocal deviation of each token, `[M, 1]`, in the statistics type."""
+NormStatistics: TypeAlias = tuple[torch.Tensor, ...]
+"""Mean (not of RMSNorm) and reciprocal deviation of each token, `[M, 1]`, in the statistics type."""
 
 
 @dataclass
 class Norm:
     """LayerNorm, or RMSNorm if it has no bias, of `[M, H_y]`: statistics are combined over y.
 
-    native: use torch's own kernel where one rank on a CPU holds the whole hidden dim.
+    native: use torch's own LayerNorm where one rank holds the whole hidden dim and nothing is compiled.
     """
 
     name: str
@@ -351,122 +358,187 @@ class Norm:
 
     def __post_init__(self) -> None:
         settings = self.settings
+        self._alone = self.communicator.mesh.size("y") == 1
+        self._whole, self._whole_gradient = compiled(whole_norm, settings), compiled(whole_gradient, settings)
         self._moments, self._combined = compiled(moments, settings), compiled(combined, settings)
         self._normalized, self._centred = compiled(normalized, settings), compiled(centred, settings)
         self._gradient_sums = compiled(gradient_sums, settings)
 
     @property
-    def _whole_on_cpu(self) -> bool:
-        """Whether torch's own kernel applies: five times as fast as a dozen small ones. GPUs have `compile`."""
-        alone, on_cpu = self.communicator.mesh.size("y") == 1, self.settings.device.type == "cpu"
-        return self.native and alone and on_cpu and self.bias is not None
+    def _has_kernel(self) -> bool:
+        """Whether torch's own kernel applies: five times as fast as a dozen small ones."""
+        return self.native and self._alone and self.bias is not None and not self.settings.compile
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, NormStatistics]:
-        """The norm's output and the statistics to save."""
-        if self._whole_on_cpu:
-            return self._native(x)
-        local = self._moments(x, self.settings.statistics, self.bias is not None)[None]
-        found = self.communicator.all_gather(local, "y", "forward", self.name).wait()
+    @property
+    def _vectors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.weight.value, None if self.bias is None else self.bias.value
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, NormStatistics]:
+        """What is normed, that is `x`, which may be overwritten, plus `residual`; the output; statistics to save."""
+        if self._has_kernel:
+            total = x if residual is None else x.add_(residual)
+            return total, *self._native(total)
+        kind = self.settings.statistics
+        if self._alone:
+            total, output, *whole = self._whole(x, residual, *self._vectors, kind)
+            return total, output, tuple(whole)
+        total, local = self._moments(x, residual, kind, self.bias is not None)
+        found = self.communicator.all_gather(local[None], "y", "forward", self.name).wait()
         parts = self.communicator.mesh.size("y")
-        statistics = self._combined(found.view(parts, -1, x.shape[0]), x.shape[-1], self.width)
-        return self.apply(x, statistics), statistics
+        statistics = self._combined(found.view(parts, -1, x.shape[0]), x.shape[-1])
+        return total, self.apply(total, statistics), statistics
 
     def apply(self, x: torch.Tensor, statistics: NormStatistics) -> torch.Tensor:
         """The norm's output again, without communication: from saved statistics, or by torch's kernel."""
-        if self._whole_on_cpu:
-            return self._native(x)[0]
-        bias = None if self.bias is None else self.bias.value
-        return self._normalized(x, *statistics, self.weight.value, bias, self.settings.compute)
+        return self._native(x)[0] if self._has_kernel else self._normalized(x, statistics, *self._vectors)
+
+    def backward(
+        self,
+        x: torch.Tensor,
+        statistics: NormStatistics,
+        gradient: torch.Tensor,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Gradient of the input, `residual` added; both sums over the hidden dim are all-reduced over y."""
+        if self._has_kernel:
+            found, *sums = self._native_backward(x, statistics, gradient)
+            found = found if residual is None else found.add_(residual)
+        elif self._alone:
+            found, *sums = self._whole_gradient(x, statistics, self.weight.value, gradient, residual)
+        else:
+            inner, *sums = self._gradient_sums(x, statistics, self.weight.value, gradient)
+            means = (self.communicator.all_reduce(inner, "y", "backward", self.name).wait() / self.width).unbind()
+            found = self._centred(x, statistics, self.weight.value, gradient, means, residual)
+        self.weight.gradient += sums[0]
+        if self.bias is not None:
+            self.bias.gradient += sums[1]
+        return found
 
     def _native(self, x: torch.Tensor) -> tuple[torch.Tensor, NormStatistics]:
-        assert self.bias is not None, "LayerNorm has one"
-        output, *statistics = torch.native_layer_norm(x, [self.width], self.weight.value, self.bias.value, EPSILON)
-        return output, (statistics[0], statistics[1])
+        weight, bias = self._in_type_of(x)
+        output, *statistics = torch.native_layer_norm(x, [self.width], weight, bias, EPSILON)
+        return output, tuple(statistics)
 
-    def backward(self, x: torch.Tensor, statistics: NormStatistics, gradient: torch.Tensor) -> torch.Tensor:
-        """Gradient of the input; both sums over the hidden dim are all-reduced over y."""
-        if self._whole_on_cpu:
-            return self._native_backward(x, statistics, gradient)
-        weight, with_mean = self.weight.value, self.bias is not None
-        sums, for_weight, for_bias = self._gradient_sums(x, *statistics, weight, gradient, with_mean)
-        pending = self.communicator.all_reduce(sums, "y", "backward", self.name)
-        self.weight.gradient += for_weight
-        if self.bias is not None:
-            self.bias.gradient += for_bias
-        return self._centred(x, *statistics, weight, gradient, pending.wait() / self.width)
-
-    def _native_backward(self, x: torch.Tensor, statistics: NormStatistics, gradient: torch.Tensor) -> torch.Tensor:
-        assert self.bias is not None, "LayerNorm has one"
-        found, for_weight, for_bias = torch.ops.aten.native_layer_norm_backward(
-            gradient, x, [self.width], *statistics, self.weight.value, self.bias.value, [True, True, True]
+    def _native_backward(
+        self, x: torch.Tensor, statistics: NormStatistics, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = torch.ops.aten.native_layer_norm_backward(
+            gradient, x, [self.width], *statistics, *self._in_type_of(x), [True, True, True]
         )
-        self.weight.gradient += for_weight
-        self.bias.gradient += for_bias
-        result: torch.Tensor = found
-        return result
+        return found
+
+    def _in_type_of(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Weight and bias as torch's kernel takes them: on GPUs in one type with its input."""
+        return (one if x.is_cpu else one.to(x.dtype) for one in self._vectors if one is not None)
 
 
-def moments(x: torch.Tensor, dtype: torch.dtype, with_mean: bool) -> torch.Tensor:  # noqa: FBT001 - compiled as it is
-    """Of each token on this rank's hidden features: mean and squares about it `[2, M]`, or sum of squares `[1, M]`."""
-    wide = x.to(dtype)
+def row_moments(x: torch.Tensor, dtype: torch.dtype, *, with_mean: bool) -> list[torch.Tensor]:
+    """Of each token on this rank's hidden features, `[M]`: mean and squares about it, or the sum of squares alone."""
     if not with_mean:
-        return (wide * wide).sum(-1)[None]
-    mean = wide.mean(-1)
-    return torch.stack([mean, ((wide - mean[:, None]) ** 2).sum(-1)])
+        return [torch.linalg.vector_norm(x, dim=-1, dtype=dtype).square()]
+    variance, mean = torch.var_mean(x.to(dtype), dim=-1, correction=0)
+    return [mean, variance * x.shape[-1]]
 
 
-def combined(found: torch.Tensor, share: int, width: int) -> NormStatistics:
+def moments(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    dtype: torch.dtype,
+    with_mean: bool,  # noqa: FBT001 - compiled as it is
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x`, with any `residual`, and its `row_moments`, `[1 or 2, M]`."""
+    total = x if residual is None else x + residual
+    return total, torch.stack(row_moments(total, dtype, with_mean=with_mean))
+
+
+def combined(found: torch.Tensor, share: int) -> NormStatistics:
     """Statistics from the moments `[y, 1 or 2, M]` of all shares, `share` wide each (Chan et al. 1983)."""
-    if found.shape[1] == 1:
-        mean, spread = torch.zeros_like(found[0, 0]), found[:, 0].sum(0)
-    else:
-        mean = found[:, 0].mean(0)
-        spread = found[:, 1].sum(0) + share * ((found[:, 0] - mean) ** 2).sum(0)
-    return mean[:, None], torch.rsqrt(spread / width + EPSILON)[:, None]
+    total, parts = found.sum(0), len(found)
+    if len(total) == 1:
+        return (torch.rsqrt(total[0] / (share * parts) + EPSILON)[:, None],)
+    mean = total[0] / parts
+    apart = (found[:, :1] - mean).square().sum(0)[0]
+    return mean[:, None], torch.rsqrt(total[1] / (share * parts) + apart / parts + EPSILON)[:, None]
+
+
+def standardized(x: torch.Tensor, statistics: NormStatistics) -> torch.Tensor:
+    """`(x - mean) · scale`, in the statistics type."""
+    *mean, scale = statistics
+    return (x - mean[0]).mul_(scale) if mean else x * scale
 
 
 def normalized(
+    x: torch.Tensor, statistics: NormStatistics, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`(x - mean) · scale · weight + bias`, computed in the statistics type."""
+    normal = standardized(x, statistics)
+    return (normal.mul_(weight) if bias is None else torch.addcmul(bias, normal, weight)).to(x.dtype)
+
+
+def whole_norm(
     x: torch.Tensor,
-    mean: torch.Tensor,
-    scale: torch.Tensor,
+    residual: torch.Tensor | None,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     dtype: torch.dtype,
-) -> torch.Tensor:
-    """`(x - mean) · scale · weight + bias`, computed in the statistics type."""
-    normal = (x.to(mean.dtype) - mean) * scale * weight
-    return (normal if bias is None else normal + bias).to(dtype)
+) -> tuple[torch.Tensor, ...]:
+    """`x`, with any `residual`, its norm and statistics, where this rank has the whole hidden dim."""
+    total = x if residual is None else x + residual
+    *mean, spread = row_moments(total, dtype, with_mean=bias is not None)
+    scale = torch.rsqrt(spread / x.shape[-1] + EPSILON)
+    statistics = tuple(one[:, None] for one in (*mean, scale))
+    return total, normalized(total, statistics, weight, bias), *statistics
+
+
+def inner_sums(
+    x: torch.Tensor, statistics: NormStatistics, weight: torch.Tensor, gradient: torch.Tensor
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Sums over this share of the hidden dim, one or two `[M]`; gradients of weight and, if any, bias `[H_y]`."""
+    product = gradient * standardized(x, statistics)
+    sums, gradients = [(product * weight).sum(-1)], [product.sum(0)]
+    if len(statistics) > 1:
+        sums.append((gradient * weight).sum(-1))
+        gradients.append(gradient.sum(0, dtype=product.dtype))
+    return sums, gradients
 
 
 def gradient_sums(
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    scale: torch.Tensor,
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    with_mean: bool,  # noqa: FBT001 - compiled as it is
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sums over this share of the hidden dim `[1 or 2, M]`, and the gradients of weight and bias `[H_y]`."""
-    normal, wide = (x.to(mean.dtype) - mean) * scale, gradient.to(mean.dtype)
-    inner = wide * weight
-    sums = [(inner * normal).sum(-1), inner.sum(-1)] if with_mean else [(inner * normal).sum(-1)]
-    return torch.stack(sums), (wide * normal).sum(0), wide.sum(0)
+    x: torch.Tensor, statistics: NormStatistics, weight: torch.Tensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """`inner_sums`, those to be all-reduced in one tensor `[1 or 2, M]`."""
+    sums, gradients = inner_sums(x, statistics, weight, gradient)
+    return torch.stack(sums), *gradients
 
 
 def centred(
     x: torch.Tensor,
-    mean: torch.Tensor,
-    scale: torch.Tensor,
+    statistics: NormStatistics,
     weight: torch.Tensor,
     gradient: torch.Tensor,
-    means: torch.Tensor,
+    means: Sequence[torch.Tensor],
+    residual: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Gradient of the input from the sums over the whole hidden dim, divided by its width, `[1 or 2, M]`."""
-    normal = (x.to(mean.dtype) - mean) * scale
-    found = gradient.to(mean.dtype) * weight - normal * means[0][:, None]
+    """Gradient of the input from the sums over the whole hidden dim, divided by its width, plus `residual`."""
+    found = torch.addcmul(gradient * weight, standardized(x, statistics), -means[0][:, None])
     if len(means) > 1:
-        found = found - means[1][:, None]
-    return (found * scale).to(gradient.dtype)
+        found.sub_(means[1][:, None])
+    found.mul_(statistics[-1])
+    return (found if residual is None else found.add_(residual)).to(gradient.dtype)
+
+
+def whole_gradient(
+    x: torch.Tensor,
+    statistics: NormStatistics,
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    residual: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of input, weight and, if any, bias where this rank has the whole hidden dim."""
+    sums, gradients = inner_sums(x, statistics, weight, gradient)
+    means = [one / x.shape[-1] for one in sums]
+    return centred(x, statistics, weight, gradient, means, residual), *gradients
 
 
 def scatter_hidden(x: torch.Tensor, communicator: Communicator, phase: Phase, layer: str) -> torch.Tensor:
@@ -559,17 +631,17 @@ class LMHead:
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss · scale summed over this rank's targets `[M]`, and the gradient of `x[M, H_y]`."""
-        normal, statistics = self.norm.forward(x)
+        _, normal, statistics = self.norm.forward(x)
         block = gathers.take(self.table)
         hidden = gather_hidden(normal, self.communicator, "forward", "head")
         chunks = loss_chunks(len(targets))
-        hidden_gradient, weight_gradient, losses = torch.empty_like(hidden), torch.zeros_like(block), []
+        hidden_gradient, weight_gradient, losses = torch.empty_like(hidden), torch.empty_like(block), []
         pieces = (one.chunk(chunks) for one in (hidden, hidden_gradient, targets))
         for part, part_gradient, labels in zip(*pieces, strict=True):
             logits = part @ block.t()
             losses.append(self._loss(logits, labels, scale=scale))
             torch.mm(logits, block, out=part_gradient)
-            weight_gradient.addmm_(logits.t(), part)
+            weight_gradient.addmm_(logits.t(), part, beta=min(len(losses) - 1, 1))
             del logits  # Or two chunks' would be alive.
         del hidden, part, block
         gradients.reduce(self.table, weight_gradient, "head", self.after)
@@ -586,14 +658,15 @@ class LMHead:
         real = max(0, min(self.vocab - self.table.gathered_rows.start, logits.shape[1]))
         if real < logits.shape[1]:
             logits[:, real:] = -math.inf
-        top = logits.amax(-1).to(self.settings.statistics)
-        top = self.communicator.all_reduce(top, "xy", "forward", "loss.max", largest=True).wait()
+        kind = self.settings.statistics
+        found = [self._exponentials(some, kind) for (some,) in self._slices(logits)]
+        own, sums = (torch.cat(each) for each in zip(*found, strict=True))
+        top = self.communicator.all_reduce(own.clone(), "xy", "forward", "loss.max", largest=True).wait()
         mine, local = local_rows(targets, self.table)
-        label_logits = logits.gather(1, local[:, None])[:, 0].to(top.dtype) - top
-        sums = torch.cat([self._exponentials(*some) for some in self._slices(logits, top)])
-        both = torch.stack([sums, torch.where(mine, label_logits, 0.0)])
+        label_logits = logits.gather(1, local[:, None])[:, 0].to(kind) - top
+        both = torch.stack([sums * (own - top).exp(), torch.where(mine, label_logits, 0.0)])
         total, label_sums = self.communicator.all_reduce(both, "xy", "forward", "loss.sums").wait()
-        for some in self._slices(logits, top, scale / total):
+        for some in self._slices(logits, top + (total / scale).log()):
             self._gradient(*some)
         rows = torch.arange(len(targets), device=targets.device)
         # The label's in the statistics type: 1 less a probability near 1 has no digits in a narrow one.
@@ -611,11 +684,12 @@ class LMHead:
 EAGER_SLICES = 16
 
 
-def exponential_sums(logits: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """`Σ_v exp(logits[t, v] - top[t])` of each row, in the type of `top`."""
-    return logits.to(top.dtype, copy=True).sub_(top[:, None]).exp_().sum(-1)
+def exponential_sums(logits: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Largest logit of each row, finite, and `Σ_v exp(logits[t, v] - largest)`, `[t]` of a type."""
+    top = logits.amax(-1).to(dtype).clamp(min=torch.finfo(dtype).min)
+    return top, (logits - top[:, None]).exp_().sum(-1)
 
 
-def probabilities_(logits: torch.Tensor, top: torch.Tensor, factors: torch.Tensor) -> None:
-    """Overwrite `logits[t, V]` with `exp(logits - top[t]) · factors[t]`, computed in the type of `top`."""
-    logits.copy_(logits.to(top.dtype, copy=True).sub_(top[:, None]).exp_().mul_(factors[:, None]))
+def probabilities_(logits: torch.Tensor, shift: torch.Tensor) -> None:
+    """Overwrite `logits[t, V]` with `exp(logits - shift[t])`, computed in the type of `shift`."""
+    torch.exp(logits - shift[:, None], out=logits)

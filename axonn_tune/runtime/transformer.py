@@ -142,7 +142,7 @@ class ResidualBranch:
         ]
         part_gradients = self.input.backward(normals, weight, part_gradients, gradients)
         return [
-            self.norm.backward(*read, gradient).add_(one)
+            self.norm.backward(*read, gradient, one)
             for one, read, gradient in zip(output_gradients, inputs, part_gradients, strict=True)
         ]
 
@@ -186,13 +186,13 @@ class TransformerBlock:
     ) -> Generator[None, None, tuple[torch.Tensor, tuple[SavedActivations, SavedActivations]]]:
         """One part; `last`: of those that use the weights."""
         first, second = self.attention, self.mlp
-        normal, statistics = first.norm.forward(x)
+        _, normal, statistics = first.norm.forward(x)
         attention = SavedActivations(tokens, statistics, x)
         qkv = yield from first.input.forward(normal, weights.take(first.input, last=last), "forward")
         core, core_backward = first.local(qkv)
         output = yield from first.output.forward(core, weights.take(first.output, last=last), "forward")
-        middle = first.dropout(output, tokens).add_(x)
-        mlp_normal, statistics = second.norm.forward(middle)
+        middle, mlp_normal, statistics = second.norm.forward(first.dropout(output, tokens), x)
+        del output  # What the norm has added up may lie elsewhere.
         mlp = SavedActivations(tokens, statistics)
         up = yield from second.input.forward(mlp_normal, weights.take(second.input, last=last), "forward")
         active, active_backward = second.local(up)

@@ -12,7 +12,17 @@ from axonn_tune.grid import Grid
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
-from axonn_tune.runtime.modules import Norm, attention_core, compiled, gradient_sums, interleave, normalized
+from axonn_tune.runtime.modules import (
+    Norm,
+    attention_core,
+    compiled,
+    exponential_sums,
+    gradient_sums,
+    interleave,
+    normalized,
+    whole_gradient,
+    whole_norm,
+)
 from axonn_tune.runtime.parameters import ParameterStore
 from axonn_tune.runtime.settings import RuntimeSettings
 from tests.runtime import tasks
@@ -47,7 +57,7 @@ def test_torchs_norm_is_the_norm_written_out(compute: torch.dtype, main: torch.d
     found = []
     for native in (True, False):
         one = norm(compute, main, native=native)
-        output, statistics = one.forward(x)
+        _, output, statistics = one.forward(x)
         assert torch.equal(output, one.apply(x, statistics))
         assert one.bias is not None
         found.append((output, one.backward(x, statistics, gradient), one.weight.gradient, one.bias.gradient))
@@ -62,12 +72,17 @@ def test_compiled_functions_are_the_plain_ones() -> None:
     """Guards what GPUs run, here through the compiler's way for CPUs."""
     chance = torch.Generator().manual_seed(5)
     x, gradient = (torch.randn(TOKENS, HIDDEN, generator=chance).bfloat16() for _ in range(2))
-    mean, scale, weight = x.float().mean(-1, keepdim=True), torch.ones(TOKENS, 1), torch.randn(HIDDEN, generator=chance)
+    weight, bias = (torch.randn(HIDDEN, generator=chance) for _ in range(2))
+    statistics = x.float().mean(-1, keepdim=True), torch.ones(TOKENS, 1)
+    logits = torch.randn(TOKENS, HIDDEN, generator=chance).bfloat16()
     on = RuntimeSettings(*vars(settings(torch.bfloat16, torch.float32)).values())
     object.__setattr__(on, "compile", True)
     for function, arguments in [
-        (normalized, (x, mean, scale, weight, None, torch.bfloat16)),
-        (gradient_sums, (x, mean, scale, weight, gradient, True)),
+        (normalized, (x, statistics[1:], weight, None)),
+        (whole_norm, (x, None, weight, bias, torch.float32)),
+        (whole_gradient, (x, statistics, weight, gradient, gradient)),
+        (gradient_sums, (x, statistics, weight, gradient)),
+        (exponential_sums, (logits, torch.float32)),
     ]:
         fast, plain = compiled(function, on)(*arguments), function(*arguments)
         for one, other in zip(

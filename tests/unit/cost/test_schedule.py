@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.frameworks.description import FUSED
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import Collective
 from axonn_tune.program.schedule import Instructions, Issue, MicroBatch, Run, StepSchedule, Sync, Wait, build_schedule
@@ -121,7 +122,9 @@ def test_extrapolated_steps_equal_unrolled_ones(recompute: Recompute, kept: int,
     model = load_model("nano", overrides=["layers=12"]).document
     machine = two_tier_machine(outer=outer)
     for grid in (GRID, Grid(1, 1, 16, 1), Grid(1, 1, 1, 16), Grid(4, 1, 2, 2, order=("z", "x", "data", "y"))):
-        priced = price_configuration(model, machine, WORKLOAD, Configuration(grid, MICRO_BATCH, recompute, kept))
+        priced = price_configuration(
+            model, machine, WORKLOAD, Configuration(grid, MICRO_BATCH, recompute, kept), software=FUSED
+        )
         assert play_out(priced, machine, WORKLOAD) == pytest.approx(priced.iteration_s, rel=2e-3)
 
 
@@ -152,7 +155,9 @@ def test_each_overlap_helps_or_does_nothing(overlap: Overlap, recompute: Recompu
         steps = []
         for overlaps in ((), (overlap,)):
             workload = WORKLOAD.model_copy(update={"overlaps": overlaps, "split_micro_batch": True})
-            priced = price_configuration(model, machine, workload, Configuration(grid, MICRO_BATCH, recompute))
+            priced = price_configuration(
+                model, machine, workload, Configuration(grid, MICRO_BATCH, recompute), software=FUSED
+            )
             steps.append(priced.iteration_s)
             assert sum(term.exposed_s for term in priced.terms) == pytest.approx(priced.exposed_communication_s)
         assert steps[1] <= steps[0] * (1 + 1e-12)

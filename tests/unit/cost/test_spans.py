@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
-from axonn_tune.cost.spans import LIKE_BEFORE, STEP, predicted_spans, spans_of_one
+from axonn_tune.cost.spans import HOST, LIKE_BEFORE, STEP, predicted_spans, spans_of_one
+from axonn_tune.frameworks.description import FUSED, Software
 from axonn_tune.grid import Grid
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.traces import (
@@ -40,11 +41,13 @@ def priced(
     kept: int = 0,
     overlaps: Sequence[Overlap] = OVERLAPS,
     split: bool = False,
+    software: Software = FUSED,
 ) -> Pricing:
-    """Five layers of nano on two tiers."""
+    """Five layers of nano on two tiers, under a host that is never late unless told otherwise."""
     model = load_model("nano", overrides=[f"layers={LAYERS}"]).document
     workload = WORKLOAD.model_copy(update={"overlaps": tuple(overlaps), "split_micro_batch": split})
-    return price_configuration(model, two_tier_machine(), workload, Configuration(grid, 12, recompute, kept))
+    configuration = Configuration(grid, 12, recompute, kept)
+    return price_configuration(model, two_tier_machine(), workload, configuration, software=software)
 
 
 def took_s(spans: Sequence[Span]) -> float:
@@ -95,6 +98,17 @@ def test_the_step_ends_where_it_is_predicted_to(grid: Grid, overlaps: tuple[Over
     assert parts[-1].end_s == pytest.approx(pricing.iteration_s, rel=1e-12)
     for before, after in pairwise(parts):
         assert after.start_s == pytest.approx(before.end_s, rel=1e-9)
+
+
+def test_waits_for_the_host_end_each_micro_batch() -> None:
+    """Guards steps that the host bounds: blocks take what issuing them takes, and the timeline still adds up."""
+    late = Software(dispatch_us=1000.0)
+    bound, free = (priced(GRIDS[0], software=software) for software in (late, FUSED))
+    waits = [span for span in predicted_spans(bound) if span.name == HOST]
+    assert len(waits) == bound.accumulation
+    assert took_s(waits) == pytest.approx(bound.iteration_s - free.iteration_s)
+    assert max(span.end_s for span in predicted_spans(bound)) == pytest.approx(bound.iteration_s, rel=1e-12)
+    assert not any(span.name == HOST for span in predicted_spans(free))
 
 
 def test_parts_come_in_the_order_of_the_runtime() -> None:

@@ -30,7 +30,7 @@ def slower(machine: Machine) -> Machine:
     return machine.model_copy(update={"tiers": (inner, tier), "accelerator": half})
 
 
-@pytest.mark.parametrize(("contention", "least_error"), [(0.0, 1e-3), (0.5, 1e-2)])
+@pytest.mark.parametrize(("contention", "least_error"), [(0.0, 1e-3), (0.5, 2e-2)])
 def test_a_slower_machine_is_learnt(contention: float, least_error: float) -> None:
     """Guards --update: after runs on a machine slower than its profile, the profile predicts them.
 
