@@ -1,0 +1,178 @@
+"""Order between streams: nothing is read, overwritten or freed too early, and all ranks issue in one order."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from axonn_tune.grid import Grid
+from axonn_tune.runtime import communicator as communication
+from axonn_tune.runtime.communicator import CollectiveHandle, DataBuckets, WeightGradients
+from axonn_tune.runtime.parameters import Bucket
+from axonn_tune.runtime.settings import RuntimeSettings
+from axonn_tune.runtime.transformer import Transformer
+from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
+from tests.runtime.streams import Issue, Run, Streams, disorder, run
+
+GRID, RANK = Grid(2, 2, 2, 2), 5
+SMALL = {"hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 64, "vocab": 30, "max_sequence_length": 8}
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(OVERLAPS, (True, False)),
+    "family": ("nano", "nano-llama"),
+    "tied": (True, False),
+    "recompute": RECOMPUTES,
+    "kept_layers": (0, 1, 2),
+    "parts": (1, 2),
+    "micro_batches": (1, 3),
+    "sharded": (True, False),
+    "dropout": (0.0, 0.1),
+    "timed": (True, False),
+}
+CHANCE, CANDIDATES = 7, 60
+Options = dict[str, Any]
+ALL_ON: Options = {name: values[-1] for name, values in VALUES.items()} | dict.fromkeys(OVERLAPS, True)
+
+
+def coverage() -> list[Options]:
+    """Runs in which every two values of two options meet."""
+    chance, found = random.Random(CHANCE), [ALL_ON]
+    missing = {pair for one in itertools.combinations(VALUES, 2) for pair in _pairs_of(one)} - pairs(ALL_ON)
+    while missing:
+        some = [{name: chance.choice(values) for name, values in VALUES.items()} for _ in range(CANDIDATES)]
+        found.append(max(some, key=lambda options: len(pairs(options) & missing)))
+        missing -= pairs(found[-1])
+    return found
+
+
+def _pairs_of(names: tuple[str, ...]) -> set[object]:
+    return {tuple(zip(names, values, strict=True)) for values in itertools.product(*(VALUES[name] for name in names))}
+
+
+def pairs(options: Options) -> set[object]:
+    """Every two values of a run."""
+    return set(itertools.combinations(options.items(), 2))
+
+
+def simulate(options: Options, rank: int = RANK, *, steps: int = 2) -> Streams:
+    """Some steps of one rank of the 2x2x2x2 grid."""
+    wide = torch.float32
+    settings = RuntimeSettings(
+        *(torch.bfloat16, wide, wide, frozenset(one for one in OVERLAPS if options[one])),
+        *(options["recompute"], options["kept_layers"], torch.device("cpu")),
+        parts=options["parts"],
+        shard_master=options["sharded"],
+        dropout=options["dropout"],
+    )
+    model = load_model(options["family"]).document.model_copy(update={**SMALL, "tied_embeddings": options["tied"]})
+    return run(GRID, rank, Run(model, settings, options["micro_batches"], options["timed"]), steps=steps)
+
+
+def label(options: Options) -> str:
+    """What is unlike the run with all overlaps."""
+    return "-".join(f"{name}={value}" for name, value in options.items() if value != ALL_ON[name]) or "all overlaps"
+
+
+@pytest.mark.parametrize("options", coverage(), ids=label)
+def test_every_two_accesses_are_ordered(options: Options) -> None:
+    """Guards all options under NCCL, where streams run at the same time: no access is left to chance."""
+    streams = simulate(options)
+    assert streams.kernels > 1000
+    assert len(streams.issues) > 100
+    assert streams.hazards == {}
+
+
+BRIEF: Options = ALL_ON | {"micro_batches": 1, "recompute": "none", "dropout": 0.0}
+EVERY_COLLECTIVE = [
+    *(("all_gather", axis) for axis in ("y", "z", "data")),
+    *(("reduce_scatter", axis) for axis in ("y", "z", "data")),
+    *(("all_reduce", axis) for axis in ("x", "y", "z", "data", "xy")),
+]
+"""All but that of the gradient norm, whose result the host reads: no kernel does."""
+
+
+@pytest.mark.parametrize(("operation", "axis"), EVERY_COLLECTIVE)
+def test_a_missing_wait_is_found(operation: str, axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the check itself: whichever collective's wait is missing, something reads what is not there yet."""
+    real: Callable[..., CollectiveHandle] = getattr(communication.Communicator, operation)
+
+    def forgetful(self: Any, tensor: torch.Tensor, over: str, *rest: Any, **more: Any) -> CollectiveHandle:
+        handle = real(self, tensor, over, *rest, **more)
+        if over == axis:
+            handle._work = None
+        return handle
+
+    monkeypatch.setattr(communication.Communicator, operation, forgetful)
+    found = simulate(BRIEF | {"sharded": (operation, axis) != ("all_reduce", "data")}, steps=1)
+    assert any("reads what is being written on nccl" in hazard for hazard in found.hazards)
+
+
+def test_a_buffer_freed_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the check, and `_sent`: where an observer has waited for it, NCCL's work no longer holds what it sends."""
+    real = CollectiveHandle.__init__
+
+    def careless(self: CollectiveHandle, *given: Any, sent: torch.Tensor | None = None, **more: Any) -> None:
+        real(self, *given, **more)
+
+    monkeypatch.setattr(CollectiveHandle, "__init__", careless)
+    assert "memory is freed while it is used on nccl" in simulate(BRIEF | {"timed": True}).hazards
+
+
+def test_a_buffer_used_again_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the check: a weight gradient that is written again while it is reduced."""
+    real = WeightGradients.reduce
+
+    def hasty(self: WeightGradients, matrix: Any, gradient: torch.Tensor, *rest: Any) -> None:
+        real(self, matrix, gradient, *rest)
+        gradient.zero_()
+
+    monkeypatch.setattr(WeightGradients, "reduce", hasty)
+    assert "aten::zero_ writes what is being read on nccl" in simulate(BRIEF).hazards
+
+
+ORDERED: Options = BRIEF | {"family": "nano", "sharded": False}
+
+
+def orders(ranks: list[int]) -> dict[int, list[Issue]]:
+    """Collectives of ranks, in the order of their issue."""
+    return {rank: simulate(ORDERED, rank, steps=1).issues for rank in ranks}
+
+
+@pytest.fixture(scope="module")
+def issued() -> dict[int, list[Issue]]:
+    """What all ranks issue."""
+    return orders(list(range(GRID.world)))
+
+
+def test_all_ranks_issue_in_one_order(issued: dict[int, list[Issue]]) -> None:
+    """Guards against hangs and mixed-up data: groups agree on their calls, and no two groups wait for each other."""
+    assert disorder(issued) == []
+
+
+def test_a_swap_within_a_group_is_found(issued: dict[int, list[Issue]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the check: one rank sends the tables' gradients the other way round."""
+
+    def backwards(self: Transformer) -> None:
+        for bucket in reversed(self._tables):
+            self.buckets.send(bucket)
+
+    monkeypatch.setattr(Transformer, "_send_tables", backwards)
+    assert any("where another issues" in said for said in disorder(issued | orders([RANK])))
+
+
+def test_a_swap_between_groups_is_found(issued: dict[int, list[Issue]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the check: two ranks sum vectors over data before z, and four groups wait for each other in a ring."""
+
+    def swapped(self: DataBuckets, bucket: Bucket) -> None:
+        for axis in ("data", "z"):
+            self.communicator.all_reduce(bucket.gradient, axis, "step", bucket.layer).wait()
+
+    monkeypatch.setattr(DataBuckets, "reduce_vectors", swapped)
+    corners = [GRID.rank({"x": 0, "y": 0, "z": place, "data": place}) for place in (0, 1)]
+    assert any("wait for each other" in said for said in disorder(issued | orders(corners)))
