@@ -9,7 +9,7 @@ DEMO_STEPS := 25
 CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types generated generate unit format docs accuracy bench fit clean chromium
+.PHONY: help demo test check style types generated generate unit format docs accuracy bench gpu fit clean chromium
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -71,6 +71,9 @@ bench: .venv/installed-dev chromium ## speed of the tool, of its reports, and of
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 	@$(BIN)/python -m benchmarks.report
 	@$(BIN)/python -m benchmarks.runtime_steps $(ARGS)
+
+gpu: .venv/installed-runtime ## what the runtime does on the GPU here, predicted beside measured: docs/gpu.md; options in ARGS
+	@$(BIN)/python -m benchmarks.gpu_proof $(ARGS)
 
 fit: .venv/installed-dev ## fit machine profiles to measurements; options in ARGS
 	@$(BIN)/python -m tools.fit.profiles $(ARGS)

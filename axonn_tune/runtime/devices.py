@@ -18,17 +18,22 @@ from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.units import counted, show_bytes
 
 
-def device_of(backend: str, *, rank: int, local_rank: int) -> torch.device:
-    """This rank's GPU under nccl, the CPU under gloo; EnvironmentProblem without such a GPU."""
-    if backend == "gloo":
+def device_of(backend: str, *, rank: int, local_rank: int, kind: str | None = None) -> torch.device:
+    """This rank's GPU under nccl, the CPU under gloo, unless `kind` says cpu or cuda; EnvironmentProblem without it.
+
+    Under gloo ranks may share a GPU.
+    """
+    if (kind or ("cpu" if backend == "gloo" else "cuda")) == "cpu":
         return torch.device("cpu")
-    found = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
-    if local_rank >= found:
+    usable = torch.cuda.is_available() and (backend == "gloo" or dist.is_nccl_available())
+    found = torch.cuda.device_count() if usable else 0
+    number = local_rank % found if backend == "gloo" and found else local_rank
+    if number >= found:
         raise EnvironmentProblem(
-            f"rank {rank} needs GPU {local_rank} of its host for backend nccl, but torch finds {found}; "
+            f"rank {rank} needs GPU {number} of its host for backend {backend}, but torch finds {found}; "
             "on CPUs the backend is gloo, as `backend` in a launch config or as --backend of calibrate"
         )
-    device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", number)
     use_device(device)
     return device
 

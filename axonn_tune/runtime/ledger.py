@@ -68,14 +68,14 @@ class RankProgram:
         """FLOPs of a step, recompute and padding included."""
         return float(executed_flops(self.program, self.values, self.stage))
 
-    def collectives(self) -> Counter[LedgerEntry]:
-        """Collectives and messages of a step; none over a group of one."""
+    def collectives(self, *, least: int = 2) -> Counter[LedgerEntry]:
+        """Collectives and messages of a step, over groups of at least so many ranks."""
         send = self.program.send(scattered=False)
         planned = *self.program.collectives(self.stage), *([(send, as_size(self.messages))] if self.messages else [])
         counts: Counter[LedgerEntry] = Counter()
         for one, count in planned:
             calls = round(float(count.evaluate(self.values)))
-            if calls and prod(self.values[axis] for axis in split_axes(one.axis)) > 1:
+            if calls and prod(self.values[axis] for axis in split_axes(one.axis)) >= least:
                 size = round(float(one.size_bytes.evaluate(self.values)))
                 counts[LedgerEntry(one.kind, one.axis, one.phase, one.layer, size)] += calls
         return counts
@@ -101,11 +101,14 @@ def program_of(launch: Launch, *, stage: int = 0) -> RankProgram:
     return RankProgram(program, values, place, sent)
 
 
-def compare(ledger: Ledger, program: RankProgram, *, steps: int = 1) -> list[str]:
-    """Each term whose calls differ from the program's, in words; empty if none does."""
+def compare(ledger: Ledger, program: RankProgram, *, steps: int = 1, least: int = 2) -> list[str]:
+    """Each term whose calls differ from the program's, in words; empty if none does.
+
+    least: ranks of the smallest groups that communicate.
+    """
     planned: dict[TermName, dict[int, int]] = {}
     issued: dict[TermName, dict[int, int]] = {}
-    for entry, count in program.collectives().items():
+    for entry, count in program.collectives(least=least).items():
         planned.setdefault(entry.term, {})[entry.size_bytes] = count * steps
     for entry, count in ledger.counts.items():
         issued.setdefault(entry.term, {})[entry.size_bytes] = count

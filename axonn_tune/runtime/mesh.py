@@ -32,7 +32,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's coordinates in the grid, and its process groups; None for a group of one.
+    """One rank's coordinates in the grid, and its process groups; None for a group of one, unless those are kept.
 
     sends, receives: the edges on which activations (F) and gradients (B) leave and reach this rank.
     """
@@ -77,11 +77,14 @@ def _same_groups(grid: Grid, one: str, other: str) -> bool:
     return bool(wide[0]) and wide[0] == wide[1]
 
 
-def build_mesh(grid: Grid, *, chunks: int = 1, timeout: timedelta | None = None) -> Mesh:
+def build_mesh(
+    grid: Grid, *, chunks: int = 1, timeout: timedelta | None = None, keep_single: bool = False
+) -> Mesh:
     """Create every process group of the grid; all ranks must call this together.
 
     Sets of axes with the same groups share them. chunks: of each pipeline stage. timeout: of each collective, torch's
-    own unless given. UsageError, with the arithmetic, if the world has another size than the grid.
+    own unless given. keep_single: make groups of one too, so that a single rank issues every collective.
+    UsageError, with the arithmetic, if the world has another size than the grid.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     require_world(grid, world)
@@ -89,9 +92,10 @@ def build_mesh(grid: Grid, *, chunks: int = 1, timeout: timedelta | None = None)
     groups: dict[str, dist.ProcessGroup | None] = {}
     for axes in GROUP_AXES:
         groups[axes] = None
-        if grid.group_shape(axes).size == 1:
+        size = grid.group_shape(axes).size
+        if size == 1 and not keep_single:
             continue
-        if grid.group_shape(axes).size == world:
+        if size == world > 1:
             groups[axes] = dist.group.WORLD
             continue
         if twin := next((other for other in groups if other != axes and _same_groups(grid, other, axes)), None):

@@ -358,7 +358,7 @@ class Norm:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        self._alone = self.communicator.mesh.size("y") == 1
+        self._alone = self.communicator.mesh.groups["y"] is None
         self._whole, self._whole_gradient = compiled(whole_norm, settings), compiled(whole_gradient, settings)
         self._moments, self._combined = compiled(moments, settings), compiled(combined, settings)
         self._normalized, self._centred = compiled(normalized, settings), compiled(centred, settings)

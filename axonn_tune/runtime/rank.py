@@ -164,7 +164,7 @@ class Rank:
         require_runnable(launch)
         self._require_host()
         self._be_deterministic()
-        device = device_of(launch.backend, rank=place.rank, local_rank=place.local_rank)
+        device = device_of(launch.backend, rank=place.rank, local_rank=place.local_rank, kind=launch.device)
         self._require_memory(device)
         mesh = self._join(device)
         assert self.directory is not None, "joining sets it"

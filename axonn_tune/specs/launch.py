@@ -252,6 +252,10 @@ class Launch(Document):
         default=MetricSinks(), description="Where metrics go in addition to the run's JSON lines."
     )
     backend: Backend = Field(description="torch.distributed backend.")
+    device: Literal["cpu", "cuda"] | None = Field(
+        default=None,
+        description="What ranks compute on; absent: a GPU each under nccl, CPUs under gloo. cuda under gloo: shared.",
+    )
     ranks_per_node: Size = Field(description="Ranks started on each node.")
     environment: tuple[LaunchVariable, ...] = Field(description="Variables every rank gets, each name once.")
     predicted: Prediction = Field(description="What the tuner expects of one step.")
@@ -261,6 +265,8 @@ class Launch(Document):
     def _fits_together(self) -> Launch:
         """Refuse edits that contradict each other; all of them in one message."""
         found = [*self._batch_problems(), *self._part_problems(), *self._environment_problems()]
+        if self.backend == "nccl" and self.device == "cpu":
+            found.append("device is cpu, but backend nccl needs GPUs: use backend gloo")
         if self.kept_layers > self.model.layers:
             found.append(f"kept_layers is {self.kept_layers}, but the model has {self.model.layers} layers")
         if found:

@@ -52,3 +52,14 @@ def test_a_world_of_another_size_is_refused_with_the_arithmetic() -> None:
     """Guards the message that a wrong launch begins with."""
     with pytest.raises(UsageError, match=r"x·y·z·data = 2·1·3·1 needs 6 ranks, but 1 rank was started"):
         build_mesh(Grid(2, 1, 3, 1))
+
+
+def test_groups_of_one_are_made_where_they_are_kept() -> None:
+    """Guards a single GPU's look at NCCL: every axis has a communicator of its own, as in a world of many ranks."""
+    dist.init_process_group("fake", rank=0, world_size=1)
+    try:
+        groups = build_mesh(Grid(), keep_single=True).groups
+        assert {tuple(dist.get_process_group_ranks(group)) for group in groups.values()} == {(0,)}
+        assert len({id(group) for group in groups.values()}) == len(GROUP_AXES)
+    finally:
+        dist.destroy_process_group()

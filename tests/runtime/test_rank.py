@@ -14,6 +14,7 @@ import torch
 
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.runtime import devices
+from axonn_tune.runtime.devices import device_of
 from axonn_tune.runtime.rank import RunOptions, require_descriptors, require_interfaces, run_rank, use_interface
 
 Limits = tuple[int, int]
@@ -188,3 +189,31 @@ def test_interfaces_that_a_host_lacks_are_named(
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "hsn0"), (3, "hsn1")])
     with nullcontext() if fine else pytest.raises(EnvironmentProblem, match="no such network interface, only lo, hsn0"):
         require_interfaces({variable: told}, backend)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "local_rank", "device"),
+    [
+        ("gloo", None, 3, "cpu"),
+        ("gloo", "cuda", 3, "cuda:1"),
+        ("nccl", None, 1, "cuda:1"),
+        ("nccl", "cuda", 0, "cuda:0"),
+    ],
+)
+def test_ranks_over_gloo_may_share_a_gpu(
+    backend: str, kind: str | None, local_rank: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards two ranks on one GPU, which NCCL refuses: Gloo carries tensors of GPUs if the launch config says so."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    assert str(device_of(backend, rank=local_rank, local_rank=local_rank, kind=kind)) == device
+
+
+def test_a_gpu_that_is_not_there_is_an_error_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the message of more ranks than GPUs, and of Gloo on GPUs where there is none."""
+    with pytest.raises(EnvironmentProblem, match="needs GPU 0 of its host for backend gloo, but torch finds 0"):
+        device_of("gloo", rank=0, local_rank=0, kind="cuda")
+    with pytest.raises(EnvironmentProblem, match="rank 9 needs GPU 1 of its host for backend nccl, but torch finds 0"):
+        device_of("nccl", rank=9, local_rank=1)
