@@ -606,6 +606,11 @@ STAGES = (
     Stage("groups", "Groups of one", groups_of_one),
     Stage("memory", "Peak memory", memory),
     Stage("speed", "Step time and kernels", speed),
+    Stage(
+        *("speed-alike", "Step time with kernels that no timing picks", speed),
+        environment=(("TORCHINDUCTOR_DETERMINISTIC", "1"),),
+        cuda_only=True,
+    ),
     Stage("plain", "The same models in plain PyTorch", plain),
     _queues(8, cuda_only=False),
     _queues(1, cuda_only=True),

@@ -15,7 +15,7 @@ from axonn_tune.cost.utilisation import performance
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.grid import AXES
+from axonn_tune.grid import AXES, Grid
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import (
     PURPOSES,
@@ -75,7 +75,7 @@ def build_launch(
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),
         data=Data(path=tokens),
-        environment=launch_environment(machine.document, workload=workload),
+        environment=launch_environment(machine.document, workload=workload, grid=grid),
         predicted=_prediction(pricing, model=model.document, machine=machine.document, workload=workload),
         provenance=Provenance(
             tool="axonn-tune",
@@ -216,6 +216,12 @@ _SEGMENTS = LaunchVariable(
     why="less memory lost to fragmentation",
     purpose="memory",
 )
+_SAME_KERNELS = LaunchVariable(
+    name="TORCHINDUCTOR_DETERMINISTIC",
+    value="1",
+    why="no timing picks kernels: others on each rank would let the vectors that x or y replicates drift apart",
+    purpose="compute",
+)
 _NCCL_DEBUG = LaunchVariable(
     name="NCCL_DEBUG",
     value="WARN",
@@ -230,7 +236,7 @@ _FAULTS = LaunchVariable(
 )
 
 
-def launch_environment(machine: Machine, *, workload: Workload) -> tuple[LaunchVariable, ...]:
+def launch_environment(machine: Machine, *, workload: Workload, grid: Grid) -> tuple[LaunchVariable, ...]:
     """Variables every rank gets, each once: what overlap, memory and debugging need, and what the machine sets.
 
     Where both set one, the machine's value and reason hold.
@@ -240,20 +246,22 @@ def launch_environment(machine: Machine, *, workload: Workload) -> tuple[LaunchV
     wrong = sorted(name for name in own if not VARIABLE_NAME.fullmatch(name))
     if wrong:
         raise UsageError(f"machine {machine.name}: launcher.environment cannot set {', '.join(map(repr, wrong))}")
-    found = {variable.name: variable for variable in _needed(machine, workload)}
+    found = {variable.name: variable for variable in _needed(machine, workload, grid)}
     for name, variable in own.items():
         purpose = found[name].purpose if name in found else "site"
         found[name] = LaunchVariable(name=name, value=variable.value, why=variable.why, purpose=purpose)
     return tuple(sorted(found.values(), key=lambda variable: PURPOSES.index(variable.purpose)))
 
 
-def _needed(machine: Machine, workload: Workload) -> Iterator[LaunchVariable]:
+def _needed(machine: Machine, workload: Workload, grid: Grid) -> Iterator[LaunchVariable]:
     if machine.launcher.backend == "gloo":
         yield _threads(machine)
     else:
         if workload.overlaps:
             yield from (_QUEUES, _PRIORITY)
-        yield from (_SEGMENTS, _NCCL_DEBUG)
+        yield from (_SEGMENTS, _compile_workers(machine), _NCCL_DEBUG)
+        if grid.x * grid.y > 1:
+            yield _SAME_KERNELS
     yield _FAULTS
 
 
@@ -265,6 +273,19 @@ def _threads(machine: Machine) -> LaunchVariable:
         why="as many threads as one rank has cores, so that ranks of a node do not take each other's",
         purpose="compute",
     )
+
+
+def _compile_workers(machine: Machine) -> LaunchVariable:
+    slurm = machine.launcher.slurm
+    return LaunchVariable(
+        name="TORCHINDUCTOR_COMPILE_THREADS",
+        value=str(min(slurm.cpus_per_rank, _MOST_WORKERS) if slurm else _MOST_WORKERS),
+        why="processes that compile kernels, of each rank: torch would start up to 32, times the ranks of a node",
+        purpose="compute",
+    )
+
+
+_MOST_WORKERS = 8
 
 
 def environment_lines(launch: Launch) -> list[str]:

@@ -141,10 +141,12 @@ def _summary_notes(summary: Summary) -> Iterator[str]:
     warning = other_hardware(summary)
     if warning:
         yield f"Warning: {warning}"
+    untimed = f"; a step's time is that of {counted(summary.untimed_steps, 'untimed step')}"
     yield (
         f"Measured: mean over ranks and {counted(summary.averaged_steps, 'step')}, out of the last "
         f"{summary.timed_steps} timed after {summary.warmup_steps} of warm-up; the fastest and slowest quarters are "
-        f"excluded. Memory: {summary.memory_convention}, of the rank with most."
+        f"excluded{untimed if summary.untimed_steps else ''}. "
+        f"Memory: {summary.memory_convention}, of the rank with most."
     )
     if summary.terms:
         yield (
@@ -161,7 +163,7 @@ def _summary_notes(summary: Summary) -> Iterator[str]:
 def run_section(summary: Summary, *, identity: str, source: str) -> Json:
     """The section of a run's summary."""
     ran = summary.ran_on
-    named = ("averaged_steps", "timed_steps", "warmup_steps", "memory_convention")
+    named = ("averaged_steps", "timed_steps", "untimed_steps", "warmup_steps", "memory_convention")
     origin = [
         ("source", source),
         ("schema", summary.schema_),

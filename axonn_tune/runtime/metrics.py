@@ -8,6 +8,8 @@ the shortest time that any rank saw counts for each call.
 
 A message between pipeline stages counts where it is sent. Who waits for one longer than it takes waits for its sender,
 which is part of the bubble. Terms are those of the stage that the prediction's are of.
+
+On GPUs, where few steps are timed, the step's time is that of the others: see `summarise`.
 """
 
 from __future__ import annotations
@@ -112,19 +114,27 @@ class TermMeans:
 
 
 def summarise(
-    launch: Launch, mesh: Mesh, rank_device: RankDevice, steps: Sequence[TimedStep], *, warmup: int
+    launch: Launch,
+    mesh: Mesh,
+    rank_device: RankDevice,
+    steps: Sequence[TimedStep],
+    untimed_s: Sequence[float],
+    *,
+    warmup: int,
 ) -> Summary:
     """The summary of a run from the last timed `steps` of every rank; all ranks must call this together.
 
     A collective that waits for a late rank takes longer for those that were early, which says nothing
-    about the network; the module's docstring says what counts instead.
+    about the network; the module's docstring says what counts instead. untimed_s: of the last steps without timing,
+    if any: the step's time is theirs, because on GPUs the timing of collectives takes hardware queues from overlap.
     """
-    durations_s = _mean_over_ranks(torch.tensor([one.step_s for one in steps], dtype=torch.float64), mesh, rank_device)
-    chosen = middle_half(durations_s.tolist())
-    step_s = float(durations_s[chosen].mean())
+    timed_s, chosen = _middle_mean([one.step_s for one in steps], mesh, rank_device)
+    step_s = _middle_mean(untimed_s, mesh, rank_device)[0] if untimed_s else timed_s
     one_clock = _share_a_clock(mesh, steps[0].times)
     terms = _term_means(launch, mesh, rank_device, [steps[number].times for number in chosen], one_clock=one_clock)
-    exposed_s, predicted = sum(term.exposed_s for term in terms), launch.predicted
+    # What timing made longer was waiting.
+    exposed_s = max(sum(term.exposed_s for term in terms) - max(timed_s - step_s, 0.0), 0.0)
+    predicted = launch.predicted
     waited_s = [sum(call.exposed_s for call in steps[number].times.calls) for number in chosen]
     idle_s = _mean_of_stage(launch, mesh, sum(waited_s) / len(waited_s))
     memory = _over_ranks(
@@ -138,9 +148,10 @@ def summarise(
         ran_on=_ran_on(launch, mesh, rank_device),
         timed_steps=len(steps),
         averaged_steps=len(chosen),
+        untimed_steps=len(untimed_s),
         warmup_steps=warmup,
         step_s=Quantity(predicted=predicted.iteration_s, measured=step_s),
-        compute_s=Quantity(predicted=predicted.compute_s, measured=max(step_s - idle_s, 0.0)),
+        compute_s=Quantity(predicted=predicted.compute_s, measured=max(timed_s - idle_s, 0.0)),
         communication_s=Quantity(predicted=predicted.communication_s, measured=sum(term.seconds for term in terms)),
         exposed_communication_s=Quantity(predicted=predicted.exposed_communication_s, measured=exposed_s),
         memory_bytes=Quantity(predicted=predicted.memory_bytes, measured=float(memory)),
@@ -150,6 +161,13 @@ def summarise(
         seconds_convention=ONE_CLOCK + SHARED if one_clock else SHORTEST,
         terms=tuple(_compared(launch, mesh, term) for term in terms),
     )
+
+
+def _middle_mean(durations_s: Sequence[float], mesh: Mesh, rank_device: RankDevice) -> tuple[float, list[int]]:
+    """Mean over ranks, and over the steps that `middle_half` chooses of that; which these are."""
+    means_s = _mean_over_ranks(torch.tensor(durations_s, dtype=torch.float64), mesh, rank_device)
+    chosen = middle_half(means_s.tolist())
+    return float(means_s[chosen].mean()), chosen
 
 
 def middle_half(durations_s: Sequence[float]) -> list[int]:
@@ -424,7 +442,9 @@ class Metrics:
     base_bytes: int = 0
     talk: TextIO = field(default_factory=lambda: sys.stderr)
     _timed: deque[TimedStep] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
+    _untimed_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _seen: int = 0
+    _profiled: bool = False
 
     def __post_init__(self) -> None:
         self._needed = model_flops(self.launch.model, self.launch.workload)
@@ -440,8 +460,8 @@ class Metrics:
         """Record a step, counted from 1, that took `step_s`; `times` of its collectives if they were taken."""
         warmup = self._seen < WARMUP_STEPS
         self._seen += 1
-        if times is not None and not warmup and not self._slowed(times):
-            self._timed.append(TimedStep(step_s, times))
+        if not warmup:
+            self._count(step_s, times)
         mfu, hfu = self._utilisation(step_s)
         found = StepMetrics(
             step=step,
@@ -465,9 +485,16 @@ class Metrics:
         if self.mesh.rank == 0:
             self.say(step_line(found, steps=self.steps))
 
-    def _slowed(self, times: StepTimes) -> bool:
-        """Whether torch's profiler slowed the step: it recorded a rank's kernels, and all others waited for it."""
-        return times.traced and self.device.type == "cuda"
+    def _count(self, step_s: float, times: StepTimes | None) -> None:
+        """Keep a step for the summary, unless torch's profiler slowed it: it recorded a rank, and all waited."""
+        before, self._profiled = self._profiled, times is not None and times.traced and self.device.type == "cuda"
+        if self._profiled:
+            return
+        if times is not None:
+            self._timed.append(TimedStep(step_s, times))
+        elif not before:
+            # The step after a trace waits for the profiler to end.
+            self._untimed_s.append(step_s)
 
     def say(self, line: str) -> None:
         """A line for people."""
@@ -477,7 +504,9 @@ class Metrics:
         """Summarise what was measured after the warm-up, against the prediction; all ranks call this together."""
         if self._timed:
             rank_device = RankDevice(self.device, self._device_name(), self._memory_bytes(), self._convention())
-            summary = summarise(self.launch, self.mesh, rank_device, self._timed, warmup=WARMUP_STEPS)
+            summary = summarise(
+                *(self.launch, self.mesh, rank_device, self._timed, self._untimed_s), warmup=WARMUP_STEPS
+            )
             if self.mesh.rank == 0:
                 self.say(summary_line(summary))
                 text = summary.model_dump_json(by_alias=True, indent=2)
@@ -560,8 +589,9 @@ def summary_line(summary: Summary) -> str:
     """A whole run for people."""
     predicted = summary.step_s.predicted
     expected = "" if predicted is None else f", predicted {show_seconds(predicted)}"
+    last = summary.untimed_steps or summary.timed_steps
     return (
-        f"step {show_seconds(summary.step_s.measured)}{expected}; mean of {summary.averaged_steps} of the last "
-        f"{counted(summary.timed_steps, 'step')}, excluding outliers and the first {summary.warmup_steps}; "
+        f"step {show_seconds(summary.step_s.measured)}{expected}; mean of {last - 2 * (last // 4)} of the last "
+        f"{counted(last, 'step')}, excluding outliers and the first {summary.warmup_steps}; "
         f"MFU {summary.mfu:.1%} of {summary.predicted_for.accelerator}"
     )

@@ -83,6 +83,9 @@ class Summary(Document):
     ran_on: RunSite = Field(description="What ran it.")
     timed_steps: PositiveInt = Field(description="Steps after the warm-up whose collectives were timed, the last ones.")
     averaged_steps: PositiveInt = Field(description="Steps among them whose times are in the means.")
+    untimed_steps: NonNegativeInt = Field(
+        default=0, description="Last steps after the warm-up that were not timed; if any, the step's time is theirs."
+    )
     warmup_steps: NonNegativeInt = Field(description="Steps at the start that count for nothing.")
     step_s: Quantity = Field(description="One step, s.")
     compute_s: Quantity = Field(description="The step without its exposed communication, s.")

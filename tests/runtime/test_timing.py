@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from axonn_tune.grid import Grid
 from axonn_tune.runtime.ledger import LedgerEntry
-from axonn_tune.runtime.metrics import middle_half, shares_s
-from axonn_tune.runtime.timing import StepTimes, TimedCall, Timer
+from axonn_tune.runtime.mesh import build_mesh
+from axonn_tune.runtime.metrics import Metrics, middle_half, shares_s
+from axonn_tune.runtime.optimizer import StepResult
+from axonn_tune.runtime.timing import ComputeSpan, StepTimes, TimedCall, Timer
+from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.results import Summary
 from tests.runtime import timing_tasks
 from tests.runtime.pool import Pools
+from tests.unit.specs.launches import example_launch
 
 GATHER = LedgerEntry("all_gather", "z", "forward", "mlp.fc1", 4096)
 REDUCE = LedgerEntry("all_reduce", "z", "step", "vectors", 64)
@@ -116,3 +124,37 @@ def test_outliers_at_both_ends_are_left_out() -> None:
     assert middle_half([3.0]) == [0]
     assert middle_half([3.0, 1.0, 2.0]) == [0, 1, 2]
     assert middle_half([9.0, 1.0, 2.0, 3.0, 0.1, 2.5, 2.2, 8.0]) == [2, 3, 5, 6]
+
+
+def test_a_steps_time_is_that_of_untimed_steps_where_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards GPUs, where timing takes streams from overlap: 0.3 s with it and 0.2 s without is a step of 0.2 s.
+
+    Of the timed step 0.1 s was waiting, so 0.2 s are computation and nothing of an untimed one is exposed. The step
+    that a trace slowed is not counted, nor the one behind it.
+    """
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1)
+    metrics = Metrics(example_launch(), build_mesh(Grid()), torch.device("cuda"), tmp_path, 9)
+    waited = StepTimes((TimedCall(GATHER, began_s=0.0, done_s=0.1, halted_s=0.0, resumed_s=0.1),))
+    traced = StepTimes(waited.calls, parts=(ComputeSpan("head", 0.0, 1.0),))
+    for times, step_s in [*[(None, 9.0)] * 2, (traced, 7.0), (None, 5.0), (waited, 0.3), *[(None, 0.2)] * 4]:
+        metrics.step(1, StepResult(1.0, 1.0, 1.0), step_s=step_s, times=times)
+    metrics.close()
+    found = load_document(str(tmp_path / "summary.json"), schema=Summary)
+    measured = (found.step_s.measured, found.compute_s.measured, found.exposed_communication_s.measured)
+    assert measured == pytest.approx((0.2, 0.2, 0.0))
+    assert (found.timed_steps, found.untimed_steps) == (1, 4)
+
+
+def test_a_steps_time_is_that_of_timed_steps_on_cpus(tmp_path: Path) -> None:
+    """Guards the other side: where every step is timed, what was waited and the rest are the step."""
+    metrics = Metrics(example_launch(), build_mesh(Grid()), torch.device("cpu"), tmp_path, 9)
+    waited = StepTimes((TimedCall(GATHER, began_s=0.0, done_s=0.1, halted_s=0.0, resumed_s=0.1),))
+    for _ in range(4):
+        metrics.step(1, StepResult(1.0, 1.0, 1.0), step_s=0.3, times=waited)
+    metrics.close()
+    found = load_document(str(tmp_path / "summary.json"), schema=Summary)
+    assert found.step_s.measured == pytest.approx(found.compute_s.measured + 0.1) == pytest.approx(0.3)
+    assert found.untimed_steps == 0

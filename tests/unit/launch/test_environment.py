@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from axonn_tune.errors import UsageError
+from axonn_tune.grid import Grid
 from axonn_tune.launch.config import comment, environment_lines, launch_environment
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.launch import LaunchVariable
@@ -17,6 +18,7 @@ from axonn_tune.specs.workload import Workload
 from tests.unit.launch.cases import case
 
 WORKLOAD = Workload(global_batch=8, sequence_length=64)
+TENSOR_PARALLEL = Grid(x=2)
 
 
 def with_environment(machine: str, variables: Sequence[EnvironmentVariable]) -> Machine:
@@ -26,9 +28,9 @@ def with_environment(machine: str, variables: Sequence[EnvironmentVariable]) -> 
     return document.model_copy(update={"launcher": launcher})
 
 
-def chosen(machine: Machine, workload: Workload = WORKLOAD) -> dict[str, LaunchVariable]:
+def chosen(machine: Machine, workload: Workload = WORKLOAD, grid: Grid = TENSOR_PARALLEL) -> dict[str, LaunchVariable]:
     """The variables of a launch by name."""
-    return {variable.name: variable for variable in launch_environment(machine, workload=workload)}
+    return {variable.name: variable for variable in launch_environment(machine, workload=workload, grid=grid)}
 
 
 @pytest.mark.parametrize("machine", available("machine"))
@@ -70,11 +72,21 @@ def test_gpu_ranks_get_growing_segments_and_cpu_ranks_their_threads() -> None:
     assert "OMP_NUM_THREADS" not in gpu
 
 
+@pytest.mark.parametrize(("machine", "workers"), [("frontier", "7"), ("dgx-h100", "8"), ("aws-p5", "8")])
+def test_ranks_of_gpus_compile_alike_and_with_few_workers(machine: str, workers: str) -> None:
+    """Guards nodes against 32 compiling processes a rank, and replicas against kernels that a stopwatch picks."""
+    found = chosen(load_machine(machine).document)
+    assert found["TORCHINDUCTOR_COMPILE_THREADS"].value == workers
+    assert found["TORCHINDUCTOR_DETERMINISTIC"].value == "1"
+    assert "TORCHINDUCTOR_DETERMINISTIC" not in chosen(load_machine(machine).document, grid=Grid(z=2, data=4))
+    assert not {name for name in chosen(with_environment("localhost", [])) if name.startswith("TORCHINDUCTOR")}
+
+
 def test_purposes_are_kept_apart() -> None:
     """Guards the order of the block: what the prediction rests on first, debugging last, each under a heading."""
     lines = environment_lines(case("nano", "perlmutter").launch)
     headings = [lines[number + 1] for number, line in enumerate(lines) if not line]
-    assert [heading.split()[1] for heading in headings] == ["For", "For", "What", "For"]
+    assert [heading.split()[1] for heading in headings] == ["For", "For", "For", "What", "For"]
     assert headings[0].startswith("# For overlapped communication")
     assert headings[-1].startswith("# For finding faults")
 
@@ -83,7 +95,7 @@ def test_names_no_shell_takes_are_refused() -> None:
     """Guards the shell against a profile: the name is code, so it has to be one."""
     bad = EnvironmentVariable(name="A; rm -rf ~ #", value="x", why="y")
     with pytest.raises(UsageError, match=r"machine localhost: launcher\.environment cannot set 'A; rm -rf"):
-        launch_environment(with_environment("localhost", [bad]), workload=WORKLOAD)
+        chosen(with_environment("localhost", [bad]))
 
 
 def test_values_and_reasons_reach_bash_unchanged() -> None:
