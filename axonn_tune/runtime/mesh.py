@@ -1,10 +1,15 @@
-"""Process groups: those of the grid's axes, and one of all ranks for agreement outside the training step."""
+"""Process groups: those of the grid's axes, one of all ranks for agreement outside the step, and NCCL's record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -127,6 +132,60 @@ def _connect_stages(mesh: Mesh, *, chunks: int, timeout: timedelta | None) -> No
                 group = dist.new_group([one, following], timeout=timeout)
                 if mesh.rank in (sender, receiver):
                     (mesh.sends if mesh.rank == sender else mesh.receives)[kind] = Edge(group, kind, sender, receiver)
+
+
+_RECORD_S = 3.0
+"""How long torch may take to write what the flight recorder holds: it looks at its pipe once a second."""
+
+
+_PIPES = "axonn-tune-nccl-"
+
+
+@dataclass(frozen=True)
+class FlightRecorder:
+    """torch's record of a rank's last NCCL collectives, which it writes to a file once something is in its pipe.
+
+    Made before the process groups, because torch reads these variables with the first one.
+    """
+
+    environment: MutableMapping[str, str]
+    rank: int
+
+    def __post_init__(self) -> None:
+        self.environment.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
+        if "TORCH_NCCL_DEBUG_INFO_PIPE_FILE" not in self.environment:
+            self.environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{tempfile.mkdtemp(prefix=_PIPES)}/"
+
+    def into(self, folder: Path) -> None:
+        """Where files go, as `nccl-rank<N>`."""
+        self.environment.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(folder / "nccl-rank"))
+
+    def write(self) -> None:
+        """Have torch write the file, and wait for it; nothing happens where torch has made no pipe."""
+        file = Path(f"{self.environment.get('TORCH_NCCL_DEBUG_INFO_TEMP_FILE', '')}{self.rank}")
+        try:
+            descriptor = os.open(self._pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return
+        file.unlink(missing_ok=True)
+        os.write(descriptor, b"1")
+        os.close(descriptor)
+        end_s, size = time.monotonic() + _RECORD_S, -1
+        while time.monotonic() < end_s:
+            before, size = size, file.stat().st_size if file.exists() else -1
+            if 0 < before == size:
+                return
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """Remove the pipe, and the folder made for it."""
+        self._pipe.unlink(missing_ok=True)
+        if self._pipe.parent.name.startswith(_PIPES):
+            shutil.rmtree(self._pipe.parent, ignore_errors=True)
+
+    @property
+    def _pipe(self) -> Path:
+        return Path(f"{self.environment['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}{self.rank}.pipe")
 
 
 Result = TypeVar("Result")

@@ -26,13 +26,13 @@ from axonn_tune.files import write_text_atomically
 from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
 from axonn_tune.runtime.devices import device_of, require_gpus, require_memory, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of
-from axonn_tune.runtime.mesh import Mesh, build_mesh, require_world
+from axonn_tune.runtime.mesh import FlightRecorder, Mesh, build_mesh, require_world
 from axonn_tune.runtime.metrics import Metrics
 from axonn_tune.runtime.settings import least_bytes, require_size
 from axonn_tune.runtime.timing import Tracer
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import START_TIMEOUT_S, Trainer, TrainingLoop, require_runnable
-from axonn_tune.runtime.watch import RankFailure, Watch
+from axonn_tune.runtime.watch import LOST_CODE, RankFailure, Watch
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import differences_name, remove_outcome, run_directory
@@ -147,6 +147,7 @@ class Rank:
     place: RankEnvironment
     directory: Path | None = None
     watch: Watch | None = None
+    recorder: FlightRecorder | None = None
 
     def run(self) -> int:
         """Train; the exit code. Every error is reported and turned into one."""
@@ -228,6 +229,8 @@ class Rank:
         if place.world == 1:
             self.directory = self._make_directory()
             return build_mesh(self.launch.grid.grid())
+        if self.launch.backend == "nccl":
+            self.recorder = FlightRecorder(os.environ, place.rank)
         timeout = timedelta(seconds=max(START_TIMEOUT_S, self.launch.hang_timeout_s))
         dist.init_process_group(
             self.launch.backend,
@@ -260,6 +263,8 @@ class Rank:
             raise shared[0]
         self.directory = Path(str(shared[0]))
         self.directory.mkdir(parents=True, exist_ok=True)
+        if self.recorder is not None:
+            self.recorder.into(self.directory)
         return build_mesh(self.launch.grid.grid(), chunks=self.launch.chunks, timeout=timeout)
 
     def _make_directory(self) -> Path:
@@ -336,7 +341,9 @@ class Rank:
         """An unexpected error, or a connection that another rank's end has broken."""
         reason = f"{type(error).__name__}: {error}"
         if is_timeout(error) and self.watch is not None:
-            self.watch.fail(f"a collective took longer than {self.launch.hang_timeout_s:g} s", code=6, timed_out=True)
+            self.watch.fail(
+                f"a collective took longer than {self.launch.hang_timeout_s:g} s", code=LOST_CODE, timed_out=True
+            )
             time.sleep(_ROOT_CAUSE_S)
         elif is_broken_connection(error):
             # The watch is about to report the lost rank, which ends this process.
@@ -356,6 +363,8 @@ class Rank:
                 self.watch.finish()
             else:
                 self.watch.fail(f"rank {self.place.rank}: {reason}", code=code)
+        if self.recorder is not None:
+            self.recorder.close()
         if reason and (self.place.rank == 0 or self.watch is None):
             print_message(reason)
         if code == SAVED_ON_A_SIGNAL and self.place.rank == 0:
@@ -367,6 +376,10 @@ class Rank:
         reason = failure.reason if failure.reason.startswith("rank ") else f"rank {failure.rank}: {failure.reason}"
         if not failure.told:
             print_message(reason)
+        if self.recorder is not None:
+            if failure.code == LOST_CODE:
+                self.recorder.write()
+            self.recorder.close()
         end_process(failure.code)
 
 

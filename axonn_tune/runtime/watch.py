@@ -5,9 +5,10 @@ not. So this distinguishes a lost rank from a slow one, which the time-out of a 
 connections the ranks agree to stop between two steps.
 
 A step that does not end in time ends the run too, whatever the backend: under NCCL a rank that waits for
-another waits in the driver, and raises nothing. Every rank that notices reports how many collectives it has
-issued. The others wait for the rank that is silent, or else has issued the fewest. A silent process may be stopped
-and ignore everything else, so ranks of the same host kill it.
+another waits in the driver, and raises nothing. Each rank has a limit of its own, from the steps it has seen, so the
+first report only makes rank 0 ask all where they are, which a thread answers whatever the main one does; it asks again
+until no step is within its limit. The others wait for the rank that does not answer, is in no step, or has issued the
+fewest collectives. A silent process may be stopped and ignore everything else, so ranks of the same host kill it.
 """
 
 from __future__ import annotations
@@ -25,16 +26,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+LOST_CODE = 6
+"""Exit code after a rank was lost or hangs."""
 LOST = "its process ended without a message (killed, out of memory, or crashed)"
-_GATHER_S = 1.5
-"""After a time-out, how long rank 0 waits for the others' reports before it names the silent ranks."""
+_GATHER_S = 3.0
+"""How long rank 0 waits for answers before it names the silent ranks; the last rank's usually ends the wait."""
 _ANSWER_S = 5.0
-"""How long another rank then waits for rank 0 before it names rank 0."""
+"""How long another rank waits for rank 0 to ask, or to end the run, before it names rank 0."""
 _GREETING_S = 5.0
 """How long a connection may take to identify itself: a rank does so at once, a stranger never."""
 _GREETING_BYTES = 65536
 _LOOK_S = 0.5
 """How often a rank checks whether its step is late."""
+
+
+IN_TIME, LATE, OUTSIDE = "in time", "late", "outside"
+"""Where a rank is: in a step within its limit or beyond it, or between two steps, as while it saves."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,10 @@ class Watch:
     _lines: list[_Connection] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _acknowledged: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    _timed_out: dict[int, int] = field(default_factory=dict)
+    _answers: dict[int, tuple[str, int]] = field(default_factory=dict)
+    _searching: bool = False
+    _hasty: bool = False
+    _late: bool = False
     _late_at_s: float | None = None
     _unanswered_at_s: float | None = None
     _over: bool = False
@@ -136,16 +146,22 @@ class Watch:
         self._start()
 
     def fail(self, reason: str, *, code: int, timed_out: bool = False) -> None:
-        """Tell all ranks that this one fails. After a time-out rank 0 first finds out which rank did not answer."""
-        if timed_out and not self.rank:
-            self._note_time_out(0, self.issued(), reason)
-            return
-        self._over = self._over or not timed_out
-        told = {"failed": self.rank, "reason": reason, "code": code, "timed_out": timed_out, "issued": self.issued()}
-        for line in self._lines:
-            line.send(told)
+        """Tell all ranks that this one fails. timed_out: it has waited for another, which rank 0 finds first."""
         if timed_out:
-            self._unanswered_at_s = time.monotonic() + _ANSWER_S
+            self._report(reason, hasty=True)
+            return
+        self._over = True
+        for line in self._lines:
+            line.send({"failed": self.rank, "reason": reason, "code": code})
+
+    def _report(self, reason: str, *, hasty: bool) -> None:
+        """Tell rank 0 that this rank has waited too long. hasty: it ends soon, so no limit is waited for."""
+        self._late = True
+        if not self.rank:
+            self._search(reason, hasty=hasty)
+            return
+        self._unanswered_at_s = time.monotonic() + _ANSWER_S
+        self._lines[0].send({"waited": self.rank, "reason": reason, "hasty": hasty})
 
     def begin_step(self, limit_s: float) -> None:
         """A step begins, which must end within `limit_s`."""
@@ -153,7 +169,15 @@ class Watch:
 
     def end_step(self) -> None:
         """The step has ended."""
-        self._late_at_s = None
+        self._late_at_s = self._unanswered_at_s = None
+        self._late = False
+
+    @property
+    def _place(self) -> str:
+        """Where this rank is."""
+        if self._late:
+            return LATE
+        return OUTSIDE if self._late_at_s is None else IN_TIME
 
     def finish(self) -> None:
         """Tell the others that this rank ends normally."""
@@ -194,10 +218,10 @@ class Watch:
             return
         if self._late_at_s is not None and now_s > self._late_at_s:
             self._late_at_s = None
-            self.fail("a step did not end in time", code=6, timed_out=True)
+            self._report("a step did not end in time", hasty=False)
         elif self._unanswered_at_s is not None and now_s > self._unanswered_at_s:
             words = "rank 0 did not answer: a collective or a step took too long"
-            self._failed(RankFailure(0, words, 6, told=False), silent={0})
+            self._failed(RankFailure(0, words, LOST_CODE, told=False), silent={0})
 
     def _read(self, line: _Connection) -> None:
         messages = line.receive()
@@ -205,16 +229,21 @@ class Watch:
             self._selector.unregister(line.connection)
             line.connection.close()
             if not line.finished and not self._over:
-                self._failed(RankFailure(line.rank, LOST, 6, told=False))
+                self._failed(RankFailure(line.rank, LOST, LOST_CODE, told=False))
             return
         for message in messages:
             self._handle(line, message)
 
     def _handle(self, line: _Connection, message: dict[str, Any]) -> None:
-        if "failed" in message:
-            if message["timed_out"] and not self.rank:
-                self._note_time_out(line.rank, message["issued"], message["reason"])
-                return
+        if "waited" in message:
+            self._search(message["reason"], hasty=message["hasty"])
+        elif "where" in message:
+            line.send({"place": self._place, "issued": self.issued()})
+            if self._unanswered_at_s is not None:
+                self._unanswered_at_s = time.monotonic() + _ANSWER_S
+        elif "place" in message:
+            self._answers[line.rank] = message["place"], message["issued"]
+        elif "failed" in message:
             self._failed(RankFailure(message["failed"], message["reason"], message["code"], told=line.rank == 0))
         elif "finished" in message:
             line.finished = True
@@ -228,31 +257,56 @@ class Watch:
         else:
             self._acknowledged.release()
 
-    def _note_time_out(self, rank: int, issued: int, reason: str) -> None:
-        """Rank 0: a rank has waited too long, after so many collectives; the first such report starts the search."""
+    def _search(self, reason: str, *, hasty: bool) -> None:
+        """Rank 0: somebody has waited too long; the first such report starts the search for whom."""
         with self._lock:
-            first = not self._timed_out
-            self._timed_out[rank] = issued
+            first, self._searching = not self._searching, True
+            self._hasty = self._hasty or hasty
         if first:
             threading.Thread(target=self._name_late_ranks, args=(reason,), daemon=True).start()
 
     def _name_late_ranks(self, reason: str) -> None:
-        """Rank 0, after a time-out: late are the ranks that are silent, or have issued the fewest collectives."""
-        time.sleep(_GATHER_S)
-        with self._lock:
-            timed_out = {0: self.issued(), **self._timed_out}
-        silent = {line.rank for line in self._lines if not line.finished} - timed_out.keys()
-        fewest, most = min(timed_out.values()), max(timed_out.values())
-        behind = [rank for rank, issued in timed_out.items() if issued == fewest and fewest < most]
+        """Rank 0, after a time-out: ask all until no step is within its limit, then name the ranks they wait for."""
+        while not self._over:
+            places, silent = self._ask_all()
+            if silent or self._hasty or not any(place == IN_TIME for place, _ in places.values()):
+                break
+            if not any(place == LATE for place, _ in places.values()):
+                # All go on: the step that was late has ended meanwhile.
+                self._searching = False
+                return
+            time.sleep(_LOOK_S)
+        else:
+            return
+        issued = {rank: count for rank, (place, count) in places.items() if place != OUTSIDE}
+        outside = places.keys() - issued.keys()
+        fewest, most = min(issued.values(), default=0), max(issued.values(), default=0)
+        behind = {rank for rank, count in issued.items() if count == fewest < most}
         if silent:
-            words = f"rank {_shown(silent)} did not answer: {reason}"
-            self._failed(RankFailure(min(silent), words, 6, told=False), silent=silent)
+            self._name(silent, f"rank {_shown(silent)} did not answer: {reason}", silent=silent)
+        elif outside:
+            self._name(outside, f"rank {_shown(outside)} is in no step while others wait for it: {reason}")
         elif behind:
-            words = f"rank {_shown(behind)} hangs after {fewest} of {most} collectives: {reason}"
-            self._failed(RankFailure(min(behind), words, 6, told=False))
+            self._name(behind, f"rank {_shown(behind)} hangs after {fewest} of {most} collectives: {reason}")
         else:
             words = f"all ranks wait after {most} collectives each: {reason}; the network or a device hangs"
-            self._failed(RankFailure(self.rank, words, 6, told=False))
+            self._name({self.rank}, words)
+
+    def _ask_all(self) -> tuple[dict[int, tuple[str, int]], set[int]]:
+        """Where each rank is and how many collectives it has issued; and those that do not answer in time."""
+        self._answers = {}
+        # A rank that has finished is in no step, and nobody waits for it.
+        asked = {line.rank for line in self._lines if not line.finished}
+        for line in self._lines:
+            line.send({"where": self.rank})
+        end_s = time.monotonic() + _GATHER_S
+        while self._answers.keys() < asked and time.monotonic() < end_s:
+            time.sleep(0.01)
+        found = {rank: answer for rank, answer in self._answers.items() if rank in asked}
+        return {0: (self._place, self.issued()), **found}, asked - found.keys()
+
+    def _name(self, ranks: Collection[int], words: str, *, silent: Collection[int] = ()) -> None:
+        self._failed(RankFailure(min(ranks), words, LOST_CODE, told=False), silent=silent)
 
     def _kill(self, ranks: Collection[int]) -> None:
         """Kill the processes of silent ranks, if they are on this host and still connected."""
@@ -271,7 +325,7 @@ class Watch:
             self._over = True
         if not self.rank:
             for line in self._lines:
-                line.send({"failed": failure.rank, "reason": failure.reason, "code": failure.code, "timed_out": False})
+                line.send({"failed": failure.rank, "reason": failure.reason, "code": failure.code})
         self._kill(silent)
         self.on_failure(failure)
 

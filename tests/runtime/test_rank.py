@@ -6,6 +6,8 @@ import os
 import re
 import resource
 import socket
+import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import torch
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.runtime import devices
 from axonn_tune.runtime.devices import device_of
+from axonn_tune.runtime.mesh import FlightRecorder
 from axonn_tune.runtime.rank import RunOptions, require_descriptors, require_interfaces, run_rank, use_interface
 
 Limits = tuple[int, int]
@@ -217,3 +220,41 @@ def test_a_gpu_that_is_not_there_is_an_error_with_its_number(monkeypatch: pytest
         device_of("gloo", rank=0, local_rank=0, kind="cuda")
     with pytest.raises(EnvironmentProblem, match="rank 9 needs GPU 1 of its host for backend nccl, but torch finds 0"):
         device_of("nccl", rank=9, local_rank=1)
+
+
+def test_the_flight_recorder_is_written_before_a_rank_ends(tmp_path: Path) -> None:
+    """Guards what NCCL knows about a hang: torch, here its part of the pipe, writes it before the process exits."""
+    environment = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/record-"}
+    recorder = FlightRecorder(environment, rank=3)
+    recorder.into(tmp_path)
+    os.mkfifo(tmp_path / "record-3.pipe")
+    pipe = os.open(tmp_path / "record-3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    def torch_writes() -> None:
+        while not os.read(pipe, 8):
+            time.sleep(0.01)
+        Path(environment["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] + "3").write_bytes(b"collectives")
+
+    thread = threading.Thread(target=torch_writes, daemon=True)
+    thread.start()
+    recorder.write()
+    assert (tmp_path / "nccl-rank3").read_bytes() == b"collectives"
+    assert environment["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+    os.close(pipe)
+
+
+def test_the_recorders_own_folder_is_gone_afterwards() -> None:
+    """Guards /tmp: a folder of each rank and run would stay."""
+    environment: dict[str, str] = {}
+    recorder = FlightRecorder(environment, rank=0)
+    folder = Path(environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"])
+    assert folder.is_dir()
+    recorder.close()
+    assert not folder.exists()
+
+
+def test_without_a_pipe_nothing_is_waited_for(tmp_path: Path) -> None:
+    """Guards the end of a run whose torch keeps no record."""
+    began = time.monotonic()
+    FlightRecorder({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/none-"}, rank=0).write()
+    assert time.monotonic() - began < 1.0

@@ -68,17 +68,10 @@ def test_strangers_are_sent_away_and_a_cut_greeting_is_put_together(monkeypatch:
 def test_one_search_for_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the main thread and the one that reads, which note a time-out at the same moment."""
 
-    class Slow(dict[int, int]):
-        def __len__(self) -> int:
-            found = super().__len__()
-            time.sleep(0.1)
-            return found
-
     searches: list[str] = []
     monkeypatch.setattr(Watch, "_name_late_ranks", lambda self, reason: searches.append(reason))
     first = Watch(0, 3, lambda failure: None)
-    first._timed_out = Slow()
-    noting = [threading.Thread(target=first._note_time_out, args=(rank, 7, "late")) for rank in range(3)]
+    noting = [threading.Thread(target=first._search, args=("late",), kwargs={"hasty": False}) for _ in range(3)]
     for one in noting:
         one.start()
     for one in noting:
@@ -117,7 +110,44 @@ def test_a_rank_outside_of_its_step_is_silent() -> None:
     for _ in found:
         _, failure = told.get(timeout=PATIENCE_S)
         assert failure.rank == 1
-        assert "rank 1 did not answer: a step did not end in time" in failure.reason
+        assert "rank 1 is in no step while others wait for it: a step did not end in time" in failure.reason
+
+
+def test_the_slowest_ranks_limit_counts() -> None:
+    """Guards a rank whose steps were longer, so that its limit is: it is healthy, and nobody is named before that."""
+    found, told = watches(3)
+    for one, limit_s in zip(found, (LIMIT_S, 10 * LIMIT_S, LIMIT_S), strict=True):
+        one.begin_step(limit_s)
+    began = time.monotonic()
+    _, failure = told.get(timeout=PATIENCE_S)
+    assert time.monotonic() - began > 9 * LIMIT_S
+    assert "all ranks wait" in failure.reason
+
+
+def test_a_late_step_that_ends_after_all_ends_nothing() -> None:
+    """Guards a run whose first rank has a limit that is too short: the others are in time, and the step ends."""
+    found, told = watches(2)
+    for one, limit_s in zip(found, (LIMIT_S, 100 * LIMIT_S), strict=True):
+        one.begin_step(limit_s)
+    time.sleep(5 * LIMIT_S)
+    for one in found:
+        one.end_step()
+        one.begin_step(100 * LIMIT_S)
+    with pytest.raises(queue.Empty):
+        told.get(timeout=8 * LIMIT_S)
+    assert not found[0]._searching
+
+
+def test_a_rank_that_gives_up_waits_for_nobodys_limit() -> None:
+    """Guards Gloo, where a collective's time-out ends its rank: who is behind is named at once."""
+    found, told = watches(3)
+    for rank, one in enumerate(found):
+        one.issued = lambda rank=rank: 7 if rank == 1 else 9  # type: ignore[misc]
+        one.begin_step(1000 * LIMIT_S)
+    found[2].fail("a collective took longer than 3 s", code=6, timed_out=True)
+    for _ in found:
+        _, failure = told.get(timeout=PATIENCE_S)
+        assert failure.reason == "rank 1 hangs after 7 of 9 collectives: a collective took longer than 3 s"
 
 
 def test_if_all_wait_for_the_same_nobody_is_blamed() -> None:
