@@ -11,17 +11,18 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
 from axonn_tune.calibration.logs import profile_from_logs, read_log
 from axonn_tune.calibration.profile import Calibration, calibrate
 from axonn_tune.cost.prediction import Configuration, price_configuration
-from axonn_tune.errors import TrainingFailedError, UsageError, count_in
+from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, count_in
 from axonn_tune.files import write_text_atomically
 from axonn_tune.grid import Grid, divisors
 from axonn_tune.launch import host
-from axonn_tune.launch.config import build_launch
+from axonn_tune.launch.config import build_launch, compiles
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import MatMul
 from axonn_tune.program.step import build_step
@@ -81,14 +82,14 @@ class CalibrationRequest:
         """Name of the profile."""
         return self.name or Path(self.output).stem
 
-    @property
+    @cached_property
     def ranks_here(self) -> int | None:
-        """Ranks to start on this host; None where this process is one rank of a started world.
+        """Ranks to start on this host, one for each GPU or core; None where this process is one of a started world.
 
-        UsageError if ranks are to be started inside such a world.
+        UsageError if ranks are to be started inside such a world, EnvironmentProblem without a GPU for nccl.
         """
         if not host.already_started(os.environ):
-            return self.ranks or len(os.sched_getaffinity(0))
+            return self.ranks or (_gpus_here() if self.backend == "nccl" else len(os.sched_getaffinity(0)))
         if self.ranks is not None:
             raise UsageError("--ranks starts ranks on this host, but this process is one of a world already started")
         return None
@@ -102,6 +103,15 @@ class CalibrationRequest:
             *([] if ranks is None else ["--ranks", str(ranks)]),
             *(["--resume"] if self.resume else []),
         ]
+
+
+def _gpus_here() -> int:
+    """How many GPUs torch finds."""
+    found = host.torch_devices() or {}
+    if not found.get("gpus"):
+        reason = found.get("error", "torch finds none here")
+        raise EnvironmentProblem(f"--backend nccl measures GPUs, but {reason}; --backend gloo measures CPUs")
+    return len(found["gpus"])
 
 
 def plan_of(request: CalibrationRequest) -> Plan:
@@ -362,12 +372,15 @@ def _single_rank(
     cut = _cut(model.document, backend)
     pricing = price_configuration(cut, machine.document, small, Configuration(Grid(), batch, "none"))
     loaded = Loaded(cut, model.path, model.sha256)
-    return build_launch(pricing, model=loaded, machine=machine, workload=small, command="axonn-tune calibrate")
+    launch = build_launch(pricing, model=loaded, machine=machine, workload=small, command="axonn-tune calibrate")
+    # The profile that is written has this backend, whatever the base has, and runs then compile as it says.
+    return launch.model_copy(update={"backend": backend, "compile": compiles(backend)})
 
 
 def _cut(model: Model, backend: Backend) -> Model:
     """The part of a model that a single rank can hold: all of it, or a smaller vocabulary and fewer layers."""
     most = _MOST_PARAMETERS[backend]
-    vocab = min(model.vocab, most // _TABLES_SHARE // model.hidden)
-    layers = (most - vocab * model.hidden) // model.block_weights
+    tables = 1 if model.tied_embeddings else 2
+    vocab = min(model.vocab, most // _TABLES_SHARE // (tables * model.hidden))
+    layers = (most - tables * vocab * model.hidden) // model.block_weights
     return model.model_copy(update={"vocab": vocab, "layers": max(1, min(model.layers, layers))})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "--ranks",
     type=Count(),
     metavar="N",
-    help="Ranks to start on this host. Default: one per core; under torchrun or srun, those that are started.",
+    help="Ranks to start on this host. Default: one per core, or GPU for nccl; under torchrun or srun, those started.",
 )
 @click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Time to measure in: 20s, 5m, 1h.")
 @model_option("Whose GEMMs, attention and step are measured.", default="nano")

@@ -193,9 +193,6 @@ def export_command(*, checkpoint: str, output: str, dtype: str) -> None:
     click.echo(f"wrote {output}: {count:,} parameters of {found}")
 
 
-_PATIENCE_S = 120.0
-
-
 @click.command("doctor", short_help="Say what this environment can do, and what it lacks.")
 @click.argument("launch", required=False, metavar="[LAUNCH.YAML]")
 @format_option(("table", "json"))
@@ -216,7 +213,7 @@ def doctor_command(*, launch: str | None, output_format: str) -> None:
     from axonn_tune.report.inventory import doctor_json, doctor_text
 
     document = None if launch is None else _loaded(launch)
-    devices = _devices()
+    devices = host.torch_devices()
     findings = [
         *host.host_checks(),
         *host.software_checks(),
@@ -252,25 +249,6 @@ def _needed(launch: Launch, devices: dict[str, Any] | None) -> list[HostCheck]:
         found.insert(
             0, HostCheck("launch config", "torch", devices["error"], "missing", "`import torch` does not work")
         )
-    return found
-
-
-def _devices() -> dict[str, Any] | None:
-    """What torch finds, in a process of its own, as a driver may hang or crash; None without torch."""
-    import json
-    import subprocess
-    import sys
-
-    if importlib.util.find_spec("torch") is None:
-        return None
-    command = [sys.executable, "-m", "axonn_tune.runtime.devices"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
-    except subprocess.TimeoutExpired:
-        return {"gpus": [], "error": f"torch did not start within {_PATIENCE_S:g} s"}
-    except subprocess.CalledProcessError as error:
-        return {"gpus": [], "error": (error.stderr.strip().splitlines() or ["torch does not start"])[-1]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

@@ -30,7 +30,7 @@ from axonn_tune.specs.launch import (
     Purpose,
 )
 from axonn_tune.specs.loading import Loaded
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import Backend, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import show_bytes, show_seconds
@@ -71,7 +71,7 @@ def build_launch(
         kept_layers=int(pricing.memory.kept_layers),
         chunks=configuration.chunks,
         parts=configuration.parts,
-        compile=launcher.backend == "nccl",
+        compile=compiles(launcher.backend),
         backend=launcher.backend,
         ranks_per_node=min(launcher.ranks_per_node, grid.world),
         data=Data(path=tokens),
@@ -86,6 +86,11 @@ def build_launch(
             machine_sha256=machine.sha256,
         ),
     )
+
+
+def compiles(backend: Backend) -> bool:
+    """Whether runs over a backend compile unless told otherwise: GPUs have Triton, CPUs may lack a compiler."""
+    return backend == "nccl"
 
 
 def launch_text(launch: Launch) -> str:

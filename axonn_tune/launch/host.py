@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, count_in
@@ -101,6 +102,24 @@ _STARTERS = ("torchrun", "srun", "sbatch")
 _TELLING = ("CUDA_", "FI_", "GLOO_", "HIP_", "NCCL_", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_")
 _JOB = ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "RANK", "WORLD_SIZE", "MASTER_ADDR", "AXONN_TUNE_PATH")
 _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
+
+
+_PATIENCE_S = 120.0
+
+
+def torch_devices() -> dict[str, Any] | None:
+    """What torch finds, in a process of its own, as a driver may hang or crash; None without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    command = [sys.executable, "-m", "axonn_tune.runtime.devices"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
+    except subprocess.TimeoutExpired:
+        return {"gpus": [], "error": f"torch did not start within {_PATIENCE_S:g} s"}
+    except subprocess.CalledProcessError as error:
+        return {"gpus": [], "error": (error.stderr.strip().splitlines() or ["torch does not start"])[-1]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,7 @@ def _same_groups(grid: Grid, one: str, other: str) -> bool:
     return bool(wide[0]) and wide[0] == wide[1]
 
 
-def build_mesh(
-    grid: Grid, *, chunks: int = 1, timeout: timedelta | None = None, keep_single: bool = False
-) -> Mesh:
+def build_mesh(grid: Grid, *, chunks: int = 1, timeout: timedelta | None = None, keep_single: bool = False) -> Mesh:
     """Create every process group of the grid; all ranks must call this together.
 
     Sets of axes with the same groups share them. chunks: of each pipeline stage. timeout: of each collective, torch's

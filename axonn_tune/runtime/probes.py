@@ -3,8 +3,10 @@
 Rank 0 decides what is measured next and writes each point; all ranks measure at the same time, as they compute and
 communicate at the same time in training. They go through the plan again and again while time is left. Calls that
 ranks make alone are counted for a fixed time, so that all are busy to its end; calls they make together are
-counted, and the slowest rank's time is taken. Collectives go through the runtime's own `Communicator`,
-attention and steps through its own code, so that what is measured is what training does.
+counted, and the slowest rank's time is taken. On GPUs batches of calls are timed by events, behind work that keeps the
+GPU busy until the host has issued them: neither the host's clock nor its rate of issue counts. Collectives go through
+the runtime's own `Communicator`, attention and steps through its own code, so that what is measured is what training
+does.
 
 Under torchrun, srun, or whatever else sets RANK and WORLD_SIZE, this process is one rank, and only rank 0 needs the
 plan. Otherwise it imports torch once and forks the ranks, in a tenth of the time that starting each would take.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import platform
 import signal
@@ -52,6 +55,7 @@ from axonn_tune.runtime.rank import (
     rank_environment,
 )
 from axonn_tune.runtime.settings import DTYPES, settings_of
+from axonn_tune.runtime.timing import DeviceClock, HostClock, StepClock
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.specs.launch import Launch
@@ -292,13 +296,52 @@ class Agenda:
         return collective_or_message(self.plan.probes[number]) and number >= self.plan.essential
 
 
+Ahead = Callable[[float], None]
+"""Gives the device work for so many seconds, and returns before it has ended."""
+_MARGIN = 1.5
+"""By how much that work is longer than issuing a batch has taken."""
+_LONGEST_AHEAD_S = 0.1
+"""A batch that takes longer to issue waits for the device itself, as steps do."""
+
+
+class Filler:
+    """GEMMs that keep a GPU busy."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._factor = torch.zeros(4096, 4096, dtype=torch.bfloat16, device=device)
+        clock = DeviceClock(device)
+        self._fill(2)
+        start = clock.mark()
+        self._fill(10)
+        end = clock.mark()
+        synchronize(device)
+        self._each_s = clock.between_s(start, end) / 10
+
+    def __call__(self, seconds: float) -> None:
+        """Give it work for so long."""
+        self._fill(math.ceil(seconds / self._each_s))
+
+    def _fill(self, count: int) -> None:
+        for _ in range(count):
+            torch.mm(self._factor, self._factor)
+
+
 @dataclass
 class Prober:
-    """Takes the samples on one rank."""
+    """Takes the samples on one rank. clock, ahead: how batches are timed on a GPU; on a CPU the host's clock is."""
 
     bench: Bench
     ranks: WorldGroup
     device: torch.device
+    clock: StepClock = field(default_factory=HostClock)
+    ahead: Ahead | None = None
+
+    @classmethod
+    def on(cls, device: torch.device, bench: Bench, ranks: WorldGroup) -> Prober:
+        """That of a device: GPUs have events, and something to do meanwhile."""
+        if device.type != "cuda":
+            return cls(bench, ranks, device)
+        return cls(bench, ranks, device, DeviceClock(device), Filler(device))
 
     def sample(self, probe: Probe, task: ProbeTask) -> tuple[float, int]:
         """Seconds of one call and calls counted, the same on all ranks."""
@@ -315,21 +358,39 @@ class Prober:
         return self._world() / rate, calls
 
     def _counted(self, work: ProbeWork, calls: int) -> tuple[float, int]:
+        if self.ahead is not None:
+            return self._batch(work, calls, self.ahead)
         began_s = time.perf_counter()
         for _ in range(calls):
             work()
-        synchronize(self.device)
         return (time.perf_counter() - began_s) / calls, calls
 
     def _timed(self, work: ProbeWork, window_s: float) -> tuple[float, int]:
         """At least two calls, and until the window is over."""
+        if self.ahead is not None:
+            seconds, _ = self._batch(work, 2, self.ahead)
+            return self._batch(work, min(_MOST_CALLS, max(2, round(window_s / max(seconds, 1e-9)))), self.ahead)
         began_s, calls, elapsed_s = time.perf_counter(), 0, 0.0
         while calls < 2 or elapsed_s < window_s:
             work()
-            synchronize(self.device)
             calls += 1
             elapsed_s = time.perf_counter() - began_s
         return elapsed_s / calls, calls
+
+    def _batch(self, work: ProbeWork, calls: int, ahead: Ahead) -> tuple[float, int]:
+        """Calls one after the other on the device; they are issued while it still has other work."""
+        began_s = time.perf_counter()
+        for _ in range(calls):
+            work()
+        issuing_s = time.perf_counter() - began_s
+        synchronize(self.device)
+        ahead(min(_MARGIN * issuing_s, _LONGEST_AHEAD_S))
+        start = self.clock.mark()
+        for _ in range(calls):
+            work()
+        end = self.clock.mark()
+        synchronize(self.device)
+        return self.clock.between_s(start, end) / calls, calls
 
     def _world(self) -> int:
         return 1 if self.ranks.group is None else dist.get_world_size()
@@ -357,7 +418,7 @@ def probe_world(
     assert plan is not None, "rank 0 has one"
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     setting = _setting(plan, device, ranks)
-    prober = Prober(Bench(plan, rank=rank, world=world, device=device), ranks, device)
+    prober = Prober.on(device, Bench(plan, rank=rank, world=world, device=device), ranks)
     agenda = Agenda(plan)
     ranks.from_rank_0(lambda: None if log is None else agenda.load(log.open(setting, resume=resume)))
     while (task := ranks.from_rank_0(agenda.next)) is not None:

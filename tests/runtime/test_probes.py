@@ -8,7 +8,9 @@ import torch.nn.functional as functional
 
 from axonn_tune.calibration.measure import build_plan
 from axonn_tune.ranking.inputs import WorkloadChoices, make_workload
-from axonn_tune.runtime.probes import Bench
+from axonn_tune.runtime import probes
+from axonn_tune.runtime.mesh import WorldGroup
+from axonn_tune.runtime.probes import Bench, Prober
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.points import AttentionProbe, StepProbe
 
@@ -31,3 +33,44 @@ def test_attention_is_measured_in_the_format_it_trains_in(monkeypatch: pytest.Mo
     formats.clear()
     bench.attention(AttentionProbe(backward=True, sequences=1))()
     assert set(formats) == in_training
+
+
+class Device:
+    """A GPU's queue: the host issues a call in 1 ms, which runs for 0.1 ms once what was issued before has ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host_s = self.free_s = 0.0
+        monkeypatch.setattr(probes.time, "perf_counter", lambda: self.host_s)
+        monkeypatch.setattr(probes, "synchronize", self.synchronize)
+
+    def work(self) -> None:
+        self.host_s += 1e-3
+        self.free_s = max(self.free_s, self.host_s) + 1e-4
+
+    def ahead(self, seconds: float) -> None:
+        self.free_s = max(self.free_s, self.host_s) + seconds
+
+    def synchronize(self, device: torch.device) -> None:
+        self.host_s = max(self.host_s, self.free_s)
+
+    def mark(self) -> float:
+        return max(self.free_s, self.host_s)
+
+    def mark_end(self, work: object, group: object, note: object) -> None:
+        raise AssertionError("no collective is timed alone")
+
+    def between_s(self, start: float, end: float) -> float:
+        return end - start
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["together", "alone"])
+def test_a_gpus_calls_are_timed_without_the_hosts_rate_of_issue(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards small collectives and GEMMs on GPUs: 0.1 ms on the device, although the host takes 1 ms to issue one."""
+    device = Device(monkeypatch)
+    bench = Bench.__new__(Bench)
+    prober = Prober(bench, WorldGroup(None), torch.device("cpu"), device, device.ahead)
+    seconds, calls = prober._counted(device.work, 50) if together else prober._timed(device.work, 0.01)
+    assert seconds == pytest.approx(1e-4)
+    assert calls >= 50

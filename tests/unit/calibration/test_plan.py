@@ -83,3 +83,24 @@ def test_large_models_are_measured_in_pieces_that_fit(
         tokens = launch.micro_batch * launch.workload.sequence_length
         assert element * tokens * launch.model.up_width <= most_bytes / 4
         assert launch.model.layers < model.document.layers
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tables_take_a_share_of_what_a_rank_trains(tied: bool) -> None:
+    """Guards a single rank's memory and time: an untied model has a large vocabulary twice."""
+    whole = load_model("llama3-405b").document.model_copy(update={"tied_embeddings": tied})
+    workload = make_workload(whole, WorkloadChoices(precision="bf16"))
+    found = build_plan(load_model(whole), load_machine("dgx-h100"), workload, world=8, backend="nccl", budget_s=60.0)
+    for launch in found.launches:
+        tables = launch.model.vocab * launch.model.hidden * (1 if tied else 2)
+        assert 0.2 * 2e9 < tables <= 0.25 * 2e9
+
+
+@pytest.mark.parametrize("machine", ["localhost", "dgx-h100"])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_steps_are_compiled_as_runs_of_the_new_profile_are(machine: str, backend: Backend) -> None:
+    """Guards `--backend nccl --machine localhost`: it fitted eager steps, and runs then compiled."""
+    model = load_model("nano")
+    workload = make_workload(model.document, WorkloadChoices(precision="fp32"))
+    found = build_plan(model, load_machine(machine), workload, world=2, backend=backend, budget_s=1.0)
+    assert {(launch.backend, launch.compile) for launch in found.launches} == {(backend, backend == "nccl")}
