@@ -17,7 +17,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,22 +26,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from axonn_tune.grid import Grid
+from axonn_tune.program.pipeline import model_parts
 from axonn_tune.runtime import communicator as communication
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.settings import RuntimeSettings
+from axonn_tune.runtime.stage import PipelineStage
 from axonn_tune.runtime.timing import Timer
-from axonn_tune.runtime.transformer import Transformer
+from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import Model
 
 COMPUTE = "compute"
 Moment = tuple[str, int]
 """A kernel: its stream, and which one there."""
-Issue = tuple[tuple[int, ...], str]
-"""A collective as its group sees it: the ranks, and what it does with how many bytes."""
+Place = tuple[str, int]
+"""A collective as its group sees it: the group, and the how many-th there."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A collective is issued, and does `what`; or the compute stream begins to wait for it."""
+
+    place: Place
+    what: str | None = None
 
 
 @dataclass
@@ -55,12 +64,12 @@ class Access:
 
 @dataclass
 class Streams:
-    """Streams of one rank; hazards: unordered accesses in words, counted; issues: its collectives, in order."""
+    """Streams of one rank; hazards: unordered accesses in words, counted; events: its collectives, in order."""
 
     current: str = COMPUTE
     kernels: int = 0
     hazards: Counter[str] = field(default_factory=Counter)
-    issues: list[Issue] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     _clocks: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     _accesses: dict[int, Access] = field(default_factory=dict)
 
@@ -139,12 +148,17 @@ def tensors(value: Any) -> list[torch.Tensor]:
 class Work:
     """A collective in flight. As NCCL's does, it holds its tensors until anybody waits for it."""
 
-    def __init__(self, streams: Streams, stream: str, held: list[torch.Tensor]) -> None:
-        self._streams, self._end, self._held = streams, streams.clock(stream), held
+    def __init__(self, streams: Streams, stream: str, place: Place, held: list[torch.Tensor]) -> None:
+        self._streams, self._end, self._held, self._place = streams, streams.clock(stream), held, place
 
     def wait(self) -> None:
+        if self._streams.current == COMPUTE:
+            self._streams.events.append(Event(self._place))
         self._streams.wait(self._streams.current, self._end)
         self._held = []
+
+    def is_completed(self) -> bool:
+        return False
 
 
 @dataclass
@@ -152,33 +166,43 @@ class FakeNccl:
     """What the communicator calls instead of torch.distributed."""
 
     streams: Streams
+    _counts: Counter[str] = field(default_factory=Counter)
 
     def all_reduce(self, tensor: torch.Tensor, op: Any, group: dist.ProcessGroup, async_op: bool) -> Work:
-        return self._issue("all_reduce", tensor, tensor, group)
+        return self._issue("all_reduce", [tensor], [tensor], group)
 
     def all_gather_single(
         self, result: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup, async_op: bool
     ) -> Work:
-        return self._issue("all_gather", shard, result, group)
+        return self._issue("all_gather", [shard], [result], group)
 
     def reduce_scatter_single(
         self, result: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool
     ) -> Work:
-        return self._issue("reduce_scatter", tensor, result, group)
+        return self._issue("reduce_scatter", [tensor], [result], group)
 
-    def _issue(self, name: str, sent: torch.Tensor, result: torch.Tensor, group: dist.ProcessGroup) -> Work:
-        streams, members = self.streams, tuple(dist.get_process_group_ranks(group))
-        streams.issues.append((members, f"{name} of {sent.numel()} {sent.dtype}"))
-        if result is not sent:
+    def broadcast(self, tensor: torch.Tensor, src: int, group: dist.ProcessGroup, async_op: bool) -> Work:
+        sends = dist.get_rank() == src
+        return self._issue(f"broadcast from {src}", [tensor] * sends, [tensor] * (not sends), group)
+
+    def _issue(
+        self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor], group: dist.ProcessGroup
+    ) -> Work:
+        streams, first = self.streams, (reads or writes)[0]
+        place = (group.group_name, self._counts[group.group_name])
+        self._counts[group.group_name] += 1
+        streams.events.append(Event(place, f"{name} of {first.numel()} {first.dtype}"))
+        for result in writes if name != "all_reduce" else ():
             # No operator, so no kernel: the write is the collective's.
             result.untyped_storage().copy_(torch.UntypedStorage(result.untyped_storage().nbytes()).fill_(0))
-        stream = f"nccl {members}"
+        stream = f"nccl {group.group_name}"
         streams.wait(stream, streams.clock(streams.current))
-        streams.kernel(stream, name, [sent], [result])
-        return Work(streams, stream, [sent, result])
+        streams.kernel(stream, name.split()[0], reads, writes)
+        return Work(streams, stream, place, [*reads, *writes])
 
     def namespace(self) -> SimpleNamespace:
-        calls = {name: getattr(self, name) for name in ("all_reduce", "all_gather_single", "reduce_scatter_single")}
+        names = "all_reduce", "all_gather_single", "reduce_scatter_single", "broadcast"
+        calls = {name: getattr(self, name) for name in names}
         return SimpleNamespace(**calls, ReduceOp=dist.ReduceOp, get_backend=lambda group: "nccl")
 
 
@@ -203,12 +227,13 @@ class ObserverClock:
 
 @dataclass(frozen=True)
 class Run:
-    """Options of a simulated run."""
+    """Options of a simulated run; chunks: of each pipeline stage."""
 
     model: Model
     settings: RuntimeSettings
     micro_batches: int
     timed: bool
+    chunks: int = 1
 
 
 SEQUENCE = 8
@@ -231,41 +256,44 @@ def run(grid: Grid, rank: int, options: Run, *, steps: int = 2) -> Streams:
     """Some steps of one rank, two: buffers of the first are used again in the second."""
     with simulated(grid, rank) as streams, Kernels(streams):
         timer = Timer(ObserverClock(streams) if options.timed else None)
-        communicator = Communicator(build_mesh(grid), Ledger(), timer)
-        model = Transformer(options.model, communicator, options.settings, sequence=SEQUENCE, seed=0)
+        communicator = Communicator(build_mesh(grid, chunks=options.chunks), Ledger(), timer)
+        parts = model_parts(options.model.layers, stages=grid.pipeline, chunks=options.chunks)
+        model = Transformer(options.model, communicator, options.settings, sequence=SEQUENCE, seed=0, parts=parts)
         optimizer = AdamW(model.store, communicator, Optimizer())
         tokens = torch.zeros(options.settings.parts, SEQUENCE, dtype=torch.int64)
+        stage = PipelineStage(model, options.settings.parts, 0.01)
         for step in range(steps):
             timer.begin_step(step)
-            for number in range(options.micro_batches):
-                last = number == options.micro_batches - 1
-                loss = model.micro_batch(tokens, tokens, scale=0.01, last=last)
-            model.finish_gradients()
-            optimizer.step(loss)
+            optimizer.step(stage.gradients(lambda number: MicroBatch(tokens, tokens), count=options.micro_batches))
             timer.end_step()
         return streams
 
 
-def disorder(ranks: dict[int, list[Issue]]) -> list[str]:
+def disorder(ranks: dict[int, list[Event]], *, by_issue: bool) -> list[str]:
     """Where ranks issue collectives in orders that do not fit: NCCL would hang, or mix up the data.
 
-    The n-th collective that a group's members issue on it must be the same; and no two collectives of different
-    groups may each have to wait for the other.
+    The n-th collective that a group's members issue on it must be the same; and no two collectives may each wait for
+    the other. One waits for all that was issued before it on its rank (by_issue: streams may share hardware), or only
+    for what the compute stream had waited for.
     """
-    wrong, calls = [], dict[tuple[tuple[int, ...], int], str]()
+    wrong, calls = [], dict[Place, str]()
     before: dict[object, set[object]] = defaultdict(set)
-    for rank, issues in ranks.items():
-        counts, order = Counter[tuple[int, ...]](), list[object]()
-        for members, what in issues:
-            place = (members, counts[members])
-            counts[members] += 1
-            order.append(place)
-            if calls.setdefault(place, what) != what:
-                wrong.append(f"rank {rank} issues {what} where another issues {calls[place]}")
-        for earlier, later in pairwise(order):
-            before[later].add(earlier)
+    for rank, events in ranks.items():
+        reached: object = (rank, 0)
+        for number, event in enumerate(events):
+            if event.what is None:
+                before[rank, number] |= {reached, event.place}
+                reached = (rank, number)
+                continue
+            if calls.setdefault(event.place, event.what) != event.what:
+                wrong.append(f"rank {rank} issues {event.what} where another issues {calls[event.place]}")
+            group, count = event.place
+            before[event.place] |= {reached, *([(group, count - 1)] if count else [])}
+            if by_issue:
+                reached = event.place
     try:
         graphlib.TopologicalSorter(before).prepare()
     except graphlib.CycleError as error:
-        wrong.append(f"{len(error.args[1]) - 1} collectives wait for each other")
+        circle = [calls[one] for one in error.args[1][1:] if one in calls]
+        wrong.append(f"{len(circle)} collectives wait for each other: {', '.join(circle)}")
     return wrong

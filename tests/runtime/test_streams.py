@@ -10,18 +10,29 @@ from typing import Any
 import pytest
 import torch
 
-from axonn_tune.grid import Grid
+from axonn_tune.grid import AXES, Grid
 from axonn_tune.runtime import communicator as communication
 from axonn_tune.runtime.communicator import CollectiveHandle, DataBuckets, WeightGradients
 from axonn_tune.runtime.parameters import Bucket
 from axonn_tune.runtime.settings import RuntimeSettings
+from axonn_tune.runtime.stage import Inbox, Outbox
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
-from tests.runtime.streams import Issue, Run, Streams, disorder, run
+from tests.runtime.streams import Event, Run, Streams, disorder, run
 
 GRID, RANK = Grid(2, 2, 2, 2), 5
-SMALL = {"hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 64, "vocab": 30, "max_sequence_length": 8}
+PIPELINED = Grid(2, 2, 2, 2, pipeline=2, order=(*AXES, "pipeline"))
+SMALL = {
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "ffn": 64,
+    "layers": 4,
+    "vocab": 30,
+    "max_sequence_length": 8,
+}
 
 VALUES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(OVERLAPS, (True, False)),
@@ -30,7 +41,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "recompute": RECOMPUTES,
     "kept_layers": (0, 1, 2),
     "parts": (1, 2),
-    "micro_batches": (1, 3),
+    "micro_batches": (2, 4),
+    "stage": (0, 1, None),
+    "chunks": (2, 1),
     "sharded": (True, False),
     "dropout": (0.0, 0.1),
     "timed": (True, False),
@@ -61,7 +74,7 @@ def pairs(options: Options) -> set[object]:
 
 
 def simulate(options: Options, rank: int = RANK, *, steps: int = 2) -> Streams:
-    """Some steps of one rank of the 2x2x2x2 grid."""
+    """Some steps of one rank of the 2x2x2x2 grid, or of a stage of two such grids."""
     wide = torch.float32
     settings = RuntimeSettings(
         *(torch.bfloat16, wide, wide, frozenset(one for one in OVERLAPS if options[one])),
@@ -71,7 +84,10 @@ def simulate(options: Options, rank: int = RANK, *, steps: int = 2) -> Streams:
         dropout=options["dropout"],
     )
     model = load_model(options["family"]).document.model_copy(update={**SMALL, "tied_embeddings": options["tied"]})
-    return run(GRID, rank, Run(model, settings, options["micro_batches"], options["timed"]), steps=steps)
+    grid, stage = (GRID, 0) if options["stage"] is None else (PIPELINED, options["stage"])
+    chunks = 1 if options["stage"] is None else options["chunks"]
+    chosen = Run(model, settings, options["micro_batches"], options["timed"], chunks)
+    return run(grid, stage * GRID.world + rank, chosen, steps=steps)
 
 
 def label(options: Options) -> str:
@@ -84,11 +100,11 @@ def test_every_two_accesses_are_ordered(options: Options) -> None:
     """Guards all options under NCCL, where streams run at the same time: no access is left to chance."""
     streams = simulate(options)
     assert streams.kernels > 1000
-    assert len(streams.issues) > 100
+    assert len(streams.events) > 100
     assert streams.hazards == {}
 
 
-BRIEF: Options = ALL_ON | {"micro_batches": 1, "recompute": "none", "dropout": 0.0}
+BRIEF: Options = ALL_ON | {"micro_batches": 2, "recompute": "none", "dropout": 0.0}
 EVERY_COLLECTIVE = [
     *(("all_gather", axis) for axis in ("y", "z", "data")),
     *(("reduce_scatter", axis) for axis in ("y", "z", "data")),
@@ -139,23 +155,23 @@ def test_a_buffer_used_again_early_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 ORDERED: Options = BRIEF | {"family": "nano", "sharded": False}
 
 
-def orders(ranks: list[int]) -> dict[int, list[Issue]]:
+def orders(ranks: list[int]) -> dict[int, list[Event]]:
     """Collectives of ranks, in the order of their issue."""
-    return {rank: simulate(ORDERED, rank, steps=1).issues for rank in ranks}
+    return {rank: simulate(ORDERED, rank, steps=1).events for rank in ranks}
 
 
 @pytest.fixture(scope="module")
-def issued() -> dict[int, list[Issue]]:
+def issued() -> dict[int, list[Event]]:
     """What all ranks issue."""
     return orders(list(range(GRID.world)))
 
 
-def test_all_ranks_issue_in_one_order(issued: dict[int, list[Issue]]) -> None:
+def test_all_ranks_issue_in_one_order(issued: dict[int, list[Event]]) -> None:
     """Guards against hangs and mixed-up data: groups agree on their calls, and no two groups wait for each other."""
-    assert disorder(issued) == []
+    assert disorder(issued, by_issue=True) == []
 
 
-def test_a_swap_within_a_group_is_found(issued: dict[int, list[Issue]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swap_within_a_group_is_found(issued: dict[int, list[Event]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the check: one rank sends the tables' gradients the other way round."""
 
     def backwards(self: Transformer) -> None:
@@ -163,10 +179,10 @@ def test_a_swap_within_a_group_is_found(issued: dict[int, list[Issue]], monkeypa
             self.buckets.send(bucket)
 
     monkeypatch.setattr(Transformer, "_send_tables", backwards)
-    assert any("where another issues" in said for said in disorder(issued | orders([RANK])))
+    assert any("where another issues" in said for said in disorder(issued | orders([RANK]), by_issue=True))
 
 
-def test_a_swap_between_groups_is_found(issued: dict[int, list[Issue]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swap_between_groups_is_found(issued: dict[int, list[Event]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the check: two ranks sum vectors over data before z, and four groups wait for each other in a ring."""
 
     def swapped(self: DataBuckets, bucket: Bucket) -> None:
@@ -175,4 +191,54 @@ def test_a_swap_between_groups_is_found(issued: dict[int, list[Issue]], monkeypa
 
     monkeypatch.setattr(DataBuckets, "reduce_vectors", swapped)
     corners = [GRID.rank({"x": 0, "y": 0, "z": place, "data": place}) for place in (0, 1)]
-    assert any("wait for each other" in said for said in disorder(issued | orders(corners)))
+    assert any("wait for each other" in said for said in disorder(issued | orders(corners), by_issue=True))
+
+
+def stages(chunks: int, count: int = 2) -> dict[int, list[Event]]:
+    """What the stages of a pipeline alone issue and wait for, the last one first."""
+    grid = Grid(pipeline=count, order=(*AXES, "pipeline"))
+    wide = torch.float32
+    settings = RuntimeSettings(
+        *(torch.bfloat16, wide, wide, frozenset(OVERLAPS), "none", 0, torch.device("cpu")), parts=2
+    )
+    model = load_model("nano").document.model_copy(update=SMALL)
+    chosen = Run(model, settings, 2 * count, timed=False, chunks=chunks)
+    return {rank: run(grid, rank, chosen, steps=1).events for rank in reversed(range(count))}
+
+
+@pytest.mark.parametrize(("chunks", "count"), [(1, 2), (2, 2), (1, 4)])
+def test_no_two_stages_wait_for_each_other(chunks: int, count: int) -> None:
+    """Guards 1F1B, plain and interleaved, against hangs: what a stage waits for needs nothing it has yet to send."""
+    assert disorder(stages(chunks, count), by_issue=False) == []
+
+
+def test_a_message_sent_too_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the check: stages that send only once they have received something wait for each other for ever."""
+    kept: list[tuple[Outbox, torch.Tensor, Any]] = []
+    send, take = Outbox.send, Inbox.take
+
+    def hesitant(self: Inbox) -> torch.Tensor:
+        message = take(self)
+        while kept:
+            send(*kept.pop(0))
+        return message
+
+    monkeypatch.setattr(Outbox, "send", lambda self, message, kind: kept.append((self, message, kind)))
+    monkeypatch.setattr(Inbox, "take", hesitant)
+    assert any("wait for each other" in said for said in disorder(stages(1), by_issue=False))
+
+
+@pytest.mark.parametrize("kind", ["F", "B"])
+def test_a_message_read_too_early_is_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the check: an activation or a gradient that is used before it has been received."""
+    real = communication.Communicator.receive
+
+    def forgetful(self: Any, buffer: torch.Tensor, its: Any) -> CollectiveHandle:
+        handle = real(self, buffer, its)
+        if its == kind:
+            handle._work = None
+        return handle
+
+    monkeypatch.setattr(communication.Communicator, "receive", forgetful)
+    found = simulate(BRIEF | {"stage": 1 if kind == "F" else 0, "chunks": 1}, steps=1)
+    assert any("reads what is being written on nccl" in hazard for hazard in found.hazards)
