@@ -6,12 +6,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import UsageError
@@ -82,11 +83,20 @@ def _same_groups(grid: Grid, one: str, other: str) -> bool:
     return bool(wide[0]) and wide[0] == wide[1]
 
 
-def build_mesh(grid: Grid, *, chunks: int = 1, timeout: timedelta | None = None, keep_single: bool = False) -> Mesh:
+def build_mesh(
+    grid: Grid,
+    *,
+    chunks: int = 1,
+    timeout: timedelta | None = None,
+    keep_single: bool = False,
+    device: torch.device | None = None,
+) -> Mesh:
     """Create every process group of the grid; all ranks must call this together.
 
     Sets of axes with the same groups share them. chunks: of each pipeline stage. timeout: of each collective, torch's
-    own unless given. keep_single: make groups of one too, so that a single rank issues every collective.
+    own unless given. keep_single: make groups of one too, so that a single rank issues every collective. device:
+    connect each group as soon as it is made. NCCL would at its first use, to which all members must come in one order;
+    stages of a pipeline do not, as each first asks for what another sends it.
     UsageError, with the arithmetic, if the world has another size than the grid.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -105,29 +115,39 @@ def build_mesh(grid: Grid, *, chunks: int = 1, timeout: timedelta | None = None,
             groups[axes] = groups[twin]
             continue
         for members in grid.groups(axes):
-            group = dist.new_group(list(members), timeout=timeout)
+            group = _new_group(members, rank, timeout=timeout, device=device)
             if rank in members:
                 groups[axes] = group
     mesh = Mesh(grid, rank, groups)
     if grid.pipeline > 1:
-        _connect_stages(mesh, chunks=chunks, timeout=timeout)
+        _connect_stages(mesh, chunks=chunks, timeout=timeout, device=device)
     return mesh
 
 
-def _connect_stages(mesh: Mesh, *, chunks: int, timeout: timedelta | None) -> None:
+def _new_group(
+    members: Sequence[int], rank: int, *, timeout: timedelta | None, device: torch.device | None
+) -> dist.ProcessGroup:
+    """A group, connected if there is a device."""
+    group: dist.ProcessGroup = dist.new_group(list(members), timeout=timeout)
+    if device is not None and rank in members:
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
+    return group
+
+
+def _connect_stages(mesh: Mesh, *, chunks: int, timeout: timedelta | None, device: torch.device | None) -> None:
     """Add the group of first and last stage, and the edges between neighbours; interleaved stages form a ring.
 
     Each edge has a group, so a stream, of its own: no message can hold up one of another kind or direction.
     """
     for line in mesh.grid.groups("pipeline"):
-        both = dist.new_group([line[0], line[-1]], timeout=timeout)
+        both = _new_group((line[0], line[-1]), mesh.rank, timeout=timeout, device=device)
         if mesh.rank in (line[0], line[-1]):
             mesh.groups[ENDS] = both
         neighbours = list(zip(line, (*line[1:], line[0]), strict=True))
         for one, following in neighbours if chunks > 1 else neighbours[:-1]:
             ways: tuple[tuple[Kind, int, int], ...] = (("F", one, following), ("B", following, one))
             for kind, sender, receiver in ways:
-                group = dist.new_group([one, following], timeout=timeout)
+                group = _new_group((one, following), mesh.rank, timeout=timeout, device=device)
                 if mesh.rank in (sender, receiver):
                     (mesh.sends if mesh.rank == sender else mesh.receives)[kind] = Edge(group, kind, sender, receiver)
 

@@ -265,7 +265,8 @@ class Rank:
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.recorder is not None:
             self.recorder.into(self.directory)
-        return build_mesh(self.launch.grid.grid(), chunks=self.launch.chunks, timeout=timeout)
+        connected = device if self.launch.backend == "nccl" else None
+        return build_mesh(self.launch.grid.grid(), chunks=self.launch.chunks, timeout=timeout, device=connected)
 
     def _make_directory(self) -> Path:
         """The run's folder, as asked or `runs/<time>-<name>`, without an earlier run's results."""

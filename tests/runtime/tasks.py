@@ -51,6 +51,13 @@ def hang_on(rank: int) -> None:
         time.sleep(600)
 
 
+def connected(grid: Grid) -> int:
+    """Connect the groups of a grid as they are made; this rank's stage."""
+    mesh = build_mesh(grid, device=torch.device("cpu"))
+    leave(mesh)
+    return mesh.stage
+
+
 def group_members(grid: Grid) -> dict[str, list[int] | None]:
     """The ranks of each of this rank's process groups."""
     mesh = build_mesh(grid)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import graphlib
+from itertools import pairwise
+
 import pytest
+import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import UsageError
-from axonn_tune.grid import Grid
+from axonn_tune.grid import AXES, Grid
 from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime.mesh import build_mesh
 from tests.runtime import tasks
@@ -63,3 +67,27 @@ def test_groups_of_one_are_made_where_they_are_kept() -> None:
         assert len({id(group) for group in groups.values()}) == len(GROUP_AXES)
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_all_ranks_connect_groups_in_one_order(chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards NCCL, whose ranks block while they connect a group: each group of a rank, in an order that fits all."""
+    grid = Grid(2, 1, 1, 2, pipeline=4, order=(*AXES, "pipeline"))
+    connected, before = list[str](), dict[str, set[str]]()
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: connected.append(group.group_name))
+    for rank in range(grid.world):
+        connected.clear()
+        dist.init_process_group("fake", rank=rank, world_size=grid.world)
+        try:
+            groups = build_mesh(grid, chunks=chunks, device=torch.device("cpu")).process_groups()
+            assert sorted(connected) == sorted(one.group_name for one in groups if one is not dist.group.WORLD)
+        finally:
+            dist.destroy_process_group()
+        for one, following in pairwise(connected):
+            before.setdefault(following, set()).add(one)
+    graphlib.TopologicalSorter(before).prepare()
+
+
+def test_groups_are_connected_over_themselves(pools: Pools) -> None:
+    """Guards the call itself, on real ranks."""
+    assert pools(4).run(tasks.connected, Grid(1, 1, 1, 2, pipeline=2, order=(*AXES, "pipeline"))) == [0, 0, 1, 1]
