@@ -7,10 +7,12 @@ Padded rows start at zero, get no gradient and so stay zero.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from math import prod
 
 import torch
+from torch.nn.utils import get_total_norm
 
 from axonn_tune.errors import TrainingFailedError
 from axonn_tune.grid import AXES
@@ -112,13 +114,15 @@ class AdamW:
             )
         limit = self._options.gradient_clip_norm
         if limit is not None and norm > limit:
-            torch._foreach_mul_([bucket.own_gradient for bucket in self.buckets], limit / norm)
+            for bucket in self.buckets:
+                bucket.own_gradient.mul_(limit / norm)
         rate = learning_rate(self._options, step)
         for group in self._adam.param_groups:
             group["lr"] = rate
         self._adam.step()
         self._steps_done += 1
-        torch._foreach_zero_([bucket.gradient for bucket in self.buckets])
+        for bucket in self.buckets:
+            bucket.gradient.zero_()
         self.publish()
         return StepResult(mean_loss, norm, rate)
 
@@ -127,15 +131,16 @@ class AdamW:
 
         One sum over all ranks; what several ranks update is divided by their number.
         """
-        mesh, tensors, shares = self._communicator.mesh, [], []
+        mesh, alike = self._communicator.mesh, defaultdict[int, list[torch.Tensor]](list)
         for bucket in self.buckets:
-            # Matrices of a bucket are split over the same axes; vectors are not, and are small.
-            alike = not isinstance(bucket.parameters[0], Vector)
-            tensors += [bucket.own_gradient] if alike else [one.gradient for one in bucket.parameters]
-            shares += [1.0 / replicas(one, bucket, mesh) for one in bucket.parameters[: 1 if alike else None]]
-        norms = torch.stack(torch._foreach_norm(tensors, dtype=torch.float64))
-        square = (norms**2 * norms.new_tensor(shares)).sum()
-        both = torch.stack([square, loss.double() / (mesh.size("x") * mesh.size("y"))])
+            if isinstance(bucket.parameters[0], Vector):
+                # Unlike matrices of a bucket, they are split over different axes.
+                for one in bucket.parameters:
+                    alike[replicas(one, bucket, mesh)].append(one.gradient)
+            else:
+                alike[replicas(bucket.parameters[0], bucket, mesh)].append(bucket.own_gradient)
+        squares = [get_total_norm(gradients).double() ** 2 / count for count, gradients in alike.items()]
+        both = torch.stack([torch.stack(squares).sum(), loss.double() / (mesh.size("x") * mesh.size("y"))])
         return self._communicator.all_reduce(both, WORLD_AXES, "step", "gradient_norm").wait()
 
     def publish(self) -> None:
@@ -154,12 +159,9 @@ class AdamW:
 
     def _prepare_state(self) -> None:
         """Make the moments now, not at the first step as torch would, so that a checkpoint can be loaded into them."""
-        for bucket in self.buckets:
-            master = bucket.master
-            # A fused step wants its counter on the device, the others on the host.
-            device = master.device if master.device.type == "cuda" else torch.device("cpu")
-            self._adam.state[master] = {
-                "step": torch.zeros((), dtype=torch.float32, device=device),
-                "exp_avg": torch.zeros_like(master),
-                "exp_avg_sq": torch.zeros_like(master),
-            }
+        masters = [one for group in self._adam.param_groups for one in group["params"]]
+        state = {
+            number: {"step": torch.zeros(()), "exp_avg": torch.zeros_like(one), "exp_avg_sq": torch.zeros_like(one)}
+            for number, one in enumerate(masters)
+        }
+        self._adam.load_state_dict(self._adam.state_dict() | {"state": state})

@@ -419,6 +419,7 @@ def is_timeout(error: Exception) -> bool:
 
 
 def is_broken_connection(error: Exception) -> bool:
-    """Whether another rank went away in a collective; torch says so only in the message."""
-    words = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket", "NCCL", "gloo")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    """Whether another rank went away in a collective; Gloo says so only in the message."""
+    words = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket", "gloo")
+    told = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return told or isinstance(error, dist.DistBackendError | dist.DistNetworkError)
