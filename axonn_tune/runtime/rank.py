@@ -333,10 +333,12 @@ class Rank:
         """
         if self.launch.backend == "nccl":
             return
-        # torch has no public way to change it after a group is made.
-        set_timeout = dist.distributed_c10d._set_pg_timeout
+        limit = timedelta(seconds=self.launch.hang_timeout_s)
         for group in mesh.process_groups():
-            set_timeout(timedelta(seconds=self.launch.hang_timeout_s), group)
+            if hasattr(group, "set_timeout"):
+                group.set_timeout(limit)
+            else:  # Older versions have no public way.
+                dist.distributed_c10d._set_pg_timeout(limit, group)
 
     def _broken(self, error: Exception) -> int:
         """An unexpected error, or a connection that another rank's end has broken."""
