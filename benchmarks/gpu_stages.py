@@ -12,6 +12,7 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -624,7 +625,9 @@ STAGES = (
 def run_stage(stage: Stage, site: Site, folder: Path) -> dict[str, Any]:
     """What a stage finds, as its JSON document; a failure is recorded with what was found before it."""
     os.environ.update(stage.environment)
-    folder.mkdir(parents=True, exist_ok=True)
+    # Checkpoints and metrics of an earlier time would be gone on with.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     began_s, rows, error = time.monotonic(), list[Row](), ""
     try:
         rows.extend(stage.measure(site, folder))

@@ -5,13 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import gpu_proof
-from benchmarks.gpu_stages import ATTENTION, COLLECTIVES, ELEMENT_WISE, GEMMS, OPTIMIZER, OTHER, STAGES, kernel_kind
+from benchmarks.gpu_stages import (
+    ATTENTION,
+    COLLECTIVES,
+    ELEMENT_WISE,
+    GEMMS,
+    OPTIMIZER,
+    OTHER,
+    STAGES,
+    Row,
+    Site,
+    Stage,
+    kernel_kind,
+    run_stage,
+)
 
 POSSIBLE = [stage for stage in STAGES if not stage.cuda_only]
 
@@ -71,6 +85,19 @@ def test_what_is_there_is_not_measured_again(
     monkeypatch.setattr(gpu_proof, "measure", lambda one, *rest: asked.append(one.name) or document(one, site))
     assert [one["error"] for one in gpu_proof.run([stage], site, tmp_path, again=again)] == [""]
     assert asked == [stage.name] * measured
+
+
+def test_a_stage_that_is_measured_again_finds_nothing_of_the_first_time(tmp_path: Path) -> None:
+    """Guards `--again`: a run would resume from the checkpoints of the last, and a calibration refuse to start."""
+
+    def measure(site: Site, folder: Path) -> Iterator[Row]:
+        (folder / "checkpoint").touch(exist_ok=False)
+        yield Row("made", 1.0, ok=True)
+
+    site, stage = Site("cpu", "CPU", "localhost", compiled=False), Stage("any", "Any", measure)
+    for _ in range(2):
+        found = run_stage(stage, site, tmp_path / "any")
+        assert (found["error"], len(found["rows"])) == ("", 1)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
