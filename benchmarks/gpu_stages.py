@@ -36,7 +36,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.launch.config import build_launch, launch_text
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.runtime.devices import forget_peak, synchronize, use_device
-from axonn_tune.runtime.dry_run import LiveBytes, dry_run
+from axonn_tune.runtime.dry_run import MetaBytes, dry_run
 from axonn_tune.runtime.forking import train
 from axonn_tune.runtime.ledger import compare, program_of
 from axonn_tune.runtime.mesh import Mesh, build_mesh
@@ -273,7 +273,7 @@ def memory(site: Site, folder: Path) -> Iterator[Row]:
 def _held(launch: Launch, device: torch.device) -> dict[str, float]:
     """Most memory in steps after the second: allocated, reserved, and the GPU's own count; tensors alone on a CPU."""
     if device.type != "cuda":
-        with LiveBytes() as live:
+        with MetaBytes() as live:
             trainer = trainer_of(launch, device)
             trainer.step(0)
             live.peak = live.live
@@ -577,7 +577,10 @@ def _note(answers: Sequence[Answer]) -> str:
 def _out_of_memory(site: Site, folder: Path) -> Row:
     """A micro-batch that no GPU holds."""
     launch, _ = replace(jobs(site)[0], sequences=4096).launch(site, "bf16")
-    code, said = run_ranks(launch.model_copy(update={"environment": ()}), folder / "too-large", steps=1)[0]
+    # Its prediction would end it before it starts.
+    unknown = launch.predicted.model_copy(update={"memory_bytes": None})
+    changes = {"environment": (), "predicted": unknown}
+    code, said = run_ranks(launch.model_copy(update=changes), folder / "too-large", steps=1)[0]
     told = [line for line in said.splitlines() if line.startswith("Error") and "out of memory" in line]
     return Row("out of memory: exit code", code, "", 4, ok=code == 4 and bool(told), note=_last("".join(told)))
 
