@@ -162,12 +162,13 @@ State: TypeAlias = list[Any]
 
 @dataclass(frozen=True)
 class ChunkColumns:
-    """One micro-batch through a chunk, s; last_backward_s, end_s: of a step's last; host_s: waiting of all of them."""
+    """One micro-batch through a chunk, s, as `ChunkTimes`; host_s: waiting of all micro-batches for the host."""
 
     forward_s: Value
     backward_s: Value
     last_backward_s: Value
     end_s: Value
+    data_s: Value
     host_s: Value
 
     def taken(self, rows: Integers) -> ChunkColumns:
@@ -177,7 +178,7 @@ class ChunkColumns:
     @property
     def columns(self) -> tuple[Any, ...]:
         """All of them."""
-        return self.forward_s, self.backward_s, self.last_backward_s, self.end_s, self.host_s
+        return self.forward_s, self.backward_s, self.last_backward_s, self.end_s, self.data_s, self.host_s
 
 
 def _waited_s(host_s: Value, layers: Value, blocks_s: Value) -> Value:
@@ -292,12 +293,12 @@ class Replay:
         forward, backward = self._passes(schedule.micro_batch, part, layers=layers, kept=kept, keeping=keeping)
         _, last = self._passes(schedule.last_micro_batch, part, layers=layers, kept=kept, keeping=keeping)
         end_s = self._play(last[0], schedule.ends[stage])[0] - last[0][0]
+        data_s = end_s - self._play(self._free(), schedule.ends[stage])[0]
         waited_s = _waited_s(host[0], layers, forward[1] + backward[1])
         ahead_s = waited_s * host[1]
         behind_s = waited_s - ahead_s
-        return ChunkColumns(
-            forward[0][0] + ahead_s, backward[0][0] + behind_s, last[0][0] + behind_s, end_s, times * waited_s
-        )
+        passes_s = forward[0][0] + ahead_s, backward[0][0] + behind_s, last[0][0] + behind_s
+        return ChunkColumns(*passes_s, end_s, data_s, times * waited_s)
 
     def _passes(
         self, batch: LinkedMicroBatch, stage: Stage, *, layers: Value, kept: Value, keeping: int
@@ -544,7 +545,7 @@ class ColumnPricer:
         """
         clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
         shapes = _ShapeColumns(clock, self._schedule, ())
-        found = ChunkColumns(*(np.empty(len(candidates)) for _ in range(5)))
+        found = ChunkColumns(*(np.empty(len(candidates)) for _ in range(6)))
         kept = np.floor(np.asarray(values["kept"]) * layers / np.asarray(values["L"]))
         for rows, lanes, keeping in self._blocks(candidates, {**values, "kept": kept, "L": layers}):
             block = _Block(self._table, candidates, rows, shapes, lanes)

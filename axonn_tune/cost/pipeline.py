@@ -7,9 +7,10 @@ shares that batch, so it costs the receiver nothing more than the wait. An overl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -325,6 +326,36 @@ def _program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, In
     sender = np.where(sender < 0, before, sender)
     cost = ((kind + kind * (micro_batch == micro_batches - 1)) * stages + stage) * chunks + chunk
     return _Program(before - position, sender - position, cost), slots.ravel()[order], of_stage[:, -1] - order.size
+
+
+class PassTimes(Protocol):
+    """What of a chunk's times decides when its gradient buckets are done, s: numbers, or columns of candidates."""
+
+    @property
+    def backward_s(self) -> Any:  # noqa: ANN401 - number or column
+        """One backward pass."""
+
+    @property
+    def end_s(self) -> Any:  # noqa: ANN401
+        """After the last: buckets, and the step's end."""
+
+    @property
+    def data_s(self) -> Any:  # noqa: ANN401
+        """Of that, waiting for buckets."""
+
+
+def stage_end_s(chunks: Sequence[PassTimes], *, stages: int) -> Any:  # noqa: ANN401 - number or column
+    """From a stage's last operation to its end, s.
+
+    The last chunk's gradient buckets go out first. What of a chunk's is still on its way when its last backward pass
+    has ended is reduced beside the passes of the next chunk that come before that one's own last, then delays its own.
+    """
+    left: Any = 0.0
+    carried: Any = 0.0
+    for chunk in reversed(chunks):
+        left = np.maximum(0.0, carried - (stages - 1) * chunk.backward_s)
+        carried = chunk.data_s + left
+    return chunks[0].end_s + left
 
 
 def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Column:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route, transfer_time_s
 from axonn_tune.cost.compute import compute_s
-from axonn_tune.cost.pipeline import PipelineTime, StageTimes, pipeline_time
+from axonn_tune.cost.pipeline import PipelineTime, StageTimes, pipeline_time, stage_end_s
 from axonn_tune.cost.timeline import Batch, ChunkTimes, Timeline
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.program.memory import Memory, memory_limit_bytes
@@ -237,7 +237,7 @@ def _step(pricer: _Pricer, stages: tuple[_PricedStage, ...], sends: _Sends) -> P
         forward_s=[[chunk.forward_s for chunk in one.chunks] for one in stages],
         backward_s=[[chunk.backward_s for chunk in one.chunks] for one in stages],
         last_backward_s=[[chunk.last_backward_s for chunk in one.chunks] for one in stages],
-        end_s=[one.chunks[0].end_s for one in stages],
+        end_s=[float(stage_end_s(one.chunks, stages=len(stages))) for one in stages],
         activation_send_s=sends.one_s,
         gradient_send_s=sends.one_s,
         overlapped=sends.overlapped,

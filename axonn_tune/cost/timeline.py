@@ -111,12 +111,16 @@ class State:
 
 @dataclass(frozen=True)
 class ChunkTimes:
-    """One micro-batch through a chunk of a pipeline stage, s; last_backward_s, end_s: of the step's last one."""
+    """One micro-batch through a chunk of a pipeline stage, s; last_backward_s, end_s: of the step's last one.
+
+    data_s: of the end, waiting for the chunk's gradient buckets.
+    """
 
     forward_s: float
     backward_s: float
     last_backward_s: float
     end_s: float
+    data_s: float
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,9 @@ class Timeline:
             # Without replicas there are no buckets, and the last micro-batch is like the others.
             last = backward
             self.pauses += [(key, 1.0, number, pause_s) for key, _, number, pause_s in self.pauses[before:]]
-        passes = len(self.pauses)
+        passes, stretches = len(self.pauses), len(self._stretches)
+        alone_s = self._play(State(), schedule.ends[stage], names=(END,)).now_s
+        del self.pauses[passes:], self._stretches[stretches:]
         end = self._play(last[0], schedule.ends[stage], names=(END,))
         if not ends:
             del self.pauses[passes:]
@@ -232,6 +238,7 @@ class Timeline:
             backward[0].now_s + waits[1],
             last[0].now_s + waits[1],
             end.now_s - last[0].now_s,
+            end.now_s - last[0].now_s - alone_s,
         )
         return times_s, waited_s
 

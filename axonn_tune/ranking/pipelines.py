@@ -14,7 +14,7 @@ import numpy as np
 
 from axonn_tune.cost.collectives import collective_time_s, lines_of, route, transfer_time_s
 from axonn_tune.cost.columns import Candidates, ChunkColumns, ColumnPricer, Floats, Integers, distinct
-from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time
+from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time, stage_end_s
 from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.frameworks import software_on
 from axonn_tune.grid import GroupShape
@@ -68,11 +68,14 @@ class Pipelines:
             forward_s=stacked("forward_s"),
             backward_s=stacked("backward_s"),
             last_backward_s=stacked("last_backward_s"),
-            end_s=stacked("end_s")[..., 0],
+            end_s=np.moveaxis(np.array([self._end_s(kind)[at] for kind in self._by_stage()]), 0, -1),
             activation_send_s=sends,
             gradient_send_s=sends,
             overlapped=self.overlapped,
         )
+
+    def _end_s(self, kind: StageKind) -> Floats:
+        return np.asarray(stage_end_s(kind.times, stages=self.stages))
 
     def _by_stage(self) -> list[StageKind]:
         placed = {number: kind for kind in self.kinds for number in kind.numbers}
@@ -97,7 +100,7 @@ class Pipelines:
 
     def _occupied_s(self, kind: StageKind) -> Floats:
         passes = sum(one.forward_s + one.backward_s for one in kind.times) * (self.micro_batches - 1.0)
-        last = sum(one.forward_s + one.last_backward_s for one in kind.times) + kind.times[0].end_s
+        last = sum(one.forward_s + one.last_backward_s for one in kind.times) + self._end_s(kind)
         return np.asarray(passes + last)
 
     def _lost_s(self, busy_s: Floats) -> Floats:
