@@ -263,7 +263,9 @@ def _needed(machine: Machine, workload: Workload, grid: Grid) -> Iterator[Launch
         yield _threads(machine)
     else:
         if workload.overlaps:
-            yield from (_QUEUES, _PRIORITY)
+            # Stages add streams for messages.
+            yield _QUEUES if grid.pipeline == 1 else _QUEUES.model_copy(update={"value": "32"})
+            yield _PRIORITY
         yield from (_SEGMENTS, _compile_workers(machine), _NCCL_DEBUG)
         if grid.x * grid.y > 1:
             yield _SAME_KERNELS

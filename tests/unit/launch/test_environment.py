@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from axonn_tune.errors import UsageError
-from axonn_tune.grid import Grid
+from axonn_tune.grid import AXES, Grid
 from axonn_tune.launch.config import comment, environment_lines, launch_environment
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.launch import LaunchVariable
@@ -31,6 +31,15 @@ def with_environment(machine: str, variables: Sequence[EnvironmentVariable]) -> 
 def chosen(machine: Machine, workload: Workload = WORKLOAD, grid: Grid = TENSOR_PARALLEL) -> dict[str, LaunchVariable]:
     """The variables of a launch by name."""
     return {variable.name: variable for variable in launch_environment(machine, workload=workload, grid=grid)}
+
+
+@pytest.mark.parametrize(
+    ("grid", "queues"), [(TENSOR_PARALLEL, "8"), (Grid(pipeline=4, order=(*AXES, "pipeline")), "32")], ids=str
+)
+def test_each_stream_has_a_hardware_queue(grid: Grid, queues: str) -> None:
+    """Guards messages between stages: with fewer queues than streams one that waits would hold up others."""
+    found = chosen(load_machine("dgx-h100").document, grid=grid)
+    assert found["CUDA_DEVICE_MAX_CONNECTIONS"].value == queues
 
 
 @pytest.mark.parametrize("machine", available("machine"))
