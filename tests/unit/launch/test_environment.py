@@ -19,6 +19,7 @@ from tests.unit.launch.cases import case
 
 WORKLOAD = Workload(global_batch=8, sequence_length=64)
 TENSOR_PARALLEL = Grid(x=2)
+STAGES = Grid(pipeline=4, order=(*AXES, "pipeline"))
 
 
 def with_environment(machine: str, variables: Sequence[EnvironmentVariable]) -> Machine:
