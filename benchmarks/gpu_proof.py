@@ -130,7 +130,7 @@ def page(site: Site, documents: list[dict[str, Any]], skipped: list[Stage]) -> s
 
 def _heading(site: Site, skipped: list[Stage]) -> Iterator[str]:
     yield "`make gpu` (`python -m benchmarks.gpu_proof`) writes this page. Stage by stage it measures what the runtime"
-    yield "does on one GPU and sets it beside what was predicted."
+    yield "does on one GPU and compares it with the prediction."
     yield ""
     where = f"torch {torch.__version__}, {site.name}; predicted with the profile `{site.machine}`"
     if site.cuda:
@@ -187,10 +187,12 @@ def main() -> int:
     chosen.folder.mkdir(parents=True, exist_ok=True)
     wanted = [stage for stage in STAGES if stage.name in (chosen.stage or names)]
     possible = [stage for stage in wanted if site.cuda or not stage.cuda_only]
-    documents = list(run(possible, site, chosen.folder, again=chosen.again))
-    skipped = [stage for stage in wanted if stage not in possible]
-    write_text_atomically(chosen.page, page(site, documents, skipped))
-    wrong = any(one["error"] or any(row["ok"] is False for row in one["rows"]) for one in documents)
+    measured = list(run(possible, site, chosen.folder, again=chosen.again))
+    documents = [found for stage in STAGES if (found := _read(chosen.folder / f"{stage.name}.json")) is not None]
+    there = [one for one in documents if one["site"] == asdict(site)]
+    skipped = [stage for stage in STAGES if not site.cuda and stage.cuda_only]
+    write_text_atomically(chosen.page, page(site, there, skipped))
+    wrong = any(one["error"] or any(row["ok"] is False for row in one["rows"]) for one in measured)
     return int(wrong)
 
 

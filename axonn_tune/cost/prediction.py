@@ -24,7 +24,7 @@ from axonn_tune.program.operations import MATRIX_ALIGNMENT, Collective, OpKind
 from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
-from axonn_tune.specs.launch import Settled
+from axonn_tune.specs.launch import StepShape
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
@@ -46,7 +46,7 @@ class Configuration:
     parts: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, one: Settled) -> Configuration:
+    def of(cls, one: StepShape) -> Configuration:
         """That of a launch config, or of a measured configuration."""
         return cls(one.grid.grid(), one.micro_batch, one.recompute, one.kept_layers, one.chunks, one.parts)
 

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -191,7 +191,7 @@ def read_marker(checkpoint: Path) -> Marker:
         text = read_regular(checkpoint / _MARKER, limit_bytes=_MARKER_BYTES).decode()
         content = json.loads(text)
         step, version, run, sizes = (content[key] for key in ("step", "version", "run", "files"))
-        marker = Marker(step, version, run, sizes, content.get("crc32", {}))
+        marker = Marker(step, version, run, sizes, content["crc32"] if content["schema"] == SCHEMA else {})
         sealed = {key: value for key, value in content.items() if key != "checksum"}
         known = (
             content["schema"] == SCHEMA and _sealed(sealed) == text and marker.checksums.keys() == marker.sizes.keys()
@@ -300,8 +300,7 @@ class Checkpointer:
         self.wait()
         state = {name: [shard.host_copy() for shard in shards] for name, shards in self._state(to_write=True)}
         synchronize(self._optimizer.device)
-        step, needed_bytes = self._optimizer.steps_done, sum(shards[0].whole_bytes for _, shards in self._state())
-        self._saving = self._thread.submit(self._write, step, state, needed_bytes)
+        self._saving = self._thread.submit(self._write, self._optimizer.steps_done, state)
 
     def wait(self) -> None:
         """Return once nothing is being saved; raises what went wrong."""
@@ -335,7 +334,8 @@ class Checkpointer:
             raise UsageError(f"there is no checkpoint step-{step} in {str(self._folder.path)!r}, only {there}")
         try:
             self._require_whole(step)
-            self._ranks.on_all(lambda: self._read(step))
+            of_all = self._ranks.on_all(lambda: [name for name, _ in self._state()])
+            self._ranks.on_all(lambda: self._read(step, {name for names in of_all for name in names}))
         except DamagedCheckpointError as error:
             others = [one for one in steps if one != step]
             raise _with_newest_whole(error, others, self._require_whole, "continue with --resume-from") from error
@@ -373,9 +373,11 @@ class Checkpointer:
                     yield f"first_moments.{one.name}", shards_of(one, bucket, moments.first)
                     yield f"second_moments.{one.name}", shards_of(one, bucket, moments.second)
 
-    def _write(self, step: int, state: Shards, needed_bytes: int) -> None:
+    def _write(self, step: int, state: Shards) -> None:
         """The part beside training. Rank 0 makes, names and deletes folders."""
         try:
+            own_bytes = sum(shard.values.nbytes for shards in state.values() for shard in shards)
+            needed_bytes = sum(self._ranks.on_all(lambda: own_bytes))
             begun = self._ranks.from_rank_0(lambda: self._begin(step, needed_bytes))
             write(begun, state, self._ranks.group)
             checksums = self._ranks.on_all(lambda: self._checksums(begun))
@@ -421,12 +423,13 @@ class Checkpointer:
         steps = self._folder.steps()
         return f"; the last good checkpoint is that of step {steps[-1]}" if steps else "; no checkpoint was saved yet"
 
-    def _read(self, step: int) -> None:
+    def _read(self, step: int, names: Set[str]) -> None:
+        """This rank's part of a checkpoint; names: of all ranks' tensors."""
         place, state = self._folder.place(step), dict(self._state())
         marker = read_marker(place)
         metadata = _metadata(place, marker)
         _must_agree(f"checkpoint {str(place)!r} is of another run", list(self._run_differences(marker)))
-        differences = list(_differences(saved_tensors(metadata), state, whole=self._mesh.grid.pipeline == 1))
+        differences = list(_differences(saved_tensors(metadata), state, names))
         _must_agree(f"checkpoint {str(place)!r} is of another model", differences)
         _or_damaged(place, lambda: read(place, metadata, state))
 
@@ -441,14 +444,15 @@ def _metadata(checkpoint: Path, marker: Marker) -> Metadata:
     return _or_damaged(checkpoint, lambda: read_metadata(checkpoint, marker.sizes))
 
 
-def _differences(saved: dict[str, tuple[tuple[int, ...], Any]], state: Shards, *, whole: bool) -> Iterator[str]:
+def _differences(saved: dict[str, tuple[tuple[int, ...], Any]], state: Shards, names: Set[str]) -> Iterator[str]:
     """Parameters whose sizes differ, or that only one side has; moments go with their parameters.
 
-    whole: the state is the whole model's, not a pipeline stage's.
+    state: of this rank's pipeline stage; names: of all stages.
     """
     there = {name.removeprefix(PARAMETERS): size for name, (size, _) in saved.items() if name.startswith(PARAMETERS)}
     here = {name.removeprefix(PARAMETERS): one[0].size for name, one in state.items() if name.startswith(PARAMETERS)}
-    for name in dict.fromkeys([*here, *there] if whole else here):
+    unknown = (name for name in there if PARAMETERS + name not in names)
+    for name in dict.fromkeys([*here, *unknown]):
         if here.get(name) != there.get(name):
             yield f"{name} is {_shown(there.get(name))} there and {_shown(here.get(name))} here"
 

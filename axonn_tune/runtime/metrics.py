@@ -196,9 +196,7 @@ def _term_means(
         seconds = _over_groups(elapsed_s, calls, mesh, rank_device, dist.ReduceOp.MIN)
     messages = [number for number, call in enumerate(calls) if call.edge is not None]
     exposed_s[:, messages] = torch.minimum(exposed_s, seconds)[:, messages]
-    received = torch.tensor(
-        [call.edge is not None and call.edge.sender != mesh.rank for call in calls], dtype=torch.bool
-    )
+    received = torch.tensor([_received(call, mesh.rank) for call in calls], dtype=torch.bool)
     means = torch.stack([seconds.masked_fill(received, 0.0), elapsed_s.masked_fill(received, 0.0), exposed_s]).mean(1)
     names = list(dict.fromkeys(call.entry for call in calls))
     found = []

@@ -204,7 +204,9 @@ class Rank:
                 require_interfaces(os.environ, launch.backend)
                 use_interface(os.environ)
         except AxonnTuneError as error:
-            raise error if place.local_rank == 0 else type(error)() from error
+            if place.local_rank:
+                raise type(error)() from error
+            raise
 
     def _require_memory(self, device: torch.device) -> None:
         """On a GPU each rank looks at its own, on CPUs one looks for all of a host."""
@@ -217,7 +219,11 @@ class Rank:
         self, trainer: Trainer, metrics: Metrics, checkpointer: Checkpointer | None, tracer: Tracer | None
     ) -> TrainingLoop:
         if self.watch is not None:
-            self.watch.issued = lambda: trainer.ledger.issued
+            # In collectives of the first pipeline stage, so that stages compare.
+            first, mine = (
+                sum(program_of(self.launch, stage=stage).collectives().values()) for stage in (0, trainer.mesh.stage)
+            )
+            self.watch.issued = lambda: trainer.ledger.issued * first // max(mine, 1)
         every_steps = self.launch.checkpoint.every_steps
         return TrainingLoop(
             trainer, metrics, self.watch, checkpointer, every_steps, lambda: self._be_strict(trainer.mesh), tracer

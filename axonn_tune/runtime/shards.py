@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.futures import Future
 
-from axonn_tune.files import is_full
+from axonn_tune.files import is_full, read_regular
 from axonn_tune.grid import AXES
 from axonn_tune.program.layers import COPY
 from axonn_tune.runtime.mesh import Mesh
@@ -48,11 +48,6 @@ class Shard:
     size: tuple[int, ...]
     start: tuple[int, ...]
     values: torch.Tensor
-
-    @property
-    def whole_bytes(self) -> int:
-        """Of the whole tensor."""
-        return torch.Size(self.size).numel() * self.values.element_size()
 
     def host_copy(self) -> Shard:
         """A copy in host memory, which training does not change; from a GPU it is there after `synchronize`."""
@@ -158,8 +153,11 @@ METADATA_FILE = ".metadata"
 
 def read_metadata(folder: Path, sizes: Mapping[str, int]) -> Metadata:
     """The library's description of a folder, whose files have these sizes; ValueError unless it fits them."""
+    if METADATA_FILE not in sizes:
+        raise ValueError(f"{METADATA_FILE} is not among the checkpoint's files")
     try:
-        found = _Unpickler(io.BytesIO((folder / METADATA_FILE).read_bytes())).load().state
+        content = read_regular(folder / METADATA_FILE, limit_bytes=sizes[METADATA_FILE])
+        found = _Unpickler(io.BytesIO(content)).load().state
         tensors = {str(name): _tensor_of(record) for name, record in found["state_dict_metadata"].items()}
         places = dict(_places(found["storage_data"]))
         _require_fit(tensors, places, sizes)
@@ -272,8 +270,25 @@ def _require_fit(
             beyond = place.offset + place.length > sizes[place.relative_path] or free[place.relative_path] < 0
             if beyond or any(end > whole for end, whole in zip(ends, tensor.size, strict=True)):
                 raise _MisfitError(f"has a shard of {name!r} beyond the end")
-        if sum(math.prod(chunk.sizes) for chunk in tensor.chunks) != math.prod(tensor.size):
+        volume = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
+        if volume != math.prod(tensor.size) or _overlap(tensor.chunks):
             raise _MisfitError(f"has shards of {name!r} that do not cover it")
+
+
+def _overlap(chunks: Sequence[ChunkStorageMetadata]) -> bool:
+    """Whether two shards of a tensor have an element in common."""
+    open_: list[ChunkStorageMetadata] = []
+    for chunk in sorted(chunks, key=lambda one: tuple(one.offsets)):
+        open_ = [one for one in open_ if one.offsets[:1] and one.offsets[0] + one.sizes[0] > chunk.offsets[0]]
+        if any(_intersect(one, chunk) for one in open_):
+            return True
+        open_.append(chunk)
+    return False
+
+
+def _intersect(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> bool:
+    spans = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+    return all(start < begin + length and begin < start + size for start, size, begin, length in spans)
 
 
 class _SavePlanner(DefaultSavePlanner):

@@ -271,9 +271,9 @@ class Watch:
             places, silent = self._ask_all()
             if silent or self._hasty or not any(place == IN_TIME for place, _ in places.values()):
                 break
-            if not any(place == LATE for place, _ in places.values()):
-                # All go on: the step that was late has ended meanwhile.
-                self._searching = False
+            all_go_on = not any(place == LATE for place, _ in places.values())
+            if all_go_on and self._ends_search():
+                # The step that was late has ended meanwhile.
                 return
             time.sleep(_LOOK_S)
         else:
@@ -291,6 +291,12 @@ class Watch:
         else:
             words = f"all ranks wait after {most} collectives each: {reason}; the network or a device hangs"
             self._name({self.rank}, words)
+
+    def _ends_search(self) -> bool:
+        """End the search, unless somebody has reported a rank meanwhile that is to be named at once."""
+        with self._lock:
+            self._searching = self._hasty
+            return not self._hasty
 
     def _ask_all(self) -> tuple[dict[int, tuple[str, int]], set[int]]:
         """Where each rank is and how many collectives it has issued; and those that do not answer in time."""

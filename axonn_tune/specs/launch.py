@@ -66,7 +66,7 @@ class LaunchGrid(Document):
         return f"{product} ({','.join(wide)})" if wide else product
 
 
-class Settled(Protocol):
+class StepShape(Protocol):
     """What says how a step is run: a launch config, or a measured configuration."""
 
     @property
@@ -98,7 +98,7 @@ class Settled(Protocol):
         """What is trained."""
 
 
-def configuration_name(one: Settled) -> str:
+def configuration_name(one: StepShape) -> str:
     """Such as `x2·y1·z2·data2 (data,x,z) b4`: grid, rank order, micro-batch, then what differs from the ordinary."""
     words = [f"{one.grid.label} b{one.micro_batch}"]
     words += [f"{one.chunks} chunks"] * (one.chunks > 1)
@@ -283,6 +283,8 @@ class Launch(Document):
 
     def _part_problems(self) -> list[str]:
         count, layers = self.grid.pipeline * self.chunks, self.model.layers
+        if self.predicted.stage >= self.grid.pipeline:
+            return [f"predicted.stage is {self.predicted.stage}, but grid.pipeline is {self.grid.pipeline}"]
         if self.chunks > 1 and self.grid.pipeline == 1:
             return [f"chunks is {self.chunks}, but grid.pipeline is 1: one stage has one chunk"]
         if self.chunks > 1 and self.grad_accumulation % self.grid.pipeline:

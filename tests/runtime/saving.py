@@ -131,6 +131,18 @@ def differs_after_loading(grid: Grid, folder: Path, split: bool = False) -> list
     return wrong + [f"step {step}"] * (found.optimizer.steps_done != step)
 
 
+def refused(grid: Grid, folder: Path, layers: int) -> str:
+    """What is said to a model of so many layers that is to go on from a checkpoint."""
+    saver = trainee(grid, model=MODEL.model_copy(update={"layers": layers})).checkpoints(folder)
+    try:
+        saver.load_latest()
+    except AxonnTuneError as error:
+        return str(error)
+    finally:
+        saver.close()
+    return "loaded"
+
+
 def losses(grid: Grid, folder: Path, steps: int, resume: bool, split: bool = False) -> list[StepResult]:
     """Train some steps and save after the last; `resume` begins from a checkpoint, with other initial weights."""
     found = trainee(grid, seed=RUN.seed + resume, split=split)

@@ -13,6 +13,7 @@ import torch
 
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import AXES, Grid
+from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime import checkpoint
 from axonn_tune.runtime.checkpoint import CheckpointFolder, read_marker
 from axonn_tune.runtime.communicator import Communicator
@@ -103,7 +104,7 @@ def test_copies_share_the_writing(grid: Grid, split: bool) -> None:
     written: Counter[str] = Counter()
     by_rank = []
     for rank in range(grid.world):
-        mesh = Mesh(grid, rank, {})
+        mesh = Mesh(grid, rank, dict.fromkeys(GROUP_AXES))
         buckets = Transformer(model, Communicator(mesh, Ledger()), settings, sequence=64, seed=0).store.buckets
         chosen, owned = (
             names_to_write(buckets, mesh),
@@ -213,6 +214,13 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     assert "blocks.0.mlp.fc1.weight is 48 × 96 there and 48 × 24 here" in message
     assert message.endswith("more")
     assert "moments" not in message
+
+
+def test_more_layers_than_the_stages_have_are_refused(saved: dict[str, Path], pools: Pools) -> None:
+    """Guards stages, none of which knows all layers: a deeper model's checkpoint is not read in part."""
+    grid = Grid(pipeline=2, order=STAGES)
+    for said in pools(2).run(saving.refused, grid, saved[name(SERIAL)], 2):
+        assert "is of another model: blocks.2." in said
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:
