@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from axonn_tune.cost.columns import LinkedSchedule, Replay, link_schedule
+from axonn_tune.cost.columns import ChunkColumns, LinkedSchedule, Replay, link_schedule
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_s, rate_of_matmul
-from axonn_tune.cost.pipeline import StageTimes, pipeline_time
+from axonn_tune.cost.pipeline import StageTimes, pipeline_time, stage_end_s
 from axonn_tune.cost.prediction import _CollectivePrices as CollectivePrices
 from axonn_tune.cost.prediction import _Pricer as Pricer
 from axonn_tune.cost.stages import _blocks_held as blocks_held
@@ -253,8 +253,7 @@ class _Group:
             return
         host = host_s, shares[0] / sum(shares)
         chunk = replay.chunk(linked, self.chunk, self.stage, layers=layers, kept=0.0, keeping=0, host=host, times=times)
-        names = ("forward", "backward", "last", "end", "host")
-        self.found |= {name: np.asarray(one) for name, one in zip(names, chunk.columns, strict=True)}
+        self.found |= {name: np.asarray(one) for name, one in zip(_CHUNK, chunk.columns, strict=True)}
 
 
 def _evaluated(calls: Size | None, values: Mapping[str, Value]) -> Value:
@@ -369,7 +368,7 @@ class _Pipelined(_Candidate):
             forward_s=table("forward"),
             backward_s=table("backward"),
             last_backward_s=table("last"),
-            end_s=[float(rows[0]["end"][place]) for rows in self.stages],
+            end_s=[self._end_s(rows, place) for rows in self.stages],
             activation_send_s=sends_s,
             gradient_send_s=sends_s,
             overlapped=self.sends.overlapped,
@@ -387,6 +386,14 @@ class _Pipelined(_Candidate):
         hidden_s = max(sent) - float(exposed_s(time.step_s - bubble_s, computed[slowest]))
         contention = float(numbers.contention[self.case][place])
         return time.step_s + float(lost_s(hidden_s, computed[slowest], contention=contention))
+
+    def _end_s(self, rows: list[_Row], place: int) -> float:
+        chunks = [ChunkColumns(*(float(row[name][place]) for name in _CHUNK)) for row in rows]
+        return float(stage_end_s(chunks, stages=len(self.stages)))
+
+
+_CHUNK = ("forward", "backward", "last", "end", "data", "host")
+"""Names of a chunk's columns, in the order of `ChunkColumns`."""
 
 
 def _of_stage(rows: list[_Row], name: str, place: int) -> float:
