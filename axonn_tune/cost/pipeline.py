@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from axonn_tune.program.pipeline import Count, Integers, check_shape, forward_sequence, group_size, warm_up
+from axonn_tune.program.pipeline import Count, Integers, check_shape, forward_sequence, group_size, messages, warm_up
 
 Floats: TypeAlias = NDArray[np.float64]
 Column: TypeAlias = float | Floats
@@ -159,13 +159,15 @@ def _summary(durations: _Durations, micro_batches: int, finish_s: Floats, waited
     blocked_s = 0.0 if durations.overlapped else micro_batches * durations.sent()[:2].sum(axis=(0, 2))
     exposed_s = waited_s + blocked_s
     step_s = float((finish_s + durations.end).max())
-    sending = _sends(*durations.shape, silent=(-1, -1)) + _sends(*durations.shape, silent=(0, 0))
+    stages, chunks = durations.shape
     return PipelineTime(
         step_s=step_s,
         busy_s=tuple(busy_s.tolist()),
         bubble_s=tuple(np.maximum(step_s - busy_s - exposed_s, 0.0).tolist()),
         exposed_send_s=tuple(exposed_s.tolist()),
-        sends=tuple((micro_batches * sending.sum(axis=1).astype(int)).tolist()),
+        sends=tuple(
+            messages(stage, stages=stages, chunks=chunks, micro_batches=micro_batches) for stage in range(stages)
+        ),
     )
 
 

@@ -28,11 +28,11 @@ from axonn_tune.program.operations import (
     Kernel,
     KernelSet,
     MatMul,
-    Moved,
     Operation,
     OpKind,
     Phase,
     Role,
+    Traffic,
     kernel_set,
 )
 from axonn_tune.program.size import Size, as_size, symbol
@@ -186,7 +186,7 @@ class Given:
 def moves(
     phase: Phase,
     layer: str,
-    moved: Moved,
+    moved: Traffic,
     elements: Size,
     given: Given,
     *,
@@ -202,7 +202,7 @@ def moves(
 
 def copies(phase: Phase, layer: str, elements: Size, given: Given, *, calls: Size) -> list[Operation]:
     """A copy to another layout, where the runtime's are counted."""
-    return [moves(phase, layer, Moved(1, 2), elements, given, calls=calls)] if given.launched else []
+    return [moves(phase, layer, Traffic(1, 2), elements, given, calls=calls)] if given.launched else []
 
 
 def gather_weight(layer: str, elements: Size, given: Given, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
@@ -323,7 +323,7 @@ def _gathers_for_backward(linear: Linear, given: Given) -> list[Operation]:
 
 
 def norm_forward(
-    layer: str, given: Given, *, tokens: Size, calls: Size, makes: tuple[Array, ...] = (), summed: Moved | None = None
+    layer: str, given: Given, *, tokens: Size, calls: Size, makes: tuple[Array, ...] = (), summed: Traffic | None = None
 ) -> list[Operation]:
     """Exact norm of `[M, H_y]`: the shard's statistics are all-gathered over y and combined.
 
@@ -332,7 +332,7 @@ def norm_forward(
     own = given.outside(tokens)
     statistics = given.norm_statistics * given.elements.statistics * own * Y
     saved = Array(f"{layer} statistics", "norm statistics", statistics / Y * calls)
-    moved = [one + (summed or Moved()) for one in given.kernels.norm]
+    moved = [one + (summed or Traffic()) for one in given.kernels.norm]
     return [
         Collective("all_gather", "y", "forward", layer, statistics, calls=calls, makes=(saved,) if makes else ()),
         *_norm_kernels("forward", layer, moved, given, tokens=own, calls=calls, makes=makes),
@@ -369,7 +369,7 @@ def norm_backward(
 def _norm_kernels(
     phase: Phase,
     layer: str,
-    moved: Sequence[Moved],
+    moved: Sequence[Traffic],
     given: Given,
     *,
     tokens: Size,
@@ -404,17 +404,17 @@ def attention_core(given: Given, *, phase: Phase) -> list[Operation]:
 def _separated(given: Given, *, phase: Phase) -> list[Operation]:
     """Heads of `[M, N_x]`: turned by their positions, or copied where keys have several queries, else views."""
     views = given.launched and given.model.learned_positions
-    copied = moves(phase, CORE, Moved(1, 2), given.part * N / X, given, calls=GROUPED * PARTS if views else PARTS)
+    copied = moves(phase, CORE, Traffic(1, 2), given.part * N / X, given, calls=GROUPED * PARTS if views else PARTS)
     return [*_turned(given, given.kernels.turned, phase), copied]
 
 
 def _joined(given: Given) -> list[Operation]:
     """Gradient of `[M, N_x]` from those of its heads."""
-    joined = moves("backward", CORE, Moved(1, 2), given.part * N / X, given, calls=PARTS)
+    joined = moves("backward", CORE, Traffic(1, 2), given.part * N / X, given, calls=PARTS)
     return [*_turned(given, given.kernels.turned_back, "backward"), joined]
 
 
-def _turned(given: Given, moved: Moved, phase: Phase) -> list[Operation]:
+def _turned(given: Given, moved: Traffic, phase: Phase) -> list[Operation]:
     """Rotary positions of queries and keys, where they have kernels of their own."""
     if not moved.kernels or given.model.learned_positions:
         return []
@@ -571,7 +571,7 @@ def embedding_forward(given: Given) -> list[Operation]:
     ]
     if given.model.learned_positions:
         operations += gather_table("position", POSITIONS, given)
-        added = Moved(1, 2 if given.launched else 3)
+        added = Traffic(1, 2 if given.launched else 3)
         operations.append(moves("forward", "position", added, given.outside(tokens) * H / Y, given))
     return operations
 
@@ -583,7 +583,7 @@ def embedding_backward(given: Given) -> list[Operation]:
     if given.model.learned_positions:
         operations.append(Kernel("backward", "position", element * given.outside(tokens) * H / Y))
         if given.launched:
-            operations.append(moves("backward", "position", Moved(2, 1), POSITIONS, given))
+            operations.append(moves("backward", "position", Traffic(2, 1), POSITIONS, given))
         operations += reduce_table_gradient("position", POSITIONS, given)
     return [
         *operations,
@@ -591,7 +591,7 @@ def embedding_backward(given: Given) -> list[Operation]:
         Collective("all_gather", "y", "backward", "embedding", element * tokens * H),
         *copies("backward", "embedding", tokens * H, given, calls=SHARED),
         moves("backward", "embedding", given.kernels.scattered, tokens * H, given),
-        *([moves("backward", "embedding", Moved(1, 1), TABLE, given)] if given.launched else []),
+        *([moves("backward", "embedding", Traffic(1, 1), TABLE, given)] if given.launched else []),
         *reduce_table_gradient("embedding", TABLE, given),
     ]
 

@@ -128,7 +128,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Moved:
+class Traffic:
     """What a function moves an element in all its `kernels`: so many activations, numbers in the statistics type, and
     conversions from one to the other, which are none where both are one type."""
 
@@ -137,8 +137,8 @@ class Moved:
     wide: float = 0.0
     casts: float = 0.0
 
-    def __add__(self, other: Moved) -> Moved:
-        return Moved(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
 
     def size_bytes(self, sizes: ElementSizes) -> float:
         """Bytes an element, all kernels together."""
@@ -157,20 +157,20 @@ class KernelSet:
     is added to. looked_up, scattered: of the embedding's output and its gradient.
     """
 
-    norm: tuple[Moved, Moved]
-    again: tuple[Moved, Moved]
-    back: tuple[Moved, Moved]
-    back_sum: tuple[Moved, Moved]
-    sum: Moved
-    turned: Moved
-    turned_back: Moved
-    activation: Moved
-    activation_back: Moved
-    loss: Moved
-    bias: Moved
-    bias_gradient: Moved
-    looked_up: Moved
-    scattered: Moved
+    norm: tuple[Traffic, Traffic]
+    again: tuple[Traffic, Traffic]
+    back: tuple[Traffic, Traffic]
+    back_sum: tuple[Traffic, Traffic]
+    sum: Traffic
+    turned: Traffic
+    turned_back: Traffic
+    activation: Traffic
+    activation_back: Traffic
+    loss: Traffic
+    bias: Traffic
+    bias_gradient: Traffic
+    looked_up: Traffic
+    scattered: Traffic
 
 
 def _ideal(*, rms: bool, gated: bool, fused_norms: bool) -> KernelSet:
@@ -180,25 +180,25 @@ def _ideal(*, rms: bool, gated: bool, fused_norms: bool) -> KernelSet:
     is not counted), and backward the gradients of these.
     """
     stepwise = rms and not fused_norms
-    norm, again = (Moved(6, 4, 7), Moved(6, 4, 7)) if stepwise else (Moved(1, 3), Moved(1, 2))
-    back = Moved(12, 9, 15) if stepwise else Moved(1, 4)
+    norm, again = (Traffic(6, 4, 7), Traffic(6, 4, 7)) if stepwise else (Traffic(1, 3), Traffic(1, 2))
+    back = Traffic(12, 9, 15) if stepwise else Traffic(1, 4)
     forward, backward = (3, 5) if gated else (2, 3)
-    nothing = Moved()
+    nothing = Traffic()
     return KernelSet(
         norm=(norm, norm),
         again=(again, again),
         back=(back, back),
         back_sum=(nothing, nothing),
-        sum=Moved(1, 3),
+        sum=Traffic(1, 3),
         turned=nothing,
         turned_back=nothing,
-        activation=Moved(1, forward),
-        activation_back=Moved(1, backward),
-        loss=Moved(1, 5),
+        activation=Traffic(1, forward),
+        activation_back=Traffic(1, backward),
+        loss=Traffic(1, 5),
         bias=nothing,
-        bias_gradient=Moved(1, 1),
-        looked_up=Moved(1, 2),
-        scattered=Moved(1, 3),
+        bias_gradient=Traffic(1, 1),
+        looked_up=Traffic(1, 2),
+        scattered=Traffic(1, 3),
     )
 
 
@@ -207,48 +207,48 @@ def _compiled(*, rms: bool, gated: bool) -> KernelSet:
     vectors = 1 if rms else 2
     forward, backward = (3, 5) if gated else (2, 3)
     return KernelSet(
-        norm=(Moved(1, 2), Moved(3, 3)),
-        again=(Moved(1, 2), Moved(1, 2)),
-        back=(Moved(2 + vectors, 5), Moved(4 + vectors, 7)),
-        back_sum=(Moved(0, 1), Moved(0, 1)),
-        sum=Moved(0, 2),
-        turned=Moved(),
-        turned_back=Moved(),
-        activation=Moved(1, forward),
-        activation_back=Moved(1, backward),
-        loss=Moved(38, 3),
-        bias=Moved(1, casts=1),
-        bias_gradient=Moved(2, 1),
-        looked_up=Moved(13, 4),
-        scattered=Moved(9, 3),
+        norm=(Traffic(1, 2), Traffic(3, 3)),
+        again=(Traffic(1, 2), Traffic(1, 2)),
+        back=(Traffic(2 + vectors, 5), Traffic(4 + vectors, 7)),
+        back_sum=(Traffic(0, 1), Traffic(0, 1)),
+        sum=Traffic(0, 2),
+        turned=Traffic(),
+        turned_back=Traffic(),
+        activation=Traffic(1, forward),
+        activation_back=Traffic(1, backward),
+        loss=Traffic(38, 3),
+        bias=Traffic(1, casts=1),
+        bias_gradient=Traffic(2, 1),
+        looked_up=Traffic(13, 4),
+        scattered=Traffic(9, 3),
     )
 
 
 def _eager(*, rms: bool, gated: bool) -> KernelSet:
     """The bundled runtime operator by operator: LayerNorm is torch's kernel unless y splits it."""
-    added = Moved(1, 1, 2)
-    norm, again = (Moved(8, 2, 3, 1), Moved(10, 2, 3, 1)), (Moved(3, 1, 3, 1), Moved(3, 1, 3, 1))
-    back, back_sum = (Moved(13, 4, 14, 1), Moved(14, 4, 14, 1)), (added, added)
+    added = Traffic(1, 1, 2)
+    norm, again = (Traffic(8, 2, 3, 1), Traffic(10, 2, 3, 1)), (Traffic(3, 1, 3, 1), Traffic(3, 1, 3, 1))
+    back, back_sum = (Traffic(13, 4, 14, 1), Traffic(14, 4, 14, 1)), (added, added)
     if not rms:
-        norm = Moved(3, 2), Moved(18, 1, 6, 2)
-        again = Moved(3, 2), Moved(4, 1, 5, 1)
-        back = Moved(5, 3), Moved(21, 6, 22, 1)
-        back_sum = Moved(1, 3), added
+        norm = Traffic(3, 2), Traffic(18, 1, 6, 2)
+        again = Traffic(3, 2), Traffic(4, 1, 5, 1)
+        back = Traffic(5, 3), Traffic(21, 6, 22, 1)
+        back_sum = Traffic(1, 3), added
     return KernelSet(
         norm=norm,
         again=again,
         back=back,
         back_sum=back_sum,
-        sum=Moved(1, 3),
-        turned=Moved(4, 2, 3, 1),
-        turned_back=Moved(5, 4, 3, 1),
-        activation=Moved(2, 5) if gated else Moved(1, 2),
-        activation_back=Moved(5, 15) if gated else Moved(1, 3),
-        loss=Moved(164, 4, 6),
-        bias=Moved(1, casts=1),
-        bias_gradient=Moved(2, 1),
-        looked_up=Moved(13, 4),
-        scattered=Moved(9, 3),
+        sum=Traffic(1, 3),
+        turned=Traffic(4, 2, 3, 1),
+        turned_back=Traffic(5, 4, 3, 1),
+        activation=Traffic(2, 5) if gated else Traffic(1, 2),
+        activation_back=Traffic(5, 15) if gated else Traffic(1, 3),
+        loss=Traffic(164, 4, 6),
+        bias=Traffic(1, casts=1),
+        bias_gradient=Traffic(2, 1),
+        looked_up=Traffic(13, 4),
+        scattered=Traffic(9, 3),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.program import layers
 from axonn_tune.program.layers import (
@@ -41,7 +42,7 @@ from axonn_tune.program.size import Size, symbol
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
-BUNDLED = StepOptions(kernels="compiled")
+BUNDLED = AXONN_TUNE.step
 """Options of the bundled runtime."""
 
 

@@ -49,7 +49,7 @@ def require_gpus(backend: str, *, ranks: int) -> None:
         )
 
 
-def require_memory(device: torch.device, *, each_bytes: float, ranks: int) -> None:
+def require_free_memory(device: torch.device, *, each_bytes: float, ranks: int) -> None:
     """EnvironmentProblem if what ranks of this host will hold is not free: on this rank's GPU, or of the host's RAM."""
     free, what = free_bytes(device), f"GPU {device.index}" if device.type == "cuda" else "this host"
     needed = each_bytes * (1 if device.type == "cuda" else ranks)

@@ -37,7 +37,7 @@ from axonn_tune.units import show_bytes
 
 
 @dataclass(frozen=True)
-class Launched:
+class KernelLaunch:
     """A kernel: its operator or compiled function, and the bytes it reads and writes."""
 
     name: str
@@ -57,7 +57,7 @@ class MetaBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
-        self.launched: list[Launched] = []
+        self.launched: list[KernelLaunch] = []
         self._known: set[int] = set()
         self._fused: Fusion | None = None
 
@@ -91,7 +91,7 @@ class MetaBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return made
         self._count_all(made)
         if operator.is_kernel:
-            self.launched.append(Launched(str(function), operator.size_bytes))
+            self.launched.append(KernelLaunch(str(function), operator.size_bytes))
         return made
 
     def _count_all(self, made: Any) -> None:  # noqa: ANN401 - whatever an operation makes
@@ -116,7 +116,7 @@ Region: TypeAlias = tuple[int, int, int]
 """Memory that a tensor refers to: storage, first element, and bytes of the elements that exist."""
 
 _ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-_PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm")
+_GEMMS = ("mm", "addmm", "addmm_", "bmm", "baddbmm")
 _OVERWRITES = ("copy_", "zero_", "fill_")
 _LOOK_UPS = ("gather", "index", "index_select", "embedding")
 _SUMS = ("sum", "mean", "amax", "var_mean", "linalg_vector_norm")
@@ -169,7 +169,7 @@ class Operator:
     @property
     def is_kernel(self) -> bool:
         """Whether it moves anything, and is not priced as a GEMM or a collective."""
-        return bool(self.written) and "::" not in self.name and self.name not in _ALLOCATIONS + _PRODUCTS
+        return bool(self.written) and "::" not in self.name and self.name not in _ALLOCATIONS + _GEMMS
 
     @property
     def size_bytes(self) -> int:
@@ -200,7 +200,7 @@ class Fusion:
         for one in operator.written:
             self._changed[id(one)] = one
 
-    def kernels(self, name: str, results: list[torch.Tensor]) -> Iterator[Launched]:
+    def kernels(self, name: str, results: list[torch.Tensor]) -> Iterator[KernelLaunch]:
         """One of the outputs that need sums over rows, one of the others."""
         made = {id(one) for one in self._alive}
         outputs = {_region(one): one for one in results if id(one) in made}
@@ -209,7 +209,7 @@ class Fusion:
             kept = [one for one in outputs.values() if self._sources[id(one)][1] == late]
             read = set[Region]().union(*(self._sources[id(one)][0] for one in kept))
             if kept:
-                yield Launched(name, sum(size for *_, size in read) + sum(_region(one)[2] for one in kept))
+                yield KernelLaunch(name, sum(size for *_, size in read) + sum(_region(one)[2] for one in kept))
 
     def _given(self, tensor: torch.Tensor) -> bool:
         """Whether a changed tensor is an argument, not one the function has made."""
@@ -289,7 +289,7 @@ class KernelClock:
         return float(end - start)
 
 
-def kernels_of_step(launch: Launch, mesh: Mesh) -> dict[str, list[Launched]]:
+def kernels_of_step(launch: Launch, mesh: Mesh) -> dict[str, list[KernelLaunch]]:
     """Kernels of rank 0 in a step of one micro-batch, by part of the computation."""
     with warnings.catch_warnings(), MetaBytes() as meter:
         warnings.simplefilter("ignore")

@@ -282,13 +282,13 @@ class ParallelLinear:
 
         Yields while the all-reduce is in flight, so that the other half can compute.
         """
-        pending = self.communicator.all_reduce(self._product(x, block), self.output_axis, phase, self.layer)
+        pending = self.communicator.all_reduce(self._gemm(x, block), self.output_axis, phase, self.layer)
         if "output" not in self.settings.overlaps:
             pending.wait()
         yield
         return pending.wait()
 
-    def _product(self, x: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    def _gemm(self, x: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
         """This rank's share of the sum; the first rank's has the bias, added as its GEMM writes, so at no cost."""
         if self.bias is None or self.communicator.mesh.coordinate(self.output_axis):
             return x @ block

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError, count_in
 from axonn_tune.files import write_text_atomically
 from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
-from axonn_tune.runtime.devices import device_of, require_gpus, require_memory, resident_bytes, use_device
+from axonn_tune.runtime.devices import device_of, require_free_memory, require_gpus, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of
 from axonn_tune.runtime.mesh import FlightRecorder, Mesh, build_mesh, require_world
 from axonn_tune.runtime.metrics import Metrics
@@ -213,7 +213,7 @@ class Rank:
         if device.type == "cuda" or self.place.local_rank == 0:
             needed_bytes = max(self.launch.predicted.memory_bytes or 0, least_bytes(self.launch))
             ranks = self.place.local_world or min(self.launch.ranks_per_node, self.place.world)
-            require_memory(device, each_bytes=needed_bytes, ranks=ranks)
+            require_free_memory(device, each_bytes=needed_bytes, ranks=ranks)
 
     def _loop(
         self, trainer: Trainer, metrics: Metrics, checkpointer: Checkpointer | None, tracer: Tracer | None
