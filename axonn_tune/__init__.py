@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         run,
         validate,
         validate_launches,
+        validate_rows,
     )
     from axonn_tune.api.search import Options, SearchOptions, SearchResult, search
     from axonn_tune.errors import (
@@ -54,7 +55,8 @@ __version__ = "0.1.0"
 _PLACES = {
     "api.analysis": "Catalog CompareResult Explanation SweepResult "
     "compare explain explain_launch machines models sweep",
-    "api.measurement": "CalibrateOptions Runs calibrate calibrate_from_logs regress run validate validate_launches",
+    "api.measurement": "CalibrateOptions Runs calibrate calibrate_from_logs regress run validate "
+    "validate_launches validate_rows",
     "api.search": "Options SearchOptions SearchResult search",
     "errors": "AxonnTuneError CheckFailedError DocumentError EnvironmentProblem "
     "NothingFeasibleError TrainingFailedError UnknownNameError UsageError",
@@ -98,6 +100,7 @@ __all__ = [
     "sweep",
     "validate",
     "validate_launches",
+    "validate_rows",
 ]
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from axonn_tune.specs.machine import Backend
     from axonn_tune.specs.workload import Precision
     from axonn_tune.validation.comparison import RunComparison
+    from axonn_tune.validation.published.accuracy import Accuracy
     from axonn_tune.validation.regression import Regression
     from axonn_tune.validation.runner import RankRunner, ValidationPlan, ValidationProgress
 
@@ -192,6 +193,21 @@ def validate_launches(
     call = call_text("validate_launches", {"launches": paths, "machine": machine})
     named = None if machine is None else str(machine)
     return compared(plan_from_files(paths, machine=named, command=call), runs)
+
+
+def validate_rows(rows: str | Path, *, machine: MachineLike | None = None, worst: int = 20) -> Accuracy:
+    """Predict the measured steps of a CSV file, as `axonn-tune validate --rows` does; runs nothing.
+
+    machine: price every row on this profile as it is, instead of the shipped one nearest to its words; what a row says
+    otherwise is in `.warnings` of its prediction. worst: how many of the worst rows the summary lists. `.steps` has
+    the predictions, in seconds with 80% intervals, `.summary` their errors. UsageError for a file that cannot be read,
+    DocumentError with every column and cell that is wrong.
+    """
+    from axonn_tune.api.search import whole
+    from axonn_tune.validation.published.accuracy import Files, evaluate
+
+    priced_on = None if machine is None else load_machine(machine)
+    return evaluate(Files(steps=Path(rows)), worst=whole("worst", worst, least=0), machine=priced_on)
 
 
 def compared(

@@ -25,8 +25,11 @@ from axonn_tune.cli.options import (
 
 if TYPE_CHECKING:
     from axonn_tune.api.measurement import Runs
+    from axonn_tune.specs.loading import Loaded
+    from axonn_tune.specs.machine import Machine
     from axonn_tune.specs.results import Baseline, Floors, Tolerances
     from axonn_tune.validation.comparison import RunComparison
+    from axonn_tune.validation.published.accuracy import Files
     from axonn_tune.validation.regression import Regression
     from axonn_tune.validation.runner import Selection, ValidationPlan, ValidationProgress
 
@@ -113,12 +116,14 @@ def validate_command(
     With --published, or a file of rows, against what others measured: training steps, collectives, GEMMs
     and memory. Files given replace the measurements shipped with the tool, and the other kinds are left
     out; docs/accuracy.md lists their columns. With --html every row is drawn, and can be sorted and filtered.
+    Each row of --rows is priced on the shipped profile nearest to its words, or all on that of --machine.
 
     \b
     Examples:
       axonn-tune validate --gpus 2 --model nano --machine here.yaml --precision fp32 --top 3
       axonn-tune validate launch.yaml --lab lab -o measured.yaml
       axonn-tune validate --published --worst 5 --html accuracy.html
+      axonn-tune validate --rows steps.csv --machine mine.yaml
     """
     require_distinct(output=options["output"], html=html)
     if not (published or rows or collectives or gemm or memory):
@@ -134,13 +139,25 @@ def validate_command(
     from axonn_tune.validation.published.accuracy import Files, evaluate
 
     files = Files(steps=rows, collectives=collectives, gemm=gemm, memory=memory)
-    found = evaluate(files, worst=worst)
+    found = evaluate(files, worst=worst, machine=_machine_of_rows(files, options))
     text = json_text(accuracy_document(found), indent=1) if output_format == "json" else accuracy_text(found)
     if html is not None:
         from axonn_tune.report.accuracy import accuracy_sections
 
         write_html(html, accuracy_sections(found, files, command=command_line()))
     click.echo(text, nl=False)
+
+
+def _machine_of_rows(files: Files, options: Mapping[str, Any]) -> Loaded[Machine] | None:
+    """The profile that --machine names for rows of steps; click.UsageError where it would price nothing, or not all."""
+    from axonn_tune.specs.catalog import load_machine
+
+    if not given("machine"):
+        return None
+    if files.steps is None or files.collectives or files.gemm or files.memory:
+        raise click.UsageError("--machine prices the steps of --rows, and no other measurements: give --rows alone.")
+    refuse_search(f"{files.steps} and --machine say", options)
+    return load_machine(options["machine"])
 
 
 def _validate_runs(

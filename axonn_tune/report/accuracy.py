@@ -15,6 +15,7 @@ from html import escape
 
 from axonn_tune import __version__
 from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import UNKNOWN
 from axonn_tune.report import page
 from axonn_tune.report.output import (
     NOTHING,
@@ -29,6 +30,8 @@ from axonn_tune.report.output import (
     words,
 )
 from axonn_tune.report.ranking_section import MOST_ROWS
+from axonn_tune.specs.loading import Loaded
+from axonn_tune.specs.machine import Machine
 from axonn_tune.units import GIB, MICRO, show_seconds
 from axonn_tune.validation.published.accuracy import (
     Accuracy,
@@ -39,7 +42,7 @@ from axonn_tune.validation.published.accuracy import (
     StepSummary,
 )
 from axonn_tune.validation.published.measurements import RELATIVE, Evaluation, errors_by_group
-from axonn_tune.validation.published.rows import SHIPPED, framework_of
+from axonn_tune.validation.published.rows import SHIPPED, framework_of, nearest_framework
 from axonn_tune.validation.quality import Errors
 
 ACCURACY_SCHEMA = "axonn-tune/accuracy/1"
@@ -188,9 +191,13 @@ def accuracy_document(found: Accuracy) -> Json:
     without = {f"without_{kind}": _step_summary(summary) for kind, summary in found.without.items()}
     return {
         "schema": ACCURACY_SCHEMA,
+        "machine": None if found.machine is None else found.machine.document.name,
         "summary": {**_step_summary(found.summary), **without},
         "rows": [
-            fields_of(one, _STEP, id=one.row.id, why_not=one.why_not or None, measured_s=one.row.step_s)
+            {
+                **fields_of(one, _STEP, id=one.row.id, why_not=one.why_not or None, measured_s=one.row.step_s),
+                "warnings": [*one.warnings, *_unknown_software(one)],
+            }
             for one in found.steps
         ],
         **{
@@ -216,12 +223,25 @@ def _step_summary(summary: StepSummary) -> Json:
 
 def accuracy_text(found: Accuracy) -> str:
     """Everything, for a person."""
-    parts = [steps_text(found.summary, found.without)] if found.steps else []
+    parts = [] if found.machine is None else [f"steps priced on {_profile(found.machine)}\n"]
+    parts += [steps_text(found.summary, found.without)] if found.steps else []
     for kind in _kinds(found):
         parts.append(_errors_text(f"{kind.name}{kind.large}", errors_by_group(kind.evaluations)))
         counts = _reasons(kind.evaluations)
         parts.append("".join(f"not predicted: {one['rows']:,} rows: {one['why_not']}\n" for one in counts))
     return "\n".join(part for part in parts if part)
+
+
+def _profile(machine: Loaded[Machine]) -> str:
+    return f"{machine.document.name}, {machine.path}"
+
+
+def _unknown_software(one: PredictedRow) -> list[str]:
+    """That a row's software is not known, with the nearest that is; nothing otherwise."""
+    name = one.row.framework
+    if framework_of(one.row).name != UNKNOWN:
+        return []
+    return [f"unknown framework, priced as the mean of all known ones: {name or 'no name'}{nearest_framework(name)}"]
 
 
 def _reasons(evaluations: Sequence[Evaluation]) -> list[Json]:
@@ -239,8 +259,8 @@ def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> 
         parts.append(_steps_text("worst rows", summary.worst))
     parts.append(text_of(_INTERLEAVING, list(map(_step_row, summary.of_unknown_interleaving))))
     parts.append(_steps_text("rows without a time", [one for one in summary.not_measured if one.predicted_s]))
-    unknown = sorted({one.row.framework for one in summary.of_unknown_software})
-    parts += [f"unknown framework, priced as the mean of all known ones: {name or 'no name'}" for name in unknown]
+    parts += sorted({words for one in summary.of_unknown_software for words in _unknown_software(one)})
+    parts += [f"warning: {one.row.id}: {words}" for one in summary.warned for words in one.warnings]
     parts += [f"not predicted: {one.row.id}: {one.why_not}" for one in summary.not_predicted]
     return "\n".join(part for part in parts if part) + "\n"
 
@@ -318,6 +338,8 @@ def accuracy_sections(found: Accuracy, files: Files, *, command: str) -> list[Js
     for kind in _kinds(found):
         sections.append(_kind_section(kind, f"s{len(sections) + 1}"))
     read = list(_read(files))
+    if found.machine is not None:
+        read.append(("machine", f"{_profile(found.machine)}, SHA-256 {found.machine.sha256}"))
     if not sections:
         raise UsageError(f"nothing to report: no rows in {', '.join(words for _, words in read)}")
     sections[-1]["blocks"].append(page.origin_fold([("axonn-tune", __version__), ("command", command), *read]))
@@ -350,6 +372,8 @@ def _steps_section(found: Accuracy) -> Json:
         f"{summary.predicted:,} of {summary.rows:,} rows are predicted, from their model, layout, software and "
         "accelerator. Error: predicted / measured − 1."
     ]
+    if found.machine is not None:
+        lead.append(f"All on {found.machine.document.name}; {len(summary.warned):,} say that they ran elsewhere.")
     return page.section("s1", "Training steps", lead=lead, cards=_step_cards(found), blocks=blocks)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from axonn_tune import validate_rows
 from tests.cli.running import good, run
 from tests.unit.report.published import STEPS, files, step
 
@@ -34,6 +35,10 @@ def test_a_report_beside_the_text(tmp_path: Path) -> None:
         ("--rows {folder}/rows.csv --html {folder}/none/r.html", "there is no folder '{folder}/none'"),
         ("--rows {folder}/empty.csv --html {folder}/r.html", "nothing to report: no rows in {folder}/empty.csv"),
         ("--rows {folder}/torn.csv --html {folder}/r.html", "no column 'gpu'"),
+        ("--rows {folder}/rows.csv --machine perlmuter", "did you mean 'perlmutter'?"),
+        ("--published --machine perlmutter", "--machine prices the steps of --rows"),
+        ("--rows {folder}/rows.csv --gemm {folder}/g.csv --machine perlmutter", "give --rows alone"),
+        ("--rows {folder}/rows.csv --machine perlmutter --gpus 8", "leave out --gpus"),
     ],
 )
 def test_refusals(line: str, message: str, tmp_path: Path) -> None:
@@ -53,3 +58,36 @@ def test_without_plotly_nothing_is_predicted(tmp_path: Path, monkeypatch: pytest
     done = run(f"validate --rows {tmp_path}/none.csv --html {tmp_path}/r.html")
     assert done.code == 5
     assert "pip install 'axonn-tune[report]'" in done.err
+
+
+def test_rows_on_a_profile_of_ones_own(tmp_path: Path) -> None:
+    """Guards --machine: every row on that profile, warnings by id in the text, in JSON, and from Python alike."""
+    profile, rows, report = tmp_path / "mine.yaml", tmp_path / "rows.csv", tmp_path / "r.html"
+    profile.write_text(good("machines show dgx-h100").out.replace("name: dgx-h100", "name: mine"), "utf-8")
+    rows.write_text(STEPS + step("one") + step("two", gpu="H100") + step("three", gpu="Abacus"), "utf-8")
+    line = f"validate --rows {rows} --machine {profile}"
+    said = good(f"{line} --html {report}").out
+    assert said.startswith(f"steps priced on mine, {profile}\n")
+    warning = "gpu is 'A100-SXM', the accelerator of mine is 'H100-SXM5-80GB'"
+    assert [text for text in said.splitlines() if text.startswith("warning: ")] == [
+        f"warning: one: {warning}",
+        f"warning: three: {warning.replace('A100-SXM', 'Abacus')}",
+    ]
+    document = good(f"{line} --format json").document
+    found = validate_rows(rows, machine=profile)
+    assert document["machine"] == "mine"
+    assert [row["warnings"] for row in document["rows"]] == [list(one.warnings) for one in found.steps]
+    assert len({row["predicted_s"] for row in document["rows"]}) == 1
+    assert [row["predicted_s"] for row in document["rows"]] == [one.predicted_s for one in found.steps]
+    assert "All on mine; 2 say that they ran elsewhere." in report.read_text("utf-8")
+
+
+def test_a_misspelt_framework_is_named_with_the_nearest(tmp_path: Path) -> None:
+    """Guards rows of unknown software: priced, with the nearest known word, as text and as JSON."""
+    rows = tmp_path / "rows.csv"
+    rows.write_text(STEPS + step("one").replace("Megatron-LM", "Megatorn-LM"), "utf-8")
+    words = "unknown framework, priced as the mean of all known ones: Megatorn-LM, did you mean 'megatron'?"
+    assert words in good(f"validate --rows {rows}").out.splitlines()
+    (row,) = good(f"validate --rows {rows} --format json").document["rows"]
+    assert row["warnings"] == [words]
+    assert row["predicted_s"] > 0.0

@@ -17,6 +17,8 @@ from typing import Literal, TypeAlias, get_args
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.frameworks import UNKNOWN
 from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.specs.loading import Loaded
+from axonn_tune.specs.machine import Machine
 from axonn_tune.units import GIB
 from axonn_tune.validation.published.measurements import (
     Evaluation,
@@ -29,6 +31,7 @@ from axonn_tune.validation.published.rows import (
     Case,
     StepRow,
     case_of,
+    differences,
     framework_of,
     interleavings,
     read_records,
@@ -52,7 +55,7 @@ class PredictedRow:
     """What is predicted of a row; without a step time, `why_not` says why.
 
     plain_s: of a row that does not say whether its stages are interleaved, the step without; its step time is the
-    shortest of all that are possible.
+    shortest of all that are possible. warnings: what the row says of its machine that the profile does not.
     """
 
     row: StepRow
@@ -64,6 +67,7 @@ class PredictedRow:
     high_s: float | None = None
     why_not: str = ""
     plain_s: float | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def error(self) -> float | None:
@@ -90,9 +94,11 @@ class PredictedRow:
         return ", ".join(words)
 
 
-def predict_steps(rows: Iterable[StepRow]) -> tuple[PredictedRow, ...]:
-    """Predictions in the order of the rows."""
-    return tuple(_predict(row) for row in rows)
+def predict_steps(rows: Iterable[StepRow], *, machine: Machine | None = None) -> tuple[PredictedRow, ...]:
+    """Predictions in the order of the rows, each on the nearest profile, or all on `machine` as it is."""
+    if machine is None:
+        return tuple(_predict(row, None) for row in rows)
+    return tuple(replace(_predict(row, machine), warnings=differences(row, machine)) for row in rows)
 
 
 def best_pricing(case: Case, configurations: Iterable[Configuration]) -> Pricing:
@@ -112,8 +118,8 @@ def limit_bytes(case: Case) -> float:
     return memory_limit_bytes(case.machine.accelerator) * (1.0 + MEMORY_TOLERANCE)
 
 
-def _predict(row: StepRow) -> PredictedRow:
-    case = case_of(row)
+def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
+    case = case_of(row, machine=machine)
     if isinstance(case, str):
         return PredictedRow(row, why_not=case)
     known = row.interleave_known
@@ -234,6 +240,7 @@ class StepSummary:
     not_measured: tuple[PredictedRow, ...]
     of_unknown_software: tuple[PredictedRow, ...]
     of_unknown_interleaving: tuple[PredictedRow, ...]
+    warned: tuple[PredictedRow, ...]
 
     @property
     def spearman(self) -> float | None:
@@ -268,6 +275,7 @@ def summarize_steps(predictions: Sequence[PredictedRow], *, worst: int = 20) -> 
         not_predicted=tuple(one for one in predictions if one.predicted_s is None),
         not_measured=tuple(one for one in predictions if one.row.step_s is None),
         of_unknown_interleaving=tuple(one for one in measured if one.plain_s is not None),
+        warned=tuple(one for one in predictions if one.warnings),
         of_unknown_software=tuple(one for one in predictions if framework_of(one.row).name == UNKNOWN),
     )
 
@@ -294,6 +302,7 @@ class Accuracy:
     """What was predicted of each kind, in the order of its rows; empty for a kind that was left out.
 
     without: steps by fits that have not seen a row's family, or its source; of the shipped rows alone.
+    machine: the profile that all steps were priced on; None: each on the nearest.
     """
 
     steps: tuple[PredictedRow, ...]
@@ -302,13 +311,18 @@ class Accuracy:
     gemms: tuple[Evaluation, ...]
     memory: tuple[Evaluation, ...]
     without: Mapping[LeftOut, StepSummary] = field(default_factory=dict)
+    machine: Loaded[Machine] | None = None
 
 
-def evaluate(files: Files, *, worst: int) -> Accuracy:
-    """Predict everything; errors as `rows.read_steps`. `worst`: how many of the worst steps the summary lists."""
+def evaluate(files: Files, *, worst: int, machine: Loaded[Machine] | None = None) -> Accuracy:
+    """Predict everything; errors as `rows.read_steps`.
+
+    worst: how many of the worst steps the summary lists. machine: price all steps on this profile as it is.
+    """
     chosen = files.or_shipped()
-    steps = () if chosen.steps is None else predict_steps(read_steps(chosen.steps))
-    own = chosen.steps == SHIPPED / "steps.csv"
+    profile = None if machine is None else machine.document
+    steps = () if chosen.steps is None else predict_steps(read_steps(chosen.steps), machine=profile)
+    own = machine is None and chosen.steps == SHIPPED / "steps.csv"
     return Accuracy(
         steps=steps,
         summary=summarize_steps(steps, worst=worst),
@@ -316,4 +330,5 @@ def evaluate(files: Files, *, worst: int) -> Accuracy:
         collectives=() if chosen.collectives is None else evaluate_collectives(chosen.collectives),
         gemms=() if chosen.gemm is None else evaluate_gemms(chosen.gemm),
         memory=() if chosen.memory is None else evaluate_memory(chosen.memory),
+        machine=machine,
     )

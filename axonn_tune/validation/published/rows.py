@@ -1,8 +1,8 @@
 """Rows of measured training steps, and what each means to the cost model.
 
-A CSV file has one row per measured layout. Columns may come in any order and more of them than are read; those in
-`NEEDED` must be there. An empty cell, `nan` or words where a number is expected mean that the source does not say; an
-empty `vpp` means no interleaving, `unknown` that the source is silent about it.
+A CSV file has one row per measured layout. Columns are those of `COLUMNS`, in any order; those in `NEEDED` must be
+there. An empty cell, `nan` or words where a number is expected mean that the source does not say; an empty `vpp` means
+no interleaving, `unknown` that the source is silent about it. Cells with few possible words hold one of them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TypeVar
 
 from axonn_tune.cost.prediction import Configuration
-from axonn_tune.errors import DocumentError, Problem, UsageError
-from axonn_tune.frameworks import find_framework
+from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
+from axonn_tune.frameworks import UNKNOWN, find_framework
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid, divisors
 from axonn_tune.program.constraints import broken_constraints
@@ -38,6 +39,17 @@ _LARGEST = 1e18
 Read = TypeVar("Read")
 
 NEEDED = ("id", "gpu", "n_gpus", "framework", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
+
+_READ = (
+    *("dataset", "family", "system", "network", "gpus_per_node", "gpu_mem_gb", "model", "kv_heads", "gated_mlp", "mbs"),
+    *("tp", "pp", "vpp", "cp", "dp", "zero_stage", "seq_parallel", "recompute", "precision", "attn", "overlap"),
+    *("step_s", "mem_gib", "vocab_multiple", "notes"),
+)
+_DESCRIPTIVE = ("source", "source_loc", "url", "confidence", "params_b", "grad_accum", "tflops_per_gpu")
+
+COLUMNS = (*NEEDED, *_READ, *_DESCRIPTIVE, "flops_convention")
+"""Every column of a file of steps: those that must be there, those that are read where they are, and those that say
+where a row comes from, or repeat in other units what others say."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +104,19 @@ class StepRow(Place):
 
 def read_steps(path: Path) -> tuple[StepRow, ...]:
     """Every row of a file; UsageError if it cannot be read, DocumentError with all problems of its contents."""
-    return each_record(path, NEEDED, _step_row)
+    return each_record(path, NEEDED, _step_row, known=COLUMNS)
 
 
 def each_record(
-    path: Path, needed: tuple[str, ...], reading: Callable[[Mapping[str, str], int], Read]
+    path: Path,
+    needed: tuple[str, ...],
+    reading: Callable[[Mapping[str, str], int], Read],
+    *,
+    known: tuple[str, ...] = (),
 ) -> tuple[Read, ...]:
-    """What every record means; DocumentError with the line of every ValueError, else errors as `read_records`."""
+    """What every record means; DocumentError with the line of every ValueError, else as `read_records`."""
     found, problems = [], []
-    for line, record in read_records(path, needed=needed):
+    for line, record in read_records(path, needed=needed, known=known):
         try:
             found.append(reading(record, line))
         except ValueError as error:
@@ -150,6 +166,8 @@ _WORDS = {
 
 def _step_row(stated: Mapping[str, str], line: int) -> StepRow:
     record = _mended(stated)
+    if odd := list(_odd_words(record)):
+        raise ValueError("; ".join(odd))
     tensor, pipeline, context = (count(record, name, 1) for name in ("tp", "pp", "cp"))
     gpus, heads = count(record, "n_gpus"), count(record, "heads")
     kv_heads = count(record, "kv_heads", heads)
@@ -193,22 +211,85 @@ def _multiple(record: Mapping[str, str]) -> int | None:
     return None if value is None else int(value)
 
 
+_YES, _NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0")
+
+
 def _flag(record: Mapping[str, str], name: str) -> bool:
-    return record.get(name, "").lower() in {"1", "1.0", "true", "yes"}
+    return record.get(name, "").lower() in _YES
 
 
-def read_records(path: Path, *, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Records of a CSV file with their line numbers; UsageError if it
-    cannot be read, DocumentError if a needed column is missing."""
+# Cells with few possible words: what else they hold is refused, because it would silently mean something else.
+
+_SILENT = ("", "nan", "unknown", "not stated")
+"""Words of a cell that does not say."""
+_FORMATS = ("bf16", "fp16", "fp32", "fp64", "bfloat16", "half", "mixed")
+_UNMODELLED = ("fp8", "int8", "fp4", "tf32")
+"""Number formats that rows may have, and are then not predicted."""
+
+
+def _odd_words(record: Mapping[str, str]) -> Iterator[str]:
+    """What is wrong with each cell whose words mean nothing."""
+    readable: tuple[tuple[str, Callable[[str], bool], tuple[str, ...]], ...] = (
+        ("recompute", _is_recompute, RECOMPUTES),
+        ("precision", _is_format, _FORMATS[:4]),
+        ("zero_stage", _is_zero_stage, ("0", "1", "2", "3", "sharded", "fsdp")),
+        ("seq_parallel", lambda text: text in (*_YES, *_NO), (*_YES[:3], *_NO[:3])),
+        ("gated_mlp", lambda text: text in (*_YES, *_NO), (*_YES[:3], *_NO[:3])),
+    )
+    for column, means, known in readable:
+        text = record.get(column, "").lower()
+        if text not in _SILENT and not means(text):
+            near = _nearest(text, known)
+            yield f"{column} is {record[column]!r}{near or '; known: ' + ', '.join(known)}"
+
+
+def _nearest(text: str, known: Iterable[str]) -> str:
+    """`suggest` for a cell, or for the first of its words that is near something known."""
+    names = tuple(known)
+    lower = text.lower()
+    parts = (lower, *re.findall("[a-z0-9-]+", lower), *re.findall("[0-9]", lower))
+    return next(filter(None, (suggest(part, names) for part in parts)), "")
+
+
+def _is_recompute(text: str) -> bool:
+    first = re.match("[a-z]*", text)
+    return "not stated" in text or (first is not None and first[0] in RECOMPUTES)
+
+
+def _is_format(text: str) -> bool:
+    words = re.findall("[a-z0-9]+", text)
+    return any(word in _FORMATS for word in words) or any(name in text for name in _UNMODELLED)
+
+
+def _is_zero_stage(text: str) -> bool:
+    return re.match(r"[0-3](\.0)?(?![\w.])", text) is not None or "shard" in text or "fsdp" in text
+
+
+def read_records(
+    path: Path, *, needed: tuple[str, ...], known: tuple[str, ...] = ()
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Records of a CSV file with their line numbers; UsageError if it cannot be read.
+
+    known: all columns there may be; empty: any. DocumentError for columns that are missing, twice there or not known.
+    """
     try:
         reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-        missing = [name for name in needed if name not in (reader.fieldnames or ())]
-        if missing:
-            raise DocumentError(str(path), [Problem("", f"no column {name!r}", 1) for name in missing])
+        if wrong := list(_wrong_columns(reader.fieldnames or (), needed, known)):
+            raise DocumentError(str(path), [Problem("", words, 1) for words in wrong])
         for record in reader:
             yield reader.line_num, {name: (value or "").strip() for name, value in record.items() if name}
     except csv.Error as error:
         raise UsageError(f"cannot read {path}: {error}") from error
+
+
+def _wrong_columns(names: Iterable[str], needed: tuple[str, ...], known: tuple[str, ...]) -> Iterator[str]:
+    """What is wrong with a heading; columns without a name are not read."""
+    there = Counter(filter(None, names))
+    yield from (f"no column {name!r}" for name in needed if name not in there)
+    yield from (f"column {name!r} is there {times} times" for name, times in there.items() if times > 1)
+    for name in there:
+        if known and name not in known:
+            yield f"unknown column {name!r}{_nearest(name, known) or '; known: ' + ', '.join(known)}"
 
 
 def above_zero(record: Mapping[str, str], name: str) -> float | None:
@@ -281,6 +362,25 @@ LARGEST_NODE = 16
 
 LINE_RATE_SHARE = 0.9
 """Of a network's line rate, what collectives reach (DGX A100, H100 and B200: 0.89 to 0.95)."""
+
+
+def differences(row: StepRow, machine: Machine) -> tuple[str, ...]:
+    """What a row says of its machine that a profile it is priced on does not, in words."""
+    found = []
+    if row.gpu.lower() not in _SILENT and not _same_chip(row.gpu, machine.accelerator.name):
+        found.append(f"gpu is {row.gpu!r}, the accelerator of {machine.name} is {machine.accelerator.name!r}")
+    node, domain = machine.launcher.ranks_per_node, machine.tiers[0].ranks or 0
+    # Nodes of a rack that is one domain may have any number.
+    if domain <= LARGEST_NODE and row.gpus_per_node not in (None, node, domain):
+        found.append(f"gpus_per_node is {row.gpus_per_node}, {machine.name} has {node}")
+    return tuple(found)
+
+
+def _same_chip(name: str, other: str) -> bool:
+    """Whether two names hold the same known word, or one that is not known is within the other."""
+    first, second = name.lower(), other.lower()
+    words = [next((word for word, _ in ACCELERATORS if word in lower), "") for lower in (first, second)]
+    return words[0] == words[1] if any(words) else first in second or second in first
 
 
 def profile_of(place: Place) -> str | None:
@@ -382,7 +482,7 @@ _FITTED_CHIPS = ("a100", "h100", "gb200")
 def framework_of(row: StepRow) -> Framework:
     """The framework a row names, with what the row itself says of attention, overlap, ZeRO and compilation."""
     words = row.framework.lower()
-    name = next((known for word, known in FRAMEWORK_WORDS if word in words), "unknown")
+    name = next((known for word, known in FRAMEWORK_WORDS if word in words), UNKNOWN)
     said = f"{row.framework} {row.overlap} {row.notes}".lower()
     if name == "torchtitan" and ("compile" not in said or "eager" in row.overlap.lower()):
         name = "torchtitan-eager"
@@ -391,6 +491,11 @@ def framework_of(row: StepRow) -> Framework:
         # Where it does not say so, what ran on these is NeMo before it had FlashAttention and fused layers.
         name = "nemo-2022"
     return _as_stated(find_framework(name), row)
+
+
+def nearest_framework(words: str) -> str:
+    """`, did you mean 'nemo'?` for software that is not known, or an empty string."""
+    return _nearest(words, [word for word, _ in FRAMEWORK_WORDS])
 
 
 def _as_stated(found: Framework, row: StepRow) -> Framework:
@@ -428,15 +533,20 @@ def _zero_stage(row: StepRow) -> int:
 # Its model, workload and configurations.
 
 
-def case_of(row: StepRow) -> Case | str:
-    """Map a row; the reason in words where something in it is out of scope or impossible."""
+def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
+    """Map a row; the reason in words where something in it is out of scope or impossible.
+
+    machine: price it on this profile as it is, whatever the row says of its machine.
+    """
     precision = _precision(row.precision)
     if precision is None:
         return f"number format {row.precision!r} is not modelled: bf16, fp16, fp32 and fp64 are"
-    machine = machine_of(row)
-    if machine is None:
+    priced_on = machine_of(row) if machine is None else machine
+    if priced_on is None:
         known = ", ".join(sorted({word.upper() for word, _ in ACCELERATORS}))
         return f"no machine profile has the accelerator {row.gpu!r}: known are {known}"
+    if precision not in priced_on.accelerator.peak_tflops:
+        return f"{priced_on.name} states no peak for {precision}"
     ranks = row.tensor * row.pipeline * row.context * row.data
     if ranks != row.gpus:
         parts = f"tensor {row.tensor} x pipeline {row.pipeline} x context {row.context} x data {row.data}"
@@ -448,8 +558,9 @@ def case_of(row: StepRow) -> Case | str:
     if not found:
         wrong = _wrong(next(_open(row, framework)), model, workload, framework)
         return "; ".join(wrong) or "no layout satisfies the constraints"
-    chip = any(name in row.gpu.lower() for name in _FITTED_CHIPS)
-    return Case(row, model, workload, machine, framework, found, framework.name != "unknown", chip)
+    named = row.gpu if machine is None else machine.accelerator.name
+    chip = any(name in named.lower() for name in _FITTED_CHIPS)
+    return Case(row, model, workload, priced_on, framework, found, framework.name != UNKNOWN, chip)
 
 
 def _precision(words: str) -> Precision | None:
@@ -458,7 +569,7 @@ def _precision(words: str) -> Precision | None:
         return None
     if "fp16" in text or "half" in text or "mixed" in text:
         return "bf16" if text.startswith("bf16") else "fp16"
-    if text in {"", "nan"}:
+    if text in _SILENT:
         return "bf16"
     found: dict[str, Precision] = {"bf16": "bf16", "bfloat16": "bf16", "fp64": "fp64", "fp32": "fp32"}
     return next((precision for word, precision in found.items() if word in text), None)

@@ -13,17 +13,29 @@ from axonn_tune.frameworks.megatron_core import MEGATRON_CORE
 from axonn_tune.program.dimensions import table_rows
 from axonn_tune.program.size import PLAIN
 from axonn_tune.report.accuracy import steps_text
+from axonn_tune.specs.catalog import load_machine
 from axonn_tune.validation.published.accuracy import predict_steps, summarize_steps
-from axonn_tune.validation.published.rows import Case, StepRow, case_of, read_steps
+from axonn_tune.validation.published.rows import (
+    COLUMNS,
+    SHIPPED,
+    Case,
+    StepRow,
+    case_of,
+    differences,
+    nearest_framework,
+    read_records,
+    read_steps,
+)
 
 HEADER = "id,dataset,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,recompute,precision"
 VALUES = "one,{dataset},A100-SXM,8,Megatron-DeepSpeed,24,2048,16,8192,51200,1024,64,4,{tensor},full,fp16"
 
 
 def read(tmp_path: Path, *, more: dict[str, str] | None = None, dataset: str = "own", tensor: int = 1) -> StepRow:
-    """A row of a file with some more columns."""
-    names, values = list(more or {}), list((more or {}).values())
-    lines = [",".join([HEADER, *names]), ",".join([VALUES.format(dataset=dataset, tensor=tensor), *values])]
+    """A row of a file with some more columns, or other values in those it has."""
+    known = zip(HEADER.split(","), VALUES.format(dataset=dataset, tensor=tensor).split(","), strict=True)
+    row = dict(known) | (more or {})
+    lines = [",".join(row), ",".join(row.values())]
     path = tmp_path / "rows.csv"
     path.write_text("\n".join(lines) + "\n")
     return read_steps(path)[0]
@@ -92,3 +104,150 @@ def test_unknown_formats_and_accelerators_say_what_is_known(tmp_path: Path) -> N
     reasons = [one.why_not for one in predict_steps(wrong)]
     assert "bf16, fp16, fp32 and fp64" in reasons[0]
     assert "H100" in reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("recompute", "ful", "recompute is 'ful', did you mean 'full'?"),
+        ("recompute", "maybe", "recompute is 'maybe'; known: none, selective, full"),
+        ("precision", "bf61", "precision is 'bf61', did you mean 'bf16'?"),
+        ("seq_parallel", "ture", "seq_parallel is 'ture', did you mean 'true'?"),
+        ("gated_mlp", "2", "gated_mlp is '2'; known: 1, true, yes, 0, false, no"),
+        ("zero_stage", "ZeRO-3", "zero_stage is 'ZeRO-3', did you mean '3'?"),
+        ("zero_stage", "shraded", "zero_stage is 'shraded', did you mean 'sharded'?"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(tmp_path: Path, column: str, value: str, message: str) -> None:
+    """Guards cells with few possible words: one that was passed over would price another layout than was measured."""
+    with pytest.raises(DocumentError, match=re.escape(f"rows.csv:2: one: {message}")):
+        read(tmp_path, more={"seq_parallel": "0", "gated_mlp": "0", "zero_stage": "0", column: value})
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(
+            ("recompute", value)
+            for value in ("", "nan", "unknown", "not stated", "Full", "none (paper)", "selective op")
+        ),
+        *(
+            ("precision", value)
+            for value in ("", "not stated", "BF16", "bf16-mixed", "fp16/bf16 (not stated)", "mxfp8")
+        ),
+        *(("zero_stage", value) for value in ("", "0", "3", "2.0", "1 (optimizer)", "FSDP (not params)", "sharded")),
+        *(("gated_mlp", value) for value in ("", "1.0", "True", "no")),
+    ],
+)
+def test_words_that_mean_something_are_read(tmp_path: Path, column: str, value: str) -> None:
+    """Guards what rows of publications write: none of it is refused."""
+    assert read(tmp_path, more={column: value}).id == "one"
+
+
+def test_silent_cells_are_open(tmp_path: Path) -> None:
+    """Guards `unknown`: what a row does not say is taken as of an empty cell."""
+    silent, empty = (read(tmp_path, more={"precision": word, "recompute": word}) for word in ("unknown", ""))
+    first, second = predict_steps([silent, empty])
+    assert first.predicted_s is not None
+    assert (first.predicted_s, first.configuration) == (second.predicted_s, second.configuration)
+
+
+def test_every_wrong_column_is_named(tmp_path: Path) -> None:
+    """Guards headings: unknown, misspelt, missing and doubled columns, all at once."""
+    path = tmp_path / "rows.csv"
+    names = HEADER.replace(",gpu,", ",gbu,")
+    path.write_text(f"{names},tp,zero_stagee,kapow\n", "utf-8")
+    with pytest.raises(DocumentError) as caught:
+        read_steps(path)
+    messages = [problem.message for problem in caught.value.problems]
+    assert messages[:4] == [
+        "no column 'gpu'",
+        "column 'tp' is there 2 times",
+        "unknown column 'gbu', did you mean 'gpu'?",
+        "unknown column 'zero_stagee', did you mean 'zero_stage'?",
+    ]
+    assert messages[4].startswith("unknown column 'kapow'; known: id, gpu, ")
+    assert {problem.line for problem in caught.value.problems} == {1}
+
+
+def test_descriptive_columns_and_unnamed_ones_stay_readable(tmp_path: Path) -> None:
+    """Guards files as publications have them: what describes a row is known, and a comma at the end is no column."""
+    assert read(tmp_path, more={"source_loc": "table 2", "tflops_per_gpu": "120", "": ""}).id == "one"
+    _, record = next(iter(read_records(SHIPPED / "steps.csv", needed=("id",))))
+    assert record.keys() <= set(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "per_node", "machine", "expected"),
+    [
+        ("A100-SXM", "4", "perlmutter", []),
+        ("", "", "perlmutter", []),
+        ("a cpu core", "", "localhost", ["gpu is 'a cpu core', the accelerator of localhost is 'one CPU core'"]),
+        ("CPU", "", "localhost", []),
+        ("B200", "72", "gb200-nvl72", ["gpu is 'B200', the accelerator of gb200-nvl72 is 'GB200-186GB'"]),
+        ("GB200", "72", "gb200-nvl72", []),
+        ("GB200", "4", "gb200-nvl72", []),
+        (
+            "H100",
+            "8",
+            "perlmutter",
+            [
+                "gpu is 'H100', the accelerator of perlmutter is 'A100-SXM4-40GB'",
+                "gpus_per_node is 8, perlmutter has 4",
+            ],
+        ),
+    ],
+)
+def test_what_a_row_says_against_a_profile(
+    tmp_path: Path, gpu: str, per_node: str, machine: str, expected: list[str]
+) -> None:
+    """Guards warnings: another accelerator or node, and none for names that mean the same or say nothing."""
+    row = replace(read(tmp_path, more={"gpus_per_node": per_node}), gpu=gpu)
+    assert list(differences(row, load_machine(machine).document)) == expected
+
+
+def test_a_profile_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Guards --machine: nothing that a row says of memory, node or network changes the profile or its price."""
+    said = {"gpus_per_node": "4", "gpu_mem_gb": "40", "network": "8x HDR 200Gb/s", "system": "Frontier"}
+    plain, worded = read(tmp_path), read(tmp_path, more=said)
+    machine = load_machine("dgx-h100").document
+    case = case_of(worded, machine=machine)
+    assert isinstance(case, Case)
+    assert case.machine is machine
+    first, second = predict_steps([plain, worded], machine=machine)
+    assert first.predicted_s == second.predicted_s
+    assert first.predicted_s != predict_steps([plain])[0].predicted_s
+    assert [bool(one.warnings) for one in (first, second)] == [True, True]
+
+
+def test_an_accelerator_without_a_fit_has_a_wider_interval(tmp_path: Path) -> None:
+    """Guards --machine: doubt is that of the profile's accelerator, not of the one that a row names."""
+    known, other = (
+        predict_steps([read(tmp_path)], machine=load_machine(name).document)[0] for name in ("dgx-a100", "frontier")
+    )
+    assert other.high_s / other.low_s > known.high_s / known.low_s  # type: ignore[operator]
+
+
+def test_a_number_format_without_a_peak_says_so(tmp_path: Path) -> None:
+    """Guards --machine with a profile that states few formats: a row says why it is not predicted, others are."""
+    profile = load_machine("dgx-h100").document
+    chip = profile.accelerator.model_copy(update={"peak_tflops": {"bf16": 900.0}})
+    machine = profile.model_copy(update={"accelerator": chip})
+    rows = [read(tmp_path), replace(read(tmp_path), precision="bf16")]
+    first, second = predict_steps(rows, machine=machine)
+    assert first.why_not == "dgx-h100 states no peak for fp16"
+    assert second.predicted_s is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("Megatorn-LM", ", did you mean 'megatron'?"),
+        ("our fork of torchtitn, nightly", ", did you mean 'torchtitan'?"),
+        ("SomethingNew", ""),
+        ("", ""),
+    ],
+)
+def test_unknown_software_has_a_nearest_word(words: str, hint: str) -> None:
+    """Guards a misspelt framework: it is priced with more doubt than it needs, and the output says how to mend that."""
+    assert nearest_framework(words) == hint
