@@ -190,12 +190,18 @@ def hold(document: D | Loaded[D], *, schema: type[D], overrides: Sequence[str] =
 def read_text(path: Path, *, limit_bytes: int = DATA_BYTES) -> str:
     """Text of a UTF-8 file; UsageError if there is none to read or it is too long, DocumentError if it is not UTF-8."""
     try:
-        return read_regular(path, limit_bytes=limit_bytes).decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise UsageError(f"no file {str(path)!r}{_nearest_file(path)}") from error
+        return read_bytes(path, limit_bytes=limit_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise DocumentError(str(path), [Problem("", f"not UTF-8 text: {error.reason}", line)]) from error
+
+
+def read_bytes(path: Path, *, limit_bytes: int) -> bytes:
+    """Content of a file; UsageError if there is none to read or it is too long."""
+    try:
+        return read_regular(path, limit_bytes=limit_bytes)
+    except FileNotFoundError as error:
+        raise UsageError(f"no file {str(path)!r}{_nearest_file(path)}") from error
     except OSError as error:
         raise UsageError(f"cannot read {str(path)!r}: {error.strerror}") from error
 
