@@ -24,11 +24,11 @@ if TYPE_CHECKING:
         models,
         sweep,
     )
+    from axonn_tune.api.learning import diagnose, learn
     from axonn_tune.api.measurement import (
         CalibrateOptions,
         Runs,
         calibrate,
-        calibrate_from_logs,
         regress,
         run,
         validate,
@@ -55,8 +55,8 @@ __version__ = "0.1.0"
 _PLACES = {
     "api.analysis": "Catalog CompareResult Explanation SweepResult "
     "compare explain explain_launch machines models sweep",
-    "api.measurement": "CalibrateOptions Runs calibrate calibrate_from_logs regress run validate "
-    "validate_launches validate_rows",
+    "api.learning": "diagnose learn",
+    "api.measurement": "CalibrateOptions Runs calibrate regress run validate validate_launches validate_rows",
     "api.search": "Options SearchOptions SearchResult search",
     "errors": "AxonnTuneError CheckFailedError DocumentError EnvironmentProblem "
     "NothingFeasibleError TrainingFailedError UnknownNameError UsageError",
@@ -86,10 +86,11 @@ __all__ = [
     "UsageError",
     "__version__",
     "calibrate",
-    "calibrate_from_logs",
     "compare",
+    "diagnose",
     "explain",
     "explain_launch",
+    "learn",
     "load_machine",
     "load_model",
     "machines",

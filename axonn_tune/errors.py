@@ -63,8 +63,9 @@ class DocumentError(AxonnTuneError):
 _ADVICE = {
     "machine": (
         "Profiles of your own: `axonn-tune calibrate -o mine.yaml` measures the machine it runs on (under srun or\n"
-        "torchrun a cluster; with --from-logs it takes the network from logs of nccl-tests). Or write one that says\n"
-        "what differs from the nearest: extends: dgx-h100, as docs/machines.md shows. Then give --machine mine.yaml."
+        "torchrun a cluster); `axonn-tune learn LOG -o mine.yaml` takes one from logs of runs or of nccl-tests. Or\n"
+        "write one that says what differs from the nearest: extends: dgx-h100, as docs/machines.md shows. Then give\n"
+        "--machine mine.yaml."
     ),
     "model": (
         "Models of your own: `axonn-tune models import config.json -o mine.yaml` takes a Hugging Face config.\n"

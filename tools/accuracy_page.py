@@ -20,6 +20,7 @@ from axonn_tune.validation.published.rows import FRAMEWORK_WORDS
 from axonn_tune.validation.quality import Errors
 from tools import vtrain_sums
 from tools.accuracy_figure import figure
+from tools.fit import back_test
 from tools.fit.left_out import coverage, family_group
 from tools.fit.software import cases
 
@@ -48,6 +49,7 @@ def tables() -> dict[str, str]:
         "goals": _goals(found),
         "coverage": f"{_blind_coverage(found):.0%}",
         "widths": _widths(),
+        **_back_tests(),
         "unknown": f"−{-np.expm1(-widths()[UNKNOWN]):.0%} to +{np.expm1(widths()[UNKNOWN]):.0%}",
         "worst": _worst(found.summary.worst),
         "collectives": _evaluations(found.collectives),
@@ -100,6 +102,62 @@ def _goals(found: Accuracy) -> str:
     ]
     headings = [Heading("goal", left=True), Heading("reached"), Heading("", left=True)]
     return markdown_table(headings, [[goal, figure, "" if met else "missed"] for goal, figure, met in goals])
+
+
+def _back_tests() -> dict[str, str]:
+    """Tables of what is learned from few rows, as `tools.fit.back_test --write` kept it."""
+    found = back_test.recorded()
+    headings = [
+        Heading("rows learned from", left=True),
+        *map(Heading, ("mean error", "over without family", "one factor")),
+    ]
+    headings += map(Heading, ("intervals hold", "interval score", "regret", "regret without family"))
+    means = [back_test.of_all(found, learned_from=count) for count in back_test.LEARNED_FROM]
+    rows = [[f"{one.learned_from}", *_back_cells(one)] for one in means]
+    reached = {one.group for one in found if one.beyond > 1}
+    return {
+        "back_test": markdown_table(headings, rows),
+        "back_groups": _back_groups(found),
+        "beyond": _beyond(found),
+        "not_beyond": "; ".join(sorted({one.group for one in found} - reached)),
+    }
+
+
+def _back_cells(one: back_test.Quality) -> list[str]:
+    factor = "" if np.isnan(one.one_factor) else f"{one.one_factor:.1%}"
+    shares = [f"{one.error:.1%}", f"{one.error / one.family:.2f}", factor, f"{one.held:.0%}", f"{one.score:.2f}"]
+    return [*shares, f"{one.regret:.1%}", f"{one.regret_family:.1%}"]
+
+
+def _back_groups(found: Sequence[back_test.Quality]) -> str:
+    by_name: dict[str, list[back_test.Quality]] = {}
+    for one in found:
+        if one.beyond == 1:
+            by_name.setdefault(one.group, []).append(one)
+    names = [f"{count} rows" for count in back_test.LEARNED_FROM]
+    headings = [Heading("group", left=True), *map(Heading, (*names, "held", "without family"))]
+    rows = [
+        [name, *(f"{one.error:.1%}" for one in own), f"{own[-1].held:.0%}", f"{own[-1].family:.1%}"]
+        for name, own in by_name.items()
+    ]
+    return markdown_table(headings, rows)
+
+
+def _beyond(found: Sequence[back_test.Quality]) -> str:
+    headings = [Heading("group", left=True), *map(Heading, ("beyond", "rows", "median", "mean", "intervals hold"))]
+    rows = [
+        [
+            one.group,
+            f"{one.beyond} times",
+            f"{one.rows:.0f}",
+            f"{one.median:.1%}",
+            f"{one.error:.1%}",
+            f"{one.held:.0%}",
+        ]
+        for one in found
+        if one.beyond > 1
+    ]
+    return markdown_table(headings, rows)
 
 
 def _by_source(found: Accuracy) -> str:

@@ -315,30 +315,3 @@ def calibrate(
     if code:
         raise error_of(code)(f"the ranks that measure ended with exit code {code}")
     return measure.write_profile(request) if host.leads(os.environ) else None
-
-
-def calibrate_from_logs(
-    output: str | Path,
-    logs: Sequence[str | Path],
-    *,
-    machine: MachineLike,
-    name: str | None = None,
-    ranks: int | None = None,
-    nodes: int | None = None,
-) -> Calibration:
-    """Fit the network of a profile to logs of nccl-tests, rccl-tests or OSU collectives, and write it.
-
-    ranks, nodes: of a log that does not say it. UsageError for a log that holds nothing that can be read.
-    """
-    from axonn_tune.calibration import measure
-
-    return measure.write_profile_from_logs(
-        measure.CalibrationRequest(
-            output=str(output),
-            machine=machine,
-            name=name,
-            logs=tuple(str(log) for log in logs),
-            log_ranks=ranks,
-            log_nodes=nodes,
-        )
-    )

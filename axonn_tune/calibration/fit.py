@@ -125,11 +125,11 @@ class CommunicationFit:
         return rounded(sum(errors) / len(errors)) if errors else None
 
 
-def fit_communication(measured: Mapping[Probe, float], machine: Machine, *, world: int | None) -> CommunicationFit:
+def fit_communication(measured: Mapping[Probe, float], machine: Machine, *, world: int) -> CommunicationFit:
     """Fit all transports and tiers at once; `machine` gives tiers and algorithms, its rates are ignored.
 
-    world: ranks that took part, or None where each group was a world of its own. Every fourth probe is first held
-    out to evaluate the fit of the others; then all are fitted.
+    world: ranks that took part. Every fourth probe is first held out to evaluate the fit of the others; then all are
+    fitted.
     """
     probes: list[Probe] = [probe for probe in measured if collective_or_message(probe)]
     kept, held_out = _split(probes)
@@ -215,12 +215,10 @@ class _CommunicationModel:
 
 
 def _fit_probes(
-    chosen: Sequence[Probe], measured: Mapping[Probe, float], machine: Machine, world: int | None
+    chosen: Sequence[Probe], measured: Mapping[Probe, float], machine: Machine, world: int
 ) -> _CommunicationModel:
     """Fit some probes, until the tightest tiers stay the same."""
-    shares = {
-        probe: _shares(probe, machine, world or _size(probe)) for probe in measured if collective_or_message(probe)
-    }
+    shares = {probe: _shares(probe, machine, world) for probe in measured if collective_or_message(probe)}
     times = [measured[probe] for probe in chosen]
     tight = {probe: max(shares[probe].loads) for probe in chosen}
     for _ in range(_TIER_ROUNDS):
@@ -230,11 +228,6 @@ def _fit_probes(
             break
         tight = now
     return fitted
-
-
-def _size(probe: Probe) -> int:
-    assert isinstance(probe, CollectiveProbe), "only collectives have a world of their own"
-    return probe.group
 
 
 def _shares(probe: Probe, machine: Machine, world: int) -> _Shares:

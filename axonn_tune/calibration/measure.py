@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
-from axonn_tune.calibration.logs import profile_from_logs, read_log
 from axonn_tune.calibration.profile import Calibration, calibrate
 from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, count_in
@@ -67,9 +66,6 @@ class CalibrationRequest:
     ranks: int | None = None
     ranks_per_node: int | None = None
     resume: bool = False
-    logs: tuple[str, ...] = ()
-    log_ranks: int | None = None
-    log_nodes: int | None = None
     plot: str | None = None
 
     @property
@@ -190,17 +186,7 @@ def write_profile(request: CalibrationRequest) -> Calibration:
     """Fit the points and write the profile."""
     base, measured = load_machine(request.machine).document, read_points(request.points_path)
     done = calibrate(measured, base, name=request.profile_name, ranks_per_node=request.ranks_per_node)
-    return _write(done, request, f"Raw points: {request.points_path.name}")
-
-
-def write_profile_from_logs(request: CalibrationRequest) -> Calibration:
-    """Fit the network of a profile to logs and write it."""
-    logs = [read_log(path, ranks=request.log_ranks, nodes=request.log_nodes) for path in request.logs]
-    done = profile_from_logs(logs, load_machine(request.machine).document, name=request.profile_name)
-    return _write(done, request, f"Logs: {', '.join(Path(path).name for path in request.logs)}")
-
-
-def _write(done: Calibration, request: CalibrationRequest, origin: str) -> Calibration:
+    origin = f"Raw points: {request.points_path.name}"
     header = [f"{done.machine.description}.", f"{origin}. Units and sources: docs/machines.md."]
     write_text_atomically(request.output, to_yaml(done.machine, header=header))
     return done

@@ -57,11 +57,11 @@ _LATENCY_FLOOR_US = 1e-3
 
 @dataclass(frozen=True)
 class Calibration:
-    """A profile with the fits behind it, and the median time of each probe; no fit where nothing was measured."""
+    """A profile with the fits behind it, and the median time of each probe; no collectives on a single rank."""
 
     machine: Machine
     communication: CommunicationFit | None
-    compute: ComputeFit | None
+    compute: ComputeFit
     medians: Mapping[Probe, float]
 
 
@@ -96,8 +96,8 @@ def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: 
     )
     if communication is not None:
         source = Source(kind="fitted", source=_origin(setting))
-        tiers = tuple(fitted_tier(tier, number, communication, source) for number, tier in enumerate(outline.tiers))
-        library = fitted_library(outline.library, communication, source)
+        tiers = tuple(_fitted_tier(tier, number, communication, source) for number, tier in enumerate(outline.tiers))
+        library = _fitted_library(outline.library, communication, source)
         document = document.model_copy(update={"tiers": tiers, "library": library})
     return Calibration(validated(document), communication, compute, found)
 
@@ -196,13 +196,13 @@ def _library(setting: Setting, launch_us: float) -> Library:
     )
 
 
-def fitted_library(library: Library, fit: CommunicationFit, source: Source) -> Library:
+def _fitted_library(library: Library, fit: CommunicationFit, source: Source) -> Library:
     """A library with the fitted launch time."""
     sources = library.sources | {"launch_us": source}
     return library.model_copy(update={"launch_us": rounded(fit.launch_s * 1e6), "sources": sources})
 
 
-def fitted_tier(tier: Tier, number: int, fit: CommunicationFit, source: Source) -> Tier:
+def _fitted_tier(tier: Tier, number: int, fit: CommunicationFit, source: Source) -> Tier:
     """A tier with the all-gather's rates, and the factors of the other collectives."""
     latency = {kind: fit.latency_s.get((kind, number), 0.0) * 1e6 for kind in COLLECTIVE_KINDS}
     bandwidth = {kind: fit.bandwidth_bytes_per_s.get((kind, number)) for kind in COLLECTIVE_KINDS}
@@ -267,7 +267,7 @@ def _uncertainty(
         ]
         for sends in (True, False)
     }
-    communication = max(_quantile(spread[True]), communication_uncertainty(fit) if fit is not None else 0.0)
+    communication = max(_quantile(spread[True]), _communication_uncertainty(fit) if fit is not None else 0.0)
     computing = max(_quantile(spread[False]), _quantile([abs(error) for error in compute.solution.errors]))
     source = Source(kind="measured", source="80% of the errors of the fit, and of single samples, are smaller")
     return Uncertainty(
@@ -277,7 +277,7 @@ def _uncertainty(
     )
 
 
-def communication_uncertainty(fit: CommunicationFit) -> float:
+def _communication_uncertainty(fit: CommunicationFit) -> float:
     """80% of the held-out errors are smaller; of the fit's own errors, if nothing was held out."""
     errors = fit.held_out_errors or tuple(fit.errors.values())
     return _share(_quantile([abs(error) for error in errors]))

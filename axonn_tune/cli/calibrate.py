@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
     from axonn_tune.calibration.measure import CalibrationProgress, CalibrationRequest
     from axonn_tune.calibration.profile import Calibration
     from axonn_tune.specs.points import Plan
+
+
+def _refuse_logs(log: str | None) -> None:
+    """Say what reads logs of collectives."""
+    if log is not None:
+        raise click.UsageError(
+            f"--from-logs is another command: axonn-tune learn {shlex.quote(log)} --machine NAME -o FILE"
+        )
 
 
 @click.command("calibrate", short_help="Measure this machine and write its profile.")
@@ -49,14 +58,11 @@ if TYPE_CHECKING:
 @click.option("--resume", is_flag=True, help="Continue a calibration that was cut off, from its raw points.")
 @click.option(
     "--from-logs",
-    "logs",
-    multiple=True,
-    metavar="FILE",
-    help="Measure nothing: fit the network of --machine to a log of nccl-tests, rccl-tests (text or JSON) or OSU "
-    "collectives. May be repeated.",
+    metavar="LOG",
+    expose_value=False,
+    callback=lambda ctx, param, value: _refuse_logs(value),
+    help="Instead: axonn-tune learn LOG --machine NAME -o FILE.",
 )
-@click.option("--log-ranks", type=Count(2), metavar="N", help="Ranks of a log that does not say it.")
-@click.option("--log-nodes", type=Count(), metavar="N", help="Nodes of a log that does not say it.")
 @click.option("--plot", metavar="FILE", help="Draw points and fit into this .svg file.")
 @help_option
 def calibrate_command(**options: Any) -> None:
@@ -71,19 +77,14 @@ def calibrate_command(**options: Any) -> None:
     Examples:
       axonn-tune calibrate --ranks 2 --budget 20s -o here.yaml
       srun axonn-tune calibrate --backend nccl --machine dgx-h100 -o cluster.yaml
-      axonn-tune calibrate --from-logs all_reduce.txt --machine dgx-h100 -o fitted.yaml
     """
-    from axonn_tune.calibration.measure import CalibrationRequest, write_profile, write_profile_from_logs
+    from axonn_tune.calibration.measure import CalibrationRequest, write_profile
     from axonn_tune.report.inventory import require_svg
 
     request = CalibrationRequest(**options)
-    if not request.logs and (request.log_ranks or request.log_nodes):
-        raise click.UsageError("--log-ranks and --log-nodes are for --from-logs.")
     if request.plot:
         require_svg(request.plot)
-    if request.logs:
-        _say(write_profile_from_logs(request), request)
-    elif _measured(request):
+    if _measured(request):
         _say(write_profile(request), request)
 
 

@@ -30,6 +30,7 @@ Examples:
   axonn-tune --gpus 512 --model mymodel.yaml --machine frontier --rank-by iteration
   axonn-tune explain --gpus 1024 --model 80b --pick 1
   axonn-tune sweep --gpus 64..4096x2 --model 80b
+  axonn-tune learn slurm-1234.out --machine dgx-h100 -o ours.yaml
 
 \b
 Without a command, axonn-tune searches: `axonn-tune search --help` lists the options.
@@ -41,7 +42,7 @@ Exit codes:
   1    internal error; please report it
   2    a wrong option or argument, or a wrong document
   3    no grid satisfies all constraints; the message names the binding one
-  4    a validation or regression check failed, or a lab is not what was asked for
+  4    a validation or regression check failed, or a lab or a run is not as it should be
   5    something is missing here, or the disk is full
   6    training did not finish (run, lab run)
   75   training stopped by a signal, state saved (run, lab run)
@@ -55,6 +56,8 @@ _COMMANDS = {
     "trace": ("axonn_tune.cli.search", "trace_command"),
     "sweep": ("axonn_tune.cli.search", "sweep_command"),
     "compare": ("axonn_tune.cli.search", "compare_command"),
+    "learn": ("axonn_tune.cli.learn", "learn_command"),
+    "diagnose": ("axonn_tune.cli.learn", "diagnose_command"),
     "calibrate": ("axonn_tune.cli.calibrate", "calibrate_command"),
     "run": ("axonn_tune.cli.run", "run_command"),
     "lab": ("axonn_tune.cli.lab", "lab_group"),

@@ -220,17 +220,19 @@ def _require_own(selected: ValidationPlan) -> None:
 
 
 def _update(comparison: RunComparison, selected: ValidationPlan) -> None:
-    """Write the profile anew, and say what changed and what it brings."""
+    """Write the profile anew with what `learn` makes of the runs, and say what changed and what it brings."""
     from axonn_tune.files import write_text_atomically
+    from axonn_tune.learning.learn import learn
+    from axonn_tune.learning.reading import measured_evidence
+    from axonn_tune.report.learning import numbers_text
     from axonn_tune.specs.document import to_yaml
     from axonn_tune.validation.comparison import RunComparison, repriced
-    from axonn_tune.validation.update import updated
 
-    learnt = updated(comparison.measurements, selected.machine.document)
+    samples, words = measured_evidence(comparison.measurements, selected.machine.document)
+    learnt = learn(samples, selected.machine.document, evidence=[words])
     write_text_atomically(selected.machine.path, to_yaml(learnt.machine, header=[f"Updated by {command_line()}"]))
-    click.echo(f"\nChanged in {selected.machine.path}:", err=True)
-    for change in learnt.changes:
-        click.echo(f"  {change.words}", err=True)
+    changed = numbers_text(learnt) or "nothing: the runs are as predicted\n"
+    click.echo(f"\nChanged in {selected.machine.path}:\n{changed}", err=True)
     after = RunComparison(repriced(comparison.measurements, learnt.machine))
     for what in ("communication", "step"):
         before, now = comparison.quality_of(what).mape, after.quality_of(what).mape

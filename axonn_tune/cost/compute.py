@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from axonn_tune.frameworks.description import FUSED, Software
+from axonn_tune.frameworks.description import FUSED
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, Computation, Kernel, MatMul
 from axonn_tune.program.size import Arithmetic, Value
 from axonn_tune.program.step import ONLY, Stage, StepProgram
-from axonn_tune.specs.machine import Accelerator, MatmulLayout
+from axonn_tune.specs.machine import Accelerator, MatmulLayout, Software
 from axonn_tune.specs.workload import Precision
 from axonn_tune.units import bytes_per_s, seconds
 

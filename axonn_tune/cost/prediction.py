@@ -16,7 +16,7 @@ from axonn_tune.cost.timeline import Batch, TermKey, Timeline
 from axonn_tune.cost.utilisation import contended_s, exposed_s
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
-from axonn_tune.frameworks.description import Framework, Software, StepOptions
+from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import executed_flops, symbol_values, table_alignment
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
@@ -25,7 +25,7 @@ from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
 from axonn_tune.specs.launch import StepShape
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.units import seconds

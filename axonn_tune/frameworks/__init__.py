@@ -10,14 +10,25 @@ from importlib.resources import files
 
 from axonn_tune.errors import UnknownNameError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE, HOST
-from axonn_tune.frameworks.description import FUSED, Framework, Software, StepOptions
-from axonn_tune.specs.machine import Machine
+from axonn_tune.frameworks.description import FUSED, Framework, StepOptions
+from axonn_tune.specs.machine import Machine, Software
 
 UNKNOWN = "unknown"
 """Software that no row of the fit ran: the geometric mean of all that were fitted."""
 
 CUDNN_ON_HOPPER = 0.5
 """Time of attention of cuDNN and FlashAttention-3 over FlashAttention-2's on Hopper (arXiv 2407.08608, figure 5)."""
+
+SOFTWARE_SPREADS = {
+    "gemm": 0.06,
+    "attention": 0.18,
+    "traffic": 0.18,
+    "operation_us": 0.6,
+    "collective_us": 0.6,
+    "dispatch_us": 0.4,
+}
+"""Standard deviations of logarithms of software numbers: 0.6 times those from which the fit of the shipped numbers
+starts (tools/fit/software.py), since software of one name differs less between clusters than software of any name."""
 
 HOPPER = ("H100", "H200", "H800", "GH200")
 
@@ -62,19 +73,35 @@ def step_on(framework: Framework, machine: Machine) -> StepOptions:
     return replace(step, kernels="eager") if step.kernels != "ideal" and machine.launcher.backend == "gloo" else step
 
 
+def software_key(framework: Framework) -> str:
+    """The name under which a profile has its own numbers of a framework's software."""
+    return framework.software or framework.name
+
+
 def software_on(framework: Framework, machine: Machine, numbers: Software | None = None) -> Software:
-    """A framework's software numbers on a machine: those of software.csv, or `numbers` in their place.
+    """A framework's software numbers on a machine: the profile's own, else those that ship.
+
+    numbers: in place of either.
+    """
+    software = base_software(framework, machine) if numbers is None else numbers
+    chip = machine.accelerator.name.upper()
+    if framework.software and framework.hopper_attention and any(name in chip for name in HOPPER):
+        return software.model_copy(update={"attention": software.attention * CUDNN_ON_HOPPER})
+    return software
+
+
+def base_software(framework: Framework, machine: Machine) -> Software:
+    """The same, before what Hopper adds.
 
     The bundled runtime's kernels are what its program says, and its host issues them; a CPU is its own host.
     """
-    if not framework.software:
-        on_gpu = machine.launcher.backend == "nccl"
-        return HOST.get(framework.step.kernels, FUSED) if on_gpu else FUSED
-    software = software_numbers(framework.software) if numbers is None else numbers
-    chip = machine.accelerator.name.upper()
-    if framework.hopper_attention and any(name in chip for name in HOPPER):
-        return replace(software, attention=software.attention * CUDNN_ON_HOPPER)
-    return software
+    own = machine.software.get(software_key(framework))
+    if own is not None:
+        return own
+    if framework.software:
+        return software_numbers(framework.software)
+    on_gpu = machine.launcher.backend == "nccl"
+    return HOST.get(framework.step.kernels, FUSED) if on_gpu else FUSED
 
 
 @cache

@@ -5,7 +5,8 @@ Source: `axonn_tune.runtime`, whose collectives are held against this descriptio
 
 from __future__ import annotations
 
-from axonn_tune.frameworks.description import Framework, KernelKind, PipelineSchedule, Software, StepOptions
+from axonn_tune.frameworks.description import Framework, KernelKind, PipelineSchedule, StepOptions
+from axonn_tune.specs.machine import Software
 
 AXONN_TUNE = Framework(
     name="axonn-tune",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, Overlap
 
 GatherUnit: TypeAlias = Literal["weight", "block"]
@@ -122,23 +123,6 @@ class PipelineSchedule:
     overlapped_interleaved: bool = True
     uneven: bool = True
     scattered: bool = True
-
-
-@dataclass(frozen=True)
-class Software:
-    """What a framework's kernels and host make of an accelerator: small physical numbers, relative to the profile.
-
-    gemm, attention: time of GEMMs and attention over the profile's; traffic: bytes its element-wise kernels move over
-    those the program counts; operation_us, collective_us: what one operation or collective costs the accelerator
-    beyond the profile's launch times; dispatch_us: time in which the host issues an operation.
-    """
-
-    gemm: float = 1.0
-    attention: float = 1.0
-    traffic: float = 1.0
-    operation_us: float = 0.0
-    collective_us: float = 0.0
-    dispatch_us: float = 0.0
 
 
 FUSED = Software()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from axonn_tune import __version__
 from axonn_tune.cost.prediction import Pricing
-from axonn_tune.cost.utilisation import performance
+from axonn_tune.cost.uncertainty import performance
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -178,7 +178,8 @@ def _prediction(pricing: Pricing, *, model: Model, machine: Machine, workload: W
         model,
         machine,
         workload,
-        gpus=pricing.configuration.grid.world,
+        pricing.configuration,
+        framework=pricing.framework,
         compute_s=pricing.compute_s,
         iteration_s=pricing.iteration_s,
         executed_flops=pricing.executed_flops,

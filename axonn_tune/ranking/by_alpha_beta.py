@@ -8,12 +8,14 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.cost.columns import Floats
-from axonn_tune.cost.prediction import Pricing
-from axonn_tune.cost.utilisation import exposed_s, performance
+from axonn_tune.cost.prediction import Pricing, price_configuration
+from axonn_tune.cost.uncertainty import DEVIATIONS, RANKED, difference_spread, performance, slopes_of, with_software
+from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.ranking.choosing import Candidate, Ranking, Searched, ranking_metric
 from axonn_tune.ranking.entries import Entry, Sizes
 from axonn_tune.ranking.space import Fitting, Problem
+from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 
 
@@ -38,8 +40,40 @@ class AlphaBetaRanking:
 
     @cached_property
     def ties(self) -> int:
-        """How many, from the first, have an interval that overlaps the first's."""
-        return count_ties(*self._bounds()) if len(self) else 0
+        """How many, from the first, the prediction cannot tell apart from the first.
+
+        By a profile that has learned from runs: whose difference from the first is within its 80% interval.
+        """
+        if not len(self):
+            return 0
+        return count_ties(*self._bounds()) if self.ranking.problem.machine.learned is None else self._learned_ties()
+
+    def _learned_ties(self) -> int:
+        learned, first = self._machine.learned, self._slopes(0)
+        assert learned is not None, "asked before"
+        metric = ranking_metric(self.ranking.columns, rank_by=self.ranking.problem.rank_by)[self.ranking.rows]
+        for position in range(1, len(self)):
+            apart = float(np.log(metric[position] / max(metric[0], 1e-9)))
+            if apart > DEVIATIONS * difference_spread(self._slopes(position), first, learned):
+                return position
+        return len(self)
+
+    @cached_property
+    def _machine(self) -> Machine:
+        """The profile with what is not known of the framework."""
+        return with_software(self.ranking.problem.machine, self.ranking.problem.framework)
+
+    def _slopes(self, position: int) -> Floats:
+        """Slopes of what is ranked by, at a place of the ranking."""
+        problem, configuration = self.ranking.problem, self.ranking.candidate(position).configuration
+
+        def metric(machine: Machine) -> float:
+            pricing = price_configuration(
+                problem.model, machine, problem.workload, configuration, framework=problem.framework
+            )
+            return RANKED[problem.rank_by](pricing)
+
+        return slopes_of(metric, self._machine)
 
     def _bounds(self) -> tuple[Floats, Floats]:
         """Lower and upper bounds of what is ranked by, in ranking order.
@@ -143,7 +177,8 @@ def candidate_entry(candidate: Candidate, problem: Problem, *, flops: float) -> 
         problem.model,
         problem.machine,
         problem.workload,
-        gpus=grid.world,
+        configuration,
+        framework=problem.framework,
         compute_s=candidate.compute_s + candidate.bubble_s,
         iteration_s=candidate.iteration_s,
         executed_flops=flops,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
-from axonn_tune.cost.utilisation import Performance, performance
+from axonn_tune.cost.uncertainty import Performance, performance
 from axonn_tune.errors import NothingFeasibleError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -257,7 +257,8 @@ def _predicted(problem: Problem, configuration: Configuration) -> StepPrediction
             model,
             machine,
             workload,
-            gpus=gpus,
+            configuration,
+            framework=problem.framework,
             compute_s=pricing.compute_s + pricing.bubble_s,
             iteration_s=pricing.iteration_s,
             executed_flops=pricing.executed_flops,

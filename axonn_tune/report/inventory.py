@@ -130,8 +130,7 @@ def calibration_lines(done: Calibration) -> Iterator[str]:
     """The numbers that matter, how well they fit, and which points are outliers."""
     machine = done.machine
     yield f"{machine.name}: {machine.description}"
-    if done.compute is not None:
-        yield _compute_line(machine)
+    yield _compute_line(machine)
     yield from _network_lines(machine)
     yield from _fit_lines(done)
 
@@ -162,10 +161,9 @@ def _fit_lines(done: Calibration) -> Iterator[str]:
     held_out = (
         f"; error on held-out collectives {measured.held_out_error:.1%}" if measured.held_out_error is not None else ""
     )
-    computed = f", of computation within {uncertainty.compute:.0%}" if done.compute is not None else ""
     yield (
-        f"{counted(measured.samples, 'point')}; 80% of collectives within {uncertainty.communication:.0%}"
-        f"{computed}{held_out}"
+        f"{counted(measured.samples, 'point')}; 80% of collectives within {uncertainty.communication:.0%}, "
+        f"of computation within {uncertainty.compute:.0%}{held_out}"
     )
     if measured.outliers:
         yield f"outliers, down-weighted in the fit: {'; '.join(measured.outliers)}"

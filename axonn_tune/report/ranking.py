@@ -414,10 +414,12 @@ def ties_remark(results: Results) -> str:
     ties = results.ranked.ties
     if ties < 2:
         return ""
-    uncertainty = results.inputs.machine.document.uncertainty
-    known = f"communication ±{uncertainty.communication:.0%}"
-    if results.inputs.problem.rank_by == "iteration":
-        known += f", computation ±{uncertainty.compute:.0%}"
+    machine = results.inputs.machine.document
+    known = f"communication ±{machine.uncertainty.communication:.0%}"
+    if machine.learned is not None:
+        known = "by what the profile has learned; most of the ± is common to all of them"
+    elif results.inputs.problem.rank_by == "iteration":
+        known += f", computation ±{machine.uncertainty.compute:.0%}"
     whom = "both" if ties == 2 else f"all {ties:,}"
     return f"Ranks 1 to {ties:,} are within model error ({known}): benchmark {whom}."
 

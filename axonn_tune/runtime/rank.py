@@ -33,9 +33,10 @@ from axonn_tune.runtime.timing import Tracer
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import START_TIMEOUT_S, Trainer, TrainingLoop, require_runnable
 from axonn_tune.runtime.watch import LOST_CODE, RankFailure, Watch
+from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
-from axonn_tune.specs.results import differences_name, remove_outcome, run_directory
+from axonn_tune.specs.results import LAUNCH_HEADER, LAUNCH_NAME, differences_name, remove_outcome, run_directory
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
 DESCRIPTORS_EACH, DESCRIPTORS_BESIDE = 4, 256
@@ -275,7 +276,10 @@ class Rank:
         return build_mesh(self.launch.grid.grid(), chunks=self.launch.chunks, timeout=timeout, device=connected)
 
     def _make_directory(self) -> Path:
-        """The run's folder, as asked or `runs/<time>-<name>`, without an earlier run's results."""
+        """The run's folder, as asked or `runs/<time>-<name>`, with the launch config, without an earlier run's results.
+
+        UsageError if it holds another launch config that no run has written there.
+        """
         folder = self.options.directory or run_directory(self.launch)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -284,7 +288,15 @@ class Rank:
             raise EnvironmentProblem(f"cannot write the run's folder {str(folder)!r}: {error.strerror}") from error
         if not os.access(folder, os.W_OK | os.X_OK):
             raise EnvironmentProblem(f"cannot write the run's folder {str(folder)!r}")
+        self._write_launch(folder / LAUNCH_NAME)
         return folder
+
+    def _write_launch(self, path: Path) -> None:
+        if path.is_file() and not path.read_bytes().startswith(f"# {LAUNCH_HEADER}".encode()):
+            if load_document(path, schema=Launch) == self.launch:
+                return
+            raise UsageError(f"{str(path)!r} is another launch config: name another folder with --directory")
+        write_text_atomically(path, to_yaml(self.launch, header=[LAUNCH_HEADER]))
 
     def _resume(self, trainer: Trainer) -> Checkpointer | None:
         """A checkpointer with the newest checkpoint loaded, or the one named; None where the config saves nothing."""

@@ -196,8 +196,8 @@ def read_text(path: Path, *, limit_bytes: int = DATA_BYTES) -> str:
         raise DocumentError(str(path), [Problem("", f"not UTF-8 text: {error.reason}", line)]) from error
 
 
-def read_bytes(path: Path, *, limit_bytes: int) -> bytes:
-    """Content of a file; UsageError if there is none to read or it is too long."""
+def read_bytes(path: Path, *, limit_bytes: int = DATA_BYTES) -> bytes:
+    """What a file holds; UsageError if there is none to read or it is too long."""
     try:
         return read_regular(path, limit_bytes=limit_bytes)
     except FileNotFoundError as error:

@@ -26,8 +26,9 @@ Backend = Literal["nccl", "gloo"]
 class Source(Document):
     """Where a number comes from."""
 
-    kind: Literal["peak", "measured", "fitted", "assumed", "fact"] = Field(
-        description="peak: datasheet; measured; fitted: to measurements; assumed; fact: a count, not a rate."
+    kind: Literal["peak", "measured", "fitted", "assumed", "placeholder", "fact"] = Field(
+        description="peak: datasheet; measured; fitted: to measurements; assumed; placeholder: to be replaced; "
+        "fact: a count, not a rate."
     )
     source: str = Field(min_length=1, description="Document, measurement or reasoning it comes from.")
 
@@ -197,6 +198,50 @@ class Uncertainty(SourcedSection):
     compute: Share = Field(description="Of compute times.")
 
 
+class Software(Document):
+    """What a framework's kernels and host make of an accelerator: small physical numbers, relative to the profile."""
+
+    gemm: PositiveFloat = Field(default=1.0, description="Time of GEMMs over the profile's.")
+    attention: PositiveFloat = Field(default=1.0, description="Time of attention over the profile's.")
+    traffic: PositiveFloat = Field(
+        default=1.0, description="Bytes that element-wise kernels move over those that the program counts."
+    )
+    operation_us: NonNegativeFloat = Field(
+        default=0.0, description="What one operation costs the accelerator beyond the profile's launch times, µs."
+    )
+    collective_us: NonNegativeFloat = Field(default=0.0, description="The same of one collective, µs.")
+    dispatch_us: NonNegativeFloat = Field(default=0.0, description="Time in which the host issues an operation, µs.")
+
+
+class LearnedNumber(Document):
+    """One number that runs have moved, or could have."""
+
+    path: str = Field(min_length=1, description="Where it stands in the profile, as tiers.network.latency_us.")
+    prior: PositiveFloat = Field(description="Its value before any evidence.")
+    prior_spread: NonNegativeFloat = Field(description="Standard deviation of its logarithm before.")
+    value: PositiveFloat = Field(description="Its value now.")
+    spread: NonNegativeFloat = Field(description="Standard deviation of its logarithm now.")
+    moved_by: tuple[str, ...] = Field(default=(), description="The evidence that moved it most, with its share.")
+
+
+class Learned(Document):
+    """What a profile has learned from runs: every number before and after, and how sure it is of them together."""
+
+    evidence: tuple[str, ...] = Field(description="What it was learned from.")
+    ranks: PositiveFloat = Field(description="Ranks of the evidence, geometric mean; 1 without any.")
+    numbers: tuple[LearnedNumber, ...] = Field(description="Every number that could have moved.")
+    correlations: tuple[tuple[float, ...], ...] = Field(
+        description="Of the logarithms of these numbers: row i holds those of number i with all before it."
+    )
+    of_layout: NonNegativeFloat = Field(
+        description="Standard deviation of the logarithm of what no number explains, of each layout by itself."
+    )
+    of_model: NonNegativeFloat = Field(description="The same, common to all layouts of one model on as many ranks.")
+    per_doubling: NonNegativeFloat = Field(
+        description="The same, common to all layouts, for each doubling of the ranks of the evidence."
+    )
+
+
 class PaperEntry(Document):
     """One entry of the paper's bandwidth table; `group: null` stands for every larger group."""
 
@@ -288,6 +333,10 @@ class Machine(Document):
     launcher: Launcher = Field(description="How jobs start here.")
     paper: PaperTable | None = Field(default=None, description="For the paper's own cost models; absent: not for them.")
 
+    software: dict[str, Software] = Field(
+        default={}, description="Numbers of frameworks on this machine, by software; absent: those that ship."
+    )
+    learned: Learned | None = Field(default=None, description="What was learned from runs; absent: nothing.")
     measured: Measurement | None = Field(
         default=None, description="Where and with what its numbers were measured; absent: not by this tool."
     )

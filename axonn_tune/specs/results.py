@@ -18,7 +18,10 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
-SUMMARY_NAME = "summary.json"
+SUMMARY_NAME, LAUNCH_NAME = "summary.json", "launch.yaml"
+"""In a run's folder: what it measured, and the launch config it ran."""
+LAUNCH_HEADER = "What this run trained."
+"""First line of that launch config."""
 SHORTEST = "of each call, the shortest time of any rank of its group"
 """The convention of times without a common clock, and of summaries that do not name theirs."""
 

@@ -74,7 +74,7 @@ def fails(line: str, *, code: int) -> Finished:
         ("explain --gpus 64 --model 20b --pick 300", "configurations are ranked"),
         ("explain --gpus 64 --model 20b --trace -", "standard output has the explanation"),
         ("run launch.yaml --trace-all", "give --trace N too"),
-        ("calibrate --log-ranks 4 -o here.yaml", "are for --from-logs"),
+        ("calibrate --from-logs a.log -o here.yaml", "axonn-tune learn a.log --machine NAME -o FILE"),
         ("validate --gemm missing.csv", "missing.csv"),
         ("--gpus 64 --model 20b -o same.x --html ./same.x", "--output and --html are the same file, ./same.x"),
         ("--gpus 8 --model 5b --seq 1099511627775 --batch 1099511627775", "1099511627775 is more than 2,147,483,647"),

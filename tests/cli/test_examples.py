@@ -20,11 +20,13 @@ import yaml
 
 from axonn_tune.cli.main import cli, main
 from tests.cli.running import good
+from tests.unit.learning.test_reading import EIGHT, MODEL, rows
+from tests.unit.learning.test_training_logs import torchtitan
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "docs" / "examples"
-# What takes minutes, ranks, a lab, plotly, or a file that one of those writes.
-ONLY_PARSED = {"calibrate", "run", "lab", "validate", "export", "report"}
+# What takes minutes, ranks, a lab, plotly, or a file that one of those writes; whose exit code judges what it read.
+ONLY_PARSED = {"calibrate", "run", "lab", "validate", "export", "report", "diagnose"}
 WRITTEN_BY_THEM = {"traced", "measured.yaml"}
 HUGGING_FACE = {
     "model_type": "llama",
@@ -106,6 +108,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     good(f"regress {folder}/baseline.yaml --record --gpus 8 --model 5b --top 2 --reason first")
     (folder / "config.json").write_text(json.dumps(HUGGING_FACE), encoding="utf-8")
     good(f"models import {folder}/config.json -o {folder}/mymodel.yaml")
+    wide = torchtitan(5762, {"dp_shard": 8, "local": 2, "gbs": 16, "seq": 8192})
+    (folder / "slurm-1234.out").write_text("\n".join(wide), encoding="utf-8")
+    (folder / "slurm-1234.yaml").write_text("".join(f"{name}: {size}\n" for name, size in MODEL.items()), "utf-8")
+    (folder / "all_reduce.txt").write_text(EIGHT, encoding="utf-8")
+    rows(folder)
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("Call me Ishmael.", encoding="utf-8")
     return folder

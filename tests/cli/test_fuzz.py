@@ -29,7 +29,9 @@ from axonn_tune.launch.host import already_started
 from axonn_tune.runtime.rank import rank_environment
 from axonn_tune.specs.catalog import find
 from tests.cli.running import Finished, run
-from tests.unit.calibration.test_logs import NCCL_JSON, OLD, OSU, RCCL, RCCL_JSON, TEXT
+from tests.unit.learning.test_collective_logs import NCCL_JSON, OLD, OSU, RCCL, RCCL_JSON, TEXT
+from tests.unit.learning.test_reading import SIZES
+from tests.unit.learning.test_training_logs import torchtitan
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "v1"
@@ -189,11 +191,13 @@ def of_results(folder: Path, chance: random.Random) -> list[str]:
 
 
 def of_log(folder: Path, chance: random.Random) -> list[str]:
-    """A log of another benchmark."""
-    text = chance.choice([TEXT, OLD, OSU, RCCL, json.dumps(NCCL_JSON, indent=1), json.dumps(RCCL_JSON, indent=1)])
+    """A log of another benchmark, or of training."""
+    training = "\n".join(torchtitan(5762, SIZES))
+    logs = [TEXT, OLD, OSU, RCCL, json.dumps(NCCL_JSON, indent=1), json.dumps(RCCL_JSON, indent=1), training]
+    text = chance.choice(logs)
     (folder / "a.log").write_bytes(broken(text.encode(), chance))
-    sizes = ["--log-ranks", "8", "--log-nodes", "2"] if chance.random() < 0.5 else []
-    return ["calibrate", "--from-logs", "a.log", "--machine", "dgx-h100", *sizes, "-o", "fitted.yaml"]
+    sizes = ["--ranks", "8", "--nodes", "2"] if chance.random() < 0.5 else []
+    return ["learn", "a.log", "--machine", "dgx-h100", "--model", "llama3-8b", *sizes, "-o", "learned.yaml"]
 
 
 def of_config(folder: Path, chance: random.Random) -> list[str]:

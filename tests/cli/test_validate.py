@@ -9,6 +9,7 @@ import pytest
 
 from axonn_tune.specs.catalog import find
 from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.results import Measurements
 from tests.cli.running import good, run
 
@@ -43,8 +44,11 @@ def test_two_runs_of_two_configurations(measured: Path) -> None:
     assert "wrong" not in out
     assert "[4/4] x1·y1·z1·data1" in err
     assert "0:00 left" in err
-    assert "computation:" in err
-    assert "then fitted to runs of nano" in (measured.parent / "mine.yaml").read_text("utf-8")
+    assert "accelerator." in err.partition("Changed in")[2]
+    assert "Mean error of step in these runs:" in err
+    profile = load_document(measured.parent / "mine.yaml", schema=Machine)
+    assert profile.learned is not None
+    assert profile.learned.evidence == (f"validate of {found.created[:10]}: 2 configurations on 1 rank",)
 
 
 def test_record_and_check(measured: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from axonn_tune.calibration.traces import Trace, probes, read_trace
+from axonn_tune.learning.traces import Trace, probes, read_trace
 from axonn_tune.specs.points import CollectiveProbe, MatmulProbe
 from tests.runtime.pool import Pools
 

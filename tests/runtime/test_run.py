@@ -16,6 +16,8 @@ import pytest
 
 from axonn_tune.cli.main import main
 from axonn_tune.errors import UsageError
+from axonn_tune.learning.learn import learn
+from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 from axonn_tune.runtime.mesh import require_world
 from axonn_tune.runtime.rank import rank_environment
 from axonn_tune.specs.launch import Launch
@@ -130,6 +132,29 @@ def test_terms_are_timed_and_shown_beside_the_prediction(tmp_path: Path) -> None
     assert "predicted vs. measured" in shown, said
     assert "reduce_scatter" in shown
     require_trace(tmp_path / "run", {term_name(op, "z", phase, layer) for op, layer, phase in planned})
+    assert load_document(tmp_path / "run" / "launch.yaml", schema=Launch) == launch
+    require_evidence(tmp_path / "run", times=2 + len(planned))
+
+
+def require_evidence(directory: Path, *, times: int) -> None:
+    """What `learn` takes from the folder: step, computation and every collective, which the profile then has."""
+    evidence = read_evidence(EvidenceRequest(paths=[directory]))
+    (sample,) = evidence.samples
+    assert len(sample.what) == times
+    assert {"step", "computation"} < set(sample.what)
+    found = learn(evidence.samples, evidence.machine)
+    before, after = ({row.what: abs(getattr(row, when)) for row in found.rows} for when in ("before", "after"))
+    assert after["step"] < min(0.2, before["step"])
+
+
+def test_another_launch_config_in_the_folder_is_kept(tmp_path: Path) -> None:
+    """Guards `--directory .`: a file of the user's own is no result of an earlier run."""
+    mine = tmp_path / "launch.yaml"
+    mine.write_text(launch_file(tmp_path, gpus=2, steps=7).read_text("utf-8"), "utf-8")
+    before = mine.read_bytes()
+    code, said = ended(start(launch_file(tmp_path, gpus=1), tmp_path))
+    assert (code, mine.read_bytes()) == (2, before)
+    assert "another launch config: name another folder with --directory" in said
 
 
 def require_trace(directory: Path, names: set[str]) -> None:

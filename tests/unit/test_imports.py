@@ -12,7 +12,7 @@ PACKAGE = "axonn_tune"
 
 VOCABULARY = {"errors", "units", "grid", "files", "processes"}
 ENGINE = VOCABULARY | {"specs", "frameworks", "program", "cost"}
-COMMANDS = ENGINE | {"ranking", "launch", "lab", "calibration", "validation", "report"}
+COMMANDS = ENGINE | {"ranking", "launch", "lab", "calibration", "validation", "learning", "report"}
 # What each layer may import beside itself and the package's own version.
 MAY_IMPORT: dict[str, set[str]] = {
     "": {"api", "errors", "frameworks", "lab", "specs"},
@@ -32,7 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab": VOCABULARY | {"specs"},
     "calibration": ENGINE | {"ranking", "launch"},
     "validation": ENGINE | {"ranking", "launch", "lab", "calibration"},
-    "report": ENGINE | {"ranking", "launch", "calibration", "validation"},
+    "learning": ENGINE | {"ranking", "launch", "lab", "calibration", "validation"},
+    "report": ENGINE | {"ranking", "launch", "calibration", "validation", "learning"},
     "api": COMMANDS,
     "cli": COMMANDS | {"api", "runtime"},
 }

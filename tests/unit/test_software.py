@@ -13,7 +13,7 @@ from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.validation.published.accuracy import predict_steps
 from tools.fit.left_out import coverage, widths
 from tools.fit.published_steps import PublishedSteps
-from tools.fit.software import EXPECTED, LEAST, Numbers, cases, newton_step, parameters, shipped
+from tools.fit.software import EXPECTED, LEAST, Numbers, cases, parameters, shipped, weighted_step
 
 
 def test_a_step_stays_within_bounds() -> None:
@@ -22,7 +22,7 @@ def test_a_step_stays_within_bounds() -> None:
     gemms = [at for at, name in enumerate(known.names) if name.endswith(":gemm")]
     slopes = np.zeros((300, len(known.names)))
     slopes[:, gemms] = 1.0
-    step = newton_step(known.expected, np.full(300, 3.0), slopes, np.ones(300))
+    step = weighted_step(known.expected, np.full(300, 3.0), slopes, np.ones(300))
     assert np.all(known.expected + step >= known.least - 1e-12)
     assert (known.expected + step)[gemms] == pytest.approx(np.log(LEAST["gemm"]))
 
@@ -51,7 +51,7 @@ def test_without_rows_numbers_are_what_is_expected() -> None:
     known = parameters()
     nothing = np.zeros((0, len(known.names)))
     for start in (known.expected, known.expected + 0.05):
-        settled = start + newton_step(start, np.zeros(0), nothing, np.zeros(0))
+        settled = start + weighted_step(start, np.zeros(0), nothing, np.zeros(0))
         assert settled == pytest.approx(known.expected)
 
 
@@ -61,7 +61,7 @@ def test_rows_move_the_number_they_depend_on() -> None:
     position = next(at for at, name in enumerate(known.names) if name.endswith("dispatch_us"))
     slopes = np.zeros((200, len(known.names)))
     slopes[:, position] = 1.0
-    step = newton_step(known.expected, np.full(200, 0.1), slopes, np.ones(200))
+    step = weighted_step(known.expected, np.full(200, 0.1), slopes, np.ones(200))
     assert step[position] == pytest.approx(-0.1, rel=0.02)
     assert np.delete(step, position) == pytest.approx(0.0)
 

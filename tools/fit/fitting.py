@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.numbers import number_at, with_numbers
 
 Floats = NDArray[np.float64]
 Predict = Callable[[Machine, Mapping[str, float]], Floats]
@@ -30,8 +30,7 @@ OUTLIER = 1.0
 class Stage:
     """One fit: parameters of one machine, on one set of rows, everything else as in the profile.
 
-    parameters: path in the profile to a start value, e.g. `tiers.nvlink.latency_us`; `measured.2` of
-        a tier stands for its measured groups of two, `protocols.ll.latency_factor` for the one so named.
+    parameters: path in the profile to a start value, e.g. `tiers.nvlink.latency_us`; see `specs.numbers`.
     upper: bounds of parameters that have one.
     large: which rows are large enough to count in the second error, a mask.
     """
@@ -75,7 +74,7 @@ def run(stage: Stage) -> Fit:
 
     def errors(logs: Floats) -> Floats:
         values = dict(zip(paths, np.exp(logs).tolist(), strict=True))
-        return np.log(stage.predict(with_values(profile, values), values) / stage.measured_s)
+        return np.log(stage.predict(with_numbers(profile, _of_profile(values)), values) / stage.measured_s)
 
     found = [
         least_squares(
@@ -85,7 +84,7 @@ def run(stage: Stage) -> Fit:
     ]
     best = min(found, key=lambda result: float(result.cost))
     values = dict(zip(paths, np.exp(best.x).tolist(), strict=True))
-    written = {path: value_at(profile, path) for path in paths if not path.startswith(NUISANCE)}
+    written = {path: number_at(profile, path) for path in _of_profile(values)}
     as_written = stage.predict(profile, values | written)
     return Fit(stage, values, written, np.log(as_written / stage.measured_s))
 
@@ -102,47 +101,6 @@ def _starts(stage: Stage) -> Iterator[Floats]:
             yield start
 
 
-def with_values(machine: Machine, values: Mapping[str, float]) -> Machine:
-    """The machine with other numbers at some paths."""
-    document: dict[str, Any] = machine.model_dump(by_alias=True, exclude_unset=True)
-    for path, value in values.items():
-        if not path.startswith(NUISANCE):
-            for holder, key in _places(document, path):
-                holder[key] = value
-    return Machine.model_validate(document)
-
-
-def value_at(machine: Machine, path: str) -> float:
-    """The number at a path."""
-    holder, key = next(iter(_places(machine.model_dump(by_alias=True, exclude_unset=True), path)))
-    return float(holder[key])
-
-
-def kind_at(machine: Machine, path: str) -> str:
-    """Kind of provenance the profile gives for the number at a path."""
-    section: Any = machine.model_dump(by_alias=True, exclude_unset=True)
-    for word in path.split("."):
-        if isinstance(section, dict) and word in section.get("sources", {}):
-            return str(section["sources"][word]["kind"])
-        section = _step(section, word)[0]
-    raise KeyError(path)
-
-
-def _places(document: dict[str, Any], path: str) -> list[tuple[dict[str, Any], str]]:
-    """The target of a path: a mapping and its key, more than one for the measured groups of one size."""
-    *words, last = path.split(".")
-    sections: list[Any] = [document]
-    for word in words:
-        sections = [found for section in sections for found in _step(section, word)]
-    if last.isdigit():
-        chosen = [entry for section in sections for entry in section if entry["group"] == int(last)]
-        return [(entry, "bandwidth_gb_per_s") for entry in chosen]
-    return [(section, last) for section in sections]
-
-
-def _step(section: Any, word: str) -> list[Any]:  # noqa: ANN401 - a document as plain data
-    if isinstance(section, dict):
-        return [section[word]]
-    if word.isdigit():
-        return [entry for entry in section if entry["group"] == int(word)]
-    return [item for item in section if item["name"] == word]
+def _of_profile(values: Mapping[str, float]) -> dict[str, float]:
+    """Those that are part of the profile."""
+    return {path: value for path, value in values.items() if not path.startswith(NUISANCE)}

@@ -1,6 +1,6 @@
 """Predict every published step by fits that have not seen its family, and by fits that have not seen its source.
 
-python -m tools.fit.left_out    # fits 18 times; writes left_out.csv and intervals.csv of the shipped measurements
+python -m tools.fit.left_out    # fits 18 times; writes left_out.csv, intervals.csv and without_source.csv
 """
 
 from __future__ import annotations
@@ -8,13 +8,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
 from axonn_tune.frameworks import UNKNOWN
 from axonn_tune.validation.published.rows import SHIPPED, Case
 from tools.fit.fitting import Floats
-from tools.fit.software import cases, fit, measured_s, predicted_s, report, shipped, write_records
+from tools.fit.software import (
+    cases,
+    fit,
+    measured_s,
+    parameters,
+    predicted_s,
+    report,
+    shipped,
+    write_records,
+)
+
+WITHOUT_SOURCE = Path(__file__).parent / "published" / "without_source.csv"
+"""Numbers of fits without a source."""
 
 FAMILY_GROUPS = 10
 """Families are left out in so many groups, as they come: one of all rows would need a fit for each family."""
@@ -34,18 +47,20 @@ def source(case: Case) -> str:
     return case.row.dataset
 
 
-def left_out_s(key: Callable[[Case], str], start: Floats | None) -> Floats:
-    """Step times of all cases, each by a fit without those that share its key, from `start` or what is expected, s."""
-    some = cases()
-    keys = [key(case) for case in some]
+def fits_without(key: Callable[[Case], str], start: Floats | None) -> dict[str, Floats]:
+    """Logarithms of the numbers of a fit without the cases of each key, from `start` or what is expected."""
+    keys = [key(case) for case in cases()]
     names = sorted(set(keys))
-    found = np.zeros(len(some))
+    kept = [[at for at, own in enumerate(keys) if own != name] for name in names]
     with ProcessPoolExecutor() as pool:
-        kept = [[at for at, own in enumerate(keys) if own != name] for name in names]
-        fits = pool.map(_fit, kept, [start] * len(names))
-        for name, logs in zip(names, fits, strict=True):
-            out = [at for at, own in enumerate(keys) if own == name]
-            found[out] = predicted_s(logs)[out]
+        return dict(zip(names, pool.map(_fit, kept, [start] * len(names)), strict=True))
+
+
+def left_out_s(key: Callable[[Case], str], fits: Mapping[str, Floats]) -> Floats:
+    """Step times of all cases, each by the fit without those that share its key, s."""
+    keys, found = np.array([key(case) for case in cases()]), np.zeros(len(cases()))
+    for name, logs in fits.items():
+        found[keys == name] = predicted_s(logs)[keys == name]
     return found
 
 
@@ -92,11 +107,23 @@ def write(family_s: Floats, source_s: Floats, by_software: Mapping[str, float], 
     )
 
 
+def write_numbers(without_source: Mapping[str, Floats]) -> None:
+    """Keep all numbers of the fits without a source, for tools.fit.back_test."""
+    records = [
+        {"source": name, "number": number, "value": f"{value:.6g}"}
+        for name, logs in without_source.items()
+        for number, value in sorted(parameters().mapping(logs).items())
+    ]
+    write_records(WITHOUT_SOURCE, records)
+
+
 def main() -> int:
     """Run the command; returns the exit code."""
     some = cases()
     truth, start = measured_s(some), fit(range(len(some)), start=shipped())
-    family_s, source_s = left_out_s(family_group, start), left_out_s(source, None)
+    family_s = left_out_s(family_group, fits_without(family_group, start))
+    without_source = fits_without(source, None)
+    source_s = left_out_s(source, without_source)
     by_family, by_source = np.log(family_s / truth), np.log(source_s / truth)
     software = [case.framework.software for case in some]
     by_software, unknown = widths(by_family, software), widths(by_source, software)["all"]
@@ -105,6 +132,7 @@ def main() -> int:
     held = coverage(by_family, software, [family_group(case) for case in some])
     print(f"intervals from the other groups of families hold {held:.1%}")
     write(family_s, source_s, by_software, unknown)
+    write_numbers(without_source)
     return 0
 
 

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from axonn_tune.specs.catalog import load_machine
-from tools.fit.fitting import NUISANCE, Fit, kind_at, run
+from axonn_tune.specs.numbers import kind_at
+from tools.fit.fitting import NUISANCE, Fit, run
 from tools.fit.stages import stages
 
 ROUNDING = 0.02

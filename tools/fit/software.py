@@ -22,8 +22,9 @@ import numpy as np
 from axonn_tune.cost.compute import compute_rates
 from axonn_tune.files import replacing
 from axonn_tune.frameworks import UNKNOWN, all_numbers, software_on
-from axonn_tune.frameworks.description import Software
+from axonn_tune.learning.posterior import Bounds, newton_step
 from axonn_tune.specs.catalog import available, load_machine
+from axonn_tune.specs.machine import Software
 from axonn_tune.units import seconds
 from axonn_tune.validation.published.accuracy import PredictedRow, families
 from axonn_tune.validation.published.rows import SHIPPED, Case, case_of, profile_of, read_steps
@@ -67,8 +68,9 @@ LEAST = {"gemm": 0.83, "traffic": 1.0}
 software moves fewer bytes than fused kernels.
 """
 
-STEPS, SETTLED, STEP = 30, 0.005, 0.01
-"""A fit ends after so many steps, or when no number moves by more than this share; the last is that of slopes."""
+STEPS, SETTLED, STEP, LONGEST = 30, 0.005, 0.01, 0.5
+"""A fit ends after so many steps, or when no number moves by more than this share; then the share of slopes, and the
+longest step of a logarithm."""
 
 SLOPES_HOLD = 0.1
 """Slopes are worked out again when a number has moved by more than this share since."""
@@ -211,26 +213,21 @@ def fit(kept: Sequence[int], *, start: Floats | None = None) -> Floats:
             moved = np.zeros(len(logs))
         else:
             predicted = np.log(predicted_s(logs))
-        step = newton_step(logs, predicted[rows] - truth, slopes[rows], share)
+        step = weighted_step(logs, predicted[rows] - truth, slopes[rows], share)
         logs, moved = logs + step, moved + step
         if np.max(np.abs(step)) < SETTLED:
             break
     return logs
 
 
-def newton_step(logs: Floats, errors: Floats, slopes: Floats, share: Floats) -> Floats:
+def weighted_step(logs: Floats, errors: Floats, slopes: Floats, share: Floats) -> Floats:
     """One step down the weighted squares of the errors, held by what is expected."""
     known = parameters()
     pull = share**2 / np.sqrt(1.0 + (errors / LINEAR_BEYOND) ** 2) / LINEAR_BEYOND**2
     normal = slopes.T @ (pull[:, None] * slopes) + np.diag(known.spread**-2.0)
     gradient = slopes.T @ (pull * errors) + (logs - known.expected) / known.spread**2
-    step, free = np.zeros(len(logs)), np.ones(len(logs), dtype=bool)
-    while True:
-        step[free] = np.linalg.solve(normal[np.ix_(free, free)], -(gradient + normal @ np.where(free, 0.0, step))[free])
-        low = free & (logs + step < known.least)
-        if not low.any():
-            return np.clip(step, -0.5, 0.5)
-        step[low], free = known.least[low] - logs[low], free & ~low
+    bounds = Bounds(known.least, np.full(len(logs), np.inf))
+    return newton_step(logs, gradient, normal, bounds=bounds, longest=LONGEST)
 
 
 def derivatives(logs: Floats) -> tuple[Floats, Floats]:

@@ -21,6 +21,9 @@ MIB = 1024**2
 BANDWIDTH_FROM = 32 * MIB
 """Bandwidths are fitted from this size on, where they decide; latencies and protocols on all sizes."""
 
+GROUPS_OF_2, GROUPS_OF_4 = (f"measured.{size}.bandwidth_gb_per_s" for size in (2, 4))
+"""Of a tier, what groups of that size measured."""
+
 RINGS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter")
 ALL: tuple[CollectiveKind, ...] = (*RINGS, "all_reduce")
 
@@ -47,7 +50,7 @@ def _inside_nodes() -> list[Stage]:
         ("dgx-b200", "b200-node", ALL, 2.8),
     ):
         tier = "tiers.nvlink."
-        bandwidths = {tier + "bandwidth_gb_per_s": 226.0, tier + "measured.2": 180.0, tier + "measured.4": 212.0}
+        bandwidths = {tier + "bandwidth_gb_per_s": 226.0, tier + GROUPS_OF_2: 180.0, tier + GROUPS_OF_4: 212.0}
         scaled = {path: value * scale for path, value in bandwidths.items()}
         rows = _rows(system, kinds=kinds)
         found += [

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Literal, TypeAlias, get_args
 
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.uncertainty import DEVIATIONS, step_spread
 from axonn_tune.frameworks import UNKNOWN
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.specs.loading import Loaded
@@ -128,15 +129,18 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
     if needed > limit_bytes(case):
         there = memory_limit_bytes(case.machine.accelerator) / GIB
         return PredictedRow(row, case, why_not=f"does not fit: needs {needed / GIB:.1f} GiB of {there:.1f} GiB")
-    factor, step_s = math.exp(width(case)), price.iteration_s
+    factor, step_s = math.exp(width(case, price.configuration)), price.iteration_s
     plain_s = None if known else best_pricing(case, case.configurations).iteration_s
     return PredictedRow(
         row, case, price.configuration, step_s, needed, step_s / factor, step_s * factor, plain_s=plain_s
     )
 
 
-def width(case: Case) -> float:
-    """Half-width of the 80% interval of log(step)."""
+def width(case: Case, configuration: Configuration) -> float:
+    """Half-width of the 80% interval of log(step): by what the profile has learned, else by the software's rows."""
+    if case.machine.learned is not None:
+        of_step = step_spread(case.model, case.machine, case.workload, configuration, framework=case.framework)
+        return DEVIATIONS * of_step
     known = widths()
     own = known.get(case.framework.software, known[UNKNOWN]) if case.known else known[UNKNOWN]
     return own if case.known_chip else max(own, known[UNKNOWN])

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
-from axonn_tune.frameworks import UNKNOWN, find_framework
+from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid, divisors
 from axonn_tune.program.constraints import broken_constraints
@@ -104,7 +104,7 @@ class StepRow(Place):
 
 def read_steps(path: Path) -> tuple[StepRow, ...]:
     """Every row of a file; UsageError if it cannot be read, DocumentError with all problems of its contents."""
-    return each_record(path, NEEDED, _step_row, known=COLUMNS)
+    return each_record(path, NEEDED, step_row, known=COLUMNS)
 
 
 def each_record(
@@ -164,7 +164,8 @@ _WORDS = {
 """Fields that are words, and their columns."""
 
 
-def _step_row(stated: Mapping[str, str], line: int) -> StepRow:
+def step_row(stated: Mapping[str, str], line: int) -> StepRow:
+    """What a record means; ValueError with all its odd words, or the first size that is none."""
     record = _mended(stated)
     if odd := list(_odd_words(record)):
         raise ValueError("; ".join(odd))
@@ -481,6 +482,11 @@ _FITTED_CHIPS = ("a100", "h100", "gb200")
 
 def framework_of(row: StepRow) -> Framework:
     """The framework a row names, with what the row itself says of attention, overlap, ZeRO and compilation."""
+    return _as_stated(registry().get(row.framework) or find_framework(_framework_meant(row)), row)
+
+
+def _framework_meant(row: StepRow) -> str:
+    """Name of the framework that words mean."""
     words = row.framework.lower()
     name = next((known for word, known in FRAMEWORK_WORDS if word in words), UNKNOWN)
     said = f"{row.framework} {row.overlap} {row.notes}".lower()
@@ -490,7 +496,7 @@ def framework_of(row: StepRow) -> Framework:
     if name == "nemo" and not stated and any(chip in row.gpu.lower() for chip in ("a100", "v100")):
         # Where it does not say so, what ran on these is NeMo before it had FlashAttention and fused layers.
         name = "nemo-2022"
-    return _as_stated(find_framework(name), row)
+    return name
 
 
 def nearest_framework(words: str) -> str:

@@ -9,10 +9,9 @@ from axonn_tune.cost.breakdown import CONTENDED, work_by_kind
 from axonn_tune.cost.compute import compute_rates, rate_of_matmul
 from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.cost.utilisation import contended_s
-from axonn_tune.frameworks.description import Software
 from axonn_tune.grid import Grid
 from axonn_tune.specs.catalog import load_machine, load_model
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.workload import Workload
 
 

@@ -7,11 +7,12 @@ import pytest
 from axonn_tune.cost.collectives import transfer_time_s
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.description import FUSED, Framework, Software
+from axonn_tune.frameworks.description import FUSED, Framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import MatMul
 from axonn_tune.program.step import StepProgram, build_step
 from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import RECOMPUTES, Recompute, Workload
 
 ORDER = ("x", "context", "z", "data", "pipeline")

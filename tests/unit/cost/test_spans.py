@@ -10,9 +10,10 @@ import pytest
 
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.spans import HOST, LIKE_BEFORE, STEP, predicted_spans, spans_of_one
-from axonn_tune.frameworks.description import FUSED, Software
+from axonn_tune.frameworks.description import FUSED
 from axonn_tune.grid import Grid
 from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.machine import Software
 from axonn_tune.specs.traces import (
     COMPUTE_LANE,
     EMBEDDING_BACKWARD,

@@ -48,7 +48,7 @@ def test_all_problems_are_reported_at_once() -> None:
         f"m.yaml:{line_of(text, 'bf17')}: accelerator.peak_tflops.bf17: "
         "must be 'bf16', 'fp16', 'fp32' or 'fp64', not 'bf17', did you mean 'bf16'?",
         f"m.yaml:{line_of(text, 'fect')}: accelerator.sources.memory_gib.kind: "
-        "must be 'peak', 'measured', 'fitted', 'assumed' or 'fact', not 'fect', did you mean 'fact'?",
+        "must be 'peak', 'measured', 'fitted', 'assumed', 'placeholder' or 'fact', not 'fect', did you mean 'fact'?",
         f"m.yaml:{line_of(text, 'latencyus')}: tiers.link.latencyus: "
         "unknown key 'latencyus', did you mean 'latency_us'?",
         f"m.yaml:{line_of(text, 'compute: 1.5')}: uncertainty.compute: must be less than or equal to 1, not 1.5",

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.calibration import traces
-from axonn_tune.calibration.traces import Trace, TracedCollective, TracedGemm, probes, read_trace
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
+from axonn_tune.learning import traces
+from axonn_tune.learning.traces import Trace, TracedCollective, TracedGemm, probes, read_trace
 from axonn_tune.specs.points import CollectiveProbe, MatmulProbe
 
 Json = dict[str, Any]

@@ -1,7 +1,7 @@
-"""Fits the network of a profile to logs of other benchmarks: nccl-tests and rccl-tests (text, JSON), OSU (text).
+"""Reads logs of collectives: nccl-tests and rccl-tests (text, JSON), OSU micro-benchmarks (text).
 
 Sizes are those of the full (gathered or reduced) buffer, as nccl-tests has them; OSU's all-gather counts one rank's
-shard. Times are out of place. Everything but the network stays as in the profile that is fitted.
+shard. Times are out of place.
 """
 
 from __future__ import annotations
@@ -9,41 +9,21 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from axonn_tune import __version__
-from axonn_tune.calibration.fit import CommunicationFit, fit_communication
-from axonn_tune.calibration.profile import (
-    Calibration,
-    communication_uncertainty,
-    fitted_library,
-    fitted_tier,
-    probe_words,
-    validated,
-)
 from axonn_tune.errors import DocumentError, Problem, UsageError
 from axonn_tune.specs.loading import read_text
-from axonn_tune.specs.machine import (
-    COLLECTIVE_KINDS,
-    CollectiveKind,
-    Library,
-    Machine,
-    Measurement,
-    Protocol,
-    Source,
-)
+from axonn_tune.specs.machine import CollectiveKind, Machine
 from axonn_tune.specs.points import CollectiveProbe, Probe
 from axonn_tune.units import seconds
 
 _LineProblems: TypeAlias = list[tuple[int | None, str]]
 """Line, where one is at fault, and what is wrong."""
 
-_LEAST_POINTS = 4
 _KINDS: dict[str, CollectiveKind] = {
     "allgather": "all_gather",
     "allreduce": "all_reduce",
@@ -59,6 +39,7 @@ _TIME_AT = 5
 _LABEL = re.compile(r"^\s*(?:\d+:|\[\d+,\d+\]<std(?:out|err)>:)\s?")
 _OSU = re.compile(r"# OSU MPI(?:-CUDA|-ROCM)? (\S+(?: \S+)*?) Latency Test")
 _ROW = re.compile(r"\d+\s+\d+\s+[a-z]\w*\s")
+_CLOSING = re.compile(r"# (?:Out of bounds values|Avg bus bandwidth|Collective test concluded)")
 
 
 @dataclass(frozen=True)
@@ -74,12 +55,13 @@ class LogRow:
 
 @dataclass(frozen=True)
 class Log:
-    """What one file holds."""
+    """What one file holds; cut_off: lines after which a run does not close as its benchmark closes one."""
 
     rows: tuple[LogRow, ...]
     library: str
     hosts: tuple[str, ...]
     device: str
+    cut_off: tuple[int, ...] = ()
 
 
 def read_log(path: str | Path, *, ranks: int | None = None, nodes: int | None = None) -> Log:
@@ -124,7 +106,7 @@ def _text_log(text: str, name: str, *, ranks: int | None, nodes: int | None) -> 
     version = _VERSION.search(text)
     library = f"{'RCCL' if 'rccl' in text.lower() else 'NCCL'} {version[1] if version else 'of a log'}"
     hosts = tuple(dict.fromkeys(host for run in found for host in run.hosts))
-    return Log(tuple(rows), library, hosts, found[0].device)
+    return Log(tuple(rows), library, hosts, found[0].device, tuple(line for run in found for line in run.cut_off))
 
 
 def _runs(lines: list[str]) -> Iterator[range]:
@@ -154,7 +136,7 @@ def _run(
     hosts = tuple(dict.fromkeys(place[3] for place in places))
     ranks, nodes = len(places) or ranks, len(hosts) or nodes
     if not ranks or not nodes:
-        raise _LogError((None, "lists no devices, so it does not say how many ranks and nodes ran: give --log-ranks"))
+        raise _LogError((None, "lists no devices, so it does not say how many ranks and nodes ran: give --ranks"))
     _require_one_group({place[2] for place in places}, line=part.start + 1)
     _check_units(own, first=part.start + 1)
     rows = [
@@ -163,7 +145,12 @@ def _run(
         if _ROW.match(line)
         for size, time in _row(line, number, problems, time_at=_time_at(own))
     ]
-    return Log(tuple(rows), "", hosts, places[0][4].strip() if places else "")
+    cut_off = () if any(map(_CLOSING.match, own)) else (_last_line(own, first=part.start + 1),)
+    return Log(tuple(rows), "", hosts, places[0][4].strip() if places else "", cut_off)
+
+
+def _last_line(lines: list[str], *, first: int) -> int:
+    return max((number for number, line in enumerate(lines, first) if line), default=first)
 
 
 def _require_one_group(groups: Set[object], *, line: int | None) -> None:
@@ -193,9 +180,12 @@ def _row(line: str, number: int, problems: _LineProblems, *, time_at: int) -> It
     try:
         size, time, bandwidth = int(words[0]), float(words[time_at]), float(words[time_at + 1])
         float(words[time_at + 2])
+        wrong = words[time_at + 3] if len(words) > time_at + 3 else "0"
     except (IndexError, ValueError):
         problems.append((number, "a row of results is truncated or holds something else"))
         return
+    if wrong.isdigit() and int(wrong):
+        problems.append((number, f"{wrong} values were wrong: the collective did not do its work"))
     # Printed with two decimals, so small rows say nothing of their bandwidth.
     if time and bandwidth > 1.0 and not 0.9 < size / (time * 1e3) / bandwidth < 1.1:
         problems.append((number, f"{size} bytes in {time:g} µs are not {bandwidth:g} GB/s: are the units mixed?"))
@@ -252,7 +242,7 @@ def _rccl_json(found: list[dict[str, Any]]) -> Log:
 def _osu_log(text: str, *, ranks: int | None, nodes: int | None) -> Log:
     """OSU micro-benchmarks of collectives."""
     if not ranks:
-        raise _LogError((None, "an OSU log does not say how many ranks ran: give --log-ranks, and --log-nodes"))
+        raise _LogError((None, "an OSU log does not say how many ranks ran: give --ranks, and --nodes"))
     rows: list[LogRow] = []
     problems: _LineProblems = []
     op: CollectiveKind | None = None
@@ -286,87 +276,21 @@ def _require(rows: list[LogRow], problems: _LineProblems) -> None:
         raise _LogError((None, "holds no result"))
 
 
-def profile_from_logs(logs: Sequence[Log], base: Machine, *, name: str) -> Calibration:
-    """Refit the outermost tier that each log crosses; UsageError if the logs do not match the nodes of `base`."""
-    rows = [row for log in logs for row in log.rows]
-    measured = _times(rows, base)
-    if len(measured) < _LEAST_POINTS:
-        raise UsageError(f"{len(measured)} different sizes and groups are too few to fit: give more logs")
-    outline = base.model_copy(update={"library": _library(base, logs)})
-    fit = fit_communication(measured, outline, world=None)
-    source = Source(kind="fitted", source=f"{logs[0].library}, {len(rows)} results of logs")
-    crossed = {_outermost(row, base) for row in rows}
-    tiers = tuple(
-        fitted_tier(tier, number, fit, source) if number in crossed else tier for number, tier in enumerate(base.tiers)
-    )
-    uncertainty = base.uncertainty.model_copy(
-        update={
-            "communication": communication_uncertainty(fit),
-            "sources": base.uncertainty.sources | {"communication": source},
-        }
-    )
-    document = base.model_copy(
-        update={
-            "name": name,
-            "description": f"{base.name} with its network fitted to logs of {logs[0].library}",
-            "tiers": tiers,
-            "library": fitted_library(outline.library, fit, source),
-            "uncertainty": uncertainty,
-            "paper": None,
-            "measured": _measurement(logs, rows, base, fit),
-        }
-    )
-    return Calibration(validated(document), fit, None, measured)
-
-
-def _times(rows: Sequence[LogRow], base: Machine) -> dict[Probe, float]:
-    """Median time of each collective, group and size."""
+def times_of(log: Log, base: Machine) -> dict[Probe, float]:
+    """Median time of each collective, group and size, s; UsageError unless nodes are filled as the profile's are."""
     samples: dict[Probe, list[float]] = {}
-    for row in rows:
-        _outermost(row, base)
+    for row in log.rows:
+        _require_whole_nodes(row, base)
         if row.ranks > 1 and row.size_bytes > 0:
             probe = CollectiveProbe(op=row.op, group=row.ranks, stride=1, size_bytes=row.size_bytes)
             samples.setdefault(probe, []).append(row.seconds)
     return {probe: statistics.median(found) for probe, found in samples.items()}
 
 
-def _outermost(row: LogRow, base: Machine) -> int:
-    """The outermost tier that a run crosses; UsageError unless its nodes are filled as the profile's are."""
+def _require_whole_nodes(row: LogRow, base: Machine) -> None:
     inner = base.tiers[0].ranks
     if row.nodes > 1 and inner is not None and row.ranks != row.nodes * inner:
         raise UsageError(
             f"a log has {row.ranks} ranks on {row.nodes} nodes, but nodes of {base.name} hold {inner}: "
             "give the profile of that machine as --machine"
         )
-    sizes = [tier.ranks for tier in base.tiers]
-    return next((number for number, ranks in enumerate(sizes) if ranks is None or row.ranks <= ranks), len(sizes) - 1)
-
-
-def _library(base: Machine, logs: Sequence[Log]) -> Library:
-    """One line of a ring per collective, which is what the fit is of."""
-    return base.library.model_copy(
-        update={
-            "name": logs[0].library.split()[0],
-            "version": logs[0].library,
-            "algorithms": dict.fromkeys(COLLECTIVE_KINDS, ("ring",)),
-            "protocols": (Protocol(name="fitted", latency_factor=1.0, bandwidth_factor=1.0),),
-            "sources": {
-                "launch_us": Source(kind="fitted", source="to be fitted"),
-                "protocols": Source(kind="fitted", source="one line for all sizes"),
-            },
-        }
-    )
-
-
-def _measurement(logs: Sequence[Log], rows: Sequence[LogRow], base: Machine, fit: CommunicationFit) -> Measurement:
-    return Measurement(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        tool_version=__version__,
-        hosts=tuple(dict.fromkeys(host for log in logs for host in log.hosts)),
-        device=next((log.device for log in logs if log.device), base.accelerator.name),
-        ranks=max(row.ranks for row in rows),
-        network=f"logs of {logs[0].library}",
-        samples=len(rows),
-        held_out_error=fit.held_out_error,
-        outliers=tuple(probe_words(probe) for probe in fit.outliers),
-    )

@@ -1,18 +1,21 @@
-"""Logs of other benchmarks: read, refused where they are torn, and fitted."""
+"""Logs of other benchmarks: read, refused where they are truncated, and learned from."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from axonn_tune.calibration.logs import LogRow, profile_from_logs, read_log
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.errors import DocumentError, UsageError
+from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import GroupShape
+from axonn_tune.learning.collective_logs import LogRow, read_log, times_of
+from axonn_tune.learning.evidence import collective_samples
+from axonn_tune.learning.learn import learn
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.machine import Protocol
 
 TEXT = """# nccl-tests version 2.17.6 nccl-headers=22501 nccl-library=22501
 # Collective test starting: all_gather_perf
@@ -139,7 +142,7 @@ def test_labels_before_each_line_do_not_matter(label: str, tmp_path: Path) -> No
 
 
 def test_what_a_log_says_of_its_ranks_holds(tmp_path: Path) -> None:
-    """Guards --log-ranks beside several logs: it is for those that do not say, such as OSU's."""
+    """Guards --ranks beside several logs: it is for those that do not say, such as OSU's."""
     assert read_log(written(tmp_path, RCCL), ranks=64, nodes=8) == read_log(written(tmp_path, RCCL))
 
 
@@ -176,7 +179,7 @@ def test_osu_counts_one_ranks_part(tmp_path: Path) -> None:
     """Guards sizes: an all-gather of OSU is named by what one rank gives."""
     rows = read_log(written(tmp_path, OSU), ranks=4, nodes=2).rows
     assert rows[1] == LogRow("all_gather", 4, 2, 4 * 1048576, pytest.approx(104.3e-6))
-    with pytest.raises(DocumentError, match="give --log-ranks"):
+    with pytest.raises(DocumentError, match="give --ranks"):
         read_log(written(tmp_path, OSU))
 
 
@@ -200,49 +203,53 @@ def test_wrong_logs_are_refused(text: str, message: str, tmp_path: Path) -> None
 
 
 def made_up_logs(folder: Path) -> list[Path]:
-    """All-gathers on a half, 1, 2 and 4 nodes of 8: 3 µs and 300 GB/s inside, 15 µs and 100 GB/s outside, launch 8."""
-    base = load_machine("dgx-h100").document
-    rates = ((3.0, 300.0), (15.0, 100.0))
-    tiers = tuple(
-        tier.model_copy(update={"latency_us": latency, "bandwidth_gb_per_s": bandwidth, "measured": None})
-        for tier, (latency, bandwidth) in zip(base.tiers, rates, strict=True)
-    )
-    ring = base.library.model_copy(
-        update={
-            "launch_us": 8.0,
-            "algorithms": {"all_gather": ("ring",), "all_reduce": ("ring",), "reduce_scatter": ("ring",)},
-            "protocols": (Protocol(name="one", latency_factor=1.0, bandwidth_factor=1.0),),
-        }
-    )
-    machine = base.model_copy(update={"tiers": tiers, "library": ring})
+    """All-gathers on half a node to 4 nodes of Perlmutter, had its network 1.4 times the latency, 1 / 1.3 the rate."""
+    base = load_machine("perlmutter").document
+    inner, outer = base.tiers
+    slower = {"latency_us": 1.4 * outer.latency_us, "bandwidth_gb_per_s": outer.bandwidth_gb_per_s / 1.3}
+    machine = base.model_copy(update={"tiers": (inner, outer.model_copy(update={**slower, "measured": None}))})
     paths = []
-    # Half a node too: with full ones alone, launch and the latency inside cannot be told apart.
-    for ranks, nodes in ((4, 1), (8, 1), (16, 2), (32, 4)):
-        (line,) = lines("all_gather", route(GroupShape(((ranks, 1),)), tiers, ranks), machine)
+    for ranks, nodes in ((2, 1), (4, 1), (8, 2), (16, 4)):
+        ways = lines("all_gather", route(GroupShape(((ranks, 1),)), machine.tiers, ranks), machine)
         records = [
             {"name": "AllGather", "nodes": nodes, "ranks": ranks, "size": size, "inPlace": 0}
-            | {"time": 1e6 * (line.latency_s + size / line.bandwidth_bytes_per_s)}
+            | {"time": 1e6 * min(way.latency_s + size / way.bandwidth_bytes_per_s for way in ways)}
             for size in (2**14, 2**18, 2**22, 2**26, 2**30)
         ]
         paths.append(written(folder, json.dumps(records), f"{ranks}.json"))
     return paths
 
 
-def test_network_is_fitted_to_logs(tmp_path: Path) -> None:
-    """Guards the profile: both tiers found again, everything else as in the profile it builds on."""
-    base = load_machine("dgx-h100").document
-    logs = [read_log(path) for path in made_up_logs(tmp_path)]
-    found = profile_from_logs(logs, base, name="from-logs").machine
-    assert [tier.name for tier in found.tiers] == [tier.name for tier in base.tiers]
-    inner, outer = (tier.used_by("all_gather") for tier in found.tiers)
-    assert (inner.latency_us, inner.bandwidth_gb_per_s) == pytest.approx((3.0, 300.0), rel=0.02)
-    assert (outer.latency_us, outer.bandwidth_gb_per_s) == pytest.approx((15.0, 100.0), rel=0.02)
-    assert found.library.launch_us == pytest.approx(8.0, rel=0.05)
-    assert found.accelerator == base.accelerator
+def test_network_is_learnt_from_logs(tmp_path: Path) -> None:
+    """Guards the profile: its collectives take the times of the logs, and what sends nothing stays as it was."""
+    base = load_machine("perlmutter").document
+    samples = [
+        sample
+        for path in made_up_logs(tmp_path)
+        for sample in collective_samples(times_of(read_log(path), base), base, find_framework("axonn"), name=path.name)
+    ]
+    found = learn(samples, base)
+    assert max(abs(row.before) for row in found.rows) > 0.25
+    assert max(abs(row.after) for row in found.rows) < 0.06
+    for name in ("training_share", "memory_efficiency", "peak_tflops", "matmul_efficiency"):
+        assert getattr(found.machine.accelerator, name) == getattr(base.accelerator, name)
+    assert found.machine.tiers[1].used_by("all_gather").bandwidth_gb_per_s == pytest.approx(
+        base.tiers[1].bandwidth_gb_per_s / 1.3, rel=0.06
+    )
+
+
+@pytest.mark.parametrize("text", [TEXT, OLD, RCCL])
+def test_log_that_is_cut_off(text: str, tmp_path: Path) -> None:
+    """Guards every version's way to close a run, and where one that does not close ends; its rows still count."""
+    whole = read_log(written(tmp_path, text, "all_gather.txt"))
+    assert whole.cut_off == ()
+    rows = re.split(r"\n# (?:Out of|Collective test concl)", text)[0]
+    cut = read_log(written(tmp_path, f"{rows}\n\n", "all_gather.txt"))
+    assert (cut.rows, cut.cut_off) == (whole.rows, (rows.count("\n") + 1,))
 
 
 def test_logs_of_other_nodes_are_refused(tmp_path: Path) -> None:
-    """Guards placement: 16 ranks on 2 nodes do not fit a machine with 4 GPUs a node."""
+    """Guards placement: 8 ranks on 2 nodes do not fit a machine with 8 GPUs a node."""
     logs = [read_log(path) for path in made_up_logs(tmp_path)]
-    with pytest.raises(UsageError, match="nodes of perlmutter hold 4"):
-        profile_from_logs(logs, load_machine("perlmutter").document, name="x")
+    with pytest.raises(UsageError, match="nodes of dgx-h100 hold 8"):
+        [times_of(log, load_machine("dgx-h100").document) for log in logs]

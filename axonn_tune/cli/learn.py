@@ -1,0 +1,122 @@
+"""`axonn-tune learn` and `diagnose`: a profile true to a user's own runs, and whether one of them is reasonable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from axonn_tune.cli.options import (
+    Count,
+    command_line,
+    format_option,
+    help_option,
+    html_option,
+    machine_option,
+    model_option,
+    write_html,
+)
+
+F = Callable[..., Any]
+
+
+def evidence_options(command: F) -> F:
+    """What evidence does not say of itself."""
+    options = (
+        machine_option(
+            "Base profile. Default: that of measurements, or the shipped one nearest to what rows say.", default=None
+        ),
+        click.option("--framework", metavar="NAME", help="What ran, instead of what a log looks like."),
+        model_option("Model of logs that do not print it.", default=None),
+        click.option(
+            "--fact",
+            "facts",
+            multiple=True,
+            metavar="COLUMN=VALUE",
+            help="What a log does not say, as a column of the step CSV: tp=8. May be repeated.",
+        ),
+        click.option("--ranks", type=Count(2), metavar="N", help="Ranks of a collective log that does not say it."),
+        click.option("--nodes", type=Count(), metavar="N", help="Its nodes."),
+        click.option(
+            "--ranks-per-node", type=Count(), metavar="N", help="Gives a base profile of one network level nodes of N."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command("learn", short_help="Learn a machine's numbers from its runs.")
+@click.argument("paths", nargs=-1, required=True, metavar="EVIDENCE...")
+@click.option("-o", "--output", required=True, metavar="NEW.YAML", help="Machine profile to write.")
+@evidence_options
+@click.option("--name", help="Name of the profile. Default: that of the file.")
+@help_option
+def learn_command(*, output: str, **options: Any) -> None:
+    """Move a profile's numbers as far as EVIDENCE makes them, and write the profile with what it is now sure of.
+
+    Evidence is recognised by its content: steps as CSV (as for validate --rows), training logs of Megatron-LM,
+    Megatron-DeepSpeed, NeMo, torchtitan, DeepSpeed, MLPerf, Lightning or the Hugging Face Trainer, logs of
+    nccl-tests, rccl-tests or OSU, profiler traces (Kineto), files of validate -o, and folders of axonn-tune
+    run. What a log does not say comes from LOG.yaml beside it, or from --fact. Predictions with the new
+    profile have intervals that follow from the evidence.
+
+    \b
+    Examples:
+      axonn-tune learn slurm-1234.out --machine dgx-h100 -o ours.yaml
+      axonn-tune learn steps.csv all_reduce.txt --machine dgx-h100 -o ours.yaml
+      axonn-tune learn measured.yaml -o here.yaml
+    """
+    from axonn_tune.api.learning import learn
+    from axonn_tune.report.learning import learning_text
+    from axonn_tune.report.output import progress
+
+    with progress("learning") as tell:
+        found, evidence = learn(output=output, listen=tell, command=command_line(), **options)
+    click.echo(learning_text(found, evidence), nl=False)
+    click.echo(f"Wrote {output}.", err=True)
+
+
+@click.command("diagnose", short_help="Say whether a run is reasonable, and what is the matter if not.")
+@click.argument("path", metavar="LOG|TRACE|RUN")
+@evidence_options
+@format_option(("table", "json"))
+@html_option
+@help_option
+def diagnose_command(*, path: str, output_format: str, html: str | None, **options: Any) -> None:
+    """Compare a run with what is predicted of it, and weigh what could explain the difference.
+
+    Reads what learn reads; what it says of the run is taken as stated. Lists explanations (slow links, flags
+    that are not in effect, a straggler and so on) by their probability, with the seconds that each explains,
+    and what would make the run faster. Ends with exit code 4 if the run took more or less than the 80%
+    interval of the prediction.
+
+    \b
+    Examples:
+      axonn-tune diagnose slurm-1234.out --machine ours.yaml
+      axonn-tune diagnose runs/20260101-120000-nano --machine here.yaml --html diagnosis.html
+      axonn-tune diagnose steps.csv --format json
+    """
+    from axonn_tune.api.learning import diagnose
+    from axonn_tune.errors import CheckFailedError
+    from axonn_tune.report.diagnosis import diagnosis_json, diagnosis_section, diagnosis_text
+    from axonn_tune.report.output import json_text
+
+    found, evidence = diagnose(path, **options)
+    machine = str(options["machine"] or evidence.machine.name)
+    if output_format == "json":
+        documents = [diagnosis_json(one, machine=machine) for one in found]
+        click.echo(json_text(documents[0] if len(documents) == 1 else {"diagnoses": documents}), nl=False)
+    else:
+        remarks = [*evidence.assumed, *(f"left out: {words}" for words in evidence.left_out)]
+        texts = [diagnosis_text(one, machine=machine) for one in found]
+        click.echo("\n".join([*texts[:-1], diagnosis_text(found[-1], machine=machine, remarks=remarks)]), nl=False)
+    if html:
+        sections = [
+            diagnosis_section(one, machine=machine, identity=f"s{number}", source=path)
+            for number, one in enumerate(found, 1)
+        ]
+        write_html(html, sections)
+    if odd := [one for one in found if not one.reasonable]:
+        raise CheckFailedError(f"{len(odd)} of {len(found)} not as predicted: {', '.join(one.name for one in odd)}")

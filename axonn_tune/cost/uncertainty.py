@@ -1,0 +1,165 @@
+"""What a predicted step means, and how sure it is: by a profile's half-widths, or by what it has learned from runs.
+
+What a profile has learned is a covariance of its numbers. A prediction's logarithm then has the variance
+
+    gᵀ C g + l² + m² + (d · log2(ranks / ranks of the evidence))²,    g = ∂ log(step) / ∂ log(number)
+
+with l what no number explains of a layout by itself, m of all layouts of a model, d of all layouts for each doubling of
+ranks. Of the difference of two layouts only what they do not share counts: (g - h)ᵀ C (g - h) + 2 l². Which FLOPs MFU
+and HFU count is said in `program.dimensions`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.utilisation import exposed_s
+from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.program.dimensions import model_flops, step_tokens
+from axonn_tune.specs.machine import Learned, LearnedNumber, Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.numbers import scaled
+from axonn_tune.specs.workload import Workload
+
+Floats = NDArray[np.float64]
+
+DEVIATIONS = 1.2816
+"""Standard deviations either side of the middle that hold 80% of a normal distribution."""
+
+NUDGE = 0.02
+"""Change of a logarithm by which slopes are worked out."""
+
+
+@dataclass(frozen=True)
+class Performance:
+    """What follows from a predicted step time; `low_s` and `high_s` bound it at 80%."""
+
+    tokens_per_s: float
+    low_s: float
+    high_s: float
+    mfu: float
+    hfu: float
+
+
+def performance(
+    model: Model,
+    machine: Machine,
+    workload: Workload,
+    configuration: Configuration,
+    *,
+    framework: Framework,
+    compute_s: float,
+    iteration_s: float,
+    executed_flops: float,
+) -> Performance:
+    """Performance of one candidate; compute_s: with waiting for other stages; executed_flops: of one rank."""
+    peak, gpus = machine.accelerator.peak_flops_per_s(workload.precision), configuration.grid.world
+    if machine.learned is None:
+        low_s, high_s = profile_bounds_s(machine, compute_s=compute_s, iteration_s=iteration_s)
+    else:
+        half = DEVIATIONS * step_spread(model, machine, workload, configuration, framework=framework)
+        low_s, high_s = iteration_s * math.exp(-half), iteration_s * math.exp(half)
+    return Performance(
+        tokens_per_s=step_tokens(workload) / iteration_s,
+        low_s=low_s,
+        high_s=high_s,
+        mfu=model_flops(model, workload) / (iteration_s * gpus * peak),
+        hfu=executed_flops / (iteration_s * peak),
+    )
+
+
+def step_spread(
+    model: Model, machine: Machine, workload: Workload, configuration: Configuration, *, framework: Framework
+) -> float:
+    """Standard deviation of the logarithm of a step, by a profile that has learned."""
+
+    def step_s(one: Machine) -> float:
+        return price_configuration(model, one, workload, configuration, framework=framework).iteration_s
+
+    known = with_software(machine, framework)
+    assert known.learned is not None, "for profiles that have learned"
+    return spread(slopes_of(step_s, known), known.learned, ranks=configuration.grid.world)
+
+
+def profile_bounds_s(machine: Machine, *, compute_s: float, iteration_s: float) -> tuple[float, float]:
+    """Bounds of a step by the half-widths of a profile, s: each part less and more its own."""
+    waiting_s, widths = float(exposed_s(iteration_s, compute_s)), machine.uncertainty
+    half_s = compute_s * widths.compute + waiting_s * widths.communication
+    return compute_s + waiting_s - half_s, compute_s + waiting_s + half_s
+
+
+def with_software(machine: Machine, framework: Framework) -> Machine:
+    """A profile that has learned, with what is not known of a framework that its evidence was not about."""
+    learned, key = machine.learned, software_key(framework)
+    if learned is None or any(number.path.startswith(f"software.{key}.") for number in learned.numbers):
+        return machine
+    software = base_software(framework, machine)
+    values = {name: getattr(software, name) for name in SOFTWARE_SPREADS}
+    numbers = tuple(
+        LearnedNumber(path=f"software.{key}.{name}", prior=value, prior_spread=spread, value=value, spread=spread)
+        for name, spread in SOFTWARE_SPREADS.items()
+        if (value := values[name]) > 0.0
+    )
+    both = learned.model_copy(update={"numbers": (*learned.numbers, *numbers)})
+    return machine.model_copy(update={"software": {**machine.software, key: software}, "learned": both})
+
+
+def slopes_of(price: Callable[[Machine], float], machine: Machine) -> Floats:
+    """∂ log(price) / ∂ log(number) for every number that the profile has learned or could have."""
+    assert machine.learned is not None, "for profiles that have learned"
+    return slopes_at(price, machine, [number.path for number in machine.learned.numbers])
+
+
+def slopes_at(price: Callable[[Machine], float], machine: Machine, paths: list[str]) -> Floats:
+    """∂ log(price) / ∂ log(number) for the numbers at some paths."""
+    base = _log(price(machine))
+    return np.array([(_log(price(scaled(machine, {path: math.exp(NUDGE)}))) - base) / NUDGE for path in paths])
+
+
+def _log(seconds: float) -> float:
+    """A logarithm, of nothing that of a nanosecond."""
+    return math.log(max(seconds, 1e-9))
+
+
+def covariance_of(learned: Learned) -> Floats:
+    """Covariance of the logarithms of a profile's numbers."""
+    spreads = np.array([number.spread for number in learned.numbers])
+    correlations = np.eye(len(spreads))
+    for row, values in enumerate(learned.correlations):
+        correlations[row, : len(values)] = correlations[: len(values), row] = values
+    found: Floats = correlations * np.outer(spreads, spreads)
+    return found
+
+
+def shared_spread(slopes: Floats, learned: Learned, *, ranks: int) -> float:
+    """Standard deviation of a logarithm that other layouts of the model on as many ranks share."""
+    doublings = max(0.0, math.log2(ranks / learned.ranks))
+    variance = max(0.0, float(slopes @ covariance_of(learned) @ slopes))
+    return math.hypot(math.sqrt(variance), learned.per_doubling * doublings, learned.of_model)
+
+
+def spread(slopes: Floats, learned: Learned, *, ranks: int) -> float:
+    """Standard deviation of the logarithm of a prediction."""
+    return math.hypot(shared_spread(slopes, learned, ranks=ranks), learned.of_layout)
+
+
+def difference_spread(one: Floats, other: Floats, learned: Learned) -> float:
+    """Standard deviation of the logarithm of the ratio of two layouts on as many ranks."""
+    apart = one - other
+    variance = float(apart @ covariance_of(learned) @ apart)
+    return math.sqrt(max(0.0, variance) + 2.0 * learned.of_layout**2)
+
+
+RANKED: dict[str, Callable[[Pricing], float]] = {
+    "communication": lambda pricing: pricing.communication_s,
+    "exposed": lambda pricing: pricing.exposed_communication_s,
+    "iteration": lambda pricing: pricing.iteration_s,
+}
+"""What rankings are by, of one price."""

@@ -1,0 +1,450 @@
+"""Whether a run took as long as it should, and what could explain it if not.
+
+The step is predicted with what is known of the machine: the covariance that a profile has learned, or the spreads of
+`learning.learn`, and what no number explains. Explanations compete by Bayes' rule: probability ∝ prior · likelihood,
+
+    likelihood = N(log measured; log predicted, J C Jᵀ + diag(noise²)),    J = ∂ log(time) / ∂ log(number)
+
+over all times of the run, each explanation with its own prediction: a number of the profile that is worse by a factor
+of 1.1 to 10 (all factors equally likely by their logarithm, averaged), another configuration than was stated, or one
+rank that computes longer. Ordinary gaps are so explained by the ordinary uncertainty of the numbers, without any fault.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats
+from axonn_tune.errors import UsageError
+from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Adjust, Sample, Setup, named_times, noise_of
+from axonn_tune.learning.learn import Prior, prior_of
+from axonn_tune.learning.setups import Change, changes_of, possible, ways
+from axonn_tune.specs.loading import read_text
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.numbers import scaled
+
+PRIORS: Mapping[str, float] = {
+    "nothing": 60.0,
+    "recompute": 5.0,
+    "micro_batch": 4.0,
+    "overlaps": 3.0,
+    "overlap": 3.0,
+    "interleaving": 2.0,
+    "rank_order": 2.0,
+    "kernels": 2.0,
+    "attention": 2.0,
+    "sequence_parallel": 2.0,
+    "distributed_optimizer": 2.0,
+    "slow_network": 5.0,
+    "slow_link": 2.0,
+    "latency": 1.0,
+    "host": 3.0,
+    "straggler": 3.0,
+    "throttled": 2.0,
+    "shared": 2.0,
+    "memory": 1.0,
+    "contention": 1.0,
+    "launch": 1.0,
+}
+"""How often something is the matter, in relation to each other: judgement, not measured. Most runs are as stated; then
+flags that are not in effect, and the network between nodes, come before what is rare. `slow_network` is of the
+outermost network level, `slow_link` of each other one, `latency` of each."""
+
+SLOWER = np.geomspace(1.1, 10.0, 10)
+BETWEEN = np.geomspace(1.1, 10.0, 46)
+"""Factors that are priced, and those in between at which logarithms of prices are interpolated."""
+
+RANK_NOISE = 0.1
+"""Standard deviation of the logarithm of one rank's computation over the others' where none is at fault."""
+
+UNEXPECTED = 1e-3
+"""Likelihood of a collective that a prediction does not have, and of one that it has, takes `NOTICED` of the step, and
+was not sent. What is sent, how often and of which size, is counted and not estimated, so this is small."""
+
+NOTICED = 0.01
+"""Share of a step below which a collective is not missed."""
+
+LAST_STEPS, FEWEST_RANKS = 32, 3
+"""Steps of each rank's metrics that count, the last ones; ranks from which on one can be told from the others."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What would have been measured if this were so: times by what they are of, s.
+
+    words: what is so. slopes: ∂ log / ∂ number, a row for each observed time. slow_rank: how many times as long the
+    slowest rank computes as the others. setup: of a step that is run in another way than was stated.
+    """
+
+    words: str
+    times: Mapping[str, float]
+    slopes: Floats
+    slow_rank: float = 1.0
+    setup: Setup | None = None
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One explanation: guesses that are equally likely, and what to do if it holds."""
+
+    kind: str
+    title: str
+    guesses: tuple[Guess, ...]
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """An explanation after the evidence; `explains_s`: how much longer the step is than predicted if it holds."""
+
+    kind: str
+    title: str
+    words: str
+    probability: float
+    explains_s: float
+    advice: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One run against its prediction; times of `of`, s, with the prediction's 80% interval.
+
+    healthy: probability that nothing is the matter. misfit: root mean square of the deviations that even the nearest
+    explanation leaves, in standard deviations; 1 where it leaves less. causes: explanations, the most probable first.
+    """
+
+    name: str
+    of: str
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+    healthy: float
+    misfit: float
+    causes: tuple[Cause, ...]
+    changes: tuple[Change, ...]
+
+    @property
+    def reasonable(self) -> bool:
+        """Whether what was measured lies inside the interval."""
+        return self.low_s <= self.measured_s <= self.high_s
+
+    @property
+    def faster(self) -> bool:
+        """Whether it took less than the interval."""
+        return self.measured_s < self.low_s
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Computation of each rank, median over steps, s."""
+
+    compute_s: tuple[float, ...]
+
+    @property
+    def slowest(self) -> int:
+        """The rank that computes longest."""
+        return int(np.argmax(self.compute_s))
+
+    @property
+    def excess(self) -> float:
+        """Logarithm of the computation of that rank over the others' median."""
+        others = [seconds for rank, seconds in enumerate(self.compute_s) if rank != self.slowest]
+        return math.log(self.compute_s[self.slowest] / median(others))
+
+
+def read_rank_times(folder: Path) -> RankTimes | None:
+    """Of a run's folder; None where ranks were not timed, or are too few to compare. UsageError for lines not read."""
+    paths = {int(path.stem[len(_METRICS) :]): path for path in folder.glob(f"{_METRICS}*.jsonl")}
+    known = [_rank_median_s(paths[rank]) for rank in sorted(paths)]
+    if len(known) < FEWEST_RANKS or None in known:
+        return None
+    return RankTimes(tuple(seconds for seconds in known if seconds is not None))
+
+
+_METRICS = "metrics-rank"
+
+
+def _rank_median_s(path: Path) -> float | None:
+    try:
+        lines = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
+    except ValueError as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+    found = [float(one["compute_s"]) for one in lines if one.get("compute_s") and not one.get("warmup")]
+    return median(found[-LAST_STEPS:]) if found else None
+
+
+def diagnose(sample: Sample, machine: Machine, *, ranks: RankTimes | None = None) -> Diagnosis:
+    """Compare a run, or collectives, with what is predicted, and weigh what could explain the rest; ranks: if known."""
+    sample = sample.narrowed(lambda same: same)
+    # Ranks of several stages compute different parts of the model.
+    staged = sample.setup is not None and sample.setup.configuration.grid.pipeline > 1
+    observed = _Observed(sample, machine, None if staged else ranks)
+    causes, healthy, misfit = _weighed(observed, list(_hypotheses(observed)))
+    step, spread = observed.total(observed.stated), observed.spread
+    return Diagnosis(
+        name=sample.name,
+        of="step" if "step" in observed.rows else "all collectives",
+        measured_s=observed.measured_s,
+        predicted_s=step,
+        low_s=step * math.exp(-DEVIATIONS * spread),
+        high_s=step * math.exp(DEVIATIONS * spread),
+        healthy=healthy,
+        misfit=misfit,
+        causes=causes,
+        changes=() if sample.setup is None else changes_of(sample.setup, observed.price_as),
+    )
+
+
+# What was observed, and what is predicted of it.
+
+
+class _Observed:
+    """The times of one run, with their covariance by what is known of the machine."""
+
+    def __init__(self, sample: Sample, machine: Machine, ranks: RankTimes | None) -> None:
+        self.sample, self.setup, self.ranks = sample, sample.setup, ranks
+        times = dict(sample.seen or zip(sample.what, sample.measured_s, strict=True))
+        self.rows, self.measured = tuple(times), np.log(list(times.values()))
+        given = dict(zip(sample.what, sample.noise, strict=True))
+        step_s = times.get("step", 0.0)
+        self.noise = np.array([given.get(row) or noise_of(row, times[row], step_s=step_s) for row in self.rows])
+        self.prior: Prior = prior_of(
+            machine, [sample.framework], collectives=any(row not in WHOLE for row in self.rows)
+        )
+        learned = machine.learned
+        beyond = learned.per_doubling * max(0.0, math.log2(sample.ranks / learned.ranks)) if learned else 0.0
+        # The noise of a lone step has that of its model in it; in a run, step and computation share it.
+        whole = np.array([float(row in WHOLE) for row in self.rows])
+        self.shared = beyond**2 + (OF_MODEL**2 * np.outer(whole, whole) if len(self.rows) > 1 else 0.0)
+
+    def price(self, adjust: Adjust, setup: Setup | None = None) -> Mapping[str, float]:
+        """Predicted times with the numbers under trial."""
+        used = setup or self.setup
+        if used is None:
+            return dict(zip(self.sample.what, self.sample.price(adjust), strict=True))
+        return named_times(used.price(adjust))
+
+    def slower(self, factors: Mapping[str, float]) -> Adjust:
+        """The profile as it is known, with some numbers multiplied."""
+        known = self.prior.adjust(np.zeros(len(self.prior.paths)))
+        return lambda machine: scaled(known(machine), factors)
+
+    def guess(self, words: str, setup: Setup | None = None) -> Guess:
+        """Prediction and slopes for a way to run the step."""
+        known = self.prior.adjust(np.zeros(len(self.prior.paths)))
+        times = self.price(known, setup)
+        base, nudges = self.logs(times), NUDGE * np.eye(len(self.prior.paths))
+        moved = [self.logs(self.price(self.prior.adjust(nudge), setup)) for nudge in nudges]
+        slopes = np.nan_to_num((np.array(moved).reshape(len(nudges), len(base)) - base).T / NUDGE)
+        return Guess(words, times, slopes, setup=setup)
+
+    def price_as(self, setup: Setup) -> float:
+        """The step run in another way, by the profile, s."""
+        return self.price(self.slower({}), setup)["step"]
+
+    @cached_property
+    def stated(self) -> Guess:
+        """The prediction of what was stated."""
+        return self.guess("as stated")
+
+    def logs(self, times: Mapping[str, float]) -> Floats:
+        """Logarithms in the order of the rows; nan where nothing is predicted."""
+        return np.log([times.get(row) or np.nan for row in self.rows])
+
+    def covariance(self, slopes: Floats) -> Floats:
+        """Of the logarithms of all rows."""
+        found: Floats = slopes @ self.prior.covariance @ slopes.T + np.diag(self.noise**2) + self.shared
+        return found
+
+    def residuals(self, guess: Guess) -> tuple[Floats, Floats]:
+        """log(measured / predicted) of the rows that a guess knows, and their covariance."""
+        logs = self.logs(guess.times)
+        known = ~np.isnan(logs)
+        return (self.measured - logs)[known], self.covariance(guess.slopes)[np.ix_(known, known)]
+
+    def log_likelihood(self, guess: Guess, *, misfit: float) -> float:
+        """Of all rows; misfit: by how much their spread is more than predicted."""
+        residuals, covariance = self.residuals(guess)
+        covariance = misfit * covariance
+        normal = (
+            -0.5 * residuals @ np.linalg.solve(covariance, residuals)
+            - 0.5 * np.linalg.slogdet(2.0 * math.pi * covariance)[1]
+        )
+        unknown = len(self.rows) - len(residuals)
+        return float(normal) + (unknown + self._missing(guess)) * math.log(UNEXPECTED) + self._of_ranks(guess)
+
+    def _missing(self, guess: Guess) -> int:
+        """Collectives that a guess has and the run has not."""
+        if len(self.rows) <= len(WHOLE) or "step" not in self.rows:
+            return 0
+        least_s = NOTICED * guess.times["step"]
+        return sum(seconds > least_s for what, seconds in guess.times.items() if what not in self.rows)
+
+    def _of_ranks(self, guess: Guess) -> float:
+        """Of the slowest rank's computation over the others'."""
+        if self.ranks is None:
+            return 0.0
+        chance = -math.log(len(self.ranks.compute_s)) if guess.slow_rank > 1.0 else 0.0
+        return chance - 0.5 * ((self.ranks.excess - math.log(guess.slow_rank)) / RANK_NOISE) ** 2
+
+    def total(self, guess: Guess) -> float:
+        """The step, or all collectives together, s."""
+        if "step" in self.rows:
+            return guess.times["step"]
+        return float(np.exp(self.logs(guess.times)).sum())
+
+    @property
+    def measured_s(self) -> float:
+        """The same, measured."""
+        times = np.exp(self.measured)
+        return float(times[self.rows.index("step")] if "step" in self.rows else times.sum())
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the logarithm of the total."""
+        covariance = self.covariance(self.stated.slopes)
+        if "step" in self.rows:
+            return math.sqrt(covariance[self.rows.index("step"), self.rows.index("step")])
+        shares = np.exp(self.logs(self.stated.times)) / self.total(self.stated)
+        return math.sqrt(shares @ covariance @ shares)
+
+
+def _weighed(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> tuple[tuple[Cause, ...], float, float]:
+    """Every hypothesis with its probability, the most probable first; that nothing is the matter; and the misfit.
+
+    Where a run has many times and even the nearest guess is further off than its covariance says, all covariances are
+    widened until it is not (Birge 1932), so that a misfit of the model does not decide between causes all wrong.
+    """
+    plain = Hypothesis("nothing", "", (observed.stated,))
+    every = [plain, *hypotheses]
+    left = max(1.0, _misfit(observed, [guess for one in every for guess in one.guesses]))
+    misfit = left if len(observed.rows) > len(WHOLE) else 1.0
+    logs = [[observed.log_likelihood(guess, misfit=misfit) for guess in one.guesses] for one in every]
+    weights = np.array(
+        [
+            math.log(PRIORS[one.kind]) + float(np.logaddexp.reduce(found)) - math.log(len(found))
+            for one, found in zip(every, logs, strict=True)
+        ]
+    )
+    shares = np.exp(weights - np.logaddexp.reduce(weights))
+    stated_s = observed.total(observed.stated)
+    causes = []
+    for one, found, share in zip(every[1:], logs[1:], shares[1:], strict=True):
+        best = one.guesses[int(np.argmax(found))]
+        explains_s = observed.total(best) - stated_s
+        causes.append(Cause(one.kind, one.title, best.words, float(share), explains_s, one.advice))
+    return tuple(sorted(causes, key=lambda cause: -cause.probability)), float(shares[0]), math.sqrt(left)
+
+
+def _misfit(observed: _Observed, guesses: Sequence[Guess]) -> float:
+    """Mean square of the rows' deviations, in standard deviations, of the nearest guess that knows most rows."""
+    found = []
+    for guess in guesses:
+        residuals, covariance = observed.residuals(guess)
+        found.append((-len(residuals), float(residuals @ np.linalg.solve(covariance, residuals)) / len(residuals)))
+    return min(found)[1]
+
+
+# What could be the matter.
+
+
+def _hypotheses(observed: _Observed) -> Iterator[Hypothesis]:
+    """All that change what is predicted."""
+    found = [*_worse_numbers(observed)]
+    if observed.setup is not None:
+        found += [*_other_setups(observed, observed.setup), _straggler(observed)]
+    stated = observed.logs(observed.stated.times)
+    for one in found:
+        apart = [float(np.nanmax(np.abs(observed.logs(guess.times) - stated))) for guess in one.guesses]
+        guesses = tuple(guess for guess, far in zip(one.guesses, apart, strict=True) if far > NOTICED)
+        if guesses:
+            yield replace(one, guesses=guesses)
+
+
+def _worse_numbers(observed: _Observed) -> Iterator[Hypothesis]:
+    """A number of the profile that is worse than anything it was thought to be."""
+    for kind, title, signs, advice in _numbers(observed.prior.machine):
+        priced = np.array(
+            [
+                observed.logs(observed.price(observed.slower({path: factor**sign for path, sign in signs.items()})))
+                for factor in SLOWER
+            ]
+        )
+        between = np.array([np.interp(np.log(BETWEEN), np.log(SLOWER), column) for column in priced.T]).T
+        guesses = tuple(
+            replace(
+                observed.stated,
+                words=f"{factor:.2g} times slower",
+                times=dict(zip(observed.rows, np.nan_to_num(np.exp(logs)), strict=True)),
+            )
+            for factor, logs in zip(BETWEEN, between, strict=True)
+        )
+        yield Hypothesis(kind, title, guesses, advice)
+
+
+_Number = tuple[str, str, Mapping[str, float], str]
+
+
+def _numbers(machine: Machine) -> Iterator[_Number]:
+    """Kind, title, the numbers of a profile that get worse together, with the sign of the exponent, and advice."""
+    accelerator = {"accelerator.training_share": -1.0}
+    memory = {"accelerator.memory_bandwidth_gb_per_s": -1.0}
+    host = {f"accelerator.{name}": 1.0 for name in ("kernel_launch_us", "matmul_launch_us")}
+    host |= {f"software.{key}.{name}": 1.0 for key in machine.software for name in ("operation_us", "dispatch_us")}
+    calls = {"library.launch_us": 1.0} | {f"software.{key}.collective_us": 1.0 for key in machine.software}
+    for tier in machine.tiers:
+        kind = "slow_network" if tier is machine.tiers[-1] else "slow_link"
+        rate, hop = f"tiers.{tier.name}.bandwidth_gb_per_s", f"tiers.{tier.name}.latency_us"
+        yield kind, f"slow link: bandwidth of {tier.name}", {rate: -1.0}, _LINKS
+        yield "latency", f"latency of {tier.name}", {hop: 1.0}, _LINKS
+    yield "throttled", "sustained efficiency of GEMMs and attention (clocks, power)", accelerator, _CLOCKS
+    yield (
+        "shared",
+        "the accelerator as a whole (shared with another process, or another one)",
+        (accelerator | memory | host),
+        _SHARED,
+    )
+    yield "memory", "memory bandwidth", memory, _CLOCKS
+    yield "host", "host-bound: dispatch and launch of kernels", host, _HOST
+    yield "contention", "computation loses more to communication beside it", {"accelerator.contention": 1.0}, ""
+    yield "launch", "fixed time of each collective call", calls, _LINKS
+
+
+_LINKS = (
+    "Measure the links with nccl-tests on these nodes (then `axonn-tune learn`), look at NCCL_DEBUG=INFO for the "
+    "transport, NICs and rings in use (NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_NET_GDR_LEVEL), and leave out slow nodes."
+)
+_CLOCKS = "Look at clocks, power and temperature while it trains (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)."
+_SHARED = "Look for other processes on the accelerators and cores, and whether each rank has its own cores."
+_HOST = "Bind each rank to cores beside its GPU (numactl, --cpu-bind), compile, or use CUDA graphs."
+_QUEUES = "Look whether the flags reached every rank, and CUDA_DEVICE_MAX_CONNECTIONS=1 where the framework wants it."
+_FLAGS = "Compare the arguments that the run printed with what is stated here."
+
+
+def _straggler(observed: _Observed) -> Hypothesis:
+    """One rank computes longer: all others wait for it, and no collective takes longer on the network."""
+    stated, count, guesses = observed.stated.times, observed.sample.ranks, []
+    who = "one rank" if observed.ranks is None else f"rank {observed.ranks.slowest}"
+    for factor in BETWEEN:
+        lost_s = (factor - 1.0) * stated["computation"]
+        whole = {"step": stated["step"] + lost_s, "computation": stated["computation"] + lost_s / count}
+        words = f"{who} computes {factor:.2g} times as long"
+        guesses.append(replace(observed.stated, words=words, times={**stated, **whole}, slow_rank=float(factor)))
+    return Hypothesis("straggler", "straggler: one rank computes longer", tuple(guesses), _SHARED)
+
+
+def _other_setups(observed: _Observed, setup: Setup) -> Iterator[Hypothesis]:
+    """Another configuration ran than was stated."""
+    for (kind, title), others in ways(setup).items():
+        guesses = tuple(observed.guess(words, way) for words, way in others if possible(way, setup))
+        if guesses:
+            yield Hypothesis(kind, title, guesses, _QUEUES if kind in ("overlap", "overlaps") else _FLAGS)

@@ -1,0 +1,238 @@
+"""Evidence: what was measured, and what the cost model says of the same, in one form whatever it was read from.
+
+A sample is one thing that was run, such as a training step, with one or several times and a way to price them on a
+profile. Noise is what a price misses although every number of the profile is right, as a standard deviation of
+logarithms: the model's own error, and that of the measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import TypeAlias
+
+from axonn_tune.cost.collectives import collective_time_s, lines, route
+from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import GroupShape
+from axonn_tune.program.size import PLAIN
+from axonn_tune.specs.launch import Launch, StepShape, configuration_name
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.points import CollectiveProbe, Probe
+from axonn_tune.specs.results import MeasuredConfiguration, Measurements, RecordedTerm, Summary
+from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.validation.published.accuracy import best_pricing
+from axonn_tune.validation.published.rows import Case, interleavings
+
+Adjust: TypeAlias = Callable[[Machine], Machine]
+"""What numbers under trial make of a profile."""
+
+OF_LAYOUT, OF_MODEL = 0.04, 0.035
+"""What no number explains of a step: of each layout by itself, and of all layouts of a model alike. Residuals of
+published steps by fits without their family scatter by 1.3 to 12% within families (robust standard deviations, median
+3.7%), and the means of families by 2 to 6% (median 3.5%)."""
+
+STEP_NOISE, RUN_NOISE = math.hypot(OF_LAYOUT, OF_MODEL), OF_LAYOUT
+"""Of a step of any model, and of a run whose collectives are known beside it."""
+
+TERM_NOISE, COLLECTIVE_NOISE = 0.1, 0.1
+"""Of one collective: alpha-beta lines miss measured times by about that (docs/accuracy.md, collectives)."""
+
+TERM_FLOOR = 0.02
+"""Share of a step below which the time of one of its collectives says little."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a step is priced from, as it is stated; recomputes: kinds that are possible where that is left open."""
+
+    model: Model
+    machine: Machine
+    workload: Workload
+    configuration: Configuration
+    framework: Framework
+    recomputes: tuple[Recompute, ...] = ()
+
+    def price(self, adjust: Adjust) -> Pricing:
+        """The step on the profile with its numbers under trial."""
+        return price_configuration(
+            self.model, adjust(self.machine), self.workload, self.configuration, framework=self.framework
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Something that was run.
+
+    name: for a person, with its place in the file; what: of each time. ranks: that took part. noise: of each time.
+    price: predicted times on the profile it belongs to, s; narrow: the same sample with what it left open settled.
+    setup: of a step whose layout is settled. seen: every time that was measured, also of what `price` does not have, s.
+    """
+
+    name: str
+    framework: Framework
+    ranks: int
+    what: tuple[str, ...]
+    measured_s: tuple[float, ...]
+    noise: tuple[float, ...]
+    price: Callable[[Adjust], tuple[float, ...]]
+    narrow: Callable[[Adjust], Sample] | None = None
+    setup: Setup | None = None
+    seen: Mapping[str, float] = field(default_factory=dict)
+
+    def narrowed(self, adjust: Adjust) -> Sample:
+        """The same, with configurations that it leaves open settled by these numbers."""
+        return self if self.narrow is None else self.narrow(adjust)
+
+
+def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:
+    """One row of measured steps; spread: relative standard error of its time."""
+    assert case.row.step_s is not None, case.row.id
+    configurations = case.configurations if case.row.interleave_known else tuple(interleavings(case))
+
+    def priced(adjust: Adjust) -> Pricing:
+        return best_pricing(replace(case, machine=adjust(case.machine)), configurations)
+
+    def narrow(adjust: Adjust) -> Sample:
+        chosen, row = priced(adjust).configuration, replace(case.row, interleave_known=True)
+        found = step_sample(replace(case, configurations=(chosen,), row=row), name=name, spread=spread)
+        assert found.setup is not None, "of one configuration"
+        open_ = tuple(dict.fromkeys(one.recompute for one in configurations))
+        return replace(found, setup=replace(found.setup, recomputes=open_))
+
+    settled = configurations[0] if len(configurations) == 1 else None
+    return Sample(
+        name=name or f"{case.row.id} (line {case.row.line})",
+        framework=case.framework,
+        ranks=case.row.gpus,
+        what=("step",),
+        measured_s=(case.row.step_s,),
+        noise=(math.hypot(STEP_NOISE, spread),),
+        price=lambda adjust: (priced(adjust).iteration_s,),
+        narrow=narrow if settled is None else None,
+        setup=None if settled is None else Setup(case.model, case.machine, case.workload, settled, case.framework),
+        seen={"step": case.row.step_s},
+    )
+
+
+def measured_samples(measurements: Measurements, machine: Machine, *, name: str) -> list[Sample]:
+    """Every configuration of a measurement file, priced on a profile."""
+    return [_measured_sample(measurements, machine, one, name) for one in measurements.configurations]
+
+
+def _measured_sample(
+    measurements: Measurements, machine: Machine, configuration: MeasuredConfiguration, name: str
+) -> Sample:
+    times = {"step": median(run.step_s for run in configuration.runs)}
+    times["computation"] = median(run.compute_s for run in configuration.runs)
+    times |= {_term_name(term): median(term.measured_s) for term in configuration.terms}
+    return _run_sample(measurements.model, configuration.workload, configuration, machine, times, name)
+
+
+def run_sample(launch: Launch, summary: Summary, machine: Machine, *, name: str) -> Sample:
+    """One run of the bundled runtime, priced on a profile."""
+    times = {"step": summary.step_s.measured, "computation": summary.compute_s.measured}
+    times |= {_term_name(term): term.measured_s for term in summary.terms}
+    return _run_sample(launch.model, launch.workload, launch, machine, times, name)
+
+
+def _run_sample(
+    model: Model, workload: Workload, shape: StepShape, machine: Machine, times: Mapping[str, float], name: str
+) -> Sample:
+    """Step, computation and every collective that the program has."""
+    setup = Setup(model, machine, workload, Configuration.of(shape), AXONN_TUNE)
+
+    def named(adjust: Adjust) -> dict[str, float]:
+        return named_times(setup.price(adjust))
+
+    known = named(lambda same: same)
+    kept = {what: seconds for what, seconds in times.items() if seconds > 0.0 and known.get(what)}
+    return Sample(
+        name=f"{name}: {configuration_name(shape)}",
+        framework=AXONN_TUNE,
+        ranks=shape.grid.world,
+        what=tuple(kept),
+        measured_s=tuple(kept.values()),
+        noise=tuple(noise_of(what, seconds, step_s=times["step"]) for what, seconds in kept.items()),
+        price=lambda adjust: tuple(map(named(adjust).__getitem__, kept)),
+        setup=setup,
+        seen={what: seconds for what, seconds in times.items() if seconds > 0.0},
+    )
+
+
+WHOLE = ("step", "computation")
+"""Times that are of a whole step."""
+
+
+def noise_of(what: str, seconds: float, *, step_s: float) -> float:
+    """Noise of one time of a run, s: of the step, its computation, or a collective."""
+    return RUN_NOISE if what in WHOLE else math.hypot(TERM_NOISE, TERM_FLOOR * step_s / seconds)
+
+
+def _term_name(term: RecordedTerm | Term) -> str:
+    return f"{term.op} over {term.axis}, {term.phase}, {term.layer}, {term.count} × {round(term.bytes)} bytes"
+
+
+def named_times(pricing: Pricing) -> dict[str, float]:
+    """Times of a prediction by what they are of."""
+    terms = {_term_name(term): term.seconds for term in pricing.terms}
+    return {"step": pricing.iteration_s, "computation": pricing.compute_s, **terms}
+
+
+def collective_samples(
+    measured: Mapping[Probe, float], machine: Machine, framework: Framework, *, name: str, world: int | None = None
+) -> list[Sample]:
+    """Collectives of one file, a sample for each kind and group; world: ranks of the run, unless those of a group.
+
+    All sizes of one kind and group count as `INDEPENDENT` rows at most, since they share what a line misses of them.
+    """
+    groups: dict[tuple[str, int, int], list[tuple[CollectiveProbe, float]]] = {}
+    for probe, seconds in measured.items():
+        if isinstance(probe, CollectiveProbe):
+            groups.setdefault((probe.op, probe.group, probe.stride), []).append((probe, seconds))
+    return [_collective_sample(found, machine, framework, name, world) for found in groups.values()]
+
+
+INDEPENDENT = 6
+"""Rows of evidence that all sizes of one collective and group are worth at most."""
+
+
+def _collective_sample(
+    found: Sequence[tuple[CollectiveProbe, float]], machine: Machine, framework: Framework, name: str, world: int | None
+) -> Sample:
+    first, ranks = found[0][0], world or found[0][0].group * found[0][0].stride
+    noise = COLLECTIVE_NOISE * math.sqrt(max(1.0, len(found) / INDEPENDENT))
+    sizes = [float(probe.size_bytes) for probe, _ in found]
+
+    def price(adjust: Adjust) -> tuple[float, ...]:
+        adjusted = adjust(machine)
+        path = route(GroupShape(((first.group, first.stride),)), adjusted.tiers, ranks)
+        ways = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in lines(first.op, path, adjusted))
+        return tuple(float(collective_time_s(ways, size, PLAIN)) for size in sizes)
+
+    return Sample(
+        name=f"{name}: {first.op} of {first.group} ranks",
+        framework=framework,
+        ranks=ranks,
+        what=tuple(f"{first.op}, {probe.size_bytes} bytes" for probe, _ in found),
+        measured_s=tuple(seconds for _, seconds in found),
+        noise=(noise,) * len(found),
+        price=price,
+    )
+
+
+def joined(samples: Sequence[Sample]) -> Sample:
+    """Several samples of collectives as one."""
+    return Sample(
+        name=samples[0].name.partition(":")[0],
+        framework=samples[0].framework,
+        ranks=max(sample.ranks for sample in samples),
+        what=tuple(f"{sample.name}, {what}" for sample in samples for what in sample.what),
+        measured_s=tuple(seconds for sample in samples for seconds in sample.measured_s),
+        noise=tuple(one for sample in samples for one in sample.noise),
+        price=lambda adjust: tuple(seconds for sample in samples for seconds in sample.price(adjust)),
+    )

@@ -1,0 +1,363 @@
+"""A profile moved by evidence: which numbers may move and how far, what they become, and what that rests on.
+
+The prior spread of a number says how much it differs between clusters and software that are alike as far as a profile
+says (`frameworks.SOFTWARE_SPREADS`: between software; `SPREADS`: between machines, by where the
+profile has the number from). With these few spreads, runs of published clusters are predicted from one to five of
+their own as docs/accuracy.md shows; none is fitted to a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from axonn_tune.calibration.profile import validated
+from axonn_tune.cost.uncertainty import NUDGE, Floats, covariance_of
+from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.learning.evidence import OF_LAYOUT, OF_MODEL, WHOLE, Sample
+from axonn_tune.learning.posterior import Bounds, Posterior, maximize
+from axonn_tune.specs.machine import (
+    COLLECTIVE_KINDS,
+    CollectiveFactors,
+    Learned,
+    LearnedNumber,
+    Machine,
+    Software,
+    Source,
+    Tier,
+)
+from axonn_tune.specs.numbers import kind_at, number_at, scaled
+
+OF_A_PLACEHOLDER = 2.0
+"""The same of what is only an order of magnitude."""
+
+SPREADS: Mapping[str, Mapping[str, float]] = {
+    "latency_us": {"measured": 0.3, "fitted": 0.3, "peak": 0.5, "assumed": 0.7, "placeholder": OF_A_PLACEHOLDER},
+    "bandwidth_gb_per_s": {
+        "measured": 0.15,
+        "fitted": 0.15,
+        "peak": 0.3,
+        "assumed": 0.4,
+        "placeholder": OF_A_PLACEHOLDER,
+    },
+    "launch_us": {"measured": 0.3, "fitted": 0.3, "assumed": 0.5, "placeholder": OF_A_PLACEHOLDER},
+    "training_share": {"measured": 0.05, "fitted": 0.05, "assumed": 0.15},
+    "memory_efficiency": {"measured": 0.05, "fitted": 0.05, "assumed": 0.05},
+    "contention": {"measured": 0.5, "fitted": 0.5, "assumed": 0.5},
+    "peak_tflops": {"placeholder": OF_A_PLACEHOLDER},
+    "memory_bandwidth_gb_per_s": {"placeholder": 1.0},
+    "kernel_launch_us": {"placeholder": 1.0},
+    "matmul_launch_us": {"placeholder": 1.0},
+}
+"""The same of numbers of a profile, by the kind of their source; a kind that is missing is known."""
+
+FACTORS, FACTOR_SPREAD = ("latency_factor", "bandwidth_factor"), 0.2
+"""Of latency and bandwidth of one collective over those of a tier, where collectives themselves were measured."""
+
+PER_DOUBLING = 0.01
+"""What no number explains of all steps alike, for each doubling of ranks beyond those of the evidence."""
+
+SHARES, UNBOUNDED = ("training_share", "memory_efficiency"), 20.0
+"""Numbers that are at most 1; and logarithms that nothing reaches."""
+
+SILENT, MOVED, FAR, CONTRADICTS = 0.9, 0.02, 3.0, 3.0
+"""A number whose spread stays above the first share of its prior is not identified; one that moves by less than the
+second has not moved. Beyond so many standard deviations a number contradicts its prior, and a row the others."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Numbers that may move, as paths of a profile that has them all, with the covariance of their logarithms."""
+
+    machine: Machine
+    paths: tuple[str, ...]
+    covariance: Floats
+
+    def adjust(self, logs: Sequence[float] | Floats) -> Callable[[Machine], Machine]:
+        """What multiplies these numbers of a profile by e^logs, where it has them."""
+        factors = {path: math.exp(log) for path, log in zip(self.paths, logs, strict=True) if log}
+        factored = any(path.endswith(FACTORS) for path in self.paths)
+
+        def adjusted(machine: Machine) -> Machine:
+            tiers = tuple(map(_with_factors, machine.tiers)) if factored else machine.tiers
+            whole = machine.model_copy(update={"software": self.machine.software, "tiers": tiers})
+            return scaled(whole, factors)
+
+        return adjusted
+
+    @property
+    def bounds(self) -> Bounds:
+        """Shares stay at most 1."""
+        most = [-math.log(number_at(self.machine, path)) if path.endswith(SHARES) else UNBOUNDED for path in self.paths]
+        return Bounds(np.full(len(most), -UNBOUNDED), np.array(most))
+
+
+def prior_of(machine: Machine, frameworks: Sequence[Framework], *, collectives: bool = False) -> Prior:
+    """What is known of a machine and some frameworks before any evidence, or by what the profile has learned before.
+
+    collectives: with factors of each kind of collective on each tier.
+    """
+    software = {software_key(one): base_software(one, machine) for one in frameworks}
+    whole = machine.model_copy(update={"software": {**machine.software, **software}})
+    if collectives:
+        whole = whole.model_copy(update={"tiers": tuple(map(_with_factors, whole.tiers))})
+    spreads = dict(_spreads(whole))
+    learned = machine.learned
+    known = [] if learned is None else [one.path for one in learned.numbers]
+    paths = (*known, *(path for path in spreads if path not in known))
+    covariance = np.diag([spreads.get(path, 0.0) ** 2 for path in paths])
+    if learned is not None:
+        covariance[: len(known), : len(known)] = covariance_of(learned)
+    return Prior(whole, paths, covariance)
+
+
+def _with_factors(tier: Tier) -> Tier:
+    """A tier that states the factors of each collective."""
+    plain = CollectiveFactors(latency_factor=1.0, bandwidth_factor=1.0)
+    stated = {kind: (tier.collectives or {}).get(kind, plain) for kind in COLLECTIVE_KINDS}
+    return tier.model_copy(update={"collectives": stated})
+
+
+def _spreads(machine: Machine) -> Iterator[tuple[str, float]]:
+    """Path and prior spread of every number that may move; what is 0 has no logarithm."""
+    for path in _paths(machine):
+        name = path.rsplit(".", 1)[-1]
+        if number_at(machine, path) <= 0.0:
+            continue
+        if path.startswith("software."):
+            yield path, SOFTWARE_SPREADS[name]
+        elif name in FACTORS:
+            yield path, FACTOR_SPREAD
+        else:
+            of_kind = SPREADS[path.split(".")[1] if path.startswith("accelerator.") else name]
+            if spread := of_kind.get(kind_at(machine, path), 0.0):
+                yield path, spread
+
+
+def _paths(machine: Machine) -> Iterator[str]:
+    for key in machine.software:
+        yield from (f"software.{key}.{name}" for name in Software.model_fields)
+    for name in ("training_share", "memory_efficiency", "contention"):
+        yield f"accelerator.{name}"
+    yield from (f"accelerator.peak_tflops.{precision}" for precision in machine.accelerator.peak_tflops)
+    for name in ("memory_bandwidth_gb_per_s", "kernel_launch_us", "matmul_launch_us"):
+        yield f"accelerator.{name}"
+    yield "library.launch_us"
+    for tier in machine.tiers:
+        yield f"tiers.{tier.name}.latency_us"
+        yield f"tiers.{tier.name}.bandwidth_gb_per_s"
+        for kind in tier.collectives or {}:
+            yield f"tiers.{tier.name}.collectives.{kind}.latency_factor"
+            yield f"tiers.{tier.name}.collectives.{kind}.bandwidth_factor"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One time of the evidence, before and after; log errors are log(predicted / measured)."""
+
+    name: str
+    what: str
+    ranks: int
+    measured_s: float
+    before: float
+    after: float
+    noise: float
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether it is far off what all the evidence together says."""
+        return abs(self.after) > CONTRADICTS * self.noise
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What evidence has made of a profile."""
+
+    prior: Prior
+    posterior: Posterior
+    rows: tuple[Row, ...]
+    machine: Machine
+
+    @cached_property
+    def silent(self) -> tuple[str, ...]:
+        """Numbers the evidence says nothing about."""
+        learned = self.machine.learned
+        assert learned is not None, "written by learn"
+        return tuple(one.path for one in learned.numbers if one.spread > SILENT * one.prior_spread)
+
+    @property
+    def contradictions(self) -> tuple[Row, ...]:
+        """Rows far off what the others say."""
+        return tuple(row for row in self.rows if row.contradicts)
+
+    @property
+    def far(self) -> tuple[LearnedNumber, ...]:
+        """Numbers that are now far from what was known of them."""
+        learned = self.machine.learned
+        assert learned is not None, "written by learn"
+        return tuple(one for one in learned.numbers if deviations(one) > FAR)
+
+
+def deviations(number: LearnedNumber) -> float:
+    """How far a number has moved, in prior standard deviations."""
+    return abs(math.log(number.value / number.prior)) / number.prior_spread if number.prior_spread else 0.0
+
+
+def learn(
+    samples: Sequence[Sample],
+    machine: Machine,
+    *,
+    frameworks: Sequence[Framework] = (),
+    evidence: Sequence[str] = (),
+    name: str | None = None,
+    listen: Callable[[int], None] = lambda rounds: None,
+) -> Learning:
+    """Move a profile's numbers as far as evidence makes them.
+
+    frameworks: whose software counts beside that of the samples. evidence: in words, for the profile. name: of the new
+    profile, that of `machine` unless given. listen: called with the number of prices worked out so far.
+    """
+    if not samples:
+        raise UsageError("nothing to learn from: no step, collective or term could be read")
+    used = {software_key(one): one for one in (*frameworks, *(sample.framework for sample in samples))}
+    timed = any(what not in WHOLE for sample in samples for what in sample.what)
+    prior = prior_of(machine, list(used.values()), collectives=timed)
+    measured = np.log([seconds for sample in samples for seconds in sample.measured_s])
+    noise = np.array([one for sample in samples for one in sample.noise])
+    pricing = _Pricing(samples, prior, listen)
+    posterior = maximize(
+        pricing.predict, pricing.derivatives, measured, noise=noise, prior=prior.covariance, bounds=prior.bounds
+    )
+    before = pricing.predict(np.zeros(len(prior.paths))) - measured
+    labels = [(sample, what) for sample in samples for what in sample.what]
+    rows = tuple(
+        Row(sample.name, what, sample.ranks, math.exp(time), float(old), float(new), float(own))
+        for (sample, what), time, old, new, own in zip(
+            labels, measured, before, posterior.residuals, noise, strict=True
+        )
+    )
+    learned = _learned(samples, prior, posterior, rows, evidence)
+    found = _profile(prior, learned, evidence)
+    return Learning(prior, posterior, rows, found.model_copy(update={"name": name or machine.name}))
+
+
+class _Pricing:
+    """Logarithms of what is predicted of all samples, and their slopes."""
+
+    def __init__(self, samples: Sequence[Sample], prior: Prior, listen: Callable[[int], None]) -> None:
+        self._samples, self._prior, self._listen, self._prices = samples, prior, listen, 0
+
+    def predict(self, logs: Floats) -> Floats:
+        return self._priced(self._samples, logs)
+
+    def derivatives(self, logs: Floats) -> Floats:
+        narrowed = [sample.narrowed(self._prior.adjust(logs)) for sample in self._samples]
+        base = self._priced(narrowed, logs)
+        moved = logs + NUDGE * np.eye(len(logs))
+        return np.array([(self._priced(narrowed, one) - base) / NUDGE for one in moved]).T.reshape(len(base), len(logs))
+
+    def _priced(self, samples: Sequence[Sample], logs: Floats) -> Floats:
+        adjust = self._prior.adjust(logs)
+        self._prices += len(samples)
+        self._listen(self._prices)
+        return np.log([max(seconds, 1e-12) for sample in samples for seconds in sample.price(adjust)])
+
+
+def _learned(
+    samples: Sequence[Sample], prior: Prior, posterior: Posterior, rows: Sequence[Row], evidence: Sequence[str]
+) -> Learned:
+    spreads, moves = posterior.spread, posterior.moves()
+    correlations = posterior.covariance / np.outer(np.maximum(spreads, 1e-12), np.maximum(spreads, 1e-12))
+    before = {} if prior.machine.learned is None else {one.path: one for one in prior.machine.learned.numbers}
+    known = [_unmoved(path, prior, at) for at, path in enumerate(prior.paths)]
+    numbers = tuple(
+        before.get(one.path, one).model_copy(
+            update={
+                "value": _digits(one.value * math.exp(posterior.found[at])),
+                "spread": _digits(float(spreads[at])),
+                "moved_by": _movers(moves[:, at], rows) or before.get(one.path, one).moved_by,
+            }
+        )
+        for at, one in enumerate(known)
+    )
+    ranks = math.exp(float(np.mean([math.log(sample.ranks) for sample in samples])))
+    return Learned(
+        evidence=tuple(dict.fromkeys((*_evidence_of(prior.machine), *evidence))),
+        ranks=_digits(ranks),
+        numbers=numbers,
+        correlations=tuple(
+            tuple(round(float(value), 3) for value in correlations[row, :row]) for row in range(len(numbers))
+        ),
+        of_layout=OF_LAYOUT,
+        of_model=OF_MODEL,
+        per_doubling=PER_DOUBLING,
+    )
+
+
+def _unmoved(path: str, prior: Prior, at: int) -> LearnedNumber:
+    """A number before any evidence."""
+    value, spread = number_at(prior.machine, path), _digits(math.sqrt(prior.covariance[at, at]))
+    return LearnedNumber(path=path, prior=_digits(value), prior_spread=spread, value=value, spread=spread)
+
+
+def _evidence_of(machine: Machine) -> tuple[str, ...]:
+    return () if machine.learned is None else machine.learned.evidence
+
+
+def _movers(moves: Floats, rows: Sequence[Row]) -> tuple[str, ...]:
+    """The rows that moved a number most, with how far, largest first; none if it has not moved."""
+    if abs(float(moves.sum())) < MOVED:
+        return ()
+    order = np.argsort(-np.abs(moves))[:3]
+    return tuple(
+        f"{rows[at].name}, {rows[at].what}: {math.expm1(moves[at]):+.1%}" for at in order if abs(moves[at]) >= MOVED / 4
+    )
+
+
+def _digits(value: float) -> float:
+    """Four digits: more is noise."""
+    return float(f"{value:.4g}")
+
+
+def _profile(prior: Prior, learned: Learned, evidence: Sequence[str]) -> Machine:
+    """The profile with its numbers moved, each with its source."""
+    now = {one.path: number_at(prior.machine, one.path) for one in learned.numbers}
+    machine = scaled(prior.machine, {one.path: one.value / now[one.path] for one in learned.numbers})
+    moved = {one.path for one in learned.numbers if abs(math.log(one.value / now[one.path])) > MOVED}
+    words = "; ".join(dict.fromkeys(evidence)) or "runs"
+    update = {
+        "accelerator": machine.accelerator.model_copy(
+            update={"sources": _sources(machine.accelerator.sources, "accelerator", moved, words)}
+        ),
+        "library": machine.library.model_copy(
+            update={"sources": _sources(machine.library.sources, "library", moved, words)}
+        ),
+        "tiers": tuple(_resourced(tier, moved, words) for tier in machine.tiers),
+        "learned": learned,
+    }
+    return validated(machine.model_copy(update=update))
+
+
+def _resourced(tier: Tier, moved: Set[str], words: str) -> Tier:
+    """A tier with the sources of its moved numbers."""
+    sources = _sources(tier.sources, f"tiers.{tier.name}", moved, words)
+    if tier.collectives is not None:
+        sources.setdefault("collectives", Source(kind="assumed", source="as the tier"))
+    return tier.model_copy(update={"sources": sources})
+
+
+def _sources(sources: Mapping[str, Source], section: str, moved: Set[str], words: str) -> dict[str, Source]:
+    """Sources of a section whose moved numbers name the evidence; only the last is kept."""
+    found = dict(sources)
+    for path in moved:
+        if path.startswith(f"{section}."):
+            key = path[len(section) + 1 :].split(".")[0]
+            before = found[key].source.partition("; then learned from ")[0] if key in found else "as the tier"
+            found[key] = Source(kind="fitted", source=f"{before}; then learned from {words}")
+    return found

@@ -1,0 +1,398 @@
+"""What evidence files hold, recognised by their content, as samples on one base profile.
+
+Read are steps as CSV, training logs, logs of nccl-tests, rccl-tests and OSU collectives, profiler traces, measurement
+files of `axonn-tune validate`, and run folders of `axonn-tune run`. What a training log does not say of its layout and
+model comes from `LOG.yaml` beside it, then from what was given; what was assumed is kept in words.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageError, suggest
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.learning.evidence import Sample, collective_samples, measured_samples, run_sample, step_sample
+from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model
+from axonn_tune.specs.document import read_yaml
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document, read_bytes, read_text
+from axonn_tune.specs.machine import Machine, Source, Tier
+from axonn_tune.specs.points import Probe
+from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
+from axonn_tune.units import counted
+from axonn_tune.validation.published.rows import (
+    COLUMNS,
+    NEEDED,
+    StepRow,
+    case_of,
+    differences,
+    profile_of,
+    read_steps,
+    step_row,
+)
+
+if TYPE_CHECKING:
+    from axonn_tune.learning.training_logs import LoggedRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvidenceRequest:
+    """Files, and what they do not say.
+
+    machine: base profile; without one, that of measurement files, or the shipped one nearest to what rows say.
+    framework: whose software logs and rows ran that do not name one. facts: columns of the step CSV, by name or as in
+    `tp=8`.
+    ranks, nodes: of a collective log that does not say it. ranks_per_node: splits a base profile of one network level.
+    """
+
+    paths: Sequence[str | Path]
+    machine: MachineLike | None = None
+    framework: str | None = None
+    model: ModelLike | None = None
+    facts: Mapping[str, object] | Sequence[str] = ()
+    ranks: int | None = None
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+
+    @cached_property
+    def stated(self) -> dict[str, str]:
+        """Facts by column; UsageError for what is none."""
+        pairs = self.facts.items() if isinstance(self.facts, Mapping) else map(_fact, self.facts)
+        found = {column: str(value) for column, value in pairs}
+        if unknown := [name for name in found if name not in COLUMNS]:
+            raise UsageError(f"--fact {unknown[0]}: no such column{suggest(unknown[0], COLUMNS)}")
+        return found
+
+
+def _fact(words: str) -> tuple[str, str]:
+    column, _, value = (part.strip() for part in words.partition("="))
+    if not column or not value:
+        raise UsageError(f"--fact {words}: write COLUMN=VALUE, as in tp=8")
+    return column, value
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Samples on a base profile, the profile, and what was read: a line for each file; assumed, and left out."""
+
+    samples: tuple[Sample, ...]
+    machine: Machine
+    frameworks: tuple[Framework, ...]
+    sources: tuple[str, ...]
+    assumed: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Steps of a CSV file or a training log; errors: relative standard error of each time."""
+
+    path: Path
+    rows: tuple[StepRow, ...]
+    errors: tuple[float, ...]
+    said: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run's folder."""
+
+    path: Path
+    launch: Launch
+    summary: Summary
+
+
+@dataclass(frozen=True)
+class _Collectives:
+    """Times of collectives, once the profile is known whose nodes they ran on."""
+
+    path: Path
+    times: Callable[[Machine], Mapping[Probe, float]]
+    said: tuple[str, ...] = ()
+
+
+_Read: TypeAlias = _Rows | _Run | _Collectives | Measurements
+
+
+def read_evidence(request: EvidenceRequest) -> Evidence:
+    """Read every file; UsageError or DocumentError, with file and line, for what cannot be read."""
+    if request.framework is not None:
+        find_framework(request.framework)
+    _ = request.stated
+    found = [_read(Path(path), request) for path in request.paths]
+    assumed: list[str] = []
+    machine = _base(found, request, assumed)
+    samples: list[Sample] = []
+    sources: list[str] = []
+    left_out: list[str] = []
+    for one in found:
+        own, source = _samples(one, machine, request, assumed, left_out)
+        samples += own
+        sources.append(source)
+    if not samples:
+        raise UsageError("\n".join(["nothing to learn from:", *(left_out or sources)]))
+    named = [find_framework(request.framework)] if request.framework else []
+    frameworks = tuple({one.name: one for one in (*named, *(sample.framework for sample in samples))}.values())
+    return Evidence(tuple(samples), machine, frameworks, tuple(sources), tuple(assumed), tuple(left_out))
+
+
+# What a file is.
+
+
+def _read(path: Path, request: EvidenceRequest) -> _Read:
+    if path.is_dir():
+        return _run_folder(path)
+    if path.name == SUMMARY_NAME:
+        return _run_folder(path.parent)
+    if path.suffix == ".gz":
+        return _trace(path, request)
+    from axonn_tune.learning.training_logs import decoded
+
+    text = decoded(read_bytes(path))
+    for is_it, reader in _KINDS:
+        if is_it(text):
+            return reader(path, request)
+    raise UsageError(
+        f"{str(path)!r} is none of the files that are read: steps as CSV (columns {', '.join(NEEDED)}), a training "
+        "log, a log of nccl-tests, rccl-tests or OSU, a profiler trace, a measurement file or a run's folder"
+    )
+
+
+def _run_folder(path: Path) -> _Run:
+    for name in (SUMMARY_NAME, LAUNCH_NAME):
+        if not (path / name).is_file():
+            raise UsageError(f"{str(path)!r} has no {name}: it is not the folder of a run that has ended")
+    return _Run(
+        path, load_document(path / LAUNCH_NAME, schema=Launch), load_document(path / SUMMARY_NAME, schema=Summary)
+    )
+
+
+MOST_LEFT_OUT = 5
+"""Lines of a log named one by one that do not count."""
+_HEAD = 20_000
+"""Characters in which a document or a trace says what it is; logs may say other things before."""
+
+
+def _is_rows(text: str) -> bool:
+    header = text.partition("\n")[0].replace('"', "").split(",")
+    return len({name.strip() for name in header} & set(COLUMNS)) > len(header) // 2 > 2
+
+
+def _is_measurement(text: str) -> bool:
+    return "axonn-tune/measurement/" in text[:_HEAD]
+
+
+def _is_trace(text: str) -> bool:
+    head = text[:_HEAD]
+    return head.lstrip()[:1] in "{[" and any(word in head for word in ('"traceEvents"', '"ph"', '"deviceProperties"'))
+
+
+def _is_training_log(text: str) -> bool:
+    from axonn_tune.learning.training_logs import looks_like_training_log
+
+    return looks_like_training_log(text)
+
+
+_OF_COLLECTIVES = re.compile(
+    r"# nThread|# Collective test starting|# OSU MPI|out-of-place\s+in-place|algbw\s+busbw|\"(?:out_of_place|inPlace)\""
+)
+
+
+def _is_collective_log(text: str) -> bool:
+    return bool(_OF_COLLECTIVES.search(text))
+
+
+def _rows(path: Path, request: EvidenceRequest) -> _Rows:
+    rows = read_steps(path)
+    timed = tuple(row for row in rows if row.step_s is not None)
+    if not timed:
+        raise UsageError(f"{str(path)!r} has no row with a time (column step_s)")
+    return _Rows(path, timed, (0.0,) * len(timed))
+
+
+def _measurement(path: Path, request: EvidenceRequest) -> Measurements:
+    return load_document(path, schema=Measurements)
+
+
+def _collectives(path: Path, request: EvidenceRequest) -> _Collectives:
+    from axonn_tune.learning.collective_logs import read_log, times_of
+
+    log = read_log(path, ranks=request.ranks, nodes=request.nodes)
+    said = (f"{path.name}:{line}: the log is cut off here; what comes before counts" for line in log.cut_off)
+    return _Collectives(path, partial(times_of, log), tuple(said))
+
+
+def _trace(path: Path, request: EvidenceRequest) -> _Collectives:
+    from axonn_tune.learning.traces import probes, read_trace
+
+    found = probes(read_trace(path))
+    return _Collectives(path, lambda machine: found)
+
+
+def _training_log(path: Path, request: EvidenceRequest) -> _Rows:
+    from axonn_tune.learning.training_logs import read_training_log
+
+    given = {**_model_facts(request), **_beside(path), **request.stated}
+    if request.framework:
+        given.setdefault("framework", request.framework)
+    if request.machine is not None:
+        given.setdefault("gpu", load_machine(request.machine).document.accelerator.name)
+    runs = read_training_log(path)
+    rows = tuple(_row_of(run, given) for run in runs)
+    errors = tuple(run.spread / math.sqrt(len(run.times_s)) for run in runs)
+    said = (f"{path.name}:{run.lines[0]}: {words}" for run in runs for words in run.assumed)
+    left_out = [words for run in runs for words in _left_out(run)]
+    more = [f"{path.name}: {len(left_out) - MOST_LEFT_OUT} lines more"] if len(left_out) > MOST_LEFT_OUT else []
+    return _Rows(path, rows, errors, tuple(said), (*left_out[:MOST_LEFT_OUT], *more))
+
+
+def _row_of(run: LoggedRun, given: Mapping[str, str]) -> StepRow:
+    """A run as a row; DocumentError for words or sizes that mean nothing."""
+    record = run.record(given)
+    try:
+        return step_row(record, run.lines[0])
+    except ValueError as error:
+        raise DocumentError(run.path, [Problem("", str(error), run.lines[0])]) from None
+
+
+def _left_out(run: LoggedRun) -> Iterator[str]:
+    """Lines of a run that do not count, and why."""
+    for words in (*run.outliers, *run.ignored):
+        yield f"{Path(run.path).name}:{words.removeprefix('line ')}"
+
+
+def _model_facts(request: EvidenceRequest) -> dict[str, str]:
+    """Columns of a model's document."""
+    if request.model is None:
+        return {}
+    model = load_model(request.model).document
+    sizes = {name: str(getattr(model, name)) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")}
+    return {"model": model.name, "gated_mlp": str(int(model.gated)), **sizes}
+
+
+def _beside(path: Path) -> dict[str, str]:
+    """Columns from `LOG.yaml` beside a log; DocumentError for what is no column."""
+    beside = path.with_suffix(".yaml")
+    if beside == path or not beside.is_file():
+        return {}
+    found = read_yaml(read_text(beside), source=str(beside)).root.mapping()
+    if unknown := [name for name in found if name not in COLUMNS]:
+        raise UsageError(f"{str(beside)!r}: no column {unknown[0]!r}{suggest(unknown[0], COLUMNS)}")
+    return {name: str(node.plain()) for name, node in found.items()}
+
+
+_KINDS: tuple[tuple[Callable[[str], bool], Callable[[Path, EvidenceRequest], _Read]], ...] = (
+    (_is_rows, _rows),
+    (_is_measurement, _measurement),
+    (_is_trace, _trace),
+    (_is_training_log, _training_log),
+    (_is_collective_log, _collectives),
+)
+
+
+# What it is evidence of.
+
+
+def _base(found: Sequence[_Read], request: EvidenceRequest, assumed: list[str]) -> Machine:
+    """The profile to start from, with a network level for nodes where the evidence has them and the profile has not."""
+    machine = _nearest(found, assumed) if request.machine is None else load_machine(request.machine).document
+    per_node = request.ranks_per_node or _ranks_per_node(found)
+    if per_node is None or per_node == 1 or len(machine.tiers) > 1 or machine.tiers[0].ranks is not None:
+        return machine
+    assumed.append(f"{machine.name} has one network level; nodes of {per_node} ranks get one of their own")
+    return with_nodes(machine, per_node)
+
+
+def _nearest(found: Sequence[_Read], assumed: list[str]) -> Machine:
+    """The profile of a measurement, or that nearest to what rows say; UsageError where nothing says it."""
+    for one in found:
+        if isinstance(one, Measurements):
+            return one.machine
+        if isinstance(one, _Run):
+            return _of_run(one)
+    names = {profile_of(row) for one in found if isinstance(one, _Rows) for row in one.rows} - {None}
+    if len(names) != 1:
+        several = f": its rows are of {', '.join(sorted(map(str, names)))}" if names else ""
+        raise UsageError(f"the evidence does not say on which machine it ran{several}; name the nearest with --machine")
+    name = str(names.pop())
+    assumed.append(f"base profile {name}, the nearest to what the rows say; --machine names another")
+    return load_machine(name).document
+
+
+def _of_run(run: _Run) -> Machine:
+    """The profile that a run was predicted for; UsageError where no name finds it."""
+    name = run.launch.predicted.machine
+    try:
+        return load_machine(name).document
+    except UnknownNameError:
+        words = f"{run.path.name} was predicted for the profile {name!r}, which no name finds"
+        raise UsageError(f"{words}: give its file with --machine") from None
+
+
+def _ranks_per_node(found: Sequence[_Read]) -> int | None:
+    """Ranks of a node where the evidence has several nodes."""
+    sizes = [(one.place.ranks_per_node, one.place.ranks) for one in found if isinstance(one, Measurements)]
+    sizes += [(one.launch.ranks_per_node, one.launch.grid.world) for one in found if isinstance(one, _Run)]
+    return next((per_node for per_node, ranks in sizes if per_node < ranks), None)
+
+
+def with_nodes(machine: Machine, per_node: int) -> Machine:
+    """A profile of one network level with two: inside nodes of so many ranks, and between them, at the same rates."""
+    only = machine.tiers[0]
+    fact = Source(kind="fact", source="ranks of a node, as the evidence has them")
+    inner = only.model_copy(update={"name": "node", "ranks": per_node, "sources": {**only.sources, "ranks": fact}})
+    outer: Tier = only.model_copy(update={"name": "network"})
+    return machine.model_copy(update={"tiers": (inner, outer)})
+
+
+def _samples(
+    one: _Read, machine: Machine, request: EvidenceRequest, assumed: list[str], left_out: list[str]
+) -> tuple[list[Sample], str]:
+    """Samples of a file, and the file in a line."""
+    if isinstance(one, _Rows):
+        assumed += one.said
+        left_out += one.left_out
+        found = list(_of_rows(one, machine, assumed, left_out))
+        return found, f"{one.path.name}: {_counted(found, 'step')}"
+    if isinstance(one, Measurements):
+        return measured_evidence(one, machine)
+    if isinstance(one, _Run):
+        return [run_sample(one.launch, one.summary, machine, name=one.path.name)], f"{one.path.name}: a run"
+    assumed += one.said
+    framework = find_framework(request.framework) if request.framework else AXONN_TUNE
+    found = collective_samples(one.times(machine), machine, framework, name=one.path.name)
+    return found, f"{one.path.name}: {counted(sum(len(sample.what) for sample in found), 'collective')}"
+
+
+def measured_evidence(measurements: Measurements, machine: Machine) -> tuple[list[Sample], str]:
+    """Samples of a validation, and the validation in a line."""
+    day = measurements.created[:10]
+    found = measured_samples(measurements, machine, name=f"validate, {day}")
+    return found, f"validate of {day}: {_counted(found, 'configuration')}"
+
+
+def _of_rows(one: _Rows, machine: Machine, assumed: list[str], left_out: list[str]) -> Iterator[Sample]:
+    for row, spread in zip(one.rows, one.errors, strict=True):
+        case = case_of(row, machine=machine)
+        if isinstance(case, str):
+            left_out.append(f"{one.path.name}:{row.line}: {case}")
+            continue
+        assumed += [f"{one.path.name}:{row.line}: {words}" for words in differences(row, machine)]
+        yield step_sample(case, name=f"{one.path.name}:{row.line}", spread=spread)
+
+
+def _counted(found: Sequence[Sample], noun: str) -> str:
+    ranks = sorted({sample.ranks for sample in found})
+    if not ranks:
+        return counted(0, noun)
+    on = counted(ranks[0], "rank") if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
+    return f"{counted(len(found), noun)} on {on}"

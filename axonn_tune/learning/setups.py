@@ -1,0 +1,201 @@
+"""Other ways to run a step that was stated: one thing changed, or the best layout of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from axonn_tune.cost.prediction import Configuration
+from axonn_tune.frameworks import registry
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.grid import AXES, Grid, distinct_orders
+from axonn_tune.learning.evidence import Setup
+from axonn_tune.program.constraints import broken_constraints
+from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.space import Problem
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
+
+WORTH, CHANGES = 0.01, 3
+"""Share of a step below which a change is not listed; most changes that are."""
+
+MEMORY_TOLERANCE = 0.1
+"""A layout counts as not fitting where it is predicted to need this share more than there is."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the run: the configuration it leads to, and its step by the profile, s."""
+
+    words: str
+    setup: Setup
+    step_s: float
+    gain: float
+
+
+_Ways = Mapping[tuple[str, str], list[tuple[str, Setup]]]
+
+
+def ways(setup: Setup) -> _Ways:
+    """Ways to run a step that differ from a stated one in one respect, by kind and title of the hypothesis."""
+    one, used = setup.configuration, _overlaps(setup)
+    stages = one.grid.pipeline > 1
+    return {
+        ("recompute", "recompute other than stated"): [
+            (f"recompute {other}, not {one.recompute}", _run_as(setup, recompute=other))
+            for other in RECOMPUTES
+            if other != one.recompute
+        ],
+        ("micro_batch", "micro-batch other than stated"): [
+            (
+                f"micro-batch {size}, not {one.micro_batch}" + (f", recompute {kind}" if kind != one.recompute else ""),
+                _run_as(setup, micro_batch=size, recompute=kind),
+            )
+            for size in sorted({1, one.micro_batch // 2, one.micro_batch * 2} - {0, one.micro_batch})
+            for kind in setup.recomputes or (one.recompute,)
+        ],
+        ("overlaps", "nothing is overlapped"): [("all overlaps off", _with_overlaps(setup, ()))] if used else [],
+        ("overlap", "an overlap is off"): [
+            (f"{name} off", _with_overlaps(setup, tuple(kept for kept in used if kept != name))) for name in used
+        ],
+        ("interleaving", "interleaving other than stated"): [
+            (f"{chunks} chunks a stage, not {one.chunks}", _run_as(setup, chunks=chunks, parts=None))
+            for chunks in sorted({1, 2, one.chunks * 2} - {one.chunks})
+            if stages
+        ],
+        ("rank_order", "another rank order"): [
+            (f"rank order {','.join(order)}", _run_as(setup, grid=_ordered(one.grid, order)))
+            for order in _orders(one.grid)
+        ],
+        **_other_steps(setup),
+    }
+
+
+def _other_steps(setup: Setup) -> _Ways:
+    """Other options of the framework's step, and other kernels."""
+    step, grid = setup.framework.step, setup.configuration.grid
+    own = setup.framework.name == AXONN_TUNE.name
+    twin = setup.framework.name.removesuffix("-eager") if setup.framework.name.endswith("-eager") else ""
+    other = registry().get(twin or f"{setup.framework.name}-eager")
+    kernels = (
+        [] if other is None else [(f"{other.title}, not {setup.framework.title}", replace(setup, framework=other))]
+    )
+    return {
+        ("kernels", "kernels compiled or not, other than stated"): kernels,
+        ("attention", "fused attention on or off, other than stated"): []
+        if own
+        else [_flipped(setup, "fused_attention")],
+        ("sequence_parallel", "sequence parallelism other than stated"): [_flipped(setup, "sequence_parallel")]
+        if grid.x > 1 and not own
+        else [],
+        ("distributed_optimizer", "distributed optimizer other than stated"): [_optimizer(setup)]
+        if grid.data > 1 and not (step.shard_gradients and step.distributed_optimizer)
+        else [],
+    }
+
+
+def _flipped(setup: Setup, option: str) -> tuple[str, Setup]:
+    """The step with an option of the framework as it was not stated."""
+    value = not getattr(setup.framework.step, option)
+    return f"{option} {'on' if value else 'off'}", replace(
+        setup, framework=setup.framework.with_step(**{option: value})
+    )
+
+
+def _optimizer(setup: Setup) -> tuple[str, Setup]:
+    """The distributed optimizer on or off."""
+    if setup.framework.name != AXONN_TUNE.name:
+        return _flipped(setup, "distributed_optimizer")
+    value = not setup.workload.shard_optimizer_over_data
+    workload = setup.workload.model_copy(update={"shard_optimizer_over_data": value})
+    return f"shard_optimizer {'on' if value else 'off'}", replace(setup, workload=workload)
+
+
+def _run_as(setup: Setup, **changes: object) -> Setup:
+    """The step with another configuration."""
+    return replace(setup, configuration=replace(setup.configuration, **changes))  # type: ignore[arg-type]
+
+
+def _overlaps(setup: Setup) -> tuple[str, ...]:
+    """Overlaps that are on and that the framework has."""
+    own = setup.framework.step.overlaps
+    needless = () if setup.workload.split_micro_batch else ("output",)
+    return tuple(name for name in setup.workload.overlaps if name in own and name not in needless)
+
+
+def _with_overlaps(setup: Setup, names: Sequence[str]) -> Setup:
+    workload = setup.workload.model_copy(update={"overlaps": tuple(one for one in OVERLAPS if one in names)})
+    return replace(setup, workload=workload)
+
+
+def _orders(grid: Grid) -> list[tuple[str, ...]]:
+    """Other rank orders that place the ranks differently."""
+    inner = [axis for axis in grid.order if axis in AXES]
+    if any(grid.axis_size(axis) > 1 for axis in grid.order if axis not in (*AXES, "pipeline")):
+        # Of more axes there are too many: the opposite stands for all.
+        wide = [axis for axis in grid.order if axis != "pipeline"]
+        return [(*reversed(wide), *(axis for axis in grid.order if axis == "pipeline"))]
+    sizes = [grid.axis_size(axis) for axis in AXES]
+    outer = tuple(axis for axis in grid.order if axis not in AXES)
+    now = [axis for axis in inner if grid.axis_size(axis) > 1]
+    others = (order for order in distinct_orders(sizes) if [axis for axis in order if grid.axis_size(axis) > 1] != now)
+    return [(*order, *outer) for order in others]
+
+
+def _ordered(grid: Grid, order: Sequence[str]) -> Grid:
+    return Grid(**grid.by_axis, order=tuple(order))
+
+
+def possible(way: Setup, stated: Setup) -> bool:
+    """Whether the framework can run this, within memory or at most what the stated layout needs."""
+    one = way.configuration
+    if broken_constraints(
+        one.grid, way.model, way.workload, way.framework, micro_batch=one.micro_batch, chunks=one.chunks
+    ):
+        return False
+    needed, before = way.price(_same), stated.price(_same)
+    return float(needed.memory.total_bytes) <= (1.0 + MEMORY_TOLERANCE) * max(
+        before.memory_limit_bytes, float(before.memory.total_bytes)
+    )
+
+
+def _same(machine: Machine) -> Machine:
+    return machine
+
+
+def changes_of(setup: Setup, price: Callable[[Setup], float]) -> tuple[Change, ...]:
+    """Single changes of a layout and the best of all, by the steps that `price` gives, largest gain first."""
+    stated_s, found = price(setup), []
+    tried = [(words, way) for several in ways(setup).values() for words, way in several]
+    for words, way in (*tried, *_best(setup)):
+        if way.framework.name == setup.framework.name and possible(way, setup):
+            step_s = price(way)
+            found.append(Change(words, way, step_s, 1.0 - step_s / stated_s))
+    worth = [change for change in found if change.gain >= WORTH]
+    return tuple(sorted(worth, key=lambda change: -change.gain)[:CHANGES])
+
+
+def _best(setup: Setup) -> Iterator[tuple[str, Setup]]:
+    """The layout that a search would choose."""
+    problem = Problem(
+        model=setup.model,
+        machine=setup.machine,
+        workload=setup.workload,
+        gpus=setup.configuration.grid.world,
+        rank_by="iteration",
+        framework=setup.framework,
+        pipeline="pipeline" in setup.framework.axes
+        and (setup.framework.name != AXONN_TUNE.name or setup.configuration.grid.pipeline > 1),
+    )
+    ranking = search(problem, exact=1)
+    if len(ranking):
+        best = ranking.candidate(0).configuration
+        yield f"the best layout of a search: {layout_words(best)}", replace(setup, configuration=best)
+
+
+def layout_words(one: Configuration) -> str:
+    """Such as `x=2 z=8, micro-batch 4, recompute full`."""
+    sizes = [f"{axis}={size}" for axis, size in one.grid.by_axis.items() if size > 1]
+    words = [" ".join(sizes) or "one GPU", *([f"{one.chunks} chunks"] if one.chunks > 1 else [])]
+    words += [f"micro-batch {one.micro_batch}", f"recompute {one.recompute}"]
+    return ", ".join([*words, *([f"{one.kept_layers} layers not resharded"] if one.kept_layers else [])])

@@ -1,0 +1,651 @@
+"""Reads training logs: step times, layout and batch of each run, as rows of the step CSV.
+
+Read are logs of Megatron-LM, Megatron-DeepSpeed, Megatron-Core, Megatron-Bridge, NeMo, torchtitan, DeepSpeed, PyTorch
+Lightning (progress bar, metrics.csv), Hugging Face's Trainer (bar, summary, trainer_state.json) and MLPerf. Lines are
+recognised by what the framework prints, so labels of srun, mpirun and torchrun, colours and other output do not matter.
+A run ends where the log begins another or states another layout or batch. Of several kinds of lines that state step
+times, the first of `_KINDS` counts.
+
+Step times are those after warm-up: the first step, and those after it that take more than 1.1 times the median of
+the rest, a fifth of all at most; with three steps or fewer all count. Left out as well are outliers: steps further from
+the median than five standard deviations (by the median absolute deviation) and than 5%. A run whose times are not level
+(half of them within 10% of the median) tells no step time.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from axonn_tune.errors import DocumentError, Problem, UsageError
+from axonn_tune.learning.arguments import Arguments, PrintedArguments, Stated, columns_of
+from axonn_tune.specs.loading import read_bytes
+
+Per: TypeAlias = Literal["step", "sample", "token"]
+"""What a printed time is of; `token`: seconds per token on each GPU, the inverse of tokens per second and GPU."""
+
+NEEDED = ("gpu", "n_gpus", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
+"""Columns without which a row of the step CSV means nothing, besides its id and software."""
+
+WARM_UP_FACTOR, WARM_UP_SHARE, FEW_STEPS = 1.1, 0.2, 3
+FEWEST_BARS = 8
+"""With fewer, a progress bar says less than the time of the whole run."""
+OUTLIER_DEVIATIONS, OUTLIER_SHARE = 5.0, 0.05
+_DEVIATION_OF_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+
+_COUNTED = {"n_gpus", "tp", "pp", "vpp", "cp", "dp", "gbs", "mbs", "seq", "layers", "hidden", "heads", "kv_heads"}
+_COMPARED = _COUNTED | {"ffn", "vocab", "gated_mlp", "seq_parallel", "zero_stage", "recompute", "precision"}
+"""Columns in which a log and what is given beside it may not differ; the rest are words."""
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """Steps of a training log with one layout and one batch.
+
+    software: words in which a row of the step CSV names it. lines: first and last line of its steps. times_s: seconds
+    per `per`, after warm-up and without outliers. warmup: steps left out at the start. outliers, ignored: what was left
+    out, with its line. assumed: what the log does not say, in words.
+    """
+
+    path: str
+    software: str
+    lines: tuple[int, int]
+    columns: Mapping[str, Stated]
+    times_s: tuple[float, ...]
+    per: Per
+    warmup: int
+    outliers: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def steps_s(self) -> tuple[float, ...]:
+        """Step times, s; UsageError where the log prints a rate and does not say what one step processes."""
+        return tuple(time * self._work() for time in self.times_s)
+
+    @property
+    def step_s(self) -> float:
+        """Median step time, s; UsageError as `steps_s`."""
+        return statistics.median(self.times_s) * self._work()
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of one step over the median, by the median absolute deviation; 0 for one step."""
+        middle = statistics.median(self.times_s)
+        return _deviation(self.times_s) / middle
+
+    def _work(self) -> float:
+        """How much of `per` one step is."""
+        if self.per == "step":
+            return 1.0
+        wanted = ("gbs",) if self.per == "sample" else ("gbs", "seq", "n_gpus")
+        self._require(wanted, f"it prints {self.per}s per second, and a step's time needs them")
+        sizes = [int(self.columns[name].value) for name in wanted]
+        return float(sizes[0]) if self.per == "sample" else sizes[0] * sizes[1] / sizes[2]
+
+    def _require(self, wanted: Sequence[str], why: str) -> None:
+        missing = [name for name in wanted if name not in self.columns]
+        if missing:
+            raise UsageError(f"{self.path}:{self.lines[0]}: the log does not state {', '.join(missing)}: {why}")
+
+    def with_given(self, given: Mapping[str, str]) -> LoggedRun:
+        """The same with columns that the log does not state; UsageError where both state one and differ."""
+        columns = dict(self.columns)
+        for name, value in given.items():
+            stated = columns.get(name)
+            if stated is None or name not in _COMPARED | {"gpu"}:
+                columns[name] = Stated(value.strip(), 0)
+            elif not _same(stated.value, value, name):
+                place = f"{self.path}:{stated.line or self.lines[0]}"
+                raise UsageError(f"{place}: the log states {name} {stated.value}, but {value} is given")
+        return replace(self, columns=columns)
+
+    def record(self, given: Mapping[str, str]) -> dict[str, str]:
+        """A record of the step CSV. `given`: columns from options or a file beside the log.
+
+        UsageError for a contradiction, a column that neither states, a layout that does not fill its GPUs, and for
+        a mixture of experts, which no row describes.
+        """
+        run = self.with_given(given)
+        run._require(
+            NEEDED,
+            f"give it as --fact NAME=VALUE, in {Path(self.path).stem}.yaml beside the log, or by --model",
+        )
+        run._check_layout()
+        place = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
+        record = {"id": place, "framework": self.software}
+        record |= {name: stated.value for name, stated in run.columns.items() if name != "experts"}
+        return record | {"step_s": f"{run.step_s:.9g}"}
+
+    def _check_layout(self) -> None:
+        experts = self.columns.get("experts")
+        if experts is not None and int(experts.value) > 1:
+            raise UsageError(f"{self.path}:{experts.line}: {experts.value} experts: only dense models are described")
+        sizes = {name: self.columns[name] for name in ("tp", "pp", "cp", "dp") if name in self.columns}
+        ranks, gpus = math.prod(int(size.value) for size in sizes.values()), self.columns["n_gpus"]
+        if int(gpus.value) % ranks or ("dp" in sizes and ranks != int(gpus.value)):
+            words = " x ".join(f"{name} {size.value}" for name, size in sizes.items())
+            place = f"{self.path}:{gpus.line or self.lines[0]}"
+            raise UsageError(f"{place}: {words} = {ranks} ranks, but n_gpus is {gpus.value}")
+
+
+def _same(stated: str, given: str, name: str) -> bool:
+    """Whether two values of a column mean the same; of accelerators, whether they share the name of a chip."""
+    if name == "gpu":
+        chips = [set(re.findall(r"[a-z]+\d+", words.lower())) for words in (stated, given)]
+        return not all(chips) or bool(chips[0] & chips[1])
+    try:
+        return float(stated) == float(given)
+    except ValueError:
+        return stated.strip().lower() == given.strip().lower()
+
+
+def read_training_log(path: Path) -> tuple[LoggedRun, ...]:
+    """The runs of a log; UsageError if there is no file to read, DocumentError if it holds no step time that counts."""
+    text = decoded(read_bytes(path))
+    reader = _Reader(str(path))
+    if text.lstrip()[:1] == "{" and '"log_history"' in text:
+        reader.trainer_state(text)
+    elif _is_metrics_csv(text):
+        reader.metrics_csv(text)
+    else:
+        reader.lines(text)
+    return reader.runs()
+
+
+def looks_like_training_log(text: str) -> bool:
+    """Whether a text, or its beginning, has lines of a log that `read_training_log` reads."""
+    return bool(_LOOKS.search(text)) or _is_metrics_csv(text)
+
+
+def decoded(data: bytes) -> str:
+    """Text of a log: UTF-8, or UTF-16 by its byte-order mark or NUL bytes, else Latin-1, which fits all bytes."""
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return data.decode("utf-16", errors="replace")
+    if data[:4096].count(0) > len(data[:4096]) // 4:
+        return data.decode("utf-16-le" if data[1:2] == b"\0" else "utf-16-be", errors="replace")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
+# What each framework prints.
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A time that a log prints: seconds per `per`; NaN where the line states one that is none."""
+
+    kind: str
+    step: tuple[int, ...]
+    line: int
+    time_s: float
+    per: Per = "step"
+
+
+_KINDS = (
+    *("iteration", "timing", "tps", "train_step_time", "block", "iter time", "samples", "Step Time"),
+    *("clock", "epoch bar", "bar", "summary"),
+)
+"""Kinds of lines that state times, the most telling first."""
+
+_MEANS = {"summary", "epoch bar", "clock", "block"}
+"""Kinds of which one line is the mean of many steps."""
+
+_LONGEST = 1 << 13
+"""Of a line, more says nothing of a step."""
+_UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0}
+
+_LOOKS = re.compile(
+    r"elapsed time per iteration|train_step_timing in s|step:\s*\d+\s.*?loss:.*?[tw]ps:|:::MLLOG|CurrSamplesPerSec="
+    r"|iter time \(\w+\):|MODEL_TFLOP/s/GPU|'train_runtime'|\"log_history\"|Epoch \d+:.*(?:it/s|s/it)"
+)
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
+_LABEL = re.compile(r"^\s*(?:\d+:|\[\d+,\d+\]<std(?:out|err)>:|\[(?:default|rank)\d+\]:)[ \t]?")
+"""What srun --label, mpirun --tag-output and torchrun put before each line."""
+
+_BEGINS = re.compile(
+    r"-{3,} arguments -{3,}|using world size:|Running with (?:configs?|args):|Building .*device mesh|\bjson = \{"
+    r"|Experiment configuration|Task Configuration|Starting job:|\"key\": \"(?:init_start|cache_clear)\""
+)
+"""Lines that frameworks print before they train."""
+
+_MEGATRON = re.compile(r"(?<!\w)iteration\s+(\d+)\s*/\s*\d+\s*\|")
+_ELAPSED = re.compile(r"elapsed time per iteration(?: ?\(([^)|]*)\))?\s*:\s*([^|\s]+)\s*\|")
+_NEMO = re.compile(r"Training epoch (\d+), iteration (\d+)/")
+_NEMO_TIME = re.compile(r"train_step_timing in (\w+)[:=] ?([^\s,|\]]+)")
+_BAR = re.compile(
+    r"(?:Epoch (\d+):.*?)?(?<![\d/])(\d+)/(\d+)\s*(?:\[[\d:]+<[^,\]]*,|\d:\d\d:\d\d • \S+)\s*([\d.]+) ?(s/it|it/s)"
+)
+_NEMO_BAR = re.compile(r"Epoch (\d+):.*?(\d+)/\d+ \[")
+_TITAN = re.compile(r"(?<!validate )step:\s*(\d+)\s+loss:.*?\b([tw]ps):\s*(\S+)\s+(?:tflops|mfu):")
+_PIPE = re.compile(r"steps: (\d+) loss: .*?iter time \((\w+)\): (\S+) samples/sec: ")
+_SAMPLES = re.compile(r"global_step=(\d+), RunningAvgSamplesPerSec=[^,\s]+, CurrSamplesPerSec=([^,\s]+),")
+_BRIDGE = re.compile(r"Step Time : (\S+?)(ms|s) GPU utilization: \S+?MODEL_TFLOP/s/GPU")
+_SUMMARY = re.compile(r"\{'train_runtime': .*\}")
+
+
+class _Unusable(ValueError):
+    """A line states a step and no time that counts; the message says why."""
+
+
+def _number(text: str) -> float:
+    """A printed number above 0; _Unusable otherwise."""
+    try:
+        value = float(text.replace(",", "").strip("'\""))
+    except ValueError:
+        raise _Unusable(f"{text!r} is no number") from None
+    if not 0.0 < value < math.inf:
+        raise _Unusable(f"{text} is no time or rate above 0")
+    return value
+
+
+@dataclass
+class _Segment:
+    """Lines with one layout and one batch."""
+
+    arguments: dict[str, Stated] = field(default_factory=dict)
+    readings: list[_Reading] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    blocks: list[tuple[float, int, str, int]] = field(default_factory=list)
+    """Ends of MLPerf's blocks: ms, samples so far (-1 if not said), key, line."""
+
+
+class _Reader:
+    """Collects what the lines of one log state, cut into runs."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.segments = [_Segment()]
+        self.problems: list[Problem] = []
+        self.printed = PrintedArguments()
+
+    @property
+    def now(self) -> _Segment:
+        """The run that the lines at hand belong to."""
+        return self.segments[-1]
+
+    def lines(self, text: str) -> None:
+        """Every line of a log; what is printed over a line after a carriage return has its number."""
+        broken = re.split(r"\r?\n" if "\n" in text else r"\r", text)
+        last = len(broken) if broken[-1].strip() else 0
+        for number, line in enumerate(broken, 1):
+            for part in line.split("\r"):
+                self._line(_LABEL.sub("", _ANSI.sub("", part[:_LONGEST])), number, torn=number == last)
+
+    def _line(self, text: str, number: int, *, torn: bool) -> None:
+        if torn and re.search(r"[\w.,]$", text) and _LOOKS.search(text):
+            self.now.ignored.append(f"line {number}: the last line is truncated")
+            return
+        if ":::MLL" in text:
+            self._mllog(text, number)
+            return
+        if _BEGINS.search(text):
+            self._begin()
+        self._said(text, number)
+        try:
+            self.now.readings += self._readings(text, number)
+        except _Unusable as error:
+            self.now.ignored.append(f"line {number}: {error}")
+
+    def _begin(self) -> None:
+        if self.now.readings or self.now.blocks:
+            self.segments.append(_Segment())
+
+    def _state(self, name: str, value: str, number: int) -> None:
+        """Take an argument; one that changes after steps begins another run."""
+        stated = self.now.arguments.get(name)
+        if self.now.readings and stated is not None and stated.value != value:
+            self.segments.append(_Segment(dict(self.now.arguments)))
+        if stated is None or stated.value != value:
+            self.now.arguments[name] = Stated(value, number)
+
+    def _said(self, text: str, number: int) -> None:
+        for name, value in self.printed.sentence(text):
+            self._state(name, value, number)
+        # Printed after steps, other pairs are metrics or a configuration of something else.
+        for name, value in () if self.now.readings else self.printed.pair(text):
+            self._state(name, value, number)
+
+    def _readings(self, text: str, number: int) -> Iterator[_Reading]:
+        if "iteration" in text:
+            yield from self._iteration(text, number)
+        if found := _TITAN.search(text):
+            yield _Reading("tps", (int(found[1]),), number, 1.0 / _number(found[3]), "token")
+        if found := _PIPE.search(text):
+            time = _number(found[3]) * self._unit(found[2], number)
+            yield _Reading("iter time", (int(found[1]),), number, time)
+        if found := _SAMPLES.search(text):
+            yield _Reading("samples", (int(found[1]),), number, 1.0 / _number(found[2]), "sample")
+        if found := _BRIDGE.search(text):
+            yield _Reading("Step Time", (number,), number, _number(found[1]) * self._unit(found[2], number))
+        if "it/s" in text or "s/it" in text:
+            yield from self._bars(text, number)
+        if found := _SUMMARY.search(text):
+            yield self._summary(found[0], number)
+
+    def _iteration(self, text: str, number: int) -> Iterator[_Reading]:
+        """Lines of Megatron-LM and what descends from it, and of NeMo."""
+        nemo = _NEMO.search(text)
+        found = nemo or _MEGATRON.search(text)
+        if found is None:
+            return
+        time = (_NEMO_TIME if nemo else _ELAPSED).search(text)
+        if time is None:
+            raise _Unusable(f"iteration {found[found.lastindex or 1]} states no time, or the line is truncated")
+        if "TFLOP/s/GPU" in text:
+            self.now.arguments.setdefault("tflops_per_gpu", Stated("True", number))
+        step = tuple(int(group) for group in found.groups())
+        scale = self._unit(time[1], number)
+        yield _Reading("timing" if nemo else "iteration", step, number, _number(time[2]) * scale)
+
+    def _bars(self, text: str, number: int) -> Iterator[_Reading]:
+        time, bar = _NEMO_TIME.search(text), _NEMO_BAR.search(text)
+        if time and bar:
+            value = _number(time[2]) * self._unit(time[1], number)
+            yield _Reading("timing", (int(bar[1]), int(bar[2])), number, value)
+        for found in _BAR.finditer(text):
+            rate = _number(found[4])
+            kind, epoch = ("epoch bar", (int(found[1]),)) if found[1] else ("bar", ())
+            step = (int(found[3]), *epoch, int(found[2]))
+            yield _Reading(kind, step, number, rate if found[5] == "s/it" else 1.0 / rate)
+
+    def _summary(self, text: str, number: int) -> _Reading:
+        """What Hugging Face's Trainer prints at the end; the bar before it says how many steps that were."""
+        values = dict(re.findall(r"'(\w+)': '?([^,'}]+)", text))
+        steps = max((one.step[0] for one in self.now.readings if one.kind == "bar"), default=0)
+        if steps:
+            return _Reading("summary", (steps,), number, _number(values["train_runtime"]) / steps)
+        rate = values.get("train_steps_per_second", "0")
+        # A rate of two decimals or three says too little of a slow step.
+        if len(re.sub(r"^[0.]+|\D", "", rate)) < 3:
+            raise _Unusable(f"{rate} steps per second is too coarse for a step's time, and no bar counts the steps")
+        return _Reading("summary", (0,), number, 1.0 / _number(rate))
+
+    def _unit(self, unit: str | None, number: int) -> float:
+        """Seconds of one unit; a unit that is not known is a problem of the whole file."""
+        scale = _UNITS.get((unit or "").strip().lower())
+        if scale is None:
+            said = f"in {unit!r}, which is no unit of time" if unit else "without its unit"
+            self.problems.append(Problem("", f"states a step's time {said}; known are {', '.join(_UNITS)}", number))
+        return scale or math.nan
+
+    def _mllog(self, text: str, number: int) -> None:
+        """A line of MLPerf: batch and sequence, step times as such, or blocks of samples between two clock times."""
+        try:
+            event = json.loads(text[text.index("{") :])
+            key, value, about = str(event["key"]), event["value"], dict(event["metadata"] or {})
+            time_ms = float(event["time_ms"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            self.now.ignored.append(f"line {number}: the MLPerf event is truncated")
+            return
+        if key in {"init_start", "cache_clear"} and not any(end[0] > time_ms for end in self.now.blocks):
+            self._begin()
+        if key in {"global_batch_size", "max_sequence_length", "gradient_accumulation_steps"}:
+            self._state(key, str(value), number)
+        elif key == "tracked_stats" and isinstance(value, dict) and "train_step_time" in value:
+            done = about.get("samples_count", about.get("step", number))
+            self._take("train_step_time", str(value["train_step_time"]), _whole(done, number), number)
+        elif key in {"block_start", "block_stop"}:
+            self.now.blocks.append((time_ms, _whole(about.get("samples_count"), -1), key, number))
+
+    def _take(self, kind: str, value: str, step: int, number: int, *, per: Per = "step") -> None:
+        try:
+            # Of steps with the same count of samples, as Megatron-Bridge logs them, each line is one.
+            self.now.readings.append(_Reading(kind, (step, number), number, _number(value), per))
+        except _Unusable as error:
+            self.now.ignored.append(f"line {number}: {error}")
+
+    def trainer_state(self, text: str) -> None:
+        """trainer_state.json of Hugging Face's Trainer, whose last entry has the time of the whole run."""
+        try:
+            state = json.loads(text)
+            entry = next(one for one in reversed(state["log_history"]) if "train_runtime" in one)
+            line = text[: text.rindex('"train_runtime"')].count("\n") + 1
+            time = _number(str(entry["train_runtime"])) / _number(str(entry.get("step", state["global_step"])))
+        except StopIteration:
+            self.problems.append(Problem("log_history", "has no train_runtime: the run had not ended", 1))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            place = getattr(error, "lineno", None)
+            self.problems.append(Problem("", f"is no complete trainer_state.json: {error}", place))
+        else:
+            self.now.readings.append(_Reading("summary", (1,), line, time))
+
+    def metrics_csv(self, text: str) -> None:
+        """metrics.csv of Lightning: NeMo's column of step times, or the clock of its ThroughputMonitor."""
+        table = csv.DictReader(io.StringIO(text, newline=""))
+        clocks: list[tuple[int, float, int]] = []
+        try:
+            for row in table:
+                number = table.line_num
+                timing = row.get("train_step_timing in s") or ""
+                if timing:
+                    self._take("timing", timing, _whole(row.get("step"), number), number)
+                if row.get("train/time") and row.get("train/batches"):
+                    clocks.append((_whole(row["train/batches"], 0), _number(row["train/time"]), number))
+        except (csv.Error, _Unusable) as error:
+            self.problems.append(Problem("", str(error), table.line_num))
+        for (first, start_s, _), (last, end_s, number) in pairwise(clocks):
+            if last > first:
+                self._take("clock", str((end_s - start_s) / (last - first)), last, number)
+
+    def runs(self) -> tuple[LoggedRun, ...]:
+        """The runs found; DocumentError with what is wrong if there is none, or a unit is not known."""
+        problems = list(self.problems)
+        for segment in self.segments:
+            segment.readings += _block_readings(segment.blocks)
+        found = [run for one in self.segments if not problems and (run := _run(self.path, one)) is not None]
+        if not found and not problems:
+            said = [
+                Problem("", words.split(": ", 1)[1], _line_of(words)) for one in self.segments for words in one.ignored
+            ]
+            problems = said or [Problem("", "holds no line that states a step's time", 1)]
+        if problems:
+            raise DocumentError(self.path, problems)
+        return tuple(found)
+
+
+def _block_readings(ends: list[tuple[float, int, str, int]]) -> Iterator[_Reading]:
+    """Time per sample of each block; its samples are the difference of the counts, or the count if that stays."""
+    found: list[tuple[int, _Reading]] = []
+    began: tuple[float, int] | None = None
+    for time_ms, count, key, line in sorted(ends):
+        if key == "block_start":
+            # The same start again is another rank's; another one follows a stop that the log lost.
+            began = began if began is not None and began[1] == count else (time_ms, count)
+        elif began is not None:
+            samples = count - began[1] if count != began[1] else count
+            if began[1] >= 0 and samples > 0 and time_ms > began[0]:
+                time_s = (time_ms - began[0]) / 1e3 / samples
+                found.append((samples, _Reading("block", (int(time_ms),), line, time_s, "sample")))
+            began = None
+    # A block of another size spans what the log lost.
+    usual = statistics.mode(samples for samples, _ in found) if found else 0
+    yield from (reading for samples, reading in found if samples == usual)
+
+
+def _line_of(words: str) -> int:
+    return int(words.split(":", 1)[0].removeprefix("line "))
+
+
+def _whole(value: object, default: int) -> int:
+    try:
+        return int(float(str(value)))
+    except (ValueError, OverflowError):
+        return default
+
+
+def _is_metrics_csv(text: str) -> bool:
+    names = text.lstrip("\ufeff").split("\n", 1)[0].strip().split(",")
+    return "step" in names and bool({"train_step_timing in s", "train/time"} & set(names))
+
+
+# From lines to runs.
+
+
+def _run(path: str, segment: _Segment) -> LoggedRun | None:
+    """A run of lines with one layout; None if they state no time."""
+    kinds = {one.kind for one in segment.readings}
+    kind = next((kind for kind in _KINDS if kind in kinds), None)
+    if kind is None:
+        return None
+    if kinds == {"bar", "summary"} and len({one.step for one in segment.readings}) < FEWEST_BARS:
+        kind = "summary"
+    others = kinds - {kind}
+    assumed = [f"step times are those of {kind!r} lines; {', '.join(sorted(others))} is not used"] if others else []
+    readings, words = _steps(kind, segment)
+    software, more = _software(kind, kinds, segment.arguments)
+    columns = columns_of(segment.arguments)
+    warmup = _warm_up([one.time_s for one in readings])
+    kept, outliers = _without_outliers(readings[warmup:])
+    wrong = _not_level(kind, [one.time_s for one in readings[warmup:]])
+    if wrong:
+        segment.ignored.append(f"line {readings[-1].line}: {wrong}")
+        return None
+    return LoggedRun(
+        path=path,
+        software=software,
+        lines=(min(one.line for one in readings), max(one.line for one in readings)),
+        columns=columns,
+        times_s=tuple(one.time_s for one in kept),
+        per=readings[0].per,
+        warmup=warmup,
+        outliers=outliers,
+        ignored=tuple(segment.ignored),
+        assumed=(*assumed, *words, *more, *_column_assumptions(segment.arguments, columns)),
+    )
+
+
+def _steps(kind: str, segment: _Segment) -> tuple[list[_Reading], list[str]]:
+    """Readings of one kind in order of their steps, each step once, whichever rank printed it."""
+    first: dict[tuple[int, ...], _Reading] = {}
+    for one in segment.readings:
+        if one.kind == kind and not math.isnan(one.time_s):
+            first.setdefault(one.step, one)
+    found = [first[step] for step in sorted(first)]
+    if kind == "epoch bar":
+        return _of_epochs(found)
+    if kind == "bar":
+        # Evaluation and other loops have bars of their own, shorter than training's.
+        largest = max(bar.step[0] for bar in found)
+        words = "step times are the smoothed ones of the longest progress bar, taken for training's"
+        return [bar for bar in found if bar.step[0] == largest], [words]
+    if kind == "summary":
+        return found, ["the time is the mean of a whole run: warm-up, evaluation and checkpoints are in it"]
+    return found, []
+
+
+def _of_epochs(bars: list[_Reading]) -> tuple[list[_Reading], list[str]]:
+    """One time for each epoch of Lightning's bars, which print the mean time since the epoch began."""
+    largest = max(bar.step[0] for bar in bars)
+    epochs: dict[int, list[_Reading]] = {}
+    for bar in bars:
+        if bar.step[0] == largest and bar.step[2]:
+            epochs.setdefault(bar.step[1], []).append(bar)
+    found = []
+    for epoch in epochs.values():
+        last = epoch[-1]
+        start = next(bar for bar in epoch if bar.step[2] >= WARM_UP_SHARE * last.step[2])
+        before = start.step[2] if start is not last else 0
+        time = (last.step[2] * last.time_s - before * start.time_s) / (last.step[2] - before)
+        if time > 0:
+            found.append(replace(last, time_s=time))
+    words = "times are means from a fifth of an epoch to its end; a batch is taken for a step"
+    return found or bars, [words]
+
+
+def _warm_up(times_s: Sequence[float]) -> int:
+    """How many leading steps do not count."""
+    if len(times_s) <= FEW_STEPS:
+        return 0
+    most = max(1, int(len(times_s) * WARM_UP_SHARE))
+    level = WARM_UP_FACTOR * statistics.median(times_s[most:])
+    slow = next((number for number, time in enumerate(times_s[:most]) if time <= level), most)
+    return max(1, slow)
+
+
+def _not_level(kind: str, times_s: Sequence[float]) -> str:
+    """Why these times tell no step time, if they do not: a single step, or half of them far from the median."""
+    if len(times_s) == 1 and kind not in _MEANS:
+        return "a single step tells no step time: it may be one of warm-up"
+    middle = statistics.median(times_s)
+    near = sum(abs(time / middle - 1.0) < WARM_UP_FACTOR - 1.0 for time in times_s)
+    return "" if 2 * near > len(times_s) else f"the times of {len(times_s)} steps are not level"
+
+
+def _deviation(times_s: Sequence[float]) -> float:
+    """Standard deviation by the median absolute deviation, s."""
+    middle = statistics.median(times_s)
+    return _DEVIATION_OF_MAD * statistics.median(abs(time - middle) for time in times_s)
+
+
+def _without_outliers(readings: Sequence[_Reading]) -> tuple[list[_Reading], tuple[str, ...]]:
+    times = [one.time_s for one in readings]
+    middle = statistics.median(times)
+    limit = max(OUTLIER_DEVIATIONS * _deviation(times), OUTLIER_SHARE * middle)
+    kept = [one for one in readings if abs(one.time_s - middle) <= limit]
+    words = tuple(
+        f"line {one.line}: step {one.step[-1]} took {one.time_s / middle:.2f} times the median"
+        for one in readings
+        if abs(one.time_s - middle) > limit
+    )
+    return kept, words
+
+
+_PRINTED_BY = {
+    "timing": "NeMo",
+    "train_step_time": "MLPerf submission",
+    "block": "MLPerf submission",
+    "clock": "PyTorch Lightning",
+    "epoch bar": "PyTorch Lightning",
+    "bar": "Hugging Face Trainer",
+    "summary": "Hugging Face Trainer",
+}
+
+
+def _software(kind: str, kinds: Set[str], arguments: Arguments) -> tuple[str, list[str]]:
+    """Words for the software that printed lines of a kind, and what they assume."""
+    if kind == "tps":
+        return _torchtitan(arguments)
+    if kind in {"iter time", "samples"}:
+        stage = columns_of(arguments).get("zero_stage")
+        return (f"DeepSpeed ZeRO-{stage.value}" if stage else "DeepSpeed"), []
+    if "Step Time" in kinds:
+        return "Megatron-Bridge", []
+    return (_PRINTED_BY[kind], []) if kind in _PRINTED_BY else _megatron(arguments)
+
+
+def _torchtitan(arguments: Arguments) -> tuple[str, list[str]]:
+    switches = [arguments[name] for name in ("compile", "compile.enable", "training.compile") if name in arguments]
+    if any(stated.value.lower() in {"true", "compiling"} for stated in switches):
+        return "torchtitan (compile)", []
+    return "torchtitan (eager)", [] if switches else ["not compiled: the log does not say that blocks are"]
+
+
+def _megatron(arguments: Arguments) -> tuple[str, list[str]]:
+    if "zero_stage" in arguments or "zero_optimization.stage" in arguments:
+        return "Megatron-DeepSpeed", []
+    engine = arguments.get("transformer_impl")
+    if "tflops_per_gpu" in arguments or (engine is not None and engine.value == "transformer_engine"):
+        return "Megatron-Core", ["Megatron-Core, since the log has its TFLOP/s or Transformer Engine"]
+    return "Megatron-LM", ["Megatron-LM before Megatron-Core, since the log names neither it nor DeepSpeed"]
+
+
+def _column_assumptions(arguments: Arguments, columns: Mapping[str, Stated]) -> Iterator[str]:
+    replicate = arguments.get("data_parallel_replicate_degree")
+    if replicate is not None and replicate.value not in {"1", "-1"}:
+        yield f"HSDP over {replicate.value} replicas is taken for FSDP over all data-parallel ranks"
+    recompute = columns.get("recompute")
+    if recompute is not None and recompute.value.startswith("only"):
+        yield f"recomputed are {recompute.value}, which no row describes"

@@ -1,0 +1,200 @@
+"""Whether a run is reasonable, as text, as JSON and as a section of a page; and the commands that change it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from axonn_tune import __version__
+from axonn_tune.errors import UnknownNameError
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.learning.diagnose import Cause, Diagnosis
+from axonn_tune.learning.evidence import Setup
+from axonn_tune.learning.setups import Change, layout_words
+from axonn_tune.report import page
+from axonn_tune.report.output import PERCENT, Column, Json, percent, signed_percent, text_of, words, wrapped
+from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import OVERLAPS
+from axonn_tune.units import show_seconds
+
+SCHEMA = "axonn-tune/diagnosis/1"
+LIKELY, LISTED = 0.01, 6
+"""Probability below which an explanation is not listed, and most that are."""
+
+MISFIT = 2.0
+"""Standard deviations left by the nearest explanation from which on none is said to fit."""
+
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_sequence_length", "gated")
+
+_CAUSES = (
+    Column("probability", "how likely", show=percent),
+    words("title", "what"),
+    words("words", "most likely"),
+    Column("explains_s", "explains", show=lambda seconds: f"{'-' if seconds < 0 else '+'}{show_seconds(abs(seconds))}"),
+)
+_CHANGES = (Column("gain", "gain", show=percent), Column("step_s", "step", show=show_seconds), words("words", "change"))
+
+
+def diagnosis_text(found: Diagnosis, *, machine: str, remarks: Sequence[str] = ()) -> str:
+    """The verdict, what could explain the gap, and what would make the run faster; remarks: what was assumed."""
+    parts = [f"{found.name}\n{wrapped(verdict(found))}\n"]
+    if likely := _likely(found):
+        parts.append(text_of(_CAUSES, likely))
+    parts += ["".join(f"{wrapped(note)}\n" for note in _notes(found))]
+    if found.changes:
+        parts.append("Faster by the profile:\n\n" + text_of(_CHANGES, found.changes))
+        parts.append("\n".join(command_of(change, machine=machine) for change in found.changes) + "\n")
+    parts += ["".join(f"{wrapped(f'Assumed: {remark}')}\n" for remark in remarks)] if remarks else []
+    return "\n".join(part for part in parts if part)
+
+
+def verdict(found: Diagnosis) -> str:
+    """Whether it is reasonable, in two sentences."""
+    off = found.measured_s / found.predicted_s - 1.0
+    said = (
+        f"The {found.of} took {show_seconds(found.measured_s)}, predicted {show_seconds(found.predicted_s)} "
+        f"(80%: {show_seconds(found.low_s)} to {show_seconds(found.high_s)}): {signed_percent(off)}"
+    )
+    if found.reasonable:
+        return f"{said}, which is reasonable."
+    if found.faster:
+        return f"{said}, faster than it should be. What is stated of it (layout, batch, machine) is probably wrong."
+    return f"{said}, slower than it should be."
+
+
+def _likely(found: Diagnosis) -> list[Cause]:
+    return [cause for cause in found.causes[:LISTED] if cause.probability >= LIKELY]
+
+
+def _notes(found: Diagnosis) -> Iterator[str]:
+    none = "nothing is the matter" if found.reasonable else "it is none of what is looked for"
+    yield f"That {none} has a probability of {percent(found.healthy)}."
+    if found.misfit > MISFIT:
+        yield (
+            f"No explanation fits well: even the nearest leaves {found.misfit:.1f} standard deviations, so "
+            "the probabilities say little. Is the machine profile that of this machine?"
+        )
+    yield from dict.fromkeys(cause.advice for cause in _likely(found)[:3] if cause.advice)
+
+
+def command_of(change: Change, *, machine: str) -> str:
+    """The command line that writes the launch config of a change, or explains it for other frameworks."""
+    if change.setup.framework.name == AXONN_TUNE.name:
+        return shlex.join(["axonn-tune", *pins(change.setup, machine=machine), "-o", "launch.yaml"])
+    return shlex.join(["axonn-tune", "explain", *pins(change.setup, machine=machine)])
+
+
+def pins(setup: Setup, *, machine: str) -> list[str]:
+    """Options that leave just this way to run a step."""
+    one, workload, framework = setup.configuration, setup.workload, setup.framework
+    found = ["--gpus", str(one.grid.world), *_model_words(setup.model), "--machine", machine]
+    if framework.name != AXONN_TUNE.name:
+        found += ["--framework", framework.name]
+    found += ["--batch", str(workload.global_batch), "--seq", str(workload.sequence_length)]
+    found += ["--precision", workload.precision]
+    found += [
+        word for axis, size in one.grid.by_axis.items() if axis in framework.axes for word in (f"--{axis}", str(size))
+    ]
+    if framework.permuted:
+        found += ["--order", ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")]
+    found += ["--micro-batch", str(one.micro_batch), "--recompute", one.recompute]
+    found += ["--kept-layers", str(one.kept_layers)] if one.kept_layers is not None else []
+    found += ["--chunks", str(one.chunks)] if one.chunks > 1 else []
+    found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
+    found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []
+    return [*found, *_step_words(setup)]
+
+
+def _step_words(setup: Setup) -> Iterator[str]:
+    """Options of the step that are not the framework's own, as `--set` takes them."""
+    plain, words = asdict(find_framework(setup.framework.name).step), {True: "true", False: "false", None: "null"}
+    for name, value in asdict(setup.framework.step).items():
+        if value != plain[name]:
+            yield from ("--set", f"step.{name}={words[value] if isinstance(value, bool | None) else value}")
+
+
+def _model_words(model: Model) -> list[str]:
+    """The model by its name if it is one of those that ship, else by what differs from one of them."""
+    try:
+        if load_model(model.name).document == model:
+            return ["--model", model.name]
+    except UnknownNameError:
+        pass
+    near = "llama3-8b" if model.gated else "20b"
+    known = load_model(near).document
+    changed = [name for name in _SIZES if name in Model.model_fields and getattr(model, name) != getattr(known, name)]
+    return ["--model", near, *(word for name in changed for word in ("--set", f"{name}={getattr(model, name)}"))]
+
+
+def diagnosis_json(found: Diagnosis, *, machine: str) -> Json:
+    """Everything, by the schema `axonn-tune/diagnosis/1`."""
+    times = ("name", "of", "measured_s", "predicted_s", "low_s", "high_s", "healthy", "misfit")
+    return {
+        "schema": SCHEMA,
+        "tool_version": __version__,
+        **{name: getattr(found, name) for name in times},
+        "reasonable": found.reasonable,
+        "verdict": verdict(found),
+        "causes": [asdict(cause) for cause in found.causes],
+        "changes": [
+            {
+                "words": change.words,
+                "layout": layout_words(change.setup.configuration),
+                "step_s": change.step_s,
+                "gain": change.gain,
+                "command": command_of(change, machine=machine),
+            }
+            for change in found.changes
+        ],
+    }
+
+
+def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: str) -> Json:
+    """A section of a page: predicted and measured, the gap and its causes, and commands."""
+    likely, interval = _likely(found), f"80%: {show_seconds(found.low_s)} to {show_seconds(found.high_s)}"
+    return page.section(
+        identity,
+        f"{found.name}: is it reasonable?",
+        lead=[verdict(found), *_notes(found)],
+        cards=[
+            page.card("measured", show_seconds(found.measured_s), note=found.of),
+            page.card("predicted", show_seconds(found.predicted_s), note=interval),
+            page.card("nothing is the matter", percent(found.healthy), note="probability"),
+        ],
+        blocks=[
+            *_figures(found, likely),
+            *(
+                page.command(command_of(one, machine=machine), title=f"{one.words}: {percent(one.gain)} faster")
+                for one in found.changes
+            ),
+            page.origin_fold([("source", source), ("schema", SCHEMA)]),
+        ],
+    )
+
+
+def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
+    """Predicted beside measured; the gap and how much of it each explanation explains; how likely each is."""
+    whiskers = page.error_bars([found.high_s - found.predicted_s, 0.0], [found.predicted_s - found.low_s, 0.0])
+    both, colors = [found.predicted_s, found.measured_s], [page.PREDICTED, page.MEASURED]
+    yield _bars(f"The {found.of}", ["predicted", "measured"], both, color=colors, unit="s", error_x=whiskers)
+    if not likely:
+        return
+    names = ["measured - predicted", *(cause.title for cause in likely)]
+    gaps = [found.measured_s - found.predicted_s, *(cause.explains_s for cause in likely)]
+    colors = [page.MEASURED, *[page.PREDICTED] * len(likely)]
+    yield _bars("The gap, and what each explanation explains", names, gaps, color=colors, unit="s")
+    shares = [cause.probability / PERCENT for cause in likely]
+    yield _bars("How likely", [f"{one.title}: {one.words}" for one in likely], shares, color=page.ACCENT, unit="%")
+
+
+def _bars(
+    title: str, names: Sequence[str], values: Sequence[float], *, color: object, unit: str, **others: object
+) -> Json:
+    """Horizontal bars, one for each name."""
+    places = list(range(len(names)))
+    layout = {"showlegend": False, "xaxis": {"title": {"text": unit}}, "yaxis": page.named_axis(names)}
+    trace = page.bar_trace(title, values, places, color=color, **others)
+    return page.figure(title, [trace], layout=layout, height=110 + 28 * len(names))

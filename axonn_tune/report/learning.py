@@ -1,0 +1,107 @@
+"""What was learned from runs, as text: every number before and after, what it rests on, what contradicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from axonn_tune.learning.learn import Learning, Row, deviations
+from axonn_tune.learning.reading import Evidence
+from axonn_tune.report.output import Column, signed_percent, text_of, words, wrapped
+from axonn_tune.specs.machine import LearnedNumber
+
+_LISTED = 20
+"""Rows of evidence listed, worst first."""
+
+_NUMBERS = (
+    words("path", "number"),
+    Column("prior", "before", show="{:.4g}".format),
+    Column("value", "now", show="{:.4g}".format),
+    Column("prior_spread", "± before", show="{:.0%}".format),
+    Column("spread", "± now", show="{:.0%}".format),
+    words("moved_by", "moved most by"),
+)
+_ROWS = (
+    words("name", "evidence"),
+    words("what", ""),
+    Column("ranks", "ranks", decimals=0),
+    Column("measured_s", "measured, s"),
+    Column("before", "predicted\nbefore", show=signed_percent),
+    Column("after", "now", show=signed_percent),
+    words("mark", ""),
+)
+
+
+def learning_text(learning: Learning, evidence: Evidence) -> str:
+    """Numbers that moved, the evidence with its errors before and after, and what to know about both."""
+    parts = [f"{learning.machine.name}, learned from {'; '.join(evidence.sources)}\n"]
+    if moved := numbers_text(learning):
+        parts.append(moved)
+    steps = sorted(learning.rows, key=lambda row: -abs(row.after))
+    parts.append(text_of(_ROWS, [_row(row) for row in steps[:_LISTED]]))
+    if len(steps) > _LISTED:
+        parts.append(f"and {len(steps) - _LISTED} more, nearer\n")
+    notes = list(_notes(learning, evidence))
+    parts += ["".join(f"{wrapped(note)}\n" for note in notes)] if notes else []
+    return "\n".join(parts)
+
+
+def numbers_text(learning: Learning) -> str:
+    """Numbers that moved, before and after; an empty text if none did."""
+    learned = learning.machine.learned
+    assert learned is not None, "written by learn"
+    moved = [_number(one) for one in learned.numbers if one.moved_by]
+    return text_of(_NUMBERS, moved) if moved else ""
+
+
+def _number(one: LearnedNumber) -> dict[str, object]:
+    return {
+        **{name: getattr(one, name) for name in ("path", "prior", "value", "prior_spread", "spread")},
+        "moved_by": one.moved_by[0],
+    }
+
+
+def _row(row: Row) -> dict[str, object]:
+    return {
+        **{name: getattr(row, name) for name in ("name", "what", "ranks", "measured_s")},
+        "before": math.expm1(row.before),
+        "after": math.expm1(row.after),
+        "mark": "contradicts" if row.contradicts else "",
+    }
+
+
+def _notes(learning: Learning, evidence: Evidence) -> Iterator[str]:
+    """What the evidence does not say, what contradicts it or the profile, and what was assumed."""
+    if learning.silent:
+        yield f"This evidence says little or nothing about {_listed(_silent(learning))}: they keep their spread."
+    for one in learning.far:
+        yield (
+            f"{one.path} is now {deviations(one):.1f} standard deviations from what the profile had: check that the "
+            "evidence is of this machine and software."
+        )
+    for row in learning.contradictions:
+        yield (
+            f"{row.name} ({row.what}) was measured {math.expm1(-row.after):+.0%} off what the profile and all evidence "
+            "together predict: it counts little."
+        )
+    yield from (f"Assumed: {words}" for words in evidence.assumed)
+    yield from (f"Left out: {words}" for words in evidence.left_out)
+
+
+def _silent(learning: Learning) -> list[str]:
+    """Numbers the evidence says nothing about; `tiers.network.*` where that is so of all of a section."""
+    learned = learning.machine.learned
+    assert learned is not None, "written by learn"
+    loud = [one.path for one in learned.numbers if one.path not in learning.silent]
+
+    def section(path: str) -> str:
+        words = path.split(".")
+        starts = (".".join(words[:end]) + "." for end in range(1, len(words)))
+        whole = next((start for start in starts if not any(one.startswith(start) for one in loud)), None)
+        return path if whole is None else f"{whole}*"
+
+    return list(dict.fromkeys(map(section, learning.silent)))
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:-1]) + (f" and {paths[-1]}" if len(paths) > 1 else paths[0])

@@ -1,0 +1,97 @@
+"""Numbers of a machine profile by their path: `tiers.network.latency_us`, `software.core.gemm`.
+
+Items of a list go by their name, measured groups by their size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from axonn_tune.specs.document import Document
+from axonn_tune.specs.machine import Machine
+
+T = TypeVar("T")
+
+
+def number_at(machine: Machine, path: str) -> float:
+    """The number at a path; KeyError if the profile has none there."""
+    found: list[float] = []
+
+    def look(value: float) -> float:
+        found.append(value)
+        return value
+
+    _changed(machine, path, look)
+    if not found:
+        raise KeyError(path)
+    return found[0]
+
+
+def with_numbers(machine: Machine, values: Mapping[str, float]) -> Machine:
+    """The profile with other numbers at some paths; limits are not checked."""
+    for path, value in values.items():
+        machine = _changed(machine, path, lambda before, value=value: value)  # type: ignore[misc]
+    return machine
+
+
+def scaled(machine: Machine, factors: Mapping[str, float]) -> Machine:
+    """The profile with the numbers at some paths multiplied; limits are not checked.
+
+    Bandwidths of a tier's measured groups go with the tier's own.
+    """
+    for path, factor in factors.items():
+        for own in (path, *_measured_groups(machine, path)):
+            machine = _changed(machine, own, lambda before, factor=factor: before * factor)  # type: ignore[misc]
+    return machine
+
+
+def _measured_groups(machine: Machine, path: str) -> list[str]:
+    """Paths of the bandwidths that were measured beside that of a tier."""
+    return [
+        f"tiers.{tier.name}.measured.{one.group}.bandwidth_gb_per_s"
+        for tier in machine.tiers
+        if path == f"tiers.{tier.name}.bandwidth_gb_per_s"
+        for one in {one.group: one for one in tier.measured or ()}.values()
+    ]
+
+
+def kind_at(machine: Machine, path: str) -> str:
+    """Kind of provenance that the profile gives for the number at a path, "" where it gives none."""
+    return _kind(machine, path)
+
+
+def _kind(section: object, path: str) -> str:
+    if isinstance(section, tuple):
+        own = next((item for item in section if path.startswith(f"{_name(item)}.")), None)
+        return _kind(own, path[len(_name(own)) + 1 :])
+    word, _, rest = path.partition(".")
+    sources = getattr(section, "sources", {})
+    if word in sources:
+        return str(sources[word].kind)
+    below = section.get(word) if isinstance(section, dict) else getattr(section, word, None)
+    return _kind(below, rest) if rest else ""
+
+
+def _changed(section: T, path: str, change: Callable[[float], float]) -> T:
+    """A section with what lies at a path below it changed."""
+    if not path:
+        return change(section)  # type: ignore[arg-type, return-value]
+    if isinstance(section, tuple):
+        return tuple(_changed_item(item, path, change) for item in section)  # type: ignore[return-value]
+    word, _, rest = path.partition(".")
+    if isinstance(section, dict):
+        return {**section, word: _changed(section[word], rest, change)} if word in section else section  # type: ignore[return-value]
+    assert isinstance(section, Document), path
+    below = getattr(section, word)
+    return section if below is None else section.model_copy(update={word: _changed(below, rest, change)})
+
+
+def _changed_item(item: T, path: str, change: Callable[[float], float]) -> T:
+    """An item of a list, changed if the path begins with its name, which may hold dots."""
+    own = _name(item)
+    return _changed(item, path[len(own) + 1 :], change) if path.startswith(f"{own}.") else item
+
+
+def _name(item: object) -> str:
+    return str(getattr(item, "name", None) or getattr(item, "group", ""))

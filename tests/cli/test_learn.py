@@ -1,0 +1,136 @@
+"""`axonn-tune learn` as a user runs it: on rows, a training log and a log of collectives."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.machine import Learned, Machine
+from tests.cli.running import good, run
+from tests.unit.learning.test_collective_logs import TEXT
+from tests.unit.learning.test_reading import EIGHT, MODEL, rows, titan
+
+FACTS = [f"--fact={name}={value}" for name, value in MODEL.items()]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with evidence: rows, a log of torchtitan and one of nccl-tests."""
+    monkeypatch.chdir(tmp_path)
+    rows(tmp_path, step_s="3.6")
+    titan(tmp_path)
+    (tmp_path / "all_gather.txt").write_text(EIGHT, "utf-8")
+    return tmp_path
+
+
+def known(path: str) -> Learned:
+    """What a written profile has learned."""
+    found = load_document(path, schema=Machine).learned
+    assert found is not None
+    return found
+
+
+def test_rows() -> None:
+    """Guards the whole: numbers before and after, the row's error, what is silent, and a profile to search with."""
+    done = good("learn steps.csv -o ours.yaml")
+    assert done.out.startswith("ours, learned from steps.csv: 1 step on 8 ranks\n")
+    assert "Wrote ours.yaml." in done.err
+    assert re.search(r"software\.eager\.\w+ +\S+ +\S+ +\d+% +\d+% +steps\.csv:2, step: \+", done.out)
+    assert re.search(r"steps\.csv:2 +step +8 +3\.60? +-\d+\.\d% +-?\+?\d+\.\d%", done.out)
+    assert "This evidence says little or nothing about" in done.out
+    assert "Assumed: base profile dgx-h100" in " ".join(done.out.split())
+    found = load_document("ours.yaml", schema=Machine)
+    assert found.name == "ours"
+    assert known("ours.yaml").evidence == ("steps.csv: 1 step on 8 ranks",)
+    searched = good(
+        "--gpus 16 --model llama3-8b --machine ours.yaml --framework torchtitan-eager --format json"
+    ).document
+    best = searched["configs"][0]
+    assert best["low_s"] < best["iteration_s"] < best["high_s"]
+
+
+def test_a_training_log() -> None:
+    """Guards a log: the lines that were read, what the log did not say, and what was left out."""
+    done = run("learn titan.log --machine dgx-h100 -o ours.yaml", FACTS)
+    assert done.code == 0, done.err
+    assert "titan.log: 1 step on 8 ranks" in done.out
+    said = " ".join(done.out.split())
+    assert "Assumed: titan.log:4: not compiled: the log does not say that blocks are" in said
+    assert re.search(r"Left out: titan\.log:\d+: step 80 took 2\.\d+ times the median", said)
+    assert "eager" in load_document("ours.yaml", schema=Machine).software
+
+
+def test_collectives_move_the_network_alone() -> None:
+    """Guards logs of nccl-tests: a collective of its own on a tier, and no number of computation."""
+    done = good("learn all_gather.txt --machine dgx-h100 --name here -o ours.yaml")
+    assert "here, learned from all_gather.txt: 2 collectives" in done.out
+    moved = [one.path for one in known("ours.yaml").numbers if one.moved_by]
+    assert moved
+    assert all(path.startswith(("library.", "tiers.nvlink.", "software.")) for path in moved)
+    assert "accelerator.*" in done.out.partition("says little or nothing about")[2]
+
+
+def test_the_second_time_goes_on_from_the_first() -> None:
+    """Guards learning bit by bit: what was learned is the next prior, and evidence adds up."""
+    good("learn steps.csv -o once.yaml")
+    good("learn all_gather.txt --machine once.yaml -o twice.yaml")
+    once, twice = known("once.yaml"), known("twice.yaml")
+    assert twice.evidence == ("steps.csv: 1 step on 8 ranks", "all_gather.txt: 2 collectives")
+    before, after = ({one.path: one for one in found.numbers} for found in (once, twice))
+    assert set(before) < set(after)
+    for path, one in before.items():
+        assert after[path].prior == one.prior
+        assert after[path].spread <= 1.01 * one.spread
+    moved = next(path for path in before if path.startswith("software.eager.") and before[path].moved_by)
+    assert after[moved].value == pytest.approx(before[moved].value, rel=0.02)
+    good("machines check twice.yaml")
+
+
+def test_what_contradicts_the_rest_is_named(tmp_path: Path) -> None:
+    """Guards against a wrong row: of three, the one at half the time counts little."""
+    text = (tmp_path / "steps.csv").read_text("utf-8").replace(",3.6,", ",2.84,")
+    header, row = text.splitlines()
+    wrong = row.replace(",2.84,", ",0.9,")
+    (tmp_path / "steps.csv").write_text("\n".join([header, row, row, row, wrong]) + "\n", "utf-8")
+    said = " ".join(good("learn steps.csv -o ours.yaml").out.split())
+    assert re.search(
+        r"steps\.csv:5 \(step\) was measured -\d+% off what the profile and all evidence together predict",
+        said,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("learn all_gather.txt -o x.yaml", "does not say on which machine it ran; name the nearest with --machine"),
+        ("learn titan.log --machine dgx-h100 -o x.yaml", "titan.log:4: the log does not state layers"),
+        ("learn steps.csv --fact layerz=3 -o x.yaml", "--fact layerz: no such column, did you mean 'layers'?"),
+        ("learn steps.csv --machine dgx-h1000 -o x.yaml", "did you mean 'dgx-h100'"),
+        ("learn steps.csv --framework nemmo -o x.yaml", "did you mean 'nemo'"),
+        ("learn nothing.csv -o x.yaml", "no file 'nothing.csv'"),
+        ("learn two.txt --machine dgx-h100 -o x.yaml", "2 ranks on 2 nodes, but nodes of dgx-h100 hold 8"),
+        ("learn -o x.yaml", "Missing argument"),
+        ("learn steps.csv", "Missing option '-o'"),
+        ("calibrate --from-logs all_gather.txt -o x.yaml", "axonn-tune learn all_gather.txt --machine NAME -o FILE"),
+    ],
+)
+def test_mistakes_are_named(line: str, message: str, tmp_path: Path) -> None:
+    """Guards exit code 2, and that nothing is written."""
+    (tmp_path / "two.txt").write_text(TEXT, "utf-8")
+    done = run(line)
+    assert done.code == 2, done.err
+    assert message in " ".join(done.err.split())
+    assert not (tmp_path / "x.yaml").exists()
+
+
+def test_rows_that_are_not_modelled_leave_nothing_to_learn_from(tmp_path: Path) -> None:
+    """Guards evidence that holds nothing: the reason is said, and no profile is written."""
+    rows(tmp_path, precision="fp8")
+    done = run("learn steps.csv -o x.yaml")
+    assert done.code == 2
+    assert "nothing to learn from" in done.err
+    assert "number format 'fp8' is not modelled" in done.err
+    assert not (tmp_path / "x.yaml").exists()

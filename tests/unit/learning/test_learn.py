@@ -1,0 +1,193 @@
+"""What is learned of machines whose numbers are known: those drawn from the prior, and two that were really run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from axonn_tune.cost.prediction import Configuration, price_configuration
+from axonn_tune.learning.evidence import Sample, measured_samples, step_sample
+from axonn_tune.learning.learn import Learning, learn, prior_of
+from axonn_tune.learning.reading import measured_evidence, with_nodes
+from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.loading import load_document, parse_document
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.results import Measurements
+from axonn_tune.validation.comparison import RunComparison, repriced
+from axonn_tune.validation.published.rows import SHIPPED, Case, case_of, read_steps
+from axonn_tune.validation.quality import spearman
+from tests.unit.validation import made
+
+NOISE = 0.03
+LAB = Path(__file__).parents[2] / "fixtures" / "lab"
+ONE_OF_EACH_AXIS = ("x1·y1·z8·data1", "x2·y1·z1·data4", "x1·y2·z2·data2")
+
+
+# Synthetic truth.
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """Five layouts that differ in what bounds them: small and large models, on one node and on many."""
+    chosen = ("0006", "0010", "0030", "0040", "0050")
+    rows = [row for row in read_steps(SHIPPED / "steps.csv") if row.id in [f"llmfoundry_mpt_fsdp-{n}" for n in chosen]]
+    found = [case for row in rows if not isinstance(case := case_of(row), str)]
+    assert len(found) == len(chosen)
+    return tuple(found)
+
+
+def drawn(seed: int) -> tuple[Learning, dict[str, float]]:
+    """A machine drawn from the prior, and what five noisy steps on it teach."""
+    machine = cases()[0].machine
+    prior = prior_of(machine, [cases()[0].framework])
+    generator = np.random.default_rng(seed)
+    truth = np.minimum(generator.multivariate_normal(np.zeros(len(prior.paths)), prior.covariance), prior.bounds.most)
+    samples = [_noisy(step_sample(replace(case, machine=machine)), prior.adjust(truth), generator) for case in cases()]
+    return learn(samples, machine), dict(zip(prior.paths, truth.tolist(), strict=True))
+
+
+def _noisy(sample: Sample, adjust: object, generator: np.random.Generator) -> Sample:
+    step_s = sample.price(adjust)[0] * math.exp(generator.normal(0.0, NOISE))  # type: ignore[arg-type]
+    return replace(sample, measured_s=(step_s,), noise=(NOISE,))
+
+
+@pytest.fixture(scope="module")
+def machines() -> list[tuple[Learning, dict[str, float]]]:
+    """Fifty of them."""
+    return [drawn(seed) for seed in range(50)]
+
+
+def test_identified_numbers_are_where_their_intervals_say(machines: list[tuple[Learning, dict[str, float]]]) -> None:
+    """80% intervals of numbers that the rows identify hold the truth 75 to 90% of the time."""
+    held = []
+    for learning, truth in machines:
+        learned = learning.machine.learned
+        assert learned is not None
+        for number in learned.numbers:
+            if number.path not in learning.silent:
+                off = math.log(number.value / number.prior) - truth[number.path]
+                held.append(abs(off) <= 1.2816 * number.spread)
+    assert len(held) > 50
+    assert 0.75 <= fmean(held) <= 0.9
+
+
+def test_numbers_without_evidence_keep_their_spread(machines: list[tuple[Learning, dict[str, float]]]) -> None:
+    """What the rows do not touch stays where it was, as unsure as it was."""
+    for learning, _ in machines:
+        untouched = np.flatnonzero(np.abs(learning.posterior.slopes).max(axis=0) < 1e-4)
+        learned = learning.machine.learned
+        assert learned is not None
+        for at in untouched:
+            number = learned.numbers[at]
+            assert number.value == pytest.approx(number.prior, rel=1e-3)
+            assert number.spread == pytest.approx(number.prior_spread, rel=1e-3)
+
+
+# Emulated clusters, really run: 4 and 6 nodes of 2 ranks, 50 Mbit/s from each node, `validate --all` of nano.
+
+
+def lab(name: str) -> Measurements:
+    """Steps and collectives as they were measured."""
+    return load_document(LAB / f"{name}.yaml", schema=Measurements)
+
+
+@cache
+def learned() -> Learning:
+    """Three runs on 4 nodes of 2, which between them use every axis; nothing was calibrated."""
+    found, base = lab("4x2-50mbit"), with_nodes(load_machine("localhost").document, 2)
+    kept = [one for one in found.configurations if one.name.split(" ")[0] in ONE_OF_EACH_AXIS]
+    assert len(kept) == len(ONE_OF_EACH_AXIS)
+    return learn(measured_samples(found.model_copy(update={"configurations": tuple(kept)}), base, name="lab"), base)
+
+
+def steps(found: Measurements, machine: Machine) -> list[tuple[float, float]]:
+    """Predicted and measured steps of what was not learned from."""
+    return [
+        (
+            price_configuration(found.model, machine, one.workload, Configuration.of(one)).iteration_s,
+            one.runs[0].step_s,
+        )
+        for one in found.configurations
+        if one.name.split(" ")[0] not in ONE_OF_EACH_AXIS
+    ]
+
+
+@pytest.mark.parametrize("name", ["4x2-50mbit", "6x2-50mbit"])
+def test_three_runs_teach_a_network(name: str) -> None:
+    """All other grids of the same cluster, and those of a larger one: every step within 10%, in the right order."""
+    pairs = steps(lab(name), learned().machine)
+    assert len(pairs) >= 16
+    assert max(abs(predicted / measured - 1.0) for predicted, measured in pairs) < 0.1
+    assert spearman(*map(list, zip(*pairs, strict=True))) >= 0.9
+
+
+# Runs as predicted for another machine: what `validate --update` learns.
+
+
+def slower(machine: Machine) -> Machine:
+    """1.4 times the latency and 1 / 1.3 the bandwidth between nodes, GEMMs and attention at 0.85 of their rate."""
+    inner, outer = machine.tiers
+    rates = {"latency_us": 1.4 * outer.latency_us, "bandwidth_gb_per_s": outer.bandwidth_gb_per_s / 1.3}
+    core = machine.accelerator
+    share = core.model_copy(update={"training_share": 0.85 * core.training_share})
+    return machine.model_copy(update={"tiers": (inner, outer.model_copy(update=rates)), "accelerator": share})
+
+
+def learned_from(document: Measurements, machine: Machine) -> Learning:
+    """What a validation teaches."""
+    samples, words = measured_evidence(document, machine)
+    return learn(samples, machine, evidence=[words])
+
+
+def test_a_slower_machine_is_learned_from_its_runs() -> None:
+    """Guards --update: after runs on a machine slower than its profile, the profile predicts them."""
+    machine = made.machine()
+    document = repriced(made.measurements(real=slower(machine)), machine)
+    found = learned_from(document, machine)
+    before, after = RunComparison(document), RunComparison(repriced(document, found.machine))
+    assert after.quality_of("step").mape < 0.25 * before.quality_of("step").mape
+    assert after.quality_of("communication").mape < 0.5 * before.quality_of("communication").mape
+    moved = {one.path for one in found.machine.learned.numbers if one.moved_by} if found.machine.learned else set()
+    assert f"tiers.{machine.tiers[1].name}.latency_us" in moved
+    assert found.contradictions == ()
+
+
+def test_runs_as_predicted_change_nothing() -> None:
+    """Guards profiles: every prediction stays as it was, and is surer."""
+    document = made.measurements()
+    found = learned_from(document, document.machine)
+    assert RunComparison(repriced(document, found.machine)).quality_of("step").mape < 1e-3
+    learned = found.machine.learned
+    assert learned is not None
+    assert not [one for one in learned.numbers if one.moved_by]
+    assert any(one.spread < 0.5 * one.prior_spread for one in learned.numbers)
+
+
+def test_learning_twice_goes_on_from_what_was_learned() -> None:
+    """Guards provenance and the posterior: sources do not grow with every update, spreads shrink; YAML loads back."""
+    document = made.measurements(lambda number: 1.2)
+    once = learned_from(document, document.machine).machine
+    twice = learned_from(document, once).machine
+    for found in (once, twice):
+        sources = [
+            source.source
+            for section in (found.accelerator, found.library, *found.tiers)
+            for source in section.sources.values()
+        ]
+        told = [words for words in sources if "then learned from" in words]
+        assert told
+        assert all(words.count("then learned from validate of 2026-01-02") == 1 for words in told)
+        assert parse_document(to_yaml(found), schema=Machine) == found
+    assert once.learned is not None
+    assert twice.learned is not None
+    assert [one.prior for one in twice.learned.numbers] == [one.prior for one in once.learned.numbers]
+    first, second = ({one.path: one.spread for one in found.learned.numbers} for found in (once, twice))  # type: ignore[union-attr]
+    assert all(second[path] <= 1.01 * first[path] for path in first)
+    assert any(second[path] < 0.85 * first[path] for path in first)
