@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.specs.document import to_yaml
 
@@ -50,11 +52,13 @@ def learn(
     from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 
     evidence = read_evidence(EvidenceRequest(paths=paths, **options))
+    if known := list(evidence.known):
+        raise UsageError(f"{evidence.machine.name} has learned from {known[0]} already: it would count twice")
     found = learn_from(
         evidence.samples,
         evidence.machine,
         frameworks=evidence.frameworks,
-        evidence=evidence.sources,
+        evidence=[f"{source} ({digest})" for source, digest in zip(evidence.sources, evidence.digests, strict=True)],
         name=name or (None if output is None else Path(output).stem),
         listen=lambda prices: listen(min(0.95, prices / (400.0 * len(evidence.samples))), f"{prices} prices"),
     )
@@ -78,6 +82,9 @@ def diagnose(path: str | Path, **options: Unpack[EvidenceOptions]) -> tuple[tupl
     from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 
     evidence = read_evidence(EvidenceRequest(paths=[path], **options))
+    if known := list(evidence.known):
+        own = f"{evidence.machine.name} has learned from {known[0]}, so its prediction has seen this run"
+        evidence = replace(evidence, assumed=(own, *evidence.assumed))
     samples = [sample for sample in evidence.samples if sample.seen]
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     ranks = read_rank_times(folder) if any(len(sample.seen) > 1 for sample in samples) else None

@@ -119,4 +119,5 @@ def diagnose_command(*, path: str, output_format: str, html: str | None, **optio
         ]
         write_html(html, sections)
     if odd := [one for one in found if not one.reasonable]:
-        raise CheckFailedError(f"{len(odd)} of {len(found)} not as predicted: {', '.join(one.name for one in odd)}")
+        names = ", ".join(one.name for one in odd)
+        raise CheckFailedError(f"{len(odd)} of {len(found)} outside the 80% interval: {names}")

@@ -33,6 +33,9 @@ Floats = NDArray[np.float64]
 DEVIATIONS = 1.2816
 """Standard deviations either side of the middle that hold 80% of a normal distribution."""
 
+LEAST_EIGENVALUE = 1e-9
+"""Of a matrix of correlations."""
+
 NUDGE = 0.02
 """Change of a logarithm by which slopes are worked out."""
 
@@ -134,7 +137,10 @@ def covariance_of(learned: Learned) -> Floats:
     correlations = np.eye(len(spreads))
     for row, values in enumerate(learned.correlations):
         correlations[row, : len(values)] = correlations[: len(values), row] = values
-    found: Floats = correlations * np.outer(spreads, spreads)
+    # What is written is rounded, so that two numbers known only by their sum may come out a little below zero.
+    eigenvalues, vectors = np.linalg.eigh(correlations)
+    whole = (vectors * np.maximum(eigenvalues, LEAST_EIGENVALUE)) @ vectors.T
+    found: Floats = whole * np.outer(spreads, spreads)
     return found
 
 

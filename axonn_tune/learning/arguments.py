@@ -232,7 +232,9 @@ def _add_products(arguments: Arguments, found: dict[str, Stated]) -> None:
     product("n_gpus", _count(arguments, "num_nodes"), _count(arguments, "devices"))
     shard = _count(arguments, "data_parallel_shard_degree")
     product("dp", shard, _count(arguments, "data_parallel_replicate_degree") or one)
-    product("n_gpus", found.get("dp"), *(found.get(axis, one) for axis in ("tp", "pp", "cp")))
+    if "tp" in found:
+        # A log that is silent about tensor parallelism does not say how many GPUs its replicas have.
+        product("n_gpus", found.get("dp"), *(found.get(axis, one) for axis in ("tp", "pp", "cp")))
     steps = _count(arguments, "gradient_accumulation_steps")
     product("gbs", found.get("mbs"), found.get("dp"), steps)
     if "global_batch_size" in arguments:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -163,7 +164,8 @@ class RankTimes:
 
 def read_rank_times(folder: Path) -> RankTimes | None:
     """Of a run's folder; None where ranks were not timed, or are too few to compare. UsageError for lines not read."""
-    paths = {int(path.stem[len(_METRICS) :]): path for path in folder.glob(f"{_METRICS}*.jsonl")}
+    named = [(path, re.fullmatch(rf"{_METRICS}(\d+)", path.stem)) for path in folder.glob(f"{_METRICS}*.jsonl")]
+    paths = {int(found[1]): path for path, found in named if found}
     known = [_rank_median_s(paths[rank]) for rank in sorted(paths)]
     if len(known) < FEWEST_RANKS or None in known:
         return None
@@ -176,9 +178,9 @@ _METRICS = "metrics-rank"
 def _rank_median_s(path: Path) -> float | None:
     try:
         lines = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
-    except ValueError as error:
+        found = [float(one["compute_s"]) for one in lines if one.get("compute_s") and not one.get("warmup")]
+    except (ValueError, AttributeError, TypeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
-    found = [float(one["compute_s"]) for one in lines if one.get("compute_s") and not one.get("warmup")]
     return median(found[-LAST_STEPS:]) if found else None
 
 
@@ -365,9 +367,8 @@ def _hypotheses(observed: _Observed) -> Iterator[Hypothesis]:
     stated = observed.logs(observed.stated.times)
     for one in found:
         apart = [float(np.nanmax(np.abs(observed.logs(guess.times) - stated))) for guess in one.guesses]
-        guesses = tuple(guess for guess, far in zip(one.guesses, apart, strict=True) if far > NOTICED)
-        if guesses:
-            yield replace(one, guesses=guesses)
+        if max(apart) > NOTICED:
+            yield one
 
 
 def _worse_numbers(observed: _Observed) -> Iterator[Hypothesis]:
@@ -384,7 +385,10 @@ def _worse_numbers(observed: _Observed) -> Iterator[Hypothesis]:
             replace(
                 observed.stated,
                 words=f"{factor:.2g} times slower",
-                times=dict(zip(observed.rows, np.nan_to_num(np.exp(logs)), strict=True)),
+                times={
+                    **observed.stated.times,
+                    **dict(zip(observed.rows, np.nan_to_num(np.exp(logs)).tolist(), strict=True)),
+                },
             )
             for factor, logs in zip(BETWEEN, between, strict=True)
         )
@@ -426,7 +430,7 @@ _LINKS = (
 _CLOCKS = "Look at clocks, power and temperature while it trains (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)."
 _SHARED = "Look for other processes on the accelerators and cores, and whether each rank has its own cores."
 _HOST = "Bind each rank to cores beside its GPU (numactl, --cpu-bind), compile, or use CUDA graphs."
-_QUEUES = "Look whether the flags reached every rank, and CUDA_DEVICE_MAX_CONNECTIONS=1 where the framework wants it."
+_QUEUES = "Check that the flags reached every rank, and CUDA_DEVICE_MAX_CONNECTIONS=1 where the framework needs it."
 _FLAGS = "Compare the arguments that the run printed with what is stated here."
 
 

@@ -14,7 +14,9 @@ from statistics import median
 from typing import TypeAlias
 
 from axonn_tune.cost.collectives import collective_time_s, lines, route
+from axonn_tune.cost.compute import compute_rates, matmul_time_s
 from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
+from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import GroupShape
@@ -22,9 +24,9 @@ from axonn_tune.program.size import PLAIN
 from axonn_tune.specs.launch import Launch, StepShape, configuration_name
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.points import CollectiveProbe, Probe
+from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
 from axonn_tune.specs.results import MeasuredConfiguration, Measurements, RecordedTerm, Summary
-from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
 from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.validation.published.rows import Case, interleavings
 
@@ -38,6 +40,9 @@ published steps by fits without their family scatter by 1.3 to 12% within famili
 
 STEP_NOISE, RUN_NOISE = math.hypot(OF_LAYOUT, OF_MODEL), OF_LAYOUT
 """Of a step of any model, and of a run whose collectives are known beside it."""
+
+MATMUL_NOISE = 0.15
+"""Of one GEMM (docs/accuracy.md, matrix products)."""
 
 TERM_NOISE, COLLECTIVE_NOISE = 0.1, 0.1
 """Of one collective: alpha-beta lines miss measured times by about that (docs/accuracy.md, collectives)."""
@@ -183,28 +188,65 @@ def named_times(pricing: Pricing) -> dict[str, float]:
     return {"step": pricing.iteration_s, "computation": pricing.compute_s, **terms}
 
 
-def collective_samples(
-    measured: Mapping[Probe, float], machine: Machine, framework: Framework, *, name: str, world: int | None = None
+def probe_samples(
+    measured: Mapping[Probe, float], machine: Machine, framework: Framework, *, name: str
 ) -> list[Sample]:
-    """Collectives of one file, a sample for each kind and group; world: ranks of the run, unless those of a group.
+    """Collectives and GEMMs of one file, a sample for each kind of collective and group, and one of all GEMMs.
 
-    All sizes of one kind and group count as `INDEPENDENT` rows at most, since they share what a line misses of them.
+    All sizes of a sample count as `INDEPENDENT` rows at most, since
+    they share what the model misses of them.
     """
     groups: dict[tuple[str, int, int], list[tuple[CollectiveProbe, float]]] = {}
     for probe, seconds in measured.items():
         if isinstance(probe, CollectiveProbe):
             groups.setdefault((probe.op, probe.group, probe.stride), []).append((probe, seconds))
-    return [_collective_sample(found, machine, framework, name, world) for found in groups.values()]
+    gemms = [(probe, seconds) for probe, seconds in measured.items() if isinstance(probe, MatmulProbe)]
+    found = [_collective_sample(one, machine, framework, name) for one in groups.values()]
+    return [*found, _matmul_sample(gemms, machine, framework, name)] if gemms else found
 
 
 INDEPENDENT = 6
-"""Rows of evidence that all sizes of one collective and group are worth at most."""
+"""Rows of evidence that all sizes of one sample are worth at most."""
+
+
+def _matmul_sample(
+    found: Sequence[tuple[MatmulProbe, float]], machine: Machine, framework: Framework, name: str
+) -> Sample:
+    """GEMMs in fp32 on CPUs and in bf16 on GPUs, as calibrations measure them."""
+    precision: Precision = "fp32" if machine.launcher.backend == "gloo" else "bf16"
+    element_bytes = float(ELEMENT_SIZES[precision].compute)
+
+    def price(adjust: Adjust) -> tuple[float, ...]:
+        adjusted = adjust(machine)
+        rates = compute_rates(adjusted.accelerator, precision, software_on(framework, adjusted))
+        return tuple(
+            float(
+                matmul_time_s(
+                    *(float(probe.m), float(probe.n), float(probe.k)),
+                    flops_per_s=rates.matmul_flops_per_s[probe.layout],
+                    element_bytes=element_bytes,
+                    rates=rates,
+                    arithmetic=PLAIN,
+                )
+            )
+            for probe, _ in found
+        )
+
+    return Sample(
+        name=f"{name}: GEMMs",
+        framework=framework,
+        ranks=1,
+        what=tuple(f"{probe.layout}, {probe.m} × {probe.n} × {probe.k}" for probe, _ in found),
+        measured_s=tuple(seconds for _, seconds in found),
+        noise=(MATMUL_NOISE * math.sqrt(max(1.0, len(found) / INDEPENDENT)),) * len(found),
+        price=price,
+    )
 
 
 def _collective_sample(
-    found: Sequence[tuple[CollectiveProbe, float]], machine: Machine, framework: Framework, name: str, world: int | None
+    found: Sequence[tuple[CollectiveProbe, float]], machine: Machine, framework: Framework, name: str
 ) -> Sample:
-    first, ranks = found[0][0], world or found[0][0].group * found[0][0].stride
+    first, ranks = found[0][0], found[0][0].group * found[0][0].stride
     noise = COLLECTIVE_NOISE * math.sqrt(max(1.0, len(found) / INDEPENDENT))
     sizes = [float(probe.size_bytes) for probe, _ in found]
 

@@ -32,7 +32,7 @@ from axonn_tune.specs.machine import (
     Source,
     Tier,
 )
-from axonn_tune.specs.numbers import kind_at, number_at, scaled
+from axonn_tune.specs.numbers import has_number, kind_at, number_at, scaled
 
 OF_A_PLACEHOLDER = 2.0
 """The same of what is only an order of magnitude."""
@@ -92,6 +92,11 @@ class Prior:
         return adjusted
 
     @property
+    def values(self) -> list[float]:
+        """The numbers before any evidence."""
+        return [number_at(self.machine, path) for path in self.paths]
+
+    @property
     def bounds(self) -> Bounds:
         """Shares stay at most 1."""
         most = [-math.log(number_at(self.machine, path)) if path.endswith(SHARES) else UNBOUNDED for path in self.paths]
@@ -110,6 +115,8 @@ def prior_of(machine: Machine, frameworks: Sequence[Framework], *, collectives: 
     spreads = dict(_spreads(whole))
     learned = machine.learned
     known = [] if learned is None else [one.path for one in learned.numbers]
+    if lost := [path for path in known if not has_number(whole, path)]:
+        raise UsageError(f"{machine.name} has learned {lost[0]}, but has no such number: was it edited by hand?")
     paths = (*known, *(path for path in spreads if path not in known))
     covariance = np.diag([spreads.get(path, 0.0) ** 2 for path in paths])
     if learned is not None:
@@ -185,6 +192,12 @@ class Learning:
     machine: Machine
 
     @cached_property
+    def movers(self) -> tuple[tuple[str, ...], ...]:
+        """For each number the rows that moved it most, with how far; none if it has not moved."""
+        moves = self.posterior.moves()
+        return tuple(_movers(moves[:, at], self.rows) for at in range(len(self.prior.paths)))
+
+    @cached_property
     def silent(self) -> tuple[str, ...]:
         """Numbers the evidence says nothing about."""
         learned = self.machine.learned
@@ -229,7 +242,7 @@ def learn(
     timed = any(what not in WHOLE for sample in samples for what in sample.what)
     prior = prior_of(machine, list(used.values()), collectives=timed)
     measured = np.log([seconds for sample in samples for seconds in sample.measured_s])
-    noise = np.array([one for sample in samples for one in sample.noise])
+    noise = np.concatenate([share * np.array(sample.noise) for sample, share in _with_repeats(samples)])
     pricing = _Pricing(samples, prior, listen)
     posterior = maximize(
         pricing.predict, pricing.derivatives, measured, noise=noise, prior=prior.covariance, bounds=prior.bounds
@@ -245,6 +258,12 @@ def learn(
     learned = _learned(samples, prior, posterior, rows, evidence)
     found = _profile(prior, learned, evidence)
     return Learning(prior, posterior, rows, found.model_copy(update={"name": name or machine.name}))
+
+
+def _with_repeats(samples: Sequence[Sample]) -> Iterator[tuple[Sample, float]]:
+    """Samples, and the root of how many are of the same model and layout, which share what no number explains."""
+    names = [f"{sample.setup!r} {sample.what}" if sample.setup else sample.name for sample in samples]
+    yield from ((sample, math.sqrt(names.count(name))) for sample, name in zip(samples, names, strict=True))
 
 
 class _Pricing:
@@ -287,12 +306,14 @@ def _learned(
         for at, one in enumerate(known)
     )
     ranks = math.exp(float(np.mean([math.log(sample.ranks) for sample in samples])))
+    if prior.machine.learned is not None:
+        ranks = max(ranks, prior.machine.learned.ranks)
     return Learned(
         evidence=tuple(dict.fromkeys((*_evidence_of(prior.machine), *evidence))),
         ranks=_digits(ranks),
         numbers=numbers,
         correlations=tuple(
-            tuple(round(float(value), 3) for value in correlations[row, :row]) for row in range(len(numbers))
+            tuple(round(float(value), 6) for value in correlations[row, :row]) for row in range(len(numbers))
         ),
         of_layout=OF_LAYOUT,
         of_model=OF_MODEL,

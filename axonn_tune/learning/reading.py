@@ -7,6 +7,7 @@ model comes from `LOG.yaml` beside it, then from what was given; what was assume
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +20,13 @@ from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageErr
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.learning.evidence import Sample, collective_samples, measured_samples, run_sample, step_sample
+from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model
 from axonn_tune.specs.document import read_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, read_bytes, read_text
 from axonn_tune.specs.machine import Machine, Source, Tier
-from axonn_tune.specs.points import Probe
+from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
 from axonn_tune.units import counted
 from axonn_tune.validation.published.rows import (
@@ -87,19 +88,28 @@ class Evidence:
     machine: Machine
     frameworks: tuple[Framework, ...]
     sources: tuple[str, ...]
+    digests: tuple[str, ...]
     assumed: tuple[str, ...]
     left_out: tuple[str, ...]
+
+    @property
+    def known(self) -> Iterator[str]:
+        """Files that the base profile has learned from before, as it names them."""
+        learned = self.machine.learned
+        for source in () if learned is None else learned.evidence:
+            yield from (source for digest in self.digests if digest in source)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Steps of a CSV file or a training log; errors: relative standard error of each time."""
+    """Steps of a CSV file, or of a training log (logged); errors: relative standard error of each time."""
 
     path: Path
     rows: tuple[StepRow, ...]
     errors: tuple[float, ...]
     said: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    logged: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,15 +122,16 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class _Collectives:
-    """Times of collectives, once the profile is known whose nodes they ran on."""
+class _Probes:
+    """Times of collectives and GEMMs, once the profile is known whose nodes they ran on."""
 
     path: Path
     times: Callable[[Machine], Mapping[Probe, float]]
     said: tuple[str, ...] = ()
+    noun: str = "collective"
 
 
-_Read: TypeAlias = _Rows | _Run | _Collectives | Measurements
+_Read: TypeAlias = _Rows | _Run | _Probes | Measurements
 
 
 def read_evidence(request: EvidenceRequest) -> Evidence:
@@ -128,7 +139,9 @@ def read_evidence(request: EvidenceRequest) -> Evidence:
     if request.framework is not None:
         find_framework(request.framework)
     _ = request.stated
+    digests = _digests(request.paths)
     found = [_read(Path(path), request) for path in request.paths]
+    _require_use(found, request)
     assumed: list[str] = []
     machine = _base(found, request, assumed)
     samples: list[Sample] = []
@@ -142,7 +155,34 @@ def read_evidence(request: EvidenceRequest) -> Evidence:
         raise UsageError("\n".join(["nothing to learn from:", *(left_out or sources)]))
     named = [find_framework(request.framework)] if request.framework else []
     frameworks = tuple({one.name: one for one in (*named, *(sample.framework for sample in samples))}.values())
-    return Evidence(tuple(samples), machine, frameworks, tuple(sources), tuple(assumed), tuple(left_out))
+    return Evidence(tuple(samples), machine, frameworks, tuple(sources), digests, tuple(assumed), tuple(left_out))
+
+
+def _require_use(found: Sequence[_Read], request: EvidenceRequest) -> None:
+    """UsageError for an option that no file here makes use of."""
+    logs = any(isinstance(one, _Rows) and one.logged for one in found)
+    probes = any(isinstance(one, _Probes) for one in found)
+    unused = {
+        "--fact": bool(request.facts) and not logs,
+        "--model": request.model is not None and not logs,
+        "--framework": request.framework is not None and not (logs or probes),
+        "--ranks": request.ranks is not None and not probes,
+        "--nodes": request.nodes is not None and not probes,
+    }
+    if named := [option for option, idle in unused.items() if idle]:
+        raise UsageError(f"{', '.join(named)}: no file here needs it; steps as CSV, runs and measurements state it all")
+
+
+def _digests(paths: Sequence[str | Path]) -> tuple[str, ...]:
+    """What tells each file from others, whatever its name; UsageError for one that is given twice."""
+    found: dict[str, str | Path] = {}
+    for path in paths:
+        content = Path(path) / SUMMARY_NAME if Path(path).is_dir() else Path(path)
+        digest = f"sha256 {hashlib.sha256(read_bytes(content)).hexdigest()[:12]}" if content.is_file() else str(path)
+        if digest in found:
+            raise UsageError(f"{str(path)!r} is the same evidence as {str(found[digest])!r}: give it once")
+        found[digest] = path
+    return tuple(found)
 
 
 # What a file is.
@@ -162,8 +202,8 @@ def _read(path: Path, request: EvidenceRequest) -> _Read:
         if is_it(text):
             return reader(path, request)
     raise UsageError(
-        f"{str(path)!r} is none of the files that are read: steps as CSV (columns {', '.join(NEEDED)}), a training "
-        "log, a log of nccl-tests, rccl-tests or OSU, a profiler trace, a measurement file or a run's folder"
+        f"{str(path)!r} is no kind of evidence that can be read: steps as CSV (columns {', '.join(NEEDED)}), a "
+        "training log, a log of nccl-tests, rccl-tests or OSU, a profiler trace, a measurement file or a run's folder"
     )
 
 
@@ -223,19 +263,23 @@ def _measurement(path: Path, request: EvidenceRequest) -> Measurements:
     return load_document(path, schema=Measurements)
 
 
-def _collectives(path: Path, request: EvidenceRequest) -> _Collectives:
+def _collectives(path: Path, request: EvidenceRequest) -> _Probes:
     from axonn_tune.learning.collective_logs import read_log, times_of
 
     log = read_log(path, ranks=request.ranks, nodes=request.nodes)
     said = (f"{path.name}:{line}: the log is cut off here; what comes before counts" for line in log.cut_off)
-    return _Collectives(path, partial(times_of, log), tuple(said))
+    return _Probes(path, partial(times_of, log), tuple(said))
 
 
-def _trace(path: Path, request: EvidenceRequest) -> _Collectives:
+def _trace(path: Path, request: EvidenceRequest) -> _Probes:
     from axonn_tune.learning.traces import probes, read_trace
 
     found = probes(read_trace(path))
-    return _Collectives(path, lambda machine: found)
+    if not found:
+        raise UsageError(f"{str(path)!r} has no collective with its size and group, and no GEMM with its shapes")
+    said = [f"{path.name}: GEMMs ran in bf16, on CPUs in fp32"]
+    gemms = any(isinstance(probe, MatmulProbe) for probe in found)
+    return _Probes(path, lambda machine: found, tuple(said if gemms else ()), "time" if gemms else "collective")
 
 
 def _training_log(path: Path, request: EvidenceRequest) -> _Rows:
@@ -252,7 +296,7 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Rows:
     said = (f"{path.name}:{run.lines[0]}: {words}" for run in runs for words in run.assumed)
     left_out = [words for run in runs for words in _left_out(run)]
     more = [f"{path.name}: {len(left_out) - MOST_LEFT_OUT} lines more"] if len(left_out) > MOST_LEFT_OUT else []
-    return _Rows(path, rows, errors, tuple(said), (*left_out[:MOST_LEFT_OUT], *more))
+    return _Rows(path, rows, errors, tuple(said), (*left_out[:MOST_LEFT_OUT], *more), logged=True)
 
 
 def _row_of(run: LoggedRun, given: Mapping[str, str]) -> StepRow:
@@ -307,7 +351,14 @@ def _base(found: Sequence[_Read], request: EvidenceRequest, assumed: list[str]) 
     machine = _nearest(found, assumed) if request.machine is None else load_machine(request.machine).document
     per_node = request.ranks_per_node or _ranks_per_node(found)
     if per_node is None or per_node == 1 or len(machine.tiers) > 1 or machine.tiers[0].ranks is not None:
+        if request.ranks_per_node is not None and len(machine.tiers) > 1:
+            raise UsageError(f"--ranks-per-node is for profiles of one network level; {machine.name} has several")
         return machine
+    if machine.learned is not None:
+        raise UsageError(
+            f"{machine.name} has learned as a machine of one network level, but the evidence has nodes of {per_node} "
+            "ranks: start from the profile it was learned from"
+        )
     assumed.append(f"{machine.name} has one network level; nodes of {per_node} ranks get one of their own")
     return with_nodes(machine, per_node)
 
@@ -369,8 +420,8 @@ def _samples(
         return [run_sample(one.launch, one.summary, machine, name=one.path.name)], f"{one.path.name}: a run"
     assumed += one.said
     framework = find_framework(request.framework) if request.framework else AXONN_TUNE
-    found = collective_samples(one.times(machine), machine, framework, name=one.path.name)
-    return found, f"{one.path.name}: {counted(sum(len(sample.what) for sample in found), 'collective')}"
+    found = probe_samples(one.times(machine), machine, framework, name=one.path.name)
+    return found, f"{one.path.name}: {counted(sum(len(sample.what) for sample in found), one.noun)}"
 
 
 def measured_evidence(measurements: Measurements, machine: Machine) -> tuple[list[Sample], str]:

@@ -578,7 +578,7 @@ def _warm_up(times_s: Sequence[float]) -> int:
 def _not_level(kind: str, times_s: Sequence[float]) -> str:
     """Why these times tell no step time, if they do not: a single step, or half of them far from the median."""
     if len(times_s) == 1 and kind not in _MEANS:
-        return "a single step tells no step time: it may be one of warm-up"
+        return "only one step is left, which may be one of warm-up"
     middle = statistics.median(times_s)
     near = sum(abs(time / middle - 1.0) < WARM_UP_FACTOR - 1.0 for time in times_s)
     return "" if 2 * near > len(times_s) else f"the times of {len(times_s)} steps are not level"

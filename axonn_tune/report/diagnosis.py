@@ -44,8 +44,9 @@ def diagnosis_text(found: Diagnosis, *, machine: str, remarks: Sequence[str] = (
     if likely := _likely(found):
         parts.append(text_of(_CAUSES, likely))
     parts += ["".join(f"{wrapped(note)}\n" for note in _notes(found))]
-    if found.changes:
-        parts.append("Faster by the profile:\n\n" + text_of(_CHANGES, found.changes))
+    if found.changes and not found.faster:
+        faster = f"Faster than the predicted {show_seconds(found.predicted_s)}, by the profile:"
+        parts.append(f"{faster}\n\n" + text_of(_CHANGES, found.changes))
         parts.append("\n".join(command_of(change, machine=machine) for change in found.changes) + "\n")
     parts += ["".join(f"{wrapped(f'Assumed: {remark}')}\n" for remark in remarks)] if remarks else []
     return "\n".join(part for part in parts if part)
@@ -70,8 +71,8 @@ def _likely(found: Diagnosis) -> list[Cause]:
 
 
 def _notes(found: Diagnosis) -> Iterator[str]:
-    none = "nothing is the matter" if found.reasonable else "it is none of what is looked for"
-    yield f"That {none} has a probability of {percent(found.healthy)}."
+    none = "Nothing is wrong" if found.reasonable else "None of these explanations holds"
+    yield f"{none}: {percent(found.healthy, decimals=0)} likely."
     if found.misfit > MISFIT:
         yield (
             f"No explanation fits well: even the nearest leaves {found.misfit:.1f} standard deviations, so "

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from axonn_tune.learning.evidence import WHOLE
 from axonn_tune.learning.learn import Learning, Row, deviations
 from axonn_tune.learning.reading import Evidence
-from axonn_tune.report.output import Column, signed_percent, text_of, words, wrapped
-from axonn_tune.specs.machine import LearnedNumber
+from axonn_tune.report.output import Column, fields_of, signed_percent, text_of, words, wrapped
 
 _LISTED = 20
 """Rows of evidence listed, worst first."""
@@ -37,10 +39,10 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
     parts = [f"{learning.machine.name}, learned from {'; '.join(evidence.sources)}\n"]
     if moved := numbers_text(learning):
         parts.append(moved)
-    steps = sorted(learning.rows, key=lambda row: -abs(row.after))
+    steps = sorted(learning.rows, key=lambda row: (row.what not in WHOLE, -abs(row.after) / row.noise))
     parts.append(text_of(_ROWS, [_row(row) for row in steps[:_LISTED]]))
     if len(steps) > _LISTED:
-        parts.append(f"and {len(steps) - _LISTED} more, nearer\n")
+        parts.append(f"and {len(steps) - _LISTED} more rows with smaller errors\n")
     notes = list(_notes(learning, evidence))
     parts += ["".join(f"{wrapped(note)}\n" for note in notes)] if notes else []
     return "\n".join(parts)
@@ -50,15 +52,13 @@ def numbers_text(learning: Learning) -> str:
     """Numbers that moved, before and after; an empty text if none did."""
     learned = learning.machine.learned
     assert learned is not None, "written by learn"
-    moved = [_number(one) for one in learned.numbers if one.moved_by]
+    before, spreads = learning.prior.values, np.sqrt(np.diag(learning.prior.covariance)).tolist()
+    moved = [
+        {**fields_of(one, ("path", "value", "spread")), "prior": value, "prior_spread": spread, "moved_by": movers[0]}
+        for one, value, spread, movers in zip(learned.numbers, before, spreads, learning.movers, strict=True)
+        if movers
+    ]
     return text_of(_NUMBERS, moved) if moved else ""
-
-
-def _number(one: LearnedNumber) -> dict[str, object]:
-    return {
-        **{name: getattr(one, name) for name in ("path", "prior", "value", "prior_spread", "spread")},
-        "moved_by": one.moved_by[0],
-    }
 
 
 def _row(row: Row) -> dict[str, object]:
@@ -80,9 +80,11 @@ def _notes(learning: Learning, evidence: Evidence) -> Iterator[str]:
             "evidence is of this machine and software."
         )
     for row in learning.contradictions:
+        off = math.expm1(-row.after)
+        where = f"{abs(off):.0%} {'above' if off > 0.0 else 'below'}"
         yield (
-            f"{row.name} ({row.what}) was measured {math.expm1(-row.after):+.0%} off what the profile and all evidence "
-            "together predict: it counts little."
+            f"{row.name} ({row.what}) was measured {where} what the profile and all evidence together predict; it is "
+            "down-weighted."
         )
     yield from (f"Assumed: {words}" for words in evidence.assumed)
     yield from (f"Left out: {words}" for words in evidence.left_out)

@@ -228,7 +228,7 @@ class Learned(Document):
     """What a profile has learned from runs: every number before and after, and how sure it is of them together."""
 
     evidence: tuple[str, ...] = Field(description="What it was learned from.")
-    ranks: PositiveFloat = Field(description="Ranks of the evidence, geometric mean; 1 without any.")
+    ranks: PositiveFloat = Field(description="Ranks of the evidence, geometric mean; of several learnings the most.")
     numbers: tuple[LearnedNumber, ...] = Field(description="Every number that could have moved.")
     correlations: tuple[tuple[float, ...], ...] = Field(
         description="Of the logarithms of these numbers: row i holds those of number i with all before it."

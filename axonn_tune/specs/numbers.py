@@ -28,6 +28,15 @@ def number_at(machine: Machine, path: str) -> float:
     return found[0]
 
 
+def has_number(machine: Machine, path: str) -> bool:
+    """Whether a profile has a number at a path."""
+    try:
+        number_at(machine, path)
+    except (KeyError, AttributeError):
+        return False
+    return True
+
+
 def with_numbers(machine: Machine, values: Mapping[str, float]) -> Machine:
     """The profile with other numbers at some paths; limits are not checked."""
     for path, value in values.items():

@@ -29,7 +29,7 @@ def test_a_slow_link_is_named_with_what_to_do() -> None:
     assert "slower than it should be" in done.out
     assert "slow link: bandwidth of network" in done.out
     assert "NCCL_IB_HCA" in done.out
-    assert done.err.startswith("Error: 1 of 1 not as predicted: slow-link")
+    assert done.err.startswith("Error: 1 of 1 outside the 80% interval: slow-link")
 
 
 def test_json_has_everything() -> None:

@@ -44,7 +44,7 @@ def test_rows() -> None:
     assert "Assumed: base profile dgx-h100" in " ".join(done.out.split())
     found = load_document("ours.yaml", schema=Machine)
     assert found.name == "ours"
-    assert known("ours.yaml").evidence == ("steps.csv: 1 step on 8 ranks",)
+    assert known("ours.yaml").evidence[0].startswith("steps.csv: 1 step on 8 ranks (sha256 ")
     searched = good(
         "--gpus 16 --model llama3-8b --machine ours.yaml --framework torchtitan-eager --format json"
     ).document
@@ -78,7 +78,14 @@ def test_the_second_time_goes_on_from_the_first() -> None:
     good("learn steps.csv -o once.yaml")
     good("learn all_gather.txt --machine once.yaml -o twice.yaml")
     once, twice = known("once.yaml"), known("twice.yaml")
-    assert twice.evidence == ("steps.csv: 1 step on 8 ranks", "all_gather.txt: 2 collectives")
+    assert [one.partition(" (sha256")[0] for one in twice.evidence] == [
+        "steps.csv: 1 step on 8 ranks",
+        "all_gather.txt: 2 collectives",
+    ]
+    again, double = run("learn steps.csv --machine twice.yaml -o 3.yaml"), run("learn steps.csv ./steps.csv -o 3.yaml")
+    assert again.code == double.code == 2
+    assert "has learned from steps.csv" in again.err
+    assert "is the same evidence as" in double.err
     before, after = ({one.path: one for one in found.numbers} for found in (once, twice))
     assert set(before) < set(after)
     for path, one in before.items():
@@ -97,7 +104,7 @@ def test_what_contradicts_the_rest_is_named(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("\n".join([header, row, row, row, wrong]) + "\n", "utf-8")
     said = " ".join(good("learn steps.csv -o ours.yaml").out.split())
     assert re.search(
-        r"steps\.csv:5 \(step\) was measured -\d+% off what the profile and all evidence together predict",
+        r"steps\.csv:5 \(step\) was measured \d+% below what the profile and all evidence together predict",
         said,
     )
 

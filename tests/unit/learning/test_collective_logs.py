@@ -13,7 +13,7 @@ from axonn_tune.errors import DocumentError, UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import GroupShape
 from axonn_tune.learning.collective_logs import LogRow, read_log, times_of
-from axonn_tune.learning.evidence import collective_samples
+from axonn_tune.learning.evidence import probe_samples
 from axonn_tune.learning.learn import learn
 from axonn_tune.specs.catalog import load_machine
 
@@ -226,7 +226,7 @@ def test_network_is_learnt_from_logs(tmp_path: Path) -> None:
     samples = [
         sample
         for path in made_up_logs(tmp_path)
-        for sample in collective_samples(times_of(read_log(path), base), base, find_framework("axonn"), name=path.name)
+        for sample in probe_samples(times_of(read_log(path), base), base, find_framework("axonn"), name=path.name)
     ]
     found = learn(samples, base)
     assert max(abs(row.before) for row in found.rows) > 0.25

@@ -18,6 +18,8 @@ to their predictions than a new cluster's would.
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -192,3 +194,17 @@ def test_a_log_of_collectives_is_weighed_as_a_whole(tmp_path: Path) -> None:
     assert found.measured_s > found.high_s
     assert found.causes[0].kind in ("slow_link", "latency", "launch")
     assert not found.changes
+
+
+def test_a_collective_that_was_not_timed_accuses_nobody(tmp_path: Path) -> None:
+    """Guards the comparison: what the run lacks counts against every explanation alike, and none is then likely."""
+    folder = tmp_path / "run"
+    shutil.copytree(RUNS / "healthy-x2-z2", folder)
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    longest = max(summary["terms"], key=lambda term: term["measured_s"] if term["axis"] == "x" else 0.0)
+    summary["terms"].remove(longest)
+    (folder / "summary.json").write_text(json.dumps(summary), "utf-8")
+    whole, lacking = (
+        axonn_tune.diagnose(path, machine=str(LAB))[0][0].healthy for path in (RUNS / "healthy-x2-z2", folder)
+    )
+    assert lacking > 0.5 * whole

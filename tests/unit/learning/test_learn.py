@@ -11,14 +11,17 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from axonn_tune.calibration.fit import LAYOUTS
 from axonn_tune.cost.prediction import Configuration, price_configuration
-from axonn_tune.learning.evidence import Sample, measured_samples, step_sample
+from axonn_tune.frameworks import find_framework
+from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, step_sample
 from axonn_tune.learning.learn import Learning, learn, prior_of
 from axonn_tune.learning.reading import measured_evidence, with_nodes
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.loading import load_document, parse_document
 from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.points import MatmulProbe
 from axonn_tune.specs.results import Measurements
 from axonn_tune.validation.comparison import RunComparison, repriced
 from axonn_tune.validation.published.rows import SHIPPED, Case, case_of, read_steps
@@ -191,3 +194,19 @@ def test_learning_twice_goes_on_from_what_was_learned() -> None:
     first, second = ({one.path: one.spread for one in found.learned.numbers} for found in (once, twice))  # type: ignore[union-attr]
     assert all(second[path] <= 1.01 * first[path] for path in first)
     assert any(second[path] < 0.85 * first[path] for path in first)
+
+
+# GEMMs of a profiler trace.
+
+
+def test_gemms_teach_sustained_rates() -> None:
+    """GEMMs of twice the predicted time: within 5% afterwards, and the network as unsure as before."""
+    machine, framework = load_machine("localhost").document, find_framework("axonn-tune")
+    shapes = [(256, 512, 512), (1024, 512, 512), (768, 768, 768), (512, 2048, 512)]
+    probes = [MatmulProbe(layout=layout, m=m, n=n, k=k) for layout in LAYOUTS for m, n, k in shapes]
+    (plain,) = probe_samples(dict.fromkeys(probes, 1.0), machine, framework, name="trace.json")
+    slow = [2.0 * seconds for seconds in plain.price(lambda same: same)]
+    found = learn(probe_samples(dict(zip(probes, slow, strict=True)), machine, framework, name="trace.json"), machine)
+    assert max(abs(row.after) for row in found.rows) < 0.05
+    assert found.machine.accelerator.peak_tflops["fp32"] == pytest.approx(0.05, rel=0.1)
+    assert "tiers.loopback.bandwidth_gb_per_s" in found.silent
