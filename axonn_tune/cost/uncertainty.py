@@ -117,13 +117,8 @@ def with_software(machine: Machine, framework: Framework) -> Machine:
 def slopes_of(price: Callable[[Machine], float], machine: Machine) -> Floats:
     """∂ log(price) / ∂ log(number) for every number that the profile has learned or could have."""
     assert machine.learned is not None, "for profiles that have learned"
-    return slopes_at(price, machine, [number.path for number in machine.learned.numbers])
-
-
-def slopes_at(price: Callable[[Machine], float], machine: Machine, paths: list[str]) -> Floats:
-    """∂ log(price) / ∂ log(number) for the numbers at some paths."""
-    base = _log(price(machine))
-    return np.array([(_log(price(scaled(machine, {path: math.exp(NUDGE)}))) - base) / NUDGE for path in paths])
+    base, nudged = _log(price(machine)), [{number.path: math.exp(NUDGE)} for number in machine.learned.numbers]
+    return np.array([(_log(price(scaled(machine, factors))) - base) / NUDGE for factors in nudged])
 
 
 def _log(seconds: float) -> float:

@@ -27,7 +27,7 @@ from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats
 from axonn_tune.errors import UsageError
 from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Adjust, Sample, Setup, named_times, noise_of
 from axonn_tune.learning.learn import Prior, prior_of
-from axonn_tune.learning.setups import Change, changes_of, possible, ways
+from axonn_tune.learning.setups import Change, changes_of, most_bytes, possible, ways
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.numbers import scaled
@@ -448,7 +448,8 @@ def _straggler(observed: _Observed) -> Hypothesis:
 
 def _other_setups(observed: _Observed, setup: Setup) -> Iterator[Hypothesis]:
     """Another configuration ran than was stated."""
+    within = most_bytes(setup)
     for (kind, title), others in ways(setup).items():
-        guesses = tuple(observed.guess(words, way) for words, way in others if possible(way, setup))
+        guesses = tuple(observed.guess(words, way) for words, way in others if possible(way, within_bytes=within))
         if guesses:
             yield Hypothesis(kind, title, guesses, _QUEUES if kind in ("overlap", "overlaps") else _FLAGS)

@@ -146,17 +146,20 @@ def _ordered(grid: Grid, order: Sequence[str]) -> Grid:
     return Grid(**grid.by_axis, order=tuple(order))
 
 
-def possible(way: Setup, stated: Setup) -> bool:
-    """Whether the framework can run this, within memory or at most what the stated layout needs."""
+def most_bytes(stated: Setup) -> float:
+    """Memory that a run may have had, bytes: the limit, or what the stated layout needs where that is more."""
+    before = stated.price(_same)
+    return (1.0 + MEMORY_TOLERANCE) * max(before.memory_limit_bytes, float(before.memory.total_bytes))
+
+
+def possible(way: Setup, *, within_bytes: float) -> bool:
+    """Whether the framework can run this in so much memory."""
     one = way.configuration
     if broken_constraints(
         one.grid, way.model, way.workload, way.framework, micro_batch=one.micro_batch, chunks=one.chunks
     ):
         return False
-    needed, before = way.price(_same), stated.price(_same)
-    return float(needed.memory.total_bytes) <= (1.0 + MEMORY_TOLERANCE) * max(
-        before.memory_limit_bytes, float(before.memory.total_bytes)
-    )
+    return float(way.price(_same).memory.total_bytes) <= within_bytes
 
 
 def _same(machine: Machine) -> Machine:
@@ -164,11 +167,11 @@ def _same(machine: Machine) -> Machine:
 
 
 def changes_of(setup: Setup, price: Callable[[Setup], float]) -> tuple[Change, ...]:
-    """Single changes of a layout and the best of all, by the steps that `price` gives, largest gain first."""
-    stated_s, found = price(setup), []
+    """Single changes of a layout and the best of all that fit, by the steps that `price` gives, largest gain first."""
+    stated_s, found, limit = price(setup), [], setup.price(_same).memory_limit_bytes
     tried = [(words, way) for several in ways(setup).values() for words, way in several]
     for words, way in (*tried, *_best(setup)):
-        if way.framework.name == setup.framework.name and possible(way, setup):
+        if way.framework.name == setup.framework.name and possible(way, within_bytes=limit):
             step_s = price(way)
             found.append(Change(words, way, step_s, 1.0 - step_s / stated_s))
     worth = [change for change in found if change.gain >= WORTH]

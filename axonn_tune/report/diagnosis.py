@@ -27,7 +27,8 @@ LIKELY, LISTED = 0.01, 6
 MISFIT = 2.0
 """Standard deviations left by the nearest explanation from which on none is said to fit."""
 
-_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_sequence_length", "gated")
+_DESCRIPTIVE = {"schema_", "name", "description", "family", "source", "defaults"}
+"""Fields of a model that no price depends on, and its family, by which a model near to it is chosen."""
 
 _CAUSES = (
     Column("probability", "how likely", show=percent),
@@ -105,16 +106,17 @@ def pins(setup: Setup, *, machine: str) -> list[str]:
     found += ["--kept-layers", str(one.kept_layers)] if one.kept_layers is not None else []
     found += ["--chunks", str(one.chunks)] if one.chunks > 1 else []
     found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
+    found += ["--split-micro-batch"] if workload.split_micro_batch else []
     found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []
     return [*found, *_step_words(setup)]
 
 
 def _step_words(setup: Setup) -> Iterator[str]:
     """Options of the step that are not the framework's own, as `--set` takes them."""
-    plain, words = asdict(find_framework(setup.framework.name).step), {True: "true", False: "false", None: "null"}
+    plain = asdict(find_framework(setup.framework.name).step)
     for name, value in asdict(setup.framework.step).items():
         if value != plain[name]:
-            yield from ("--set", f"step.{name}={words[value] if isinstance(value, bool | None) else value}")
+            yield from ("--set", f"step.{name}={_word(value)}")
 
 
 def _model_words(model: Model) -> list[str]:
@@ -126,8 +128,16 @@ def _model_words(model: Model) -> list[str]:
         pass
     near = "llama3-8b" if model.gated else "20b"
     known = load_model(near).document
-    changed = [name for name in _SIZES if name in Model.model_fields and getattr(model, name) != getattr(known, name)]
-    return ["--model", near, *(word for name in changed for word in ("--set", f"{name}={getattr(model, name)}"))]
+    names = [name for name in Model.model_fields if name not in _DESCRIPTIVE]
+    changed = [
+        f"{name}={_word(getattr(model, name))}" for name in names if getattr(model, name) != getattr(known, name)
+    ]
+    return ["--model", near, *(word for change in changed for word in ("--set", change))]
+
+
+def _word(value: object) -> str:
+    """A value as `--set` takes it."""
+    return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
 
 
 def diagnosis_json(found: Diagnosis, *, machine: str) -> Json:

@@ -65,21 +65,17 @@ def _measured_groups(machine: Machine, path: str) -> list[str]:
     ]
 
 
-def kind_at(machine: Machine, path: str) -> str:
-    """Kind of provenance that the profile gives for the number at a path, "" where it gives none."""
-    return _kind(machine, path)
-
-
-def _kind(section: object, path: str) -> str:
+def kind_at(section: object, path: str) -> str:
+    """Kind of provenance that a profile, or a section of it, gives for the number at a path, "" where it gives none."""
     if isinstance(section, tuple):
         own = next((item for item in section if path.startswith(f"{_name(item)}.")), None)
-        return _kind(own, path[len(_name(own)) + 1 :])
+        return kind_at(own, path[len(_name(own)) + 1 :])
     word, _, rest = path.partition(".")
     sources = getattr(section, "sources", {})
     if word in sources:
         return str(sources[word].kind)
     below = section.get(word) if isinstance(section, dict) else getattr(section, word, None)
-    return _kind(below, rest) if rest else ""
+    return kind_at(below, rest) if rest else ""
 
 
 def _changed(section: T, path: str, change: Callable[[float], float]) -> T:

@@ -28,7 +28,7 @@ from axonn_tune.learning.evidence import OF_LAYOUT, OF_MODEL, Sample, step_sampl
 from axonn_tune.learning.learn import PER_DOUBLING, Learning, Prior, learn, prior_of
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.numbers import with_numbers
-from axonn_tune.validation.published.accuracy import FAMILY_ROWS, _left_out_s, family_quality
+from axonn_tune.validation.published.accuracy import FAMILY_ROWS, family_quality, left_out_s
 from axonn_tune.validation.published.rows import SHIPPED, Case, case_of, profile_of, read_steps
 from tools.fit.fitting import Floats
 from tools.fit.left_out import WITHOUT_SOURCE
@@ -127,7 +127,7 @@ class BackTest:
         self.samples = [step_sample(case, name=case.row.id) for case in group.cases]
         self.prior = prior_of(group.cases[0].machine, [case.framework for case in group.cases])
         self.before, self.slopes = self._sensitivities()
-        without = _left_out_s("family")
+        without = left_out_s("family")
         self.family = np.log([without.get(case.row.id, math.nan) for case in group.cases])
 
     def _sensitivities(self) -> tuple[Floats, Floats]:

@@ -158,7 +158,7 @@ def without(predictions: Iterable[PredictedRow], left_out: LeftOut) -> tuple[Pre
 
     Intervals keep their width. Rows without such a time are left out.
     """
-    times = _left_out_s(left_out)
+    times = left_out_s(left_out)
     return tuple(
         _moved(one, times[one.row.id]) for one in predictions if one.row.id in times and one.predicted_s is not None
     )
@@ -172,7 +172,8 @@ def _moved(one: PredictedRow, step_s: float) -> PredictedRow:
 
 
 @cache
-def _left_out_s(left_out: LeftOut) -> dict[str, float]:
+def left_out_s(left_out: LeftOut) -> dict[str, float]:
+    """Step times by fits that have not seen a row's family or source, by its id, s."""
     column = f"without_{left_out}_s"
     records = read_records(SHIPPED / "left_out.csv", needed=("id", column))
     return {record["id"]: float(record[column]) for _, record in records}

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,10 @@ import pytest
 import axonn_tune
 from axonn_tune.errors import UsageError
 from axonn_tune.learning.diagnose import PRIORS, Diagnosis
+from axonn_tune.report.diagnosis import command_of
+from axonn_tune.report.output import csv_table
 from axonn_tune.validation.published.rows import SHIPPED
+from tests.cli.running import good
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "diagnose"
 RUNS, LAB = FIXTURES / "lab", FIXTURES / "lab.yaml"
@@ -156,13 +160,21 @@ def test_a_run_that_is_too_fast_is_not_reasonable(tmp_path: Path) -> None:
     assert found.misfit > 2.0
 
 
-def test_changes_gain_by_the_profile(tmp_path: Path) -> None:
-    """Guards that changes are listed by gain, fit, and gain at least a percent."""
-    found = of_row(published()["bigscience_a100"][10], tmp_path)
-    gains = [change.gain for change in found.changes]
-    assert 1 <= len(gains) <= 3
-    assert gains == sorted(gains, reverse=True)
-    assert min(gains) >= 0.01
+@pytest.mark.parametrize(
+    ("dataset", "number", "machine"),
+    [("bigscience_a100", 10, "dgx-a100"), ("dgxc", 0, "dgx-h100"), ("torchtitan", 9, "dgx-h100")],
+)
+def test_commands_find_what_was_promised(dataset: str, number: int, machine: str, tmp_path: Path) -> None:
+    """Guards the pins of a change: its command finds one layout, which fits, with the step that was promised."""
+    path = tmp_path / "row.csv"
+    row = {name: cell for name, cell in published()[dataset][number].items() if name != "source"}
+    path.write_text(csv_table(list(row), [list(row.values())]), "utf-8")
+    changes = axonn_tune.diagnose(path, machine=machine)[0][0].changes
+    assert 1 <= len(changes) <= 3
+    for change in changes:
+        words = shlex.split(command_of(change, machine=machine))
+        found = json.loads(good(shlex.join([*words[1:], "--format", "json"])).out)
+        assert found["config"]["iteration_s"] == pytest.approx(change.step_s, rel=1e-6), words
 
 
 def test_a_straggler_is_named_by_its_rank(tmp_path: Path) -> None:
