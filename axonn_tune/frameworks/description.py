@@ -6,11 +6,15 @@ software's numbers. Nothing here prices anything, and nothing elsewhere asks for
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, Overlap
+
+if TYPE_CHECKING:
+    from axonn_tune.frameworks.command import Command, Run
 
 GatherUnit: TypeAlias = Literal["weight", "block"]
 Reduction: TypeAlias = Literal["buckets", "whole", "parameter"]
@@ -138,6 +142,9 @@ class Framework:
     otherwise; where that is communication, pipeline stages are searched on demand. software: whose numbers in the file
     of fitted numbers it uses, "" for ideal kernels; the half-widths of its intervals go by the same name.
     hopper_attention: attention uses what Hopper adds. refused: combinations it cannot run.
+    names: what it calls its axes, and `chunks`, in the order of its columns; an axis without a name has ours. As
+    options they are written in lower case, with hyphens (`--dp-shard`). launch: the command of a configuration; None
+    where there is nothing to start.
     """
 
     name: str
@@ -151,6 +158,8 @@ class Framework:
     ranked_by: Literal["communication", "iteration"] = "iteration"
     hopper_attention: bool = False
     refused: tuple[Refusal, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
+    launch: Callable[[Run], Command] | None = field(default=None, compare=False)
 
     def with_step(self, **changes: object) -> Framework:
         """The same framework with other step options."""

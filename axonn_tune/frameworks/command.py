@@ -1,0 +1,113 @@
+"""How a framework is started: one configuration as arguments, config files and environment, before any script.
+
+A framework's `launch` writes the `Command` of a `Run`; `axonn_tune.launch` puts the script around it. What a framework
+cannot express is a UsageError, what it expresses otherwise is a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from axonn_tune.errors import UsageError
+from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.grid import Grid
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Recompute, Workload
+
+Starter: TypeAlias = Literal["torchrun", "accelerate"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One configuration that a framework is to run.
+
+    parts: blocks of each model part, chunk c of stage s at c·pipeline + s, as they were priced. step: the framework's
+    options on this machine, as they were priced.
+    """
+
+    framework: str
+    model: Model
+    machine: Machine
+    workload: Workload
+    grid: Grid
+    micro_batch: int
+    accumulation: int
+    recompute: Recompute
+    kept_layers: int
+    chunks: int
+    parts: tuple[int, ...]
+    step: StepOptions
+
+    def size(self, axis: str) -> int:
+        """Size of an axis."""
+        return self.grid.axis_size(axis)
+
+    @property
+    def even(self) -> bool:
+        """Whether every model part has as many blocks."""
+        return len(set(self.parts)) == 1
+
+    def cannot(self, what: str, instead: str = "") -> UsageError:
+        """The error of a configuration that the framework has no arguments for, with what to ask for instead."""
+        return UsageError(f"{self.framework} cannot express {what}{f'; {instead}' if instead else ''}")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument: `name value`, or a switch; `why`, where the name does not say it."""
+
+    name: str
+    value: str | int | float | None = None
+    why: str = ""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of a command line."""
+        return (self.name,) if self.value is None else (self.name, str(self.value))
+
+
+@dataclass(frozen=True)
+class Section:
+    """Arguments that belong together; `title` is one lower-case word, such as model or parallelism."""
+
+    title: str
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable of every rank, and what it is for."""
+
+    name: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """What starts a run.
+
+    program: the words after `torchrun ...`, `("-m", "torchtitan.train")` or `("pretrain_gpt.py",)`. release: the
+    release of the framework that the arguments are for. needs: sentences on what must be there. files: config files
+    beside the script, text by suffix; `{file:SUFFIX}` in the value of an argument or of the starter stands for the
+    path of one. starter: what starts the ranks; its own arguments: `started_with`. notes: what the framework does
+    otherwise than asked.
+    """
+
+    release: str
+    program: tuple[str, ...]
+    sections: tuple[Section, ...] = ()
+    environment: tuple[Variable, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    starter: Starter = "torchrun"
+    started_with: tuple[Argument, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Every argument of the program, as words."""
+        return tuple(word for section in self.sections for one in section.arguments for word in one.words)
