@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from axonn_tune.api.analysis import Explanation
-    from axonn_tune.launch.scripts import ScriptKind
+    from axonn_tune.launch.scripts import Emit, ScriptKind
     from axonn_tune.specs.launch import Launch
 
 
@@ -389,24 +389,62 @@ class SearchResult(Reported, Sequence[Entry]):
         )
 
     def write_launch_config(
-        self, path: str | Path, *, pick: int = 1, tokens: str | Path | None = None, emit: ScriptKind | None = None
+        self,
+        path: str | Path,
+        *,
+        pick: int = 1,
+        tokens: str | Path | None = None,
+        emit: Emit | Sequence[Emit] | None = None,
     ) -> tuple[Path, ...]:
-        """Write the launch config of a configuration; `emit`: and a script that starts it. Returns what was written.
+        """Write what starts a configuration. Returns what was written.
 
-        Errors as `explain`, and those of `axonn_tune.launch.config.write_launch`.
+        For the bundled runtime a launch config and, with `emit`, a script that starts it. For another framework the
+        script with its arguments (`path` with the suffix .sh, or .sbatch where `emit` has "slurm"), and the config
+        files that it reads; "bridge" and "toml" are other forms of it. Errors as `explain`, those of
+        `axonn_tune.launch.config.write_launch`, and UsageError for what the framework cannot express.
         """
+        from axonn_tune.launch.scripts import emit_kind
+
+        kind, form = emit_kind(_several(emit))
+        if self.inputs.problem.framework.software:
+            return self._write_command(path, pick=pick, tokens=tokens, kind=kind, form=form)
+        if form:
+            raise UsageError(f"--emit {form} is for other frameworks: give --framework")
         from axonn_tune.launch.config import write_launch
 
         launch, machine = self.launch_config(pick=pick, tokens=tokens), self.inputs.machine.document
-        if emit is None:
+        if emit is None or not _several(emit):
             write_launch(path, launch)
             return (Path(path),)
         from axonn_tune.launch.scripts import emit_script, script_text
 
         # What refuses a script refuses it here, before anything is written.
-        script_text(emit, launch=launch, machine=machine, launch_path=path)
+        script_text(kind, launch=launch, machine=machine, launch_path=path)
         write_launch(path, launch)
-        return Path(path), Path(emit_script(emit, launch=launch, machine=machine, launch_path=path))
+        return Path(path), Path(emit_script(kind, launch=launch, machine=machine, launch_path=path))
+
+    def _write_command(
+        self, path: str | Path, *, pick: int, tokens: str | Path | None, kind: ScriptKind, form: str
+    ) -> tuple[Path, ...]:
+        """Write the command of another framework."""
+        from axonn_tune.launch.commands import emission
+
+        problem = self.inputs.problem
+        if tokens is not None:
+            raise UsageError(f"--tokens is for the bundled runtime, not for {problem.framework.name}")
+        self.results.require_any()
+        self.results.require_row(pick)
+        found = emission(
+            self.results.ranked.pricing(pick - 1),
+            path,
+            model=problem.model,
+            machine=problem.machine,
+            workload=problem.workload,
+            call=self.call,
+            kind=kind,
+            form=form,
+        )
+        return found.write()
 
     def to_dict(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> Json:
         """The first `top` configurations (0: all), with every term, as the contract `axonn-tune/ranking/1`."""

@@ -36,7 +36,7 @@ from axonn_tune.cli.options import (
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import ExplainFormat, Explanation
     from axonn_tune.api.search import Cost, Format, SearchResult
-    from axonn_tune.launch.scripts import ScriptKind
+    from axonn_tune.launch.scripts import Emit
 
 
 @click.command("search", short_help="Rank every grid of a number of GPUs.")
@@ -55,10 +55,21 @@ if TYPE_CHECKING:
 @format_option()
 @wide_option
 @columns_option
-@click.option("-o", "--output", metavar="FILE", help="Write the launch config of the first row, or of --pick, here.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Write what starts the first row, or that of --pick: a launch config, or another framework's command.",
+)
 @click.option("--pick", type=Count(), metavar="N", default=1, show_default=True, help="Row that -o writes.")
 @click.option("--tokens", metavar="FILE", help="Token file, as by `axonn-tune data`, that the launch config trains on.")
-@click.option("--emit", type=SuggestingChoice(("torchrun", "slurm")), help="Also write a script that starts it.")
+@click.option(
+    "--emit",
+    type=SuggestingChoice(("torchrun", "slurm", "bridge", "toml")),
+    multiple=True,
+    help="Script that starts it: torchrun (bash) or slurm (sbatch). For other frameworks also another form: bridge "
+    "(Megatron-Bridge), toml (torchtitan 0.2.2).",
+)
 @html_option
 @quiet_option
 @color_option
@@ -74,7 +85,7 @@ def search_command(
     output: str | None,
     pick: int,
     tokens: str | None,
-    emit: ScriptKind | None,
+    emit: tuple[Emit, ...],
     html: str | None,
     quiet: bool,
     color: bool,
@@ -107,7 +118,7 @@ def search_command(
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
 
 
-def _check_output(output: str | None, *, emit: str | None, pick: int, tokens: str | None) -> None:
+def _check_output(output: str | None, *, emit: tuple[str, ...], pick: int, tokens: str | None) -> None:
     """Refuse what to write without where to, and standard output, which has the ranking."""
     if not output and (emit or tokens or pick != 1):
         option = "--emit" if emit else "--tokens" if tokens else "--pick"
@@ -117,11 +128,12 @@ def _check_output(output: str | None, *, emit: str | None, pick: int, tokens: st
 
 
 def _write(
-    found: SearchResult, *, output: str, pick: int, tokens: str | None, emit: ScriptKind | None, quiet: bool
+    found: SearchResult, *, output: str, pick: int, tokens: str | None, emit: tuple[Emit, ...], quiet: bool
 ) -> None:
     """Write the launch config of a row, and the script that starts it."""
-    path, *script = replace(found, call=command_line()).write_launch_config(output, pick=pick, tokens=tokens, emit=emit)
-    written = [f"#{pick} as {path}", *(f"the script that starts it as {path}" for path in script)]
+    path, *others = replace(found, call=command_line()).write_launch_config(output, pick=pick, tokens=tokens, emit=emit)
+    beside = "what it reads" if found.inputs.problem.framework.software else "the script that starts it"
+    written = [f"#{pick} as {path}", *(f"{beside} as {path}" for path in others)]
     if not quiet:
         click.echo(f"Wrote {' and '.join(written)}.", err=True)
 

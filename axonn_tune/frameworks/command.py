@@ -94,7 +94,8 @@ class Command:
     release of the framework that the arguments are for. needs: sentences on what must be there. files: config files
     beside the script, text by suffix; `{file:SUFFIX}` in the value of an argument or of the starter stands for the
     path of one. starter: what starts the ranks; its own arguments: `started_with`. notes: what the framework does
-    otherwise than asked.
+    otherwise than asked. forms: the same run as another front end or an older release takes it, by the name that
+    `--emit` has for it.
     """
 
     release: str
@@ -106,6 +107,7 @@ class Command:
     notes: tuple[str, ...] = ()
     starter: Starter = "torchrun"
     started_with: tuple[Argument, ...] = ()
+    forms: Mapping[str, Command] = field(default_factory=dict)
 
     @property
     def words(self) -> tuple[str, ...]:

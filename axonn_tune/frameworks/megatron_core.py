@@ -9,7 +9,12 @@ gather.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from axonn_tune.frameworks.command import Argument, Command, Run, Section, Variable
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, StepOptions
+from axonn_tune.specs.model import Model
 
 _STEP = StepOptions(
     sequence_parallel=True,
@@ -31,15 +36,246 @@ _STEP = StepOptions(
     overlaps=("gather_prefetch", "input_gradient", "weight_gradient", "data_parallel"),
 )
 
+RELEASE = "Megatron-Core 0.19.2"
+_ORDERS = {
+    ("x", "z", "context", "data", "pipeline"): (),
+    ("x", "z", "context", "pipeline", "data"): ("--use-tp-pp-dp-mapping",),
+}
+"""Rank orders, and the switch that each needs (core/parallel_state.py; 0.19.2 puts GTP's ranks right after TP's)."""
+_BLACKWELL = ("B200", "B300")
+_EXCHANGES = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
+_PRECISIONS = {"bf16": "--bf16", "fp16": "--fp16", "fp32": ""}
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """An argument of `pretrain_gpt.py`, and what it is in Megatron-Bridge: `key=value`, some of them or none."""
+
+    argument: Argument
+    bridge: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, flag: str, value: str | int | float | None, key: str, *, why: str = "") -> _Setting:
+        """A setting whose value is the same in both; a switch is `true`."""
+        return cls(Argument(flag, value, why), (f"{key}={'true' if value is None else value}",))
+
+
+def launch(run: Run) -> Command:
+    """`pretrain_gpt.py` on mock data; UsageError for another rank order, fp64, and GTP without overlap.
+
+    Flags by their sources: megatron/training/arguments.py and the config dataclasses it is made from.
+    """
+    settings = {title: found for title, made in _settings(run).items() if (found := tuple(made))}
+    command = Command(
+        release=RELEASE,
+        program=("pretrain_gpt.py",),
+        sections=tuple(Section(title, tuple(one.argument for one in made)) for title, made in settings.items()),
+        environment=tuple(_environment(run)),
+        needs=(
+            "Start it in a checkout of NVIDIA/Megatron-LM at core_v0.19.2, which has pretrain_gpt.py.",
+            *_needs(run),
+        ),
+        notes=tuple(_notes(run)),
+    )
+    return replace(command, forms={"bridge": _bridge(command, settings, run)})
+
+
+def _bridge(command: Command, settings: dict[str, tuple[_Setting, ...]], run: Run) -> Command:
+    """The same for Megatron-Bridge, whose plain recipe has the defaults of `pretrain_gpt.py`.
+
+    Sources: megatron-bridge 0.6.2 (PyPI), recipes/gpt; its guide "Megatron-LM to Megatron Bridge".
+    """
+    recipe = Argument("--recipe", "vanilla_gpt_pretrain_config"), Argument("--dataset", "llm-pretrain-mock")
+    keys = {
+        title: tuple(Argument(key, why=one.argument.why) for one in made for key in one.bridge)
+        for title, made in settings.items()
+    }
+    return replace(
+        command,
+        release="Megatron-Bridge 0.6.2",
+        program=("scripts/training/run_recipe.py",),
+        sections=(Section("recipe", recipe), *(Section(title, found) for title, found in keys.items() if found)),
+        needs=("Start it in a checkout of NVIDIA-NeMo/Megatron-Bridge at v0.6.2.", *_needs(run)),
+    )
+
+
+def _settings(run: Run) -> dict[str, Iterator[_Setting]]:
+    return {
+        "model": _model(run),
+        "batch": _batch(run),
+        "parallelism": _parallelism(run),
+        "overlap": _overlap(run),
+        "recompute": _recompute(run),
+        "precision": _precision(run),
+        "trial": _trial(),
+    }
+
+
+def _model(run: Run) -> Iterator[_Setting]:
+    model, length = run.model, run.workload.sequence_length
+    of = _Setting.of
+    yield of("--num-layers", model.layers, "model.num_layers")
+    yield of("--hidden-size", model.hidden, "model.hidden_size")
+    yield of("--ffn-hidden-size", model.ffn, "model.ffn_hidden_size")
+    yield of("--num-attention-heads", model.heads, "model.num_attention_heads")
+    if model.kv_heads != model.heads:
+        yield _Setting(Argument("--group-query-attention"))
+        yield of("--num-query-groups", model.kv_heads, "model.num_query_groups")
+    yield of("--kv-channels", model.head_dim, "model.kv_channels")
+    yield of("--seq-length", length, "dataset.seq_length")
+    yield _Setting(Argument("--max-position-embeddings", max(length, model.max_sequence_length)))
+    yield from _kind(model)
+    yield of("--vocab-size", model.vocab, "tokenizer.vocab_size")
+    rows = run.step.vocabulary_multiple or 1
+    yield of("--make-vocab-size-divisible-by", rows, "model.make_vocab_size_divisible_by")
+    if not run.step.dropout:
+        yield of("--hidden-dropout", 0.0, "model.hidden_dropout")
+        yield of("--attention-dropout", 0.0, "model.attention_dropout")
+
+
+def _kind(model: Model) -> Iterator[_Setting]:
+    """Norm, activation and positions of the family; biases and tied tables."""
+    of = _Setting.of
+    yield of(
+        "--position-embedding-type",
+        "learned_absolute" if model.learned_positions else "rope",
+        "model.position_embedding_type",
+    )
+    yield of("--normalization", "RMSNorm" if model.gated else "LayerNorm", "model.normalization")
+    if model.gated:
+        yield _Setting(Argument("--swiglu"), ("model.gated_linear_unit=true", "model.activation_func=silu"))
+    if not model.biases:
+        yield _Setting(Argument("--disable-bias-linear"), ("model.add_bias_linear=false",))
+    if not model.tied_embeddings:
+        untied = ("model.share_embeddings_and_output_weights=false",)
+        yield _Setting(Argument("--untie-embeddings-and-output-weights"), untied)
+
+
+def _batch(run: Run) -> Iterator[_Setting]:
+    yield _Setting.of("--micro-batch-size", run.micro_batch, "train.micro_batch_size")
+    yield _Setting.of("--global-batch-size", run.workload.global_batch, "train.global_batch_size")
+
+
+def _parallelism(run: Run) -> Iterator[_Setting]:
+    of, tensor, shards = _Setting.of, run.size("x"), run.size("z")
+    yield of("--tensor-model-parallel-size", tensor, "model.tensor_model_parallel_size", why="TP")
+    if tensor > 1 and run.step.sequence_parallel:
+        yield of("--sequence-parallel", None, "model.sequence_parallel")
+    if shards > 1:
+        flag, key = "--tensor-parallel-num-weight-shards", "model.tensor_parallel_num_weight_shards"
+        yield of(flag, tensor * shards, key, why=f"TP * GTP = {tensor} * {shards}")
+    if run.size("context") > 1:
+        yield of("--context-parallel-size", run.size("context"), "model.context_parallel_size", why="CP")
+        yield of("--cp-comm-type", _EXCHANGES[run.step.context_exchange], "model.cp_comm_type")
+    yield from _pipeline(run)
+    yield from (_Setting.of(flag, None, "dist.use_tp_pp_dp_mapping") for flag in _order(run))
+    if run.step.distributed_optimizer:
+        keys = ("ddp.use_distributed_optimizer=true", "optimizer.use_distributed_optimizer=true")
+        yield _Setting(Argument("--use-distributed-optimizer"), keys)
+
+
+def _pipeline(run: Run) -> Iterator[_Setting]:
+    """Stages, and their chunks; layers of each part where they are not the same."""
+    stages = run.size("pipeline")
+    if stages == 1:
+        return
+    yield _Setting.of("--pipeline-model-parallel-size", stages, "model.pipeline_model_parallel_size", why="PP")
+    if not run.even:
+        layout = "|".join(f"t*{blocks}" for blocks in run.parts)
+        # E: the embedding, t: a block, L: the LM head.
+        key = f"model.pipeline_model_parallel_layout='E{layout}L'"
+        yield _Setting(Argument("--pipeline-model-parallel-layout", f"E{layout}L", "blocks of each part"), (key,))
+    elif run.chunks > 1:
+        key = "model.virtual_pipeline_model_parallel_size"
+        yield _Setting.of("--num-virtual-stages-per-pipeline-rank", run.chunks, key, why="VPP")
+
+
+def _order(run: Run) -> tuple[str, ...]:
+    """The switch of this rank order; UsageError for one that Megatron-Core does not have."""
+    wide = [axis for axis in run.grid.order if run.size(axis) > 1]
+    for order, switches in _ORDERS.items():
+        if [axis for axis in order if run.size(axis) > 1] == wide:
+            return switches
+    names = MEGATRON_CORE.names
+    has = " or ".join(",".join(names[axis] for axis in order if run.size(axis) > 1) for order in _ORDERS)
+    raise run.cannot(f"the rank order {','.join(names.get(axis, axis) for axis in wide)}", f"it has {has}")
+
+
+def _overlap(run: Run) -> Iterator[_Setting]:
+    step, used = run.step, run.workload.overlaps
+    if run.size("z") > 1 and not {"gather_prefetch", "weight_gradient"} <= set(used):
+        raise run.cannot("GTP without overlap", "leave out --no-overlap")
+    if "data_parallel" in step.overlaps and "data_parallel" in used:
+        yield _Setting.of("--overlap-grad-reduce", None, "ddp.overlap_grad_reduce")
+        if step.distributed_optimizer and step.parameter_overlap:
+            yield _Setting.of("--overlap-param-gather", None, "ddp.overlap_param_gather")
+    if step.pipelined_tensor and run.size("x") > 1:
+        yield _Setting.of("--tp-comm-overlap", None, "model.tp_comm_overlap")
+
+
+def _recompute(run: Run) -> Iterator[_Setting]:
+    if run.recompute == "none":
+        return
+    yield _Setting.of("--recompute-granularity", run.recompute, "model.recompute_granularity")
+    if run.recompute == "full":
+        yield _Setting.of("--recompute-method", "uniform", "model.recompute_method")
+        yield _Setting.of("--recompute-num-layers", 1, "model.recompute_num_layers", why="every block by itself")
+    else:
+        yield _Setting(Argument("--recompute-modules", "core_attn"), ("model.recompute_modules=[core_attn]",))
+
+
+def _precision(run: Run) -> Iterator[_Setting]:
+    precision = run.workload.precision
+    if precision not in _PRECISIONS:
+        raise run.cannot(f"--precision {precision}", f"it has {', '.join(_PRECISIONS)}")
+    if _PRECISIONS[precision]:
+        yield _Setting(Argument(_PRECISIONS[precision]), (f"mixed_precision={precision}_mixed",))
+    if run.step.gradient_bytes == 2 or run.step.shard_gradient_bytes == 2:
+        yield _Setting(Argument("--grad-reduce-in-bf16"), ("ddp.grad_reduce_in_fp32=false",))
+
+
+def _trial() -> Iterator[_Setting]:
+    """Steps on mock data, each with its time and throughput in the log."""
+    of = _Setting.of
+    yield _Setting(Argument("--mock-data"))
+    yield of("--tokenizer-type", "NullTokenizer", "tokenizer.tokenizer_type")
+    yield of("--train-iters", 50, "train.train_iters")
+    yield of("--eval-iters", 0, "validation.eval_iters")
+    yield of("--lr", 1e-4, "optimizer.lr")
+    yield of("--log-interval", 1, "logger.log_interval")
+    yield of("--log-throughput", None, "logger.log_throughput")
+
+
+def _environment(run: Run) -> Iterator[Variable]:
+    older = not any(name in run.machine.accelerator.name.upper() for name in _BLACKWELL)
+    if older and max(run.size("x"), run.size("context")) > 1:
+        why = "required before Blackwell where TP or CP is above 1: kernels start in the order of their launch"
+        yield Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", why)
+    yield Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation")
+
+
+def _needs(run: Run) -> Iterator[str]:
+    if run.size("z") > 1:
+        yield "GTP needs Transformer Engine 2.19 or later."
+    yield "Once its speed is what you want: data and tokenizer in place of --mock-data and NullTokenizer, and --save."
+
+
+def _notes(run: Run) -> Iterator[str]:
+    if run.recompute == "selective" and run.step.fused_attention:
+        yield "Selective recompute repeats core attention, which keeps little where it is fused."
+
+
 MEGATRON_CORE = Framework(
     name="megatron-core",
     title="Megatron-Core",
-    axes=("x", "context", "z", "data", "pipeline"),
+    axes=("x", "z", "context", "data", "pipeline"),
     source="NVIDIA/Megatron-LM@d98e8a64, megatron/core",
     step=_STEP,
     schedule=PipelineSchedule(scattered=False),
     software="core",
     hopper_attention=True,
+    names={"x": "TP", "z": "GTP", "pipeline": "PP", "chunks": "VPP", "context": "CP", "data": "DP"},
+    launch=launch,
 )
 
 NEMO = Framework(

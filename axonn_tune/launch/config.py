@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from axonn_tune.specs.launch import (
     Purpose,
 )
 from axonn_tune.specs.loading import Loaded
-from axonn_tune.specs.machine import Backend, Machine
+from axonn_tune.specs.machine import Backend, EnvironmentVariable, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import show_bytes, show_seconds
@@ -59,7 +59,7 @@ def build_launch(
     grid = configuration.grid
     return Launch(
         schema="axonn-tune/launch/1",
-        name=_name(model.document.name, grid.world),
+        name=run_name(model.document.name, grid.world),
         model=model.document,
         workload=workload,
         grid=LaunchGrid.from_fields_of(
@@ -76,7 +76,7 @@ def build_launch(
         ranks_per_node=min(launcher.ranks_per_node, grid.world),
         data=Data(path=tokens),
         environment=launch_environment(machine.document, workload=workload, grid=grid),
-        predicted=_prediction(pricing, model=model.document, machine=machine.document, workload=workload),
+        predicted=predict(pricing, model=model.document, machine=machine.document, workload=workload),
         provenance=Provenance(
             tool="axonn-tune",
             version=__version__,
@@ -106,9 +106,8 @@ def write_launch(path: str | Path, launch: Launch) -> None:
     write_text_atomically(path, launch_text(launch))
 
 
-def prediction_line(launch: Launch) -> str:
+def prediction_line(predicted: Prediction) -> str:
     """What the tuner expects of one step, in one line."""
-    predicted = launch.predicted
     sent = predicted.communication_s > 0
     parts = [f"{show_seconds(predicted.communication_s)} of collectives" if sent else "no collectives"]
     if predicted.iteration_s is not None:
@@ -150,7 +149,7 @@ def _header(launch: Launch) -> list[str]:
         f"{launch.name}: one configuration of {launch.model.name} on {count_ranks(launch.grid.world)} of "
         f"{launch.predicted.machine}, complete in itself.",
         f"Grid: {grid_line(launch)}.",
-        f"Predicted: {prediction_line(launch)}.",
+        f"Predicted: {prediction_line(launch.predicted)}.",
         "Run it with the script that `axonn-tune ... --emit torchrun` or `--emit slurm` writes beside it. It starts",
         "axonn_tune.runtime once per rank, which needs torch: the extra [runtime].",
         f"Written by {made.tool} {made.version}: {made.command}",
@@ -168,12 +167,13 @@ def _spaced(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _name(model: str, world: int) -> str:
+def run_name(model: str, world: int) -> str:
     """Model and ranks, in characters that folders, jobs and shells take as they are."""
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-.') or 'model'}-{world}"
 
 
-def _prediction(pricing: Pricing, *, model: Model, machine: Machine, workload: Workload) -> Prediction:
+def predict(pricing: Pricing, *, model: Model, machine: Machine, workload: Workload) -> Prediction:
+    """What is expected of a step of a priced candidate."""
     reached = performance(
         model,
         machine,
@@ -296,15 +296,19 @@ def _compile_workers(machine: Machine) -> LaunchVariable:
 _MOST_WORKERS = 8
 
 
-def environment_lines(launch: Launch) -> list[str]:
+def environment_lines(environment: Sequence[LaunchVariable]) -> list[str]:
     """The block of a script that sets the variables, grouped by purpose, one comment each."""
     lines: list[str] = []
     for purpose in PURPOSES:
-        variables = [variable for variable in launch.environment if variable.purpose == purpose]
-        if variables:
-            lines += ["", f"# {_HEADINGS[purpose]}"]
-        for variable in variables:
-            lines += [comment(variable.why), f"export {variable.name}={shlex.quote(variable.value)}"]
+        lines += variable_lines(_HEADINGS[purpose], [one for one in environment if one.purpose == purpose])
+    return lines
+
+
+def variable_lines(heading: str, variables: Sequence[EnvironmentVariable]) -> list[str]:
+    """Lines of a script that set variables under a heading, one comment each; none without variables."""
+    lines = ["", comment(heading)] if variables else []
+    for variable in variables:
+        lines += [comment(variable.why), f"export {variable.name}={shlex.quote(variable.value)}"]
     return lines
 
 

@@ -5,27 +5,113 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.launch.config import comment, count_ranks, environment_lines, grid_line, prediction_line
-from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.launch import Launch, Prediction
 from axonn_tune.specs.machine import Machine, Slurm
 
 ScriptKind: TypeAlias = Literal["torchrun", "slurm"]
 SUFFIXES: dict[ScriptKind, str] = {"torchrun": ".sh", "slurm": ".sbatch"}
 
+Emit: TypeAlias = Literal["torchrun", "slurm", "bridge", "toml"]
+"""What `--emit` takes: kinds of script, and forms in which another front end takes the same run."""
+
+
+def emit_kind(wanted: Sequence[str]) -> tuple[ScriptKind, str]:
+    """The kind of script that is wanted, torchrun unless said, and the form, "" for none; UsageError for two of one."""
+    kinds = [one for one in wanted if one in SUFFIXES]
+    forms = [one for one in wanted if one not in SUFFIXES]
+    for several in (kinds, forms):
+        if len(several) > 1:
+            raise UsageError(f"--emit {' --emit '.join(several)}: one of them at a time")
+    unknown = [one for one in forms if one not in get_args(Emit)]
+    if unknown:
+        raise UsageError(f"--emit {unknown[0]}: known are {', '.join(get_args(Emit))}")
+    kind: ScriptKind = "slurm" if kinds == ["slurm"] else "torchrun"
+    return kind, "".join(forms)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a script starts, and where.
+
+    about: sentences on top, before where the ranks are. factors: sizes of the axes by name, whose product is the number
+    of ranks; inner: the axis whose neighbours are nearest. settings: lines that prepare what is started. program: the
+    words after `torchrun` or `python3`, as bash reads them. variables: lines that set the environment; per_task: those
+    that Slurm sets for each task. steps: that are run; saves: whether the ranks save on USR2, resumes: and go on from
+    there. options: of torchrun, beyond where the ranks meet. accelerate: options of `accelerate launch`, one process a
+    node, which starts the ranks.
+    """
+
+    name: str
+    about: tuple[str, ...]
+    predicted: Prediction
+    factors: Mapping[str, int]
+    inner: str | None
+    per_node: int
+    settings: tuple[str, ...]
+    program: str
+    variables: tuple[str, ...]
+    steps: int
+    per_task: tuple[str, ...] = ()
+    saves: bool = False
+    resumes: bool = False
+    accelerate: tuple[str, ...] = ()
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.factors.values())
+
+
+def job_of(launch: Launch, *, launch_path: Path, folder: str, hint: str) -> Job:
+    """The bundled runtime; the launch config is in `folder`, a bash expression."""
+    grid, made = launch.grid, launch.provenance
+    again = [variable for variable in launch.environment if variable.name in _DEVICE_LISTS]
+    about = (
+        f"Runs {launch.name}: {launch.model.name} on {count_ranks(grid.world)} of {launch.predicted.machine}.",
+        f"{grid_line(launch)}.",
+        f"Written by {made.tool} {made.version}; starts axonn_tune.runtime once per rank.",
+    )
+    return Job(
+        name=launch.name,
+        about=about,
+        predicted=launch.predicted,
+        factors=grid.sizes,
+        inner=next((axis for axis in grid.order if grid.grid().axis_size(axis) > 1), None),
+        per_node=launch.ranks_per_node,
+        settings=tuple(_launch_file_lines(folder, launch_path=launch_path, hint=hint)),
+        program='-m axonn_tune.runtime "$launch"',
+        variables=tuple(environment_lines(launch.environment)),
+        per_task=tuple(f"export {variable.name}={shlex.quote(variable.value)}" for variable in again),
+        steps=launch.steps,
+        saves=True,
+        resumes=launch.checkpoint.directory is not None,
+    )
+
+
+BESIDE = '$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")'
+SUBMITTED = "$SLURM_SUBMIT_DIR"
+"""Folder of a script, and the one that a job was submitted from, in bash."""
+
 
 def script_text(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_path: str | Path) -> str:
     """The script as text; UsageError as `torchrun_script` and `slurm_script`, or as `emit_script` for the path."""
-    if not _is_file_of_its_own(Path(launch_path), suffix=SUFFIXES[kind]):
+    path = Path(launch_path)
+    if not _is_file_of_its_own(path, suffix=SUFFIXES[kind]):
         raise UsageError(f"--emit needs a launch config in a file to write a script beside, not {str(launch_path)!r}")
-    write: Callable[..., str] = {"torchrun": torchrun_script, "slurm": slurm_script}[kind]
-    return write(launch, machine=machine, launch_path=Path(launch_path))
+    if kind == "slurm":
+        hint = "submit from the folder that holds it"
+        return slurm_script(job_of(launch, launch_path=path, folder=SUBMITTED, hint=hint), machine)
+    return torchrun_script(
+        job_of(launch, launch_path=path, folder=BESIDE, hint="it belongs beside this script"), machine
+    )
 
 
 def emit_script(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_path: str | Path) -> Path:
@@ -38,6 +124,12 @@ def emit_script(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_pa
     path = Path(launch_path)
     text = script_text(kind, launch=launch, machine=machine, launch_path=path)
     target = path.with_name(path.stem + SUFFIXES[kind])
+    write_script(target, text)
+    return target
+
+
+def write_script(target: Path, text: str) -> None:
+    """Write a script, executable for whoever may read it."""
     write_text_atomically(target, text)
     try:
         # Whoever may read it may run it.
@@ -45,7 +137,6 @@ def emit_script(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_pa
         target.chmod(mode | (mode & 0o444) >> 2)
     except OSError as error:
         raise EnvironmentProblem(f"cannot make {str(target)!r} executable: {error.strerror}") from error
-    return target
 
 
 def _is_file_of_its_own(path: Path, *, suffix: str) -> bool:
@@ -63,12 +154,12 @@ class _NodeLayout:
     ranks_per_node: int
 
 
-def _node_layout(launch: Launch) -> _NodeLayout:
-    """Nodes for a launch; UsageError with the arithmetic if the last node would not be full.
+def _node_layout(job: Job) -> _NodeLayout:
+    """Nodes for a job; UsageError with the arithmetic if the last node would not be full.
 
     A world smaller than a node takes part of one.
     """
-    world, per_node = launch.grid.world, launch.ranks_per_node
+    world, per_node = job.world, job.per_node
     if world <= per_node:
         return _NodeLayout(nodes=1, ranks_per_node=world)
     if world % per_node == 0:
@@ -81,30 +172,26 @@ def _node_layout(launch: Launch) -> _NodeLayout:
     )
 
 
-def _heading_lines(launch: Launch, layout: _NodeLayout) -> list[str]:
+def _heading_lines(job: Job, layout: _NodeLayout) -> list[str]:
     """Comments on top of a script: what runs, where each rank is, what to expect, who wrote it."""
-    grid, made = launch.grid, launch.provenance
     last = layout.ranks_per_node - 1
-    inner = next((axis for axis in grid.order if grid.grid().axis_size(axis) > 1), None)
-    placed = f"Ranks of a node are consecutive, 0 to {last} on the first: neighbours along {inner} are nearest."
+    placed = f"Ranks of a node are consecutive, 0 to {last} on the first: neighbours along {job.inner} are nearest."
+    *about, written = job.about
     return [
-        comment(f"Runs {launch.name}: {launch.model.name} on {count_ranks(grid.world)} of {launch.predicted.machine}."),
-        comment(f"{grid_line(launch)}."),
+        *map(comment, about),
         *([comment(placed)] if last else []),
-        comment(f"Predicted: {prediction_line(launch)}."),
-        comment(f"Written by {made.tool} {made.version}; starts axonn_tune.runtime once per rank."),
+        comment(f"Predicted: {prediction_line(job.predicted)}."),
+        comment(written),
     ]
 
 
-def _world_lines(launch: Launch, layout: _NodeLayout) -> list[str]:
+def _world_lines(job: Job, layout: _NodeLayout) -> list[str]:
     """The world size, checked by the script, so that an edit of one number is noticed."""
-    grid = launch.grid
-    axes, product = grid.product
-    sizes = product.replace("·", " * ")
+    sizes = " * ".join(map(str, job.factors.values()))
     return [
         "",
-        f"# nodes · ranks_per_node = {axes.replace('·', ' · ')}: "
-        f"{layout.nodes} · {layout.ranks_per_node} = {sizes.replace('*', '·')} = {grid.world}",
+        f"# nodes · ranks_per_node = {' · '.join(job.factors)}: "
+        f"{layout.nodes} · {layout.ranks_per_node} = {sizes.replace('*', '·')} = {job.world}",
         f"nodes={layout.nodes}",
         f"ranks_per_node={layout.ranks_per_node}",
         f"world=$(({sizes}))",
@@ -133,26 +220,38 @@ def _software_lines() -> list[str]:
     return ["", "# Load modules and activate your Python environment here, unless they are already."]
 
 
-def torchrun_script(launch: Launch, *, machine: Machine, launch_path: Path) -> str:
-    """The script; it expects the launch config beside itself. UsageError if the ranks do not fill nodes."""
-    layout = _node_layout(launch)
+def torchrun_script(job: Job, machine: Machine) -> str:
+    """The script; it expects what it starts beside itself. UsageError if the ranks do not fill nodes."""
+    layout = _node_layout(job)
+    starts = _accelerate_lines(job) if job.accelerate else [*_rendezvous_lines(layout), *_command_lines(job, machine)]
     lines = [
         "#!/usr/bin/env bash",
-        *_heading_lines(launch, layout),
+        *_heading_lines(job, layout),
         "set -euo pipefail",
-        *_world_lines(launch, layout),
+        *_world_lines(job, layout),
         "",
-        *_launch_file_lines(
-            '$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")',
-            launch_path=launch_path,
-            hint="it belongs beside this script",
-        ),
+        *job.settings,
         *_software_lines(),
-        *environment_lines(launch),
-        *_rendezvous_lines(layout),
-        *_command_lines(launch, machine),
+        *job.variables,
+        *starts,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _accelerate_lines(job: Job) -> list[str]:
+    """`accelerate launch`, which starts the ranks of a node; every node runs the script with its own number."""
+    options = [
+        '--num_machines "$nodes"',
+        '--num_processes "$world"',
+        '--machine_rank "${NODE_RANK:-0}"',
+        '--main_process_ip "${HEAD_NODE:-localhost}"',
+        '--main_process_port "${HEAD_PORT:-29400}"',
+    ]
+    return [
+        "",
+        "# On several nodes: run this script on each, with HEAD_NODE the name of the first and NODE_RANK 0, 1, 2, ...",
+        " \\\n  ".join(["exec accelerate launch", *job.accelerate, *options, job.program]),
+    ]
 
 
 def _rendezvous_lines(layout: _NodeLayout) -> list[str]:
@@ -166,13 +265,13 @@ def _rendezvous_lines(layout: _NodeLayout) -> list[str]:
     ]
 
 
-def _command_lines(launch: Launch, machine: Machine) -> list[str]:
+def _command_lines(job: Job, machine: Machine) -> list[str]:
     options = [
         '--nnodes "$nodes"',
         '--nproc-per-node "$ranks_per_node"',
         "--rdzv-backend c10d",
         '--rdzv-endpoint "$rendezvous"',
-        f"--rdzv-id {shlex.quote(launch.name)}",
+        f"--rdzv-id {shlex.quote(job.name)}",
         "--local-ranks-filter 0",
         "--role rank",
         "--tee 3",
@@ -182,7 +281,7 @@ def _command_lines(launch: Launch, machine: Machine) -> list[str]:
     if machine.library.name == "NCCL":
         lines.append("# --numa-binding, in torch from 2.9 on, keeps each rank on the cores next to its GPU.")
         options.append("--numa-binding node")
-    command = ["exec torchrun", *options, '-m axonn_tune.runtime "$launch"']
+    command = ["exec torchrun", *options, job.program]
     return [*lines, " \\\n  ".join(command)]
 
 
@@ -225,8 +324,8 @@ if ((status == 75)); then
 fi"""
 
 
-def slurm_script(launch: Launch, *, machine: Machine, launch_path: Path) -> str:
-    """The script; it expects to be submitted from the folder of the launch config.
+def slurm_script(job: Job, machine: Machine) -> str:
+    """The script; it expects to be submitted from the folder of what it starts.
 
     UsageError if the machine has no Slurm, an option cannot be written as `#SBATCH` line, or the
     ranks do not fill nodes.
@@ -234,51 +333,55 @@ def slurm_script(launch: Launch, *, machine: Machine, launch_path: Path) -> str:
     slurm = machine.launcher.slurm
     if slurm is None:
         raise UsageError(f"machine {machine.name} has no launcher.slurm section; use --emit torchrun, or write one")
-    layout = _node_layout(launch)
+    layout = _node_layout(job)
     lines = [
         "#!/usr/bin/env bash",
-        *_heading_lines(launch, layout),
+        *_heading_lines(job, layout),
         "#",
-        *_directives(launch, slurm, layout),
+        *_directives(job, slurm, layout),
         "set -euo pipefail",
-        *_world_lines(launch, layout),
+        *_world_lines(job, layout),
         _NODES,
         "",
         "# Slurm runs a copy of this script, so the folder is the one it was submitted from.",
-        *_launch_file_lines("$SLURM_SUBMIT_DIR", launch_path=launch_path, hint="submit from the folder that holds it"),
+        *job.settings,
         *_software_lines(),
-        *environment_lines(launch),
+        *job.variables,
         _ADDRESS,
-        *_rank_lines(launch),
-        *_step_lines(slurm),
-        _WAIT,
-        *([_REQUEUE] if launch.checkpoint.directory else []),
-        'exit "$status"',
+        *([] if job.accelerate else _rank_lines(job)),
+        *_step_lines(job, slurm),
+        *([_WAIT] if job.saves else []),
+        *([_REQUEUE] if job.resumes else []),
+        *(['exit "$status"'] if job.saves else []),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _directives(launch: Launch, slurm: Slurm, layout: _NodeLayout) -> list[str]:
-    minutes, reason = _minutes(launch)
+def _directives(job: Job, slurm: Slurm, layout: _NodeLayout) -> list[str]:
+    minutes, reason = _minutes(job)
     account = f"--account={_value(slurm.account)}" if slurm.account else None
-    resumes = launch.checkpoint.directory is not None
+    ranks = layout.ranks_per_node
     return [
-        f"#SBATCH --job-name={_value(launch.name)}",
+        f"#SBATCH --job-name={_value(job.name)}",
         *([f"#SBATCH {account}"] if account else _ACCOUNT_PLACEHOLDER),
         f"#SBATCH --nodes={layout.nodes}",
-        f"#SBATCH --ntasks-per-node={layout.ranks_per_node}",
+        f"#SBATCH --ntasks-per-node={1 if job.accelerate else ranks}",
+        f"#SBATCH --cpus-per-task={slurm.cpus_per_rank * (ranks if job.accelerate else 1)}",
         *_resources(slurm, layout),
         f"# {reason}",
         f"#SBATCH --time={minutes // 60:02d}:{minutes % 60:02d}:00",
-        f"# {SIGNAL_SECONDS} s before that limit this shell gets USR2, which it passes on to the ranks.",
-        f"#SBATCH --signal=B:USR2@{SIGNAL_SECONDS}",
-        *_SITE_COMMENTS[resumes],
+        *(_SIGNAL if job.saves else []),
+        *(_SITE_COMMENTS[job.resumes] if job.saves else []),
         "#SBATCH --open-mode=append",
         "#SBATCH --output=%x-%j.out",
         *(f"#SBATCH {_one_line(option)}" for option in slurm.extra),
     ]
 
 
+_SIGNAL = [
+    f"# {SIGNAL_SECONDS} s before that limit this shell gets USR2, which it passes on to the ranks.",
+    f"#SBATCH --signal=B:USR2@{SIGNAL_SECONDS}",
+]
 _ACCOUNT_PLACEHOLDER = [
     "# The account to charge: write its name and take one # away, or leave this if your site needs none.",
     "##SBATCH --account=YOUR_ACCOUNT",
@@ -293,7 +396,6 @@ _SITE_COMMENTS = {
 
 
 def _resources(slurm: Slurm, layout: _NodeLayout) -> Iterator[str]:
-    yield f"#SBATCH --cpus-per-task={slurm.cpus_per_rank}"
     if slurm.gpus_per_rank:
         yield "# Per node, not per task: a rank that sees its own GPU only cannot reach the others directly."
         yield f"#SBATCH --gpus-per-node={layout.ranks_per_node * slurm.gpus_per_rank}"
@@ -303,48 +405,70 @@ def _resources(slurm: Slurm, layout: _NodeLayout) -> Iterator[str]:
             yield f"#SBATCH --{option}={_value(value)}"
 
 
-def _minutes(launch: Launch) -> tuple[int, str]:
+def _minutes(job: Job) -> tuple[int, str]:
     """Time limit, and where it comes from."""
-    predicted = launch.predicted
+    predicted = job.predicted
     step_s = predicted.high_s or predicted.iteration_s
     if step_s is None:
         return _DEFAULT_MINUTES, "No step time is predicted: adjust this."
     end = "the upper end of the predicted interval" if predicted.high_s else "the predicted time"
-    minutes = _START_MINUTES + math.ceil(launch.steps * step_s / 60)
-    return minutes, f"{launch.steps} steps at {end}, and {_START_MINUTES} minutes to start and save."
+    minutes = _START_MINUTES + math.ceil(job.steps * step_s / 60)
+    return minutes, f"{job.steps} steps at {end}, and {_START_MINUTES} minutes to start and save."
 
 
-def _rank_lines(launch: Launch) -> list[str]:
+def _rank_lines(job: Job) -> list[str]:
     """What each task runs first."""
-    again = [variable for variable in launch.environment if variable.name in _DEVICE_LISTS]
-    exports = [f"export {variable.name}={shlex.quote(variable.value)}" for variable in again]
-    names = " and ".join(variable.name for variable in again)
+    names = " and ".join(line.removeprefix("export ").partition("=")[0] for line in job.per_task)
     return [
         "# What torchrun would tell each rank, from what Slurm tells each task.",
-        *([f"# {names} once more, because Slurm sets that for each task."] if again else []),
+        *([f"# {names} once more, because Slurm sets that for each task."] if names else []),
         "export ranks_per_node",
         "# shellcheck disable=SC2016  # expanded by each task, not here",
-        "start_rank=" + shlex.quote("\n".join([_RANK, *exports, 'exec "$@"'])),
+        "start_rank=" + shlex.quote("\n".join([_RANK, *job.per_task, 'exec "$@"'])),
     ]
 
 
-def _step_lines(slurm: Slurm) -> list[str]:
+def _step_lines(job: Job, slurm: Slurm) -> list[str]:
     extra = _srun_options(slurm)
     given = {option.split("=")[0] for option in extra}
     bindings = ["--cpu-bind=cores", "--distribution=block:block"]
+    bindings = [option for option in bindings if option.split("=")[0] not in given]
+    common = ["--export=ALL --kill-on-bad-exit=1 --label", *extra]
+    if job.accelerate:
+        return _node_step_lines(job, common)
     options = [
         '--nodes "$nodes" --ntasks "$world" --ntasks-per-node "$ranks_per_node"',
-        " ".join([f"--cpus-per-task {slurm.cpus_per_rank}", *(o for o in bindings if o.split("=")[0] not in given)]),
-        "--export=ALL --kill-on-bad-exit=1 --label",
-        *extra,
+        " ".join([f"--cpus-per-task {slurm.cpus_per_rank}", *bindings]),
+        *common,
     ]
-    command = ["srun", *options, 'bash -c "$start_rank" rank python3 -m axonn_tune.runtime "$launch" &']
+    end = " &" if job.saves else ""
+    command = ["srun", *options, f'bash -c "$start_rank" rank python3 {job.program}{end}']
     return [
         "",
         "# One task per rank, filled node by node and bound to cores in the same order. --cpus-per-task again, because",
         "# srun does not take it from #SBATCH; one rank that fails ends the others.",
         " \\\n  ".join(command),
-        "step=$!",
+        *(["step=$!"] if job.saves else []),
+    ]
+
+
+def _node_step_lines(job: Job, common: list[str]) -> list[str]:
+    """One task a node, whose `accelerate launch` starts the ranks there."""
+    launch = [
+        "accelerate launch",
+        *job.accelerate,
+        '--num_machines "$nodes" --num_processes "$world" --machine_rank "$SLURM_NODEID"',
+        '--main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT"',
+        '"$@"',
+    ]
+    command = ["srun", '--nodes "$nodes" --ntasks "$nodes" --ntasks-per-node 1', *common]
+    return [
+        "",
+        "# One task a node, which starts the ranks there.",
+        "export nodes world folder",
+        "# shellcheck disable=SC2016  # expanded by each task, not here",
+        "start_node=" + shlex.quote(" \\\n  ".join(["exec", *launch])),
+        " \\\n  ".join([*command, f'bash -c "$start_node" node {job.program}']),
     ]
 
 

@@ -47,7 +47,7 @@ def test_each_stream_has_a_hardware_queue(grid: Grid, queues: str) -> None:
 def test_each_variable_is_set_once_and_explained(machine: str) -> None:
     """Guards the block of both scripts: a comment above each export, no name twice, nothing of the machine lost."""
     built = case("nano", machine)
-    lines = environment_lines(built.launch)
+    lines = environment_lines(built.launch.environment)
     exports = [number for number, line in enumerate(lines) if line.startswith("export ")]
     names = [re.match(r"export (\w+)=", lines[number]) for number in exports]
     found = [match[1] for match in names if match]
@@ -94,7 +94,7 @@ def test_ranks_of_gpus_compile_alike_and_with_few_workers(machine: str, workers:
 
 def test_purposes_are_kept_apart() -> None:
     """Guards the order of the block: what the prediction rests on first, debugging last, each under a heading."""
-    lines = environment_lines(case("nano", "perlmutter").launch)
+    lines = environment_lines(case("nano", "perlmutter").launch.environment)
     headings = [lines[number + 1] for number, line in enumerate(lines) if not line]
     assert [heading.split()[1] for heading in headings] == ["For", "For", "For", "What", "For"]
     assert headings[0].startswith("# For overlapped communication")
@@ -113,6 +113,6 @@ def test_values_and_reasons_reach_bash_unchanged() -> None:
     value = "a b'c\"d$(touch pwned)`x`\\n\n#e*"
     odd = LaunchVariable(name="ODD", value=value, why="one\nexport ODD=two\u2028export ODD=three", purpose="site")
     launch = case().launch.model_copy(update={"environment": (odd,)})
-    script = "\n".join([*environment_lines(launch), 'printf "%s" "$ODD"'])
+    script = "\n".join([*environment_lines(launch.environment), 'printf "%s" "$ODD"'])
     done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True, timeout=10)
     assert done.stdout == value

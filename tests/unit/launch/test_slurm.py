@@ -16,7 +16,7 @@ import pytest
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import write_launch
-from axonn_tune.launch.scripts import slurm_script
+from axonn_tune.launch.scripts import script_text
 from axonn_tune.specs.launch import Checkpoint, Launch
 from axonn_tune.specs.machine import Machine
 from tests.unit.launch.cases import case, environment, program, run
@@ -34,7 +34,7 @@ SCONTROL = 'if [[ $1 == show ]]; then printf "nid01\\nnid02\\n"; else echo "scon
 def script(**changes: Any) -> str:
     """The script of eight ranks on two Perlmutter nodes, with changes to the machine's Slurm section."""
     launch, machine = launch_and_machine(changes)
-    return slurm_script(launch, machine=machine, launch_path=Path("launch.yaml"))
+    return script_text("slurm", launch=launch, machine=machine, launch_path=Path("launch.yaml"))
 
 
 def launch_and_machine(changes: Mapping[str, Any]) -> tuple[Launch, Machine]:
@@ -61,7 +61,7 @@ def prepared(folder: Path, *, checkpoint: str | None = None, python: str = "env"
     for name, body in (("scontrol", SCONTROL), ("srun", srun), ("python3", python)):
         program(folder, name, body)
     path = folder / "launch.sbatch"
-    path.write_text(slurm_script(launch, machine=machine, launch_path=folder / "launch.yaml"))
+    path.write_text(script_text("slurm", launch=launch, machine=machine, launch_path=folder / "launch.yaml"))
     return path
 
 
@@ -101,16 +101,18 @@ def test_the_time_limit_follows_the_prediction() -> None:
     unknown = launch.predicted.model_copy(update={"high_s": None, "iteration_s": None})
     for predicted, limit in ((slow, "02:45:00"), (unknown, "01:00:00")):
         changed = launch.model_copy(update={"predicted": predicted, "steps": 100})
-        text = slurm_script(changed, machine=machine, launch_path=Path("l.yaml"))
+        text = script_text("slurm", launch=changed, machine=machine, launch_path=Path("l.yaml"))
         assert f"--time={limit}" in directives(text)
 
 
 def test_jobs_requeue_only_if_they_can_resume() -> None:
     """Guards against a job that begins again at step 0 for ever."""
     launch, machine = launch_and_machine({})
-    assert "--no-requeue" in directives(slurm_script(launch, machine=machine, launch_path=Path("l.yaml")))
+    assert "--no-requeue" in directives(
+        script_text("slurm", launch=launch, machine=machine, launch_path=Path("l.yaml"))
+    )
     saving = launch.model_copy(update={"checkpoint": Checkpoint(directory="checkpoints")})
-    assert "--requeue" in directives(slurm_script(saving, machine=machine, launch_path=Path("l.yaml")))
+    assert "--requeue" in directives(script_text("slurm", launch=saving, machine=machine, launch_path=Path("l.yaml")))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_a_machine_without_slurm_is_refused() -> None:
     """Guards the message: what the profile lacks, and what to use instead."""
     built = case()
     with pytest.raises(UsageError, match=r"machine localhost has no launcher\.slurm section; use --emit torchrun"):
-        slurm_script(built.launch, machine=built.machine.document, launch_path=Path("l.yaml"))
+        script_text("slurm", launch=built.launch, machine=built.machine.document, launch_path=Path("l.yaml"))
 
 
 def test_each_task_knows_its_rank(tmp_path: Path) -> None:

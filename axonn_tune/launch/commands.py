@@ -1,0 +1,187 @@
+"""Scripts for other frameworks: the command of a priced configuration in bash around torchrun, or for sbatch.
+
+What a framework is told is written by its own description (`axonn_tune.frameworks`); here is what stands around it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from axonn_tune import __version__
+from axonn_tune.cost.prediction import Pricing
+from axonn_tune.errors import UsageError, suggest
+from axonn_tune.files import write_text_atomically
+from axonn_tune.frameworks import step_on
+from axonn_tune.frameworks.command import Argument, Command, Run
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.launch.config import predict, run_name, variable_lines
+from axonn_tune.launch.scripts import (
+    BESIDE,
+    SUBMITTED,
+    SUFFIXES,
+    Job,
+    ScriptKind,
+    slurm_script,
+    torchrun_script,
+    write_script,
+)
+from axonn_tune.program.pipeline import model_parts
+from axonn_tune.specs.machine import EnvironmentVariable, Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Workload
+from axonn_tune.units import counted
+
+_TRIAL_STEPS = 50
+"""Steps of a first trial, for the time limit of a job."""
+
+
+@dataclass(frozen=True)
+class Emission:
+    """A configuration as files: a script, and text of the config files beside it."""
+
+    script: Path
+    text: str
+    files: dict[Path, str]
+
+    def write(self) -> tuple[Path, ...]:
+        """Write all of it, config files first; EnvironmentProblem if the disk is full. The paths, script first."""
+        for path, text in self.files.items():
+            write_text_atomically(path, text)
+        write_script(self.script, self.text)
+        return (self.script, *self.files)
+
+
+def command_of(pricing: Pricing, *, model: Model, machine: Machine, workload: Workload, form: str = "") -> Command:
+    """What starts a priced configuration in its framework; `form`: as another front end takes it.
+
+    UsageError for what the framework cannot express, a form it does not have, and a framework that nothing starts.
+    """
+    framework, one = pricing.framework, pricing.configuration
+    if framework.launch is None:
+        raise UsageError(f"{framework.title} is priced only: there is no command for it")
+    run = Run(
+        framework=framework.title,
+        model=model,
+        machine=machine,
+        workload=workload,
+        grid=one.grid,
+        micro_batch=one.micro_batch,
+        accumulation=pricing.accumulation,
+        recompute=one.recompute,
+        kept_layers=int(pricing.memory.kept_layers),
+        chunks=one.chunks,
+        parts=model_parts(model.layers, stages=one.grid.pipeline, chunks=one.chunks, given=one.parts),
+        step=step_on(framework, machine),
+    )
+    command = framework.launch(run)
+    if form and form not in command.forms:
+        has = ", ".join(["torchrun", "slurm", *command.forms])
+        raise UsageError(f"--emit {form} is not for {framework.name}{suggest(form, command.forms)}; it has {has}")
+    return command.forms[form] if form else command
+
+
+def emission(
+    pricing: Pricing,
+    path: str | Path,
+    *,
+    model: Model,
+    machine: Machine,
+    workload: Workload,
+    call: str,
+    kind: ScriptKind = "torchrun",
+    form: str = "",
+) -> Emission:
+    """The files that start a priced configuration: `path` with the suffix of the script, and config files beside it.
+
+    call: the command that asked for it. Errors as `command_of`, and UsageError if the ranks do not fill nodes, the
+    machine has no Slurm section, or `path` is no file in a folder.
+    """
+    target = Path(path).with_suffix(SUFFIXES[kind]) if Path(path).name else Path(path)
+    if not target.name or target.absolute().parts[1:2] in (("dev",), ("proc",)) or target.is_dir():
+        raise UsageError(f"-o {str(path)!r}: a script is a file of its own, such as run.sh")
+    command = command_of(pricing, model=model, machine=machine, workload=workload, form=form)
+    names = {suffix: f"{target.stem}{suffix}" for suffix in command.files}
+    job = Job(
+        name=run_name(model.name, pricing.configuration.grid.world),
+        about=tuple(_about(pricing, command, model=model, machine=machine, call=call)),
+        predicted=predict(pricing, model=model, machine=machine, workload=workload),
+        factors=_factors(pricing),
+        inner=_inner(pricing),
+        per_node=min(machine.launcher.ranks_per_node, pricing.configuration.grid.world),
+        settings=tuple(_settings(command, SUBMITTED if kind == "slurm" else BESIDE, names)),
+        program=_program(command),
+        variables=tuple(_variables(command, machine)),
+        steps=_TRIAL_STEPS,
+        accelerate=tuple(_words(one, names) for one in command.started_with) if command.starter == "accelerate" else (),
+    )
+    text = slurm_script(job, machine) if kind == "slurm" else torchrun_script(job, machine)
+    return Emission(target, text, {target.with_name(names[suffix]): body for suffix, body in command.files.items()})
+
+
+def _about(pricing: Pricing, command: Command, *, model: Model, machine: Machine, call: str) -> Iterator[str]:
+    one, world = pricing.configuration, pricing.configuration.grid.world
+    yield f"{command.release}: {model.name} on {world:,} × {machine.name}."
+    sizes = [f"{name} {size}" for name, size in _factors(pricing).items() if size > 1]
+    sizes += [f"{pricing.framework.names.get('chunks', 'chunks')} {one.chunks}"] if one.chunks > 1 else []
+    steps = counted(pricing.accumulation, "gradient accumulation step")
+    yield f"{', '.join(sizes) or 'one GPU'}; micro-batch {one.micro_batch}, {steps}, recompute {one.recompute}."
+    yield from command.needs
+    yield from command.notes
+    yield f"Written by axonn-tune {__version__}: {call}"
+
+
+def _factors(pricing: Pricing) -> dict[str, int]:
+    """Sizes of the framework's axes, by its own names."""
+    framework, grid = pricing.framework, pricing.configuration.grid
+    return {_called(framework, axis): grid.axis_size(axis) for axis in framework.axes}
+
+
+def _called(framework: Framework, axis: str) -> str:
+    return framework.names.get(axis, axis)
+
+
+def _inner(pricing: Pricing) -> str | None:
+    """The axis whose neighbours are nearest."""
+    grid = pricing.configuration.grid
+    wide = (axis for axis in grid.order if grid.axis_size(axis) > 1)
+    return next((_called(pricing.framework, axis) for axis in wide), None)
+
+
+def _settings(command: Command, folder: str, names: dict[str, str]) -> Iterator[str]:
+    """The folder of config files, and the arguments by section, as arrays."""
+    yield f"folder={folder}"
+    for section in command.sections:
+        yield ""
+        yield f"{section.title}=("
+        yield from (f"  {_words(one, names)}{f'  # {one.why}' if one.why else ''}" for one in section.arguments)
+        yield ")"
+
+
+def _words(argument: Argument, names: dict[str, str]) -> str:
+    """An argument as bash reads it, paths of config files in place."""
+    return " ".join(_word(word, names) for word in argument.words)
+
+
+def _word(word: str, names: dict[str, str]) -> str:
+    placed = re.fullmatch(r"(.*)\{file:(.+)\}", word)
+    if placed is None:
+        return shlex.quote(word)
+    before = shlex.quote(placed[1]) if placed[1] else ""
+    return f'{before}"$folder"/{shlex.quote(names[placed[2]])}'
+
+
+def _program(command: Command) -> str:
+    arrays = [f'"${{{section.title}[@]}}"' for section in command.sections]
+    return " ".join([*map(shlex.quote, command.program), *arrays, '"$@"'])
+
+
+def _variables(command: Command, machine: Machine) -> Iterator[str]:
+    own = {one.name for one in command.environment}
+    wanted = [EnvironmentVariable(name=one.name, value=one.value, why=one.why) for one in command.environment]
+    yield from variable_lines(f"What {command.release} wants.", wanted)
+    site = [variable for variable in machine.launcher.environment if variable.name not in own]
+    yield from variable_lines("What this machine wants.", site)

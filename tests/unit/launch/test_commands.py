@@ -1,0 +1,114 @@
+"""Scripts of other frameworks: what they start is what the framework's description says."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import axonn_tune
+from axonn_tune.api.search import SearchResult
+from axonn_tune.errors import UsageError
+from axonn_tune.launch.commands import command_of
+from tests.unit.launch.cases import program, run
+
+SRUN = """
+while [[ $1 != bash ]]; do shift; done
+export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=1 SLURM_NTASKS=16
+exec "$@"
+"""
+PRINTED = 'printf "%s\\n" "$@"'
+JOB = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "nid[01-04]"}
+
+
+@pytest.fixture(scope="module")
+def found() -> SearchResult:
+    """Megatron-Core on 16 GPUs, with GTP, a pipeline and interleaving."""
+    pins = {"x": 2, "z": 2, "data": 2, "context": 1, "pipeline": 2, "chunks": 2}
+    return axonn_tune.search("20b", gpus=16, machine="perlmutter", framework="megatron-core", batch=64, **pins)
+
+
+def words_of(found: SearchResult, form: str = "") -> list[str]:
+    """Program and arguments by the framework's description."""
+    problem = found.inputs.problem
+    command = command_of(
+        found.results.ranked.pricing(0),
+        model=problem.model,
+        machine=problem.machine,
+        workload=problem.workload,
+        form=form,
+    )
+    return [*command.program, *command.words]
+
+
+def test_torchrun_gets_every_argument(tmp_path: Path, found: SearchResult) -> None:
+    """Guards the script: what bash hands to torchrun is the command, and what the user adds comes last."""
+    (path,) = found.write_launch_config(tmp_path / "run")
+    assert path == tmp_path / "run.sh"
+    assert path.stat().st_mode & 0o100
+    program(tmp_path, "torchrun", PRINTED)
+    ended = subprocess.run(
+        ["bash", str(path), "--save", "a b"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HEAD_NODE": "nid01"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = words_of(found)
+    assert ended.stdout.splitlines()[-len(words) - 2 :] == [*words, "--save", "a b"]
+    assert "--tensor-parallel-num-weight-shards" in words
+    assert words[words.index("--tensor-parallel-num-weight-shards") + 1] == "4"
+
+
+def test_slurm_starts_a_task_a_rank(tmp_path: Path, found: SearchResult) -> None:
+    """Guards the sbatch script: each task runs the same arguments, with the environment that the framework wants."""
+    (path,) = found.write_launch_config(tmp_path / "run.yaml", emit="slurm")
+    assert path == tmp_path / "run.sbatch"
+    program(tmp_path, "srun", SRUN)
+    program(tmp_path, "scontrol", 'printf "nid01\\nnid02\\n"')
+    program(tmp_path, "python3", f'echo "$CUDA_DEVICE_MAX_CONNECTIONS $RANK $WORLD_SIZE $MASTER_ADDR"\n{PRINTED}')
+    ended = run(path, programs=tmp_path, cwd=tmp_path, SLURM_SUBMIT_DIR=str(tmp_path), **JOB)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["1 0 16 nid01", *words_of(found)]
+    assert "#SBATCH --nodes=4" in path.read_text()
+    assert "--signal" not in path.read_text()
+
+
+def test_the_heading_says_which_prediction_it_is(tmp_path: Path, found: SearchResult) -> None:
+    """Guards the comments: release, layout in the framework's names, predicted step and what asked for it."""
+    (path,) = found.write_launch_config(tmp_path / "run.sh")
+    head = path.read_text().partition("set -euo")[0]
+    layout = "TP 2, GTP 2, DP 2, PP 2, VPP 2"
+    for said in ("Megatron-Core 0.19", layout, "Predicted: step", "axonn_tune.search(model='20b'"):
+        assert said in head
+
+
+def test_bridge_gets_the_same_sizes(tmp_path: Path, found: SearchResult) -> None:
+    """Guards the other form: overrides of Megatron-Bridge's plain recipe."""
+    (path,) = found.write_launch_config(tmp_path / "run", emit=["torchrun", "bridge"])
+    words = words_of(found, "bridge")
+    assert words[0].endswith("run_recipe.py")
+    expected = {"tensor_model_parallel_size=2", "tensor_parallel_num_weight_shards=4", "num_layers=32"}
+    assert {f"model.{one}" for one in expected} <= set(words)
+    assert "model.virtual_pipeline_model_parallel_size=2" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("framework", "emit", "path", "said"),
+    [
+        ("nemo", None, "run.sh", "NeMo is priced only: there is no command for it"),
+        ("megatron-core", "toml", "run.sh", "--emit toml is not for megatron-core; it has torchrun, slurm, bridge"),
+        ("megatron-core", ["slurm", "torchrun"], "run.sh", "--emit slurm --emit torchrun: one of them at a time"),
+        ("megatron-core", None, "/dev/stdout", "a script is a file of its own"),
+        ("axonn-tune", "bridge", "run.sh", "--emit bridge is for other frameworks"),
+    ],
+)
+def test_what_has_no_command_is_refused(
+    tmp_path: Path, framework: str, emit: str | list[str] | None, path: str, said: str
+) -> None:
+    """Guards against files that nothing can start: a message, and nothing written."""
+    found = axonn_tune.search("nano", gpus=4, machine="dgx-h100", framework=framework)
+    with pytest.raises(UsageError, match=said):
+        found.write_launch_config(tmp_path / path, emit=emit)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
