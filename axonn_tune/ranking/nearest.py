@@ -81,7 +81,7 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
     having = f" that has {pins}" if pins else ""
     if wanted[grids.sound].any():
         if (problem.limits.chunks or 1) > 1:
-            return f"binding constraint: {_interleaving_words(problem)}{having.replace('that has', 'with')}"
+            return f"binding constraint: {_interleaving_words(problem)}{having.replace(' that has', '; asked for:')}"
         words = _micro_batch_words(problem)
         return f"binding constraint: {MICRO_BATCH}: {words} the share of the batch of any grid{having}"
     broken, sizes, total = grids.broken[wanted], grids.sizes[wanted], int(wanted.sum())
