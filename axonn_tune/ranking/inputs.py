@@ -93,7 +93,7 @@ def _check_axes(problem: Problem) -> None:
     if missing:
         axis, known = missing[0], ", ".join(map(framework.called, framework.columns))
         what = "interleaved stages" if axis == "chunks" else f"axis {axis}"
-        raise UsageError(f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}, but {known}")
+        raise UsageError(f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}")
     if pins["chunks"] > 1 and (limits.axes.get("pipeline") == 1 or "pipeline" not in problem.axes):
         stages = "which is 1" if "pipeline" in problem.axes else "which --pipeline searches"
         raise UsageError(f"{framework.option('chunks')} {limits.chunks} is for pipeline stages, {stages}")
