@@ -58,7 +58,7 @@ def our_options(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str
     for text that is no size.
     """
     asked = others.get("framework")
-    framework, found = find_framework(asked or AXONN_TUNE.name), dict[str, Any]()
+    framework, found = AXONN_TUNE if asked is None else find_framework(asked), dict[str, Any]()
     called: dict[str, str] = {}
     for name, value in given.items():
         ours = SHARED.get(name) or _axis(framework, name)
