@@ -55,11 +55,15 @@ class Run:
         return UsageError(f"{self.framework} cannot express {what}{f'; {instead}' if instead else ''}")
 
     def check(self, framework: Framework, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
-        """UsageError for what no argument says: another rank order, step or number format, and overlaps switched off.
+        """UsageError for what no argument says: another rank order, and as `check_step`."""
+        self.check_order(framework)
+        self.check_step(framework, settable=settable, precisions=precisions)
+
+    def check_step(self, framework: Framework, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
+        """UsageError for another step or number format than the framework's, and overlaps that are switched off.
 
         framework: as it is described; settable: options of its step, and overlaps, that it has arguments for.
         """
-        self.check_order(framework)
         workload, own = self.workload, framework.step
         if workload.precision not in precisions:
             raise self.cannot(f"--precision {workload.precision}", f"it has {', '.join(precisions)}")
