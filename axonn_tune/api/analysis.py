@@ -171,7 +171,7 @@ def compare(
 
     >>> import axonn_tune
     >>> sorted(contender.key for contender in axonn_tune.compare("20b", gpus=64))
-    ['4d', 'data-parallel', 'deepspeed', 'fsdp', 'hsdp', 'megatron-lm', 'torchtitan']
+    ['4d', 'axonn', 'data-parallel', 'deepspeed', 'fsdp', 'hsdp', 'megatron-axonn', 'megatron-lm', 'torchtitan']
     """
     inputs = load_inputs(make_choices(model, gpus=gpus, machine=machine, batch=batch, **options))
     given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, **options}
@@ -203,7 +203,8 @@ class CompareResult(Reported):
         return iter(self.comparison.contenders)
 
     def __getitem__(self, key: str) -> Contender:
-        """One strategy by its key: 4d, megatron-lm, torchtitan, deepspeed, fsdp, hsdp or data-parallel; or KeyError."""
+        """One strategy by its key, 4d, megatron-lm, torchtitan, deepspeed, fsdp, hsdp, data-parallel, megatron-axonn,
+        axonn; or KeyError."""
         return {contender.key: contender for contender in self.comparison.contenders}[key]
 
     def __repr__(self) -> str:

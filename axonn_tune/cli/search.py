@@ -229,10 +229,11 @@ def sweep_command(
 def compare_command(*, output_format: Format, wide: bool, html: str | None, color: bool, **options: Any) -> None:
     """Compare the best 4D grid with the best layouts of other frameworks, by the time of a step.
 
-    Megatron-Core, torchtitan, DeepSpeed, FSDP (ZeRO-3), HSDP and data parallelism each run their fastest layout that
-    fits into memory, on kernels of one quality; --framework adds another. --recompute, --micro-batch and --no-overlap
-    hold for all; axes, rank order and --kept-layers for 4D, or for the framework named. The paper's measurements used
-    full activation recomputation: --recompute full.
+    Megatron-Core, torchtitan, DeepSpeed, FSDP (ZeRO-3), HSDP, data parallelism, Megatron-AxoNN and AxoNN each run their
+    fastest layout that fits into memory, on kernels of one quality; --framework adds another. Below the table: what
+    separates each from the first. --recompute, --micro-batch and --no-overlap hold for all; axes, rank order and
+    --kept-layers for 4D, or for the framework named. The paper's measurements used full activation recomputation:
+    --recompute full.
 
     \b
     Examples:
