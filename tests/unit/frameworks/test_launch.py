@@ -186,7 +186,7 @@ def test_torchtitan_splits_as_priced(name: str, less: tuple[str, str], layers: s
 
 def constants(text: str) -> dict[str, Any]:
     """Literals that a Python file assigns to names, and to tuples of names."""
-    found = {}
+    found = dict[str, Any]()
     for one in ast.parse(text).body:
         if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]).strip("()").replace(", ", "").isupper():
             names = ast.unparse(one.targets[0]).strip("()").split(", ")
