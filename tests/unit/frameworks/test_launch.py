@@ -208,6 +208,8 @@ def test_torchtitan_gets_a_module_for_other_sizes() -> None:
         assert titan_keys(command)[".module"] == "__main__"
         given, model = constants(command.files["_model.py"]), run.model
         assert given["NAME"] == model.name
+        # Without groups of parameters of its own, torchtitan's optimizer holds none of them, and it stops.
+        assert "optimizer=default_adamw(" in command.files["_model.py"]
         assert [given[size] for size in ("LAYERS", "HIDDEN", "HEADS", "KV_HEADS", "HEAD_DIM", "FFN", "VOCAB")] == [
             model.layers,
             model.hidden,
