@@ -31,7 +31,7 @@ Arguments = Mapping[str, Stated]
 _COUNTS: dict[str, tuple[str, ...]] = {
     "n_gpus": ("world_size", "num_processes"),
     "tp": (
-        *("tensor_model_parallel_size", "tensor_parallel_degree", "row_tensor_model_parallel_size"),
+        *("row_tensor_model_parallel_size", "tensor_model_parallel_size", "tensor_parallel_degree"),
         *("model_parallel_size", "autotp_size", "parallelism_config_tp_size"),
     ),
     "y": ("column_tensor_model_parallel_size",),
@@ -489,8 +489,10 @@ def _zero(arguments: Arguments) -> Stated | None:
 
 
 def _biases(arguments: Arguments) -> Stated | None:
-    without = _true(arguments, "disable_bias_linear")
-    return Stated("0", without.line) if without else _switch("add_bias_linear", "model.bias")(arguments)
+    without = arguments.get("disable_bias_linear")
+    if without is not None:
+        return Stated(str(int(not _on(without))), without.line)
+    return _switch("add_bias_linear", "model.bias")(arguments)
 
 
 def _tied(arguments: Arguments) -> Stated | None:

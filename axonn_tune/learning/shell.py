@@ -28,8 +28,11 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True)
 class Script:
-    """What a script runs. commands: the words of each command; directives: of `#SBATCH`; documents: here-documents with
-    the line they begin in; values: of all variables; skipped: lines of conditions that were taken to be false."""
+    """What a script runs.
+
+    commands: the words of each command; directives: of `#SBATCH`; documents: here-documents with the line they begin
+    in; values: of all variables; skipped: lines of conditions that were taken to be false.
+    """
 
     commands: tuple[tuple[Stated, ...], ...]
     directives: tuple[Stated, ...]
@@ -281,11 +284,15 @@ _TESTS: Mapping[str, Callable[[str, str], bool]] = {
 
 @dataclass
 class _Branch:
-    """An `if` that is open: whether its present branch runs, one has run, and the condition is being read."""
+    """An `if` that is open: whether its present branch runs, one has run, and the condition is being read.
+
+    unknown: line of a condition that cannot be evaluated.
+    """
 
     runs: bool = False
     done: bool = False
     reading: bool = True
+    unknown: int = 0
 
 
 @dataclass
@@ -310,6 +317,9 @@ class _Shell:
                 break
         if words and all(branch.runs and not branch.reading for branch in self.branches):
             self._command(words)
+        elif words and _ASSIGNED.match(words[0][0].value):
+            # What else a branch does would change no argument.
+            self.skipped += [branch.unknown for branch in self.branches if branch.unknown not in (0, *self.skipped)]
 
     def _condition(self, keyword: str, words: list[Word]) -> list[Word]:
         """Open, change or close a branch; the words that are left to run."""
@@ -325,16 +335,15 @@ class _Shell:
         elif keyword == "else":
             branch.runs, branch.reading = not branch.done, False
         else:
-            branch.reading, branch.runs = True, self._holds(words, known=branch.done)
+            branch.reading = True
+            branch.runs = not branch.done and self._holds(words, branch)
             return []
         return words
 
-    def _holds(self, words: Sequence[Word], *, known: bool) -> bool:
+    def _holds(self, words: Sequence[Word], branch: _Branch) -> bool:
         """Whether a condition is true; one that cannot be evaluated is taken to be false, and noted."""
         parts = [self.text(" ".join(one.value for one in word), unset="") for word in words]
-        if known:
-            return False
-        tested = parts[1:-1] if parts and parts[0] in ("[", "[[", "test") else []
+        tested = parts[1:-1] if parts and parts[0] in ("[", "[[") else []
         try:
             if len(tested) == 2 and tested[0] in ("-n", "-z"):
                 return bool(tested[1]) == (tested[0] == "-n")
@@ -342,7 +351,7 @@ class _Shell:
                 return _TESTS[tested[1]](tested[0], tested[2])
         except ValueError:
             pass
-        self.skipped += [words[0][0].line] if words else []
+        branch.unknown = words[0][0].line if words else 0
         return False
 
     def _command(self, words: Sequence[Word]) -> None:
