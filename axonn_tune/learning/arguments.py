@@ -77,6 +77,7 @@ _OTHERS = {
     *("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", "mixed_precision"),
     *("hidden_dropout", "attention_dropout", "grad_reduce_in_fp32", "overlap_grad_sync", "overlap_param_sync"),
     *("pipeline_parallel_schedule", "pipeline_parallel_layers_per_stage", "overlap_comm"),
+    *("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"),
     *("num_layers_per_virtual_pipeline_stage", "group_query_attention"),
     *("num_query_groups", "num_key_value_heads", "swiglu", "gated_linear_unit", "activation", "hidden_act"),
     *("sequence_parallel", "recompute_granularity", "recompute_method", "recompute_num_layers"),
@@ -123,16 +124,19 @@ _SUBCOMMAND = re.compile(r"([A-Za-z][\w-]*):([A-Za-z][\w-]*)")
 def named_values(words: Iterable[Stated]) -> Iterator[tuple[str, Stated]]:
     """Every argument of a command line with its first value; a switch is `True`.
 
-    Read are `--name value`, `--name=value`, `--switch`, `section.name=value`, and torchtitan's
-    `activation-checkpoint:full`.
+    Read are `--name value`, `--name=value`, `--switch`, `section.name=value`, and torchtitan's `--section.no-switch`
+    and `activation-checkpoint:full`.
     """
     waiting: list[Stated] = []
     for word in words:
         option, chosen = _OPTION.fullmatch(word.value), _SUBCOMMAND.fullmatch(word.value)
+        negated = option and re.fullmatch(r"(--[\w.-]+\.)no[-_](\w[\w-]*)", option[1])
         if option or chosen:
             yield from ((name.value, Stated("True", name.line)) for name in waiting)
-            waiting = [] if option is None or option[2] is not None else [word]
-        if chosen:
+            waiting = [] if option is None or option[2] is not None or negated else [word]
+        if negated:
+            yield negated[1] + negated[2], Stated("False", word.line)
+        elif chosen:
             yield f"{chosen[1]}.mode", Stated(chosen[2].replace("-", "_"), word.line)
         elif option and option[2] is not None:
             yield option[1], Stated(plain_value(option[2]), word.line)
@@ -351,6 +355,7 @@ def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
     elif "layers" in found and stages > 1:
         chunks, layers = int(found.get("vpp", _ONE).value), int(found["layers"].value)
         _add_uneven(found, *_uneven_ends(arguments, layers, stages=stages, chunks=chunks))
+        _add_uneven(found, *_less_at_ends(arguments, layers, parts=stages * chunks))
 
 
 def _add_uneven(found: dict[str, Stated], parts: Sequence[int], line: int) -> None:
@@ -564,6 +569,17 @@ _WORDS: dict[str, Callable[[Arguments], Stated | None]] = {
     "gpu": lambda arguments: arguments.get("device_name"),
 }
 """Columns that need more than a number, and what reads each."""
+
+
+def _less_at_ends(arguments: Arguments, layers: int, *, parts: int) -> tuple[list[int], int]:
+    """Blocks of each part in torchtitan, which counts embedding and LM head as some layers of the first and last."""
+    ends = [arguments.get(f"pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
+    less = [int(one.value) if one and one.value.isdecimal() else 0 for one in ends]
+    each, left = divmod(layers + sum(less), parts)
+    sizes = [each + (part < left) for part in range(parts)]
+    sizes[0] -= less[0]
+    sizes[-1] -= less[1]
+    return (sizes, max(one.line for one in ends if one)) if any(ends) else ([], 0)
 
 
 # A run, by the columns that a file states and those that are given beside it.

@@ -209,6 +209,9 @@ _TITAN = {
     "global_batch_size": "-1",
     "seq_len": "2048",
     "pipeline_parallel_microbatch_size": "1",
+    "pipeline_parallel_schedule": "1F1B",
+    "pipeline_parallel_first_stage_less_layers": "1",
+    "pipeline_parallel_last_stage_less_layers": "1",
     "mixed_precision_param": "bfloat16",
     "activation_checkpoint.mode": "selective",
     "compile.enable": "False",
@@ -397,7 +400,7 @@ def read_run(
     stated, gpus = _known(source, facts), _gpus(source) or (Stated(given["n_gpus"], 0) if "n_gpus" in given else None)
     if gpus is not None:
         stated.setdefault("world_size", gpus)
-    implied = _implied(source, name, stated, of_model=document is None)
+    implied = _implied(source, name, stated, facts)
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
     run = CommandRun(str(path), name, (line, line), columns_of(arguments), arguments, source.remarks, document)
     return _settled(run.with_given(facts), source, implied)
@@ -421,20 +424,16 @@ def _known(source: _Source, facts: Mapping[str, str]) -> dict[str, Stated]:
     return found
 
 
-_OF_MODEL = ("swiglu", "group_query_attention", "disable_bias_linear", "untie_embeddings_and_output_weights")
-
-
-def _implied(source: _Source, framework: str, stated: Arguments, *, of_model: bool) -> dict[str, str]:
-    """Arguments that are not stated, as the framework or its config function has them; of_model: those of the model."""
-    preset = _preset(source)
-    left_out = set() if of_model else set(_OF_MODEL)
-    if source.name("recipe"):
-        # Megatron-Bridge has no switch for it.
-        left_out.add("group_query_attention")
+def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[str, str]) -> dict[str, str]:
+    """Arguments that are neither stated nor given, as the framework or its config function has them."""
+    # Megatron-Bridge has no switch for it.
+    grouped = "kv_heads" in facts or source.name("recipe")
     return {
         name: value
-        for name, value in {**_DEFAULTS.get(framework, {}), **preset}.items()
-        if not {name, *_INSTEAD.get(name, ())} & stated.keys() and name not in left_out
+        for name, value in {**_DEFAULTS.get(framework, {}), **_preset(source)}.items()
+        if not {name, *_INSTEAD.get(name, ())} & stated.keys()
+        and not columns_of({name: Stated("1", 0)}).keys() & facts.keys()
+        and not (name == "group_query_attention" and grouped)
     }
 
 
@@ -480,6 +479,8 @@ def shipped_twin(model: Model) -> Model | None:
 def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> CommandRun:
     """The run with what its columns still lack, and in words what was taken."""
     columns, said = dict(run.columns), [*run.assumed]
+    if columns.get("pp", Stated("1", 0)).value == "1":
+        implied = {name: value for name, value in implied.items() if not name.startswith("pipeline_parallel_")}
     if implied:
         flag = "--" if _DEFAULTS[run.software] is _MEGATRON and not source.name("recipe") else ""
         shown = (f"{flag}{name.replace('_', '-') if flag else name} {value}" for name, value in sorted(implied.items()))
@@ -556,8 +557,6 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     exchange = stated.get("cp_comm_type", _NOTHING).value.replace("allgather", "all_gather")
     if exchange in _EXCHANGES:
         changes |= {"context_exchange": _EXCHANGES[exchange], "context_overlap": exchange == "p2p"}
-    if (reshard := stated.get("fsdp_reshard_after_forward", _NOTHING).value) in ("always", "never"):
-        changes["reshard"] = reshard
     wanted = {name: value for name, value in changes.items() if getattr(options, name) != value}
     off = [name for name, flags in _OVERLAPS.items() if any(_off(stated, flag) for flag in flags)]
     kept = tuple(one for one in case.workload.overlaps if one not in off)
@@ -565,7 +564,7 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
         case,
         framework=case.framework.with_step(**wanted) if wanted else case.framework,
         workload=case.workload.model_copy(update={"overlaps": kept}),
-        configurations=tuple(_with_cache(one, stated) for one in case.configurations),
+        configurations=tuple(replace(one, kept_layers=_kept(case, one, stated)) for one in case.configurations),
     )
 
 
@@ -593,7 +592,9 @@ def _above_zero(stated: Stated | None) -> bool:
     return stated is not None and re.fullmatch(r"0*(\.0*)?", stated.value) is None
 
 
-def _with_cache(one: Configuration, stated: Arguments) -> Configuration:
-    """Layers whose gathered weights Megatron-AxoNN keeps."""
-    kept = stated.get("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", _NOTHING).value
-    return replace(one, kept_layers=int(kept)) if kept.isdecimal() else one
+def _kept(case: Case, one: Configuration, stated: Arguments) -> int | None:
+    """Layers that are not resharded after forward: all of torchtitan's, or as many as Megatron-AxoNN caches."""
+    if stated.get("fsdp_reshard_after_forward", _NOTHING).value == "never":
+        return case.model.layers
+    cached = stated.get("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", _NOTHING).value
+    return int(cached) if cached.isdecimal() else one.kept_layers
