@@ -11,10 +11,11 @@ from axonn_tune.api.analysis import CompareResult, Explanation
 from axonn_tune.api.search import Settings, assignments, call_text
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
+from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.learning.setups import changes_of, problem_of
-from axonn_tune.learning.stated import CommandRun, read_run
+from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, priced_entry
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.compare import compare, with_layout
@@ -24,6 +25,13 @@ from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.output import Json
 from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike, load_machine
 from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.hugging_face import (
+    LONGEST_DEFAULT_SEQUENCE,
+    TOKENS_PER_STEP,
+    model_from_hf_config,
+    refuse_hub_name,
+)
+from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import OVERLAPS, Precision
 from axonn_tune.validation.published.accuracy import best_pricing
 
@@ -206,6 +214,37 @@ def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptio
     setup = Setup(case.model, case.machine, case.workload, case.configurations[0], case.framework)
     settled = replace(setup, configuration=best_pricing(case, case.configurations).configuration)
     return run, settled, inputs
+
+
+def import_model(
+    path: str | Path, *, name: str | None = None, batch: int | None = None, seq: int | None = None
+) -> Model:
+    """The model of a Hugging Face config.json, or of a file that `explain_command` reads, as `models import` does.
+
+    name: else that of the file or its folder. batch, seq: of the default workload; else those of the run, or about 4
+    million tokens a step. UsageError or DocumentError for what is no such file or cannot be mapped.
+    """
+    if not Path(path).exists():
+        refuse_hub_name(str(path))
+    if Path(path).is_dir() or Path(path).suffix == ".json":
+        return model_from_hf_config(path, name=name, global_batch=batch, sequence_length=seq)
+    run = read_run(path, given={}, needed=OF_MODEL)
+    found, stated = run.model(), {key: int(run.columns[key].value) for key in ("gbs", "seq") if key in run.columns}
+    length = seq or stated.get("seq", LONGEST_DEFAULT_SEQUENCE)
+    defaults = {
+        "global_batch": batch or stated.get("gbs", max(1, TOKENS_PER_STEP // length)),
+        "sequence_length": length,
+    }
+    title = find_framework(run.software).title
+    vocabulary = "; the vocabulary is assumed" if any("vocabulary" in words for words in run.assumed) else ""
+    changes = {
+        "name": name or Path(path).stem,
+        "description": f"Imported from arguments of {title}{vocabulary}",
+        "source": f"arguments of {title} in {Path(path).name}",
+        "max_sequence_length": max(length, found.max_sequence_length),
+        "defaults": ModelDefaults(**defaults),
+    }
+    return found.model_copy(update=changes)
 
 
 def compare_command(

@@ -8,7 +8,6 @@ said in `learning.arguments`; what it is where it is not stated is the framework
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -350,9 +349,8 @@ class CommandRun(StatedRun):
         """The model: the one that was given, one that ships with the same sizes, or one made of what is stated."""
         if self.given is not None:
             return self.given
-        ranks = math.prod(int(self.columns[axis].value) for axis in ("tp", "y", "pp", "cp") if axis in self.columns)
-        row = self._row({"n_gpus": str(ranks), "dp": "", "z": "", "gpu": ""} | self.row())
-        made = model_of(row, find_framework(self.software))
+        row = {"n_gpus": "1", "gbs": "1", "seq": "1"} | self.row() | {"dp": "1", "z": "", "parts": "", "gpu": ""}
+        made = model_of(self._row(row), find_framework(self.software))
         name = f"{'llama' if made.gated else 'gpt'}-{made.parameters / 1e9:.3g}b"
         return shipped_twin(made) or made.model_copy(update={"name": name, "source": f"arguments of {self.path}"})
 
@@ -386,33 +384,52 @@ class CommandRun(StatedRun):
         return DocumentError(self.path, [Problem("", words, line or self.lines[0])])
 
 
+OF_RUN = tuple(name for name in NEEDED if name != "gpu")
+OF_MODEL = ("layers", "hidden", "heads", "ffn", "vocab")
+"""Columns that a run must have, and those of a model alone."""
+
+
 def read_run(
-    path: str | Path, *, given: Mapping[str, str], model: ModelLike | None = None, framework: str | None = None
+    path: str | Path,
+    *,
+    given: Mapping[str, str],
+    model: ModelLike | None = None,
+    framework: str | None = None,
+    needed: Sequence[str] = OF_RUN,
 ) -> CommandRun:
     """The run of a file; UsageError or DocumentError, with file and line, for what it does not say or what is wrong.
 
-    given: columns that it does not state. model, framework: what runs, where it does not say that.
+    given: columns that it does not state. model, framework: what runs, where it does not say that. needed: columns
+    without which it is none.
     """
     source = _read(Path(path))
     name, line = (find_framework(framework).name, 1) if framework else _software(source)
     document = _model_given(source, model)
     facts = {**(model_columns(document) if document else {}), **given}
-    stated, gpus = _known(source, facts), _gpus(source) or (Stated(given["n_gpus"], 0) if "n_gpus" in given else None)
+    stated, gpus = (
+        _known(source, facts, needed),
+        _gpus(source) or (Stated(given["n_gpus"], 0) if "n_gpus" in given else None),
+    )
     if gpus is not None:
         stated.setdefault("world_size", gpus)
     implied = _implied(source, name, stated, facts)
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
     run = CommandRun(str(path), name, (line, line), columns_of(arguments), arguments, source.remarks, document)
-    return _settled(run.with_given(facts), source, implied)
+    settled = _settled(run.with_given(facts), source, implied)
+    settled.require(_missing(settled, needed), _how(settled, source, needed))
+    if "n_gpus" in settled.columns:
+        settled.check_layout()
+    return settled
 
 
-def _known(source: _Source, facts: Mapping[str, str]) -> dict[str, Stated]:
+def _known(source: _Source, facts: Mapping[str, str], needed: Sequence[str]) -> dict[str, Stated]:
     """Arguments whose values a file states or that are given; DocumentError for those that only a shell knows."""
     found, problems = dict(source.arguments), []
     for name, stated in source.arguments.items():
         if "$" in stated.value:
             del found[name]
-            if not columns_of({name: Stated("1", 0)}).keys() & facts.keys():
+            columns = columns_of({name: Stated("1", 0)}).keys()
+            if not columns & facts.keys() and (needed == OF_RUN or columns & set(needed)):
                 why = (
                     "what a command prints"
                     if OUTPUT in stated.value
@@ -490,22 +507,19 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
         said.append(words)
     if "mbs" not in columns:
         said.append("the micro-batch is not stated: the fastest that fits")
-    settled = replace(run, columns=columns, assumed=tuple(said))
-    settled.require(_needed(settled), _how(settled, source))
-    settled.check_layout()
-    return settled
+    return replace(run, columns=columns, assumed=tuple(said))
 
 
-def _needed(run: CommandRun) -> list[str]:
-    """Columns that a run must have; a batch that follows from the number of GPUs is not asked for beside it."""
+def _missing(run: CommandRun, needed: Sequence[str]) -> list[str]:
+    """Columns that a run lacks; a batch that follows from the number of GPUs is not asked for beside it."""
     follows = "n_gpus" not in run.columns and "mbs" in run.columns
-    return [name for name in NEEDED if name != "gpu" and not (name == "gbs" and follows)]
+    return [name for name in needed if name not in run.columns and not (name == "gbs" and follows)]
 
 
-def _how(run: CommandRun, source: _Source) -> str:
+def _how(run: CommandRun, source: _Source, needed: Sequence[str]) -> str:
     """What to add for what is missing."""
     options = {"n_gpus": "--gpus N", "gbs": "--batch N", "seq": "--seq N"}
-    missing = [name for name in _needed(run) if name not in run.columns]
+    missing = _missing(run, needed)
     unknown = [f"--{name} is {source.name(name)}" for name in ("nnodes", "nproc_per_node") if "$" in source.name(name)]
     added = ", ".join(dict.fromkeys(options.get(name, "--model NAME|FILE") for name in missing))
     return f"add {added}" + (f" ({', '.join(unknown)})" if unknown else "")
@@ -522,10 +536,10 @@ def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap
         ffn = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
         yield "ffn", str(ffn), f"the FFN's width is not stated: {ffn:,}, {'8/3' if gated else '4'} of the hidden size"
     if "layers" in columns and "vocab" not in columns:
-        told = " ".join(stated.value for name, stated in source.named.items() if "tokenizer" in name or "vocab" in name)
-        vocab = next((size for words, size in _VOCABULARIES if re.search(words, told.lower())), _VOCABULARY)
-        whose = f"of the tokenizer {told}" if told else "of Llama 3"
-        yield "vocab", str(vocab), f"the vocabulary is not stated: {vocab:,}, as {whose} (--set model.vocab=N)"
+        told = [one.value for name, one in source.named.items() if re.search("tokenizer|vocab_file|merge_file", name)]
+        sizes = ((size, name) for name in told for words, size in _VOCABULARIES if re.search(words, name.lower()))
+        vocab, whose = next(sizes, (_VOCABULARY, "Llama 3"))
+        yield "vocab", str(vocab), f"the vocabulary is not stated: {vocab:,}, as of {whose} (--set model.vocab=N)"
 
 
 def _layout_gaps(columns: Mapping[str, Stated]) -> Iterator[_Gap]:
