@@ -41,7 +41,10 @@ _COUNTS: dict[str, tuple[str, ...]] = {
     "z": ("depth_tensor_model_parallel_size", "data_parallel_shard_degree", "parallelism_config_dp_shard_size"),
     "dp": ("data_parallel_size", "deepspeed.world_size"),
     "gbs": ("global_batch_size", "train_batch_size"),
-    "mbs": ("micro_batch_size", "train_micro_batch_size_per_gpu", "local_batch_size"),
+    "mbs": (
+        *("micro_batch_size", "train_micro_batch_size_per_gpu", "local_batch_size"),
+        "per_device_train_batch_size",
+    ),
     "seq": ("seq_length", "seq_len", "encoder_seq_length", "max_sequence_length"),
     "layers": ("num_layers", "num_hidden_layers", "encoder_num_layers", "n_layers"),
     "hidden": ("hidden_size",),
@@ -72,6 +75,7 @@ _OTHERS = {
     *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
     *("disable_bias_linear", "add_bias_linear", "model.bias", "untie_embeddings_and_output_weights"),
     *("share_embeddings_and_output_weights", "enable_sequence_parallel", "recompute_activations"),
+    "fsdp_activation_checkpointing",
     *("grad_reduce_in_bf16", "main_grads_dtype", "fsdp_reshard_after_forward", "enable_async_tensor_parallel"),
     *("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_axonn_all_gather", "cp_comm_type"),
     *("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", "mixed_precision"),
@@ -442,7 +446,8 @@ def _recompute(arguments: Arguments) -> Stated | None:
         return Stated(words, kind.line)
     if _true(arguments, "recompute_activations"):
         return Stated("selective", arguments["recompute_activations"].line)
-    switch = _first(arguments, "checkpoint_activations", "gradient_checkpointing", "activations_checkpoint_method")
+    switches = ("checkpoint_activations", "gradient_checkpointing", "activations_checkpoint_method")
+    switch = _first(arguments, *switches, "fsdp_activation_checkpointing")
     if switch is not None and not _off(switch):
         return Stated("full", switch.line)
     silent = kind or switch

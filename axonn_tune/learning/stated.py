@@ -22,6 +22,7 @@ from axonn_tune.learning.arguments import (
     Arguments,
     Stated,
     StatedRun,
+    arguments_of,
     columns_of,
     known_name,
     named_values,
@@ -144,7 +145,7 @@ def _of_script(script: Script, path: Path) -> _Source:
     if not _telling(words):
         words = (*loose, *words)
     named = {_plain(name): stated for name, stated in named_values(words)}
-    arguments = {known: stated for one, stated in named.items() if (known := known_name(one))}
+    arguments = arguments_of(words)
     remarks = [f"{path.name}:{line}: this condition cannot be evaluated: taken to be false" for line in script.skipped]
     return _Source(path, arguments, named, words, script.directives, tuple(remarks))
 
@@ -221,6 +222,7 @@ _DEEPSPEED = {"zero_optimization.stage": "0", "gradient_accumulation_steps": "1"
 _ACCELERATE = {
     "parallelism_config_tp_size": "1",
     "parallelism_config_dp_shard_size": "-1",
+    "fsdp_activation_checkpointing": "False",
     "mixed_precision": "no",
     "gradient_accumulation_steps": "1",
 }
@@ -502,6 +504,9 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
         flag = "--" if _DEFAULTS[run.software] is _MEGATRON and not source.name("recipe") else ""
         shown = (f"{flag}{name.replace('_', '-') if flag else name} {value}" for name, value in sorted(implied.items()))
         said.append(f"not stated, so as {find_framework(run.software).title} has it: {', '.join(shown)}")
+    if run.software == "megatron-axonn" and source.name("tokenizer_type") == "NullTokenizer" and "vocab" in columns:
+        # Its NullTokenizer adds a token.
+        columns["vocab"] = replace(columns["vocab"], value=str(int(columns["vocab"].value) + 1))
     for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns)):
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
         said.append(words)
@@ -607,8 +612,8 @@ def _above_zero(stated: Stated | None) -> bool:
 
 
 def _kept(case: Case, one: Configuration, stated: Arguments) -> int | None:
-    """Layers that are not resharded after forward: all of torchtitan's, or as many as Megatron-AxoNN caches."""
-    if stated.get("fsdp_reshard_after_forward", _NOTHING).value == "never":
+    """Layers that are not resharded after forward: all of FSDP's, or as many as Megatron-AxoNN caches."""
+    if stated.get("fsdp_reshard_after_forward", _NOTHING).value.lower() in ("never", "false"):
         return case.model.layers
     cached = stated.get("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", _NOTHING).value
     return int(cached) if cached.isdecimal() else one.kept_layers
