@@ -237,14 +237,26 @@ def compare(problem: Problem) -> Comparison:
     if all(contender.prediction is None for contender in contenders):
         raise NothingFeasibleError("; ".join(f"{each.name}: {each.infeasible}" for each in contenders))
     full = rankings[AXONN_TUNE.name][0]
-    order = sorted(contenders, key=lambda one: float("inf") if one.prediction is None else one.prediction.iteration_s)
     return Comparison(
         problem=problem,
         limit_bytes=memory_limit_bytes(problem.machine.accelerator),
-        contenders=tuple(order),
+        contenders=tuple(sorted(contenders, key=_step_s)),
         overlap=_overlap_gain(full) if len(full) else None,
         claims=stated,
     )
+
+
+def with_layout(
+    found: Comparison, configuration: Configuration, framework: Framework, *, workload: Workload, name: str
+) -> Comparison:
+    """A comparison with one layout more, key `yours`, on the kernels of all others; workload: with its overlaps."""
+    asked = replace(_problem_of(found.problem, framework), workload=workload)
+    own = Contender("yours", f"yours ({name})", framework.name, _predicted(asked, configuration))
+    return replace(found, contenders=tuple(sorted((*found.contenders, own), key=_step_s)))
+
+
+def _step_s(contender: Contender) -> float:
+    return float("inf") if contender.prediction is None else contender.prediction.iteration_s
 
 
 def _problem_of(problem: Problem, framework: Framework) -> Problem:
