@@ -107,12 +107,21 @@ def search_command(
       axonn-tune --gpus 64 --model 20b -o launch.yaml --emit slurm
     """
     from axonn_tune.api.search import search
+    from axonn_tune.report.output import terminal_width
 
     _check_output(output, emit=emit, pick=pick, tokens=tokens)
     require_distinct(output=output, html=html, tokens=tokens)
     found = search(**options, cost=cost, variants=variants)
     found.results.require_row(pick)
-    shown = found.render(output_format, top=top, rejected=with_rejected, wide=wide, columns=columns, color=color)
+    shown = found.render(
+        output_format,
+        top=top,
+        rejected=with_rejected,
+        wide=wide,
+        columns=columns,
+        color=color,
+        terminal=terminal_width(),
+    )
     show(found, shown, html=html, quiet=quiet)
     found.results.require_any()
     if output_format in ("table", "md") and not quiet:
