@@ -156,6 +156,9 @@ def _write(
 @from_command_option("Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed).")
 @click.option("--pick", type=Count(), default=1, show_default=True, help="Row of the ranking to explain.")
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
+@click.option(
+    "--terms", is_flag=True, help="In tables, one row for each collective of each layer, and how it is priced."
+)
 @format_option(("table", "json", "md"))
 def explain_command(
     *,
@@ -163,6 +166,7 @@ def explain_command(
     from_command: str | None,
     pick: int,
     trace: str | None,
+    terms: bool,
     output_format: ExplainFormat,
     **options: Any,
 ) -> None:
@@ -199,7 +203,7 @@ def explain_command(
         found = explain(**options, pick=pick)
     if trace:
         write_trace(trace, found.trace().text, quiet=False)
-    click.echo(found.render(output_format), nl=False)
+    click.echo(found.render(output_format, terms=terms), nl=False)
 
 
 def explain_launch_said(path: str, *, machine: str | None) -> Explanation:
