@@ -47,7 +47,7 @@ CASES = {
         8b-context llama3-8b dgx-h100 16 x=2 context=2 data=4 recompute=selective batch=64 seq=16384
         70b-chunks llama3-70b dgx-h100 64 x=8 pipeline=4 data=2 chunks=5 recompute=full batch=128
         70b-tensor-gtp llama3-70b dgx-h100 512 x=4 z=8 data=16 recompute=selective batch=512
-        70b-every-axis llama3-70b dgx-h100 256 x=4 z=2 context=2 data=4 pipeline=4 micro_batch=2 batch=512
+        70b-all llama3-70b dgx-h100 256 x=4 z=2 context=2 data=4 pipeline=4 micro_batch=2 batch=512
         405b-uneven llama3-405b gb200-nvl72 2048 x=8 pipeline=16 data=16 recompute=full batch=2048
         405b-uneven-chunks llama3-405b dgx-h100 1024 x=8 pipeline=16 data=8 chunks=4 recompute=selective batch=256
         405b-gtp-chunks llama3-405b gb200-nvl72 576 x=4 z=4 pipeline=18 data=2 chunks=7 batch=288
@@ -63,7 +63,7 @@ CASES = {
         70b-tensor llama3-70b dgx-h100 64 x=8 z=8 recompute=full batch=64
         70b-pipeline llama3-70b dgx-h100 128 x=8 z=2 data=2 pipeline=4 recompute=full batch=128
         70b-chunks llama3-70b dgx-h100 256 x=4 z=16 pipeline=4 chunks=5 micro_batch=2 kept_layers=20 batch=512
-        70b-every-axis llama3-70b gb200-nvl72 128 x=4 context=2 z=4 data=2 pipeline=2 chunks=2 recompute=selective batch=64
+        70b-all llama3-70b gb200-nvl72 128 x=4 context=2 z=4 data=2 pipeline=2 chunks=2 recompute=selective batch=64
         405b-uneven llama3-405b dgx-h100 1024 x=8 z=8 pipeline=16 recompute=full batch=256
         405b-chunks llama3-405b gb200-nvl72 1008 x=8 z=9 pipeline=14 chunks=3 recompute=full batch=252
         405b-long llama3-405b gb200-nvl72 1024 x=8 context=16 z=8 recompute=full batch=128 seq=131072
@@ -118,7 +118,7 @@ CASES = {
         80b-chunks 80b perlmutter-80gb 768 x=4 z=4 data=8 pipeline=6 chunks=7 recompute=selective batch=1536
         80b-4d 80b perlmutter-80gb 1024 x=4 y=2 z=16 data=8 recompute=full batch=8192
         8b-depth llama3-8b dgx-h100 64 x=2 z=8 data=4 batch=256
-        70b-every-axis llama3-70b dgx-h100 256 x=4 y=2 z=4 data=2 pipeline=4 micro_batch=2 recompute=full kept_layers=5 batch=512
+        70b-all llama3-70b dgx-h100 256 x=4 y=2 z=4 data=2 pipeline=4 micro_batch=2 kept_layers=20 batch=512
     """,
 }
 """By framework, a line each: name, model, machine, GPUs, and the options of a `Case`."""
