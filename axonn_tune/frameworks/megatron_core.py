@@ -37,11 +37,9 @@ _STEP = StepOptions(
 )
 
 RELEASE = "Megatron-Core 0.19.2"
-_ORDERS = {
-    ("x", "z", "context", "data", "pipeline"): (),
-    ("x", "z", "context", "pipeline", "data"): ("--use-tp-pp-dp-mapping",),
-}
-"""Rank orders, and the switch that each needs (core/parallel_state.py; 0.19.2 puts GTP's ranks right after TP's)."""
+_ORDER = ("x", "z", "context", "data", "pipeline")
+_STAGES_INSIDE = ("x", "z", "context", "pipeline", "data")
+"""Rank orders (core/parallel_state.py; 0.19.2 puts GTP's ranks right after TP's)."""
 _BLACKWELL = ("B200", "B300")
 _EXCHANGES = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
 _PRECISIONS = {"bf16": "--bf16", "fp16": "--fp16", "fp32": ""}
@@ -168,7 +166,7 @@ def _parallelism(run: Run) -> Iterator[_Setting]:
         yield of("--context-parallel-size", run.size("context"), "model.context_parallel_size", why="CP")
         yield of("--cp-comm-type", _EXCHANGES[run.step.context_exchange], "model.cp_comm_type")
     yield from _pipeline(run)
-    yield from (_Setting.of(flag, None, "dist.use_tp_pp_dp_mapping") for flag in _order(run))
+    yield from _order(run)
     if run.step.distributed_optimizer:
         keys = ("ddp.use_distributed_optimizer=true", "optimizer.use_distributed_optimizer=true")
         yield _Setting(Argument("--use-distributed-optimizer"), keys)
@@ -190,15 +188,26 @@ def _pipeline(run: Run) -> Iterator[_Setting]:
         yield _Setting.of("--num-virtual-stages-per-pipeline-rank", run.chunks, key, why="VPP")
 
 
-def _order(run: Run) -> tuple[str, ...]:
-    """The switch of this rank order; UsageError for one that Megatron-Core does not have."""
+def _order(run: Run) -> Iterator[_Setting]:
+    """The switch of this rank order; UsageError for one that Megatron-Core does not have.
+
+    With stages inside data it checks the ranks of experts also where there are none (core/parallel_state.py): their
+    weights must be sharded as the others are, and context has no such argument.
+    """
     wide = [axis for axis in run.grid.order if run.size(axis) > 1]
-    for order, switches in _ORDERS.items():
-        if [axis for axis in order if run.size(axis) > 1] == wide:
-            return switches
+    orders = [[axis for axis in order if axis in wide] for order in (_ORDER, _STAGES_INSIDE)]
+    if wide == orders[0]:
+        return
     names = MEGATRON_CORE.names
-    has = " or ".join(",".join(names[axis] for axis in order if run.size(axis) > 1) for order in _ORDERS)
-    raise run.cannot(f"the rank order {','.join(names.get(axis, axis) for axis in wide)}", f"it has {has}")
+    if wide != orders[1]:
+        has = " or ".join(dict.fromkeys(",".join(names[axis] for axis in order) for order in orders))
+        raise run.cannot(f"the rank order {','.join(names.get(axis, axis) for axis in wide)}", f"it has {has}")
+    if "context" in wide:
+        raise run.cannot("CP with pipeline stages inside DP", f"ask for --order {','.join(_ORDER)}")
+    yield _Setting.of("--use-tp-pp-dp-mapping", None, "dist.use_tp_pp_dp_mapping")
+    if "z" in wide:
+        flag, key = "--expert-tensor-parallel-num-weight-shards", "model.expert_tensor_parallel_num_weight_shards"
+        yield _Setting.of(flag, run.size("x") * run.size("z"), key, why="as the others, although there are no experts")
 
 
 def _overlap(run: Run) -> Iterator[_Setting]:
@@ -230,6 +239,10 @@ def _precision(run: Run) -> Iterator[_Setting]:
         raise run.cannot(f"--precision {precision}", f"it has {', '.join(_PRECISIONS)}")
     if _PRECISIONS[precision]:
         yield _Setting(Argument(_PRECISIONS[precision]), (f"mixed_precision={precision}_mixed",))
+    if precision == "fp16":
+        why = "as in BF16, where that is the default"
+        keys = ("ddp.grad_reduce_in_fp32=true",)
+        yield _Setting(Argument("--accumulate-allreduce-grads-in-fp32", why=why), keys)
     if run.step.gradient_bytes == 2 or run.step.shard_gradient_bytes == 2:
         yield _Setting(Argument("--grad-reduce-in-bf16"), ("ddp.grad_reduce_in_fp32=false",))
 
@@ -268,7 +281,7 @@ def _notes(run: Run) -> Iterator[str]:
 MEGATRON_CORE = Framework(
     name="megatron-core",
     title="Megatron-Core",
-    axes=("x", "z", "context", "data", "pipeline"),
+    axes=_ORDER,
     source="NVIDIA/Megatron-LM@d98e8a64, megatron/core",
     step=_STEP,
     schedule=PipelineSchedule(scattered=False),

@@ -20,6 +20,7 @@ from axonn_tune.cost.prediction import Configuration, Pricing, price_configurati
 from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import software_on, step_on
+from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import ALL_AXES, AXES, Grid
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.schedule import build_schedule
@@ -261,23 +262,46 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
     groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
     placements = list_placements(grids, used, problem, groups)
     table = _routes(problem, placements, programs)
+    priced = fittings if variants else _undominated(problem, options, fittings)
     columns = _joined(
-        [_price(problem, shapes, placements, table, programs[kind], fittings[kind]) for kind in limits.recomputes]
+        [_price(problem, shapes, placements, table, programs[kind], priced[kind]) for kind in limits.recomputes]
     )
     if len(shapes.piped):
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
-    candidates = len(columns.shape)
-    rows = np.arange(candidates) if variants else _best_of_each(columns, shapes, rank_by=problem.rank_by)
+    rows = np.arange(len(columns.shape)) if variants else _best_of_each(columns, shapes, rank_by=problem.rank_by)
     rows = _order(columns, rows, shapes, placements, rank_by=problem.rank_by, fittings=fittings)
     searched = Searched(
         grids=len(grids.sizes),
         candidates=_count_candidates(shapes, grids, problem),
-        feasible=candidates,
+        feasible=_count_fitting(shapes, placements, fittings),
         rejected=_count_rejected(grids, shapes, used, limits.axes),
         seconds=time.perf_counter() - started,
     )
     chosen = rows if variants else _first_of_each(shapes.grid[columns.shape[rows]], rows)
     return Ranking(problem, searched, grids, shapes, placements, fittings, columns, chosen, programs)
+
+
+def _undominated(
+    problem: Problem, options: StepOptions, fittings: dict[Recompute, Fitting]
+) -> dict[Recompute, Fitting]:
+    """Fittings without the shapes that fit with less recompute, which then are as good in all that is ranked by.
+
+    Less recompute is less computation and no more collectives, unless it leaves room for fewer layers that are not
+    resharded. What is exposed may shrink behind more computation.
+    """
+    if options.reshard == "fit" or problem.rank_by == "exposed":
+        return fittings
+    found, fit = dict[Recompute, Fitting](), np.empty(0, dtype=np.int64)
+    for kind, fitting in fittings.items():
+        found[kind] = replace(fitting, rows=np.setdiff1d(fitting.rows, fit, assume_unique=True))
+        fit = np.union1d(fit, fitting.rows)
+    return found
+
+
+def _count_fitting(shapes: Shapes, placements: Placements, fittings: dict[Recompute, Fitting]) -> int:
+    """Candidates that fit into memory, whether they had to be priced or not."""
+    placed = np.bincount(placements.grid, minlength=int(shapes.grid.max(initial=-1)) + 1)
+    return int(sum(placed[shapes.grid[fitting.rows]].sum() for fitting in fittings.values()))
 
 
 def _routes(problem: Problem, placements: Placements, programs: dict[Recompute, StepProgram]) -> RouteTable:

@@ -80,6 +80,8 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
     pins = ", ".join(f"{axis}={size}" for axis, size in problem.limits.axes.items())
     having = f" that has {pins}" if pins else ""
     if wanted[grids.sound].any():
+        if (problem.limits.chunks or 1) > 1:
+            return f"binding constraint: {_interleaving_words(problem)}{having.replace(' that has', '; asked for:')}"
         words = _micro_batch_words(problem)
         return f"binding constraint: {MICRO_BATCH}: {words} the share of the batch of any grid{having}"
     broken, sizes, total = grids.broken[wanted], grids.sizes[wanted], int(wanted.sum())
@@ -93,6 +95,14 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
         said.append(f"{int(counts[worst])}{of} {check.name} ({check.explain(example)})")
         broken, sizes = broken[~caught], sizes[~caught]
     return f"binding constraint of each grid{having}: {', '.join(said)}"
+
+
+def _interleaving_words(problem: Problem) -> str:
+    chunks, layers = problem.limits.chunks, problem.model.layers
+    return (
+        f"interleaving: {chunks} chunks a stage need several stages, at least stages · {chunks} layers (the model has "
+        f"{layers}), and a number of micro-batches that stages divide"
+    )
 
 
 def _micro_batch_words(problem: Problem) -> str:
@@ -115,7 +125,7 @@ def _kinds(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
 
 def _pinned_options(limits: Limits) -> str:
     """The options of what is pinned: `--x and --micro-batch`."""
-    names = ("order", "recompute", "micro_batch", "kept_layers")
+    names = ("chunks", "order", "recompute", "micro_batch", "kept_layers")
     given = [*limits.axes, *(name.replace("_", "-") for name in names if getattr(limits, name) is not None)]
     return " and ".join(f"--{name}" for name in given)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from axonn_tune.frameworks import find_framework
 from axonn_tune.ranking.choosing import ranking_metric, search
-from axonn_tune.ranking.space import Limits, Problem
+from axonn_tune.ranking.space import Limits, Problem, RankBy
 from axonn_tune.specs.catalog import load_machine
+from axonn_tune.units import GIB
 from tests.unit.small import small_model, small_problem
 
 FRAMEWORKS = ("axonn-tune", "megatron-core", "torchtitan", "megatron-2021", "deepspeed", "xla", "megatron-axonn")
@@ -57,6 +59,28 @@ def test_the_first_of_a_ranking_is_the_best_of_all(seed: int) -> None:
     for priced, bound_s, least_s in zip(exact, columns.iteration_s[every.rows], exposed_s, strict=True):
         assert bound_s <= priced.iteration_s * (1 + 1e-9)
         assert least_s <= priced.exposed_communication_s + 1e-9 * priced.iteration_s
+
+
+@pytest.mark.parametrize("rank_by", ["communication", "iteration"])
+@pytest.mark.parametrize("seed", [1, 2, 5, 8, 12])
+def test_less_recompute_is_no_worse_where_it_fits(seed: int, rank_by: RankBy) -> None:
+    """Guards what is not priced: with memory for half of all candidates, each grid is listed at its best of all."""
+    problem = replace(space(seed), limits=Limits(axes={"y": 1}), rank_by=rank_by)
+    roomy = search(problem, variants=True)
+    needed = [roomy.candidate(position).memory_bytes for position in range(0, len(roomy), 7)]
+    accelerator = problem.machine.accelerator
+    memory_gib = sorted(needed)[len(needed) // 2] / GIB + accelerator.reserved_memory_gib
+    tight = accelerator.model_copy(update={"memory_gib": memory_gib})
+    problem = replace(problem, machine=problem.machine.model_copy(update={"accelerator": tight}))
+    listed, every = search(problem, exact=10**6), search(problem, variants=True, exact=10**6)
+    best: dict[object, float] = {}
+    for row, value in zip(every.rows, ranking_metric(every.columns, rank_by=rank_by)[every.rows], strict=True):
+        grid = int(every.shapes.grid[every.columns.shape[row]])
+        best[grid] = min(best.get(grid, value), value)
+    assert len(listed.columns.shape) < len(every.columns.shape)
+    for row, value in zip(listed.rows, ranking_metric(listed.columns, rank_by=rank_by)[listed.rows], strict=True):
+        assert value == pytest.approx(best.pop(int(listed.shapes.grid[listed.columns.shape[row]])), rel=1e-12)
+    assert not best
 
 
 def test_the_spaces_are_pipelined_and_not_trivial() -> None:
