@@ -1,6 +1,6 @@
 """What the check scripts share: requests on standard input, answers on standard output, worlds without processes.
 
-A check script runs in the environment of its framework, where axonn-tune is not installed. A request has an id, the
+A check script runs in the environment of its framework, where axonn-tune is not installed. A request has a key, the
 ranks of its world, the words of the command, environment and config files. `groups` says whose rank groups are wanted:
 of one rank, or of all.
 """
@@ -34,7 +34,7 @@ class Request:
     capability: compute capability of the GPUs, its first number. groups: `one` or `all`.
     """
 
-    id: str
+    key: str
     world: int
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
@@ -91,11 +91,11 @@ def _answer(check: Check, request: Request) -> Answer:
                 ranks = range(request.world) if request.groups == "all" else (request.world // 3,)
                 groups = [check.groups(request, sizes, rank) for rank in ranks]
         except (Exception, SystemExit) as refused:
-            return {"id": request.id, "accepted": False, "error": _reason(refused, said)}
+            return {"key": request.key, "accepted": False, "error": _reason(refused, said)}
         finally:
             os.environ.clear()
             os.environ.update(before)
-    return {"id": request.id, "accepted": True, "sizes": sizes, "groups": _by_name(groups)}
+    return {"key": request.key, "accepted": True, "sizes": sizes, "groups": _by_name(groups)}
 
 
 def _reason(refused: BaseException, said: Any) -> str:

@@ -1,0 +1,300 @@
+"""What frameworks' own code is asked about the commands written for them; `make frameworks` records its answers.
+
+Cases are those of `launch_cases`. Layouts are small worlds of which every rank group is asked for, one for each rank
+order that a framework has. Refusals are commands of cases with one thing changed, which the framework refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.command import Command, Run
+from axonn_tune.grid import ALL_AXES, Grid
+from tests.unit.frameworks.launch_cases import Case, cases, run_of
+
+RECORDINGS = Path(__file__).parents[2] / "fixtures" / "frameworks"
+
+CAPABILITIES = {"A100": 8, "GB200": 10, "H100": 9, "MI250X": 9}
+"""First number of the compute capability that NVIDIA's GPUs report."""
+
+Kind = Literal["case", "layout", "refusal"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One command that a framework is asked about.
+
+    run: the configuration it is written for; of a refusal, that of the command before the change.
+    """
+
+    framework: str
+    kind: Kind
+    id: str
+    run: Run
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    files: Mapping[str, str]
+    world: int
+
+    @property
+    def key(self) -> str:
+        """A name among all that an environment is asked."""
+        return f"{self.framework} {self.kind} {self.id}"
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the framework has to accept it."""
+        return self.kind != "refusal"
+
+    @property
+    def recorded(self) -> dict[str, object]:
+        """What a recording says of the question."""
+        return {
+            "framework": self.framework,
+            "kind": self.kind,
+            "id": self.id,
+            "world": self.world,
+            "words": shlex.join(self.words),
+            "environment": dict(self.environment),
+            "files": dict(self.files),
+        }
+
+    @property
+    def request(self) -> dict[str, object]:
+        """The same for a check script (tools/frameworks/answering.py)."""
+        return {
+            "key": self.key,
+            "world": self.world,
+            "arguments": list(self.words),
+            "environment": dict(self.environment),
+            "files": dict(self.files),
+            "capability": next(
+                (number for name, number in CAPABILITIES.items() if name in self.run.machine.accelerator.name.upper()), 0
+            ),
+            "groups": "all" if self.kind == "layout" else "one",
+        }
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A command that a framework refuses: that of a case, changed.
+
+    flags: new values of its options, None to leave one out, "" for a switch. files: what stands in its config files
+    instead, by what stood there. ours: the options of a search that asks for the same, and what our refusal has to
+    say; none where nothing can ask for it, since no command is ever written so.
+    """
+
+    framework: str
+    id: str
+    case: str
+    flags: Mapping[str, str | None] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
+    world: int | None = None
+    ours: str = ""
+    says: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.framework}: {self.id}"
+
+
+LAYOUTS = {
+    "megatron-core": """
+        tensor x=4 data=3 pipeline=2
+        context x=2 context=2 data=3 pipeline=2
+        gtp x=2 z=3 data=2 pipeline=2
+        gtp-context x=2 z=3 context=2 data=2 pipeline=2
+        gtp-alone z=4 data=3
+        stages-inside x=2 data=3 pipeline=4 order=x,z,context,pipeline,data
+        stages-inside-gtp x=2 z=3 data=2 pipeline=2 order=x,z,context,pipeline,data
+    """,
+    "torchtitan": """
+        hsdp z=3 data=4
+        tensor x=2 z=3 data=2 pipeline=2
+        context x=2 context=2 z=3 data=2 pipeline=2
+    """,
+    "fsdp": """
+        hsdp z=3 data=4
+    """,
+    "deepspeed": """
+        3d x=2 data=3 pipeline=2
+        zero3 x=2 z=6
+    """,
+    "axonn": """
+        hybrid z=3 data=4
+    """,
+}
+"""By framework: name, sizes of axes and rank order, if it is not the framework's first; of llama3-8b."""
+
+
+REFUSALS = (
+    Refusal(
+        "megatron-core",
+        "heads by TP",
+        "70b-chunks",
+        {"--tensor-model-parallel-size": "3"},
+        world=96,
+        ours="--model llama3-70b --gpus 96 --x 3",
+        says="heads (64) is not divisible by x = 3",
+    ),
+    Refusal(
+        "megatron-core",
+        "world by TP and PP",
+        "70b-chunks",
+        world=100,
+        ours="--model llama3-70b --gpus 100 --x 8 --pipeline 4",
+        says="100 GPUs cannot be arranged with x = 8, pipeline = 4: 32 does not divide them",
+    ),
+    Refusal(
+        "megatron-core",
+        "world by TP and GTP",
+        "70b-tensor-gtp",
+        world=500,
+        ours="--model llama3-70b --gpus 500 --x 4 --z 8",
+        says="500 GPUs cannot be arranged with x = 4, z = 8: 32 does not divide them",
+    ),
+    Refusal(
+        "megatron-core",
+        "batch by DP",
+        "70b-chunks",
+        {"--global-batch-size": "129"},
+        ours="--model llama3-70b --gpus 64 --x 8 --pipeline 4 --data 2 --batch 129",
+        says="global_batch (129) is not divisible by data·z = 2",
+    ),
+    Refusal(
+        "megatron-core",
+        "batch by DP and GTP",
+        "70b-tensor-gtp",
+        {"--global-batch-size": "528"},
+        ours="--model llama3-70b --gpus 512 --x 4 --z 8 --data 16 --batch 528",
+        says="global_batch (528) is not divisible by data·z = 128",
+    ),
+    Refusal(
+        "megatron-core",
+        "batch by micro-batch",
+        "70b-all",
+        {"--micro-batch-size": "3"},
+        ours="--model llama3-70b --gpus 256 --x 4 --z 2 --context 2 --data 4 --micro-batch 3 --batch 512",
+        says="micro-batch",
+    ),
+    Refusal(
+        "megatron-core",
+        "sequence by CP",
+        "8b-context",
+        {"--seq-length": "16386"},
+        ours="--model llama3-8b --gpus 16 --x 2 --context 2 --seq 16386",
+        says="16386",
+    ),
+    Refusal(
+        "megatron-core",
+        "chunks without stages",
+        "8b-context",
+        {"--num-virtual-stages-per-pipeline-rank": "2"},
+        ours="--model llama3-8b --gpus 16 --chunks 2 --pipeline 1",
+        says="interleaving",
+    ),
+    Refusal(
+        "megatron-core",
+        "more parts than layers",
+        "405b-gtp-chunks",
+        {"--num-virtual-stages-per-pipeline-rank": "8"},
+        ours="--model llama3-405b --gpus 576 --pipeline 18 --chunks 8",
+        says="the model has 126",
+    ),
+    Refusal(
+        "megatron-core",
+        "stages inside DP with CP",
+        "70b-all",
+        {"--use-tp-pp-dp-mapping": ""},
+        ours="--model llama3-70b --gpus 512 --x 8 --context 2 --data 8 --pipeline 4 --order x,z,context,pipeline,data",
+        says="cannot express CP with pipeline stages inside DP",
+    ),
+    Refusal("megatron-core", "shards by TP", "70b-tensor-gtp", {"--tensor-parallel-num-weight-shards": "6"}),
+    Refusal("megatron-core", "fewer shards than TP", "70b-tensor-gtp", {"--tensor-parallel-num-weight-shards": "2"}),
+    Refusal("megatron-core", "GTP with optimizer instances", "70b-tensor-gtp", {"--num-distributed-optimizer-instances": "2"}),
+    Refusal("megatron-core", "layout without a layer", "70b-all", {"--pipeline-model-parallel-layout": "Et*20|t*20|t*20|t*19L"}),
+    Refusal("megatron-core", "gather without reduction behind", "8b-gtp", {"--overlap-grad-reduce": None}),
+    Refusal("megatron-core", "connections not set", "70b-chunks", environment={}),
+    Refusal("megatron-core", "no such argument", "8b-gtp", {"--weight-shards": "8"}),
+)
+
+
+def asked(framework: str) -> list[Asked]:
+    """Everything that a framework is asked."""
+    return [*_cases(framework), *_layouts(framework), *(_refusal(one) for one in REFUSALS if one.framework == framework)]
+
+
+def _cases(framework: str) -> list[Asked]:
+    return [_asked("case", case.id, run_of(case)) for case in cases(framework)]
+
+
+def _layouts(framework: str) -> list[Asked]:
+    lines = LAYOUTS.get(framework, "").strip().splitlines()
+    return [_asked("layout", line.split()[0], _layout_run(framework, line)) for line in lines]
+
+
+def _layout_run(framework: str, line: str) -> Run:
+    name, *options = line.split()
+    given = dict(one.split("=") for one in options)
+    order = tuple(given.pop("order", ",".join(find_framework(framework).axes)).split(","))
+    grid = Grid(order=order, **{axis: int(given.get(axis, 1)) for axis in ALL_AXES})
+    batch = str(grid.batch_shares * grid.pipeline * 2)
+    case = Case(framework, name, "llama3-8b", "dgx-h100", grid.world, given | {"batch": batch})
+    return replace(run_of(case), grid=grid)
+
+
+def command_of(run: Run) -> Command:
+    """The command that starts a run."""
+    launch = find_framework(run.framework).launch
+    assert launch is not None
+    return launch(run)
+
+
+def _asked(kind: Kind, name: str, run: Run) -> Asked:
+    command = command_of(run)
+    environment = {one.name: one.value for one in command.environment}
+    return Asked(run.framework, kind, name, run, command.words, environment, command.files, run.grid.world)
+
+
+def _refusal(refusal: Refusal) -> Asked:
+    case = next(one for one in cases(refusal.framework) if one.id == refusal.case)
+    start = _asked("refusal", refusal.id, run_of(case))
+    words = start.words
+    for flag, value in refusal.flags.items():
+        words = _with_flag(words, flag, value)
+    return replace(
+        start,
+        words=words,
+        files={suffix: _with_text(text, refusal.files) for suffix, text in start.files.items()},
+        environment=start.environment if refusal.environment is None else refusal.environment,
+        world=refusal.world or start.world,
+    )
+
+
+def _with_flag(words: tuple[str, ...], flag: str, value: str | None) -> tuple[str, ...]:
+    """A command line with another value of an option, or without it; what it does not have comes last."""
+    new = () if value is None else (flag, value) if value else (flag,)
+    if flag not in words:
+        return (*words, *new)
+    start = words.index(flag)
+    end = start + 1
+    if end < len(words) and not words[end].startswith("--"):
+        end += 1
+    return (*words[:start], *new, *words[end:])
+
+
+def _with_text(text: str, changes: Mapping[str, str]) -> str:
+    for before, after in changes.items():
+        text = text.replace(before, after)
+    return text
+
+
+def recording(environment: str) -> Any:
+    """What was recorded of an environment's framework."""
+    return json.loads((RECORDINGS / f"{environment}.json").read_text(encoding="utf-8"))
