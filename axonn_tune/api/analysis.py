@@ -239,9 +239,9 @@ def sweep(
     >>> [point.inputs.problem.gpus for point in found]
     [64, 128, 256]
     """
-    counts, batches = _numbers("gpus", gpus), (None,) if batch is None else _numbers("batch", batch)
-    models = _models(model)
+    counts, models = _numbers("gpus", gpus), _models(model)
     choices = make_choices(models[0], gpus=counts[0], machine=machine, rank_by=rank_by, **options)
+    batches = (choices.workload.batch,) if batch is None else _numbers("batch", batch)
     given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, **options}
     points = sweep_all(choices, models=models, gpus=counts, batches=batches, weak=weak)
     return SweepResult(points, weak=weak, call=call_text("sweep", {**given, "weak": weak or None}))

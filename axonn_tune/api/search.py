@@ -10,11 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
 
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import RANK_BY, Searched
@@ -49,8 +50,9 @@ class SearchOptions(TypedDict, total=False):
     seq: tokens in a sequence, of the model unless given. precision: number format, bf16 unless given.
     order: only this rank order, the fastest-varying axis first, `"x,y,z,data"` or a sequence.
     recompute, micro_batch, kept_layers, x, y, z, data, context, chunks: only candidates with this.
-    framework: whose layouts are ranked, by name; the bundled runtime unless given. pipeline: True to search pipeline
-    stages, too, or only this many.
+    framework: whose layouts are ranked, by name; the bundled runtime unless given. Its own names of axes are options,
+    too: `tp=8, pp=4`, `dp_shard=16`, `tensor_model_parallel_size=8`. pipeline: True to search pipeline stages, too, or
+    only this many.
     shard_optimizer: shard FP32 master weights and optimizer states over the data axis (ZeRO-1).
     split_micro_batch: two-batch overlap. overlap: overlap just these; no_overlap: all
     but these, `"all"` or True for none. set: changed values of the model, machine or workload.
@@ -91,7 +93,8 @@ def make_choices(
     **options: Unpack[SearchOptions],
 ) -> Choices:
     """What the options ask for; UsageError for a value that cannot be, TypeError for an option there is not."""
-    check_names(options)
+    ours = by_our_names({**options, "batch": batch})
+    options, batch = cast(SearchOptions, ours), ours.pop("batch")
     overlap, no_overlap = options.get("overlap"), options.get("no_overlap")
     framework, pipeline = find_framework(options.get("framework") or AXONN_TUNE.name), options.get("pipeline")
     if isinstance(no_overlap, bool):
@@ -109,7 +112,7 @@ def make_choices(
             overlaps=tuple(_one_of("overlap", name, OVERLAPS) for name in _several(overlap)),
             no_overlaps=tuple(_one_of("no_overlap", name, (*OVERLAPS, "all")) for name in _several(no_overlap)),
         ),
-        limits=_limits(options),
+        limits=_limits(options, framework),
         rank_by="iteration" if rank_by == "step" else _one_of("rank_by", rank_by, (*RANK_BY, "step")),
         framework=framework,
         pipeline=bool(pipeline),
@@ -117,12 +120,24 @@ def make_choices(
     )
 
 
-def check_names(options: Mapping[str, object]) -> None:
-    """TypeError, as Python has it, for an option that there is not; with the nearest that there is."""
-    known = SearchOptions.__annotations__
-    for name in options:
-        if name not in known:
+def by_our_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with those by a framework's names under ours.
+
+    TypeError, as Python has it, for an option that there is not, with the nearest that there is; UsageError for a name
+    of another framework.
+    """
+    known = {*SearchOptions.__annotations__, "batch"}
+    others = {name: value for name, value in options.items() if name in known}
+    given = {name: value for name, value in options.items() if name not in known}
+    if not given:
+        return others
+    # Imported here: most searches name none, and start-up time is theirs.
+    from axonn_tune.frameworks.names import is_known, our_options
+
+    for name in given:
+        if not is_known(name):
             raise TypeError(f"unexpected keyword argument {name!r}{suggest(name, known)}")
+    return others | our_options(given, others)
 
 
 def assignments(settings: Settings | None) -> tuple[str, ...]:
@@ -136,13 +151,16 @@ def assignments(settings: Settings | None) -> tuple[str, ...]:
     return tuple(settings)
 
 
-def parse_order(order: str | Sequence[str]) -> tuple[str, ...]:
-    """A permutation of the axes, given as `y,x,z,data` or as a sequence; UsageError if it is none."""
-    axes = tuple(axis.strip() for axis in (order.split(",") if isinstance(order, str) else order))
-    if len(set(axes)) != len(axes) or not set(axes) <= set(ALL_AXES) or not axes:
-        given = order if isinstance(order, str) else ",".join(order)
-        raise UsageError(f"{given!r} must name axes once each, as in x,y,z,data: there are {', '.join(ALL_AXES)}")
-    return axes
+def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -> tuple[str, ...]:
+    """A permutation of the axes by our names or the framework's, `y,x,z,data`, `TP,CP,DP` or a sequence; UsageError if
+    it is none."""
+    names = [name.strip() for name in (order.split(",") if isinstance(order, str) else order)]
+    axes = tuple(name if name in ALL_AXES else framework.axis(name) for name in names)
+    if len(set(axes)) != len(axes) or not set(axes) <= set(framework.axes) or not axes:
+        given, known = ",".join(names), list(map(framework.called, framework.axes))
+        example, there = ",".join(known) if framework.names else "x,y,z,data", ", ".join(known)
+        raise UsageError(f"rank order {given!r} must name axes once each, as in {example}: there are {there}")
+    return cast(tuple[str, ...], axes)
 
 
 def parse_costs(cost: Cost | Sequence[Cost]) -> tuple[Cost, ...]:
@@ -182,7 +200,7 @@ def _shown(value: Any) -> str:  # noqa: ANN401 - whatever was given
     return repr(value) if name is None else f"<{name}>"
 
 
-def _limits(options: SearchOptions) -> Limits:
+def _limits(options: SearchOptions, framework: Framework) -> Limits:
     given: Mapping[str, Any] = options
     order, kept = options.get("order"), options.get("kept_layers")
     sizes = {axis: given.get(axis) for axis in ALL_AXES}
@@ -190,7 +208,7 @@ def _limits(options: SearchOptions) -> Limits:
         # Stages are searched, and not pinned.
         del sizes["pipeline"]
     return Limits(
-        order=None if order is None else parse_order(order),
+        order=None if order is None else parse_order(order, framework),
         recompute=_one_of("recompute", options.get("recompute"), RECOMPUTES),
         micro_batch=_whole_or_none("micro_batch", options.get("micro_batch")),
         kept_layers=None if kept is None else whole("kept_layers", kept, least=0),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
@@ -90,6 +90,38 @@ class AxisOrder(BaseOrder):
             return parse_order(value)
         except UsageError as error:
             self.fail(str(error), param, ctx)
+
+
+class SearchCommand(click.Command):
+    """A command that searches: options may have the names that the framework has for them, `--tp 8` for `--x 8`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put our names for the framework's, where there are any."""
+        known = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
+        if any(word.startswith("--") and word.partition("=")[0] not in known for word in args):
+            args = _by_our_names(args, known)
+        return super().parse_args(ctx, args)
+
+
+def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
+    """The words with options by a framework's names under ours; what no framework knows is left to click."""
+    from axonn_tune.frameworks.names import is_known, option, our_options
+
+    kept: list[str] = []
+    given, others = dict[str, str](), dict[str, str]()
+    places = iter(range(len(args)))
+    for place in places:
+        flag, has_value, value = args[place].partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        value = value if has_value else " ".join(args[place + 1 : place + 2])
+        if flag in known:
+            others[name] = value
+        elif flag.startswith("--") and is_known(name):
+            given[name] = value
+            _ = has_value or next(places, None)
+            continue
+        kept.append(args[place])
+    return [*(f"{option(name)}={value}" for name, value in our_options(given, others).items()), *kept]
 
 
 def parse_pipeline(ctx: click.Context, param: click.Parameter, value: str | None) -> int | bool | None:
@@ -170,8 +202,8 @@ def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
         click.option(
             "--framework",
             metavar="NAME",
-            help="Framework whose layouts are ranked, such as megatron-core, torchtitan, fsdp, deepspeed, axonn. "
-            "Default: axonn-tune, the bundled runtime.",
+            help="Framework whose layouts are ranked, such as megatron-core, torchtitan, fsdp, deepspeed, axonn. Its "
+            "own names pin axes, too: --tp 8 --pp 4, --dp-shard 16. Default: axonn-tune, the bundled runtime.",
             shell_complete=_completing(_frameworks),
         ),
         set_option(
@@ -207,7 +239,6 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
         click.option("--chunks", type=_COUNT, metavar="N", help="Only so many chunks a pipeline stage (interleaving)."),
         click.option(
             "--order",
-            type=AxisOrder(),
             metavar="AXES",
             help="Only this rank order, fastest-varying axis first: x,y,z,data.",
         ),

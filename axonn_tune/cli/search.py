@@ -13,6 +13,7 @@ import click
 from axonn_tune.cli.options import (
     COSTS,
     Count,
+    SearchCommand,
     SuggestingChoice,
     color_option,
     columns_option,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from axonn_tune.launch.scripts import Emit
 
 
-@click.command("search", short_help="Rank every grid of a number of GPUs.")
+@click.command("search", cls=SearchCommand, short_help="Rank every grid of a number of GPUs.")
 @search_options()
 @click.option(
     "--cost",
@@ -138,7 +139,7 @@ def _write(
         click.echo(f"Wrote {' and '.join(written)}.", err=True)
 
 
-@click.command("explain", short_help="Explain one configuration, term by term.")
+@click.command("explain", cls=SearchCommand, short_help="Explain one configuration, term by term.")
 @click.argument("launch", required=False, metavar="[LAUNCH]")
 @search_options(required=False)
 @click.option("--pick", type=Count(), default=1, show_default=True, help="Row of the ranking to explain.")
@@ -183,7 +184,7 @@ def explain_launch_said(path: str, *, machine: str | None) -> Explanation:
     return found
 
 
-@click.command("sweep", short_help="Scale over GPU counts, batches and models.")
+@click.command("sweep", cls=SearchCommand, short_help="Scale over GPU counts, batches and models.")
 @click.option("--gpus", required=True, metavar="LIST", help="GPU counts: 64,128 or 64..4096x2 or 64..128+16.")
 @click.option("--batch", metavar="LIST", help="Global batch sizes, in the same way. Default: the model's.")
 @search_options(lists=True)
@@ -219,7 +220,7 @@ def sweep_command(
     found.require_any()
 
 
-@click.command("compare")
+@click.command("compare", cls=SearchCommand)
 @search_options(ranks=False)
 @format_option()
 @click.option("--wide", is_flag=True, help="Every column in the table.")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from axonn_tune.grid import ALL_AXES, WORLD, split_axes
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, Overlap
 
@@ -164,6 +165,32 @@ class Framework:
     def with_step(self, **changes: object) -> Framework:
         """The same framework with other step options."""
         return replace(self, step=replace(self.step, **changes))  # type: ignore[arg-type]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Its axes, and `chunks` where its stages can be interleaved, as tables have them from left to right."""
+        had = {*self.axes, *(["chunks"] if "pipeline" in self.axes and self.schedule.interleaved else [])}
+        return tuple(axis for axis in dict.fromkeys((*self.names, *ALL_AXES, "chunks")) if axis in had)
+
+    def called(self, axes: str) -> str:
+        """Its name of an axis, of `chunks`, or of the axes of a group, `TP·CP`; ours where it has none."""
+        if axes == WORLD:
+            return "world"
+        if not self.names or axes == "chunks":
+            return self.names.get(axes, axes)
+        return "·".join(self.names.get(axis, axis) for axis in split_axes(axes))
+
+    def option(self, axis: str) -> str:
+        """The option that pins an axis or `chunks` by its name: `--tp`."""
+        return f"--{self.called(axis).lower().replace('_', '-')}"
+
+    def axis(self, name: str) -> str | None:
+        """The axis, or `chunks`, that it calls so, in whatever case; None if there is none."""
+        return {self.called(axis).lower(): axis for axis in self.columns}.get(name.lower())
+
+    def layout(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Sizes of axes and `chunks` by its names of them, in the order of its columns."""
+        return {self.called(axis): sizes[axis] for axis in self.columns if axis in sizes}
 
 
 @dataclass(frozen=True)

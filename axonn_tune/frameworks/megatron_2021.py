@@ -7,6 +7,7 @@ No fused attention, no gradient accumulation inside GEMMs, nothing overlapped. S
 from __future__ import annotations
 
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, StepOptions
+from axonn_tune.frameworks.megatron_core import NAMES
 
 _STEP = StepOptions(
     reshard="always",
@@ -33,6 +34,7 @@ MEGATRON_2021 = Framework(
     step=_STEP,
     schedule=_SCHEDULE,
     software="megatron-2021",
+    names=NAMES,
 )
 
 MEGATRON_DEEPSPEED = Framework(
@@ -43,6 +45,7 @@ MEGATRON_DEEPSPEED = Framework(
     step=MEGATRON_2021.with_step(gradient_bytes=2).step,
     schedule=PipelineSchedule(interleaved=False, overlapped_interleaved=False),
     software="megatron-deepspeed",
+    names=NAMES,
 )
 
 FRAMEWORKS = (MEGATRON_2021, MEGATRON_DEEPSPEED)

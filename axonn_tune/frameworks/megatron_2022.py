@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.megatron_2021 import MEGATRON_2021
+from axonn_tune.frameworks.megatron_core import NAMES
 
 _STEP = MEGATRON_2021.with_step(sequence_parallel=True, fused_accumulation=True, overlaps=("input_gradient",)).step
 
@@ -18,6 +19,7 @@ MEGATRON_2022 = Framework(
     step=_STEP,
     schedule=MEGATRON_2021.schedule,
     software="megatron-2021",
+    names=NAMES,
 )
 
 FRAMEWORKS = (MEGATRON_2022,)

@@ -278,6 +278,9 @@ def _notes(run: Run) -> Iterator[str]:
         yield "Selective recompute repeats core attention, which keeps little where it is fused."
 
 
+NAMES = {"x": "TP", "z": "GTP", "pipeline": "PP", "chunks": "VPP", "context": "CP", "data": "DP"}
+"""What Megatron-LM and what is built on it call the axes; GTP is our z, so its flag of weight shards is TP times it."""
+
 MEGATRON_CORE = Framework(
     name="megatron-core",
     title="Megatron-Core",
@@ -287,7 +290,7 @@ MEGATRON_CORE = Framework(
     schedule=PipelineSchedule(scattered=False),
     software="core",
     hopper_attention=True,
-    names={"x": "TP", "z": "GTP", "pipeline": "PP", "chunks": "VPP", "context": "CP", "data": "DP"},
+    names=NAMES,
     launch=launch,
 )
 
@@ -300,6 +303,7 @@ NEMO = Framework(
     schedule=MEGATRON_CORE.schedule,
     software="core",
     hopper_attention=True,
+    names=NAMES,
 )
 
 NEMO_2022 = Framework(
@@ -310,6 +314,7 @@ NEMO_2022 = Framework(
     step=NEMO.with_step(fused_attention=False).step,
     software="megatron-2021",
     hopper_attention=True,
+    names=NAMES,
 )
 
 FRAMEWORKS = (MEGATRON_CORE, NEMO, NEMO_2022)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.fsdp import STEP
-from axonn_tune.frameworks.megatron_core import MEGATRON_CORE
+from axonn_tune.frameworks.megatron_core import MEGATRON_CORE, NAMES
 
 XLA = Framework(
     name="xla",
@@ -25,6 +25,7 @@ META_4D = Framework(
     schedule=MEGATRON_CORE.schedule,
     software="core",
     hopper_attention=True,
+    names=NAMES,
 )
 
 MEGASCALE = Framework(
@@ -35,6 +36,7 @@ MEGASCALE = Framework(
     step=MEGATRON_CORE.step,
     schedule=MEGATRON_CORE.schedule,
     software="core",
+    names=NAMES,
 )
 
 UNKNOWN = Framework(
@@ -45,6 +47,7 @@ UNKNOWN = Framework(
     step=MEGATRON_CORE.with_step(overlaps=("data_parallel", "gather_prefetch", "weight_gradient")).step,
     schedule=MEGATRON_CORE.schedule,
     software="unknown",
+    names=NAMES,
 )
 
 FRAMEWORKS = (XLA, META_4D, MEGASCALE, UNKNOWN)

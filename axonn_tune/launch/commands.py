@@ -17,7 +17,6 @@ from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks import step_on
 from axonn_tune.frameworks.command import Argument, Command, Run
-from axonn_tune.frameworks.description import Framework
 from axonn_tune.launch.config import predict, run_name, variable_lines
 from axonn_tune.launch.scripts import (
     BESIDE,
@@ -126,7 +125,7 @@ def _about(pricing: Pricing, command: Command, *, model: Model, machine: Machine
     one, world = pricing.configuration, pricing.configuration.grid.world
     yield f"{command.release}: {model.name} on {world:,} × {machine.name}."
     sizes = [f"{name} {size}" for name, size in _factors(pricing).items() if size > 1]
-    sizes += [f"{pricing.framework.names.get('chunks', 'chunks')} {one.chunks}"] if one.chunks > 1 else []
+    sizes += [f"{pricing.framework.called('chunks')} {one.chunks}"] if one.chunks > 1 else []
     steps = counted(pricing.accumulation, "gradient accumulation step")
     yield f"{', '.join(sizes) or 'one GPU'}; micro-batch {one.micro_batch}, {steps}, recompute {one.recompute}."
     yield from command.needs
@@ -137,18 +136,14 @@ def _about(pricing: Pricing, command: Command, *, model: Model, machine: Machine
 def _factors(pricing: Pricing) -> dict[str, int]:
     """Sizes of the framework's axes, by its own names."""
     framework, grid = pricing.framework, pricing.configuration.grid
-    return {_called(framework, axis): grid.axis_size(axis) for axis in framework.axes}
-
-
-def _called(framework: Framework, axis: str) -> str:
-    return framework.names.get(axis, axis)
+    return {framework.called(axis): grid.axis_size(axis) for axis in framework.axes}
 
 
 def _inner(pricing: Pricing) -> str | None:
     """The axis whose neighbours are nearest."""
     grid = pricing.configuration.grid
     wide = (axis for axis in grid.order if grid.axis_size(axis) > 1)
-    return next((_called(pricing.framework, axis) for axis in wide), None)
+    return next((pricing.framework.called(axis) for axis in wide), None)
 
 
 def _settings(command: Command, folder: str, names: dict[str, str]) -> Iterator[str]:

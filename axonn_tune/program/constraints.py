@@ -55,12 +55,13 @@ class Constraint:
         wrong: NDArray[np.bool_] = self.value % product != 0
         return wrong & (product % self.value != 0) if self.or_divides else wrong
 
-    def explain(self, sizes: dict[str, int]) -> str:
-        """Why one layout breaks it: `heads (96) is not divisible by x = 5`."""
+    def explain(self, sizes: dict[str, int], framework: Framework) -> str:
+        """Why one layout breaks it, in the framework's names: `heads (96) is not divisible by TP = 5`."""
         if self.both:
             return self.what
         factor = 2 if self.twice else 1
-        axes = "·".join(self.axes if factor == 1 else (str(factor), *self.axes))
+        names = [framework.called(axis) for axis in self.axes if axis in framework.axes]
+        axes = "·".join(names if factor == 1 else (str(factor), *names))
         product = factor * prod(sizes[axis] for axis in self.axes)
         relation = "is less than" if self.at_least else "is not divisible by"
         return f"{self.what} ({self.value}) {relation} {axes} = {product}"
@@ -104,25 +105,27 @@ def broken_constraints(
     """What a framework would refuse one configuration for, each with its numbers."""
     sizes = dict(grid.by_axis)
     columns = {axis: np.array([size]) for axis, size in sizes.items()}
-    found = [check.explain(sizes) for check in constraints(model, workload, framework) if check.broken(columns)[0]]
+    checks = constraints(model, workload, framework)
+    found = [check.explain(sizes, framework) for check in checks if check.broken(columns)[0]]
     missing = [axis for axis, size in sizes.items() if size > 1 and axis not in framework.axes]
     found += [f"{framework.name} has no axis {axis}" for axis in missing]
     product = grid.batch_shares * micro_batch
     if workload.global_batch % product:
-        shares = "·".join(BATCH_AXES)
+        shares = "·".join(framework.called(axis) for axis in BATCH_AXES if axis in framework.axes)
         found.append(f"global_batch ({workload.global_batch}) is not divisible by {shares}·micro-batch = {product}")
     if chunks > 1:
-        found += _interleaving(grid.pipeline, chunks, workload.global_batch // product, model)
+        found += _interleaving(grid.pipeline, chunks, workload.global_batch // product, model, framework)
     return found
 
 
-def _interleaving(stages: int, chunks: int, micro_batches: int, model: Model) -> list[str]:
+def _interleaving(stages: int, chunks: int, micro_batches: int, model: Model, framework: Framework) -> list[str]:
     """What interleaved stages need: several of them, micro-batches in groups, a block a chunk."""
     found = ["interleaving needs more than one stage"] if stages == 1 else []
+    pipeline, both = framework.called("pipeline"), f"{framework.called('pipeline')}·{framework.called('chunks')}"
     if micro_batches % stages:
         found.append(
-            f"micro-batches of an interleaved pipeline ({micro_batches}) are not divisible by pipeline = {stages}"
+            f"micro-batches of an interleaved pipeline ({micro_batches}) are not divisible by {pipeline} = {stages}"
         )
     if model.layers < stages * chunks:
-        found.append(f"layers ({model.layers}) is less than pipeline·chunks = {stages * chunks}")
+        found.append(f"layers ({model.layers}) is less than {both} = {stages * chunks}")
     return found

@@ -202,17 +202,18 @@ class Ranking:
 
     def _reasons(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> tuple[tuple[str, str], ...]:
         """All but memory."""
+        framework, pins = self.problem.framework, self.problem.limits.axes
         broken = tuple(
-            (check.name, check.explain(dict.fromkeys(ALL_AXES, 1) | sizes))
+            (check.name, check.explain(dict.fromkeys(ALL_AXES, 1) | sizes, framework))
             for check, is_broken in zip(self.grids.constraints, self.grids.broken[number], strict=True)
             if is_broken
         )
         if broken:
             return broken
-        pins = self.problem.limits.axes
-        other = [f"{axis} = {pins[axis]}, not {size}" for axis, size in sizes.items() if pins.get(axis, size) != size]
+        other = [axis for axis, size in sizes.items() if pins.get(axis, size) != size]
         if other:
-            return ((PINNED, f"asked for {', '.join(other)}"),)
+            asked = [f"{framework.called(axis)} = {pins[axis]}, not {sizes[axis]}" for axis in other]
+            return ((PINNED, f"asked for {', '.join(asked)}"),)
         if number not in shaped:
             return ((MICRO_BATCH, "no micro-batch that is allowed divides this grid's share of the batch"),)
         return ()
@@ -324,9 +325,11 @@ def _check(problem: Problem) -> None:
     model, workload, pins = problem.model, problem.workload, problem.limits.axes
     if max(problem.gpus, workload.global_batch, workload.sequence_length) >= LARGEST_COUNT:
         raise UsageError(f"GPU counts, batches and sequence lengths must be below {LARGEST_COUNT:,}")
-    if set(problem.axes) <= set(pins) and prod(pins.values()) != problem.gpus:
-        asked = "·".join(str(pins[axis]) for axis in problem.axes)
-        raise UsageError(f"{'·'.join(problem.axes)} = {asked} is {prod(pins.values())}, not {problem.gpus} GPUs")
+    searched = [axis for axis in problem.framework.columns if axis in problem.axes]
+    if set(searched) <= set(pins) and prod(pins.values()) != problem.gpus:
+        names = "·".join(problem.framework.called(axis) for axis in searched)
+        asked = "·".join(str(pins[axis]) for axis in searched)
+        raise UsageError(f"{names} = {asked} is {prod(pins.values())}, not {problem.gpus} GPUs")
     if model.learned_positions and workload.sequence_length > model.max_sequence_length:
         raise UsageError(
             f"sequence length {workload.sequence_length} exceeds the position table of {model.name} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
@@ -87,22 +88,21 @@ def load_inputs(choices: Choices) -> Inputs:
 def _check_axes(problem: Problem) -> None:
     """Refuse pinned axes and orders that the framework does not have."""
     framework, limits = problem.framework, problem.limits
-    missing = [axis for axis, size in limits.axes.items() if size > 1 and axis not in framework.axes]
+    pins = {**limits.axes, "chunks": limits.chunks or 1}
+    missing = [axis for axis, size in pins.items() if size > 1 and axis not in framework.columns]
     if missing:
-        known = ", ".join(framework.axes)
-        raise UsageError(
-            f"--{missing[0]} {limits.axes[missing[0]]}: {framework.name} has no axis {missing[0]}, but {known}"
-        )
-    unsearched = [axis for axis, size in limits.axes.items() if size > 1 and axis not in problem.axes]
-    if unsearched:
-        raise UsageError(f"--{unsearched[0]}: give --{unsearched[0]} without a number to search it")
-    if limits.chunks not in (None, 1) and "pipeline" not in problem.axes:
-        raise UsageError(f"--chunks {limits.chunks} is for pipeline stages, which --pipeline searches")
+        axis, known = missing[0], ", ".join(map(framework.called, framework.columns))
+        what = "interleaved stages" if axis == "chunks" else f"axis {axis}"
+        raise UsageError(f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}")
+    if pins["chunks"] > 1 and (limits.axes.get("pipeline") == 1 or "pipeline" not in problem.axes):
+        stages = "which is 1" if "pipeline" in problem.axes else "which --pipeline searches"
+        raise UsageError(f"{framework.option('chunks')} {limits.chunks} is for pipeline stages, {stages}")
     if limits.order is not None:
         needed = [axis for axis in problem.axes if axis in framework.axes and axis not in limits.order]
-        wanted = [axis for axis in needed if axis not in ("pipeline", "context")]
+        wanted = [framework.called(axis) for axis in needed if axis not in ("pipeline", "context")]
         if wanted:
-            raise UsageError(f"--order {','.join(limits.order)} must name {', '.join(wanted)} too, as in x,y,z,data")
+            order, whole = (",".join(map(framework.called, axes)) for axes in (limits.order, framework.axes))
+            raise UsageError(f"--order {order} must name {', '.join(wanted)} too, as in {whole}")
 
 
 def _step_settings(settings: Sequence[str]) -> tuple[dict[str, object], list[str]]:
@@ -198,15 +198,11 @@ def _split_settings(settings: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _check_pins(choices: Choices) -> None:
     """Refuse pinned axes that no grid of this many GPUs can have."""
-    product, shown = 1, []
-    for axis in ALL_AXES:
-        if axis in choices.limits.axes:
-            product *= choices.limits.axes[axis]
-            shown.append(f"{axis} = {choices.limits.axes[axis]}")
+    pins, called = choices.limits.axes, choices.framework.called
+    product = prod(pins.values())
     if choices.gpus % product:
-        raise UsageError(
-            f"{choices.gpus} GPUs cannot be arranged with {', '.join(shown)}: {product} does not divide them"
-        )
+        shown = ", ".join(f"{called(axis)} = {pins[axis]}" for axis in ALL_AXES if axis in pins)
+        raise UsageError(f"{choices.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
 
 
 def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tuple[Inputs, bool]:

@@ -58,9 +58,10 @@ def _binding_memory(problem: Problem, shapes: Shapes) -> str:
     for recompute, fitting in _fittings(problem, shapes):
         row = int(np.argmin(fitting.total_bytes))
         limit_bytes = fitting.limit_bytes
-        axes = ", ".join(
-            f"{axis}={int(np.broadcast_to(np.asarray(shapes.values[axis]), len(shapes))[row])}" for axis in problem.axes
-        )
+        sizes = {axis: int(np.broadcast_to(np.asarray(shapes.values[axis]), len(shapes))[row]) for axis in problem.axes}
+        if len(shapes.piped):
+            sizes["chunks"] = int(shapes.chunks[row])
+        axes = ", ".join(f"{name}={size}" for name, size in problem.framework.layout(sizes).items())
         text = f"{axes}, micro-batch {shapes.micro_batch[row]}, recompute {recompute}"
         needed = float(fitting.total_bytes[row])
         if least is None or needed < least[0]:
@@ -74,10 +75,10 @@ def _binding_memory(problem: Problem, shapes: Shapes) -> str:
 
 def _binding_divisibility(problem: Problem, grids: Grids) -> str:
     """The few constraints that together reject every grid, each with one grid it rejects."""
-    wanted = np.ones(len(grids.sizes), dtype=np.bool_)
+    wanted, framework = np.ones(len(grids.sizes), dtype=np.bool_), problem.framework
     for axis, size in problem.limits.axes.items():
         wanted &= grids.column(axis) == size
-    pins = ", ".join(f"{axis}={size}" for axis, size in problem.limits.axes.items())
+    pins = ", ".join(f"{framework.called(axis)}={size}" for axis, size in problem.limits.axes.items())
     having = f" that has {pins}" if pins else ""
     if wanted[grids.sound].any():
         if (problem.limits.chunks or 1) > 1:
@@ -92,7 +93,7 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
         check, caught = grids.constraints[worst], broken[:, worst]
         example = dict.fromkeys(ALL_AXES, 1) | dict(zip(grids.axes, sizes[caught][0].tolist(), strict=True))
         of = "" if said else f" of {total}"
-        said.append(f"{int(counts[worst])}{of} {check.name} ({check.explain(example)})")
+        said.append(f"{int(counts[worst])}{of} {check.name} ({check.explain(example, framework)})")
         broken, sizes = broken[~caught], sizes[~caught]
     return f"binding constraint of each grid{having}: {', '.join(said)}"
 
@@ -115,7 +116,7 @@ def _micro_batch_words(problem: Problem) -> str:
 def _kinds(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
     """Kinds of change to try, each with the smallest first: pins, the batch, the optimizer state, the GPU count."""
     if problem.limits != Limits():
-        yield iter([(f"leave out {_pinned_options(problem.limits)}", replace(problem, limits=Limits()))])
+        yield iter([(f"leave out {_pinned_options(problem)}", replace(problem, limits=Limits()))])
     yield _batches(problem)
     if not problem.workload.shard_optimizer_over_data:
         sharded = problem.workload.model_copy(update={"shard_optimizer_over_data": True})
@@ -123,11 +124,12 @@ def _kinds(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
     yield _gpus(problem)
 
 
-def _pinned_options(limits: Limits) -> str:
-    """The options of what is pinned: `--x and --micro-batch`."""
-    names = ("chunks", "order", "recompute", "micro_batch", "kept_layers")
-    given = [*limits.axes, *(name.replace("_", "-") for name in names if getattr(limits, name) is not None)]
-    return " and ".join(f"--{name}" for name in given)
+def _pinned_options(problem: Problem) -> str:
+    """The options of what is pinned: `--tp and --micro-batch`."""
+    limits, names = problem.limits, ("order", "recompute", "micro_batch", "kept_layers")
+    axes = [*limits.axes, *(["chunks"] if limits.chunks is not None else [])]
+    others = [f"--{name.replace('_', '-')}" for name in names if getattr(limits, name) is not None]
+    return " and ".join([*map(problem.framework.option, axes), *others])
 
 
 def _gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:

@@ -17,7 +17,9 @@ from axonn_tune.cost.breakdown import CONTENDED, kind_of
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.timeline import Batch, Interval, Stretch
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.grid import ALL_AXES, AXES, Grid
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.program.operations import Collective
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
@@ -32,7 +34,7 @@ from axonn_tune.report.explain import (
     work_rows,
 )
 from axonn_tune.report.output import Json, axis_name, percent
-from axonn_tune.report.ranking import COLLECTIVE, term_json, term_row
+from axonn_tune.report.ranking import COLLECTIVE, framework_of, page_axes, term_json, term_row
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
 from axonn_tune.specs.machine import Machine
@@ -53,7 +55,6 @@ _STEP_PARTS = 500
 """What is shorter than this part of a step is too narrow to see in a figure of the step."""
 _BY_PHASE = {"forward": "--compute", HEAD: "--compute-4", "backward": "--compute-2", END: "--compute-3"}
 _LANE_HEIGHT, _BASE_HEIGHT = 34, 80
-_ALL_AXES = "xyzdata"
 
 
 def _parsed(document: Json, schema: type[D], *, source: str) -> D:
@@ -73,6 +74,7 @@ def inputs_of(document: Json, *, source: str) -> Inputs:
         workload=_parsed(document["workload"], Workload, source=source),
         gpus=document["gpus"],
         rank_by=document.get("rank_by", "iteration"),
+        framework=framework_of(document),
     )
     return Inputs(
         problem,
@@ -102,7 +104,9 @@ def explain_command(inputs: Inputs) -> list[str]:
         options.append("--split-micro-batch")
     if workload.overlaps != defaults.overlaps:
         options += [word for name in workload.overlaps for word in ("--overlap", name)] or ["--no-overlap"]
-    if problem.rank_by != "communication":
+    if problem.framework.name != AXONN_TUNE.name:
+        options += ["--framework", problem.framework.name]
+    if problem.rank_by != problem.framework.ranked_by:
         options += ["--rank-by", problem.rank_by]
     return [
         *("axonn-tune", "explain", "--gpus", str(problem.gpus), "--model", model_name, "--machine", machine_name),
@@ -134,31 +138,63 @@ def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
     settled = Configuration(grid, config["micro_batch"], config["recompute"], config["kept_layers"], chunks)
     problem = inputs.problem
     return ConfigurationDetail(
-        config, inputs, price_configuration(problem.model, problem.machine, problem.workload, settled)
+        config,
+        inputs,
+        price_configuration(problem.model, problem.machine, problem.workload, settled, framework=problem.framework),
     )
 
 
-def grid_words(config: Mapping[str, object]) -> str:
-    """`x 1 · y 1 · z 512 · data 2`."""
-    return " · ".join(f"{axis} {config[axis]}" for axis in AXES)
+@dataclass(frozen=True)
+class LayoutWords:
+    """How a page writes layouts: in the framework's names of these axes."""
+
+    framework: Framework
+    axes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, document: Json, configs: Iterable[Json]) -> LayoutWords:
+        """Those of a document of results."""
+        framework = framework_of(document)
+        return cls(framework, tuple(page_axes(framework, configs)))
+
+    def sizes(self, config: Mapping[str, object]) -> str:
+        """`x 1 · y 1 · z 512 · data 2`, `TP 4 · GTP 1 · DP 16`."""
+        return " · ".join(f"{self.framework.called(axis)} {config[axis]}" for axis in self.axes)
+
+    @property
+    def across(self) -> list[str]:
+        """Names of the axes of tensor parallelism, x and y."""
+        return [self.framework.called(axis) for axis in ("x", "y") if axis in self.axes] or ["x"]
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the axes beside those and z."""
+        return [self.framework.called(axis) for axis in self.axes if axis not in ("x", "y", "z", "chunks")]
+
+    def short(self, config: Mapping[str, object], *, launch: bool = False) -> str:
+        """`#1  1×1×512×2`, or `launch  1×1×512×2`."""
+        rank = "launch" if launch else f"#{config['rank']}"
+        return f"{rank}  {'×'.join(str(config[axis]) for axis in self.axes)}"
+
+    def title(self, config: Json) -> str:
+        """What a configuration is called above its details."""
+        rank = "" if config["rank"] is None else f"#{config['rank']}: "
+        batches = f"micro-batch {config['micro_batch']}, recompute {config['recompute']}"
+        return f"{rank}{self.sizes(config)}, {batches}"
+
+    def pins(self, config: Mapping[str, object]) -> list[str]:
+        """Options that leave just this configuration."""
+        found = [word for axis in self.axes for word in (self.framework.option(axis), str(config[axis]))]
+        found += ["--order", str(config["order"])] if self.framework.permuted else []
+        found += ["--micro-batch", str(config["micro_batch"]), "--recompute", str(config["recompute"])]
+        return [*found, "--kept-layers", str(config["kept_layers"])]
 
 
-def short_name(config: Mapping[str, object], *, launch: bool = False) -> str:
-    """`#1  1×1×512×2`, or `launch  1×1×512×2`."""
-    return f"{'launch' if launch else '#' + str(config['rank'])}  " + "×".join(str(config[axis]) for axis in AXES)
-
-
-def title(config: Json) -> str:
-    """What a configuration is called above its details."""
-    rank = "" if config["rank"] is None else f"#{config['rank']}: "
-    batches = f"micro-batch {config['micro_batch']}, recompute {config['recompute']}"
-    return f"{rank}{grid_words(config)}, {batches}"
-
-
-def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str]) -> list[Json]:
+def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str], layouts: LayoutWords) -> list[Json]:
     """Everything about a configuration; `explain`: words of the command that explains it, less its own options."""
     config, pricing = found.config, found.pricing
-    terms = page.table("", "", [COLLECTIVE[key] for key in _TERMS], list(map(term_row, found.terms)))
+    rows = [term_row(term, layouts.framework) for term in found.terms]
+    terms = page.table("", "", [COLLECTIVE[key] for key in _TERMS], rows)
     computed = [page.text(line_sentences(found.inputs.problem, pricing), title="How calls are priced")]
     blocks = [
         page.cards(config_cards(config, limit_bytes=pricing.memory_limit_bytes)),
@@ -170,7 +206,7 @@ def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str]) -> list
         page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(pricing, found.inputs.problem))]),
     ]
     if explain:
-        blocks.append(page.command(shlex.join([*explain, *pins(config)]), title="The same in the terminal"))
+        blocks.append(page.command(shlex.join([*explain, *layouts.pins(config)]), title="The same in the terminal"))
     return blocks
 
 
@@ -180,8 +216,9 @@ def _in_words(found: ConfigurationDetail) -> list[Json]:
     if config["low_s"] is None or config["mfu"] is None:
         return []
     told = {key: config[key] for key in ("rank", "low_s", "high_s", "tokens_per_s", "mfu", "hfu")}
-    sizes, order = tuple(config[axis] for axis in AXES), tuple(config["order"].split(","))
-    story = paragraphs(PricedConfiguration(found.inputs, Entry(sizes=sizes, order=order, **told), found.pricing))
+    sizes, order = tuple(config.get(axis, 1) for axis in ALL_AXES), tuple(config["order"].split(","))
+    entry = Entry(sizes=sizes, axes=ALL_AXES, order=order, **told)
+    story = paragraphs(PricedConfiguration(found.inputs, entry, found.pricing))
     return [page.fold("The step in words", [page.text([" ".join(part) for part in story])])]
 
 
@@ -200,16 +237,6 @@ def config_cards(config: Json, *, limit_bytes: float) -> list[Json]:
     ]
     return [
         page.card(label, show(config[key]), note=note) for label, key, show, note in found if config[key] is not None
-    ]
-
-
-def pins(config: Json) -> list[str]:
-    """Options that leave just this configuration."""
-    sizes = [word for axis in AXES for word in (f"--{axis}", str(config[axis]))]
-    return [
-        *sizes,
-        *("--order", config["order"], "--micro-batch", str(config["micro_batch"])),
-        *("--recompute", config["recompute"], "--kept-layers", str(config["kept_layers"])),
     ]
 
 
@@ -267,42 +294,50 @@ def timeline_figures(pricing: Pricing) -> list[Json]:
         f"{batches}, then the optimizer. What is too short to see is joined with its neighbors; the paler a bar, the"
         " less of it the stream is busy."
     )
+    of_backward, names = "The same block in the backward pass, recompute included.", pricing.framework
     return [
-        _lane_figure("One layer, forward", forward, note=of_forward),
-        _lane_figure("One layer, backward", backward, note="The same block in the backward pass, recompute included."),
-        _lane_figure("The whole step", step, note=of_step, faint=True),
+        _lane_figure("One layer, forward", forward, note=of_forward, names=names),
+        _lane_figure("One layer, backward", backward, note=of_backward, names=names),
+        _lane_figure("The whole step", step, note=of_step, names=names, faint=True),
     ]
 
 
-def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, faint: bool = False) -> Json:
+def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, names: Framework, faint: bool = False) -> Json:
     lanes = sorted({one.lane for one in bars}, key=lambda lane: (lane != COMPUTE_LANE, lane))
     end_s = max((one.end_s for one in bars), default=0.0)
     scale, unit = (MILLI, "ms") if end_s < 1.0 else (1.0, "s")
     traces = [
         _lane_trace(
-            what, [one for one in bars if (one.what, one.lane) == (what, lane)], lanes, scale=scale, faint=faint
+            what,
+            [one for one in bars if (one.what, one.lane) == (what, lane)],
+            lanes,
+            scale=scale,
+            faint=faint,
+            names=names,
         )
         for lane, what in sorted({(one.lane, one.what) for one in bars}, key=_trace_place)
     ]
     layout = {
         "barmode": "overlay",
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-        "yaxis": page.named_axis([_lane_name(lane) for lane in lanes], below=0.5, above=0.5),
+        "yaxis": page.named_axis([_lane_name(lane, names) for lane in lanes], below=0.5, above=0.5),
     }
     height = _BASE_HEIGHT + _LANE_HEIGHT * len(lanes)
     return page.figure(title, traces, layout=layout, height=height, note=note)
 
 
-def _lane_trace(what: str, bars: Sequence[Bar], lanes: Sequence[str], *, scale: float, faint: bool) -> Json:
+def _lane_trace(
+    what: str, bars: Sequence[Bar], lanes: Sequence[str], *, scale: float, faint: bool, names: Framework
+) -> Json:
     color = _bar_color(what, bars[0].lane)
     opacity = [round(0.25 + 0.75 * _busy_share(one), 2) for one in bars] if faint else 1.0
     return {
         **page.bar_trace(
-            what,
+            over_axis(what, names),
             [_short((one.end_s - one.start_s) / scale) for one in bars],
             [lanes.index(one.lane) for one in bars],
             color=color,
-            text=[_bar_words(one) for one in bars],
+            text=[_bar_words(one, names) for one in bars],
         ),
         "base": [_short(one.start_s / scale) for one in bars],
         "width": 0.7,
@@ -311,10 +346,10 @@ def _lane_trace(what: str, bars: Sequence[Bar], lanes: Sequence[str], *, scale: 
     }
 
 
-def _bar_words(one: Bar) -> str:
+def _bar_words(one: Bar, names: Framework) -> str:
     lasted_s = one.end_s - one.start_s
     busy = "" if _busy_share(one) > 0.99 else f", busy {_busy_share(one):.0%} of it"
-    return f"{one.name}<br>{show_seconds(lasted_s)} from {show_seconds(one.start_s)}{busy}"
+    return f"{over_axis(one.name, names)}<br>{show_seconds(lasted_s)} from {show_seconds(one.start_s)}{busy}"
 
 
 def _busy_share(one: Bar) -> float:
@@ -334,11 +369,16 @@ def _trace_place(lane_and_what: tuple[str, str]) -> tuple[bool, str, int, str]:
     return lane != COMPUTE_LANE, lane, phases.index(what) if what in phases else len(phases), what
 
 
-def _lane_name(lane: str) -> str:
+def over_axis(what: str, names: Framework) -> str:
+    """`all_gather over z, forward, qkv` with the framework's name of the axis; what is over none as it is."""
+    call, over, rest = what.partition("over ")
+    axes, comma, where = rest.partition(",")
+    return f"{call}{over}{names.called(axes)}{comma}{where}" if over and axes != "world" else what
+
+
+def _lane_name(lane: str, names: Framework) -> str:
     """A lane beside the figure, where there is little room."""
-    if lane == communication_lane(_ALL_AXES):
-        return "over world"
-    return lane.removeprefix("communication ")
+    return over_axis(lane.removeprefix("communication "), names)
 
 
 def _bar_color(what: str, lane: str) -> str:

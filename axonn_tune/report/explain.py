@@ -25,6 +25,7 @@ from axonn_tune.cost.breakdown import (
 from axonn_tune.cost.collectives import Line, Route, route
 from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.ranking.entries import Entry
@@ -35,7 +36,6 @@ from axonn_tune.report.output import (
     WIDTH,
     Column,
     Json,
-    axis_name,
     cells_of,
     fields_of,
     markdown_table,
@@ -43,7 +43,7 @@ from axonn_tune.report.output import (
     words,
     wrapped,
 )
-from axonn_tune.report.ranking import COLLECTIVE, document_head, entry_fields, shown_axes, term_json, term_row
+from axonn_tune.report.ranking import COLLECTIVE, document_head, entry_fields, layout_words, term_json, term_row
 from axonn_tune.specs.machine import Accelerator, Machine, Protocol
 from axonn_tune.units import GB, GIB, TERA, counted, show_bytes, show_seconds
 
@@ -152,9 +152,9 @@ def _term_rows(subject: PricedConfiguration) -> list[Json]:
     workload = subject.inputs.problem.workload
     return [
         {
-            **term_row(term_json(term)),
+            **term_row(term_json(term), subject.pricing.framework),
             "number": number,
-            "call": f"{term.op} {axis_name(term.axis)}",
+            "call": f"{term.op} {subject.pricing.framework.called(term.axis)}",
             "overlapped_with": _behind(term, hidden_behind(term, workload)),
         }
         for number, term in enumerate(subject.pricing.terms, start=1)
@@ -267,12 +267,15 @@ def memory_items(pricing: Pricing) -> list[tuple[str, float]]:
 def explain_title(subject: PricedConfiguration) -> str:
     """One line that says what is explained."""
     problem, entry = subject.inputs.problem, subject.entry
-    axes = shown_axes(problem)
-    grid = " × ".join(str(entry.size(axis)) for axis in axes)
     step = "" if entry.iteration_s is None else f", {show_seconds(entry.iteration_s)} a step"
-    software = "" if problem.framework.name == AXONN_TUNE.name else f" with {problem.framework.title}"
-    where = f"{problem.model.name} on {problem.gpus:,} × {problem.machine.name}{software}"
-    return f"{where}: grid {' × '.join(axes)} = {grid}{step}"
+    where = f"{problem.model.name} on {problem.gpus:,} × {problem.machine.name}"
+    framework, sizes = problem.framework, {axis: entry.size(axis) for axis in problem.axes}
+    if framework.names:
+        layout = layout_words(framework.layout({**sizes, "chunks": entry.chunks}))
+        return f"{where} with {framework.title}: {layout}{step}"
+    software = "" if framework.name == AXONN_TUNE.name else f" with {framework.title}"
+    shown = {axis: str(size) for axis, size in framework.layout(sizes).items()}
+    return f"{where}{software}: grid {' × '.join(shown)} = {' × '.join(shown.values())}{step}"
 
 
 def explain_document(subject: PricedConfiguration) -> Json:
@@ -288,7 +291,7 @@ def explain_document(subject: PricedConfiguration) -> Json:
         **document_head(SCHEMA, inputs),
         "cost": "alpha-beta",
         "words": step_words(subject),
-        "config": {**entry_fields(entry, workload), "terms": terms},
+        "config": {**entry_fields(entry, inputs.problem), "terms": terms},
         "symbols": pricing.values,
         "lines": line_sentences(inputs.problem, pricing),
         "computation": [fields_of(each, ("kind", "phase", "seconds", "flops")) for each in work],
@@ -310,7 +313,7 @@ def paragraphs(subject: PricedConfiguration) -> list[list[str]]:
     grid = subject.pricing.configuration.grid
     found = [
         list(_work(subject)),
-        [*_axes(subject.pricing), *_placement(grid, subject.inputs.problem.machine)],
+        [*_axes(subject.pricing), *_placement(grid, subject.inputs.problem.machine, subject.pricing.framework)],
         list(_saved(subject.pricing)),
         list(_time(subject)),
         list(_use(subject)),
@@ -322,14 +325,17 @@ def paragraphs(subject: PricedConfiguration) -> list[list[str]]:
 def _work(subject: PricedConfiguration) -> Iterator[str]:
     problem, configuration = subject.inputs.problem, subject.pricing.configuration
     workload = problem.workload
-    grid = configuration.grid
+    grid, framework = configuration.grid, subject.pricing.framework
     shares = grid.data * grid.z
+    axes = [axis for axis in ("data", "z") if axis in framework.axes]
+    names = " × ".join(map(framework.called, axes))
+    product = f"{' × '.join(str(grid.axis_size(axis)) for axis in axes)} = " if len(axes) > 1 else ""
     yield (
         f"One step of {problem.model.name} trains {workload.global_batch:,} sequences of "
         f"{workload.sequence_length:,} tokens on {grid.world:,} GPUs."
     )
     yield (
-        f"The global batch is split over data × z = {grid.data} × {grid.z} = {counted(shares, 'group')} of GPUs. "
+        f"The global batch is split over {names} = {product}{counted(shares, 'group')} of GPUs. "
         f"Each trains {counted(workload.global_batch // shares, 'sequence')}, in "
         f"{counted(subject.pricing.accumulation, 'micro-batch')} of {counted(configuration.micro_batch, 'sequence')}."
     )
@@ -337,38 +343,42 @@ def _work(subject: PricedConfiguration) -> Iterator[str]:
 
 def _axes(pricing: Pricing) -> Iterator[str]:
     grid, options, chunks = pricing.configuration.grid, pricing.framework.step, pricing.configuration.chunks
+    called = pricing.framework.called
     if grid.y == 1 and grid.x > 1:
         done = "all-gather inputs and reduce-scatter outputs" if options.sequence_parallel else "sum the outputs"
-        yield f"Every weight matrix is sharded over x = {grid.x} GPUs, which {done} of each pair of GEMMs."
+        yield f"Every weight matrix is sharded over {called('x')} = {grid.x} GPUs, which {done} of each pair of GEMMs."
     elif grid.x * grid.y > 1:
         yield (
-            f"Every weight matrix is sharded over x × y = {grid.x} × {grid.y} GPUs. They sum the partial results of "
-            "each GEMM: over one of the two axes in the forward pass, over the other in the backward pass."
+            f"Every weight matrix is sharded over {called('x')} × {called('y')} = {grid.x} × {grid.y} GPUs. They sum "
+            "the partial results of each GEMM: over one of the two axes in the forward pass, over the other in the "
+            "backward pass."
         )
-    shards, along = (grid.z * grid.context, "z and context") if options.context_shards else (grid.z, "z")
+    shards, along = (grid.z * grid.context, "zcontext") if options.context_shards else (grid.z, "z")
     if shards > 1:
         yield (
-            f"Each weight is stored in {shards} shards along {along}. They are all-gathered before use, and gradients "
-            "are reduce-scattered after it."
+            f"Each weight is stored in {shards} shards along {called(along)}. They are all-gathered before use, and "
+            "gradients are reduce-scattered after it."
         )
     if grid.context > 1:
-        yield f"Each sequence is split over context = {grid.context} GPUs."
+        yield f"Each sequence is split over {called('context')} = {grid.context} GPUs."
     if grid.pipeline > 1:
         each = f", each of {chunks} interleaved chunks" if chunks > 1 else ""
-        yield f"The layers are split over {grid.pipeline} pipeline stages{each}."
+        name = f" ({called('pipeline')})" if pricing.framework.names else ""
+        yield f"The layers are split over {grid.pipeline} pipeline stages{name}{each}."
     if grid.data > 1:
         how = "in each micro-batch" if options.reduce_each_micro_batch else "once per step"
-        yield f"{grid.data} replicas along data average their gradients {how}."
+        yield f"{grid.data} replicas along {called('data')} average their gradients {how}."
 
 
-def _placement(grid: Grid, machine: Machine) -> Iterator[str]:
+def _placement(grid: Grid, machine: Machine, framework: Framework) -> Iterator[str]:
     """Over which networks the groups of each axis communicate."""
     wide = [axis for axis in grid.order if grid.axis_size(axis) > 1]
     if not wide:
         yield "There is one GPU, and no communication."
         return
-    numbered = f"The rank order is {', then '.join(wide)}" if len(wide) > 1 else f"All GPUs lie along {wide[0]}"
-    places = [f"a {axis} group {_place(grid, axis, machine)}" for axis in wide]
+    names = list(map(framework.called, wide))
+    numbered = f"The rank order is {', then '.join(names)}" if len(wide) > 1 else f"All GPUs lie along {names[0]}"
+    places = [f"a {name} group {_place(grid, axis, machine)}" for name, axis in zip(names, wide, strict=True)]
     yield f"{numbered}: {'; '.join(places)}."
 
 
@@ -430,7 +440,7 @@ def _time(subject: PricedConfiguration) -> Iterator[str]:
     longest = max(pricing.terms, key=lambda term: term.exposed_s)
     if longest.exposed_s:
         yield (
-            f"The longest wait is for {longest.op} over {axis_name(longest.axis)} of {longest.layer} "
+            f"The longest wait is for {longest.op} over {pricing.framework.called(longest.axis)} of {longest.layer} "
             f"({longest.phase}): {show_seconds(longest.exposed_s)} per step."
         )
 
@@ -496,16 +506,17 @@ def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:
     for term in pricing.terms:
         key = (term.op, term.axis, term.line)
         if term.op == "send":
-            found[key] = f"send over {term.axis}: {show_bytes(term.bytes)} to the next stage over {term.tier}"
+            over = pricing.framework.called(term.axis)
+            found[key] = f"send over {over}: {show_bytes(term.bytes)} to the next stage over {term.tier}"
         elif key not in found:
             kind = priced_kind(term.collective.kind)
             machine = problem.machine.model_copy(update={"tiers": problem.machine.tiers_of(kind)})
             path = route(pricing.configuration.grid.group_shape(term.axis), machine.tiers, problem.gpus)
-            found[key] = _sentence(term, path, machine)
+            found[key] = _sentence(term, path, machine, over=pricing.framework.called(term.axis))
     return list(found.values())
 
 
-def _sentence(term: Term, path: Route, machine: Machine) -> str:
+def _sentence(term: Term, path: Route, machine: Machine, *, over: str) -> str:
     line = term.line
     passes = "2" if term.op == "all_reduce" else ""
     formula = _ALGORITHMS.get(line.algorithm, "").format(passes=passes, denominator="(2(p−1))" if passes else "(p−1)")
@@ -513,7 +524,7 @@ def _sentence(term: Term, path: Route, machine: Machine) -> str:
     numbers = [f"p = {path.size}", f"launch {show_seconds(machine.library.launch_s)}", *_numbers(path, machine)]
     numbers += _factors(protocol)
     return (
-        f"{term.op} over {axis_name(term.axis)}, {line.algorithm} ({line.protocol}): {formula}. "
+        f"{term.op} over {over}, {line.algorithm} ({line.protocol}): {formula}. "
         f"Here {', '.join(numbers)}: α = {show_seconds(line.latency_s)}, "
         f"β = {line.bandwidth_bytes_per_s / GB:.4g} GB/s."
     )

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from axonn_tune import __version__
 from axonn_tune.cost.prediction import Term
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
 from axonn_tune.program.dimensions import MFU_CONVENTION
 from axonn_tune.program.memory import memory_limit_bytes
@@ -27,14 +30,12 @@ from axonn_tune.report.output import (
     Json,
     Table,
     aligned_cells,
-    axis_name,
     count,
     fields_of,
     seconds_cells,
     words,
 )
 from axonn_tune.specs.catalog import Loaded
-from axonn_tune.specs.workload import Workload
 from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_seconds
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
@@ -67,19 +68,19 @@ def ranking_table(
     """The entries with these columns, or those of a narrow or `wide` table."""
     problem = results.inputs.problem
     limit_bytes = memory_limit_bytes(problem.machine.accelerator)
-    axes = shown_axes(problem)
     found = [{**entry_json(entry, results), "memory_bytes": entry.memory_bytes} for entry in entries]
+    label, rows = shown_rows(found, problem.framework, shown_axes(problem))
     others = {f"rank_{cost}": rank_column(cost) for cost in results.others}
     columns = {
         **TEXT_COLUMNS,
-        "grid": replace(COLUMNS["grid"], label=f"grid\n{' '.join(axes)}"),
+        "grid": replace(COLUMNS["grid"], label=label),
         "memory": replace(COLUMNS["memory_bytes"], title=f"memory,\nGiB of\n{limit_bytes / GIB:.1f}"),
         **others,
         "rejected_because": COLUMNS["rejected_because"],
     }
     return Table(
         columns,
-        [{**row, "memory_limit_bytes": limit_bytes} for row in shown_rows(found, axes)],
+        [{**row, "memory_limit_bytes": limit_bytes} for row in rows],
         names or default_columns(results, entries, wide=wide),
         (*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because"),
         best=0 if entries and entries[0].feasible else None,
@@ -98,43 +99,55 @@ def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = 
     problem = results.inputs.problem
     if wide:
         names[5:8] = ["exposed_communication_s", "compute_s", "step", "tokens_per_s", "mfu", "hfu"]
+    if not (wide or problem.framework.permuted):
+        # The same in every row.
+        names.remove("order")
     if problem.pipeline:
-        names[3:3] = ["chunks"]
-        names[names.index("step") : names.index("step")] = ["bubble_s"]
+        names.insert(names.index("step"), "bubble_s")
     if problem.rank_by != "iteration" and results.ranked.cost == _OURS:
         names.insert(names.index("step") + 1, "shortest_step_s")
     names += [f"rank_{cost}" for cost in results.others]
     if any(not entry.feasible for entry in entries):
         names.append("rejected_because")
     if not wide:
-        for name in _LEFT_OUT_FIRST[: max(len(names) - _MOST_COLUMNS, 0)]:
+        spare = [name for name in _LEFT_OUT_FIRST if name in names]
+        for name in spare[: max(len(names) - _MOST_COLUMNS, 0)]:
             names.remove(name)
     return names
 
 
-def shown_rows(configs: Sequence[Json], axes: Sequence[str] = AXES) -> list[Json]:
-    """Configurations of the contract, or none where nothing is feasible, as tables show them.
+def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str]) -> tuple[str, list[Json]]:
+    """Configurations of the contract, or none where nothing is feasible, as tables show them; the label of layouts.
 
-    Some cells are made of several numbers, aligned over all rows: those of the grid, of the batch, and the step with
-    half the width of its interval.
+    Some cells are made of several numbers, aligned over all rows: those of the layout, below the framework's names of
+    its axes, of the batch, and the step with half the width of its interval.
     """
-    grids = aligned_cells([[str(config.get(axis) or NOTHING) for axis in axes] for config in configs])
+    names = list(map(framework.called, axes))
+    heading, *grids = aligned_cells([names, *([_plain(config.get(axis)) for axis in axes] for config in configs)])
     batches = aligned_cells([[_plain(config.get(key)) for key in _BATCHING] for config in configs])
-    return [
-        {**shown_row(config), "grid": grid, "batching": batching, "step": step}
+    rows = [
+        {**shown_row(config, framework), "grid": grid, "batching": batching, "step": step}
         for config, grid, batching, step in zip(configs, grids, batches, _steps(configs), strict=True)
     ]
+    return f"{'layout' if framework.names else 'grid'}\n{heading}", rows
 
 
-def shown_row(config: Json) -> Json:
+def shown_row(config: Json, framework: Framework) -> Json:
     """A configuration of the contract with what tables show of it in other words."""
-    order = [axis for axis in (config.get("order") or "").split(",") if axis and config[axis] > 1]
+    axes = [axis for axis in (config.get("order") or "").split(",") if axis]
+    order = [axis for axis in axes if config[axis] > 1] or axes
     return {
         **config,
         **{f"rank_{cost}": rank for cost, rank in (config.get("ranks") or {}).items()},
-        "wide_order": ",".join(order) or config.get("order"),
+        "layout": layout_words(config.get("layout") or {}),
+        "wide_order": ",".join(map(framework.called, order)) or None,
         "rejected_because": "; ".join(config.get("rejected_because", [])),
     }
+
+
+def layout_words(layout: Mapping[str, int]) -> str:
+    """Sizes above 1: `TP=4 DP=64`."""
+    return " ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"
 
 
 def _steps(configs: Sequence[Json]) -> list[str]:
@@ -149,8 +162,30 @@ def _steps(configs: Sequence[Json]) -> list[str]:
 
 
 def shown_axes(problem: Problem) -> list[str]:
-    """Axes of a grid that a table shows: those that the framework has and that were searched."""
-    return [axis for axis in problem.axes if axis in problem.framework.axes]
+    """Axes that a table shows, and chunks: those that the framework has and that were searched."""
+    searched = (*problem.axes, *(["chunks"] if problem.pipeline else []))
+    return [axis for axis in problem.framework.columns if axis in searched]
+
+
+def page_axes(framework: Framework, configs: Iterable[Json]) -> list[str]:
+    """Axes that a page shows, and chunks: of those that not every search has, the ones that are used."""
+    used = {axis for one in configs for axis in framework.columns if (one.get(axis) or 1) > 1}
+    return [axis for axis in framework.columns if axis in (*AXES, *used)]
+
+
+def axis_columns(framework: Framework, axes: Sequence[str]) -> list[Column]:
+    """A column for each, headed by the framework's name of it."""
+    return [replace(COLUMNS[axis], label=framework.called(axis)) for axis in axes]
+
+
+def framework_of(document: Json) -> Framework:
+    """The framework of a document of results; of those that do not say, the bundled runtime."""
+    return find_framework(document.get("framework") or AXONN_TUNE.name)
+
+
+def with_framework(framework: Framework) -> str:
+    """` with Megatron-Core`; nothing for the bundled runtime."""
+    return f" with {framework.title}" if framework.software else ""
 
 
 def _plain(value: object) -> str:
@@ -163,6 +198,7 @@ CONFIG_FIELDS = (
     *("rank", *AXES, "order", "feasible", "tie", "micro_batch", "grad_accumulation", "recompute", "kept_layers"),
     *("communication_s", "exposed_communication_s", "compute_s", "iteration_s", "low_s", "high_s", "tokens_per_s"),
     *("mfu", "hfu", "memory_bytes", "framework", *_MORE_AXES, "pipeline", "chunks", "bubble_s", "shortest_step_s"),
+    "layout",
 )
 """What CSV has of a configuration."""
 _BATCHING = ("micro_batch", "recompute", "kept_layers")
@@ -172,6 +208,8 @@ _COLUMNS = (
     count("y", "y", "Ranks that split its input."),
     count("z", "z", "Ranks that split the batch and the stored weights."),
     count("data", "data", "Replicas, which split the batch alone."),
+    count("context", "context", "Ranks that split the sequence."),
+    count("pipeline", "pipeline", "Pipeline stages."),
     Column("grid", "grid\nx y z data", show=str),
     words("wide_order", "rank\norder", "Axes from the fastest-varying rank outwards.", 12),
     words("order", "rank order", "Every axis, as a command needs it.", hidden=True),
@@ -206,7 +244,7 @@ _COLUMNS = (
 )
 COLUMNS = {column.key: column for column in _COLUMNS}
 """Columns of a configuration by key."""
-_OF_PAGES = {*AXES, "wide_order", "memory_bytes", "state", "rejected_because"}
+_OF_PAGES = {*AXES, "context", "pipeline", "wide_order", "memory_bytes", "state", "rejected_because"}
 TEXT_COLUMNS = {
     **{key: column for key, column in COLUMNS.items() if key not in _OF_PAGES},
     "order": COLUMNS["wide_order"],
@@ -218,7 +256,7 @@ TEXT_COLUMNS = {
 _COLLECTIVE = (
     count("number", "no."),
     words("op", "collective", "all_gather, reduce_scatter or all_reduce.", 14),
-    words("axis", "axis", "Axis of the grid whose ranks take part.", 7, show=axis_name),
+    words("axis", "axis", "Axis of the grid whose ranks take part.", 7),
     words("phase", "phase", "Part of the step.", 10),
     words("layer", "layer", "Layer it belongs to.", 15),
     words("call", "collective"),
@@ -261,6 +299,7 @@ def document_head(schema: str, inputs: Inputs) -> Json:
         "schema": schema,
         "tool_version": __version__,
         "gpus": problem.gpus,
+        "framework": problem.framework.name,
         "model": origin(inputs.model),
         "machine": origin(inputs.machine),
         "workload": problem.workload.model_dump(mode="json", by_alias=True),
@@ -278,7 +317,7 @@ def origin(loaded: Loaded[Any]) -> Json:
 
 def entry_json(entry: Entry, results: Results) -> Json:
     """One config of the contract."""
-    found = entry_fields(entry, results.inputs.problem.workload)
+    found = entry_fields(entry, results.inputs.problem)
     if results.others:
         found["ranks"] = {cost: ranks.get(entry.sizes) for cost, ranks in results.others.items()}
     return {**found, "terms": [term_json(term) for term in entry.terms]}
@@ -295,15 +334,17 @@ _TERM = ("op", "axis", "phase", "layer", "count", "bytes", "group", "tier", "sec
 _LINE = ("algorithm", "protocol", "latency_s", "bandwidth_bytes_per_s")
 
 
-def entry_fields(entry: Entry, workload: Workload) -> Json:
+def entry_fields(entry: Entry, problem: Problem) -> Json:
     """One config of the contract, without its terms."""
+    sizes = {axis: entry.size(axis) for axis in ALL_AXES} | {"chunks": entry.chunks}
     return fields_of(
         entry,
-        _ENTRY,
+        (*_ENTRY, "layout"),
         order=None if entry.order is None else ",".join(entry.order),
         rejected_because=list(entry.rejected_because),
         grad_accumulation=entry.accumulation,
-        overlap=list(workload.overlaps),
+        overlap=list(problem.workload.overlaps),
+        layout=problem.framework.layout(sizes),
         memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
         stages=[fields_of(stage, _STAGE, memory_bytes=int(stage.memory.total_bytes)) for stage in entry.stages],
         **{axis: entry.size(axis) for axis in (*_MORE_AXES, "pipeline")},
@@ -319,9 +360,10 @@ def term_json(term: Term) -> Json:
     }
 
 
-def term_row(term: Json) -> Json:
-    """A term of the contract as tables show it: algorithm and protocol as one."""
-    return {**term, "algorithm": ", ".join(filter(None, (term["algorithm"], term["protocol"])))}
+def term_row(term: Json, framework: Framework) -> Json:
+    """A term of the contract as tables show it: algorithm and protocol as one, the axis by the framework's name."""
+    algorithm = ", ".join(filter(None, (term["algorithm"], term["protocol"])))
+    return {**term, "algorithm": algorithm, "axis": framework.called(term["axis"])}
 
 
 @dataclass(frozen=True)
@@ -353,9 +395,9 @@ def priced_remark(results: Results) -> str:
     problem, cost = results.inputs.problem, results.ranked.cost
     workload, machine = problem.workload, problem.machine
     sequences, tokens = counted(workload.global_batch, "sequence"), counted(workload.sequence_length, "token")
-    title = f" with {problem.framework.title}" if problem.framework.software else ""
     said = (
-        f"{problem.model.name} on {problem.gpus:,} × {machine.name} ({machine.accelerator.name}){title}, "
+        f"{problem.model.name} on {problem.gpus:,} × {machine.name} ({machine.accelerator.name})"
+        f"{with_framework(problem.framework)}, "
         f"{sequences} of {tokens} in {workload.precision}; ranked by {_RANKED_BY[problem.rank_by]}"
     )
     if cost == _OURS:
@@ -371,15 +413,17 @@ def why_first(results: Results) -> str:
     first, second = (ranked.entry(position, terms=True) for position in (0, 1))
     rank_by = results.inputs.problem.rank_by
     name, attribute = METRICS[rank_by]
+    framework = results.inputs.problem.framework
     less_s = getattr(second, attribute) - getattr(first, attribute)
     if less_s == 0.0:
         return f"#1 and #2 have the same {name}; the shorter step decides, then less memory."
-    found = sorted(_differences(first, second, rank_by=rank_by), key=lambda difference: -abs(difference.less_s))
+    differences = _differences(first, second, rank_by=rank_by, framework=framework)
+    found = sorted(differences, key=lambda difference: -abs(difference.less_s))
     parts = [str(one) for one in found[:_MOST_DIFFERENCES] if abs(one.less_s) > _TELLING * abs(less_s)]
     return f"#1 beats #2 by {show_seconds(less_s)} of {name}: {', '.join(parts)}."
 
 
-def _differences(first: Entry, second: Entry, *, rank_by: str) -> Iterator[Difference]:
+def _differences(first: Entry, second: Entry, *, rank_by: str, framework: Framework) -> Iterator[Difference]:
     exposed = rank_by != "communication"
     ours, theirs = (_by_axis(entry.terms, exposed=exposed) for entry in (first, second))
     groups = [{(term.op, _axis_of(term)): f"{term.group} ranks" for term in entry.terms} for entry in (first, second)]
@@ -390,7 +434,8 @@ def _differences(first: Entry, second: Entry, *, rank_by: str) -> Iterator[Diffe
         if here and there and here != there:
             sizes = f"{here} against {there}"
         op, axis = key
-        yield Difference(theirs.get(key, 0.0) - ours.get(key, 0.0), f"{waiting}{op} over {axis_name(axis)} ({sizes})")
+        over = framework.called(axis)
+        yield Difference(theirs.get(key, 0.0) - ours.get(key, 0.0), f"{waiting}{op} over {over} ({sizes})")
     if rank_by == "iteration" and first.compute_s is not None and second.compute_s is not None:
         yield Difference(second.compute_s - first.compute_s, "computing")
         yield Difference((second.bubble_s or 0.0) - (first.bubble_s or 0.0), "pipeline bubble")
@@ -436,15 +481,18 @@ def shortest_step_remark(results: Results) -> str:
         return ""
     cost = "" if ranked.cost == _OURS else f"--cost {_OURS} "
     return (
-        f"The shortest step is that of {_configuration(best)}: {show_seconds(best.iteration_s)}, {gain:.0%} less than "
-        f"#1's {show_seconds(first_s)}. {cost}--rank-by step ranks by it."
+        f"The shortest step is that of {_configuration(best, problem)}: {show_seconds(best.iteration_s)}, {gain:.0%} "
+        f"less than #1's {show_seconds(first_s)}. {cost}--rank-by step ranks by it."
     )
 
 
-def _configuration(entry: Entry) -> str:
+def _configuration(entry: Entry, problem: Problem) -> str:
     """`x=1 y=1 z=64 data=4, rank order z,data, micro-batch 2, recompute none`."""
-    sizes = " ".join(f"{axis}={size}" for axis, size in zip(entry.axes, entry.sizes, strict=True))
-    order = [f"rank order {','.join(entry.wide_order)}"] if len(entry.wide_order) > 1 else []
+    framework = problem.framework
+    values = {axis: entry.size(axis) for axis in problem.axes} | ({"chunks": entry.chunks} if problem.pipeline else {})
+    sizes = " ".join(f"{name}={size}" for name, size in framework.layout(values).items())
+    wide = ",".join(map(framework.called, entry.wide_order))
+    order = [f"rank order {wide}"] if len(entry.wide_order) > 1 and framework.permuted else []
     return ", ".join([sizes, *order, f"micro-batch {entry.micro_batch}", f"recompute {entry.recompute}"])
 
 

@@ -11,24 +11,31 @@ from functools import cached_property
 from itertools import pairwise
 
 from axonn_tune.cost.breakdown import hidden_s, work_by_kind
-from axonn_tune.grid import AXES
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.results import Results
 from axonn_tune.report import page
 from axonn_tune.report.configuration import (
     ConfigurationDetail,
+    LayoutWords,
     config_cards,
     detail_blocks,
     detailed,
     explain_command,
-    grid_words,
     inputs_of,
-    pins,
-    short_name,
-    title,
+    over_axis,
 )
-from axonn_tune.report.output import Json, axis_name, unbroken
-from axonn_tune.report.ranking import COLUMNS, METRICS, rank_column, ranking_document, shown_row
+from axonn_tune.report.output import Column, Json, axis_name, unbroken
+from axonn_tune.report.ranking import (
+    COLUMNS,
+    METRICS,
+    axis_columns,
+    rank_column,
+    ranking_document,
+    shown_row,
+    with_framework,
+)
 from axonn_tune.units import GIB, counted, show_bytes, show_seconds
 
 DETAILED = 10
@@ -37,17 +44,17 @@ MOST_ROWS = 12_000
 """More rows than this would make the file too large to send."""
 FEASIBLE, TIE = "feasible", "within model error of the first"
 REJECTED = "rejected: "
-_HOLES = {key: f"{{{key}}}" for key in (*AXES, "order", "micro_batch", "recompute", "kept_layers")}
+_HOLES = {key: f"{{{key}}}" for key in (*ALL_AXES, "chunks", "order", "micro_batch", "recompute", "kept_layers")}
 """Where a page fills in the cells of a row."""
 PAGE_COLUMNS = tuple(
     COLUMNS[key]
     for key in (
-        *("rank", *AXES, "communication_s", "exposed_communication_s", "iteration_s", "low_s", "high_s", "mfu"),
+        *("rank", "communication_s", "exposed_communication_s", "iteration_s", "low_s", "high_s", "mfu"),
         *("memory_bytes", "micro_batch", "recompute", "kept_layers", "wide_order", "compute_s", "tokens_per_s", "hfu"),
         *("grad_accumulation", "state", "rejected_because", "order"),
     )
 )
-_FILTERS = {**{axis: axis for axis in AXES}, "recompute": "recompute", "wide_order": "rank order", "state": "state"}
+_FILTERS = {"recompute": "recompute", "wide_order": "rank order", "state": "state"}
 
 
 def ranking_section(document: Json, *, identity: str, source: str, picked: Json | None = None) -> Json:
@@ -57,32 +64,44 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
     """
     inputs = inputs_of(document, source=source)
     configs = _listed(document["configs"])
+    layouts = LayoutWords.of(document, document["configs"])
+    pins = layouts.pins
     picked = picked and next((one for one in configs[:DETAILED] if pins(one) == pins(picked)), picked)
     found = _details(configs, inputs, picked=picked)
-    names = [short_name(one.config, launch=one.config is picked) for one in found]
+    names = [layouts.short(one.config, launch=one.config is picked) for one in found]
     opens = f"{identity}-configuration"
     shown = [one for one in found if one.config is not picked]
     pieces = [
-        *([shares_figure(found, names)] if found else []),
-        map_figure(document["configs"], rank_by=document["rank_by"]),
-        _ranking_table(configs, document, identity=identity, opens=opens if configs else ""),
-        *([_configurations(found, configs, inputs, identity=opens, picked=picked)] if found or configs else []),
-        page.fold("What the columns mean", [page.facts(_meanings())]),
+        *([shares_figure(found, names, layouts=layouts)] if found else []),
+        map_figure(document["configs"], rank_by=document["rank_by"], layouts=layouts),
+        _ranking_table(configs, document, identity=identity, opens=opens if configs else "", layouts=layouts),
+        *(
+            [_configurations(found, configs, inputs, identity=opens, picked=picked, layouts=layouts)]
+            if found or configs
+            else []
+        ),
+        page.fold("What the columns mean", [page.facts(_meanings(layouts))]),
         *page.provenance_folds(document, source=source),
     ]
     first = picked or next((config for config in configs if config["feasible"]), None)
     return page.section(
         identity,
-        f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}",
+        f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}"
+        f"{with_framework(layouts.framework)}",
         lead=_lead(document, configs, shown=len(shown)),
         cards=[] if first is None else config_cards(first, limit_bytes=document["memory_limit_bytes"]),
         blocks=[piece for piece in pieces if piece is not None],
     )
 
 
-def _meanings() -> list[tuple[str, str]]:
+def _columns(layouts: LayoutWords) -> list[Column]:
+    """Columns of the table: the rank, the layout, the rest."""
+    return [PAGE_COLUMNS[0], *axis_columns(layouts.framework, layouts.axes), *PAGE_COLUMNS[1:]]
+
+
+def _meanings(layouts: LayoutWords) -> list[tuple[str, str]]:
     """Headings and what they mean."""
-    return [(unbroken(column.label), column.meaning) for column in PAGE_COLUMNS if not column.hidden]
+    return [(unbroken(column.label), column.meaning) for column in _columns(layouts) if not column.hidden]
 
 
 def _listed(configs: Sequence[Json]) -> list[Json]:
@@ -112,13 +131,14 @@ def _details(configs: Sequence[Json], inputs: Inputs, *, picked: Json | None) ->
     return [one for config in wanted if (one := detailed(config, inputs)) is not None]
 
 
-def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, opens: str) -> Json:
+def _ranking_table(configs: Sequence[Json], document: Json, *, identity: str, opens: str, layouts: LayoutWords) -> Json:
     others = [rank_column(cost) for cost in (configs[0].get("ranks") or {})] if configs else []
-    rows = [{**shown_row(config), "state": state_of(config)} for config in configs]
-    used = [column for column in PAGE_COLUMNS if any(row.get(column.key) not in (None, "") for row in rows)]
+    rows = [{**shown_row(config, layouts.framework), "state": state_of(config)} for config in configs]
+    used = [column for column in _columns(layouts) if any(row.get(column.key) not in (None, "") for row in rows)]
+    filters = {**{axis: layouts.framework.called(axis) for axis in layouts.axes}, **_FILTERS}
     note = f"Ranked by {METRICS[document['rank_by']][0]}. Click a heading to sort, a row for its details."
     columns, name = [*used[:1], *others, *used[1:]], f"{identity}-table"
-    return page.table(name, "Ranking", columns, rows, note=note, filters=_FILTERS, opens=opens, tall=True)
+    return page.table(name, "Ranking", columns, rows, note=note, filters=filters, opens=opens, tall=True)
 
 
 def state_of(config: Json) -> str:
@@ -129,7 +149,13 @@ def state_of(config: Json) -> str:
 
 
 def _configurations(
-    found: Sequence[ConfigurationDetail], configs: Sequence[Json], inputs: Inputs, *, identity: str, picked: Json | None
+    found: Sequence[ConfigurationDetail],
+    configs: Sequence[Json],
+    inputs: Inputs,
+    *,
+    identity: str,
+    picked: Json | None,
+    layouts: LayoutWords,
 ) -> Json:
     """Details that the table opens, one configuration at a time."""
     explain = explain_command(inputs)
@@ -137,8 +163,8 @@ def _configurations(
     items = [
         {
             "row": places.get(id(one.config)),
-            "title": f"The launch config: {title(one.config)}" if one.config is picked else title(one.config),
-            "blocks": detail_blocks(one, explain=explain),
+            "title": f"{'The launch config: ' if one.config is picked else ''}{layouts.title(one.config)}",
+            "blocks": detail_blocks(one, explain=explain, layouts=layouts),
         }
         for one in found
     ]
@@ -147,11 +173,11 @@ def _configurations(
         "id": identity,
         "title": "One configuration",
         "items": items,
-        "rowTitle": f"#{{rank}}: {grid_words(_HOLES)}",
-        "rejectedTitle": f"{grid_words(_HOLES)}, infeasible",
+        "rowTitle": f"#{{rank}}: {layouts.sizes(_HOLES)}",
+        "rejectedTitle": f"{layouts.sizes(_HOLES)}, infeasible",
         "elsewhere": "This page has timeline, memory and terms only for the first of the ranking; the command below"
         " shows them for this one.",
-        "command": " ".join([shlex.join(explain), *pins(_HOLES)]) if explain else "",
+        "command": " ".join([shlex.join(explain), *layouts.pins(_HOLES)]) if explain else "",
     }
 
 
@@ -171,21 +197,22 @@ _OTHERS, _WORTH = "all other collectives", 0.005
 """Collectives that take less than this share of every step shown are one."""
 
 
-def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str]) -> Json:
+def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str], *, layouts: LayoutWords) -> Json:
     """One pair of bars per configuration: the step above, overlapped communication below."""
     steps = [one.pricing.iteration_s for one in found]
     computed = [_work_sums(one) for one in found]
     exposed = _with_others([_term_sums(one, exposed=True) for one in found], steps)
     hidden = _with_others([_term_sums(one, exposed=False) for one in found], steps)
     waited, hiding = _sorted_keys(exposed), _sorted_keys(hidden)
+    framework = layouts.framework
     traces = [
         *(
             _share_trace(kind, kind, computed, color=color)
             for kind, color in page.BY_KIND.items()
             if any(kind in one for one in computed)
         ),
-        *(_term_trace(key, exposed) for key in waited),
-        *(_term_trace(key, hidden, apart=True, shown=key not in waited) for key in hiding),
+        *(_term_trace(key, exposed, framework) for key in waited),
+        *(_term_trace(key, hidden, framework, apart=True, shown=key not in waited) for key in hiding),
         _step_ends(steps),
     ]
     layout = {
@@ -200,7 +227,7 @@ def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str]) ->
         height=60 + _ROW_HEIGHT * len(names),
         note="Thick bars: the step, that is computation, then exposed time by collective. Thin bars: communication"
         " overlapped with computation. A color is an axis, its strength the collective. Names are rank, then"
-        " x × y × z × data.",
+        f" {' × '.join(map(framework.called, layouts.axes))}.",
     )
 
 
@@ -242,22 +269,25 @@ def _sorted_keys(sums: Iterable[dict[str, float]]) -> list[str]:
     return sorted({key for one in sums for key in one}, key=lambda key: (key.rpartition(" ")[2], key))
 
 
-def _term_trace(key: str, sums: Sequence[dict[str, float]], *, shown: bool = True, apart: bool = False) -> Json:
+def _term_trace(
+    key: str, sums: Sequence[dict[str, float]], framework: Framework, *, shown: bool = True, apart: bool = False
+) -> Json:
     op, _, axis = key.partition(" over ")
-    label = f"{key}, overlapped" if apart else f"waiting for {key}"
+    name = over_axis(key, framework)
+    label = f"{name}, overlapped" if apart else f"waiting for {name}"
     color = page.term_color(op, axis) if axis else page.WAIT
-    found = _share_trace(key, label, sums, color=color, place=_HIDDEN_PLACE if apart else _STEP_PLACE)
+    found = _share_trace(key, label, sums, color=color, place=_HIDDEN_PLACE if apart else _STEP_PLACE, name=name)
     return {**found, "showlegend": shown, "width": 0.14 if apart else 0.5}
 
 
 def _share_trace(
-    key: str, label: str, sums: Sequence[dict[str, float]], *, color: str, place: float = _STEP_PLACE
+    key: str, label: str, sums: Sequence[dict[str, float]], *, color: str, place: float = _STEP_PLACE, name: str = ""
 ) -> Json:
     rows = [number for number, one in enumerate(sums) if key in one]
     seconds = [sums[number][key] for number in rows]
     said = [f"{label}: {show_seconds(one)}" for one in seconds]
     places = [number + place for number in rows]
-    return page.bar_trace(key, seconds, places, color=color, text=said, legendgroup=key, width=0.5)
+    return page.bar_trace(name or key, seconds, places, color=color, text=said, legendgroup=key, width=0.5)
 
 
 _MOST_COLUMNS = 130
@@ -325,7 +355,7 @@ class GridMap:
         return {size: place for place, size in enumerate(self.rows)}
 
 
-def map_figure(configs: Sequence[Json], *, rank_by: str) -> Json | None:
+def map_figure(configs: Sequence[Json], *, rank_by: str, layouts: LayoutWords) -> Json | None:
     """The map of all configurations of a ranking; None for so few grids that there is nothing to see."""
     best = _best_of_each_grid(configs)
     rejected = [config for config in configs if not config["feasible"]]
@@ -335,18 +365,20 @@ def map_figure(configs: Sequence[Json], *, rank_by: str) -> Json | None:
     metrics = [metric for metric in _MAP_METRICS.values() if any(config[metric.key] for config in best)]
     metrics.sort(key=lambda metric: metric != _MAP_METRICS[rank_by])
     traces = [
-        *([_heat(best, places, metrics[0])] if metrics else []),
-        *_rejected_marks(rejected, places),
+        *([_heat(best, places, metrics[0], layouts)] if metrics else []),
+        *_rejected_marks(rejected, places, layouts),
         *([_ring(best[0], places)] if best else []),
     ]
-    choices = [page.choice(metric.label, {0: _colored_cells(best, places, metric)}) for metric in metrics]
+    choices = [page.choice(metric.label, {0: _colored_cells(best, places, metric, layouts)}) for metric in metrics]
     what = "Columns of one product x·y are joined; a cell shows the best of them. " if places.joined else ""
+    across, z = layouts.across, layouts.framework.called("z")
     return page.figure(
         "The space of grids",
         traces,
-        layout=_map_layout(places),
+        layout=_map_layout(places, layouts),
         height=170 + max(24 * len(places.rows), 140),
-        note=f"Each cell is a grid at its best: x and y across, z upwards, data is what remains. {what}"
+        note=f"Each cell is a grid at its best: {' and '.join(across)} across, {z} upwards, "
+        f"{' and '.join(layouts.others)} {'are' if len(layouts.others) > 1 else 'is'} what remains. {what}"
         "The ring is the first of the ranking. Marks are infeasible grids; the legend says why, and hides them when"
         " clicked.",
         choices=choices,
@@ -359,12 +391,12 @@ def _best_of_each_grid(configs: Sequence[Json]) -> list[Json]:
     found: dict[tuple[int, ...], Json] = {}
     for config in configs:
         if config["feasible"]:
-            found.setdefault((config["x"], config["y"], config["z"], config["data"]), config)
+            found.setdefault(tuple(config.get(axis, 1) for axis in ALL_AXES), config)
     return list(found.values())
 
 
-def _heat(best: Sequence[Json], places: GridMap, metric: MapMetric) -> Json:
-    cells = _colored_cells(best, places, metric)
+def _heat(best: Sequence[Json], places: GridMap, metric: MapMetric, layouts: LayoutWords) -> Json:
+    cells = _colored_cells(best, places, metric, layouts)
     return {
         "type": "heatmap",
         "x": list(range(len(places.columns))),
@@ -382,7 +414,7 @@ def _heat(best: Sequence[Json], places: GridMap, metric: MapMetric) -> Json:
     }
 
 
-def _colored_cells(best: Sequence[Json], places: GridMap, metric: MapMetric) -> Json:
+def _colored_cells(best: Sequence[Json], places: GridMap, metric: MapMetric, layouts: LayoutWords) -> Json:
     """Colors (logarithms) and words of each cell, as a change to the trace."""
     colors: list[list[float | None]] = [[None] * len(places.columns) for _ in places.rows]
     said = [[""] * len(places.columns) for _ in places.rows]
@@ -392,7 +424,7 @@ def _colored_cells(best: Sequence[Json], places: GridMap, metric: MapMetric) -> 
             continue
         column, row = places.at(config)
         colors[row][column] = round(math.log10(max(value, 1e-9)), 4)
-        said[row][column] = f"#{config['rank']}: {grid_words(config)}<br>{metric.label} {metric.show(value)}"
+        said[row][column] = f"#{config['rank']}: {layouts.sizes(config)}<br>{metric.label} {metric.show(value)}"
     ticks = _color_ticks(best, metric)
     low, high = _color_range(best, metric)
     return {
@@ -421,14 +453,14 @@ def _color_range(best: Sequence[Json], metric: MapMetric) -> tuple[float, float]
     return min(known), min(max(known), _SPAN * min(known))
 
 
-def _rejected_marks(rejected: Sequence[Json], places: GridMap) -> Iterator[Json]:
+def _rejected_marks(rejected: Sequence[Json], places: GridMap, layouts: LayoutWords) -> Iterator[Json]:
     """Grids that cannot be used, by the first constraint they break."""
     by_reason: dict[str, list[Json]] = {}
     for config in rejected:
         by_reason.setdefault(reason_name(config), []).append(config)
     for number, (reason, found) in enumerate(by_reason.items()):
         at = [places.at(config) for config in found]
-        said = [f"{grid_words(config)}<br>{'<br>'.join(config['rejected_because'])}" for config in found]
+        said = [f"{layouts.sizes(config)}<br>{'<br>'.join(config['rejected_because'])}" for config in found]
         marker = {"color": page.MUTED, "symbol": _MARKS[number % len(_MARKS)], "size": 7, "line": {"width": 1.4}}
         columns, rows = [column for column, _ in at], [row for _, row in at]
         yield page.point_trace(f"{reason} ({len(found)})", columns, rows, text=said, marker=marker)
@@ -446,15 +478,17 @@ def _ring(first: Json, places: GridMap) -> Json:
     return page.point_trace("first of the ranking", [column], [row], marker=marker)
 
 
-def _map_layout(places: GridMap) -> Json:
+def _map_layout(places: GridMap, layouts: LayoutWords) -> Json:
     products = [x * y for x, y in places.columns]
     borders = [place for place, (one, other) in enumerate(pairwise(products)) if one != other]
     starts = [0, *(place + 1 for place in borders)]
     ends = [*borders, len(products) - 1]
     centres = [(start + end) / 2 for start, end in zip(starts, ends, strict=True)]
     line, bare = {"color": "--grid", "width": 1}, {"showgrid": False, "zeroline": False}
-    across = {"title": {"text": "x · y; within one x · y, x falls from left to right"}, "tickvals": centres}
-    upwards = {"title": {"text": "z"}, "tickvals": list(range(len(places.rows)))}
+    product = " · ".join(layouts.across)
+    falls = f"; within one {product}, {layouts.across[0]} falls from left to right" if len(layouts.across) > 1 else ""
+    across = {"title": {"text": f"{product}{falls}"}, "tickvals": centres}
+    upwards = {"title": {"text": layouts.framework.called("z")}, "tickvals": list(range(len(places.rows)))}
     products_shown, sizes_shown = [f"{products[start]:,}" for start in starts], [f"{size:,}" for size in places.rows]
     return {
         "xaxis": {**across, "ticktext": products_shown, "range": [-0.5, len(products) - 0.5], **bare},

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from axonn_tune import __version__
-from axonn_tune.grid import AXES
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.report import page
-from axonn_tune.report.configuration import grid_words
+from axonn_tune.report.configuration import LayoutWords
 from axonn_tune.report.output import (
     PERCENT,
     Column,
@@ -28,17 +28,23 @@ from axonn_tune.report.output import (
 from axonn_tune.report.ranking import (
     COLUMNS,
     CONFIG_FIELDS,
+    METRICS,
     TEXT_COLUMNS,
+    axis_columns,
     document_head,
     entry_fields,
+    framework_of,
     origin,
+    shown_axes,
     shown_rows,
+    with_framework,
 )
 from axonn_tune.units import TERA, counted, show_seconds
 
 if TYPE_CHECKING:
     from axonn_tune.ranking.compare import Comparison, Contender, StepPrediction
     from axonn_tune.ranking.inputs import Inputs
+    from axonn_tune.ranking.space import Problem
     from axonn_tune.ranking.sweep import Point
 
 SWEEP_SCHEMA, COMPARISON_SCHEMA = "axonn-tune/sweep/1", "axonn-tune/comparison/1"
@@ -69,7 +75,6 @@ _MAIN_SWEEP_COLUMNS = ("model", "gpus", "batch", "grid", "order", "step", "token
 _POINT_FIELDS = ("model", "gpus", "global_batch", "feasible", "reason", "efficiency")
 _CSV = (*_POINT_FIELDS, *(name for name in CONFIG_FIELDS if name not in {"rank", "feasible", "tie"}))
 _OF_CONFIG = (
-    *AXES,
     *("iteration_s", "low_s", "high_s", "communication_s", "exposed_communication_s", "compute_s", "tokens_per_s"),
     *("mfu", "hfu", "memory_bytes", "micro_batch", "recompute", "kept_layers", "wide_order"),
 )
@@ -88,14 +93,24 @@ _SWEEP_METRICS = (
 def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: bool = False) -> Table:
     """The points with these columns, all or the main ones; below are the reasons where nothing is feasible."""
     reasons = [f"{_where(point)}: {point.reason}" for point in points if point.entry is None]
-    chosen = names or (tuple(_SWEEP_COLUMNS) if wide else _MAIN_SWEEP_COLUMNS)
-    return Table(_SWEEP_COLUMNS, _sweep_rows([_point_json(one) for one in points]), chosen, _CSV, reasons, apart=True)
+    problem = points[0].inputs.problem
+    label, rows = _sweep_rows([_point_json(one) for one in points], problem.framework, shown_axes(problem))
+    columns = {**_SWEEP_COLUMNS, "grid": replace(_SWEEP_COLUMNS["grid"], label=label)}
+    main = [name for name in _MAIN_SWEEP_COLUMNS if name != "order" or problem.framework.permuted]
+    chosen = names or (tuple(columns) if wide else main)
+    return Table(columns, rows, chosen, _CSV, [_ranked(problem), *reasons], apart=True)
 
 
-def _sweep_rows(points: Sequence[Json]) -> list[Json]:
-    """Points of the contract, each with its best configuration."""
-    configs = shown_rows([point["config"] or {} for point in points])
-    return [
+def _ranked(problem: Problem) -> str:
+    """What the configurations are the best by."""
+    where = f"{problem.machine.name}{with_framework(problem.framework)}"
+    return f"The best by {METRICS[problem.rank_by][0]} at each point, on {where}, in {problem.workload.precision}."
+
+
+def _sweep_rows(points: Sequence[Json], framework: Framework, axes: Sequence[str]) -> tuple[str, list[Json]]:
+    """Points of the contract, each with its best configuration; the label of layouts."""
+    label, configs = shown_rows([point["config"] or {} for point in points], framework, axes)
+    return label, [
         {**config, **{key: point[key] for key in _POINT_FIELDS}} for config, point in zip(configs, points, strict=True)
     ]
 
@@ -108,6 +123,7 @@ def sweep_document(points: Sequence[Point], *, weak: bool) -> Json:
         "tool_version": __version__,
         "scaling": "weak" if weak else "strong",
         "rank_by": points[0].inputs.problem.rank_by if points else None,
+        "framework": points[0].inputs.problem.framework.name if points else None,
         "models": list(models.values()),
         "machine": origin(points[0].inputs.machine) if points else None,
         "points": [_point_json(point) for point in points],
@@ -125,7 +141,7 @@ def _point_json(point: Point) -> Json:
         "reason": point.reason or None,
         "efficiency": point.efficiency,
         "workload": problem.workload.model_dump(mode="json", by_alias=True),
-        "config": None if point.entry is None else entry_fields(point.entry, problem.workload),
+        "config": None if point.entry is None else entry_fields(point.entry, problem),
     }
 
 
@@ -136,21 +152,23 @@ def _where(point: Point) -> str:
 
 def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a sweep document."""
-    points, scaling = document["points"], document["scaling"].capitalize()
+    points, scaling, framework = document["points"], document["scaling"].capitalize(), framework_of(document)
     names = ", ".join(model["name"] for model in document["models"])
     feasible = [point for point in points if point["feasible"]]
     lead = [
-        f"{scaling} scaling of {names} on {document['machine']['name']}: the best configuration at each of "
-        f"{counted(len(points), 'point')}, ranked by {document['rank_by']}.",
+        f"{scaling} scaling of {names} on {document['machine']['name']}{with_framework(framework)}: the best "
+        f"configuration at each of {counted(len(points), 'point')}, by {METRICS[document['rank_by']][0]}.",
     ]
-    columns = [*_POINT.values(), _EFFICIENCY, *(COLUMNS[key] for key in _OF_CONFIG)]
+    layouts = LayoutWords.of(document, [point["config"] or {} for point in points])
+    named = axis_columns(framework, layouts.axes)
+    columns = [*_POINT.values(), _EFFICIENCY, *named, *(COLUMNS[key] for key in _OF_CONFIG)]
     if len(feasible) < len(points):
         lead.append(f"At {len(points) - len(feasible)} of them nothing is feasible; the table says why.")
         columns.append(_REASON)
     note = f"{scaling} scaling. {page.SORTS}"
-    rows, tall = _sweep_rows(points), len(points) > _MANY
+    rows, tall = _sweep_rows(points, framework, layouts.axes)[1], len(points) > _MANY
     blocks = [
-        *([_curves(feasible, weak=document["scaling"] == "weak")] if feasible else []),
+        *([_curves(feasible, weak=document["scaling"] == "weak", layouts=layouts)] if feasible else []),
         page.table(f"{identity}-table", "Every point", columns, rows, note=note, tall=tall),
         page.machine_fold(document["machine"]),
         *(page.model_fold(model) for model in document["models"]),
@@ -160,7 +178,7 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     return page.section(identity, f"Scaling of {names}", lead=lead, blocks=blocks)
 
 
-def _curves(points: Sequence[Json], *, weak: bool) -> Json:
+def _curves(points: Sequence[Json], *, weak: bool, layouts: LayoutWords) -> Json:
     """One line per model and batch (of weak scaling: of its first batch), and what is ideal for each."""
     lines = _points_by_line(points, weak=weak)
     metrics = [
@@ -172,7 +190,8 @@ def _curves(points: Sequence[Json], *, weak: bool) -> Json:
         for ideal in (False, True):
             for change, (_, key, _, per) in zip(changes, metrics, strict=True):
                 change[len(traces)] = {"y": [_curve_values(line, key, per, ideal=ideal)]}
-            traces.append(_curve(name, line, number, ideal=ideal, y=changes[0][len(traces)]["y"][0]))
+            y = changes[0][len(traces)]["y"][0]
+            traces.append(_curve(name, line, number, ideal=ideal, y=y, layouts=layouts))
     choices = [
         page.choice(label, change, {"yaxis.title.text": label, "yaxis.type": scale, **_axis_ticks(change, scale)})
         for (label, _, scale, _), change in zip(metrics, changes, strict=True)
@@ -229,11 +248,13 @@ def _curve_values(line: Sequence[Json], key: str, per: float, *, ideal: bool) ->
     return [None if value is None else value / per for value in values]
 
 
-def _curve(name: str, line: Sequence[Json], number: int, *, ideal: bool, y: Sequence[float | None]) -> Json:
+def _curve(
+    name: str, line: Sequence[Json], number: int, *, ideal: bool, y: Sequence[float | None], layouts: LayoutWords
+) -> Json:
     gpus = [point["gpus"] for point in line]
     if ideal:
         return page.line_trace(name, gpus, y, legendgroup=name, showlegend=False)
-    said = [f"{name}: {point['gpus']:,} GPUs<br>{grid_words(point['config'])}" for point in line]
+    said = [f"{name}: {point['gpus']:,} GPUs<br>{layouts.sizes(point['config'])}" for point in line]
     look = {"line": {"color": page.series_color(number), "width": 2}, "marker": {"size": 8}}
     found = page.point_trace(name, gpus, y, mode="lines+markers", legendgroup=name, text=said, **look)
     return {**found, "hovertemplate": "%{text}<br>%{y:.4g}<extra></extra>"}

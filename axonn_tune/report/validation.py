@@ -11,7 +11,7 @@ from statistics import median
 from xml.etree import ElementTree
 
 from axonn_tune.report import page
-from axonn_tune.report.configuration import detail_blocks, detailed, inputs_of
+from axonn_tune.report.configuration import LayoutWords, detail_blocks, detailed, inputs_of
 from axonn_tune.report.output import (
     NOTHING,
     Column,
@@ -285,7 +285,7 @@ def _training(document: Json) -> Json:
 
 def _details(document: Json, *, source: str, identity: str) -> Json:
     """Each configuration as it was predicted, and its runs."""
-    items = []
+    items, layouts = [], LayoutWords.of(document, ())
     for number, one in enumerate(document["configurations"]):
         problem = {**document, "gpus": document["place"]["ranks"], "workload": one["workload"]}
         found = detailed(_as_config(one), inputs_of(problem, source=source))
@@ -293,7 +293,7 @@ def _details(document: Json, *, source: str, identity: str) -> Json:
         blocks = [
             page.fold(f"Runs ({len(one['runs'])})", [page.text(said), page.table("", "", _RUNS, one["runs"])]),
             page.fold(f"Collectives, predicted vs. measured ({len(one['terms'])})", [collectives_table(one["terms"])]),
-            *([] if found is None else detail_blocks(found, explain=())),
+            *([] if found is None else detail_blocks(found, explain=(), layouts=layouts)),
         ]
         items.append({"row": number, "title": one["name"], "blocks": blocks})
     return {"kind": "configurations", "id": identity, "title": "One configuration", "items": items}

@@ -243,7 +243,7 @@ def test_csv_holds_what_json_does() -> None:
 def test_markdown_and_columns() -> None:
     """Guards Markdown, and --columns in the order asked for."""
     lines = good("--gpus 64 --model 20b --format md --columns rank,grid,mfu --top 2").out.splitlines()
-    assert lines[0] == "| rank | grid x y z data | MFU, % |"
+    assert " ".join(lines[0].split()) == "| rank | grid x y z data | MFU, % |"
     assert len(lines) == 4
     assert "no column 'mfuu', did you mean 'mfu'?" in run("--gpus 64 --model 20b --columns mfuu").err
 
@@ -353,5 +353,5 @@ def test_tables_have_at_most_nine_columns(more: str) -> None:
     """Guards tables on a terminal: what others need room for makes the less important columns go."""
     table = good(f"--gpus 64 --model 20b --top 3 --format md -q {more}").out
     assert table.splitlines()[1].count("---:") + table.splitlines()[1].count(":---") <= 9
-    assert "grid x y z data" in table
+    assert "grid x y z data" in " ".join(table.split())
     assert "step" in table

@@ -85,9 +85,10 @@ def test_columns_of_a_sweep_are_chosen() -> None:
     """Guards --columns and --wide: those named in their order, all of them, and the nearest of a wrong one."""
     line = "sweep --gpus 8,16 --model 5b"
     chosen = good(f"{line} --columns gpus,memory,step").out.splitlines()
-    assert [row.split()[0] for row in chosen[2:]] == ["8", "16"]
-    assert all(len(row.split()) == 3 for row in chosen[2:])
-    assert len(good(f"{line} --wide").out.splitlines()[-1]) > len(good(line).out.splitlines()[-1])
+    assert [row.split()[0] for row in chosen[2:4]] == ["8", "16"]
+    assert all(len(row.split()) == 3 for row in chosen[2:4])
+    assert chosen[4:] == ["", "The best by communication at each point, on perlmutter, in bf16."]
+    assert len(good(f"{line} --wide").out.splitlines()[-3]) > len(good(line).out.splitlines()[-3])
     refused = run(f"{line} --columns gpu")
     assert refused.code == 2
     assert "no column 'gpu', did you mean 'gpus'?" in refused.err

@@ -18,9 +18,9 @@ CORE = find_framework("megatron-core")
     ("length", "context", "why"),
     [
         (128, 4, None),
-        (36, 4, "sequence_length (36) is not divisible by 2·context = 8"),
+        (36, 4, "sequence_length (36) is not divisible by 2·CP = 8"),
         (35, 1, None),
-        (128, 3, "sequence_length (128) is not divisible by 2·context = 6"),
+        (128, 3, "sequence_length (128) is not divisible by 2·CP = 6"),
     ],
 )
 def test_context_takes_a_block_from_either_end(length: int, context: int, why: str | None) -> None:

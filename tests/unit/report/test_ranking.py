@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.space import Limits
@@ -39,7 +40,7 @@ def test_differences_add_up() -> None:
     """Guards completeness: the parts of which the largest are named sum to the whole difference."""
     found = results()
     first, second = (found.ranked.entry(position, terms=True) for position in (0, 1))
-    parts = ranking._differences(first, second, rank_by="communication")
+    parts = ranking._differences(first, second, rank_by="communication", framework=AXONN_TUNE)
     assert first.communication_s is not None
     assert second.communication_s is not None
     whole = second.communication_s - first.communication_s

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.ranking.results import run_search
 from axonn_tune.report.output import Json
 from axonn_tune.report.page import BY_KIND
@@ -53,8 +54,9 @@ def test_terms_of_each_detailed_configuration_are_the_contracts(section: Json) -
     for place in (0, DETAILED - 1):
         terms = [term_json(term) for term in results().ranked.entry(place, terms=True).terms]
         table = next(one for one in blocks({"blocks": panel["items"][place]["blocks"]}, "table"))
-        for key in ("op", "axis", "phase", "layer", "count", "group", "tier", "seconds", "exposed_s", "formula"):
+        for key in ("op", "phase", "layer", "count", "group", "tier", "seconds", "exposed_s", "formula"):
             assert values(table, key) == [term[key] for term in terms], key
+        assert values(table, "axis") == [AXONN_TUNE.called(term["axis"]) for term in terms]
         for key in ("bytes", "latency_s", "bandwidth_bytes_per_s"):
             assert values(table, key) == [term[key] for term in terms], key
 
