@@ -7,11 +7,11 @@ cannot express is a UsageError, what it expresses otherwise is a note.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
 from axonn_tune.errors import UsageError
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import Grid
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
@@ -54,6 +54,35 @@ class Run:
         """The error of a configuration that the framework has no arguments for, with what to ask for instead."""
         return UsageError(f"{self.framework} cannot express {what}{f'; {instead}' if instead else ''}")
 
+    def check(self, framework: Framework, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
+        """UsageError for what no argument says: another rank order, step or number format, and overlaps switched off.
+
+        framework: as it is described; settable: options of its step, and overlaps, that it has arguments for.
+        """
+        self.check_order(framework)
+        workload, own = self.workload, framework.step
+        if workload.precision not in precisions:
+            raise self.cannot(f"--precision {workload.precision}", f"it has {', '.join(precisions)}")
+        if workload.split_micro_batch:
+            raise self.cannot("a split micro-batch", "leave out --split-micro-batch")
+        if workload.shard_optimizer_over_data and not own.distributed_optimizer and self.size("data") > 1:
+            raise self.cannot("ZeRO-1", "leave out --shard-optimizer")
+        for overlap in own.overlaps:
+            if overlap not in (*workload.overlaps, *settable):
+                raise self.cannot(f"--no-overlap {overlap}", "leave it out")
+        for name in (option.name for option in fields(own)):
+            # Under Gloo every framework's kernels are eager: that is the machine's.
+            if name not in ("kernels", *settable) and getattr(self.step, name) != getattr(own, name):
+                raise self.cannot(f"step.{name} = {getattr(self.step, name)}", f"leave out --set step.{name}")
+
+    def check_order(self, framework: Framework) -> None:
+        """UsageError for another rank order than the framework's."""
+        wide = [axis for axis in self.grid.order if self.size(axis) > 1]
+        own = [axis for axis in framework.axes if axis in wide]
+        if wide != own:
+            asked, has = (",".join(framework.names.get(axis, axis) for axis in order) for order in (wide, own))
+            raise self.cannot(f"the rank order {asked}", f"it has {has}")
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -92,8 +121,8 @@ class Command:
 
     program: the words after `torchrun ...`, `("-m", "torchtitan.train")` or `("pretrain_gpt.py",)`. release: the
     release of the framework that the arguments are for. needs: sentences on what must be there. files: config files
-    beside the script, text by suffix; `{file:SUFFIX}` in the value of an argument or of the starter stands for the
-    path of one. starter: what starts the ranks; its own arguments: `started_with`. notes: what the framework does
+    beside the script, text by suffix; `{file:SUFFIX}` in a word of the program, in the value of an argument or of the
+    starter stands for the path of one. starter: what starts the ranks; its own arguments: `started_with`. notes: what the framework does
     otherwise than asked. forms: the same run as another front end or an older release takes it, by the name that
     `--emit` has for it.
     """

@@ -3,15 +3,358 @@
 Each accumulation step gathers, reduce-scatters and, over data, all-reduces in FP32 again. Context ranks hold shards of
 the weights, too. Selective recompute keeps outputs of attention and of every second GEMM: it repeats those of keys
 (small, not counted), of attention's output and of the MLP's half without gate, norms and activation. Eager, an RMSNorm
-is a handful of FP32 kernels. Source: torchtitan 0.3.0 (PyPI), distributed/ and trainer.py.
+is a handful of FP32 kernels. Source: torchtitan 0.3.0 (PyPI), distributed/ and trainer.py; 0.2.2 for TOML.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from string import Template
 
+from axonn_tune.frameworks.command import Argument, Command, Run, Section, Variable
 from axonn_tune.frameworks.description import Framework, PipelineSchedule
 from axonn_tune.frameworks.fsdp import STEP
+from axonn_tune.specs.model import Model
+
+_CONFIGS = {
+    "llama3_8b": (32, 4096, 32, 8, 128, 14336, 128256, False),
+    "llama3_70b": (80, 8192, 64, 8, 128, 28672, 128256, False),
+}
+"""Sizes of the BF16 configs that 0.3.0 has: layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied. Its 405B is
+FP8."""
+
+_FLAVORS = {
+    "8B": _CONFIGS["llama3_8b"],
+    "70B": _CONFIGS["llama3_70b"],
+    "405B": (126, 16384, 128, 8, 128, 53248, 128256, False),
+}
+"""Sizes of the flavors of 0.2.2."""
+
+_LONGEST = 131072
+"""Positions of the rotary table of every shipped config."""
+
+_PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A key of the config: `--section.name value` in 0.3.0; `old`: where 0.2.2's TOML has it, nowhere if empty."""
+
+    section: str
+    name: str
+    value: str | int | bool
+    why: str = ""
+    old: str | None = None
+
+    @property
+    def argument(self) -> Argument:
+        """As an argument; a switch that is off is `no-`."""
+        place = f"--{self.section}." if self.section else "--"
+        if isinstance(self.value, bool):
+            return Argument(f"{place}{'' if self.value else 'no-'}{self.name}", why=self.why)
+        return Argument(f"{place}{self.name}", self.value, self.why)
+
+
+def launch(run: Run) -> Command:
+    """`torchtitan.train` on its test data; UsageError for GPT-shaped models, and for what torch's schedules refuse.
+
+    A model of other sizes than a shipped config's, or stages that no key describes, come with a module of their own.
+    """
+    return _command(run, TORCHTITAN)
+
+
+def launch_eager(run: Run) -> Command:
+    """The same without torch.compile."""
+    return _command(run, TORCHTITAN_EAGER)
+
+
+def _command(run: Run, framework: Framework) -> Command:
+    _check(run, framework)
+    config = _shipped(run)
+    keys = {title: tuple(made) for title, made in _keys(run, compiled=framework.software == "compiled").items()}
+    sections = [Section(title, tuple(key.argument for key in made)) for title, made in keys.items()]
+    # A subcommand, so it comes last.
+    recompute = Section("recompute", (Argument(f"activation-checkpoint:{run.recompute}"),))
+    module = (Argument("--module", "llama3" if config else "__main__"), Argument("--config", config or "own"))
+    command = Command(
+        release="torchtitan 0.3.0",
+        program=("-m", "torchtitan.train") if config else ("{file:_model.py}",),
+        sections=(Section("model", module), *sections, recompute),
+        environment=(Variable("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation"),),
+        files={} if config else {"_model.py": _module(run)},
+        needs=tuple(_needs(run, own=not config)),
+        notes=tuple(_notes(run)),
+    )
+    flavor = next((name for name, sizes in _FLAVORS.items() if sizes == _sizes(run.model)), "")
+    # 0.2.2 has no tensor parallelism without sequence parallelism.
+    older = {"toml": _older(command, run, flavor, keys)} if flavor and run.step.sequence_parallel else {}
+    return replace(command, forms=older)
+
+
+def _older(command: Command, run: Run, flavor: str, keys: dict[str, tuple[_Key, ...]]) -> Command:
+    """The same for 0.2.2, the last release that reads TOML."""
+    return replace(
+        command,
+        release="torchtitan 0.2.2",
+        program=("-m", "torchtitan.train"),
+        sections=(Section("config", (Argument("--job.config_file", "{file:.toml}"),)),),
+        files={".toml": _toml(run, flavor, [key for made in keys.values() for key in made])},
+        needs=("Start it in a checkout of pytorch/torchtitan at v0.2.2, whose tests/assets has tokenizer and text.",),
+        notes=tuple(note for note in command.notes if note != _DOCUMENTS),
+    )
+
+
+def _toml(run: Run, flavor: str, keys: list[_Key]) -> str:
+    """Keys of 0.2.2 as sections."""
+    found: dict[str, list[str]] = {"model": ['name = "llama3"', f'flavor = "{flavor}"']}
+    for key in keys:
+        section, _, name = (f"{key.section}.{key.name}" if key.old is None else key.old).rpartition(".")
+        if name:
+            found.setdefault(section, []).append(f"{name} = {json.dumps(key.value)}")
+    if run.size("pipeline") > 1 and _split_keys(run) is None:
+        parts = json.dumps(_modules(run, head="output"))
+        found["parallelism"].append(f"module_fqns_per_model_part = {parts}")
+    found["activation_checkpoint"] = [f'mode = "{run.recompute}"', 'selective_ac_option = "op"']
+    return "\n\n".join("\n".join([f"[{section}]", *lines]) for section, lines in found.items()) + "\n"
+
+
+def _check(run: Run, framework: Framework) -> None:
+    """UsageError for what torchtitan's own checks would stop at, and for what none of its keys says."""
+    run.check(framework, settable=("sequence_parallel",), precisions=tuple(_PRECISIONS))
+    model, stages, tensor, context = run.model, run.size("pipeline"), run.size("x"), run.size("context")
+    if not model.gated or model.biases:
+        what = "biases" if model.gated else "a GPT's LayerNorm, GELU and learned positions"
+        raise run.cannot(what, "ask for a Llama-shaped model without biases, or for --framework megatron-core")
+    if model.tied_embeddings and stages > 1:
+        raise run.cannot("pipeline stages of a model with a tied embedding", "ask for --pipeline 1")
+    if run.chunks == 1 and run.accumulation < stages:
+        what = f"1F1B with fewer micro-batches ({run.accumulation}) than stages ({stages})"
+        raise run.cannot(what, "ask for fewer stages, a smaller --micro-batch or --z, or a larger --batch")
+    length, parts = run.workload.sequence_length, tensor * (2 * context if context > 1 else 1)
+    if run.step.sequence_parallel and length % parts:
+        raise run.cannot(f"a sequence of {length} in {parts} pieces", f"ask for a --seq that {parts} divides")
+    _resharding(run)
+
+
+def _resharding(run: Run) -> str:
+    """`always` or `never`, by the layers that are not resharded after forward."""
+    sharded = run.size("z") * run.size("context") > 1
+    # Blocks of a stage that has most of them: kept layers of a pipeline are counted in each stage.
+    blocks = max(sum(run.parts[stage :: run.size("pipeline")]) for stage in range(run.size("pipeline")))
+    if sharded and 0 < run.kept_layers < blocks:
+        what = f"{run.kept_layers} of {blocks} layers that are not resharded after forward"
+        raise run.cannot(what, f"ask for --kept-layers 0 or {blocks}")
+    return "never" if sharded and run.kept_layers else "always"
+
+
+def _keys(run: Run, *, compiled: bool) -> dict[str, Iterator[_Key]]:
+    return {"batch": _batch(run), "parallelism": _parallelism(run), "execution": _execution(run, compiled=compiled)}
+
+
+def _batch(run: Run) -> Iterator[_Key]:
+    """Micro-batches; of a pipeline all of them are one accumulation step."""
+    micro_batch, staged = run.micro_batch, run.size("pipeline") > 1
+    local = micro_batch * run.accumulation if staged else micro_batch
+    why = f"{run.accumulation} micro-batches of {micro_batch}" if staged else "the micro-batch"
+    yield _Key("training", "local_batch_size", local, why)
+    yield _Key("training", "global_batch_size", run.workload.global_batch)
+    yield _Key("training", "seq_len", run.workload.sequence_length)
+    if staged:
+        yield _Key("parallelism", "pipeline_parallel_microbatch_size", micro_batch)
+
+
+def _parallelism(run: Run) -> Iterator[_Key]:
+    """Every degree, since shipped configs have some of their own."""
+    yield _Key("parallelism", "data_parallel_shard_degree", run.size("z"))
+    yield _Key("parallelism", "data_parallel_replicate_degree", run.size("data"))
+    yield _Key("parallelism", "tensor_parallel_degree", run.size("x"))
+    yield _Key("parallelism", "context_parallel_degree", run.size("context"))
+    yield _Key("parallelism", "pipeline_parallel_degree", run.size("pipeline"))
+    if not run.step.sequence_parallel:
+        yield _Key("parallelism", "enable_sequence_parallel", False, old="")
+    yield _Key("parallelism", "fsdp_reshard_after_forward", _resharding(run))
+    if run.size("pipeline") > 1:
+        yield _Key("parallelism", "pipeline_parallel_schedule", "Interleaved1F1B" if run.chunks > 1 else "1F1B")
+        yield from _split_keys(run) or ()
+
+
+def _execution(run: Run, *, compiled: bool) -> Iterator[_Key]:
+    """Number formats, compiler, and a short run on data that a checkout has."""
+    yield _Key("training", "mixed_precision_param", _PRECISIONS[run.workload.precision])
+    yield _Key("training", "mixed_precision_reduce", "float32")
+    yield _Key("compile", "enable", compiled)
+    graphs = "they exclude pipeline stages" if run.size("pipeline") > 1 else "the runs behind the prediction had none"
+    yield _Key("training", "disable_cuda_graphs", True, graphs, old="")
+    yield _Key("training", "steps", 50)
+    yield _Key("metrics", "log_freq", 1)
+    yield _Key("profiler", "enable_profiling", False, old="profiling.enable_profiling")
+    yield _Key("dataloader", "dataset", "c4_test", old="training.dataset")
+    yield _Key("", "hf_assets_path", "./tests/assets/tokenizer", old="model.hf_assets_path")
+
+
+def _split_keys(run: Run) -> tuple[_Key, ...] | None:
+    """Keys that give every model part as many blocks as were priced; None where no keys do.
+
+    torchtitan counts the embedding and the LM head as some layers, splits evenly, and the first parts get one more
+    (distributed/pipeline_parallel.py). Looped schedules have two parts a stage; for more, it divides by the layers of
+    a part, rounded up.
+    """
+    count, named = len(run.parts), run.chunks > 2
+    for first, last in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        total = run.model.layers + first + last
+        each, left = divmod(total, count)
+        counts = [each + (part < left) for part in range(count)]
+        counts[0] -= first
+        counts[-1] -= last
+        longest = -(-total // count)
+        reached = not named or -(-total // longest) == count
+        if tuple(counts) == run.parts and max(first, last) <= each and reached:
+            less = [("first", first), ("last", last)]
+            keys = [_Key("parallelism", f"pipeline_parallel_{end}_stage_less_layers", layers) for end, layers in less]
+            keys += [_Key("parallelism", "pipeline_parallel_layers_per_stage", longest)] if named else []
+            return tuple(keys)
+    return None
+
+
+def _modules(run: Run, *, head: str) -> list[list[str]]:
+    """Names of the modules of each model part."""
+    found, block = list[list[str]](), 0
+    for count in run.parts:
+        found.append([f"layers.{number}" for number in range(block, block + count)])
+        block += count
+    found[0].insert(0, "tok_embeddings")
+    found[-1] += ["norm", head]
+    return found
+
+
+def _sizes(model: Model) -> tuple[int, ...]:
+    sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.head_dim, model.ffn, model.vocab)
+    return (*sizes, model.tied_embeddings)
+
+
+def _shipped(run: Run) -> str:
+    """The shipped config that has the model's sizes, "" where a module of one's own is needed."""
+    if run.workload.sequence_length > _LONGEST or (run.size("pipeline") > 1 and _split_keys(run) is None):
+        return ""
+    return next((name for name, sizes in _CONFIGS.items() if sizes == _sizes(run.model)), "")
+
+
+def _module(run: Run) -> str:
+    """A module with a config function for the model's sizes; it starts torchtitan.train, which finds it as `__main__`.
+
+    Source: torchtitan 0.3.0, models/llama3, whose modules it uses.
+    """
+    model = run.model
+    split = _modules(run, head="lm_head") if run.size("pipeline") > 1 and _split_keys(run) is None else None
+    return Template(_MODULE).substitute(
+        name=json.dumps(model.name),
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        ffn=model.ffn,
+        vocab=model.vocab,
+        tied=model.tied_embeddings,
+        positions=max(run.workload.sequence_length, model.max_sequence_length),
+        split="None" if split is None else "[\n" + "".join(f"    {json.dumps(part)},\n" for part in split) + "]",
+    )
+
+
+_MODULE = '''"""A model of its own sizes for torchtitan 0.3.0, and its blocks by pipeline stage."""
+
+from dataclasses import replace
+from functools import partial
+
+from torch import nn
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.config import ParallelismConfig
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
+from torchtitan.models.llama3 import model_registry
+from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+from torchtitan.train import main
+from torchtitan.trainer import Trainer
+
+NAME = $name
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = $layers, $hidden, $heads, $kv_heads, $head_dim
+FFN, VOCAB, TIED, POSITIONS = $ffn, $vocab, $tied, $positions
+PARTS = $split
+
+WEIGHTS = {"weight": partial(nn.init.trunc_normal_, std=0.02)}
+ONES = {"weight": nn.init.ones_}
+
+
+def norm():
+    return RMSNorm.Config(normalized_shape=HIDDEN, param_init=ONES)
+
+
+def block():
+    rope = ComplexRoPE.Config(dim=HEAD_DIM, max_seq_len=POSITIONS, theta=500000)
+    return Llama3TransformerBlock.Config(
+        attention_norm=norm(),
+        ffn_norm=norm(),
+        attention=make_gqa_config(
+            dim=HIDDEN,
+            n_heads=HEADS,
+            n_kv_heads=KV_HEADS,
+            head_dim=HEAD_DIM,
+            wqkv_param_init=WEIGHTS,
+            wo_param_init=WEIGHTS,
+            inner_attention=get_attention_config("flex"),
+            fuse_qkv=True,
+            rope=rope,
+        ),
+        feed_forward=make_ffn_config(dim=HIDDEN, hidden_dim=FFN, w1_param_init=WEIGHTS, w2w3_param_init=WEIGHTS),
+    )
+
+
+def model():
+    return Llama3Model.Config(
+        dim=HIDDEN,
+        vocab_size=VOCAB,
+        enable_weight_tying=TIED,
+        tok_embeddings=Embedding.Config(num_embeddings=VOCAB, embedding_dim=HIDDEN, param_init=WEIGHTS),
+        norm=norm(),
+        lm_head=Linear.Config(in_features=HIDDEN, out_features=VOCAB, param_init=WEIGHTS),
+        layers=[block() for _ in range(LAYERS)],
+    )
+
+
+def own():
+    """What --config names."""
+    return Trainer.Config(
+        model_spec=replace(model_registry("8B"), flavor=NAME, model=model()),
+        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=VOCAB)),
+        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),
+        parallelism=ParallelismConfig(module_fqns_per_model_part=PARTS),
+    )
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+_DOCUMENTS = "Attention stops at the ends of documents: it takes less time than predicted where they are shorter than a sequence."
+
+
+def _needs(run: Run, *, own: bool) -> Iterator[str]:
+    yield "Start it in a checkout of pytorch/torchtitan, release 0.3.0, whose tests/assets has tokenizer and text."
+    if own:
+        yield f"The sizes of {run.model.name} are in the Python file beside the script, which starts torchtitan.train."
+    yield "Once its speed is what you want: data and tokenizer in place of c4_test, and --checkpoint.enable."
+
+
+def _notes(run: Run) -> Iterator[str]:
+    yield _DOCUMENTS
+    if run.size("pipeline") > 1:
+        yield "With stages, gradients are reduced with the last micro-batch alone; the prediction has it in each."
+    if run.recompute == "selective":
+        yield "Selective recompute keeps outputs of attention and of every second GEMM."
+
 
 TORCHTITAN = Framework(
     name="torchtitan",
@@ -31,10 +374,23 @@ TORCHTITAN = Framework(
     ),
     schedule=PipelineSchedule(overlapped=True, scattered=False),
     software="compiled",
+    names={
+        "z": "dp_shard",
+        "data": "dp_replicate",
+        "x": "tp",
+        "pipeline": "pp",
+        "chunks": "vpp",
+        "context": "cp",
+    },
+    launch=launch,
 )
 
 TORCHTITAN_EAGER = replace(
-    TORCHTITAN.with_step(fused_norms=False), name="torchtitan-eager", title="torchtitan (eager)", software="eager"
+    TORCHTITAN.with_step(fused_norms=False),
+    name="torchtitan-eager",
+    title="torchtitan (eager)",
+    software="eager",
+    launch=launch_eager,
 )
 
 FRAMEWORKS = (TORCHTITAN, TORCHTITAN_EAGER)

@@ -112,7 +112,7 @@ def emission(
         inner=_inner(pricing),
         per_node=min(machine.launcher.ranks_per_node, pricing.configuration.grid.world),
         settings=tuple(_settings(command, SUBMITTED if kind == "slurm" else BESIDE, names)),
-        program=_program(command),
+        program=_program(command, names),
         variables=tuple(_variables(command, machine)),
         steps=_TRIAL_STEPS,
         accelerate=tuple(_words(one, names) for one in command.started_with) if command.starter == "accelerate" else (),
@@ -169,9 +169,9 @@ def _word(word: str, names: dict[str, str]) -> str:
     return f'{before}"$folder"/{shlex.quote(names[placed[2]])}'
 
 
-def _program(command: Command) -> str:
+def _program(command: Command, names: dict[str, str]) -> str:
     arrays = [f'"${{{section.title}[@]}}"' for section in command.sections]
-    return " ".join([*map(shlex.quote, command.program), *arrays, '"$@"'])
+    return " ".join([*(_word(word, names) for word in command.program), *arrays, '"$@"'])
 
 
 def _variables(command: Command, machine: Machine) -> Iterator[str]:

@@ -64,6 +64,7 @@ CASES = {
         70b-pipeline llama3-70b dgx-h100 128 x=8 z=2 data=2 pipeline=4 recompute=full batch=128
         70b-chunks llama3-70b dgx-h100 256 x=4 z=16 pipeline=4 chunks=5 micro_batch=2 kept_layers=20 batch=512
         70b-all llama3-70b gb200-nvl72 128 x=4 context=2 z=4 data=2 pipeline=2 chunks=2 recompute=selective batch=64
+        70b-odd-chunks llama3-70b dgx-h100 112 x=8 pipeline=14 chunks=3 recompute=full batch=28
         405b-uneven llama3-405b dgx-h100 1024 x=8 z=8 pipeline=16 recompute=full batch=256
         405b-chunks llama3-405b gb200-nvl72 1008 x=8 z=9 pipeline=14 chunks=3 recompute=full batch=252
         405b-long llama3-405b gb200-nvl72 1024 x=8 context=16 z=8 recompute=full batch=128 seq=131072
