@@ -36,6 +36,7 @@ class Request:
 
     key: str
     world: int
+    program: tuple[str, ...]
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     files: Mapping[str, str]
@@ -44,17 +45,22 @@ class Request:
 
     def words(self, folder: Path) -> list[str]:
         """The arguments with the paths of its config files, which lie in a folder."""
-        paths = {f"{{file:{suffix}}}": str(folder / f"config{suffix}") for suffix in self.files}
-        found = list(self.arguments)
-        for mark, path in paths.items():
-            found = [word.replace(mark, path) for word in found]
-        return found
+        return [self._resolved(word, folder) for word in self.arguments]
+
+    def started(self, folder: Path) -> str:
+        """The first word of the program, or the path that stands for it."""
+        return self._resolved(self.program[0], folder)
+
+    def _resolved(self, word: str, folder: Path) -> str:
+        for suffix in self.files:
+            word = word.replace(f"{{file:{suffix}}}", str(folder / f"config{suffix}"))
+        return word
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Request:
         """A request of its JSON; what else that holds is not for the check."""
         known = {name: fields[name] for name in cls.__dataclass_fields__}
-        return cls(**known | {"arguments": tuple(fields["arguments"])})
+        return cls(**known | {name: tuple(fields[name]) for name in ("program", "arguments")})
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class Check:
 def main(check: Check) -> None:
     """Answer every request on standard input, in the last line of standard output: frameworks print, too."""
     warnings.simplefilter("ignore")
+    sys.argv = [check.package]
     requests = [Request.of(one) for one in json.load(sys.stdin)]
     answers = [_answer(check, one) for one in requests]
     packages = {name: version(name) for name in (check.package, "torch")}
@@ -109,11 +116,11 @@ def _reason(refused: BaseException, said: Any) -> str:
 
 
 def _by_name(groups: list[Groups]) -> dict[str, list[list[int]]]:
-    """Every group once, by the name of its axis."""
+    """Every group of several ranks once, by the name of its axis."""
     found: dict[str, list[list[int]]] = {}
     for one in groups:
         for name, ranks in one.items():
-            known = found.setdefault(name, [])
+            known = found.setdefault(name, []) if len(ranks) > 1 else [ranks]
             if ranks not in known:
                 known.append(ranks)
     return found

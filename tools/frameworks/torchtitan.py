@@ -6,8 +6,11 @@ The trainer needs a GPU to be built. What it does with the global batch is repea
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +33,31 @@ AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 def accept(request: Request, folder: Path) -> Answer:
     """Sizes as torchtitan reads them."""
     logging.disable(logging.CRITICAL)
-    sys.path.insert(0, str(folder))
-    try:
+    with _started_as(request.started(folder)):
         config = ConfigManager().parse_args(request.words(folder))
-    finally:
-        sys.path.remove(str(folder))
     dims = ParallelDims.from_config(config.parallelism, request.world)
     parts = _parts(config, dims)
     if dims.pp > 1:
         _schedule(config, dims, len(parts[0]))
     return _sizes(config, dims) | _batch(config, dims) | _step(config) | _model(config) | {"layers": parts}
+
+
+@contextlib.contextmanager
+def _started_as(program: str) -> Iterator[None]:
+    """A program of one's own is the module `__main__`, where torchtitan finds its config function."""
+    if not program.endswith(".py"):
+        yield
+        return
+    spec = importlib.util.spec_from_file_location("own", program)
+    assert spec is not None
+    assert spec.loader is not None
+    module, before = importlib.util.module_from_spec(spec), sys.modules["__main__"]
+    spec.loader.exec_module(module)
+    sys.modules["__main__"] = module
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
 
 
 def _sizes(config: Any, dims: ParallelDims) -> Answer:
@@ -71,15 +89,14 @@ def _batch(config: Any, dims: ParallelDims) -> Answer:
 
 
 def _step(config: Any) -> Answer:
-    training = config.training
+    training, recompute = config.training, config.activation_checkpoint
     return {
-        "recompute": type(config.activation_checkpoint).__qualname__,
+        "recompute": None if recompute is None else type(recompute).__qualname__.removesuffix(".Config"),
         "reshard": config.parallelism.fsdp_reshard_after_forward,
         "compile": config.compile.enable,
         "dtype": training.mixed_precision_param,
         "reduced": training.mixed_precision_reduce,
         "cuda_graphs": not training.disable_cuda_graphs,
-        "optimizer": type(config.optimizer).__qualname__,
     }
 
 

@@ -37,6 +37,7 @@ class Asked:
     kind: Kind
     id: str
     run: Run
+    program: tuple[str, ...]
     words: tuple[str, ...]
     environment: Mapping[str, str]
     files: Mapping[str, str]
@@ -60,6 +61,7 @@ class Asked:
             "kind": self.kind,
             "id": self.id,
             "world": self.world,
+            "program": shlex.join(self.program),
             "words": shlex.join(self.words),
             "environment": dict(self.environment),
             "files": dict(self.files),
@@ -71,6 +73,7 @@ class Asked:
         return {
             "key": self.key,
             "world": self.world,
+            "program": list(self.program),
             "arguments": list(self.words),
             "environment": dict(self.environment),
             "files": dict(self.files),
@@ -140,47 +143,47 @@ REFUSALS = (
         "70b-chunks",
         {"--tensor-model-parallel-size": "3"},
         world=96,
-        ours="--model llama3-70b --gpus 96 --x 3",
-        says="heads (64) is not divisible by x = 3",
+        ours="--model llama3-70b --gpus 96 --tp 3",
+        says="heads (64) is not divisible by TP = 3",
     ),
     Refusal(
         "megatron-core",
         "world by TP and PP",
         "70b-chunks",
         world=100,
-        ours="--model llama3-70b --gpus 100 --x 8 --pipeline 4",
-        says="100 GPUs cannot be arranged with x = 8, pipeline = 4: 32 does not divide them",
+        ours="--model llama3-70b --gpus 100 --tp 8 --pp 4",
+        says="100 GPUs cannot be arranged with TP = 8, PP = 4: 32 does not divide them",
     ),
     Refusal(
         "megatron-core",
         "world by TP and GTP",
         "70b-tensor-gtp",
         world=500,
-        ours="--model llama3-70b --gpus 500 --x 4 --z 8",
-        says="500 GPUs cannot be arranged with x = 4, z = 8: 32 does not divide them",
+        ours="--model llama3-70b --gpus 500 --tp 4 --gtp 8",
+        says="500 GPUs cannot be arranged with TP = 4, GTP = 8: 32 does not divide them",
     ),
     Refusal(
         "megatron-core",
         "batch by DP",
         "70b-chunks",
         {"--global-batch-size": "129"},
-        ours="--model llama3-70b --gpus 64 --x 8 --pipeline 4 --data 2 --batch 129",
-        says="global_batch (129) is not divisible by data·z = 2",
+        ours="--model llama3-70b --gpus 64 --tp 8 --pp 4 --dp 2 --batch 129",
+        says="global_batch (129) is not divisible by DP·GTP = 2",
     ),
     Refusal(
         "megatron-core",
         "batch by DP and GTP",
         "70b-tensor-gtp",
         {"--global-batch-size": "528"},
-        ours="--model llama3-70b --gpus 512 --x 4 --z 8 --data 16 --batch 528",
-        says="global_batch (528) is not divisible by data·z = 128",
+        ours="--model llama3-70b --gpus 512 --tp 4 --gtp 8 --dp 16 --batch 528",
+        says="global_batch (528) is not divisible by DP·GTP = 128",
     ),
     Refusal(
         "megatron-core",
         "batch by micro-batch",
         "70b-all",
         {"--micro-batch-size": "3"},
-        ours="--model llama3-70b --gpus 256 --x 4 --z 2 --context 2 --data 4 --micro-batch 3 --batch 512",
+        ours="--model llama3-70b --gpus 256 --tp 4 --gtp 2 --cp 2 --dp 4 --micro-batch 3 --batch 512",
         says="micro-batch",
     ),
     Refusal(
@@ -188,7 +191,7 @@ REFUSALS = (
         "sequence by CP",
         "8b-context",
         {"--seq-length": "16386"},
-        ours="--model llama3-8b --gpus 16 --x 2 --context 2 --seq 16386",
+        ours="--model llama3-8b --gpus 16 --tp 2 --cp 2 --seq 16386",
         says="16386",
     ),
     Refusal(
@@ -196,15 +199,15 @@ REFUSALS = (
         "chunks without stages",
         "8b-context",
         {"--num-virtual-stages-per-pipeline-rank": "2"},
-        ours="--model llama3-8b --gpus 16 --chunks 2 --pipeline 1",
-        says="interleaving",
+        ours="--model llama3-8b --gpus 16 --vpp 2 --pp 1",
+        says="--vpp 2 is for pipeline stages, which is 1",
     ),
     Refusal(
         "megatron-core",
         "more parts than layers",
         "405b-gtp-chunks",
         {"--num-virtual-stages-per-pipeline-rank": "8"},
-        ours="--model llama3-405b --gpus 576 --pipeline 18 --chunks 8",
+        ours="--model llama3-405b --gpus 576 --pp 18 --vpp 8",
         says="the model has 126",
     ),
     Refusal(
@@ -212,7 +215,7 @@ REFUSALS = (
         "stages inside DP with CP",
         "70b-all",
         {"--use-tp-pp-dp-mapping": ""},
-        ours="--model llama3-70b --gpus 512 --x 8 --context 2 --data 8 --pipeline 4 --order x,z,context,pipeline,data",
+        ours="--model llama3-70b --gpus 512 --tp 8 --cp 2 --dp 8 --pp 4 --order x,z,context,pipeline,data",
         says="cannot express CP with pipeline stages inside DP",
     ),
     Refusal("megatron-core", "shards by TP", "70b-tensor-gtp", {"--tensor-parallel-num-weight-shards": "6"}),
@@ -222,6 +225,73 @@ REFUSALS = (
     Refusal("megatron-core", "gather without reduction behind", "8b-gtp", {"--overlap-grad-reduce": None}),
     Refusal("megatron-core", "connections not set", "70b-chunks", environment={}),
     Refusal("megatron-core", "no such argument", "8b-gtp", {"--weight-shards": "8"}),
+    Refusal(
+        "torchtitan",
+        "world by degrees",
+        "8b-hsdp",
+        {"--parallelism.data_parallel_shard_degree": "17"},
+        ours="--model llama3-8b --gpus 64 --dp-shard 17",
+        says="64 GPUs cannot be arranged with dp_shard = 17",
+    ),
+    Refusal(
+        "torchtitan",
+        "more ranks than there are",
+        "8b-kept",
+        {"--parallelism.tensor_parallel_degree": "64"},
+        ours="--model llama3-8b --gpus 32 --tp 64",
+        says="32 GPUs cannot be arranged with tp = 64",
+    ),
+    Refusal(
+        "torchtitan",
+        "batch by dp",
+        "8b-hsdp",
+        {"--training.global_batch_size": "500"},
+        ours="--model llama3-8b --gpus 64 --dp-shard 8 --dp-replicate 8 --batch 500",
+        says="global_batch (500) is not divisible by dp_replicate·dp_shard = 64",
+    ),
+    Refusal(
+        "torchtitan",
+        "batch by micro-batch",
+        "8b-hsdp",
+        {"--training.local_batch_size": "3"},
+        ours="--model llama3-8b --gpus 64 --dp-shard 8 --dp-replicate 8 --batch 512 --micro-batch 3",
+        says="micro-batch",
+    ),
+    Refusal(
+        "torchtitan",
+        "pipeline batch by micro-batch",
+        "70b-pipeline",
+        {"--parallelism.pipeline_parallel_microbatch_size": "3"},
+        ours="--model llama3-70b --gpus 128 --tp 8 --dp-shard 2 --dp-replicate 2 --pp 4 --batch 128 --micro-batch 3",
+        says="micro-batch",
+    ),
+    Refusal(
+        "torchtitan",
+        "more stages than layers",
+        "70b-pipeline",
+        {"--parallelism.pipeline_parallel_degree": "128", "--parallelism.tensor_parallel_degree": "1"},
+        world=512,
+        ours="--model llama3-70b --gpus 512 --dp-shard 2 --dp-replicate 2 --pp 128",
+        says="layers (80) is less than pp = 128",
+    ),
+    Refusal(
+        "torchtitan",
+        "1F1B with chunks",
+        "70b-chunks",
+        {"--parallelism.pipeline_parallel_schedule": "1F1B"},
+    ),
+    Refusal(
+        "torchtitan",
+        "parts by stages",
+        "70b-chunks",
+        {"--parallelism.pipeline_parallel_layers_per_stage": "9"},
+    ),
+    Refusal("torchtitan", "graphs with stages", "70b-pipeline", {"--training.disable_cuda_graphs": None}),
+    Refusal("torchtitan", "no such key", "8b-fsdp", {"--parallelism.tensor_parallel_degre": "1"}),
+    Refusal("torchtitan", "no such section", "8b-fsdp", {"--parallel.tensor_parallel_degree": "1"}),
+    Refusal("torchtitan", "no such reduction", "8b-fsdp", {"--training.mixed_precision_reduce": "bfloat16"}),
+    Refusal("torchtitan", "some layers not resharded", "8b-kept", {"--parallelism.fsdp_reshard_after_forward": "12"}),
+    Refusal("torchtitan", "no such config", "8b-fsdp", {"--config": "llama3_13b"}),
 )
 
 
@@ -259,7 +329,17 @@ def command_of(run: Run) -> Command:
 def _asked(kind: Kind, name: str, run: Run) -> Asked:
     command = command_of(run)
     environment = {one.name: one.value for one in command.environment}
-    return Asked(run.framework, kind, name, run, command.words, environment, command.files, run.grid.world)
+    return Asked(
+        framework=run.framework,
+        kind=kind,
+        id=name,
+        run=run,
+        program=command.program,
+        words=command.words,
+        environment=environment,
+        files=command.files,
+        world=run.grid.world,
+    )
 
 
 def _refusal(refusal: Refusal) -> Asked:
@@ -278,13 +358,14 @@ def _refusal(refusal: Refusal) -> Asked:
 
 
 def _with_flag(words: tuple[str, ...], flag: str, value: str | None) -> tuple[str, ...]:
-    """A command line with another value of an option, or without it; what it does not have comes last."""
+    """A command line with another value of an option, or without it; what it does not have comes first."""
     new = () if value is None else (flag, value) if value else (flag,)
     if flag not in words:
-        return (*words, *new)
+        return (*new, *words)
     start = words.index(flag)
     end = start + 1
-    if end < len(words) and not words[end].startswith("--"):
+    # An option that a subcommand follows, `activation-checkpoint:full`, is a switch.
+    if end < len(words) and not words[end].startswith("--") and ":" not in words[end]:
         end += 1
     return (*words[:start], *new, *words[end:])
 
