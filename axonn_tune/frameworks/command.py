@@ -100,10 +100,14 @@ class Argument:
 
 @dataclass(frozen=True)
 class Section:
-    """Arguments that belong together; `title` is one lower-case word, such as model or parallelism."""
+    """Arguments that belong together; `title` is one lower-case word, such as model or parallelism.
+
+    last: nothing may follow them, such as a subcommand.
+    """
 
     title: str
     arguments: tuple[Argument, ...]
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,9 @@ class Command:
     program: the words after `torchrun ...`, `("-m", "torchtitan.train")` or `("pretrain_gpt.py",)`. release: the
     release of the framework that the arguments are for. needs: sentences on what must be there. files: config files
     beside the script, text by suffix; `{file:SUFFIX}` in a word of the program, in the value of an argument or of the
-    starter stands for the path of one. starter: what starts the ranks; its own arguments: `started_with`. notes: what the framework does
-    otherwise than asked. forms: the same run as another front end or an older release takes it, by the name that
-    `--emit` has for it.
+    starter stands for the path of one. starter: what starts the ranks; its own arguments: `started_with`. notes: what
+    the framework does otherwise than asked. forms: the same run as another front end or an older release takes it, by
+    the name that `--emit` has for it.
     """
 
     release: str

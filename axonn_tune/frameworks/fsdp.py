@@ -9,8 +9,12 @@ shards over data in every micro-batch, as FSDP2 does unless told otherwise.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import replace
+from string import Template
 
+from axonn_tune.frameworks.command import Argument, Command, Run, Section, Variable
 from axonn_tune.frameworks.description import Framework, StepOptions
 
 STEP = StepOptions(
@@ -25,6 +29,138 @@ STEP = StepOptions(
     overlaps=("gather_prefetch", "weight_gradient", "data_parallel"),
 )
 
+_BLOCKS = {"llama": "LlamaDecoderLayer", "gpt": "GPT2Block"}
+"""Blocks of transformers' models, which Accelerate wraps."""
+
+
+def launch(run: Run) -> Command:
+    """`accelerate launch` with its config, where that can say it; otherwise a `fully_shard` mesh under torchrun.
+
+    UsageError for selective recompute, other number formats than BF16, and another rank order.
+    """
+    run.check(FSDP, precisions=("bf16",))
+    if run.recompute == "selective":
+        raise run.cannot("selective recompute", "ask for --recompute full or none")
+    mesh = _mesh_command(run)
+    command = _accelerate_command(run) if run.size("z") > 1 and run.kept_layers in (0, run.model.layers) else mesh
+    return replace(command, forms={"fully-shard": mesh})
+
+
+def _accelerate_command(run: Run) -> Command:
+    return Command(
+        release="accelerate 1.15.0",
+        program=("train.py",),
+        starter="accelerate",
+        started_with=(Argument("--config_file", "{file:.yaml}"),),
+        sections=(_batch(run),),
+        environment=_ENVIRONMENT,
+        files={".yaml": "\n".join(_config(run)) + "\n"},
+        needs=(
+            f"train.py is your own: it prepares a model of {run.model.name}'s sizes, with blocks of class "
+            f"{_BLOCKS[run.model.family]} as transformers has them, and takes the sizes below.",
+            "It calls backward() for each micro-batch outside accelerator.accumulate(), which would keep whole "
+            "gradients and reduce them once a step.",
+        ),
+        notes=("Accelerate keeps the last norm and the LM head gathered; the prediction gathers them again.",),
+    )
+
+
+def _mesh_command(run: Run) -> Command:
+    """One's own train.py under torchrun, with the mesh and the units in a Python file."""
+    return Command(
+        release="PyTorch FSDP2 (torch 2.7 to 2.15)",
+        program=("train.py",),
+        sections=(_batch(run),),
+        environment=_ENVIRONMENT,
+        files={"_mesh.py": _mesh(run)},
+        needs=(
+            f"train.py is your own: it builds a model of {run.model.name}'s sizes, calls shard(model, blocks) of the "
+            "Python file beside the script, and takes the sizes below.",
+            "It calls backward() for each micro-batch, each of which reduces gradients.",
+        ),
+    )
+
+
+_ENVIRONMENT = (Variable("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation"),)
+
+
+def _batch(run: Run) -> Section:
+    """What train.py is told, by the names of transformers' TrainingArguments where it has one."""
+    sizes = (
+        Argument("--per_device_train_batch_size", run.micro_batch, "the micro-batch"),
+        Argument("--gradient_accumulation_steps", run.accumulation),
+        Argument("--seq_length", run.workload.sequence_length),
+    )
+    return Section("batch", sizes)
+
+
+def _config(run: Run) -> Iterator[str]:
+    """Lines of Accelerate's YAML. Source: accelerate 1.15.0, commands/config and utils/dataclasses.py."""
+    world = run.grid.world
+    yield "compute_environment: LOCAL_MACHINE"
+    yield "distributed_type: FSDP"
+    yield "mixed_precision: bf16  # gathers and reductions"
+    yield f"num_machines: {-(-world // min(run.machine.launcher.ranks_per_node, world))}"
+    yield f"num_processes: {world}"
+    yield "fsdp_config:"
+    yield "  fsdp_version: 2"
+    yield "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"
+    yield f"  fsdp_transformer_layer_cls_to_wrap: {_BLOCKS[run.model.family]}"
+    yield f"  fsdp_reshard_after_forward: {json.dumps(run.kept_layers == 0)}"
+    yield f"  fsdp_activation_checkpointing: {json.dumps(run.recompute == 'full')}"
+    yield "  fsdp_offload_params: false"
+    yield "  fsdp_cpu_ram_efficient_loading: false"
+    yield "  fsdp_state_dict_type: SHARDED_STATE_DICT"
+    if run.size("data") > 1:
+        yield "parallelism_config:"
+        yield f"  parallelism_config_dp_replicate_size: {run.size('data')}"
+        yield f"  parallelism_config_dp_shard_size: {run.size('z')}"
+        yield "  parallelism_config_tp_size: 1"
+        yield "  parallelism_config_cp_size: 1"
+
+
+def _mesh(run: Run) -> str:
+    """The mesh, the number format and the units as a Python file; its `shard` also runs on CPUs."""
+    sizes = {"replicate": run.size("data"), "shard": run.size("z")}
+    mesh = {name: size for name, size in sizes.items() if name == "shard" or size > 1}
+    return Template(_MESH).substitute(
+        what=f"{run.model.name} on {run.grid.world} GPUs",
+        sizes=tuple(mesh.values()),
+        names=tuple(mesh),
+        kept=run.kept_layers,
+        recompute=run.recompute == "full",
+        resharded=run.kept_layers < run.model.layers,
+    )
+
+
+_MESH = '''"""FSDP2 of $what."""
+
+import torch
+from torch.distributed._composable import checkpoint
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+SIZES, NAMES = $sizes, $names
+KEPT_LAYERS = $kept
+RECOMPUTE = $recompute
+POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+
+
+def shard(model, blocks, device="cuda"):
+    """Shard a model with FP32 weights over all ranks, in place; blocks: its transformer blocks in their order.
+
+    The last KEPT_LAYERS blocks are not resharded after forward.
+    """
+    mesh = init_device_mesh(device, SIZES, mesh_dim_names=NAMES)
+    blocks = list(blocks)
+    for number, block in enumerate(blocks):
+        if RECOMPUTE:
+            checkpoint(block)
+        resharded = number < len(blocks) - KEPT_LAYERS
+        fully_shard(block, mesh=mesh, mp_policy=POLICY, reshard_after_forward=resharded)
+    return fully_shard(model, mesh=mesh, mp_policy=POLICY, reshard_after_forward=$resharded)
+'''
+
 FSDP = Framework(
     name="fsdp",
     title="PyTorch FSDP",
@@ -32,6 +168,8 @@ FSDP = Framework(
     source="torch 2.15, torch/distributed/fsdp/_fully_shard; mosaicml/llm-foundry",
     step=replace(STEP, reduced_bytes=2),
     software="eager",
+    names={"z": "shard", "data": "replicate"},
+    launch=launch,
 )
 
 FRAMEWORKS = (FSDP,)

@@ -76,7 +76,7 @@ def _command(run: Run, framework: Framework) -> Command:
     keys = {title: tuple(made) for title, made in _keys(run, compiled=framework.software == "compiled").items()}
     sections = [Section(title, tuple(key.argument for key in made)) for title, made in keys.items()]
     # A subcommand, so it comes last.
-    recompute = Section("recompute", (Argument(f"activation-checkpoint:{run.recompute}"),))
+    recompute = Section("recompute", (Argument(f"activation-checkpoint:{run.recompute}"),), last=True)
     module = (Argument("--module", "llama3" if config else "__main__"), Argument("--config", config or "own"))
     command = Command(
         release="torchtitan 0.3.0",
@@ -338,7 +338,7 @@ if __name__ == "__main__":
     main()
 '''
 
-_DOCUMENTS = "Attention stops at the ends of documents: it takes less time than predicted where they are shorter than a sequence."
+_DOCUMENTS = "Attention stops at the ends of documents: it is faster than predicted where they are short."
 
 
 def _needs(run: Run, *, own: bool) -> Iterator[str]:

@@ -170,8 +170,12 @@ def _word(word: str, names: dict[str, str]) -> str:
 
 
 def _program(command: Command, names: dict[str, str]) -> str:
-    arrays = [f'"${{{section.title}[@]}}"' for section in command.sections]
-    return " ".join([*(_word(word, names) for word in command.program), *arrays, '"$@"'])
+    """The program and its arguments; what the user adds comes after ours, which it may override."""
+    sections = sorted(command.sections, key=lambda section: section.last)
+    arrays = [f'"${{{section.title}[@]}}"' for section in sections]
+    place = sum(not section.last for section in sections)
+    words = [_word(word, names) for word in command.program]
+    return " ".join([*words, *arrays[:place], '"$@"', *arrays[place:]])
 
 
 def _variables(command: Command, machine: Machine) -> Iterator[str]:

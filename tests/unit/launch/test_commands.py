@@ -112,3 +112,20 @@ def test_what_has_no_command_is_refused(
     with pytest.raises(UsageError, match=said):
         found.write_launch_config(tmp_path / path, emit=emit)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_subcommand_stays_last(tmp_path: Path) -> None:
+    """Guards torchtitan's command line: what the user adds comes before the subcommand, after which options fail."""
+    found = axonn_tune.search("llama3-8b", gpus=8, machine="dgx-h100", framework="torchtitan", batch=16)
+    (path,) = found.write_launch_config(tmp_path / "run.sh")
+    program(tmp_path, "torchrun", PRINTED)
+    ended = subprocess.run(
+        ["bash", str(path), "--training.steps", "7"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *_, added, steps, last = ended.stdout.splitlines()
+    assert (added, steps) == ("--training.steps", "7")
+    assert last.startswith("activation-checkpoint:")
