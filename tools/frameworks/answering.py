@@ -31,27 +31,27 @@ REASON = 240
 class Request:
     """One command to check.
 
-    capability: compute capability of the GPUs, its first number. groups: `one` or `all`.
+    starter: what starts the program, with its arguments. layers: of the model. capability: compute capability of the
+    GPUs, its first number. groups: `one` or `all`.
     """
 
     key: str
     world: int
+    starter: tuple[str, ...]
     program: tuple[str, ...]
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     files: Mapping[str, str]
+    layers: int
     capability: int
     groups: str
 
     def words(self, folder: Path) -> list[str]:
         """The arguments with the paths of its config files, which lie in a folder."""
-        return [self._resolved(word, folder) for word in self.arguments]
+        return [self.resolved(word, folder) for word in self.arguments]
 
-    def started(self, folder: Path) -> str:
-        """The first word of the program, or the path that stands for it."""
-        return self._resolved(self.program[0], folder)
-
-    def _resolved(self, word: str, folder: Path) -> str:
+    def resolved(self, word: str, folder: Path) -> str:
+        """A word with the paths of config files."""
         for suffix in self.files:
             word = word.replace(f"{{file:{suffix}}}", str(folder / f"config{suffix}"))
         return word
@@ -60,7 +60,7 @@ class Request:
     def of(cls, fields: Mapping[str, Any]) -> Request:
         """A request of its JSON; what else that holds is not for the check."""
         known = {name: fields[name] for name in cls.__dataclass_fields__}
-        return cls(**known | {name: tuple(fields[name]) for name in ("program", "arguments")})
+        return cls(**known | {name: tuple(fields[name]) for name in ("starter", "program", "arguments")})
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Check:
 
     package: str
     accept: Callable[[Request, Path], Answer]
-    groups: Callable[[Request, Answer, int], Groups]
+    groups: Callable[[Request, Answer, int, Path], Groups]
 
 
 def main(check: Check) -> None:
@@ -96,7 +96,7 @@ def _answer(check: Check, request: Request) -> Answer:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 sizes = check.accept(request, Path(folder))
                 ranks = range(request.world) if request.groups == "all" else (request.world // 3,)
-                groups = [check.groups(request, sizes, rank) for rank in ranks]
+                groups = [check.groups(request, sizes, rank, Path(folder)) for rank in ranks]
         except (Exception, SystemExit) as refused:
             return {"key": request.key, "accepted": False, "error": _reason(refused, said)}
         finally:

@@ -24,13 +24,16 @@ class SkippedError(Exception):
 class Environment:
     """One framework's own code.
 
-    frameworks: the descriptions whose commands it checks. module: its check script. python: the oldest Python 3 it
-    takes. gib: disk that it needs, which is torch's with its CUDA libraries where pip has no build for CPUs.
+    frameworks: the descriptions whose commands it checks; forms: of each command the one that is written first, "",
+    and others by name. module: its check script. python: the oldest Python 3 it takes. gib: disk that it needs, which
+    is torch's with its CUDA libraries where pip has no build for CPUs. before: packages installed first, which others
+    need to be built.
     """
 
     name: str
     frameworks: tuple[str, ...]
     packages: tuple[str, ...]
+    forms: tuple[str, ...] = ("",)
     python: int = 11
     gib: int = 6
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +103,7 @@ TORCH, CPU_TORCH = "torch==2.15.0", "torch==2.13.0"
 ENVIRONMENTS = (
     Environment("megatron-core", ("megatron-core",), (TORCH, "numpy", "megatron-core==0.19.2"), python=12),
     Environment("torchtitan", ("torchtitan", "torchtitan-eager"), (TORCH, "torchtitan==0.3.0")),
-    Environment("accelerate", ("fsdp",), (CPU_TORCH, "numpy", "accelerate==1.15.0")),
+    Environment("accelerate", ("fsdp",), (CPU_TORCH, "numpy", "accelerate==1.15.0"), ("", "fully-shard")),
     Environment(
         "deepspeed",
         ("deepspeed",),

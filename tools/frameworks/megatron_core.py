@@ -128,7 +128,7 @@ def _layers(args: Any, config: Any) -> list[list[int]]:
     ]
 
 
-def groups(request: Request, sizes: Answer, rank: int) -> Groups:
+def groups(request: Request, sizes: Answer, rank: int, _folder: Path) -> Groups:
     """Groups of a rank, after the initialisation that training does; `dp` is the replicas, without GTP."""
     with fake_world(request.world, rank=rank):
         try:

@@ -46,7 +46,7 @@ def _record(environment: Environment) -> bool:
     except SkippedError as why:
         print(f"{environment.name}: skipped: {why}")
         return True
-    requests = [one for name in environment.frameworks for one in asked(name)]
+    requests = [one for name in environment.frameworks for one in asked(name, environment.forms)]
     answered = _answers(environment, requests)
     answers = {one["key"]: one for one in answered["answers"]}
     wrong = [one for one in requests if answers[one.key]["accepted"] != one.accepted]

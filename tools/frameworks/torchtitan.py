@@ -33,7 +33,7 @@ AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 def accept(request: Request, folder: Path) -> Answer:
     """Sizes as torchtitan reads them."""
     logging.disable(logging.CRITICAL)
-    with _started_as(request.started(folder)):
+    with _started_as(request.resolved(request.program[0], folder)):
         config = ConfigManager().parse_args(request.words(folder))
     dims = ParallelDims.from_config(config.parallelism, request.world)
     parts = _parts(config, dims)
@@ -146,7 +146,7 @@ def _schedule(config: Any, dims: ParallelDims, chunks: int) -> None:
         )
 
 
-def groups(request: Request, sizes: Answer, rank: int) -> Groups:
+def groups(request: Request, sizes: Answer, rank: int, _folder: Path) -> Groups:
     """Groups of a rank in torchtitan's mesh."""
     with fake_world(request.world, rank=rank):
         dims = ParallelDims(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.command import Command, Run
+from axonn_tune.frameworks.command import Run
 from axonn_tune.grid import ALL_AXES, Grid
 from tests.unit.frameworks.launch_cases import Case, cases, run_of
 
@@ -37,6 +37,7 @@ class Asked:
     kind: Kind
     id: str
     run: Run
+    starter: tuple[str, ...]
     program: tuple[str, ...]
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -61,6 +62,7 @@ class Asked:
             "kind": self.kind,
             "id": self.id,
             "world": self.world,
+            "starter": shlex.join(self.starter),
             "program": shlex.join(self.program),
             "words": shlex.join(self.words),
             "environment": dict(self.environment),
@@ -73,10 +75,12 @@ class Asked:
         return {
             "key": self.key,
             "world": self.world,
+            "starter": list(self.starter),
             "program": list(self.program),
             "arguments": list(self.words),
             "environment": dict(self.environment),
             "files": dict(self.files),
+            "layers": self.run.model.layers,
             "capability": next(
                 (number for name, number in CAPABILITIES.items() if name in self.run.machine.accelerator.name.upper()), 0
             ),
@@ -292,21 +296,55 @@ REFUSALS = (
     Refusal("torchtitan", "no such reduction", "8b-fsdp", {"--training.mixed_precision_reduce": "bfloat16"}),
     Refusal("torchtitan", "some layers not resharded", "8b-kept", {"--parallelism.fsdp_reshard_after_forward": "12"}),
     Refusal("torchtitan", "no such config", "8b-fsdp", {"--config": "llama3_13b"}),
+    Refusal(
+        "fsdp",
+        "world by sizes",
+        "8b-hsdp",
+        files={"dp_shard_size: 8": "dp_shard_size: 7"},
+        ours="--model llama3-8b --gpus 64 --replicate 8 --shard 7",
+        says="64 GPUs cannot be arranged with shard = 7, replicate = 8",
+    ),
+    Refusal(
+        "fsdp",
+        "world by mesh",
+        "8b-some-kept",
+        files={"(2, 16)": "(2, 17)"},
+        ours="--model llama3-8b --gpus 32 --replicate 2 --shard 17",
+        says="32 GPUs cannot be arranged with shard = 17",
+    ),
+    Refusal(
+        "fsdp",
+        "tensor parallelism beside replicas alone",
+        "8b-hsdp",
+        files={"dp_shard_size: 8": "dp_shard_size: 1", "tp_size: 1": "tp_size: 8"},
+        ours="--model llama3-8b --gpus 64 --replicate 8 --x 8",
+        says="PyTorch FSDP has no axis x",
+    ),
+    Refusal(
+        "fsdp",
+        "two kinds of context parallelism",
+        "8b-hsdp",
+        files={"dp_shard_size: 8": "dp_shard_size: 2", "cp_size: 1": "cp_size: 2\n  parallelism_config_sp_size: 2"},
+        ours="--model llama3-8b --gpus 64 --context 2",
+        says="PyTorch FSDP has no axis context",
+    ),
+    Refusal("fsdp", "sizes without FSDP2", "8b-hsdp", files={"fsdp_version: 2": "fsdp_version: 1"}),
+    Refusal("fsdp", "no such key", "8b-hsdp", files={"num_machines: 8": "num_machines: 8\nmachines: 8"}),
+    Refusal("fsdp", "no such number format", "8b-hsdp", files={"mixed_precision: bf16": "mixed_precision: bf17"}),
+    Refusal("fsdp", "no such wrapping", "8b-hsdp", files={"TRANSFORMER_BASED_WRAP": "BLOCK_BASED_WRAP"}),
+    Refusal("fsdp", "layers not resharded", "8b-hsdp", files={"forward: true": "forward: 12"}),
 )
 
 
-def asked(framework: str) -> list[Asked]:
-    """Everything that a framework is asked."""
-    return [*_cases(framework), *_layouts(framework), *(_refusal(one) for one in REFUSALS if one.framework == framework)]
-
-
-def _cases(framework: str) -> list[Asked]:
-    return [_asked("case", case.id, run_of(case)) for case in cases(framework)]
-
-
-def _layouts(framework: str) -> list[Asked]:
+def asked(framework: str, forms: Sequence[str] = ("",)) -> list[Asked]:
+    """Everything that a framework is asked; forms: as other front ends or releases take the cases."""
+    found = [_asked("case", case.id, run_of(case), form) for form in forms for case in cases(framework)]
+    if "" not in forms:
+        return [one for one in found if one is not None]
     lines = LAYOUTS.get(framework, "").strip().splitlines()
-    return [_asked("layout", line.split()[0], _layout_run(framework, line)) for line in lines]
+    found += [_asked("layout", line.split()[0], _layout_run(framework, line)) for line in lines]
+    found += [_refusal(one) for one in REFUSALS if one.framework == framework]
+    return [one for one in found if one is not None]
 
 
 def _layout_run(framework: str, line: str) -> Run:
@@ -319,24 +357,23 @@ def _layout_run(framework: str, line: str) -> Run:
     return replace(run_of(case), grid=grid)
 
 
-def command_of(run: Run) -> Command:
-    """The command that starts a run."""
+def _asked(kind: Kind, name: str, run: Run, form: str = "") -> Asked | None:
+    """A question about the command of a run, or one of its forms; None where it has no such form."""
     launch = find_framework(run.framework).launch
-    assert launch is not None
-    return launch(run)
-
-
-def _asked(kind: Kind, name: str, run: Run) -> Asked:
-    command = command_of(run)
-    environment = {one.name: one.value for one in command.environment}
+    assert launch is not None, f"{run.framework} starts nothing"
+    first = launch(run)
+    command = first.forms.get(form) if form else first
+    if command is None or (form and command.files == first.files):
+        return None
     return Asked(
         framework=run.framework,
         kind=kind,
-        id=name,
+        id=f"{name} as {form}" if form else name,
         run=run,
+        starter=(command.starter, *(word for one in command.started_with for word in one.words)),
         program=command.program,
         words=command.words,
-        environment=environment,
+        environment={one.name: one.value for one in command.environment},
         files=command.files,
         world=run.grid.world,
     )
@@ -345,6 +382,7 @@ def _asked(kind: Kind, name: str, run: Run) -> Asked:
 def _refusal(refusal: Refusal) -> Asked:
     case = next(one for one in cases(refusal.framework) if one.id == refusal.case)
     start = _asked("refusal", refusal.id, run_of(case))
+    assert start is not None
     words = start.words
     for flag, value in refusal.flags.items():
         words = _with_flag(words, flag, value)
