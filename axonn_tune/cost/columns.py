@@ -175,6 +175,13 @@ class ChunkColumns:
         """Those of some candidates."""
         return ChunkColumns(*(column[rows] for column in self.columns))
 
+    def placed(self, rows: Integers, count: int) -> ChunkColumns:
+        """The same in `rows` of `count` candidates; of the others nothing is known."""
+        found = ChunkColumns(*(np.full(count, np.nan) for _ in self.columns))
+        for column, value in zip(found.columns, self.columns, strict=True):
+            column[rows] = value
+        return found
+
     @property
     def columns(self) -> tuple[Any, ...]:
         """All of them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial, reduce
+from typing import TYPE_CHECKING
 
 from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route
 from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, compute_s
@@ -24,11 +25,13 @@ from axonn_tune.program.operations import MATRIX_ALIGNMENT, Collective, OpKind
 from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
-from axonn_tune.specs.launch import StepShape
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 from axonn_tune.units import seconds
+
+if TYPE_CHECKING:
+    from axonn_tune.specs.launch import StepShape
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,12 @@ and LM head are split over x·y as Megatron-LM's are, and replicated over z.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from string import Template
+
+from axonn_tune.frameworks.command import Argument, Command, Run, Section, Variable
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
+from axonn_tune.frameworks.megatron_2021 import model_arguments, trial_arguments
 
 _EASY = StepOptions(
     gather_bytes=4,
@@ -35,6 +40,210 @@ _EASY = StepOptions(
 
 _ALL_TO_ALLS = "the easy API brackets each layer with all-to-alls where x·y > 1: not modelled"
 
+_ENVIRONMENT = (Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", "kernels start in the order of their launch"),)
+
+
+def launch_easy(run: Run) -> Command:
+    """One's own script with `axonn.init` and a training step in a Python file.
+
+    UsageError for kept layers, which the easy API does not have, and for other number formats than BF16.
+    """
+    run.check(AXONN, settable=("gather_prefetch",), precisions=("bf16",))
+    if run.kept_layers and run.size("z") > 1:
+        raise run.cannot("layers that are not resharded after forward", "ask for --kept-layers 0")
+    recompute = {
+        "none": "Its blocks are not checkpointed.",
+        "selective": "It checkpoints the core of attention alone.",
+        "full": "It checkpoints every block with torch.utils.checkpoint.",
+    }
+    return Command(
+        release="AxoNN (axonn-ai/axonn@660a2246, easy API)",
+        program=("train.py",),
+        environment=_ENVIRONMENT,
+        files={"_layout.py": _layout(run)},
+        needs=(
+            f"train.py is your own: it builds a model of {run.model.name}'s sizes, whose forward returns the loss of "
+            f"{run.workload.sequence_length} tokens, with the functions of the Python file beside the script.",
+            recompute[run.recompute],
+        ),
+    )
+
+
+def _layout(run: Run) -> str:
+    """Degrees, batch sizes and the step that was priced. Source: axonn-ai/nanoGPT-AxoNN@46cd608a, train_pm.py."""
+    return Template(_LAYOUT).substitute(
+        what=f"{run.model.name} on {run.grid.world} GPUs",
+        rows=run.size("x"),
+        columns=run.size("y"),
+        depth=run.size("z"),
+        data=run.size("data"),
+        batch=run.workload.global_batch,
+        micro_batch=run.micro_batch,
+        accumulation=run.accumulation,
+        gathers="gather_prefetch" in run.workload.overlaps,
+    )
+
+
+_LAYOUT = '''"""AxoNN of $what."""
+
+import torch
+from axonn import axonn as ax
+from axonn.intra_layer import auto_parallelize, clip_grad_norm_, optimize_communication, sync_gradients
+
+GLOBAL_BATCH, MICRO_BATCH, ACCUMULATION = $batch, $micro_batch, $accumulation
+
+
+def init():
+    """Process groups; the product of the degrees is the number of ranks."""
+    torch.distributed.init_process_group("nccl")
+    ax.init(G_inter=1, G_data=$data, G_intra_r=$rows, G_intra_c=$columns, G_intra_d=$depth)
+
+
+def build(make):
+    """The model that `make` builds, its linear layers sharded, with FP32 weights."""
+    with auto_parallelize():
+        return make().to("cuda")
+
+
+def batches(dataset):
+    """Micro-batches of this rank."""
+    return ax.create_dataloader(dataset, global_batch_size=GLOBAL_BATCH, micro_batch_size=MICRO_BATCH)
+
+
+def step(model, optimizer, micro_batches):
+    """One training step on ACCUMULATION tuples of arguments of the model; its loss in this rank's last micro-batch."""
+    for _, arguments in zip(range(ACCUMULATION), micro_batches):
+        # The backward pass is outside: it gathers and reduce-scatters on its own.
+        with torch.autocast("cuda", torch.bfloat16), optimize_communication(True, True, $gathers, model):
+            loss = model(*arguments)
+        (loss / ACCUMULATION).backward()
+    sync_gradients(model, mean=True)
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+'''
+
+
+def launch_megatron(run: Run) -> Command:
+    """Megatron-AxoNN's `pretrain_gpt.py`; UsageError for stages of several sizes, and for what its flags do not say.
+
+    Flags by their source: axonn-ai/Megatron-AxoNN, megatron/arguments.py; its examples/run_axonn.sh.
+    """
+    overlaps = ("gather_prefetch", "input_gradient", "weight_gradient")
+    run.check(MEGATRON_AXONN, settable=overlaps, precisions=("bf16", "fp16"))
+    sections = {
+        "model": _model(run),
+        "batch": _batch(run),
+        "parallelism": _parallelism(run),
+        "overlap": _overlap(run),
+        "recompute": _recompute(run),
+        "precision": _precision(run),
+        "trial": trial_arguments(),
+    }
+    return Command(
+        release="Megatron-AxoNN (axonn-ai/Megatron-AxoNN@6d60f45c)",
+        program=("pretrain_gpt.py",),
+        sections=tuple(Section(title, found) for title, made in sections.items() if (found := tuple(made))),
+        environment=_ENVIRONMENT,
+        needs=(
+            "Start it in a checkout of axonn-ai/Megatron-AxoNN at 6d60f45c, with axonn-ai/axonn at 879ae578 installed: "
+            "no release on PyPI has what it imports.",
+            "It has no mock data: add --data-path with the prefix of a dataset that tools/preprocess_data.py made.",
+        ),
+        notes=tuple(_notes(run)),
+    )
+
+
+def _model(run: Run) -> Iterator[Argument]:
+    yield from model_arguments(run, norm="RMSNorm")
+    if run.model.kv_heads != run.model.heads:
+        yield Argument("--group-query-attention")
+        yield Argument("--num-query-groups", run.model.kv_heads)
+    if run.step.fused_attention:
+        yield Argument("--use-flash-attn")
+    if run.machine.accelerator.name.upper().startswith("MI"):
+        yield Argument("--use-amd")
+        yield Argument("--no-gradient-accumulation-fusion")
+
+
+def _batch(run: Run) -> Iterator[Argument]:
+    """Micro-batches are of a tensor group, which splits them over z."""
+    micro_batch, depth = run.micro_batch, run.size("z")
+    why = f"{micro_batch} for each of {depth} shards" if depth > 1 else ""
+    yield Argument("--micro-batch-size", micro_batch * depth, why)
+    yield Argument("--global-batch-size", run.workload.global_batch)
+
+
+def _parallelism(run: Run) -> Iterator[Argument]:
+    yield Argument("--row-tensor-model-parallel-size", run.size("x"))
+    yield Argument("--column-tensor-model-parallel-size", run.size("y"))
+    yield Argument("--depth-tensor-model-parallel-size", run.size("z"))
+    stages = run.size("pipeline")
+    if stages > 1:
+        yield Argument("--pipeline-model-parallel-size", stages)
+    if not run.even:
+        whole = f"{run.model.layers} layers in {len(run.parts)} parts of the same size"
+        raise run.cannot(f"uneven stages: it wants {whole}", "ask for --pipeline and --chunks that divide them")
+    if run.chunks > 1 and stages == 2:
+        raise run.cannot("two interleaved stages", "ask for --chunks 1 or more stages")
+    if run.chunks > 1:
+        yield Argument("--num-layers-per-virtual-pipeline-stage", run.parts[0], f"{run.chunks} chunks a stage")
+
+
+def _overlap(run: Run) -> Iterator[Argument]:
+    """Overlaps, whose first switch is that of all, and layers that are gathered once."""
+    used = run.workload.overlaps
+    others = {
+        "weight_gradient": "--overlap-axonn-reduce-scatter",
+        "gather_prefetch": "--overlap-axonn-all-gather",
+    }
+    wanted = [flag for name, flag in others.items() if name in used]
+    if "input_gradient" not in used and wanted and run.size("x") * run.size("y") > 1:
+        raise run.cannot("--no-overlap input_gradient with others on", "switch off all with --no-overlap all")
+    if "input_gradient" in used or wanted:
+        yield Argument("--overlap-axonn-comm")
+    yield from map(Argument, wanted)
+    kept = _cached(run)
+    if kept:
+        yield Argument("--num-layers-for-caching-weights-in-depth-tensor-parallel-all-gather", kept)
+
+
+def _cached(run: Run) -> int:
+    """Layers that are gathered once, counted from the first of the whole model."""
+    stages = run.size("pipeline")
+    if run.size("z") == 1 or not run.kept_layers:
+        return 0
+    if run.kept_layers >= run.model.layers // stages:
+        return run.model.layers
+    if stages > 1:
+        what = f"{run.kept_layers} layers of each stage that are not resharded after forward"
+        raise run.cannot(what, f"ask for --kept-layers 0 or {run.model.layers // stages}")
+    return run.kept_layers
+
+
+def _recompute(run: Run) -> Iterator[Argument]:
+    if run.recompute == "none":
+        return
+    yield Argument("--recompute-granularity", run.recompute)
+    if run.recompute == "full":
+        yield Argument("--recompute-method", "uniform")
+        yield Argument("--recompute-num-layers", 1, "every block by itself")
+
+
+def _precision(run: Run) -> Iterator[Argument]:
+    yield Argument(f"--{run.workload.precision}")
+    if run.workload.precision == "fp16":
+        yield Argument("--accumulate-allreduce-grads-in-fp32", why="as in BF16, where that is the default")
+
+
+def _notes(run: Run) -> Iterator[str]:
+    if 0 < _cached(run) < run.model.layers:
+        yield "It is the first layers whose weights stay gathered; the prediction has the last ones."
+    if run.recompute == "selective" and run.step.fused_attention:
+        yield "Selective recompute repeats core attention, which keeps little where it is fused."
+
+
 AXONN = Framework(
     name="axonn",
     title="AxoNN (easy API)",
@@ -43,6 +252,8 @@ AXONN = Framework(
     step=_EASY,
     software="eager",
     refused=(Refusal(("x",), _ALL_TO_ALLS), Refusal(("y",), _ALL_TO_ALLS)),
+    names={"x": "G_intra_r", "y": "G_intra_c", "z": "G_intra_d", "pipeline": "G_inter", "data": "G_data"},
+    launch=launch_easy,
 )
 
 MEGATRON_AXONN = Framework(
@@ -67,6 +278,8 @@ MEGATRON_AXONN = Framework(
     ),
     schedule=PipelineSchedule(overlapped_interleaved=False, scattered=False),
     software="core",
+    names={"x": "row", "y": "column", "z": "depth", "pipeline": "PP", "chunks": "VPP", "data": "DP"},
+    launch=launch_megatron,
 )
 
 FRAMEWORKS = (AXONN, MEGATRON_AXONN)

@@ -6,8 +6,12 @@ micro-batch. Source: deepspeed 0.19.8 (PyPI), runtime/zero. Stage 3 has no repli
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+
+from axonn_tune.frameworks.command import Argument, Command, Run, Section, Variable
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
-from axonn_tune.frameworks.megatron_2021 import MEGATRON_2021
+from axonn_tune.frameworks.megatron_2021 import MEGATRON_2021, model_arguments, trial_arguments
 
 _STEP = StepOptions(
     reshard="always",
@@ -24,6 +28,177 @@ _STEP = StepOptions(
     overlaps=("gather_prefetch", "weight_gradient", "data_parallel"),
 )
 
+_SETTABLE = ("gather_prefetch", "weight_gradient", "data_parallel", "gradient_bytes", "shard_gradients")
+_LARGEST = 10**15
+"""Elements that no model has."""
+
+
+def launch(run: Run) -> Command:
+    """One's own script with DeepSpeed's JSON; with tensor parallelism or stages Megatron-DeepSpeed's `pretrain_gpt.py`.
+
+    UsageError for some layers that are not resharded after forward, stages of other sizes than DeepSpeed's, FP32 and
+    another rank order.
+    """
+    run.check(DEEPSPEED, settable=_SETTABLE, precisions=("bf16", "fp16"))
+    config = json.dumps(_config(run), indent=2) + "\n"
+    return _megatron(run, config) if run.size("x") * run.size("pipeline") > 1 else _own(run, config)
+
+
+def _own(run: Run, config: str) -> Command:
+    """One's own script, which torchrun starts as DeepSpeed's launcher would."""
+    batch = Argument("--seq_length", run.workload.sequence_length)
+    recompute = {
+        "none": "Its blocks are not checkpointed.",
+        "selective": "It checkpoints the core of attention alone.",
+        "full": "It checkpoints every block.",
+    }
+    return Command(
+        release="DeepSpeed 0.19.8",
+        program=("train.py",),
+        sections=(Section("batch", (batch,)), Section("deepspeed", tuple(_switches()))),
+        environment=_ENVIRONMENT,
+        files={".json": config},
+        needs=(
+            f"train.py is your own: it builds a model of {run.model.name}'s sizes, adds deepspeed.add_config_arguments "
+            "to its parser and hands the arguments to deepspeed.initialize.",
+            recompute[run.recompute],
+        ),
+    )
+
+
+def _megatron(run: Run, config: str) -> Command:
+    """Megatron-DeepSpeed, whose layers are the ones that were priced. Source: deepspeedai/Megatron-DeepSpeed."""
+    sections = {
+        "model": _model(run),
+        "batch": _batch(run),
+        "parallelism": _parallelism(run),
+        "recompute": _recompute(run),
+        "precision": iter((Argument(f"--{run.workload.precision}"),)),
+        "deepspeed": _switches(),
+        "trial": trial_arguments(),
+    }
+    return Command(
+        release="DeepSpeed 0.19.8 with Megatron-DeepSpeed",
+        program=("pretrain_gpt.py",),
+        sections=tuple(Section(title, found) for title, made in sections.items() if (found := tuple(made))),
+        environment=_ENVIRONMENT,
+        files={".json": config},
+        needs=(
+            "Start it in a checkout of deepspeedai/Megatron-DeepSpeed, which has pretrain_gpt.py.",
+            "It has no mock data: add --data-path with the prefix of a dataset that tools/preprocess_data.py made.",
+        ),
+        notes=tuple(_notes(run)),
+    )
+
+
+_ENVIRONMENT = (Variable("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation"),)
+
+
+def _config(run: Run) -> dict[str, object]:
+    """The JSON; batch sizes that agree, and numbers of the formats that were priced."""
+    kind = run.workload.precision
+    gradients = kind if run.step.gradient_bytes == 2 else "fp32"
+    return {
+        "train_batch_size": run.workload.global_batch,
+        "train_micro_batch_size_per_gpu": run.micro_batch,
+        "gradient_accumulation_steps": run.accumulation,
+        kind: {"enabled": True},
+        "communication_data_type": gradients,
+        "data_types": {"grad_accum_dtype": gradients},
+        "zero_optimization": _zero(run),
+        "gradient_clipping": 1.0,
+        "steps_per_print": 1,
+    }
+
+
+def _stage(run: Run) -> int:
+    """ZeRO's stage."""
+    return 3 if run.size("z") > 1 else 2 if run.step.shard_gradients else 1
+
+
+def _zero(run: Run) -> dict[str, object]:
+    """Buckets of the default sizes, overlapped; what stage 3 keeps gathered. Source: runtime/zero/config.py."""
+    used = run.workload.overlaps
+    overlapped = ("weight_gradient" if run.size("z") > 1 else "data_parallel") in used
+    found: dict[str, object] = {
+        "stage": _stage(run),
+        # The pipeline's engine has none.
+        "overlap_comm": overlapped and run.size("pipeline") == 1,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": 500_000_000,
+        "allgather_bucket_size": 500_000_000,
+    }
+    if run.size("z") == 1:
+        return found
+    if run.kept_layers not in (0, run.model.layers):
+        what = f"{run.kept_layers} of {run.model.layers} layers that are not resharded after forward"
+        raise run.cannot(what, f"ask for --kept-layers 0 or {run.model.layers}")
+    return found | {
+        "stage3_prefetch_bucket_size": 50_000_000 if "gather_prefetch" in used else 0,
+        "stage3_max_live_parameters": _LARGEST if run.kept_layers else 1_000_000_000,
+        # 0: every weight is gathered again where it is used again, as was priced.
+        "stage3_max_reuse_distance": _LARGEST if run.kept_layers else 0,
+    }
+
+
+def _switches() -> Iterator[Argument]:
+    yield Argument("--deepspeed")
+    yield Argument("--deepspeed_config", "{file:.json}")
+
+
+def _model(run: Run) -> Iterator[Argument]:
+    yield from model_arguments(run, norm="rmsnorm")
+    if run.model.kv_heads != run.model.heads:
+        yield Argument("--num-key-value-heads", run.model.kv_heads)
+    if run.step.fused_attention:
+        yield Argument("--use-flash-attn-v2")
+    yield Argument("--no-query-key-layer-scaling")
+
+
+def _batch(run: Run) -> Iterator[Argument]:
+    yield Argument("--micro-batch-size", run.micro_batch)
+    yield Argument("--global-batch-size", run.workload.global_batch)
+
+
+def _parallelism(run: Run) -> Iterator[Argument]:
+    yield Argument("--tensor-model-parallel-size", run.size("x"))
+    if run.size("pipeline") > 1:
+        yield Argument("--pipeline-model-parallel-size", run.size("pipeline"))
+        _check_parts(run)
+    else:
+        yield Argument("--no-pipeline-parallel")
+    yield Argument("--zero-stage", _stage(run))
+
+
+def _check_parts(run: Run) -> None:
+    """UsageError where a stage has more blocks than DeepSpeed gives it, which splits them evenly on its own."""
+    most = -(-run.model.layers // run.size("pipeline"))
+    if max(run.parts) > most:
+        raise run.cannot(f"a stage of {max(run.parts)} blocks", f"each has {most} at most: leave the split to it")
+
+
+def _recompute(run: Run) -> Iterator[Argument]:
+    if run.recompute == "full":
+        yield Argument("--checkpoint-activations")
+        yield Argument("--deepspeed-activation-checkpointing")
+    elif run.recompute == "selective":
+        yield Argument("--recompute-granularity", "selective")
+
+
+def _notes(run: Run) -> Iterator[str]:
+    if run.size("pipeline") > 1:
+        yield "Stages exclude overlap_comm: gradients are reduced after the last backward pass, not behind it."
+    if not run.even:
+        yield f"DeepSpeed splits the {run.model.layers} blocks itself: the first stages get one more."
+    if run.recompute == "selective" and run.step.fused_attention:
+        yield "Selective recompute repeats core attention, which keeps little where it is fused."
+    if run.size("pipeline") == 1:
+        yield (
+            f'A transformers model of your own can take AutoTP instead: "tensor_parallel": {{"autotp_size": '
+            f"{run.size('x')}}} in the JSON. It was not priced."
+        )
+
+
 DEEPSPEED = Framework(
     name="deepspeed",
     title="DeepSpeed ZeRO",
@@ -36,6 +211,8 @@ DEEPSPEED = Framework(
         Refusal(("z", "data"), "ZeRO-3 shards over all data-parallel ranks: stage 3 has no replicas"),
         Refusal(("z", "pipeline"), "DeepSpeed's pipeline module excludes ZeRO-3"),
     ),
+    names={"x": "tp", "z": "zero3", "data": "dp", "pipeline": "pp"},
+    launch=launch,
 )
 
 DEEPSPEED_2021 = Framework(

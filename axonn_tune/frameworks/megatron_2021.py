@@ -6,6 +6,9 @@ No fused attention, no gradient accumulation inside GEMMs, nothing overlapped. S
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from axonn_tune.frameworks.command import Argument, Run
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, StepOptions
 from axonn_tune.frameworks.megatron_core import NAMES
 
@@ -47,5 +50,43 @@ MEGATRON_DEEPSPEED = Framework(
     software="megatron-deepspeed",
     names=NAMES,
 )
+
+
+def model_arguments(run: Run, *, norm: str) -> Iterator[Argument]:
+    """Sizes of the model, as Megatron-LM of 2023 has them, and all that was made from it; norm: what RMSNorm is called.
+
+    Heads of keys and values, and FlashAttention, have other names in each. Source: megatron/arguments.py.
+    """
+    model, length = run.model, run.workload.sequence_length
+    yield Argument("--num-layers", model.layers)
+    yield Argument("--hidden-size", model.hidden)
+    yield Argument("--ffn-hidden-size", model.ffn)
+    yield Argument("--num-attention-heads", model.heads)
+    yield Argument("--kv-channels", model.head_dim)
+    yield Argument("--seq-length", length)
+    yield Argument("--max-position-embeddings", max(length, model.max_sequence_length))
+    if model.gated:
+        yield Argument("--use-rotary-position-embeddings")
+        yield Argument("--normalization", norm)
+        yield Argument("--swiglu")
+    if not model.biases:
+        yield Argument("--disable-bias-linear")
+    if not model.tied_embeddings:
+        yield Argument("--untie-embeddings-and-output-weights")
+    yield Argument("--tokenizer-type", "NullTokenizer")
+    yield Argument("--vocab-size", model.vocab - 1, f"{model.vocab} with the token that this tokenizer adds")
+    yield Argument("--make-vocab-size-divisible-by", run.step.vocabulary_multiple or 1)
+    if not run.step.dropout:
+        yield Argument("--attention-dropout", 0)
+        yield Argument("--hidden-dropout", 0)
+
+
+def trial_arguments() -> Iterator[Argument]:
+    """A short run, every step in the log."""
+    yield Argument("--train-iters", 50)
+    yield Argument("--eval-iters", 0)
+    yield Argument("--lr", 1e-4)
+    yield Argument("--log-interval", 1)
+
 
 FRAMEWORKS = (MEGATRON_2021, MEGATRON_DEEPSPEED)

@@ -292,10 +292,11 @@ def _undominated(
     """
     if options.reshard == "fit" or problem.rank_by == "exposed":
         return fittings
-    found, fit = dict[Recompute, Fitting](), np.empty(0, dtype=np.int64)
+    found, fit = dict[Recompute, Fitting](), np.zeros(0, dtype=np.bool_)
     for kind, fitting in fittings.items():
-        found[kind] = replace(fitting, rows=np.setdiff1d(fitting.rows, fit, assume_unique=True))
-        fit = np.union1d(fit, fitting.rows)
+        fit = fit if len(fit) else np.zeros(len(fitting.total_bytes), dtype=np.bool_)
+        found[kind] = replace(fitting, rows=fitting.rows[~fit[fitting.rows]])
+        fit[fitting.rows] = True
     return found
 
 

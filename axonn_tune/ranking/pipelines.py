@@ -142,24 +142,29 @@ def price_pipelines(
     sends = _sends_s(problem, shapes, candidates, strides, routes)
     parts = _Parts(problem, shapes, fitting, pricer, Candidates(piped[candidates.shape], candidates.routes))
     schedule = problem.framework.schedule
-    for count in distinct(stages)[0].tolist():
-        for several in distinct(chunks[stages == count])[0].tolist():
-            rows = np.flatnonzero((stages == count) & (chunks == several))
-            kinds = tuple(parts.kinds(rows, count, several))
-            sent = 2.0 * several * batches[rows] * sends[rows]
-            communication = [kind.communication_s + sent * _boundaries(kind, count, several) for kind in kinds]
-            yield Pipelines(
-                rows=rows,
-                stages=count,
-                chunks=several,
-                micro_batches=batches[rows].astype(np.int64),
-                kinds=kinds,
-                sends_s=sends[rows],
-                overlapped=schedule.overlapped_interleaved if several > 1 else schedule.overlapped,
-                contention=contention,
-                communication_s=np.max(communication, axis=0),
-                alone_s=np.max([kind.compute_s for kind in kinds], axis=0),
-            )
+    groups = [
+        (np.flatnonzero((stages == count) & (chunks == several)), count, several)
+        for count in distinct(stages)[0].tolist()
+        for several in distinct(chunks[stages == count])[0].tolist()
+    ]
+    for group in groups:
+        parts.expect(*group)
+    for rows, count, several in groups:
+        kinds = tuple(parts.kinds(rows, count, several))
+        sent = 2.0 * several * batches[rows] * sends[rows]
+        communication = [kind.communication_s + sent * _boundaries(kind, count, several) for kind in kinds]
+        yield Pipelines(
+            rows=rows,
+            stages=count,
+            chunks=several,
+            micro_batches=batches[rows].astype(np.int64),
+            kinds=kinds,
+            sends_s=sends[rows],
+            overlapped=schedule.overlapped_interleaved if several > 1 else schedule.overlapped,
+            contention=contention,
+            communication_s=np.max(communication, axis=0),
+            alone_s=np.max([kind.compute_s for kind in kinds], axis=0),
+        )
 
 
 def _boundaries(kind: StageKind, stages: int, chunks: int) -> float:
@@ -177,6 +182,23 @@ class _Blocks(NamedTuple):
     total: int
 
 
+class _Chunk(NamedTuple):
+    """A chunk of a kind of stage: what else it has than blocks, and how many those are, 0 for an equal share."""
+
+    part: Stage
+    some: _Blocks
+    blocks: int
+
+
+def _chunks_of(some: _Blocks, blocks: tuple[int, ...]) -> list[_Chunk]:
+    """The chunks of a stage in their order."""
+    stage, last = some.stage, len(blocks) - 1
+    return [
+        _Chunk(Stage(stage.first and at == 0, stage.last and at == last), some, count if some.total else 0)
+        for at, count in enumerate(blocks)
+    ]
+
+
 @dataclass(frozen=True)
 class _Parts:
     """Stages and chunks of all candidates, each laid out once for all; `candidates` number the shapes with stages."""
@@ -187,10 +209,26 @@ class _Parts:
     pricer: ColumnPricer
     candidates: Candidates
     _sums: dict[_Blocks, tuple[Floats, Floats]] = field(default_factory=dict)
-    _chunks: dict[tuple[Stage, _Blocks, int], ChunkColumns] = field(default_factory=dict)
+    _rows: dict[_Blocks | _Chunk, list[Integers]] = field(default_factory=dict)
+    _chunks: dict[_Chunk, ChunkColumns] = field(default_factory=dict)
+
+    def expect(self, rows: Integers, stages: int, chunks: int) -> None:
+        """Note which chunks the candidates in `rows` consist of, before any is laid out."""
+        for some, blocks in self._alike(stages, chunks):
+            self._rows.setdefault(some, []).append(rows)
+            for chunk in dict.fromkeys(_chunks_of(some, blocks)):
+                self._rows.setdefault(chunk, []).append(rows)
 
     def kinds(self, rows: Integers, stages: int, chunks: int) -> Iterator[StageKind]:
         """Every kind of stage of the candidates in `rows`, all with as many stages and chunks."""
+        for (some, blocks), numbers in self._alike(stages, chunks).items():
+            communication, compute = self._stage(some)
+            times = tuple(self._chunk(chunk).taken(rows) for chunk in _chunks_of(some, blocks))
+            host = sum(one.host_s for one in times)
+            yield StageKind(some.stage, tuple(numbers), blocks, communication[rows], compute[rows] + host, times)
+
+    def _alike(self, stages: int, chunks: int) -> dict[tuple[_Blocks, tuple[int, ...]], list[int]]:
+        """Numbers of the stages of each kind, and the blocks of its chunks."""
         split = split_layers(self.problem.model.layers, parts=stages * chunks)
         fewest, alike = min(split[1:-1], default=0), dict[tuple[_Blocks, tuple[int, ...]], list[int]]()
         uneven = chunks > 1 and len(set(split)) > 1
@@ -199,36 +237,27 @@ class _Parts:
             blocks = split[number::stages]
             fewer = not uneven and stage == MIDDLE and blocks[0] == fewest and fewest != max(split[1:-1])
             alike.setdefault((_Blocks(stage, fewer, sum(blocks) if uneven else 0), blocks), []).append(number)
-        for (some, blocks), numbers in alike.items():
-            yield self._kind(rows, some, blocks, tuple(numbers))
-
-    def _kind(self, rows: Integers, some: _Blocks, blocks: tuple[int, ...], numbers: tuple[int, ...]) -> StageKind:
-        stage, last = some.stage, len(blocks) - 1
-        communication, compute = self._stage(some)
-        times = tuple(
-            self._chunk(
-                Stage(stage.first and number == 0, stage.last and number == last), some, count if some.total else 0
-            ).taken(rows)
-            for number, count in enumerate(blocks)
-        )
-        host = sum(one.host_s for one in times)
-        return StageKind(stage, numbers, blocks, communication[rows], compute[rows] + host, times)
+        return alike
 
     def _stage(self, some: _Blocks) -> tuple[Floats, Floats]:
         if some not in self._sums:
-            self._sums[some] = self.pricer.sums(self.candidates, self._values(some), some.stage)
+            rows = np.concatenate(self._rows[some])
+            sums = self.pricer.sums(self.candidates.taken(rows), self._values(some), some.stage)
+            found = np.full((2, len(self.candidates)), np.nan)
+            found[:, rows] = sums
+            self._sums[some] = found[0], found[1]
         return self._sums[some]
 
-    def _chunk(self, part: Stage, some: _Blocks, count: int) -> ChunkColumns:
-        """A chunk of so many blocks, 0 for an equal share of the stage's."""
-        key = part, some, count
-        if key not in self._chunks:
-            values, chunks = self._values(some), self.shapes.chunks[self.shapes.piped]
-            layers = np.full(len(chunks), float(count)) if count else np.floor(np.asarray(values["L"]) / chunks)
-            self._chunks[key] = self.pricer.chunk(
-                self.candidates, values, part, some.stage, layers=np.maximum(layers, 1.0)
-            )
-        return self._chunks[key]
+    def _chunk(self, chunk: _Chunk) -> ChunkColumns:
+        """A chunk, of the candidates that are expected to have it."""
+        if chunk not in self._chunks:
+            values, chunks = self._values(chunk.some), self.shapes.chunks[self.shapes.piped]
+            each = np.floor(np.asarray(values["L"]) / chunks)
+            layers = np.maximum(np.full(len(chunks), float(chunk.blocks)) if chunk.blocks else each, 1.0)
+            rows, stage = np.concatenate(self._rows[chunk]), chunk.some.stage
+            times = self.pricer.chunk(self.candidates.taken(rows), values, chunk.part, stage, layers=layers)
+            self._chunks[chunk] = times.placed(rows, len(self.candidates))
+        return self._chunks[chunk]
 
     def _values(self, some: _Blocks) -> dict[str, Value]:
         """Symbols of a kind of stage."""

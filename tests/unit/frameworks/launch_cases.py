@@ -95,6 +95,7 @@ CASES = {
         70b-3d llama3-70b dgx-h100 128 x=8 data=2 pipeline=8 recompute=full batch=256
         70b-pipeline llama3-70b gb200-nvl72 40 pipeline=10 data=4 micro_batch=2 recompute=full batch=320
         70b-tensor-zero3 llama3-70b gb200-nvl72 256 x=4 z=64 recompute=full batch=256
+        405b-uneven llama3-405b dgx-h100 256 x=8 data=2 pipeline=16 recompute=full batch=256
         gpt3-3d gpt3-175b perlmutter-80gb 384 x=4 data=4 pipeline=24 recompute=full batch=1536
     """,
     "axonn": """
