@@ -98,7 +98,7 @@ def _answer(check: Check, request: Request) -> Answer:
                 ranks = range(request.world) if request.groups == "all" else (request.world // 3,)
                 groups = [check.groups(request, sizes, rank, Path(folder)) for rank in ranks]
         except (Exception, SystemExit) as refused:
-            return {"key": request.key, "accepted": False, "error": _reason(refused, said)}
+            return {"key": request.key, "accepted": False, "error": _reason(refused, said).replace(f"{folder}/", "")}
         finally:
             os.environ.clear()
             os.environ.update(before)

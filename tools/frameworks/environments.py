@@ -20,7 +20,7 @@ class SkippedError(Exception):
     """Why a framework's code does not run here."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Environment:
     """One framework's own code.
 
@@ -103,7 +103,9 @@ TORCH, CPU_TORCH = "torch==2.15.0", "torch==2.13.0"
 ENVIRONMENTS = (
     Environment("megatron-core", ("megatron-core",), (TORCH, "numpy", "megatron-core==0.19.2"), python=12),
     Environment("torchtitan", ("torchtitan", "torchtitan-eager"), (TORCH, "torchtitan==0.3.0")),
-    Environment("accelerate", ("fsdp",), (CPU_TORCH, "numpy", "accelerate==1.15.0"), ("", "fully-shard")),
+    Environment(
+        "accelerate", ("fsdp",), (CPU_TORCH, "numpy", "accelerate==1.15.0", "transformers==5.23.0"), ("", "fully-shard")
+    ),
     Environment(
         "deepspeed",
         ("deepspeed",),
@@ -112,5 +114,5 @@ ENVIRONMENTS = (
         # Its setup.py imports torch.
         before=(CPU_TORCH, "numpy", "setuptools", "wheel"),
     ),
-    Environment("axonn", ("axonn",), (CPU_TORCH, "numpy", "axonn==0.2.0")),
+    Environment("axonn", ("axonn", "megatron-axonn"), (CPU_TORCH, "numpy", "axonn==0.2.0")),
 )

@@ -49,7 +49,7 @@ def _record(environment: Environment) -> bool:
     requests = [one for name in environment.frameworks for one in asked(name, environment.forms)]
     answered = _answers(environment, requests)
     answers = {one["key"]: one for one in answered["answers"]}
-    wrong = [one for one in requests if answers[one.key]["accepted"] != one.accepted]
+    wrong = [one for one in requests if not one.as_expected(answers[one.key])]
     for one in wrong:
         print(f"{environment.name}: {one.key}: {answers[one.key].get('error', 'accepted')}")
     if wrong:
@@ -93,7 +93,9 @@ def write(
 ) -> Path:
     """Write a recording, one entry a line; one that says the same keeps its date."""
     path = RECORDINGS / f"{environment.name}.json"
-    entries = [one.recorded | {name: value for name, value in answers[one.key].items() if name != "key"} for one in requests]
+    entries = [
+        one.recorded | {name: value for name, value in answers[one.key].items() if name != "key"} for one in requests
+    ]
     recording = {**versions, "scripts": script_hashes(environment), "entries": entries}
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -101,7 +103,9 @@ def write(
         if before == json.loads(json.dumps(recording)):
             return path
     date = datetime.now(UTC).date().isoformat()
-    head = "".join(f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in [("recorded", date), *versions.items()])
+    head = "".join(
+        f" {json.dumps(name)}: {json.dumps(value)},\n" for name, value in [("recorded", date), *versions.items()]
+    )
     head += f' "scripts": {json.dumps(recording["scripts"])},\n'
     lines = ",\n".join(f"  {json.dumps(one, ensure_ascii=False, separators=(',', ':'))}" for one in entries)
     path.parent.mkdir(parents=True, exist_ok=True)
