@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         models,
         sweep,
     )
-    from axonn_tune.api.learning import diagnose, learn
+    from axonn_tune.api.learning import compare_command, diagnose, explain_command, learn
     from axonn_tune.api.measurement import (
         CalibrateOptions,
         Runs,
@@ -55,7 +55,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "api.analysis": "Catalog CompareResult Explanation SweepResult "
     "compare explain explain_launch machines models sweep",
-    "api.learning": "diagnose learn",
+    "api.learning": "compare_command diagnose explain_command learn",
     "api.measurement": "CalibrateOptions Runs calibrate regress run validate validate_launches validate_rows",
     "api.search": "Options SearchOptions SearchResult search",
     "errors": "AxonnTuneError CheckFailedError DocumentError EnvironmentProblem "
@@ -87,8 +87,10 @@ __all__ = [
     "__version__",
     "calibrate",
     "compare",
+    "compare_command",
     "diagnose",
     "explain",
+    "explain_command",
     "explain_launch",
     "learn",
     "load_machine",

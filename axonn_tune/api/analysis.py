@@ -18,11 +18,13 @@ from axonn_tune.ranking.space import RankBy
 from axonn_tune.ranking.sweep import Point, parse_numbers
 from axonn_tune.ranking.sweep import sweep as sweep_all
 from axonn_tune.report.explain import (
+    ExplainSection,
     PricedConfiguration,
     explain_document,
     explain_markdown,
     explain_text,
     explain_title,
+    sections,
     step_words,
 )
 from axonn_tune.report.inventory import documents_json, documents_table
@@ -131,8 +133,12 @@ class Explanation(PricedConfiguration):
         if output_format == "json":
             return self.to_json()
         if output_format == "md":
-            return f"# {explain_title(self)}\n\n{explain_markdown(self)}"
-        return f"{explain_title(self)}\n\n{explain_text(self)}"
+            return f"# {explain_title(self)}\n\n{explain_markdown(self.sections())}"
+        return f"{explain_title(self)}\n\n{explain_text(self.sections())}"
+
+    def sections(self) -> list[ExplainSection]:
+        """What it consists of."""
+        return sections(self)
 
     def trace(self, runs: Sequence[str | Path] = (), *, step: int | None = None) -> StepTrace:
         """The predicted step as a trace for Perfetto, with measured ones, as `axonn-tune trace` writes it.
@@ -171,7 +177,7 @@ def compare(
 
     >>> import axonn_tune
     >>> sorted(contender.key for contender in axonn_tune.compare("20b", gpus=64))
-    ['4d', 'data-parallel', 'deepspeed', 'fsdp', 'hsdp', 'megatron-lm', 'torchtitan']
+    ['4d', 'axonn', 'data-parallel', 'deepspeed', 'fsdp', 'hsdp', 'megatron-axonn', 'megatron-lm', 'torchtitan']
     """
     inputs = load_inputs(make_choices(model, gpus=gpus, machine=machine, batch=batch, **options))
     given = {"model": model, "gpus": gpus, "machine": machine, "batch": batch, **options}
@@ -203,7 +209,8 @@ class CompareResult(Reported):
         return iter(self.comparison.contenders)
 
     def __getitem__(self, key: str) -> Contender:
-        """One strategy by its key: 4d, megatron-lm, torchtitan, deepspeed, fsdp, hsdp or data-parallel; or KeyError."""
+        """One strategy by its key, 4d, megatron-lm, torchtitan, deepspeed, fsdp, hsdp, data-parallel, megatron-axonn,
+        axonn; or KeyError."""
         return {contender.key: contender for contender in self.comparison.contenders}[key]
 
     def __repr__(self) -> str:

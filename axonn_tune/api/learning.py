@@ -1,21 +1,44 @@
-"""`axonn_tune.learn` and `diagnose`."""
+"""`axonn_tune.learn` and `diagnose`, and what the command of a run means: `explain_command`, `compare_command`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from axonn_tune.api.analysis import CompareResult, Explanation
+from axonn_tune.api.search import Settings, assignments, call_text
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.learning.evidence import Setup
+from axonn_tune.learning.setups import changes_of, problem_of
+from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run
+from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, priced_entry
+from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.compare import compare, with_layout
+from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
+from axonn_tune.report.diagnosis import StatedCommand, better_section, command_json, command_section
+from axonn_tune.report.explain import ExplainSection
+from axonn_tune.report.output import Json
+from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike, load_machine
 from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.hugging_face import (
+    LONGEST_DEFAULT_SEQUENCE,
+    TOKENS_PER_STEP,
+    model_from_hf_config,
+    refuse_hub_name,
+)
+from axonn_tune.specs.model import Model, ModelDefaults
+from axonn_tune.specs.workload import OVERLAPS, Precision
+from axonn_tune.validation.published.accuracy import best_pricing
 
 if TYPE_CHECKING:
     from axonn_tune.learning.diagnose import Diagnosis
     from axonn_tune.learning.learn import Learning
     from axonn_tune.learning.reading import Evidence
-    from axonn_tune.specs.catalog import MachineLike, ModelLike
 
 
 class EvidenceOptions(TypedDict, total=False):
@@ -90,3 +113,148 @@ def diagnose(path: str | Path, **options: Unpack[EvidenceOptions]) -> tuple[tupl
     ranks = read_rank_times(folder) if any(len(sample.seen) > 1 for sample in samples) else None
     found = samples or [joined(evidence.samples)]
     return tuple(diagnose_one(sample, evidence.machine, ranks=ranks) for sample in found), evidence
+
+
+class CommandOptions(TypedDict, total=False):
+    """What a command does not say of itself; each may be left out.
+
+    gpus, batch, seq, micro_batch: as of `axonn_tune.search`. model, framework: where the command does not name them.
+    precision: also in place of one that is not modelled. set: changed values of the model, machine, workload or step.
+    """
+
+    gpus: int | None
+    model: ModelLike | None
+    framework: str | None
+    batch: int | None
+    seq: int | None
+    micro_batch: int | None
+    precision: Precision | None
+    set: Settings | None
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class CommandExplanation(Explanation):
+    """The run that a command or config file states, explained. said: which run it is, and what would be better."""
+
+    said: StatedCommand | None = None
+
+    @property
+    def stated(self) -> StatedCommand:
+        """Which run it is, what it was taken to be, its rank in a search, and changes that make it faster."""
+        assert self.said is not None, "always given"
+        return self.said
+
+    def sections(self) -> list[ExplainSection]:
+        """The run, the step in words, what would be better, and every number."""
+        words, *numbers = super().sections()
+        better = better_section(self.stated, self.pricing.iteration_s)
+        return [command_section(self.stated, self.pricing), words, better, *numbers]
+
+    def to_dict(self) -> Json:
+        """Everything, by the schema `axonn-tune/explain/1`, with `run` and `changes`."""
+        return {**super().to_dict(), **command_json(self.stated)}
+
+
+def explain_command(
+    path: str | Path, *, machine: MachineLike | None = None, **options: Unpack[CommandOptions]
+) -> CommandExplanation:
+    """What the run that a file starts costs, and what would be better, as `axonn-tune explain --from-command` does.
+
+    path: a bash script or argument list of Megatron-LM, Megatron-Core, NeMo, Megatron-DeepSpeed, Megatron-AxoNN or
+    torchtitan, a TOML of torchtitan, a YAML of NeMo or accelerate, a JSON of DeepSpeed. UsageError or DocumentError,
+    with file and line, for what it does not say or what is impossible.
+    """
+    run, setup, inputs = _stated(path, machine, options)
+    pricing, ranking = setup.price(lambda same: same), search(problem_of(setup), exact=EXACT)
+    ranks = AlphaBetaRanking(ranking).ranks()
+    said = StatedCommand(
+        run=run,
+        setup=setup,
+        changes=changes_of(setup, lambda way: way.price(lambda same: same).iteration_s, ranking=ranking),
+        rank=ranks.get(tuple(setup.configuration.grid.axis_size(axis) for axis in ranking.grids.axes)),
+        layouts=len(ranking),
+        best_s=ranking.candidate(0).iteration_s if len(ranking) else None,
+        machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
+    )
+    return CommandExplanation(inputs, priced_entry(pricing, inputs.problem), pricing, said=said)
+
+
+EXACT = 50
+"""Places of a search that are in the order of exact steps."""
+
+
+def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptions) -> tuple[CommandRun, Setup, Inputs]:
+    """The run of a file, as one setup, and as what is searched."""
+    columns = {"gpus": "n_gpus", "batch": "gbs", "seq": "seq", "micro_batch": "mbs", "precision": "precision"}
+    given = {column: str(value) for name, column in columns.items() if (value := options.get(name)) is not None}
+    run = read_run(path, given=given, model=options.get("model"), framework=options.get("framework"))
+    if machine is None:
+        said = f"the machine is {DEFAULT_MACHINE}, since no --machine was named"
+        run, machine = replace(run, assumed=(said, *run.assumed)), DEFAULT_MACHINE
+    case = run.case(load_machine(machine).document)
+    choices = Choices(
+        gpus=case.row.gpus,
+        model=case.model,
+        machine=machine,
+        workload=WorkloadChoices(
+            batch=case.workload.global_batch,
+            seq=case.workload.sequence_length,
+            precision=case.workload.precision,
+            overlaps=case.workload.overlaps,
+            no_overlaps=() if case.workload.overlaps else ("all",),
+        ),
+        rank_by="iteration",
+        settings=assignments(options.get("set")),
+        framework=case.framework,
+    )
+    inputs = load_inputs(choices)
+    problem = inputs.problem
+    case = replace(case, model=problem.model, machine=problem.machine, workload=problem.workload)
+    case = replace(case, framework=problem.framework)
+    setup = Setup(case.model, case.machine, case.workload, case.configurations[0], case.framework)
+    settled = replace(setup, configuration=best_pricing(case, case.configurations).configuration)
+    return run, settled, inputs
+
+
+def import_model(
+    path: str | Path, *, name: str | None = None, batch: int | None = None, seq: int | None = None
+) -> Model:
+    """The model of a Hugging Face config.json, or of a file that `explain_command` reads, as `models import` does.
+
+    name: else that of the file or its folder. batch, seq: of the default workload; else those of the run, or about 4
+    million tokens a step. UsageError or DocumentError for what is no such file or cannot be mapped.
+    """
+    if not Path(path).exists():
+        refuse_hub_name(str(path))
+    if Path(path).is_dir() or Path(path).suffix == ".json":
+        return model_from_hf_config(path, name=name, global_batch=batch, sequence_length=seq)
+    run = read_run(path, given={}, needed=OF_MODEL)
+    found, stated = run.model(), {key: int(run.columns[key].value) for key in ("gbs", "seq") if key in run.columns}
+    length = seq or stated.get("seq", LONGEST_DEFAULT_SEQUENCE)
+    defaults = {
+        "global_batch": batch or stated.get("gbs", max(1, TOKENS_PER_STEP // length)),
+        "sequence_length": length,
+    }
+    title = find_framework(run.software).title
+    vocabulary = "; the vocabulary is assumed" if any("vocabulary" in words for words in run.assumed) else ""
+    changes = {
+        "name": name or Path(path).stem,
+        "description": f"Imported from arguments of {title}{vocabulary}",
+        "source": f"arguments of {title} in {Path(path).name}",
+        "max_sequence_length": max(length, found.max_sequence_length),
+        "defaults": ModelDefaults(**defaults),
+    }
+    return found.model_copy(update=changes)
+
+
+def compare_command(
+    path: str | Path, *, machine: MachineLike | None = None, **options: Unpack[CommandOptions]
+) -> CompareResult:
+    """The best layout of each framework for the model, batch and GPUs of a command, and its own, key `yours`."""
+    run, setup, inputs = _stated(path, machine, options)
+    workload = setup.workload.model_copy(update={"overlaps": OVERLAPS})
+    problem = replace(inputs.problem, framework=AXONN_TUNE, pipeline=False, workload=workload)
+    name, own = Path(run.path).name, setup.workload
+    found = with_layout(compare(problem), setup.configuration, setup.framework, workload=own, name=name)
+    given = {"path": path, "machine": machine, **options}
+    return CompareResult(found, replace(inputs, problem=problem), call_text("compare_command", given))

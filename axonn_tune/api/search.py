@@ -96,7 +96,8 @@ def make_choices(
     ours = by_our_names({**options, "batch": batch})
     options, batch = cast(SearchOptions, ours), ours.pop("batch")
     overlap, no_overlap = options.get("overlap"), options.get("no_overlap")
-    framework, pipeline = find_framework(options.get("framework") or AXONN_TUNE.name), options.get("pipeline")
+    name, pipeline = options.get("framework"), options.get("pipeline")
+    framework = AXONN_TUNE if name is None else find_framework(name)
     if isinstance(no_overlap, bool):
         no_overlap = "all" if no_overlap else None
     return Choices(

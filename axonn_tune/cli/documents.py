@@ -138,19 +138,21 @@ _add_common(machines_group, "machine")
 @click.option("--seq", type=Count(), help="Tokens in a sequence; else the longest it takes, up to 8192.")
 @help_option
 def import_model(*, config: str, output: str | None, name: str | None, batch: int | None, seq: int | None) -> None:
-    """Turn a local Hugging Face CONFIG (config.json, or its folder) into a model file.
+    """Turn CONFIG into a model file: a local Hugging Face config.json (or its folder), or the script or config
+    file of a run with Megatron-LM, NeMo or torchtitan, whose batch and sequence length are taken, too.
 
     What would change the cost noticeably and cannot be expressed is refused; what was left out
-    because it hardly matters is named in the description.
+    because it hardly matters, or was assumed, is named in the description.
 
     \b
     Example:
       axonn-tune models import config.json -o mymodel.yaml
+      axonn-tune models import pretrain.sh -o mymodel.yaml
     """
+    from axonn_tune.api.learning import import_model as imported
     from axonn_tune.specs.document import to_yaml
-    from axonn_tune.specs.hugging_face import model_from_hf_config
 
-    model = model_from_hf_config(config, name=name, global_batch=batch, sequence_length=seq)
+    model = imported(config, name=name, batch=batch, seq=seq)
     text = to_yaml(model, header=[f"Imported by axonn-tune from {config}"])
     write_or_print(output, text, wrote=f"wrote {output}: {model.description}")
 

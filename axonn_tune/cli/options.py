@@ -388,12 +388,27 @@ def require_problem(options: Mapping[str, Any]) -> None:
         raise click.UsageError(f"Missing option {' and '.join(missing)}.")
 
 
-def refuse_search(words: str, options: Mapping[str, Any]) -> None:
-    """click.UsageError if options of a search other than --machine were given where `words` has said all."""
-    names = [name for name in options if name != "machine" and given(name)]
+def refuse_search(words: str, options: Mapping[str, Any], *, allowed: Sequence[str] = ("machine",)) -> None:
+    """click.UsageError if options of a search other than those allowed were given where `words` has said all."""
+    names = [name for name in options if name not in allowed and given(name)]
     if names:
         flags = [param.opts[0] for param in click.get_current_context().command.params if param.name in names]
         raise click.UsageError(f"{words} all of it: leave out {', '.join(flags)}.")
+
+
+_BESIDE_COMMAND = ("machine", "gpus", "model", "framework", "batch", "seq", "micro_batch", "precision", "set")
+"""Options that say what a command does not."""
+
+
+def from_command_option(words: str) -> Callable[[F], F]:
+    """`--from-command`; `words` say what is done with it."""
+    return click.option("--from-command", metavar="FILE", help=words)
+
+
+def beside_command(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a search that were given beside a command; click.UsageError for those that pin its layout."""
+    refuse_search(f"{path} says", options, allowed=_BESIDE_COMMAND)
+    return {name: options[name] for name in _BESIDE_COMMAND if given(name)}
 
 
 def require_distinct(**files: str | None) -> None:

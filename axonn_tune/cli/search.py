@@ -15,10 +15,12 @@ from axonn_tune.cli.options import (
     Count,
     SearchCommand,
     SuggestingChoice,
+    beside_command,
     color_option,
     columns_option,
     command_line,
     format_option,
+    from_command_option,
     given,
     help_option,
     html_option,
@@ -142,28 +144,45 @@ def _write(
 @click.command("explain", cls=SearchCommand, short_help="Explain one configuration, term by term.")
 @click.argument("launch", required=False, metavar="[LAUNCH]")
 @search_options(required=False)
+@from_command_option("Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed).")
 @click.option("--pick", type=Count(), default=1, show_default=True, help="Row of the ranking to explain.")
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
 @format_option(("table", "json", "md"))
 def explain_command(
-    *, launch: str | None, pick: int, trace: str | None, output_format: ExplainFormat, **options: Any
+    *,
+    launch: str | None,
+    from_command: str | None,
+    pick: int,
+    trace: str | None,
+    output_format: ExplainFormat,
+    **options: Any,
 ) -> None:
     """Explain one configuration: what a step consists of, what bounds it, every collective.
 
     The configuration is that of a LAUNCH config, or the best that the options leave (--pick N: the
-    Nth): pin axes, order and the rest to explain one in particular.
+    Nth): pin axes, order and the rest to explain one in particular. With --from-command it is that of a run
+    you have: what was not stated and how it was taken, what the step costs, and what would be better. Options
+    then say what the file does not, such as --gpus.
 
     \b
     Examples:
       axonn-tune explain --gpus 1024 --model 80b
       axonn-tune explain --gpus 64 --model 20b --x 2 --z 8 --trace step.json
       axonn-tune explain launch.yaml
+      axonn-tune explain --from-command run.sh --machine dgx-h100
     """
     from axonn_tune.api.analysis import explain
 
     if trace == "-":
         raise click.UsageError("--trace -: standard output has the explanation.")
-    if launch:
+    found: Explanation
+    if from_command:
+        from axonn_tune.api.learning import explain_command as explain_stated
+
+        if launch or given("pick"):
+            raise click.UsageError(f"--from-command {from_command}: leave out {launch or '--pick'}.")
+        found = explain_stated(from_command, **beside_command(from_command, options))
+    elif launch:
         refuse_search(f"{launch} says", options)
         found = explain_launch_said(launch, machine=options["machine"] if given("machine") else None)
     else:
@@ -221,28 +240,39 @@ def sweep_command(
 
 
 @click.command("compare", cls=SearchCommand)
-@search_options(ranks=False)
+@search_options(ranks=False, required=False)
+@from_command_option("Compare for the run that a script or config file starts, and with its own layout.")
 @format_option()
 @click.option("--wide", is_flag=True, help="Every column in the table.")
 @html_option
 @color_option
-def compare_command(*, output_format: Format, wide: bool, html: str | None, color: bool, **options: Any) -> None:
+def compare_command(
+    *, from_command: str | None, output_format: Format, wide: bool, html: str | None, color: bool, **options: Any
+) -> None:
     """Compare the best 4D grid with the best layouts of other frameworks, by the time of a step.
 
-    Megatron-Core, torchtitan, DeepSpeed, FSDP (ZeRO-3), HSDP and data parallelism each run their fastest layout that
-    fits into memory, on kernels of one quality; --framework adds another. --recompute, --micro-batch and --no-overlap
-    hold for all; axes, rank order and --kept-layers for 4D, or for the framework named. The paper's measurements used
-    full activation recomputation: --recompute full.
+    Megatron-Core, torchtitan, DeepSpeed, FSDP (ZeRO-3), HSDP, data parallelism, Megatron-AxoNN and AxoNN each run their
+    fastest layout that fits into memory, on kernels of one quality; --framework adds another. Below the table: what
+    separates each from the first. --recompute, --micro-batch and --no-overlap hold for all; axes, rank order and
+    --kept-layers for 4D, or for the framework named. The paper's measurements used full activation recomputation:
+    --recompute full.
 
     \b
     Examples:
       axonn-tune compare --gpus 64 --model 20b
       axonn-tune compare --gpus 64 --model 20b --recompute full --wide
+      axonn-tune compare --from-command run.sh --machine dgx-h100
     """
     from axonn_tune.api.analysis import compare
     from axonn_tune.report.scaling import LEFT_OUT
 
-    found = compare(**options)
+    if from_command:
+        from axonn_tune.api.learning import compare_command as compare_stated
+
+        found = compare_stated(from_command, **beside_command(from_command, options))
+    else:
+        require_problem(options)
+        found = compare(**options)
     show(found, found.render(output_format, wide=wide, color=color), html=html)
     if output_format == "table" and not wide:
         click.echo(f"\n{LEFT_OUT}", err=True)

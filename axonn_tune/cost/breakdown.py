@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from axonn_tune.cost.compute import ComputeClock
 from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.program.operations import Attention, Computation, Kernel, MatMul, Role
 from axonn_tune.program.size import PLAIN
+from axonn_tune.program.step import ONLY, Stage
 from axonn_tune.specs.workload import Overlap, Workload
 
 GEMMS, ATTENTION = "GEMMs", "attention"
@@ -38,23 +39,27 @@ class Work:
 
 
 def work_by_kind(pricing: Pricing, workload: Workload) -> tuple[Work, ...]:
-    """All computation of a step, by kind and phase, in program order; last what communication beside it costs it."""
-    clock = ComputeClock(pricing.rates, float(workload.element_sizes.compute), pricing.values, PLAIN)
+    """All computation of a step, by kind and phase, in program order; last what communication beside it costs it.
+
+    Of pipeline stages it is that of the one that computes longest.
+    """
+    stage, values = pricing.computing or (ONLY, pricing.values)
+    clock = ComputeClock(pricing.rates, float(workload.element_sizes.compute), values, PLAIN)
     sums: dict[tuple[str, str], tuple[float, float]] = {}
-    for step, count in _computations(pricing):
+    for step, count in _computations(pricing, stage, values):
         key = (kind_of(step), step.phase)
         seconds, flops = sums.get(key, (0.0, 0.0))
         calls = float(count)
-        own = 0.0 if isinstance(step, Kernel) else float(step.flops.evaluate(pricing.values))
+        own = 0.0 if isinstance(step, Kernel) else float(step.flops.evaluate(values))
         sums[key] = (seconds + calls * float(clock.call_s(step)), flops + calls * own)
     found = [Work(kind, phase, *sums[kind, phase]) for kind, phase in sums if sums[kind, phase][0]]
     return (*found, *([Work(CONTENDED, "", pricing.contended_s, 0.0)] if pricing.contended_s else []))
 
 
-def _computations(pricing: Pricing) -> Iterator[tuple[Computation, float]]:
-    for step, count in pricing.program.calls():
+def _computations(pricing: Pricing, stage: Stage, values: Mapping[str, float]) -> Iterator[tuple[Computation, float]]:
+    for step, count in pricing.program.calls(stage):
         if isinstance(step, MatMul | Attention | Kernel):
-            yield step, float(count.evaluate(pricing.values))
+            yield step, float(count.evaluate(values))
 
 
 def kind_of(step: Computation) -> str:

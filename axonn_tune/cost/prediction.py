@@ -94,7 +94,8 @@ class Pricing:
 
     Of pipeline stages it is that with most communication, `stage`; memory is the largest stage's. alone_s, scheduled_s:
     computation and end of the step if communication did not slow computation beside it; computation includes host_s,
-    what the accelerator waits for its host. bubble_s: waiting for other stages, of the stage that computes longest.
+    what the accelerator waits for its host. bubble_s: waiting for other stages, of the stage that computes longest, to
+    which `computing` belongs: its kind, and the values of its symbols.
     """
 
     framework: Framework
@@ -113,6 +114,7 @@ class Pricing:
     bubble_s: float = 0.0
     stages: tuple[StagePrediction, ...] = ()
     stage: int = 0
+    computing: tuple[Stage, dict[str, float]] | None = field(default=None, compare=False, repr=False)
     record: Callable[[], tuple[Batch, ...]] = field(default=tuple, compare=False, repr=False)
 
     @cached_property

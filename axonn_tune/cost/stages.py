@@ -73,6 +73,7 @@ def price_stages(pricer: _Pricer) -> Pricing:
         bubble_s=min(time.bubble_s[slowest], max(0.0, time.step_s - busiest.compute_s)),
         stages=tuple(_predictions(stages, time, communication, sent_s)),
         stage=most,
+        computing=(busiest.stage, busiest.values),
         record=shown.record,
     )
 

@@ -19,6 +19,15 @@ from axonn_tune.specs.workload import Recompute, Workload
 
 Starter: TypeAlias = Literal["torchrun", "accelerate"]
 
+_OVERLAPPED = {
+    "gather_prefetch": "z",
+    "weight_gradient": "z",
+    "input_gradient": "x",
+    "data_parallel": "data",
+    "output": "y",
+}
+"""Axis whose collectives an overlap is about: where it is 1, the overlap changes nothing."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -55,11 +64,15 @@ class Run:
         return UsageError(f"{self.framework} cannot express {what}{f'; {instead}' if instead else ''}")
 
     def check(self, framework: Framework, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
-        """UsageError for what no argument says: another rank order, step or number format, and overlaps switched off.
+        """UsageError for what no argument says: another rank order, and as `check_step`."""
+        self.check_order(framework)
+        self.check_step(framework, settable=settable, precisions=precisions)
+
+    def check_step(self, framework: Framework, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
+        """UsageError for another step or number format than the framework's, and overlaps that are switched off.
 
         framework: as it is described; settable: options of its step, and overlaps, that it has arguments for.
         """
-        self.check_order(framework)
         workload, own = self.workload, framework.step
         if workload.precision not in precisions:
             raise self.cannot(f"--precision {workload.precision}", f"it has {', '.join(precisions)}")
@@ -68,7 +81,7 @@ class Run:
         if workload.shard_optimizer_over_data and not own.distributed_optimizer and self.size("data") > 1:
             raise self.cannot("ZeRO-1", "leave out --shard-optimizer")
         for overlap in own.overlaps:
-            if overlap not in (*workload.overlaps, *settable):
+            if overlap not in (*workload.overlaps, *settable) and self.size(_OVERLAPPED[overlap]) > 1:
                 raise self.cannot(f"--no-overlap {overlap}", "leave it out")
         for name in (option.name for option in fields(own)):
             # Under Gloo every framework's kernels are eager: that is the machine's.

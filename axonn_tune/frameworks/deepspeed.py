@@ -40,6 +40,10 @@ def launch(run: Run) -> Command:
     another rank order.
     """
     run.check(DEEPSPEED, settable=_SETTABLE, precisions=("bf16", "fp16"))
+    if run.step.shard_gradients and run.size("pipeline") > 1:
+        raise run.cannot(
+            "ZeRO-2 with pipeline stages", "its pipeline module has ZeRO-1: leave out step.shard_gradients"
+        )
     config = json.dumps(_config(run), indent=2) + "\n"
     return _megatron(run, config) if run.size("x") * run.size("pipeline") > 1 else _own(run, config)
 

@@ -42,6 +42,11 @@ _STAGES_INSIDE = ("x", "z", "context", "pipeline", "data")
 """Rank orders (core/parallel_state.py; 0.19.2 puts GTP's ranks right after TP's)."""
 _BLACKWELL = ("B200", "B300")
 _EXCHANGES = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
+_SETTABLE = (
+    *("sequence_parallel", "pipelined_tensor", "gradient_bytes", "shard_gradient_bytes", "distributed_optimizer"),
+    *("parameter_overlap", "context_exchange", "vocabulary_multiple", "dropout", "data_parallel"),
+)
+"""Options of a step, and overlaps, that arguments below switch."""
 _PRECISIONS = {"bf16": "--bf16", "fp16": "--fp16", "fp32": ""}
 
 
@@ -59,10 +64,11 @@ class _Setting:
 
 
 def launch(run: Run) -> Command:
-    """`pretrain_gpt.py` on mock data; UsageError for another rank order, fp64, and GTP without overlap.
+    """`pretrain_gpt.py` on mock data; UsageError for another rank order, fp64, and a step it has no arguments for.
 
     Flags by their sources: megatron/training/arguments.py and the config dataclasses it is made from.
     """
+    run.check_step(MEGATRON_CORE, settable=_SETTABLE, precisions=tuple(_PRECISIONS))
     settings = {title: found for title, made in _settings(run).items() if (found := tuple(made))}
     command = Command(
         release=RELEASE,
@@ -212,8 +218,6 @@ def _order(run: Run) -> Iterator[_Setting]:
 
 def _overlap(run: Run) -> Iterator[_Setting]:
     step, used = run.step, run.workload.overlaps
-    if run.size("z") > 1 and not {"gather_prefetch", "weight_gradient"} <= set(used):
-        raise run.cannot("GTP without overlap", "leave out --no-overlap")
     if "data_parallel" in step.overlaps and "data_parallel" in used:
         yield _Setting.of("--overlap-grad-reduce", None, "ddp.overlap_grad_reduce")
         if step.distributed_optimizer and step.parameter_overlap:
@@ -235,8 +239,6 @@ def _recompute(run: Run) -> Iterator[_Setting]:
 
 def _precision(run: Run) -> Iterator[_Setting]:
     precision = run.workload.precision
-    if precision not in _PRECISIONS:
-        raise run.cannot(f"--precision {precision}", f"it has {', '.join(_PRECISIONS)}")
     if _PRECISIONS[precision]:
         yield _Setting(Argument(_PRECISIONS[precision]), (f"mixed_precision={precision}_mixed",))
     if precision == "fp16":

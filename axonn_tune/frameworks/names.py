@@ -41,6 +41,9 @@ LONG = {
     "context_parallel_degree": "cp",
     "data_parallel_shard_degree": "dp_shard",
     "data_parallel_replicate_degree": "dp_replicate",
+    "row_tensor_model_parallel_size": "row",
+    "column_tensor_model_parallel_size": "column",
+    "depth_tensor_model_parallel_size": "depth",
 }
 """Options of a framework's command line that set an axis, and its short name there."""
 
@@ -58,7 +61,7 @@ def our_options(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str
     for text that is no size.
     """
     asked = others.get("framework")
-    framework, found = find_framework(asked or AXONN_TUNE.name), dict[str, Any]()
+    framework, found = AXONN_TUNE if asked is None else find_framework(asked), dict[str, Any]()
     called: dict[str, str] = {}
     for name, value in given.items():
         ours = SHARED.get(name) or _axis(framework, name)
@@ -87,9 +90,12 @@ def _axis(framework: Framework, name: str) -> str | None:
 
 
 def _owners(name: str) -> list[Framework]:
-    """Frameworks that call one and the same axis so; of those that can be started, if there are any."""
-    found = [one for one in registry().values() if _axis(one, name)]
-    found = [one for one in found if one.launch is not None] or found
+    """Frameworks that call one and the same axis so, one for each set of names, the set that most have first."""
+    alike: dict[tuple[str, ...], list[Framework]] = {}
+    for one in registry().values():
+        if _axis(one, name):
+            alike.setdefault(tuple(one.names.values()), []).append(one)
+    found = [several[0] for several in sorted(alike.values(), key=len, reverse=True)]
     return [one for one in found if _axis(one, name) == _axis(found[0], name)]
 
 

@@ -270,6 +270,7 @@ from functools import partial
 
 from torch import nn
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
 from torchtitan.config import ParallelismConfig
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
@@ -329,6 +330,7 @@ def own():
     return Trainer.Config(
         model_spec=replace(model_registry("8B"), flavor=NAME, model=model()),
         loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=VOCAB)),
+        optimizer=default_adamw(lr=3e-4),
         dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),
         parallelism=ParallelismConfig(module_fqns_per_model_part=PARTS),
     )

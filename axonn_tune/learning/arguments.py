@@ -2,14 +2,20 @@
 
 An argument is a name of Megatron-LM, Megatron-Bridge, NeMo, DeepSpeed, torchtitan or Hugging Face, written with
 underscores, with the section it stands in before it (`zero_optimization.stage`), and the line that states it.
-`columns_of` says what they mean for a row of measured steps (`validation/published/steps.csv`).
+`columns_of` says what they mean for a row of measured steps (`validation/published/steps.csv`), and `StatedRun` holds
+them with what else is given.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+from axonn_tune.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -23,18 +29,27 @@ class Stated:
 Arguments = Mapping[str, Stated]
 
 _COUNTS: dict[str, tuple[str, ...]] = {
-    "n_gpus": ("world_size",),
-    "tp": ("tensor_model_parallel_size", "tensor_parallel_degree", "model_parallel_size"),
+    "n_gpus": ("world_size", "num_processes"),
+    "tp": (
+        *("row_tensor_model_parallel_size", "tensor_model_parallel_size", "tensor_parallel_degree"),
+        *("model_parallel_size", "autotp_size", "parallelism_config_tp_size"),
+    ),
+    "y": ("column_tensor_model_parallel_size",),
     "pp": ("pipeline_model_parallel_size", "pipeline_parallel_degree"),
     "vpp": ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"),
-    "cp": ("context_parallel_size", "context_parallel_degree"),
+    "cp": ("context_parallel_size", "context_parallel_degree", "parallelism_config_cp_size"),
+    "z": ("depth_tensor_model_parallel_size", "data_parallel_shard_degree", "parallelism_config_dp_shard_size"),
     "dp": ("data_parallel_size", "deepspeed.world_size"),
     "gbs": ("global_batch_size", "train_batch_size"),
-    "mbs": ("micro_batch_size", "train_micro_batch_size_per_gpu", "local_batch_size"),
+    "mbs": (
+        *("micro_batch_size", "train_micro_batch_size_per_gpu", "local_batch_size"),
+        "per_device_train_batch_size",
+    ),
     "seq": ("seq_length", "seq_len", "encoder_seq_length", "max_sequence_length"),
     "layers": ("num_layers", "num_hidden_layers", "encoder_num_layers", "n_layers"),
     "hidden": ("hidden_size",),
     "heads": ("num_attention_heads", "n_heads"),
+    "head_dim": ("kv_channels", "head_dim"),
     "ffn": ("ffn_hidden_size", "intermediate_size"),
     "vocab": ("padded_from_vocab_size", "vocab_size", "padded_vocab_size"),
     "vocab_multiple": ("make_vocab_size_divisible_by",),
@@ -53,8 +68,21 @@ _OTHERS = {
         "num_nodes",
         "gradient_accumulation_steps",
         "data_parallel_replicate_degree",
+        "parallelism_config_dp_replicate_size",
     ),
-    *("data_parallel_shard_degree", "num_layers_per_virtual_pipeline_stage", "group_query_attention"),
+    *("tensor_parallel_num_weight_shards", "use_tp_pp_dp_mapping", "pipeline_model_parallel_layout"),
+    *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
+    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+    *("disable_bias_linear", "add_bias_linear", "model.bias", "untie_embeddings_and_output_weights"),
+    *("share_embeddings_and_output_weights", "enable_sequence_parallel", "recompute_activations"),
+    "fsdp_activation_checkpointing",
+    *("grad_reduce_in_bf16", "main_grads_dtype", "fsdp_reshard_after_forward", "enable_async_tensor_parallel"),
+    *("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_axonn_all_gather", "cp_comm_type"),
+    *("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", "mixed_precision"),
+    *("hidden_dropout", "attention_dropout", "grad_reduce_in_fp32", "overlap_grad_sync", "overlap_param_sync"),
+    *("pipeline_parallel_schedule", "pipeline_parallel_layers_per_stage", "overlap_comm"),
+    *("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"),
+    *("num_layers_per_virtual_pipeline_stage", "group_query_attention"),
     *("num_query_groups", "num_key_value_heads", "swiglu", "gated_linear_unit", "activation", "hidden_act"),
     *("sequence_parallel", "recompute_granularity", "recompute_method", "recompute_num_layers"),
     *("checkpoint_activations", "gradient_checkpointing", "activation_checkpoint.mode"),
@@ -88,20 +116,38 @@ def plain_value(value: str) -> str:
 
 
 def arguments_of(words: Iterable[Stated]) -> dict[str, Stated]:
-    """Arguments of a command line: `--name value`, `--name=value`, `--switch`, `section.name=value`."""
-    found: dict[str, Stated] = {}
-    waiting = ""
+    """Arguments of a command line that mean something here, by the names under which they are kept."""
+    stated = ((known_name(name), value) for name, value in named_values(words))
+    return {name: value for name, value in stated if name}
+
+
+_OPTION = re.compile(r"(--?[A-Za-z][\w.-]*|\+{0,2}[A-Za-z][\w.]*(?==))(?:=(.*))?", re.DOTALL)
+_SUBCOMMAND = re.compile(r"([A-Za-z][\w-]*):([A-Za-z][\w-]*)")
+
+
+def named_values(words: Iterable[Stated]) -> Iterator[tuple[str, Stated]]:
+    """Every argument of a command line with its first value; a switch is `True`.
+
+    Read are `--name value`, `--name=value`, `--switch`, `section.name=value`, and torchtitan's `--section.no-switch`
+    and `activation-checkpoint:full`.
+    """
+    waiting: list[Stated] = []
     for word in words:
-        named = re.fullmatch(r"(--?[A-Za-z][\w.-]*|\+{0,2}[A-Za-z][\w.]*(?==))(?:=(.*))?", word.value, re.DOTALL)
-        if named:
-            waiting = "" if named[2] is not None else known_name(named[1])
-            if known_name(named[1]):
-                value = "True" if named[2] is None else plain_value(named[2])
-                found[known_name(named[1])] = Stated(value, word.line)
-        elif waiting:
-            found[waiting] = Stated(plain_value(word.value), word.line)
-            waiting = ""
-    return found
+        option, chosen = _OPTION.fullmatch(word.value), _SUBCOMMAND.fullmatch(word.value)
+        negated = option and re.fullmatch(r"(--[\w.-]+\.)no[-_](\w[\w-]*)", option[1])
+        if option or chosen:
+            yield from ((name.value, Stated("True", name.line)) for name in waiting)
+            waiting = [] if option is None or option[2] is not None or negated else [word]
+        if negated:
+            yield negated[1] + negated[2], Stated("False", word.line)
+        elif chosen:
+            yield f"{chosen[1]}.mode", Stated(chosen[2].replace("-", "_"), word.line)
+        elif option and option[2] is not None:
+            yield option[1], Stated(plain_value(option[2]), word.line)
+        elif not option:
+            yield from ((name.value, Stated(plain_value(word.value), name.line)) for name in waiting)
+            waiting = []
+    yield from ((name.value, Stated("True", name.line)) for name in waiting)
 
 
 _DEEPSPEED = re.compile(r":print\]\s+([a-z]\w*) +\.* *(.*)$")
@@ -219,37 +265,132 @@ def _count(arguments: Arguments, name: str) -> Stated | None:
 
 def _add_products(arguments: Arguments, found: dict[str, Stated]) -> None:
     """Columns that follow from others by definition."""
+    _add_shards(arguments, found)
+    _add_ranks(arguments, found)
+    _add_batch(arguments, found)
+    _add_chunks(arguments, found)
+    _add_parts(arguments, found)
 
-    def product(column: str, *factors: Stated | None) -> None:
-        stated = [factor for factor in factors if factor is not None]
-        if column not in found and len(stated) == len(factors):
-            value = 1
-            for factor in stated:
-                value *= int(factor.value)
-            found[column] = Stated(str(value), stated[0].line)
 
-    one = Stated("1", 0)
-    product("n_gpus", _count(arguments, "num_nodes"), _count(arguments, "devices"))
-    shard = _count(arguments, "data_parallel_shard_degree")
-    product("dp", shard, _count(arguments, "data_parallel_replicate_degree") or one)
-    if "tp" in found:
-        # A log that is silent about tensor parallelism does not say how many GPUs its replicas have.
-        product("n_gpus", found.get("dp"), *(found.get(axis, one) for axis in ("tp", "pp", "cp")))
+_ONE = Stated("1", 0)
+
+
+def _product(found: dict[str, Stated], column: str, *factors: Stated | None) -> None:
+    """A column that is the product of others, where all are known and it is not stated itself."""
+    stated = [factor for factor in factors if factor is not None]
+    if column not in found and len(stated) == len(factors):
+        value = math.prod(int(factor.value) for factor in stated)
+        found[column] = Stated(str(value), stated[0].line)
+
+
+def _add_shards(arguments: Arguments, found: dict[str, Stated]) -> None:
+    """Ranks over which a weight is sharded, where Megatron counts tensor parallelism or not the batch's ranks."""
+    weights, tensor = _count(arguments, "tensor_parallel_num_weight_shards"), found.get("tp", _ONE)
+    if weights is not None:
+        whole, rest = divmod(int(weights.value), int(tensor.value))
+        found["z"] = Stated(f"{weights.value}/{tensor.value}" if rest else str(whole), weights.line)
+    depth = _count(arguments, "depth_tensor_model_parallel_size")
+    if (depth or weights) and "dp" in found and found["z"].value.isdecimal():
+        # What they call data parallel are replicas.
+        found["dp"] = Stated(str(int(found["dp"].value) * int(found["z"].value)), found["dp"].line)
+    if depth and "mbs" in found and int(found["mbs"].value) % int(depth.value) == 0:
+        # Megatron-AxoNN's micro-batch is that of all ranks of depth.
+        found["mbs"] = Stated(str(int(found["mbs"].value) // int(depth.value)), found["mbs"].line)
+
+
+_MODEL_AXES = ("tp", "y", "pp", "cp")
+
+
+def _add_ranks(arguments: Arguments, found: dict[str, Stated]) -> None:
+    _product(found, "n_gpus", _count(arguments, "num_nodes"), _count(arguments, "devices"))
+    names = ("data_parallel_replicate_degree", "parallelism_config_dp_replicate_size")
+    replicas = next((one for name in names if (one := _count(arguments, name))), None)
+    if "data_parallel_shard_degree" in arguments or "parallelism_config_dp_shard_size" in arguments:
+        _product(found, "dp", found.get("z"), replicas or _ONE)
+    if "tp" not in found:
+        # Who is silent about tensor parallelism does not say how many GPUs a replica has.
+        return
+    model = [found.get(axis, _ONE) for axis in _MODEL_AXES]
+    _product(found, "n_gpus", found.get("dp"), *model)
+    ranks = math.prod(int(size.value) for size in model)
+    if "dp" not in found and "n_gpus" in found and int(found["n_gpus"].value) % ranks == 0:
+        found["dp"] = Stated(str(int(found["n_gpus"].value) // ranks), found["n_gpus"].line)
+    if replicas and "z" not in found and "dp" in found and int(found["dp"].value) % int(replicas.value) == 0:
+        found["z"] = Stated(str(int(found["dp"].value) // int(replicas.value)), replicas.line)
+
+
+def _add_batch(arguments: Arguments, found: dict[str, Stated]) -> None:
     steps = _count(arguments, "gradient_accumulation_steps")
-    product("gbs", found.get("mbs"), found.get("dp"), steps)
+    _product(found, "gbs", found.get("mbs"), found.get("dp"), steps)
     if "global_batch_size" in arguments:
         # torchtitan's -1 means no accumulation.
-        product("gbs", _count(arguments, "local_batch_size"), found.get("dp"))
-    if "local_batch_size" in arguments and found.get("pp", one).value != "1":
+        _product(found, "gbs", _count(arguments, "local_batch_size"), found.get("dp"))
+    if "local_batch_size" in arguments and found.get("pp", _ONE).value != "1":
         # Its local batch is split into micro-batches where there are pipeline stages.
         found.pop("mbs", None)
-        product("mbs", _count(arguments, "pipeline_parallel_microbatch_size"))
-    each = _count(arguments, "num_layers_per_virtual_pipeline_stage")
+        _product(found, "mbs", _count(arguments, "pipeline_parallel_microbatch_size"))
+
+
+def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
+    names = ("num_layers_per_virtual_pipeline_stage", "pipeline_parallel_layers_per_stage")
+    each = next((one for name in names if (one := _count(arguments, name))), None)
+    looped = arguments.get("pipeline_parallel_schedule")
     if each and "vpp" not in found and {"layers", "pp"} <= found.keys():
         chunks = int(found["layers"].value) // (int(found["pp"].value) * int(each.value))
         found["vpp"] = Stated(str(max(1, chunks)), each.line)
+    elif looped is not None and "vpp" not in found and found.get("pp", _ONE).value != "1":
+        # Of torchtitan's looped schedules a stage has two chunks unless its layers are given.
+        found["vpp"] = Stated("2" if re.match("Interleaved|Looped", looped.value) else "1", looped.line)
     elif "vpp" not in found and (silent := _first(arguments, *_COUNTS["vpp"])) is not None:
         found["vpp"] = Stated("1", silent.line)
+
+
+# Layers of each stage, where they differ.
+
+
+def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
+    """Blocks of each model part, from Megatron-Core's layout or its uneven first and last stage."""
+    layout, stages = arguments.get("pipeline_model_parallel_layout"), int(found.get("pp", _ONE).value)
+    if layout is not None and not _off(layout):
+        parts = layout_parts(layout.value)
+        if len(parts) % stages == 0:
+            found["vpp"] = Stated(str(len(parts) // stages), layout.line)
+        _add_uneven(found, parts, layout.line)
+    elif "layers" in found and stages > 1:
+        chunks, layers = int(found.get("vpp", _ONE).value), int(found["layers"].value)
+        _add_uneven(found, *_uneven_ends(arguments, layers, stages=stages, chunks=chunks))
+        _add_uneven(found, *_less_at_ends(arguments, layers, parts=stages * chunks))
+
+
+def _add_uneven(found: dict[str, Stated], parts: Sequence[int], line: int) -> None:
+    if len(set(parts)) > 1:
+        found["parts"] = Stated(" ".join(map(str, parts)), line)
+
+
+def layout_parts(layout: str) -> list[int]:
+    """Blocks of each part of a layout such as `Et*8|(t*9|)*2t*8L`: E embedding, t block, m MTP, L loss."""
+    text = layout.replace(",", "").replace(" ", "")
+    while repeated := re.search(r"\(([^()]*)\)\*(\d{1,3})", text):
+        text = text[: repeated.start()] + repeated[1] * int(repeated[2]) + text[repeated.end() :]
+    text = re.sub(r"([A-Za-z])\*(\d{1,4})", lambda one: one[1] * int(one[2]), text)
+    return [part.count("t") for part in text.split("|")]
+
+
+def _uneven_ends(arguments: Arguments, layers: int, *, stages: int, chunks: int) -> tuple[list[int], int]:
+    """Blocks of each part by the layers of the first and last stage, or with embedding and loss in place of one."""
+    ends = [_count(arguments, f"decoder_{end}_pipeline_num_layers") for end in ("first", "last")]
+    counted = [_true(arguments, f"account_for_{what}_in_pipeline_split") for what in ("embedding", "loss")]
+    stated = [one for one in (*ends, *counted) if one is not None]
+    if not stated:
+        return [], 0
+    given = [0 if end is None else int(end.value) for end in ends]
+    inner = stages - sum(size > 0 for size in given)
+    each = (layers - sum(given) + sum(one is not None for one in counted)) // max(1, inner)
+    sizes = [given[0] or each, *[each] * (stages - 2), given[1] or each]
+    parts = [size // chunks for _ in range(chunks) for size in sizes]
+    parts[0] -= counted[0] is not None
+    parts[-1] -= counted[1] is not None
+    return parts, stated[0].line
 
 
 def _first(arguments: Arguments, *names: str) -> Stated | None:
@@ -303,7 +444,10 @@ def _recompute(arguments: Arguments) -> Stated | None:
         partial = kind.value == "full" and method is not None and method.value == "block" and some is not None
         words = f"only {some.value} layers of each stage" if partial and some is not None else kind.value.lower()
         return Stated(words, kind.line)
-    switch = _first(arguments, "checkpoint_activations", "gradient_checkpointing", "activations_checkpoint_method")
+    if _true(arguments, "recompute_activations"):
+        return Stated("selective", arguments["recompute_activations"].line)
+    switches = ("checkpoint_activations", "gradient_checkpointing", "activations_checkpoint_method")
+    switch = _first(arguments, *switches, "fsdp_activation_checkpointing")
     if switch is not None and not _off(switch):
         return Stated("full", switch.line)
     silent = kind or switch
@@ -322,14 +466,12 @@ def _precision(arguments: Arguments) -> Stated | None:
         stated = next((arguments[name] for name in names if name in arguments and not _off(arguments[name])), None)
         if stated is not None and (precision == "fp8" or _on(stated)):
             return Stated(precision, stated.line)
-    words = _first(arguments, "precision", "mixed_precision_param")
+    words = _first(arguments, "precision", "mixed_precision_param", "mixed_precision")
     if words is not None:
         found = re.search(r"bf16|bfloat16|fp?16|fp?32|fp8", words.value.lower())
-        named = {"bfloat16": "bf16", "16": "fp16", "f16": "fp16", "32": "fp32", "f32": "fp32"}
-        short = (
-            found[0] if found else {"16": "fp16", "32": "fp32", "16-mixed": "fp16", "32-true": "fp32"}.get(words.value)
-        )
-        return None if short is None else Stated(named.get(short, short), words.line)
+        short = found[0] if found else words.value.lower().split("-")[0]
+        named = {"bfloat16": "bf16", "16": "fp16", "f16": "fp16", "32": "fp32", "f32": "fp32", "no": "fp32"}
+        return Stated(named.get(short, short), words.line) if short in {*named, *named.values(), "fp8"} else None
     stated = _first(arguments, "bf16", "bf16.enabled", "fp16", "fp16.enabled")
     return None if stated is None else Stated("fp32", stated.line)
 
@@ -346,13 +488,34 @@ def _zero(arguments: Arguments) -> Stated | None:
         strategy = arguments.get("data_parallel_sharding_strategy", Stated("optim_grads_params", fsdp.line))
         torch = _true(arguments, "use_torch_fsdp2")
         return Stated("3" if torch else _STRATEGIES.get(strategy.value, strategy.value), strategy.line)
-    shard = _count(arguments, "data_parallel_shard_degree")
+    shard = _first(arguments, "data_parallel_shard_degree", "parallelism_config_dp_shard_size")
     if shard is not None:
-        return Stated("3" if int(shard.value) > 1 else "0", shard.line)
+        # -1: all that is left.
+        return Stated("0" if shard.value == "1" else "3", shard.line)
     optimizer = arguments.get("optim.name")
     if optimizer is not None and "use_distributed_optimizer" not in arguments:
         return Stated(str(int("distributed" in optimizer.value)), optimizer.line)
     return _switch("use_distributed_optimizer")(arguments)
+
+
+def _biases(arguments: Arguments) -> Stated | None:
+    without = arguments.get("disable_bias_linear")
+    if without is not None:
+        return Stated(str(int(not _on(without))), without.line)
+    return _switch("add_bias_linear", "model.bias")(arguments)
+
+
+def _tied(arguments: Arguments) -> Stated | None:
+    untied = arguments.get("untie_embeddings_and_output_weights")
+    if untied is not None:
+        return Stated(str(int(not _on(untied))), untied.line)
+    return _switch("share_embeddings_and_output_weights")(arguments)
+
+
+def _order(arguments: Arguments) -> Stated | None:
+    """Megatron-Core's other rank order."""
+    mapping = _true(arguments, "use_tp_pp_dp_mapping")
+    return None if mapping is None else Stated("x,z,context,pipeline,data", mapping.line)
 
 
 def _attention(arguments: Arguments) -> Stated | None:
@@ -376,9 +539,12 @@ def _attention(arguments: Arguments) -> Stated | None:
 def _overlap(arguments: Arguments) -> Stated | None:
     names = {
         "overlap_grad_reduce": "overlap-grad-reduce",
+        "overlap_grad_sync": "overlap-grad-reduce",
         "overlap_param_gather": "overlap-param-gather",
+        "overlap_param_sync": "overlap-param-gather",
         "tp_comm_overlap": "tp-comm-overlap",
         "ub_tp_comm_overlap": "tp-comm-overlap",
+        "enable_async_tensor_parallel": "tp-comm-overlap",
     }
     stated = [arguments[name] for name in names if name in arguments]
     if not stated:
@@ -395,7 +561,10 @@ def _model(arguments: Arguments) -> Stated | None:
 _WORDS: dict[str, Callable[[Arguments], Stated | None]] = {
     "kv_heads": _kv_heads,
     "gated_mlp": _gated,
-    "seq_parallel": _switch("sequence_parallel"),
+    "seq_parallel": _switch("sequence_parallel", "enable_sequence_parallel"),
+    "biases": _biases,
+    "tied": _tied,
+    "order": _order,
     "recompute": _recompute,
     "precision": _precision,
     "zero_stage": _zero,
@@ -405,3 +574,84 @@ _WORDS: dict[str, Callable[[Arguments], Stated | None]] = {
     "gpu": lambda arguments: arguments.get("device_name"),
 }
 """Columns that need more than a number, and what reads each."""
+
+
+def _less_at_ends(arguments: Arguments, layers: int, *, parts: int) -> tuple[list[int], int]:
+    """Blocks of each part in torchtitan, which counts embedding and LM head as some layers of the first and last."""
+    ends = [arguments.get(f"pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
+    less = [int(one.value) if one and one.value.isdecimal() else 0 for one in ends]
+    each, left = divmod(layers + sum(less), parts)
+    sizes = [each + (part < left) for part in range(parts)]
+    sizes[0] -= less[0]
+    sizes[-1] -= less[1]
+    return (sizes, max(one.line for one in ends if one)) if any(ends) else ([], 0)
+
+
+# A run, by the columns that a file states and those that are given beside it.
+
+NEEDED = ("gpu", "n_gpus", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
+"""Columns without which a row of the step CSV means nothing, besides its id and software."""
+
+_RANKS = {"n_gpus", "tp", "y", "pp", "vpp", "cp", "dp", "z", "gbs", "mbs", "seq"}
+_SIZES = {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated_mlp"}
+_COMPARED = _RANKS | _SIZES | {"seq_parallel", "zero_stage", "recompute", "precision"}
+"""Columns in which a file and what is given beside it may not differ; the rest are words."""
+
+
+@dataclass(frozen=True)
+class StatedRun:
+    """A run as a file states it. software: words in which a row of the step CSV names it. lines: where it stands."""
+
+    noun: ClassVar[str] = "file"
+
+    path: str
+    software: str
+    lines: tuple[int, int]
+    columns: Mapping[str, Stated]
+
+    def require(self, wanted: Sequence[str], why: str) -> None:
+        """UsageError for columns that are not known."""
+        missing = [name for name in wanted if name not in self.columns]
+        if missing:
+            raise UsageError(f"{self.path}:{self.lines[0]}: the {self.noun} does not state {', '.join(missing)}: {why}")
+
+    def with_given(self, given: Mapping[str, str]) -> Self:
+        """The same with columns that the file does not state; UsageError where both state one and differ."""
+        columns = dict(self.columns)
+        for name, value in given.items():
+            stated = columns.get(name)
+            if stated is None or name not in _COMPARED | {"gpu"}:
+                columns[name] = Stated(value.strip(), 0)
+            elif not _same(stated.value, value, name):
+                place = f"{self.path}:{stated.line or self.lines[0]}"
+                raise UsageError(f"{place}: the {self.noun} states {name} {stated.value}, but {value} is given")
+        return replace(self, columns=columns)
+
+    def check_layout(self) -> None:
+        """UsageError for experts, and for a layout that does not fill its GPUs."""
+        experts = self.columns.get("experts")
+        if experts is not None and int(experts.value) > 1:
+            raise UsageError(f"{self.path}:{experts.line}: {experts.value} experts: only dense models are described")
+        sizes = {name: self.columns[name] for name in (*_MODEL_AXES, "dp") if name in self.columns}
+        ranks, gpus = math.prod(int(size.value) for size in sizes.values()), self.columns["n_gpus"]
+        if int(gpus.value) % ranks or ("dp" in sizes and ranks != int(gpus.value)):
+            words = " x ".join(f"{name} {size.value}" for name, size in sizes.items())
+            place = f"{self.path}:{gpus.line or self.lines[0]}"
+            raise UsageError(f"{place}: {words} = {ranks} ranks, but n_gpus is {gpus.value}")
+
+    def row(self) -> dict[str, str]:
+        """The record of the step CSV, without a time."""
+        place = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
+        stated = {name: stated.value for name, stated in self.columns.items() if name != "experts"}
+        return {"id": place, "framework": self.software} | stated
+
+
+def _same(stated: str, given: str, name: str) -> bool:
+    """Whether two values of a column mean the same; of accelerators, whether they share the name of a chip."""
+    if name == "gpu":
+        chips = [set(re.findall(r"[a-z]+\d+", words.lower())) for words in (stated, given)]
+        return not all(chips) or bool(chips[0] & chips[1])
+    try:
+        return float(stated) == float(given)
+    except ValueError:
+        return stated.strip().lower() == given.strip().lower()

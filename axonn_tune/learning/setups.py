@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from axonn_tune.cost.prediction import Configuration
-from axonn_tune.frameworks import registry
+from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import AXES, Grid, distinct_orders
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.program.constraints import broken_constraints
-from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.choosing import Ranking, search
 from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
@@ -166,11 +167,16 @@ def _same(machine: Machine) -> Machine:
     return machine
 
 
-def changes_of(setup: Setup, price: Callable[[Setup], float]) -> tuple[Change, ...]:
-    """Single changes of a layout and the best of all that fit, by the steps that `price` gives, largest gain first."""
+def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Ranking | None = None) -> tuple[Change, ...]:
+    """Single changes of a layout and the best of all that fit, by the steps that `price` gives, largest gain first.
+
+    ranking: of a search, if there was one.
+    """
     stated_s, found, limit = price(setup), [], setup.price(_same).memory_limit_bytes
     tried = [(words, way) for several in ways(setup).values() for words, way in several]
-    for words, way in (*tried, *_best(setup)):
+    if (flagged := with_own_flags(setup)) != setup:
+        tried.append(("what it overlaps and shards by default", flagged))
+    for words, way in (*tried, *_best(flagged, ranking or search(problem_of(setup), exact=1))):
         if way.framework.name == setup.framework.name and possible(way, within_bytes=limit):
             step_s = price(way)
             found.append(Change(words, way, step_s, 1.0 - step_s / stated_s))
@@ -178,9 +184,18 @@ def changes_of(setup: Setup, price: Callable[[Setup], float]) -> tuple[Change, .
     return tuple(sorted(worth, key=lambda change: -change.gain)[:CHANGES])
 
 
-def _best(setup: Setup) -> Iterator[tuple[str, Setup]]:
-    """The layout that a search would choose."""
-    problem = Problem(
+def with_own_flags(setup: Setup) -> Setup:
+    """The run with all overlaps, and sharded as its framework's recipes have it."""
+    plain = find_framework(setup.framework.name).step
+    names = ("sequence_parallel", "distributed_optimizer", "shard_gradients", "parameter_overlap")
+    framework = setup.framework.with_step(**{name: getattr(plain, name) for name in names})
+    return _with_overlaps(replace(setup, framework=framework), OVERLAPS)
+
+
+def problem_of(stated: Setup) -> Problem:
+    """The search for layouts of the same model, batch, framework and number of GPUs."""
+    setup = with_own_flags(stated)
+    return Problem(
         model=setup.model,
         machine=setup.machine,
         workload=setup.workload,
@@ -190,15 +205,19 @@ def _best(setup: Setup) -> Iterator[tuple[str, Setup]]:
         pipeline="pipeline" in setup.framework.axes
         and (setup.framework.name != AXONN_TUNE.name or setup.configuration.grid.pipeline > 1),
     )
-    ranking = search(problem, exact=1)
+
+
+def _best(setup: Setup, ranking: Ranking) -> Iterator[tuple[str, Setup]]:
+    """The layout that a search would choose."""
     if len(ranking):
         best = ranking.candidate(0).configuration
-        yield f"the best layout of a search: {layout_words(best)}", replace(setup, configuration=best)
+        words = f"the best layout of a search: {layout_words(best, setup.framework)}"
+        yield words, replace(setup, configuration=best)
 
 
-def layout_words(one: Configuration) -> str:
-    """Such as `x=2 z=8, micro-batch 4, recompute full`."""
-    sizes = [f"{axis}={size}" for axis, size in one.grid.by_axis.items() if size > 1]
-    words = [" ".join(sizes) or "one GPU", *([f"{one.chunks} chunks"] if one.chunks > 1 else [])]
+def layout_words(one: Configuration, framework: Framework) -> str:
+    """Such as `TP=2 DP=8, micro-batch 4, recompute full`, by the framework's names."""
+    layout = framework.layout({**one.grid.by_axis, "chunks": one.chunks})
+    words = [" ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"]
     words += [f"micro-batch {one.micro_batch}", f"recompute {one.recompute}"]
     return ", ".join([*words, *([f"{one.kept_layers} layers not resharded"] if one.kept_layers else [])])

@@ -24,17 +24,14 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
-from axonn_tune.errors import DocumentError, Problem, UsageError
-from axonn_tune.learning.arguments import Arguments, PrintedArguments, Stated, columns_of
+from axonn_tune.errors import DocumentError, Problem
+from axonn_tune.learning.arguments import NEEDED, Arguments, PrintedArguments, Stated, StatedRun, columns_of
 from axonn_tune.specs.loading import read_bytes
 
 Per: TypeAlias = Literal["step", "sample", "token"]
 """What a printed time is of; `token`: seconds per token on each GPU, the inverse of tokens per second and GPU."""
-
-NEEDED = ("gpu", "n_gpus", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
-"""Columns without which a row of the step CSV means nothing, besides its id and software."""
 
 WARM_UP_FACTOR, WARM_UP_SHARE, FEW_STEPS = 1.1, 0.2, 3
 FEWEST_BARS = 8
@@ -43,24 +40,18 @@ OUTLIER_DEVIATIONS, OUTLIER_SHARE = 5.0, 0.05
 _DEVIATION_OF_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 
-_COUNTED = {"n_gpus", "tp", "pp", "vpp", "cp", "dp", "gbs", "mbs", "seq", "layers", "hidden", "heads", "kv_heads"}
-_COMPARED = _COUNTED | {"ffn", "vocab", "gated_mlp", "seq_parallel", "zero_stage", "recompute", "precision"}
-"""Columns in which a log and what is given beside it may not differ; the rest are words."""
-
 
 @dataclass(frozen=True)
-class LoggedRun:
+class LoggedRun(StatedRun):
     """Steps of a training log with one layout and one batch.
 
-    software: words in which a row of the step CSV names it. lines: first and last line of its steps. times_s: seconds
-    per `per`, after warm-up and without outliers. warmup: steps left out at the start. outliers, ignored: what was left
-    out, with its line. assumed: what the log does not say, in words.
+    lines: first and last line of its steps. times_s: seconds per `per`, after warm-up and without outliers. warmup:
+    steps left out at the start. outliers, ignored: what was left out, with its line. assumed: what the log does not
+    say, in words.
     """
 
-    path: str
-    software: str
-    lines: tuple[int, int]
-    columns: Mapping[str, Stated]
+    noun: ClassVar[str] = "log"
+
     times_s: tuple[float, ...]
     per: Per
     warmup: int
@@ -89,26 +80,9 @@ class LoggedRun:
         if self.per == "step":
             return 1.0
         wanted = ("gbs",) if self.per == "sample" else ("gbs", "seq", "n_gpus")
-        self._require(wanted, f"it prints {self.per}s per second, and a step's time needs them")
+        self.require(wanted, f"it prints {self.per}s per second, and a step's time needs them")
         sizes = [int(self.columns[name].value) for name in wanted]
         return float(sizes[0]) if self.per == "sample" else sizes[0] * sizes[1] / sizes[2]
-
-    def _require(self, wanted: Sequence[str], why: str) -> None:
-        missing = [name for name in wanted if name not in self.columns]
-        if missing:
-            raise UsageError(f"{self.path}:{self.lines[0]}: the log does not state {', '.join(missing)}: {why}")
-
-    def with_given(self, given: Mapping[str, str]) -> LoggedRun:
-        """The same with columns that the log does not state; UsageError where both state one and differ."""
-        columns = dict(self.columns)
-        for name, value in given.items():
-            stated = columns.get(name)
-            if stated is None or name not in _COMPARED | {"gpu"}:
-                columns[name] = Stated(value.strip(), 0)
-            elif not _same(stated.value, value, name):
-                place = f"{self.path}:{stated.line or self.lines[0]}"
-                raise UsageError(f"{place}: the log states {name} {stated.value}, but {value} is given")
-        return replace(self, columns=columns)
 
     def record(self, given: Mapping[str, str]) -> dict[str, str]:
         """A record of the step CSV. `given`: columns from options or a file beside the log.
@@ -117,37 +91,12 @@ class LoggedRun:
         a mixture of experts, which no row describes.
         """
         run = self.with_given(given)
-        run._require(
+        run.require(
             NEEDED,
             f"give it as --fact NAME=VALUE, in {Path(self.path).stem}.yaml beside the log, or by --model",
         )
-        run._check_layout()
-        place = f"{Path(self.path).name}:{self.lines[0]}-{self.lines[1]}"
-        record = {"id": place, "framework": self.software}
-        record |= {name: stated.value for name, stated in run.columns.items() if name != "experts"}
-        return record | {"step_s": f"{run.step_s:.9g}"}
-
-    def _check_layout(self) -> None:
-        experts = self.columns.get("experts")
-        if experts is not None and int(experts.value) > 1:
-            raise UsageError(f"{self.path}:{experts.line}: {experts.value} experts: only dense models are described")
-        sizes = {name: self.columns[name] for name in ("tp", "pp", "cp", "dp") if name in self.columns}
-        ranks, gpus = math.prod(int(size.value) for size in sizes.values()), self.columns["n_gpus"]
-        if int(gpus.value) % ranks or ("dp" in sizes and ranks != int(gpus.value)):
-            words = " x ".join(f"{name} {size.value}" for name, size in sizes.items())
-            place = f"{self.path}:{gpus.line or self.lines[0]}"
-            raise UsageError(f"{place}: {words} = {ranks} ranks, but n_gpus is {gpus.value}")
-
-
-def _same(stated: str, given: str, name: str) -> bool:
-    """Whether two values of a column mean the same; of accelerators, whether they share the name of a chip."""
-    if name == "gpu":
-        chips = [set(re.findall(r"[a-z]+\d+", words.lower())) for words in (stated, given)]
-        return not all(chips) or bool(chips[0] & chips[1])
-    try:
-        return float(stated) == float(given)
-    except ValueError:
-        return stated.strip().lower() == given.strip().lower()
+        run.check_layout()
+        return run.row() | {"step_s": f"{run.step_s:.9g}"}
 
 
 def read_training_log(path: Path) -> tuple[LoggedRun, ...]:
@@ -643,9 +592,6 @@ def _megatron(arguments: Arguments) -> tuple[str, list[str]]:
 
 
 def _column_assumptions(arguments: Arguments, columns: Mapping[str, Stated]) -> Iterator[str]:
-    replicate = arguments.get("data_parallel_replicate_degree")
-    if replicate is not None and replicate.value not in {"1", "-1"}:
-        yield f"HSDP over {replicate.value} replicas is taken for FSDP over all data-parallel ranks"
     recompute = columns.get("recompute")
     if recompute is not None and recompute.value.startswith("only"):
         yield f"recomputed are {recompute.value}, which no row describes"

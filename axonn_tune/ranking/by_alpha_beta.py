@@ -169,6 +169,12 @@ def count_ties(low: Floats, high: Floats) -> int:
     return int(np.argmax(above)) if above.any() else len(low)
 
 
+def priced_entry(pricing: Pricing, problem: Problem) -> Entry:
+    """The entry of a configuration that was priced by itself, with terms; its rank is that of the only one."""
+    found = candidate_entry(Candidate.of(pricing), problem, flops=pricing.executed_flops)
+    return replace(found, rank=1, terms=pricing.terms, stages=pricing.stages, shortest_step_s=pricing.iteration_s)
+
+
 def candidate_entry(candidate: Candidate, problem: Problem, *, flops: float) -> Entry:
     """The entry of a priced candidate, without rank and terms; `flops` are what a rank executes in a step."""
     configuration = candidate.configuration

@@ -20,6 +20,7 @@ from axonn_tune.cost.paper import (
 )
 from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.errors import UsageError, suggest
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES, PAPER_ORDER, Grid
 from axonn_tune.program.operations import Collective
 from axonn_tune.program.size import as_size
@@ -41,6 +42,8 @@ def rank_by_paper(problem: Problem, *, backend: str) -> PaperRanking:
     known = {name: name for name in BACKENDS}
     if backend not in known:
         raise UsageError(f"no cost model named {backend!r}{suggest(backend, known)}")
+    if problem.framework.name != AXONN_TUNE.name:
+        raise UsageError(f"--cost {backend} knows the grids of {AXONN_TUNE.name} alone: leave out --framework")
     if problem.rank_by != "communication":
         raise UsageError(f"{backend} knows communication times only: it cannot rank by {problem.rank_by}")
     if problem.pipeline:

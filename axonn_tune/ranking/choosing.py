@@ -87,6 +87,19 @@ class Candidate:
         """Time of the step in which nothing is computed, the bubble excluded, s."""
         return float(exposed_s(self.iteration_s - self.bubble_s, self.compute_s))
 
+    @classmethod
+    def of(cls, pricing: Pricing) -> Candidate:
+        """One that was priced by itself."""
+        return cls(
+            configuration=pricing.configuration,
+            accumulation=pricing.accumulation,
+            communication_s=pricing.communication_s,
+            compute_s=pricing.compute_s,
+            iteration_s=pricing.iteration_s,
+            memory_bytes=float(pricing.memory.total_bytes),
+            bubble_s=pricing.bubble_s,
+        )
+
 
 @dataclass(frozen=True)
 class Rejected:
@@ -132,7 +145,8 @@ class Ranking:
         grid = Grid(**sizes, order=order)
         configuration = Configuration(grid, micro_batch, recompute, int(fitting.kept_layers[shape]), chunks)
         if problem.model.layers % (grid.pipeline * chunks) and chunks > 1:
-            return self._uneven(configuration)
+            # The columns take chunks to have as many blocks each.
+            return Candidate.of(self._price(configuration))
         return Candidate(
             configuration=configuration,
             accumulation=problem.workload.global_batch // (grid.batch_shares * micro_batch),
@@ -141,19 +155,6 @@ class Ranking:
             iteration_s=step_s,
             memory_bytes=float(fitting.total_bytes[shape]),
             bubble_s=bubble_s,
-        )
-
-    def _uneven(self, configuration: Configuration) -> Candidate:
-        """A candidate whose chunks differ in blocks, which the columns take to be equal."""
-        pricing = self._price(configuration)
-        return Candidate(
-            configuration=configuration,
-            accumulation=pricing.accumulation,
-            communication_s=pricing.communication_s,
-            compute_s=pricing.compute_s,
-            iteration_s=pricing.iteration_s,
-            memory_bytes=float(pricing.memory.total_bytes),
-            bubble_s=pricing.bubble_s,
         )
 
     def price(self, position: int) -> Pricing:

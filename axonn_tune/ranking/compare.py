@@ -1,4 +1,4 @@
-"""Is 4D worth it? The best 4D grid beside the best layouts of other frameworks, on kernels of one quality.
+"""Is 4D worth it? The best 4D grid beside the best layout of each framework, on kernels of one quality.
 
 Every framework is searched by the function that ranks grids, with ideal kernels for all, so that layouts and
 schedules are compared and not releases; beside it stands the step of the same layout with the framework's own
@@ -7,9 +7,11 @@ software numbers. HSDP and data parallelism are FSDP's layouts with replicas.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from axonn_tune.cost.breakdown import work_by_kind
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.uncertainty import Performance, performance
 from axonn_tune.errors import NothingFeasibleError
@@ -17,7 +19,6 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
-from axonn_tune.program.dimensions import model_flops
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import Ranking, search
 from axonn_tune.ranking.nearest import nearest_change
@@ -29,6 +30,11 @@ from axonn_tune.specs.workload import OVERLAPS, Overlap, Workload
 UNLIMITED_MEMORY_GIB = 1e6
 WORTH_NAMING = 0.01
 """Shares of a step below this are not named as a limit."""
+WORTH_SEPARATING = 0.005
+"""Differences below this share of the shortest step are put together."""
+UNSEEN = 0.0005
+"""Shares that are shown as 0."""
+GAIN = "gain over Megatron-LM"
 
 GridFilter = Callable[[Grid], bool]
 """Whether a grid is of the kind that a strategy stands for."""
@@ -41,8 +47,13 @@ STRATEGIES: tuple[tuple[str, str, str, GridFilter], ...] = (
     ("fsdp", "FSDP (ZeRO-3)", "fsdp", lambda grid: grid.data == 1 and grid.z > 1),
     ("hsdp", "HSDP", "fsdp", lambda grid: grid.z > 1 and grid.data > 1),
     ("data-parallel", "data parallel", "fsdp", lambda grid: grid.z == 1),
+    ("megatron-axonn", "Megatron-AxoNN", "megatron-axonn", lambda grid: True),
+    ("axonn", "AxoNN (easy API)", "axonn", lambda grid: True),
 )
 """Key, name for a person, framework, and which of its grids count."""
+
+OF_THE_CLAIM = ("megatron-2022", "Megatron-LM (2022)", "megatron-2022", lambda grid: True)
+"""The described Megatron-LM that is nearest to the one of the paper's comparison, which it does not name closer."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +65,9 @@ class StepPrediction:
     """
 
     pricing: Pricing
+    workload: Workload
     performance: Performance
     own_software_s: float
-    recomputed_share: float
     paper_share: float | None
     paper_flops_per_s: float | None
 
@@ -66,11 +77,15 @@ class StepPrediction:
         return self.pricing.iteration_s
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the axes and chunks of a stage, by the framework's names of them."""
+        configuration = self.pricing.configuration
+        return self.pricing.framework.layout({**configuration.grid.by_axis, "chunks": configuration.chunks})
+
+    @property
     def layout(self) -> str:
-        """Sizes of the axes that are wider than 1, and chunks of a stage."""
-        grid, chunks = self.pricing.configuration.grid, self.pricing.configuration.chunks
-        sizes = [f"{axis}={grid.axis_size(axis)}" for axis in self.pricing.framework.axes if grid.axis_size(axis) > 1]
-        return " ".join([*sizes, *([f"chunks={chunks}"] if chunks > 1 else [])]) or "one GPU"
+        """Those above 1."""
+        return " ".join(f"{name}={size}" for name, size in self.sizes.items() if size > 1) or "one GPU"
 
     def by_axis(self) -> dict[str, tuple[float, float]]:
         """Communication of a step by axis: all of it and the exposed part, s."""
@@ -83,14 +98,31 @@ class StepPrediction:
     def limits(self) -> tuple[tuple[str, float], ...]:
         """What the step is spent on beside the computation it needs, as shares of it, largest first."""
         pricing, step_s = self.pricing, self.iteration_s
-        shares = [
-            (f"exposed {axis} communication", exposed_s / step_s) for axis, (_, exposed_s) in self.by_axis().items()
-        ]
+        shares = [(self.waiting(axis), exposed_s / step_s) for axis, (_, exposed_s) in self.by_axis().items()]
         shares.append(("pipeline bubble", pricing.bubble_s / step_s))
         shares.append(("compute slowdown from overlap", pricing.contended_s / step_s))
-        shares.append(("recompute", self.recomputed_share * pricing.alone_s / step_s))
+        shares.append(("recompute", self.parts().get("recompute", ("", 0.0))[1] / step_s))
         worth = [(what, share) for what, share in shares if share >= WORTH_NAMING]
         return tuple(sorted(worth, key=lambda limit: -limit[1]))
+
+    def waiting(self, axes: str) -> str:
+        """What waiting for collectives over axes is called."""
+        return f"exposed {self.pricing.framework.called(axes)} communication"
+
+    def parts(self) -> dict[str, tuple[str, float]]:
+        """What the step is spent on, s, and what that is called, by what it is in every framework.
+
+        Exposed communication is by axes without context, which holds shards or replicas as z or data do.
+        """
+        sums: dict[tuple[str, str], float] = defaultdict(float)
+        for axes, (_, exposed_s) in self.by_axis().items():
+            alike = axes.replace("context", "") or axes
+            sums[f"over {alike}", self.waiting(alike)] += exposed_s
+        for work in work_by_kind(self.pricing, self.workload):
+            kind = "recompute" if work.phase == "recompute" else work.kind
+            sums[kind, kind] += work.seconds
+        sums["bubble", "pipeline bubble"] = self.pricing.bubble_s
+        return {key: (words, spent_s) for (key, words), spent_s in sums.items()}
 
 
 @dataclass(frozen=True)
@@ -152,6 +184,24 @@ class Comparison:
         fastest = min((each.prediction.iteration_s for each in self.contenders if each.prediction), default=None)
         return None if contender.prediction is None or fastest is None else contender.prediction.iteration_s / fastest
 
+    def separated_by(self, contender: Contender) -> tuple[tuple[str, float], ...]:
+        """What makes a contender's step longer than the first's, as shares of the first's that sum to the difference.
+
+        Savings first, then costs, each the largest first; then all that is too little to be named.
+        """
+        first, other = self.contenders[0].prediction, contender.prediction
+        if first is None or other is None:
+            return ()
+        ours, theirs, step_s = first.parts(), other.parts(), first.iteration_s
+        named, none = list[tuple[str, float]](), ("", 0.0)
+        for key, (words, _) in {**ours, **theirs}.items():
+            share = (theirs.get(key, none)[1] - ours.get(key, none)[1]) / step_s
+            if abs(share) >= WORTH_SEPARATING:
+                named.append((words, share))
+        named.sort(key=lambda part: (part[1] > 0.0, -abs(part[1])))
+        rest = other.iteration_s / step_s - 1.0 - sum(share for _, share in named)
+        return (*named, *([("the rest", rest)] if abs(rest) >= UNSEEN else []))
+
     @property
     def same_layout(self) -> str:
         """Name of the strategy whose kind of layout 4D's best is: HSDP, FSDP or data parallelism; empty for none."""
@@ -171,7 +221,8 @@ def compare(problem: Problem) -> Comparison:
 
     Axes, their order and kept layers are pinned for 4D alone; recompute and micro-batch for all.
     """
-    strategies = [*STRATEGIES]
+    stated = claims(problem.model, machine_name=problem.machine.name, gpus=problem.gpus)
+    strategies = [*STRATEGIES, *([OF_THE_CLAIM] if any(one.what == GAIN for one in stated) else [])]
     if all(problem.framework.name != name for _, _, name, _ in strategies):
         own = problem.framework
         strategies.append((own.name, own.title, own.name, lambda grid: True))
@@ -186,24 +237,39 @@ def compare(problem: Problem) -> Comparison:
     if all(contender.prediction is None for contender in contenders):
         raise NothingFeasibleError("; ".join(f"{each.name}: {each.infeasible}" for each in contenders))
     full = rankings[AXONN_TUNE.name][0]
-    order = sorted(contenders, key=lambda one: float("inf") if one.prediction is None else one.prediction.iteration_s)
     return Comparison(
         problem=problem,
         limit_bytes=memory_limit_bytes(problem.machine.accelerator),
-        contenders=tuple(order),
+        contenders=tuple(sorted(contenders, key=_step_s)),
         overlap=_overlap_gain(full) if len(full) else None,
-        claims=claims(problem.model, machine_name=problem.machine.name, gpus=problem.gpus),
+        claims=stated,
     )
+
+
+def with_layout(
+    found: Comparison, configuration: Configuration, framework: Framework, *, workload: Workload, name: str
+) -> Comparison:
+    """A comparison with one layout more, key `yours`, on the kernels of all others; workload: with its overlaps."""
+    asked = replace(_problem_of(found.problem, framework), workload=workload)
+    own = Contender("yours", f"yours ({name})", framework.name, _predicted(asked, configuration))
+    return replace(found, contenders=tuple(sorted((*found.contenders, own), key=_step_s)))
+
+
+def _step_s(contender: Contender) -> float:
+    return float("inf") if contender.prediction is None else contender.prediction.iteration_s
 
 
 def _problem_of(problem: Problem, framework: Framework) -> Problem:
-    """The problem of one framework, with ideal kernels."""
+    """The problem of one framework, with ideal kernels; of the one asked for, with the step asked for."""
     own = framework.name == problem.framework.name
+    framework = problem.framework if own else framework
     limits = (
         problem.limits if own else Limits(recompute=problem.limits.recompute, micro_batch=problem.limits.micro_batch)
     )
+    split = problem.workload.split_micro_batch and "output" in framework.step.overlaps
     return replace(
         problem,
+        workload=problem.workload.model_copy(update={"split_micro_batch": split}),
         framework=replace(framework.with_step(kernels="ideal"), software=""),
         limits=limits,
         rank_by="iteration",
@@ -248,11 +314,14 @@ def _order(sizes: dict[str, int]) -> tuple[str, ...]:
 def _predicted(problem: Problem, configuration: Configuration) -> StepPrediction:
     model, machine, workload, gpus = problem.model, problem.machine, problem.workload, problem.gpus
     pricing = price_configuration(model, machine, workload, configuration, framework=problem.framework)
-    own = price_configuration(model, machine, workload, configuration, framework=find_framework(problem.framework.name))
+    shipped = find_framework(problem.framework.name)
+    framework = replace(problem.framework.with_step(kernels=shipped.step.kernels), software=shipped.software)
+    own = price_configuration(model, machine, workload, configuration, framework=framework)
     peak = machine.accelerator.peak_flops_per_s(workload.precision) * gpus
     counted = paper_step_flops(model, workload)
     return StepPrediction(
         pricing=pricing,
+        workload=workload,
         performance=performance(
             model,
             machine,
@@ -264,7 +333,6 @@ def _predicted(problem: Problem, configuration: Configuration) -> StepPrediction
             executed_flops=pricing.executed_flops,
         ),
         own_software_s=own.iteration_s,
-        recomputed_share=max(0.0, 1.0 - model_flops(model, workload) / gpus / pricing.executed_flops),
         paper_share=None if counted is None else counted / (pricing.iteration_s * peak),
         paper_flops_per_s=None if counted is None else counted / pricing.iteration_s,
     )
@@ -301,7 +369,7 @@ def claims(model: Model, *, machine_name: str, gpus: int) -> tuple[Claim, ...]:
         return ()
     if model.name == "80b" and gpus == 1024:
         return (
-            Claim("gain over Megatron-LM", 0.26, "26% over Megatron-LM"),
+            Claim(GAIN, 0.26, "26% over Megatron-LM"),
             Claim("share of peak", 0.57, "57% of peak, 182 PFLOP/s in all"),
         )
     if model.name == "20b":

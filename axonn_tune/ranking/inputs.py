@@ -82,6 +82,7 @@ def load_inputs(choices: Choices) -> Inputs:
         pipeline=pipeline,
     )
     _check_axes(problem)
+    _check_step(problem)
     return Inputs(problem, model, machine)
 
 
@@ -94,15 +95,25 @@ def _check_axes(problem: Problem) -> None:
         axis, known = missing[0], ", ".join(map(framework.called, framework.columns))
         what = "interleaved stages" if axis == "chunks" else f"axis {axis}"
         raise UsageError(f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}")
-    if pins["chunks"] > 1 and (limits.axes.get("pipeline") == 1 or "pipeline" not in problem.axes):
-        stages = "which is 1" if "pipeline" in problem.axes else "which --pipeline searches"
-        raise UsageError(f"{framework.option('chunks')} {limits.chunks} is for pipeline stages, {stages}")
+    pipeline = framework.option("pipeline")
+    if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
+        stages = f"but {pipeline} is 1" if "pipeline" in problem.axes else "which --pipeline searches"
+        raise UsageError(f"{framework.option('chunks')} {limits.chunks} is for several pipeline stages, {stages}")
     if limits.order is not None:
         needed = [axis for axis in problem.axes if axis in framework.axes and axis not in limits.order]
         wanted = [framework.called(axis) for axis in needed if axis not in ("pipeline", "context")]
         if wanted:
             order, whole = (",".join(map(framework.called, axes)) for axes in (limits.order, framework.axes))
             raise UsageError(f"--order {order} must name {', '.join(wanted)} too, as in {whole}")
+
+
+def _check_step(problem: Problem) -> None:
+    """Refuse what the framework's step does not do."""
+    framework, kept = problem.framework, problem.limits.kept_layers
+    if kept and framework.step.reshard == "always":
+        raise UsageError(f"--kept-layers {kept}: {framework.title} reshards every layer after forward")
+    if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
+        raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
 
 
 def _step_settings(settings: Sequence[str]) -> tuple[dict[str, object], list[str]]:

@@ -81,10 +81,7 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
     pins = ", ".join(f"{framework.called(axis)}={size}" for axis, size in problem.limits.axes.items())
     having = f" that has {pins}" if pins else ""
     if wanted[grids.sound].any():
-        if (problem.limits.chunks or 1) > 1:
-            return f"binding constraint: {_interleaving_words(problem)}{having.replace(' that has', '; asked for:')}"
-        words = _micro_batch_words(problem)
-        return f"binding constraint: {MICRO_BATCH}: {words} the share of the batch of any grid{having}"
+        return f"binding constraint: {_shape_words(problem, grids)} of any grid{having}"
     broken, sizes, total = grids.broken[wanted], grids.sizes[wanted], int(wanted.sum())
     said: list[str] = []
     while len(broken):
@@ -98,19 +95,23 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
     return f"binding constraint of each grid{having}: {', '.join(said)}"
 
 
-def _interleaving_words(problem: Problem) -> str:
-    chunks, layers = problem.limits.chunks, problem.model.layers
-    return (
-        f"interleaving: {chunks} chunks a stage need several stages, at least stages · {chunks} layers (the model has "
-        f"{layers}), and a number of micro-batches that stages divide"
-    )
-
-
-def _micro_batch_words(problem: Problem) -> str:
-    asked, split = problem.limits.micro_batch, problem.workload.split_micro_batch
+def _shape_words(problem: Problem, grids: Grids) -> str:
+    """Which micro-batch or chunks no sound grid can have."""
+    limits, split, framework = problem.limits, problem.workload.split_micro_batch, problem.framework
+    share, asked = "the share of the batch", limits.micro_batch
+    if limits.chunks not in (None, 1):
+        names = f"{framework.called('pipeline')}·{framework.called('chunks')}"
+        rows = grids.sound_as_asked(limits.axes)
+        fewest = limits.chunks * min((size for size in grids.column("pipeline")[rows].tolist() if size > 1), default=0)
+        if not fewest:
+            return f"{framework.called('pipeline')} is 1"
+        if fewest > problem.model.layers:
+            return f"layers ({problem.model.layers}) is less than {names} = {fewest}"
+        return f"{framework.called('pipeline')} does not divide the micro-batches"
     if asked is None:
-        return "halves of a micro-batch, which --split-micro-batch asks for, do not divide"
-    return f"{asked} does not divide" if asked % 2 == 0 or not split else f"{asked} has no halves to divide"
+        return f"{MICRO_BATCH}: halves of a micro-batch, which --split-micro-batch asks for, do not divide {share}"
+    halved = "does not divide" if asked % 2 == 0 or not split else "has no halves to divide"
+    return f"{MICRO_BATCH}: {asked} {halved} {share}"
 
 
 def _kinds(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:

@@ -1,24 +1,31 @@
-"""Whether a run is reasonable, as text, as JSON and as a section of a page; and the commands that change it."""
+"""Whether a run is reasonable, as text, as JSON and as a section of a page; and the commands that change it.
+
+Of a run that is stated alone: which it is, what it was taken to be, and what would be better.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from axonn_tune import __version__
-from axonn_tune.errors import UnknownNameError
+from axonn_tune.cost.prediction import Pricing
+from axonn_tune.errors import UnknownNameError, UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.learning.diagnose import Cause, Diagnosis
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.learning.setups import Change, layout_words
+from axonn_tune.learning.stated import CommandRun
 from axonn_tune.report import page
-from axonn_tune.report.output import PERCENT, Column, Json, percent, signed_percent, text_of, words, wrapped
+from axonn_tune.report.explain import ExplainSection
+from axonn_tune.report.output import PERCENT, Column, Json, fields_of, percent, signed_percent, text_of, words, wrapped
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import OVERLAPS
-from axonn_tune.units import show_seconds
+from axonn_tune.units import counted, show_bytes, show_seconds
 
 SCHEMA = "axonn-tune/diagnosis/1"
 LIKELY, LISTED = 0.01, 6
@@ -83,10 +90,25 @@ def _notes(found: Diagnosis) -> Iterator[str]:
 
 
 def command_of(change: Change, *, machine: str) -> str:
-    """The command line that writes the launch config of a change, or explains it for other frameworks."""
+    """The command line that writes what starts a change; one that explains it where nothing does."""
+    words = pins(change.setup, machine=machine)
     if change.setup.framework.name == AXONN_TUNE.name:
-        return shlex.join(["axonn-tune", *pins(change.setup, machine=machine), "-o", "launch.yaml"])
-    return shlex.join(["axonn-tune", "explain", *pins(change.setup, machine=machine)])
+        return shlex.join(["axonn-tune", *words, "-o", "launch.yaml"])
+    if _expressible(change.setup):
+        return shlex.join(["axonn-tune", *words, "-o", "run.sh"])
+    return shlex.join(["axonn-tune", "explain", *words])
+
+
+def _expressible(setup: Setup) -> bool:
+    """Whether there is a command for a way to run a step."""
+    # Imported here: few reports have commands.
+    from axonn_tune.launch.commands import command_of as started
+
+    try:
+        started(setup.price(lambda same: same), model=setup.model, machine=setup.machine, workload=setup.workload)
+    except UsageError:
+        return False
+    return True
 
 
 def pins(setup: Setup, *, machine: str) -> list[str]:
@@ -98,13 +120,16 @@ def pins(setup: Setup, *, machine: str) -> list[str]:
     found += ["--batch", str(workload.global_batch), "--seq", str(workload.sequence_length)]
     found += ["--precision", workload.precision]
     found += [
-        word for axis, size in one.grid.by_axis.items() if axis in framework.axes for word in (f"--{axis}", str(size))
+        word
+        for axis, size in one.grid.by_axis.items()
+        if axis in framework.axes
+        for word in (framework.option(axis), str(size))
     ]
     if framework.permuted:
         found += ["--order", ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")]
     found += ["--micro-batch", str(one.micro_batch), "--recompute", one.recompute]
     found += ["--kept-layers", str(one.kept_layers)] if one.kept_layers is not None else []
-    found += ["--chunks", str(one.chunks)] if one.chunks > 1 else []
+    found += [framework.option("chunks"), str(one.chunks)] if one.chunks > 1 else []
     found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
     found += ["--split-micro-batch"] if workload.split_micro_batch else []
     found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []
@@ -150,16 +175,17 @@ def diagnosis_json(found: Diagnosis, *, machine: str) -> Json:
         "reasonable": found.reasonable,
         "verdict": verdict(found),
         "causes": [asdict(cause) for cause in found.causes],
-        "changes": [
-            {
-                "words": change.words,
-                "layout": layout_words(change.setup.configuration),
-                "step_s": change.step_s,
-                "gain": change.gain,
-                "command": command_of(change, machine=machine),
-            }
-            for change in found.changes
-        ],
+        "changes": [_change_json(change, machine=machine) for change in found.changes],
+    }
+
+
+def _change_json(change: Change, *, machine: str) -> Json:
+    return {
+        "words": change.words,
+        "layout": layout_words(change.setup.configuration, change.setup.framework),
+        "step_s": change.step_s,
+        "gain": change.gain,
+        "command": command_of(change, machine=machine),
     }
 
 
@@ -209,3 +235,85 @@ def _bars(
     layout = {"showlegend": False, "xaxis": {"title": {"text": unit}}, "yaxis": page.named_axis(names)}
     trace = page.bar_trace(title, values, places, color=color, **others)
     return page.figure(title, [trace], layout=layout, height=110 + 28 * len(names))
+
+
+# A run that is stated.
+
+
+@dataclass(frozen=True)
+class StatedCommand:
+    """What is said of a command beside its prediction.
+
+    setup: what it runs. rank, layouts: place of its grid among those of a search, None where that leaves it out;
+    best_s: step of the first. limit_bytes: memory that it may have. machine: the profile, as it was named.
+    """
+
+    run: CommandRun
+    setup: Setup
+    changes: tuple[Change, ...]
+    rank: int | None
+    layouts: int
+    best_s: float | None
+    machine: str
+
+
+def command_section(said: StatedCommand, pricing: Pricing) -> ExplainSection:
+    """Which run it is, and what it does not say."""
+    run, setup, name = said.run, said.setup, Path(said.run.path).name
+    model, workload, grid = setup.model, setup.workload, setup.configuration.grid
+    layout = layout_words(setup.configuration, setup.framework)
+    accumulated = counted(pricing.accumulation, "gradient accumulation step")
+    sentences = [
+        f"{name} runs {setup.framework.title} (line {run.lines[0]}) on {counted(grid.world, 'GPU')}: {layout}, "
+        f"{accumulated}, {workload.precision}.",
+        f"{model.name}, {model.parameters / 1e9:.3g} billion parameters: {model.layers} layers of hidden size "
+        f"{model.hidden:,}, {model.heads} heads, {model.kv_heads} key and value heads, FFN {model.ffn:,}, vocabulary "
+        f"{model.vocab:,}.",
+        *(f"Assumed: {words}." for words in run.assumed),
+    ]
+    needed, limit = float(pricing.memory.total_bytes), pricing.memory_limit_bytes
+    if needed > limit:
+        sentences.append(f"It is predicted not to fit: {show_bytes(needed)} of {show_bytes(limit)} usable.")
+    return ExplainSection("The run", sentences=sentences)
+
+
+def better_section(said: StatedCommand, step_s: float) -> ExplainSection:
+    """Where its layout stands in a search, and what would make it faster."""
+    title, framework = "What would be better", said.setup.framework.title
+    sentences = []
+    if said.best_s is None:
+        sentences.append(f"A search finds no layout of {framework} that fits.")
+    else:
+        place = "leaves out its grid" if said.rank is None else f"ranks its grid {said.rank} of {said.layouts}"
+        gain = percent(max(0.0, 1.0 - said.best_s / step_s), decimals=1)
+        sentences.append(
+            f"A search of {framework}'s layouts for this model, batch and number of GPUs {place}; the best takes "
+            f"{show_seconds(said.best_s)}, {gain} less than this run's {show_seconds(step_s)}."
+        )
+    if not said.changes:
+        return ExplainSection(title, sentences=[*sentences, "No change is predicted to make it faster by 1% or more."])
+    return ExplainSection(
+        title,
+        sentences=sentences,
+        columns=_CHANGES,
+        rows=[fields_of(change, ("gain", "step_s", "words")) for change in said.changes],
+        commands=[command_of(change, machine=said.machine) for change in said.changes],
+    )
+
+
+def command_json(said: StatedCommand) -> Json:
+    """What `axonn-tune/explain/1` has of a command: the run, and changes."""
+    return {
+        "run": {
+            "path": said.run.path,
+            "line": said.run.lines[0],
+            "framework": said.setup.framework.name,
+            "layout": layout_words(said.setup.configuration, said.setup.framework),
+            "stated": {name: stated.value for name, stated in said.run.columns.items() if stated.line},
+            "assumed": list(said.run.assumed),
+            "rank": said.rank,
+            "layouts": said.layouts,
+            "best_step_s": said.best_s,
+        },
+        "changes": [_change_json(change, machine=said.machine) for change in said.changes],
+    }

@@ -87,7 +87,7 @@ class PricedConfiguration:
 
 @dataclass(frozen=True)
 class ExplainSection:
-    """A part of the explanation: paragraphs, then sentences, a table and notes; each may be empty."""
+    """A part of the explanation: paragraphs, then sentences, a table, notes and commands; each may be empty."""
 
     title: str
     paragraphs: Sequence[Sequence[str]] = ()
@@ -95,6 +95,7 @@ class ExplainSection:
     columns: Sequence[Column] = ()
     rows: Sequence[Json] = ()
     notes: Sequence[str] = ()
+    commands: Sequence[str] = ()
 
 
 def sections(subject: PricedConfiguration) -> list[ExplainSection]:
@@ -109,27 +110,29 @@ def sections(subject: PricedConfiguration) -> list[ExplainSection]:
     ]
 
 
-def explain_text(subject: PricedConfiguration) -> str:
-    """The explanation as plain text."""
+def explain_text(parts_of: Sequence[ExplainSection]) -> str:
+    """An explanation as plain text."""
     parts = []
-    for section in sections(subject):
+    for section in parts_of:
         story = [textwrap.fill(" ".join(part), width=WIDTH, break_on_hyphens=False) for part in section.paragraphs]
         table = text_of(section.columns, section.rows).rstrip("\n")
-        below = [*map(wrapped, section.sentences), table, *map(wrapped, section.notes)]
+        below = [*map(wrapped, section.sentences), table, *map(wrapped, section.notes), *section.commands]
         lines = [section.title, "-" * len(section.title), "\n\n".join(story), *below]
         parts.append("\n".join(line for line in lines if line) + "\n")
     return "\n".join(parts)
 
 
-def explain_markdown(subject: PricedConfiguration) -> str:
-    """The explanation as Markdown."""
+def explain_markdown(parts_of: Sequence[ExplainSection]) -> str:
+    """An explanation as Markdown."""
     parts = []
-    for section in sections(subject):
+    for section in parts_of:
         cells = cells_of(section.columns, section.rows)
         table = markdown_table([column.heading for column in section.columns], cells) if cells else ""
         listed = "\n".join(f"- {sentence}" for sentence in section.sentences)
         story = [" ".join(part) for part in section.paragraphs]
+        commands = "\n".join(["```console", *(f"$ {command}" for command in section.commands), "```"])
         blocks = [f"## {section.title}", *story, listed, table.rstrip("\n"), *section.notes]
+        blocks += [commands] if section.commands else []
         parts.append("\n\n".join(block for block in blocks if block) + "\n")
     return "\n".join(parts)
 

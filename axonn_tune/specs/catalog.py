@@ -84,6 +84,11 @@ def _find_model(name: str) -> Path:
         path = Path(name)
         if not _is_hugging_face(path):
             raise
+    if not path.exists():
+        # Imported here: few names are none.
+        from axonn_tune.specs.hugging_face import refuse_hub_name
+
+        refuse_hub_name(name)
     if _is_hugging_face(path):
         raise UsageError(
             f"{name!r} is a Hugging Face config; make a model file of it first: "

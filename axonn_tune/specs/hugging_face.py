@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from axonn_tune.errors import DocumentError, Problem, suggest
+from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
 from axonn_tune.specs.document import Node, Position, Scalar, validate
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.model import MODEL_SCHEMA, Model
@@ -83,6 +83,17 @@ def model_from_hf_config(
     defaults = {"global_batch": Node(batch, place), "sequence_length": Node(length, place)}
     root = Node({**items, "defaults": Node(defaults, place)}, place)
     return validate(root, schema=Model, source=str(path))
+
+
+def refuse_hub_name(name: str) -> None:
+    """UsageError for what can only be the name of a model on the Hugging Face hub, with what to download."""
+    known = re.search(r"\.(ya?ml|json|toml|sh|sbatch|txt)$", name)
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) and not known and not Path(name).parent.exists():
+        raise UsageError(
+            f"{name!r} is no file, but a name as on the Hugging Face hub, where nothing is looked up: download "
+            f"https://huggingface.co/{name}/blob/main/config.json, then `axonn-tune models import config.json "
+            "-o mine.yaml`"
+        )
 
 
 def _gpt2(config: _Config) -> dict[str, Scalar]:

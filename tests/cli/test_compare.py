@@ -5,14 +5,26 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
 
 from axonn_tune import __version__
 from axonn_tune.cli.main import main
 
+H100 = ("--machine", "dgx-h100")
 SMALL = ("compare", "--gpus", "64", "--model", "5b", "--batch", "256")
-CONTENDERS = ["4d", "hsdp", "fsdp", "torchtitan", "deepspeed", "megatron-lm", "data-parallel"]
+CONTENDERS = [
+    "4d",
+    "hsdp",
+    "fsdp",
+    "torchtitan",
+    "deepspeed",
+    "megatron-lm",
+    "megatron-axonn",
+    "axonn",
+    "data-parallel",
+]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -24,8 +36,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_the_papers_case_prints_the_papers_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards the main use: prediction and measurement side by side, whatever comes out."""
     output = run(capsys, "compare", "--gpus", "1024", "--model", "80b")
-    for name in ("4D", "Megatron-Core", "DeepSpeed", "torchtitan", "FSDP (ZeRO-3)", "HSDP", "data parallel"):
+    names = ("4D", "Megatron-Core", "DeepSpeed", "torchtitan", "FSDP (ZeRO-3)", "HSDP", "data parallel")
+    for name in (*names, "Megatron-AxoNN", "AxoNN (easy API)", "Megatron-LM (2022)"):
         assert any(line.startswith(name) for line in output.splitlines())
+    gains = r"4D in the bundled runtime trains [\d.]+% faster than Megatron-LM \(2022\) and [\d.]+% (faster|slower)"
+    assert re.search(gains, output)
+    assert "is not stated where we could read it" in output
     assert "26% over Megatron-LM" in output
     assert "57% of peak, 182 PFLOP/s" in output
     assert "--recompute full" in output
@@ -52,6 +68,36 @@ def test_json_holds_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(part["seconds"] for part in best["traffic"]) == pytest.approx(best["communication_s"])
     assert best["low_s"] < best["iteration_s"] < best["high_s"]
     assert 0 < best["mfu"] <= best["hfu"] < 1
+
+
+def test_what_separates_them_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards the words: savings first, then costs, largest first, in the framework's names, summing to the difference;
+    pipeline stages included."""
+    found = json.loads(run(capsys, "compare", "--gpus", "64", "--model", "llama3-70b", *H100, "--format", "json"))
+    first, *others = [each for each in found["contenders"] if each["feasible"]]
+    assert first["separated_by"] == []
+    assert any(each["prediction"]["pipeline"] > 1 for each in (first, *others))
+    for each in others:
+        parts = [part["share"] for part in each["separated_by"] if part["what"] != "the rest"]
+        longer = each["relative_step"] - 1.0
+        assert sum(part["share"] for part in each["separated_by"]) == pytest.approx(longer, abs=6e-4), each["key"]
+        assert abs(longer - sum(parts)) < 0.02, "what is not named is little"
+        savings, costs = [part for part in parts if part < 0], [part for part in parts if part > 0]
+        assert parts == [*sorted(savings), *sorted(costs, reverse=True)]
+    core = next(each for each in found["contenders"] if each["key"] == "megatron-lm")
+    assert set(core["prediction"]["sizes"]) == {"TP", "GTP", "PP", "VPP", "CP", "DP"}
+
+
+def test_the_step_asked_for_is_the_frameworks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards --set step.KEY: it holds for the framework named, with ideal kernels and with its own software."""
+    line = (*SMALL, "--framework", "megatron-2022", "--format", "json")
+    then, changed = (
+        {each["key"]: each["prediction"] for each in json.loads(run(capsys, *line, *more))["contenders"]}
+        for more in ((), ("--set", "step.fused_attention=true"))
+    )
+    for key in ("iteration_s", "own_software_s"):
+        assert changed["megatron-2022"][key] < then["megatron-2022"][key]
+        assert changed["megatron-lm"][key] == then["megatron-lm"][key]
 
 
 @pytest.mark.parametrize("case", [("1024", "80b"), ("512", "40b"), ("64", "5b")])

@@ -22,7 +22,7 @@ from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
 from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.grid import Grid, divisors
+from axonn_tune.grid import ALL_AXES, Grid, divisors
 from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.document import LARGEST_SIZE
@@ -43,7 +43,7 @@ NEEDED = ("id", "gpu", "n_gpus", "framework", "layers", "hidden", "heads", "ffn"
 _READ = (
     *("dataset", "family", "system", "network", "gpus_per_node", "gpu_mem_gb", "model", "kv_heads", "gated_mlp", "mbs"),
     *("tp", "pp", "vpp", "cp", "dp", "zero_stage", "seq_parallel", "recompute", "precision", "attn", "overlap"),
-    *("step_s", "mem_gib", "vocab_multiple", "notes"),
+    *("y", "z", "order", "parts", "head_dim", "biases", "tied", "step_s", "mem_gib", "vocab_multiple", "notes"),
 )
 _DESCRIPTIVE = ("source", "source_loc", "url", "confidence", "params_b", "grad_accum", "tflops_per_gpu")
 
@@ -65,7 +65,11 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRow(Place):
-    """One measured step; None where the source does not say. `step_s` is None in a row that only asks."""
+    """One measured step; None where the source does not say. `step_s` is None in a row that only asks.
+
+    z: ranks over which each weight is sharded, of the `data` that share the batch. order: rank order; parts: blocks of
+    each model part; both empty where they are the framework's own.
+    """
 
     id: str
     line: int
@@ -100,6 +104,13 @@ class StepRow(Place):
     sequence_parallel: bool
     step_s: float | None
     memory_gib: float | None
+    y: int = 1
+    z: int | None = None
+    order: tuple[str, ...] = ()
+    parts: tuple[int, ...] = ()
+    head_dim: int | None = None
+    biases: bool | None = None
+    tied: bool | None = None
 
 
 def read_steps(path: Path) -> tuple[StepRow, ...]:
@@ -169,11 +180,14 @@ def step_row(stated: Mapping[str, str], line: int) -> StepRow:
     record = _mended(stated)
     if odd := list(_odd_words(record)):
         raise ValueError("; ".join(odd))
-    tensor, pipeline, context = (count(record, name, 1) for name in ("tp", "pp", "cp"))
+    tensor, y, pipeline, context = (count(record, name, 1) for name in ("tp", "y", "pp", "cp"))
     gpus, heads = count(record, "n_gpus"), count(record, "heads")
     kv_heads = count(record, "kv_heads", heads)
     if heads % kv_heads:
         raise ValueError(f"heads is {heads}, not divisible by kv_heads, {kv_heads}")
+    data, z = count(record, "dp", max(1, gpus // (tensor * y * pipeline * context))), _maybe(record, "z")
+    if z is not None and data % z:
+        raise ValueError(f"dp is {data}, not divisible by z, {z}")
     return StepRow(
         **{field: record.get(column, "") for field, column in _WORDS.items()},
         line=line,
@@ -197,11 +211,40 @@ def step_row(stated: Mapping[str, str], line: int) -> StepRow:
         interleave=count(record, "vpp", 1),
         interleave_known=record.get("vpp", "").lower() != "unknown",
         context=context,
-        data=count(record, "dp", max(1, gpus // (tensor * pipeline * context))),
+        data=data,
         sequence_parallel=_flag(record, "seq_parallel"),
         step_s=above_zero(record, "step_s"),
         memory_gib=above_zero(record, "mem_gib"),
+        y=y,
+        z=z,
+        order=_order(record),
+        parts=_parts(record),
+        head_dim=_maybe(record, "head_dim"),
+        biases=_stated_flag(record, "biases"),
+        tied=_stated_flag(record, "tied"),
     )
+
+
+def _order(record: Mapping[str, str]) -> tuple[str, ...]:
+    """Axes from the fastest-varying rank outwards, between commas; none where the row does not say."""
+    words = record.get("order", "")
+    found = tuple(axis.strip() for axis in words.split(",") if axis.strip())
+    if not set(found) <= set(ALL_AXES) or len(set(found)) < len(found):
+        raise ValueError(f"order is {words!r}, not axes once each: there are {', '.join(ALL_AXES)}")
+    return found
+
+
+def _parts(record: Mapping[str, str]) -> tuple[int, ...]:
+    """Blocks of each part of the model, chunk c of stage s at c·stages + s, between blanks."""
+    words = record.get("parts", "")
+    parts = tuple(int(word) for word in words.split() if word.isdecimal() and len(word) < 10)
+    if len(parts) < len(words.split()) or 0 in parts:
+        raise ValueError(f"parts is {words!r}, not whole numbers from 1 between blanks")
+    needed = count(record, "pp", 1) * count(record, "vpp", 1)
+    if parts and (len(parts) != needed or sum(parts) != count(record, "layers")):
+        layers = record["layers"]
+        raise ValueError(f"parts are {len(parts)} of {sum(parts)} layers, not pp · vpp = {needed} of {layers}")
+    return parts
 
 
 def _multiple(record: Mapping[str, str]) -> int | None:
@@ -213,10 +256,16 @@ def _multiple(record: Mapping[str, str]) -> int | None:
 
 
 _YES, _NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0")
+_FLAGS = ("seq_parallel", "gated_mlp", "biases", "tied")
 
 
 def _flag(record: Mapping[str, str], name: str) -> bool:
     return record.get(name, "").lower() in _YES
+
+
+def _stated_flag(record: Mapping[str, str], name: str) -> bool | None:
+    """A flag, or None where the row does not say."""
+    return None if record.get(name, "").lower() in _SILENT else _flag(record, name)
 
 
 # Cells with few possible words: what else they hold is refused, because it would silently mean something else.
@@ -234,8 +283,7 @@ def _odd_words(record: Mapping[str, str]) -> Iterator[str]:
         ("recompute", _is_recompute, RECOMPUTES),
         ("precision", _is_format, _FORMATS[:4]),
         ("zero_stage", _is_zero_stage, ("0", "1", "2", "3", "sharded", "fsdp")),
-        ("seq_parallel", lambda text: text in (*_YES, *_NO), (*_YES[:3], *_NO[:3])),
-        ("gated_mlp", lambda text: text in (*_YES, *_NO), (*_YES[:3], *_NO[:3])),
+        *((name, lambda text: text in (*_YES, *_NO), (*_YES[:3], *_NO[:3])) for name in _FLAGS),
     )
     for column, means, known in readable:
         text = record.get(column, "").lower()
@@ -553,12 +601,13 @@ def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
         return f"no machine profile has the accelerator {row.gpu!r}: known are {known}"
     if precision not in priced_on.accelerator.peak_tflops:
         return f"{priced_on.name} states no peak for {precision}"
-    ranks = row.tensor * row.pipeline * row.context * row.data
+    ranks = row.tensor * row.y * row.pipeline * row.context * row.data
     if ranks != row.gpus:
-        parts = f"tensor {row.tensor} x pipeline {row.pipeline} x context {row.context} x data {row.data}"
+        tensor = f"tensor {row.tensor}" + (f" x {row.y}" if row.y > 1 else "")
+        parts = f"{tensor} x pipeline {row.pipeline} x context {row.context} x data {row.data}"
         return f"{parts} = {ranks}, not {row.gpus} GPUs"
     framework = framework_of(row)
-    model = _model(row, framework)
+    model = model_of(row, framework)
     workload = Workload(global_batch=row.global_batch, sequence_length=row.sequence_length, precision=precision)
     found = tuple(_configurations(row, framework, model, workload))
     if not found:
@@ -581,7 +630,8 @@ def _precision(words: str) -> Precision | None:
     return next((precision for word, precision in found.items() if word in text), None)
 
 
-def _model(row: StepRow, framework: Framework) -> Model:
+def model_of(row: StepRow, framework: Framework) -> Model:
+    """The model of a row; what the row does not say, such as biases, as models of its kind have it."""
     return Model(
         schema="axonn-tune/model/1",
         name=row.model or "model",
@@ -590,12 +640,12 @@ def _model(row: StepRow, framework: Framework) -> Model:
         hidden=row.hidden,
         heads=row.heads,
         kv_heads=row.kv_heads,
-        head_dim=max(1, row.hidden // row.heads),
+        head_dim=row.head_dim or max(1, row.hidden // row.heads),
         ffn=row.ffn,
         vocab=row.vocab,
         max_sequence_length=row.sequence_length,
-        biases=framework.name in _WITH_BIASES and not row.gated,
-        tied_embeddings=not row.gated,
+        biases=framework.name in _WITH_BIASES and not row.gated if row.biases is None else row.biases,
+        tied_embeddings=not row.gated if row.tied is None else row.tied,
         source="published row",
         defaults=ModelDefaults(global_batch=row.global_batch, sequence_length=row.sequence_length),
     )
@@ -627,18 +677,20 @@ def interleavings(case: Case) -> Iterator[Configuration]:
 
 def _open(row: StepRow, framework: Framework) -> Iterator[Configuration]:
     """The row's degrees, with each kind of recompute it may mean."""
-    sharded = _sharded(framework, row)
+    z = row.z or (row.data if _sharded(framework, row) else 1)
+    order = row.order or framework.axes
     grid = Grid(
         x=row.tensor,
-        z=row.data if sharded else 1,
-        data=1 if sharded else row.data,
+        y=row.y,
+        z=z,
+        data=row.data // z,
         context=row.context,
         pipeline=row.pipeline,
-        order=("x", "context", "z", "data", "pipeline"),
+        order=(*order, *(axis for axis in ALL_AXES if axis not in order)),
     )
     kept = None if framework.step.reshard == "fit" else 0
     for recompute in _recomputes(row.recompute):
-        yield Configuration(grid, row.micro_batch or 1, recompute, kept, row.interleave)
+        yield Configuration(grid, row.micro_batch or 1, recompute, kept, row.interleave, row.parts or None)
 
 
 def _recomputes(words: str) -> tuple[Recompute, ...]:

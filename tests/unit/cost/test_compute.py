@@ -9,7 +9,8 @@ from axonn_tune.cost.breakdown import CONTENDED, work_by_kind
 from axonn_tune.cost.compute import compute_rates, rate_of_matmul
 from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.cost.utilisation import contended_s
-from axonn_tune.grid import Grid
+from axonn_tune.frameworks import find_framework
+from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.workload import Workload
@@ -89,3 +90,15 @@ def test_what_is_lost_is_a_part_of_computation(contention: float) -> None:
     work = work_by_kind(pricing, workload)
     assert sum(each.seconds for each in work) == pytest.approx(pricing.compute_s)
     assert sum(each.seconds for each in work if each.kind == CONTENDED) == pytest.approx(pricing.contended_s)
+
+
+@pytest.mark.parametrize("grid", [Grid(x=4, pipeline=4, order=ALL_AXES), Grid(x=4, pipeline=8, order=ALL_AXES)])
+def test_work_of_stages_is_that_of_the_longest(grid: Grid) -> None:
+    """Guards explanations of pipelines: kinds of work add up to the stage that computes longest, whether that has the
+    LM head or not."""
+    model, workload = load_model("80b").document, Workload(global_batch=64, sequence_length=2048)
+    framework = find_framework("megatron-2022")
+    pricing = price_configuration(model, a100(), workload, Configuration(grid, 1, "full"), framework=framework)
+    work = work_by_kind(pricing, workload)
+    assert sum(each.seconds for each in work) + pricing.host_s == pytest.approx(pricing.compute_s)
+    assert max(stage.compute_s for stage in pricing.stages) == pytest.approx(pricing.alone_s)

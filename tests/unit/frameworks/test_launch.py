@@ -186,7 +186,7 @@ def test_torchtitan_splits_as_priced(name: str, less: tuple[str, str], layers: s
 
 def constants(text: str) -> dict[str, Any]:
     """Literals that a Python file assigns to names, and to tuples of names."""
-    found = {}
+    found = dict[str, Any]()
     for one in ast.parse(text).body:
         if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]).strip("()").replace(", ", "").isupper():
             names = ast.unparse(one.targets[0]).strip("()").split(", ")
@@ -208,6 +208,8 @@ def test_torchtitan_gets_a_module_for_other_sizes() -> None:
         assert titan_keys(command)[".module"] == "__main__"
         given, model = constants(command.files["_model.py"]), run.model
         assert given["NAME"] == model.name
+        # Without groups of parameters of its own, torchtitan's optimizer holds none of them, and it stops.
+        assert "optimizer=default_adamw(" in command.files["_model.py"]
         assert [given[size] for size in ("LAYERS", "HIDDEN", "HEADS", "KV_HEADS", "HEAD_DIM", "FFN", "VOCAB")] == [
             model.layers,
             model.hidden,

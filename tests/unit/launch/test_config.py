@@ -192,7 +192,7 @@ def test_steps_that_the_runtime_does_not_run_are_refused(tmp_path: Path) -> None
     path = tmp_path / "launch.yaml"
     words = f"--gpus 2 --model nano --machine localhost -o {path}"
     for more, why in (
-        ("--framework fsdp", "a launch config is for the bundled runtime, not for fsdp"),
+        ("--framework nemo", "NeMo is priced only: there is no command for it"),
         ("--set step.dropout=true", "a launch config runs the bundled runtime's own step: leave out --set step.KEY"),
     ):
         finished = run(f"{words} {more}")

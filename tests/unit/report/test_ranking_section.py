@@ -9,12 +9,14 @@ from dataclasses import replace
 
 import pytest
 
+import axonn_tune
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.ranking.results import run_search
 from axonn_tune.report.output import Json
 from axonn_tune.report.page import BY_KIND
 from axonn_tune.report.ranking import term_json
 from axonn_tune.report.ranking_section import DETAILED, MOST_ROWS, PAGE_COLUMNS, ranking_of, ranking_section
+from tests.cli.running import good
 from tests.unit.report.pages import blocks, ranking, results, titled, values
 
 _MADE_OF_SEVERAL = {"state", "rejected_because", "wide_order"}
@@ -189,3 +191,29 @@ def test_every_number_of_the_machine_has_its_source(section: Json) -> None:
     for tier in machine["tiers"]:
         for key, source in tier["sources"].items():
             assert found[f"tier {tier['name']}", key] == source["source"]
+
+
+def test_pages_are_in_the_frameworks_names() -> None:
+    """Guards pages of other frameworks: layouts and collectives in their names, priced as they were, with a command for
+    one of them; pipeline stages and context included."""
+    given = {"x": 2, "context": 2, "pipeline": 2, "machine": "dgx-h100", "framework": "megatron-core"}
+    found = axonn_tune.search("llama3-8b", gpus=32, **given)  # type: ignore[arg-type]
+    document = ranking_of(found.results)
+    section = ranking_section(document, identity="s1", source="test")
+    assert "with Megatron-Core" in section["title"]
+    table = titled(section, "table", "Ranking")
+    labels = [column["label"] for column in table["columns"]]
+    assert labels[1:7] == ["TP", "GTP", "PP", "VPP", "CP", "DP"]
+    assert values(table, "chunks") == [config["chunks"] for config in document["configs"]]
+    panel = next(blocks(section, "configurations"))
+    first = panel["items"][0]
+    assert first["title"].startswith("#1: TP 2 · GTP ")
+    line = next(blocks({"blocks": first["blocks"]}, "command"))["line"]
+    assert "--framework megatron-core" in line
+    assert "--tp 2" in line
+    assert "--order" not in line
+    said = str(section)
+    assert "this version predicts" not in said, "priced as another framework"
+    assert " over TP" in said
+    assert "for all_gather over x" not in said
+    assert good(line.removeprefix("axonn-tune ")).out.startswith("llama3-8b on 32 × dgx-h100 with Megatron-Core: TP=2")

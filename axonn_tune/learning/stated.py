@@ -1,0 +1,619 @@
+"""The run that a command or a config file states, as one setup with everything that it leaves open settled and said.
+
+Read are bash scripts and argument lists for Megatron-LM and what descends from it (Megatron-Core, NeMo,
+Megatron-Bridge, Megatron-DeepSpeed, Megatron-AxoNN) and for torchtitan, torchtitan's TOML, DeepSpeed's JSON, and YAML
+of NeMo and accelerate. Config files that a script names are read where they lie beside it. What an argument means is
+said in `learning.arguments`; what it is where it is not stated is the framework's default.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from axonn_tune.cost.prediction import Configuration
+from axonn_tune.errors import DocumentError, Problem, UsageError
+from axonn_tune.frameworks import find_framework
+from axonn_tune.learning.arguments import (
+    NEEDED,
+    Arguments,
+    Stated,
+    StatedRun,
+    arguments_of,
+    columns_of,
+    known_name,
+    named_values,
+)
+from axonn_tune.learning.shell import OUTPUT, Script, read_script, slurm_sizes
+from axonn_tune.specs.catalog import ModelLike, available, load_model
+from axonn_tune.specs.document import Node, read_yaml
+from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
+from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import Overlap
+from axonn_tune.validation.published.rows import Case, StepRow, case_of, model_of, step_row
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a file states. arguments: those that mean something; named: all, by their names; words: of the command."""
+
+    path: Path
+    arguments: dict[str, Stated]
+    named: dict[str, Stated] = field(default_factory=dict)
+    words: tuple[Stated, ...] = ()
+    directives: tuple[Stated, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def name(self, name: str) -> str:
+        """The value of an argument of this plain name, "" without one."""
+        return self.named.get(name, Stated("", 0)).value
+
+    def count(self, *names: str) -> Stated | None:
+        """The first of these that is a whole number from 1."""
+        stated = (self.named.get(name) for name in names)
+        return next((one for one in stated if one and re.fullmatch(r"[1-9]\d{0,9}", one.value)), None)
+
+    def over(self, other: _Source) -> _Source:
+        """The same on top of what another file states."""
+        return replace(
+            self,
+            arguments={**other.arguments, **self.arguments},
+            named={**other.named, **self.named},
+            remarks=(*other.remarks, *self.remarks),
+        )
+
+
+# Files.
+
+
+def _read(path: Path) -> _Source:
+    """A file by its suffix, or by what it begins with."""
+    text = read_text(path, limit_bytes=DOCUMENT_BYTES)
+    if path.suffix == ".toml":
+        return _of_pairs(path, _toml(text, path))
+    if path.suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("{"):
+        return _of_pairs(path, _yaml(text, path))
+    script = read_script(text, path=str(path))
+    source = _of_script(script, path)
+    for config in _configs(source, script, path):
+        source = source.over(config)
+    return source
+
+
+def _of_pairs(path: Path, pairs: Iterator[tuple[str, Stated]]) -> _Source:
+    named = {name.lower(): stated for name, stated in pairs}
+    return _Source(path, {known: stated for name, stated in named.items() if (known := known_name(name))}, named)
+
+
+def _toml(text: str, path: Path) -> Iterator[tuple[str, Stated]]:
+    """Every `section.key`; its line is that of the key below the section's heading."""
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        place = re.search(r"line (\d+)", str(error))
+        raise DocumentError(str(path), [Problem("", str(error), int(place[1]) if place else None)]) from error
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if heading := re.match(r"\s*\[([\w.-]+)\]", line):
+            section = f"{heading[1]}."
+        elif key := re.match(r"\s*([\w-]+)\s*=", line):
+            lines.setdefault(f"{section}{key[1]}", number)
+    for name, value in _flat(document):
+        yield name, Stated(str(value), lines.get(name, 1))
+
+
+def _flat(values: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _yaml(text: str, path: Path) -> Iterator[tuple[str, Stated]]:
+    """Every value of YAML or JSON by its dotted name."""
+    root = read_yaml(text.replace("\t", "  "), source=str(path)).root
+    if not isinstance(root.value, dict):
+        raise DocumentError(str(path), [Problem("", "states no arguments: no `key: value` at the top level", 1)])
+    yield from _nodes(root)
+
+
+def _nodes(node: Node, before: str = "") -> Iterator[tuple[str, Stated]]:
+    for key, child in node.mapping().items():
+        if isinstance(child.value, dict):
+            yield from _nodes(child, f"{before}{key}.")
+        elif not isinstance(child.value, tuple):
+            yield f"{before}{key}", Stated(str(child.value), child.place.line or 1)
+
+
+_PROGRAM = re.compile(
+    r"(?:^|/)(?P<file>pretrain_\w+\.py|megatron_\w+_pretraining\.py|run_recipe\.py|train\.py|run_train\.sh)$"
+    r"|^(?P<module>torchtitan[\w.]*)$|(?:^|/)(?P<starter>torchrun|deepspeed|accelerate|srun|mpirun)$"
+)
+
+
+def _of_script(script: Script, path: Path) -> _Source:
+    """The command that states most, or all that the script holds if no command starts a program that is known."""
+    started = [command for command in script.commands if any(_PROGRAM.search(word.value) for word in command)]
+    loose = (*script.values, *(word for command in script.commands for word in command))
+    words = max(started, key=_telling) if started else loose
+    if not _telling(words):
+        words = (*loose, *words)
+    named = {_plain(name): stated for name, stated in named_values(words)}
+    arguments = arguments_of(words)
+    remarks = [f"{path.name}:{line}: this condition cannot be evaluated: taken to be false" for line in script.skipped]
+    return _Source(path, arguments, named, words, script.directives, tuple(remarks))
+
+
+def _plain(name: str) -> str:
+    """A name without dashes before it; -N and -n are two."""
+    bare = name.lstrip("-+").replace("-", "_")
+    return bare if len(bare) == 1 else bare.lower()
+
+
+def _telling(words: Sequence[Stated]) -> int:
+    """How many arguments of a command mean something."""
+    return sum(known_name(name) != "" for name, _ in named_values(words))
+
+
+_CONFIGS = ("job.config_file", "deepspeed_config", "deepspeed", "config_file", "config_name")
+"""Arguments that name a config file, of torchtitan 0.2.2, DeepSpeed, accelerate and Hydra."""
+
+
+def _configs(source: _Source, script: Script, path: Path) -> Iterator[_Source]:
+    """Config files that a command names, where they lie beside it, and DeepSpeed's where the script writes it."""
+    for document in script.documents:
+        if document.value.lstrip().startswith("{"):
+            found = _of_pairs(path, _yaml(document.value, path))
+            moved = {name: replace(one, line=one.line + document.line - 1) for name, one in found.arguments.items()}
+            yield replace(found, arguments=moved)
+    for name in _CONFIGS:
+        stated = source.named.get(name)
+        if stated is None or not re.search(r"\.(toml|ya?ml|json)$", stated.value):
+            continue
+        beside = path.parent / Path(stated.value).name
+        if beside.is_file():
+            yield replace(_read(beside), words=(), directives=())
+        elif not script.documents:
+            remark = f"{path.name}:{stated.line}: {stated.value} does not lie beside it, and is not read"
+            yield _Source(path, {}, remarks=(remark,))
+
+
+# Frameworks, and what their arguments are where they are not stated.
+
+_AXES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_MEGATRON = {
+    **dict.fromkeys(_AXES, "1"),
+    **dict.fromkeys(("sequence_parallel", "use_distributed_optimizer", "bf16", "swiglu"), "False"),
+    **dict.fromkeys(("group_query_attention", "disable_bias_linear"), "False"),
+    **dict.fromkeys(("untie_embeddings_and_output_weights", "grad_reduce_in_bf16"), "False"),
+    **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), "False"),
+    "recompute_granularity": "None",
+    "hidden_dropout": "0.1",
+    "make_vocab_size_divisible_by": "128",
+}
+"""Of pretrain_gpt.py: NVIDIA/Megatron-LM@d98e8a64, megatron/training/arguments.py and the config dataclasses."""
+
+_NEMO = {**dict.fromkeys(_AXES, "1"), "sequence_parallel": "False", "recompute_granularity": "None"}
+_TITAN = {
+    **dict.fromkeys(("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree"), "1"),
+    "data_parallel_replicate_degree": "1",
+    "data_parallel_shard_degree": "-1",
+    "enable_sequence_parallel": "True",
+    "local_batch_size": "8",
+    "global_batch_size": "-1",
+    "seq_len": "2048",
+    "pipeline_parallel_microbatch_size": "1",
+    "pipeline_parallel_schedule": "1F1B",
+    "pipeline_parallel_first_stage_less_layers": "1",
+    "pipeline_parallel_last_stage_less_layers": "1",
+    "mixed_precision_param": "bfloat16",
+    "activation_checkpoint.mode": "selective",
+    "compile.enable": "False",
+}
+"""Of torchtitan 0.3.0 (PyPI), config/configs.py and trainer.py; 0.2.2 has the same."""
+
+_DEEPSPEED = {"zero_optimization.stage": "0", "gradient_accumulation_steps": "1", "bf16.enabled": "False"}
+_ACCELERATE = {
+    "parallelism_config_tp_size": "1",
+    "parallelism_config_dp_shard_size": "-1",
+    "fsdp_activation_checkpointing": "False",
+    "mixed_precision": "no",
+    "gradient_accumulation_steps": "1",
+}
+_DEFAULTS: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(("megatron-core", "megatron-axonn", "megatron-deepspeed", "megatron-2022"), _MEGATRON),
+    **dict.fromkeys(("torchtitan", "torchtitan-eager"), _TITAN),
+    "nemo": _NEMO,
+    "deepspeed": _DEEPSPEED,
+    "fsdp": _ACCELERATE,
+}
+_INSTEAD = {
+    "tensor_model_parallel_size": ("row_tensor_model_parallel_size", "model_parallel_size"),
+    "bf16": ("fp16", "fp8_format", "mixed_precision"),
+    "swiglu": ("gated_linear_unit", "activation"),
+    "disable_bias_linear": ("add_bias_linear",),
+    "untie_embeddings_and_output_weights": ("share_embeddings_and_output_weights",),
+    "grad_reduce_in_bf16": ("grad_reduce_in_fp32", "main_grads_dtype"),
+    "recompute_granularity": ("recompute_activations", "checkpoint_activations", "activations_checkpoint_granularity"),
+    "bf16.enabled": ("fp16.enabled",),
+}
+"""Arguments that say the same as one with a default."""
+
+_PRESETS = {
+    "llama3_8b": {"local_batch_size": "1", "seq_len": "8192"},
+    "llama3_70b": {"seq_len": "8192", "tensor_parallel_degree": "8", "activation_checkpoint.mode": "full"},
+    "llama3_405b": {
+        **{"local_batch_size": "2", "seq_len": "8192", "tensor_parallel_degree": "8", "float8": "True"},
+        **{"activation_checkpoint.mode": "full", "compile.enable": "True"},
+    },
+}
+"""What the config functions of torchtitan 0.3.0 set, models/llama3/config_registry.py."""
+
+_FLAVORS = {"8b": "llama3-8b", "70b": "llama3-70b", "405b": "llama3-405b"}
+"""torchtitan's flavors of llama3 that ship as models."""
+
+_VOCABULARIES = ((r"llama-?3", 128_256), (r"llama-?2", 32_000), (r"gpt-?2", 50_257), (r"mi[sx]tral", 32_000))
+_VOCABULARY = 128_256
+"""Words in the name of a tokenizer and the size of its vocabulary; that of any other."""
+
+
+def _software(source: _Source) -> tuple[str, int]:
+    """Name of the framework that runs, and the line that tells; UsageError if nothing does."""
+    programs = {found[0].rsplit("/", 1)[-1]: word for word in source.words if (found := _PROGRAM.search(word.value))}
+
+    def told(*names: str) -> Stated | None:
+        return next((one[name] for name in names for one in (source.arguments, source.named) if name in one), None)
+
+    def started(part: str) -> Stated | None:
+        return next((word for name, word in programs.items() if part in name), None)
+
+    axonn = ("depth_tensor_model_parallel_size", "row_tensor_model_parallel_size", "column_tensor_model_parallel_size")
+    tests = (
+        ("megatron-axonn", told(*axonn)),
+        ("nemo", started("_pretraining.py") or told("trainer.num_nodes")),
+        ("bridge", started("run_recipe.py")),
+        ("torchtitan", started("titan") or started("run_train.sh")),
+        ("torchtitan", told("tensor_parallel_degree", "data_parallel_shard_degree", "local_batch_size")),
+        ("megatron", started("pretrain_") or told("tensor_model_parallel_size", "num_layers")),
+        ("fsdp", told("parallelism_config_dp_shard_size", "fsdp_config.fsdp_version")),
+        ("deepspeed", told("zero_optimization.stage", "deepspeed", "train_micro_batch_size_per_gpu")),
+    )
+    for kind, word in tests:
+        if word is not None:
+            return _exactly(kind, source), word.line
+    raise UsageError(
+        f"{str(source.path)!r} states no arguments of Megatron-LM, NeMo, torchtitan, DeepSpeed or accelerate"
+    )
+
+
+def _exactly(kind: str, source: _Source) -> str:
+    """Which framework of a kind it is."""
+    stated = source.arguments
+    if kind == "torchtitan":
+        switches = [stated[name].value.lower() for name in ("compile", "compile.enable") if name in stated]
+        preset = _preset(source).get("compile.enable", "").lower()
+        return kind if "true" in (*switches, preset) else "torchtitan-eager"
+    if kind == "bridge":
+        # The plain recipe has the defaults of pretrain_gpt.py.
+        return "megatron-core" if "vanilla" in source.name("recipe") else "nemo"
+    if kind != "megatron":
+        return kind
+    if {"deepspeed", "deepspeed_config"} & source.named.keys() or "zero_stage" in stated:
+        return "megatron-deepspeed"
+    old = {"ddp_impl", "use_legacy_models", "checkpoint_activations"} & source.named.keys()
+    return "megatron-2022" if old else "megatron-core"
+
+
+def _preset(source: _Source) -> Mapping[str, str]:
+    """What the function of torchtitan 0.3.0 sets that a command names."""
+    return _PRESETS.get(source.name("config").lower(), {})
+
+
+def _gpus(source: _Source) -> Stated | None:
+    """GPUs that the launcher or the job asks for."""
+    words = [word.value for word in source.words]
+    starts = next((at for at, word in enumerate(words) if word.endswith((".py", "torchrun", "python", "-m"))), None)
+    slurm = slurm_sizes(source.directives) | (slurm_sizes(source.words[:starts]) if "srun" in words else {})
+    per_node, nodes = (source.count(*names) for names in (("nproc_per_node", "num_gpus"), ("nnodes", "num_nodes")))
+    if per_node is not None:
+        many = nodes or slurm.get("nodes") or Stated("1", per_node.line)
+        return Stated(str(int(per_node.value) * int(many.value)), per_node.line)
+    if found := source.count("np") or (source.count("n") if "mpirun" in words else slurm.get("ntasks")):
+        return found
+    if {"nodes", "gpus_per_node"} <= slurm.keys():
+        each = slurm["gpus_per_node"]
+        return Stated(str(int(slurm["nodes"].value) * int(each.value)), each.line)
+    return None
+
+
+# The run.
+
+
+@dataclass(frozen=True)
+class CommandRun(StatedRun):
+    """The run that a command or config file states, with what is given beside it.
+
+    software: name of the framework. arguments: with the framework's defaults. assumed: what is not stated, and what it
+    was taken to be. given: the model that was given for it.
+    """
+
+    arguments: Arguments = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()
+    given: Model | None = None
+
+    def model(self) -> Model:
+        """The model: the one that was given, one that ships with the same sizes, or one made of what is stated."""
+        if self.given is not None:
+            return self.given
+        row = {"n_gpus": "1", "gbs": "1", "seq": "1"} | self.row() | {"dp": "1", "z": "", "parts": "", "gpu": ""}
+        made = model_of(self._row(row), find_framework(self.software))
+        name = f"{'llama' if made.gated else 'gpt'}-{made.parameters / 1e9:.3g}b"
+        return shipped_twin(made) or made.model_copy(update={"name": name, "source": f"arguments of {self.path}"})
+
+    def case(self, machine: Machine) -> Case:
+        """What the cost model sees of it; DocumentError with the line of what is impossible."""
+        self._check_batch()
+        found = case_of(self._row(self.row() | {"gpu": machine.accelerator.name}), machine=machine)
+        if isinstance(found, str):
+            raise self._wrong(found)
+        return _with_flags(replace(found, model=self.model()), self.arguments)
+
+    def _row(self, record: dict[str, str]) -> StepRow:
+        try:
+            return step_row(record, self.lines[0])
+        except ValueError as error:
+            raise self._wrong(str(error)) from None
+
+    def _check_batch(self) -> None:
+        """DocumentError for a batch that cannot be split over its ranks and micro-batches."""
+        sizes = {name: int(self.columns[name].value) for name in ("gbs", "mbs", "dp") if name in self.columns}
+        share = sizes.get("mbs", 1) * sizes.get("dp", 1)
+        if sizes["gbs"] % share:
+            split = f"micro-batch {sizes.get('mbs', 1)} x data parallel {sizes.get('dp', 1)} = {share}"
+            raise self._wrong(f"gbs: the global batch, {sizes['gbs']}, is not divisible by {split}")
+
+    def _wrong(self, words: str) -> DocumentError:
+        """The error of a value, with the line of the first column that it names."""
+        other = {"global_batch": "gbs", "pipeline": "pp", "context": "cp", "x": "tp", "tensor": "tp"}
+        named = [other.get(word, word) for word in re.findall(r"[a-z_]+", words)]
+        line = next((self.columns[name].line for name in named if name in self.columns), 0)
+        return DocumentError(self.path, [Problem("", words, line or self.lines[0])])
+
+
+OF_RUN = tuple(name for name in NEEDED if name != "gpu")
+OF_MODEL = ("layers", "hidden", "heads", "ffn", "vocab")
+"""Columns that a run must have, and those of a model alone."""
+
+
+def read_run(
+    path: str | Path,
+    *,
+    given: Mapping[str, str],
+    model: ModelLike | None = None,
+    framework: str | None = None,
+    needed: Sequence[str] = OF_RUN,
+) -> CommandRun:
+    """The run of a file; UsageError or DocumentError, with file and line, for what it does not say or what is wrong.
+
+    given: columns that it does not state. model, framework: what runs, where it does not say that. needed: columns
+    without which it is none.
+    """
+    source = _read(Path(path))
+    name, line = (find_framework(framework).name, 1) if framework else _software(source)
+    document = _model_given(source, model)
+    facts = {**(model_columns(document) if document else {}), **given}
+    stated, gpus = (
+        _known(source, facts, needed),
+        _gpus(source) or (Stated(given["n_gpus"], 0) if "n_gpus" in given else None),
+    )
+    if gpus is not None:
+        stated.setdefault("world_size", gpus)
+    implied = _implied(source, name, stated, facts)
+    arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
+    run = CommandRun(str(path), name, (line, line), columns_of(arguments), arguments, source.remarks, document)
+    settled = _settled(run.with_given(facts), source, implied)
+    settled.require(_missing(settled, needed), _how(settled, source, needed))
+    if "n_gpus" in settled.columns:
+        settled.check_layout()
+    return settled
+
+
+def _known(source: _Source, facts: Mapping[str, str], needed: Sequence[str]) -> dict[str, Stated]:
+    """Arguments whose values a file states or that are given; DocumentError for those that only a shell knows."""
+    found, problems = dict(source.arguments), []
+    for name, stated in source.arguments.items():
+        if "$" in stated.value:
+            del found[name]
+            columns = columns_of({name: Stated("1", 0)}).keys()
+            if not columns & facts.keys() and (needed == OF_RUN or columns & set(needed)):
+                why = (
+                    "what a command prints"
+                    if OUTPUT in stated.value
+                    else f"{stated.value}, which the file does not set"
+                )
+                problems.append(Problem(name, f"is {why}: write its value in place of it", stated.line))
+    if problems:
+        raise DocumentError(str(source.path), problems)
+    return found
+
+
+def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[str, str]) -> dict[str, str]:
+    """Arguments that are neither stated nor given, as the framework or its config function has them."""
+    # Megatron-Bridge has no switch for it.
+    grouped = "kv_heads" in facts or source.name("recipe")
+    return {
+        name: value
+        for name, value in {**_DEFAULTS.get(framework, {}), **_preset(source)}.items()
+        if not {name, *_INSTEAD.get(name, ())} & stated.keys()
+        and not columns_of({name: Stated("1", 0)}).keys() & facts.keys()
+        and not (name == "group_query_attention" and grouped)
+    }
+
+
+def _model_given(source: _Source, model: ModelLike | None) -> Model | None:
+    """The model that is given, or that of a flavor of torchtitan; UsageError for a flavor without sizes."""
+    if model is not None:
+        return load_model(model).document
+    function = re.fullmatch(r"llama3_(\d+b)(?:_\w+)?", source.name("config").lower())
+    stated = source.arguments.get("model.flavor") or (source.named.get("config") if source.name("module") else None)
+    flavor = function[1] if function else (stated.value.lower() if stated else "")
+    if flavor in _FLAVORS and source.name("model.name") in ("", "llama3"):
+        return load_model(_FLAVORS[flavor]).document
+    if stated is not None:
+        known = ", ".join(sorted(_FLAVORS))
+        raise UsageError(
+            f"{source.path}:{stated.line}: the sizes of {stated.value} are not known, only those of llama3 {known}: "
+            "give them with --model NAME|FILE"
+        )
+    return None
+
+
+def model_columns(model: Model) -> dict[str, str]:
+    """Columns of a model's document."""
+    sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+    flags = {"gated_mlp": model.gated, "biases": model.biases, "tied": model.tied_embeddings}
+    return {
+        "model": model.name,
+        **{name: str(getattr(model, name)) for name in sizes},
+        **{name: str(int(flag)) for name, flag in flags.items()},
+    }
+
+
+def shipped_twin(model: Model) -> Model | None:
+    """The model that ships with the same sizes."""
+    own = model_columns(model)
+    for name in available("model"):
+        other = load_model(name).document
+        if model_columns(other) | {"model": ""} == own | {"model": ""}:
+            return other
+    return None
+
+
+def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> CommandRun:
+    """The run with what its columns still lack, and in words what was taken."""
+    columns, said = dict(run.columns), [*run.assumed]
+    if columns.get("pp", Stated("1", 0)).value == "1":
+        implied = {name: value for name, value in implied.items() if not name.startswith("pipeline_parallel_")}
+    if implied:
+        flag = "--" if _DEFAULTS[run.software] is _MEGATRON and not source.name("recipe") else ""
+        shown = (f"{flag}{name.replace('_', '-') if flag else name} {value}" for name, value in sorted(implied.items()))
+        said.append(f"not stated, so as {find_framework(run.software).title} has it: {', '.join(shown)}")
+    if run.software == "megatron-axonn" and source.name("tokenizer_type") == "NullTokenizer" and "vocab" in columns:
+        # Its NullTokenizer adds a token.
+        columns["vocab"] = replace(columns["vocab"], value=str(int(columns["vocab"].value) + 1))
+    for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns)):
+        columns[column] = Stated(value, columns[column].line if column in columns else 0)
+        said.append(words)
+    if "mbs" not in columns:
+        said.append("the micro-batch is not stated: the fastest that fits")
+    return replace(run, columns=columns, assumed=tuple(said))
+
+
+def _missing(run: CommandRun, needed: Sequence[str]) -> list[str]:
+    """Columns that a run lacks; a batch that follows from the number of GPUs is not asked for beside it."""
+    follows = "n_gpus" not in run.columns and "mbs" in run.columns
+    return [name for name in needed if name not in run.columns and not (name == "gbs" and follows)]
+
+
+def _how(run: CommandRun, source: _Source, needed: Sequence[str]) -> str:
+    """What to add for what is missing."""
+    options = {"n_gpus": "--gpus N", "gbs": "--batch N", "seq": "--seq N"}
+    missing = _missing(run, needed)
+    unknown = [f"--{name} is {source.name(name)}" for name in ("nnodes", "nproc_per_node") if "$" in source.name(name)]
+    added = ", ".join(dict.fromkeys(options.get(name, "--model NAME|FILE") for name in missing))
+    return f"add {added}" + (f" ({', '.join(unknown)})" if unknown else "")
+
+
+_Gap = tuple[str, str, str]
+"""A column, its value, and both in words."""
+
+
+def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap]:
+    if "hidden" in columns and "ffn" not in columns:
+        hidden = int(columns["hidden"].value)
+        gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"
+        ffn = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
+        yield "ffn", str(ffn), f"the FFN's width is not stated: {ffn:,}, {'8/3' if gated else '4'} of the hidden size"
+    if "layers" in columns and "vocab" not in columns:
+        told = [one.value for name, one in source.named.items() if re.search("tokenizer|vocab_file|merge_file", name)]
+        sizes = ((size, name) for name in told for words, size in _VOCABULARIES if re.search(words, name.lower()))
+        vocab, whose = next(sizes, (_VOCABULARY, "Llama 3"))
+        yield "vocab", str(vocab), f"the vocabulary is not stated: {vocab:,}, as of {whose} (--set model.vocab=N)"
+
+
+def _layout_gaps(columns: Mapping[str, Stated]) -> Iterator[_Gap]:
+    sizes = {name: int(stated.value) for name, stated in columns.items() if stated.value.isdecimal()}
+    if "gbs" not in sizes and {"mbs", "dp"} <= sizes.keys():
+        batch = sizes["mbs"] * sizes["dp"]
+        yield "gbs", str(batch), f"the global batch is not stated: {batch:,}, micro-batch times data parallel"
+    some = re.match(r"only (\d+)", columns.get("recompute", Stated("", 0)).value)
+    if some and "layers" in sizes:
+        each = sizes["layers"] // (sizes.get("pp", 1) * sizes.get("vpp", 1))
+        kind = "full" if 2 * int(some[1]) >= each else "none"
+        yield "recompute", kind, f"{some[1]} of {each} layers of each stage are recomputed: priced as recompute {kind}"
+
+
+# Options of the step.
+
+
+def _with_flags(case: Case, stated: Arguments) -> Case:
+    """The case with options of the step that rows do not have, as they are stated."""
+    options = case.framework.step
+    changes: dict[str, object] = {}
+    if "hidden_dropout" in stated:
+        changes["dropout"] = any(_above_zero(stated.get(f"{kind}_dropout")) for kind in ("hidden", "attention"))
+    if "overlap_param_gather" in stated and options.distributed_optimizer:
+        changes["parameter_overlap"] = _on(stated["overlap_param_gather"])
+    in_bf16 = _on(stated.get("grad_reduce_in_bf16")) or stated.get("main_grads_dtype", _NOTHING).value == "bf16"
+    if in_bf16 or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
+        changes |= {"gradient_bytes": 2, "shard_gradient_bytes": 2}
+    exchange = stated.get("cp_comm_type", _NOTHING).value.replace("allgather", "all_gather")
+    if exchange in _EXCHANGES:
+        changes |= {"context_exchange": _EXCHANGES[exchange], "context_overlap": exchange == "p2p"}
+    wanted = {name: value for name, value in changes.items() if getattr(options, name) != value}
+    off = [name for name, flags in _OVERLAPS.items() if any(_off(stated, flag) for flag in flags)]
+    kept = tuple(one for one in case.workload.overlaps if one not in off)
+    return replace(
+        case,
+        framework=case.framework.with_step(**wanted) if wanted else case.framework,
+        workload=case.workload.model_copy(update={"overlaps": kept}),
+        configurations=tuple(replace(one, kept_layers=_kept(case, one, stated)) for one in case.configurations),
+    )
+
+
+_NOTHING = Stated("", 0)
+_EXCHANGES = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
+_OVERLAPS: Mapping[Overlap, tuple[str, ...]] = {
+    "data_parallel": ("overlap_grad_reduce", "overlap_grad_sync", "overlap_comm"),
+    "gather_prefetch": ("overlap_axonn_comm", "overlap_axonn_all_gather"),
+    "weight_gradient": ("overlap_axonn_comm", "overlap_axonn_reduce_scatter"),
+    "input_gradient": ("overlap_axonn_comm",),
+}
+"""Overlaps, and the arguments of which each must not be off."""
+
+
+def _on(stated: Stated | None) -> bool:
+    return stated is not None and stated.value.lower() in ("true", "1")
+
+
+def _off(stated: Arguments, name: str) -> bool:
+    """Whether a switch is stated, or is known by its default, and is off."""
+    return name in stated and stated[name].value.lower() in ("false", "0", "none")
+
+
+def _above_zero(stated: Stated | None) -> bool:
+    return stated is not None and re.fullmatch(r"0*(\.0*)?", stated.value) is None
+
+
+def _kept(case: Case, one: Configuration, stated: Arguments) -> int | None:
+    """Layers that are not resharded after forward: all of FSDP's, or as many as Megatron-AxoNN caches."""
+    if stated.get("fsdp_reshard_after_forward", _NOTHING).value.lower() in ("never", "false"):
+        return case.model.layers
+    cached = stated.get("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", _NOTHING).value
+    return int(cached) if cached.isdecimal() else one.kept_layers
