@@ -34,7 +34,8 @@ from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Overlap
-from axonn_tune.validation.published.rows import Case, StepRow, case_of, model_of, step_row
+from axonn_tune.validation.published.cases import Case, case_of, model_of
+from axonn_tune.validation.published.rows import StepRow, step_row
 
 
 @dataclass(frozen=True)
