@@ -519,6 +519,8 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns)):
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
         said.append(words)
+    if run.given is None and (others := _other_parts(columns, source)):
+        said.append(others)
     if "mbs" not in columns:
         said.append("the micro-batch is not stated: the fastest that fits")
     if "recompute" not in columns:
@@ -539,6 +541,17 @@ def _how(run: CommandRun, source: _Source, needed: Sequence[str]) -> str:
     unknown = [f"--{name} is {source.name(name)}" for name in ("nnodes", "nproc_per_node") if "$" in source.name(name)]
     added = ", ".join(dict.fromkeys(options.get(name, "--model NAME|FILE") for name in missing))
     return f"add {added}" + (f" ({', '.join(unknown)})" if unknown else "")
+
+
+def _other_parts(columns: Mapping[str, Stated], source: _Source) -> str:
+    """Norm and positions that are not those of the family that the MLP makes it, "" where they are."""
+    gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"
+    stated = " ".join(source.name(name) for name in ("normalization", "position_embedding_type")).lower()
+    if not gated and re.search("rmsnorm|rope", stated):
+        return f"{stated} beside an MLP without gate are priced as LayerNorm and learned positions"
+    if gated and re.search("layernorm|learned", stated):
+        return f"{stated} beside a gated MLP are priced as RMSNorm and rotary positions"
+    return ""
 
 
 _Gap = tuple[str, str, str]
