@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,8 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import table_rows
 from axonn_tune.program.size import PLAIN
 from tests.cli.running import run as run_line
-from tests.unit.frameworks.recorded import REFUSALS, Asked, Refusal, asked, recording
+from tests.unit.frameworks.launch_cases import Case, cases, command_of, run_of
+from tests.unit.frameworks.recorded import RECORDINGS, REFUSALS, Asked, Refusal, asked, recording
 from tools.frameworks.environments import ENVIRONMENTS, Environment
 from tools.frameworks.record import script_hashes
 
@@ -118,6 +119,48 @@ def test_what_the_framework_refuses_is_refused_here(refusal: Refusal, tmp_path: 
     assert finished.code in (2, 3)
     assert refusal.says in " ".join(finished.err.split())
     assert not script.exists()
+
+
+FLAGS = json.loads((RECORDINGS / "flags.json").read_text(encoding="utf-8"))
+"""Arguments of frameworks that are no packages, with the sources they were taken from: a switch, a type, or choices."""
+
+
+@pytest.mark.parametrize("case", cases(*FLAGS), ids=str)
+def test_arguments_of_a_framework_that_is_no_package_are_those_of_its_sources(case: Case) -> None:
+    """Where no code can be run: every argument is in the table, a switch alone, a value of its type or choices."""
+    command = command_of(case)
+    if command.program != ("pretrain_gpt.py",):
+        return
+    table = FLAGS[case.framework]["arguments"]
+    for argument in (one for section in command.sections for one in section.arguments):
+        kind = table[argument.name]
+        if kind == "switch":
+            assert argument.value is None, argument
+        elif isinstance(kind, list):
+            assert argument.value in kind, argument
+        else:
+            {"int": int, "float": float, "str": str}[kind](str(argument.value))
+
+
+@pytest.mark.parametrize("case", cases("megatron-axonn"), ids=str)
+def test_megatron_axonn_is_told_what_was_asked(case: Case) -> None:
+    """Its micro-batch is that of a tensor group, split over depth; its stages' chunks are counted in layers."""
+    run, command = run_of(case), command_of(case)
+    told = {one.name: one.value for section in command.sections for one in section.arguments}
+    assert {axis: told[f"--{axis}-tensor-model-parallel-size"] for axis in ("row", "column", "depth")} == {
+        "row": run.size("x"),
+        "column": run.size("y"),
+        "depth": run.size("z"),
+    }
+    assert told.get("--pipeline-model-parallel-size", 1) == run.size("pipeline")
+    if run.chunks > 1:
+        assert told["--num-layers-per-virtual-pipeline-stage"] == run.parts[0]
+    assert told["--micro-batch-size"] == run.micro_batch * run.size("z")
+    steps = run.workload.global_batch // (told["--micro-batch-size"] * run.size("data"))
+    assert steps == run.accumulation
+    kept = told.get("--num-layers-for-caching-weights-in-depth-tensor-parallel-all-gather", 0)
+    assert kept == run.kept_layers * run.size("pipeline")
+    assert told.get("--recompute-granularity", "none") == run.recompute
 
 
 def _layers(run: Run) -> list[list[int]]:
