@@ -1,4 +1,4 @@
-"""Commands against what frameworks' own code said of them: `make frameworks` records it, nothing of it is needed here."""
+"""Commands against what frameworks' own code said of them, which `make frameworks` records; none is needed here."""
 
 from __future__ import annotations
 
