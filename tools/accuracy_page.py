@@ -15,8 +15,8 @@ import numpy as np
 from axonn_tune.frameworks import UNKNOWN, find_framework
 from axonn_tune.report.output import Heading, markdown_table
 from axonn_tune.validation.published.accuracy import Accuracy, Files, PredictedRow, evaluate, families, widths, without
+from axonn_tune.validation.published.cases import FRAMEWORK_WORDS
 from axonn_tune.validation.published.measurements import Evaluation, errors_by_group
-from axonn_tune.validation.published.rows import FRAMEWORK_WORDS
 from axonn_tune.validation.quality import Errors
 from tools import vtrain_sums
 from tools.accuracy_figure import figure
