@@ -59,7 +59,7 @@ SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=50e6, port_bits_per_s
 """Two cores carry this with ease: the links and not the cores decide how long communication takes."""
 RANKS = SHAPE.world
 MODEL = "nano"
-BUDGET_S = 60
+BUDGET, LOOPBACK_BUDGET = "60s", "30s"
 EXTENT = Extent(repeats=2, steps=6)
 HOLDS_WITHIN = 0.10
 """A step is predicted well if its error is not larger."""
@@ -101,7 +101,8 @@ class Place:
     def calibration(self, profile: Path) -> list[str]:
         """The command that calibrates: on loopback it starts the ranks, in a lab it is one of them."""
         where = f"--ranks {RANKS}" if self.lab is None else f"--ranks-per-node {SHAPE.ranks_per_node}"
-        options = f"--model {MODEL} --batch {self.workload.batch} {where} --budget {BUDGET_S}s"
+        budget = BUDGET if self.lab is not None else LOOPBACK_BUDGET
+        options = f"--model {MODEL} --batch {self.workload.batch} {where} --budget {budget}"
         return [sys.executable, "-m", "axonn_tune", "calibrate", *options.split(), "-o", str(profile)]
 
 
