@@ -285,6 +285,9 @@ def test_what_is_given_may_not_contradict(tmp_path: Path) -> None:
         stated(tmp_path, CORE, n_gpus="64")
     assert case(stated(tmp_path, CORE, precision="bf16")).workload.precision == "bf16"
     assert case(stated(tmp_path, CORE)).workload.precision == "fp32"
+    run = stated(tmp_path, f"{CORE} --bf16 --fp8-format hybrid", precision="bf16")
+    assert case(run).workload.precision == "bf16"
+    assert "its FP8 is priced as bf16" in run.assumed
     with pytest.raises(UsageError, match="the sizes of 3B are not known, only those of llama3 405b, 70b, 8b"):
         stated(tmp_path, '[model]\nname = "llama3"\nflavor = "3B"\n', name="run.toml", n_gpus="8")
 
