@@ -419,7 +419,9 @@ def why_first(results: Results) -> str:
         return f"#1 and #2 have the same {name}; the shorter step decides, then less memory."
     differences = _differences(first, second, rank_by=rank_by, framework=framework)
     found = sorted(differences, key=lambda difference: -abs(difference.less_s))
-    parts = [str(one) for one in found[:_MOST_DIFFERENCES] if abs(one.less_s) > _TELLING * abs(less_s)]
+    telling = [one for one in found[:_MOST_DIFFERENCES] if abs(one.less_s) > _TELLING * abs(less_s)]
+    # What is saved first, then what it costs; each the largest first.
+    parts = [str(one) for one in sorted(telling, key=lambda difference: difference.less_s < 0.0)]
     return f"#1 beats #2 by {show_seconds(less_s)} of {name}: {', '.join(parts)}."
 
 

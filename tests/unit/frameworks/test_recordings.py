@@ -1,10 +1,11 @@
-"""Commands against what frameworks' own code said of them: `make frameworks` records it, nothing of it is needed here."""
+"""Commands against what frameworks' own code said of them, which `make frameworks` records; none is needed here."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +22,7 @@ from tests.unit.frameworks.recorded import RECORDINGS, REFUSALS, Asked, Refusal,
 from tools.frameworks.environments import ENVIRONMENTS, Environment
 from tools.frameworks.record import script_hashes
 
-ENVIRONMENT_OF = {name: one for one in ENVIRONMENTS for name in one.frameworks}
+ENVIRONMENT_OF = {name: one for one in ENVIRONMENTS if "" in one.forms for name in one.frameworks}
 AGAIN = "run `make frameworks`, and look at what it changes in tests/fixtures/frameworks"
 Entry: TypeAlias = dict[str, Any]
 
@@ -83,18 +84,27 @@ def test_rank_groups_are_those_of_our_grid(environment: Environment, entry: Entr
     grid = _today(environment)[_key(entry)].run.grid
     assert grid.world == entry["world"]
     ours = dict[str, list[list[int]]]()
-    for axis, name in _group_names(entry["framework"]).items():
-        if grid.axis_size(axis) > 1:
-            groups = grid.groups(axis) if entry["kind"] == "layout" else [grid.members(grid.world // 3, axis)]
+    for name, axes in _group_axes(environment, entry["framework"]).items():
+        if prod(grid.axis_size(axis) for axis in axes) > 1:
+            over = "".join(axes)
+            groups = grid.groups(over) if entry["kind"] == "layout" else [grid.members(grid.world // 3, over)]
             ours[name] = sorted(list(ranks) for ranks in groups)
     assert {name: sorted(groups) for name, groups in entry["groups"].items()} == ours
 
 
-def _group_names(framework: str) -> dict[str, str]:
-    """What a framework calls the groups over an axis; AxoNN has none for its stages, which MPI joins."""
+def _group_axes(environment: Environment, framework: str) -> dict[str, tuple[str, ...]]:
+    """Our axes of the groups that a check script names; AxoNN has none for its stages, which MPI joins."""
+    if environment.name == "torchtitan-toml":
+        return {
+            "tp": ("x",),
+            "cp": ("context",),
+            "fsdp": ("z", "context"),
+            "dp_replicate": ("data",),
+            "pp": ("pipeline",),
+        }
     called = "axonn" if framework == "megatron-axonn" else framework
-    names = {axis: name.lower() for axis, name in find_framework(called).names.items() if axis in ALL_AXES}
-    return {axis: name for axis, name in names.items() if name != "g_inter"}
+    names = {name.lower(): axis for axis, name in find_framework(called).names.items() if axis in ALL_AXES}
+    return {name: (axis,) for name, axis in names.items() if name != "g_inter"}
 
 
 @pytest.mark.parametrize("framework", ["megatron-core", "torchtitan", "fsdp", "deepspeed", "axonn", "megatron-axonn"])
@@ -256,6 +266,13 @@ def _torchtitan(one: Asked) -> dict[str, Any]:
     }
 
 
+def _torchtitan_toml(one: Asked) -> dict[str, Any]:
+    """What 0.2.2 is told by the same names, without what it does not have."""
+    newer = _torchtitan(one)
+    left_out = {"spmd_backend", "sequence_parallel", "cuda_graphs", "hidden", "ffn", "heads", "kv_heads", "vocab"}
+    return {name: value for name, value in newer.items() if name not in left_out} | {"recompute": one.run.recompute}
+
+
 def _accelerate(one: Asked) -> dict[str, Any]:
     run, layers = one.run, one.run.model.layers
     nodes = -(-run.grid.world // run.machine.launcher.ranks_per_node)
@@ -328,6 +345,7 @@ def _axonn(one: Asked) -> dict[str, Any]:
 EXPECTED: dict[str, Callable[[Asked], dict[str, Any]]] = {
     "megatron-core": _megatron_core,
     "torchtitan": _torchtitan,
+    "torchtitan-toml": _torchtitan_toml,
     "accelerate": _accelerate,
     "deepspeed": _deepspeed,
     "axonn": _axonn,
