@@ -68,10 +68,10 @@ if TYPE_CHECKING:
 @click.option("--tokens", metavar="FILE", help="Token file, as by `axonn-tune data`, that the launch config trains on.")
 @click.option(
     "--emit",
-    type=SuggestingChoice(("torchrun", "slurm", "bridge", "toml")),
+    type=SuggestingChoice(("torchrun", "slurm", "bridge", "toml", "fully-shard")),
     multiple=True,
     help="Script that starts it: torchrun (bash) or slurm (sbatch). For other frameworks also another form: bridge "
-    "(Megatron-Bridge), toml (torchtitan 0.2.2).",
+    "(Megatron-Bridge), toml (torchtitan 0.2.2), fully-shard (FSDP without Accelerate).",
 )
 @html_option
 @quiet_option

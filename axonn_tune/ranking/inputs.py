@@ -110,7 +110,7 @@ def _check_axes(problem: Problem) -> None:
 def _check_step(problem: Problem) -> None:
     """Refuse what the framework's step does not do."""
     framework, kept = problem.framework, problem.limits.kept_layers
-    if kept and framework.step.reshard == "always":
+    if kept and not framework.keeps_layers:
         raise UsageError(f"--kept-layers {kept}: {framework.title} reshards every layer after forward")
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
