@@ -370,7 +370,10 @@ class CommandRun(StatedRun):
         self._check_batch()
         found = case_of(self._row(self.row() | {"gpu": machine.accelerator.name}), machine=machine)
         if isinstance(found, str):
-            raise self._wrong(found)
+            hint = (
+                "; --precision bf16 prices it as that" if self.columns.get("precision", _NOTHING).value == "fp8" else ""
+            )
+            raise self._wrong(f"{found}{hint}")
         return _with_flags(replace(found, model=self.model()), self.arguments)
 
     def _row(self, record: dict[str, str]) -> StepRow:
@@ -425,7 +428,11 @@ def read_run(
         stated.setdefault("world_size", gpus)
     implied = _implied(source, name, stated, facts)
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
-    run = CommandRun(str(path), name, (line, line), columns_of(arguments), arguments, source.remarks, document)
+    columns, said = columns_of(arguments), source.remarks
+    if "precision" in facts and columns.get("precision", _NOTHING).value == "fp8":
+        said = (*said, f"its FP8 is priced as {facts['precision']}")
+        del columns["precision"]
+    run = CommandRun(str(path), name, (line, line), columns, arguments, said, document)
     settled = _settled(run.with_given(facts), source, implied)
     settled.require(_missing(settled, needed), _how(settled, source, needed))
     if "n_gpus" in settled.columns:

@@ -25,7 +25,6 @@ from axonn_tune.report.output import (
     percent,
     share,
     signed_percent,
-    text_table,
     words,
 )
 from axonn_tune.report.ranking import (
@@ -319,7 +318,7 @@ def comparison_table(comparison: Comparison, *, wide: bool = False) -> Table:
     table = Table(_STRATEGIES, rows, names, _CONTENDER_FIELDS, comparison_remarks(comparison))
     # Names of some frameworks are long.
     for name in () if wide else _SPARE:
-        if max(map(len, text_table(table.headings, table.cells).splitlines())) > WIDTH:
+        if table.width > WIDTH:
             names.remove(name)
             table = replace(table, names=names)
     return table

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -285,6 +288,9 @@ def test_what_is_given_may_not_contradict(tmp_path: Path) -> None:
         stated(tmp_path, CORE, n_gpus="64")
     assert case(stated(tmp_path, CORE, precision="bf16")).workload.precision == "bf16"
     assert case(stated(tmp_path, CORE)).workload.precision == "fp32"
+    run = stated(tmp_path, f"{CORE} --bf16 --fp8-format hybrid", precision="bf16")
+    assert case(run).workload.precision == "bf16"
+    assert "its FP8 is priced as bf16" in run.assumed
     with pytest.raises(UsageError, match="the sizes of 3B are not known, only those of llama3 405b, 70b, 8b"):
         stated(tmp_path, '[model]\nname = "llama3"\nflavor = "3B"\n', name="run.toml", n_gpus="8")
 
@@ -343,3 +349,28 @@ def test_megatron_axonn_is_read_as_it_was_priced(tmp_path: Path) -> None:
     read = read_run(path, given={}).case(load_machine("perlmutter").document)
     assert best_pricing(read, read.configurations).iteration_s == pytest.approx(found.best.iteration_s, rel=1e-9)
     assert read.model == load_model("20b").document
+
+
+def damaged(text: str, draw: random.Random) -> str:
+    """A text with a piece gone, a character or another number put in, or its lines in another order."""
+    first, last = sorted(draw.randrange(len(text) + 1) for _ in range(2))
+    kind = draw.randrange(4)
+    if kind == 0:
+        return text[:first] + text[last:]
+    if kind == 1:
+        return text[:first] + draw.choice("'\"(){}$`\\#<>|&;=[]:!\n\0") + text[first:]
+    if kind == 2:
+        found = draw.choice(list(re.finditer(r"\d+", text)))
+        return text[: found.start()] + draw.choice(["0", "-1", "9" * 20, "1e9", "", "x", "1_0"]) + text[found.end() :]
+    return "\n".join(draw.sample(lines := text.split("\n"), len(lines)))
+
+
+@pytest.mark.parametrize("path", sorted(COMMANDS.glob("*.[sty]*")), ids=lambda path: path.name)
+def test_damaged_files_end_in_errors_of_ours(path: Path, tmp_path: Path) -> None:
+    """Guards hostile files: read, or refused by an error for users."""
+    draw, text = random.Random(path.name), path.read_text("utf-8")
+    for _ in range(40):
+        (tmp_path / path.name).write_text(damaged(text, draw), "utf-8")
+        given = draw.choice([{}, {"n_gpus": "64", "seq": "2048"}])
+        with contextlib.suppress(AxonnTuneError):
+            read_run(tmp_path / path.name, given=given, model=draw.choice([None, "llama3-8b"])).case(H100)
