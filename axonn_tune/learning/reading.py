@@ -21,6 +21,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
+from axonn_tune.learning.stated import model_columns
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model
 from axonn_tune.specs.document import read_yaml
 from axonn_tune.specs.launch import Launch
@@ -277,7 +278,8 @@ def _trace(path: Path, request: EvidenceRequest) -> _Probes:
 def _training_log(path: Path, request: EvidenceRequest) -> _Rows:
     from axonn_tune.learning.training_logs import read_training_log
 
-    given = {**_model_facts(request), **_beside(path), **request.stated}
+    model = {} if request.model is None else model_columns(load_model(request.model).document)
+    given = {**model, **_beside(path), **request.stated}
     if request.framework:
         given.setdefault("framework", request.framework)
     if request.machine is not None:
@@ -304,15 +306,6 @@ def _left_out(run: LoggedRun) -> Iterator[str]:
     """Lines of a run that do not count, and why."""
     for words in (*run.outliers, *run.ignored):
         yield f"{Path(run.path).name}:{words.removeprefix('line ')}"
-
-
-def _model_facts(request: EvidenceRequest) -> dict[str, str]:
-    """Columns of a model's document."""
-    if request.model is None:
-        return {}
-    model = load_model(request.model).document
-    sizes = {name: str(getattr(model, name)) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")}
-    return {"model": model.name, "gated_mlp": str(int(model.gated)), **sizes}
 
 
 def _beside(path: Path) -> dict[str, str]:

@@ -133,8 +133,8 @@ def _nodes(node: Node, before: str = "") -> Iterator[tuple[str, Stated]]:
 
 
 _PROGRAM = re.compile(
-    r"(?:^|/)(?P<file>pretrain_\w+\.py|megatron_\w+_pretraining\.py|run_recipe\.py|train\.py|run_train\.sh)$"
-    r"|^(?P<module>torchtitan[\w.]*)$|(?:^|/)(?P<starter>torchrun|deepspeed|accelerate|srun|mpirun)$"
+    r"(?:^|/)(?:pretrain_\w+\.py|megatron_\w+_pretraining\.py|run_recipe\.py|train\.py|run_train\.sh)$"
+    r"|^torchtitan[\w.]*$|(?:^|/)(?:torchrun|deepspeed|accelerate|srun|mpirun)$"
 )
 
 
