@@ -483,12 +483,17 @@ class SearchResult(Reported, Sequence[Entry]):
         wide: bool = False,
         columns: Sequence[str] | None = None,
         color: bool = False,
+        terminal: int = 0,
     ) -> str:
-        """The first `top` configurations (0: all) as the command line prints them; UsageError for an unknown column."""
+        """The first `top` configurations (0: all) as the command line prints them; UsageError for an unknown column.
+
+        color: with bars where a line of `terminal` characters has room for them.
+        """
         if output_format == "json":
             return self.to_json(top=top, rejected=rejected)
         entries = self.results.listed(top=top, rejected=rejected)
-        table = ranking_table(self.results, entries, names=columns or (), wide=wide)
+        bars = terminal if color and output_format == "table" else 0
+        table = ranking_table(self.results, entries, names=columns or (), wide=wide, terminal=bars)
         return table.render(output_format, color=color) if entries or output_format == "csv" else ""
 
     def __len__(self) -> int:

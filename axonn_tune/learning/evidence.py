@@ -28,7 +28,7 @@ from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
 from axonn_tune.specs.results import MeasuredConfiguration, Measurements, RecordedTerm, Summary
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
 from axonn_tune.validation.published.accuracy import best_pricing
-from axonn_tune.validation.published.rows import Case, interleavings
+from axonn_tune.validation.published.cases import Case, interleavings
 
 Adjust: TypeAlias = Callable[[Machine], Machine]
 """What numbers under trial make of a profile."""

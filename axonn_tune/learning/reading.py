@@ -29,16 +29,8 @@ from axonn_tune.specs.machine import Machine, Source, Tier
 from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
 from axonn_tune.units import counted
-from axonn_tune.validation.published.rows import (
-    COLUMNS,
-    NEEDED,
-    StepRow,
-    case_of,
-    differences,
-    profile_of,
-    read_steps,
-    step_row,
-)
+from axonn_tune.validation.published.cases import case_of, differences, profile_of
+from axonn_tune.validation.published.rows import COLUMNS, NEEDED, StepRow, read_steps, step_row
 
 if TYPE_CHECKING:
     from axonn_tune.learning.training_logs import LoggedRun

@@ -41,8 +41,9 @@ from axonn_tune.validation.published.accuracy import (
     PredictedRow,
     StepSummary,
 )
+from axonn_tune.validation.published.cases import framework_of, nearest_framework
 from axonn_tune.validation.published.measurements import RELATIVE, Evaluation, errors_by_group
-from axonn_tune.validation.published.rows import SHIPPED, framework_of, nearest_framework
+from axonn_tune.validation.published.rows import SHIPPED
 from axonn_tune.validation.quality import Errors
 
 ACCURACY_SCHEMA = "axonn-tune/accuracy/1"

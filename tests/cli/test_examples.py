@@ -113,6 +113,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "slurm-1234.yaml").write_text("".join(f"{name}: {size}\n" for name, size in MODEL.items()), "utf-8")
     (folder / "all_reduce.txt").write_text(EIGHT, encoding="utf-8")
     rows(folder)
+    for name in ("run.sh", "pretrain.sh"):
+        shutil.copy(ROOT / "tests" / "fixtures" / "commands" / "gpt-one-line.sh", folder / name)
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("Call me Ishmael.", encoding="utf-8")
     return folder

@@ -12,7 +12,8 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.validation.published.accuracy import PredictedRow, predict_steps
-from axonn_tune.validation.published.rows import SHIPPED, Case, StepRow, case_of, read_steps
+from axonn_tune.validation.published.cases import Case, case_of
+from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_steps
 from tests.cli.running import good
 
 NAMED = {

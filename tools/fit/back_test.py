@@ -29,7 +29,8 @@ from axonn_tune.learning.learn import PER_DOUBLING, Learning, Prior, learn, prio
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.numbers import with_numbers
 from axonn_tune.validation.published.accuracy import FAMILY_ROWS, family_quality, left_out_s
-from axonn_tune.validation.published.rows import SHIPPED, Case, case_of, profile_of, read_steps
+from axonn_tune.validation.published.cases import Case, case_of, profile_of
+from axonn_tune.validation.published.rows import SHIPPED, read_steps
 from tools.fit.fitting import Floats
 from tools.fit.left_out import WITHOUT_SOURCE
 from tools.fit.software import OF_PROFILES, measured_s, write_records

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from axonn_tune.frameworks import UNKNOWN
-from axonn_tune.validation.published.rows import SHIPPED, Case
+from axonn_tune.validation.published.cases import Case
+from axonn_tune.validation.published.rows import SHIPPED
 from tools.fit.fitting import Floats
 from tools.fit.software import (
     cases,

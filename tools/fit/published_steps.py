@@ -29,7 +29,7 @@ from axonn_tune.program.schedule import StepSchedule
 from axonn_tune.program.size import COLUMNS, Size, Value
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.validation.published.accuracy import limit_bytes
-from axonn_tune.validation.published.rows import Case, interleavings
+from axonn_tune.validation.published.cases import Case, interleavings
 from tools.fit.fitting import Floats
 
 

@@ -27,7 +27,8 @@ from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.machine import Software
 from axonn_tune.units import seconds
 from axonn_tune.validation.published.accuracy import PredictedRow, families
-from axonn_tune.validation.published.rows import SHIPPED, Case, case_of, profile_of, read_steps
+from axonn_tune.validation.published.cases import Case, case_of, profile_of
+from axonn_tune.validation.published.rows import SHIPPED, read_steps
 from axonn_tune.validation.quality import errors_of
 from tools.fit.fitting import LINEAR_BEYOND, Floats
 from tools.fit.published_steps import PublishedSteps, Setting

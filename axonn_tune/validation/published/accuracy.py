@@ -21,23 +21,14 @@ from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.units import GIB
+from axonn_tune.validation.published.cases import Case, case_of, differences, framework_of, interleavings
 from axonn_tune.validation.published.measurements import (
     Evaluation,
     evaluate_collectives,
     evaluate_gemms,
     evaluate_memory,
 )
-from axonn_tune.validation.published.rows import (
-    SHIPPED,
-    Case,
-    StepRow,
-    case_of,
-    differences,
-    framework_of,
-    interleavings,
-    read_records,
-    read_steps,
-)
+from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_records, read_steps
 from axonn_tune.validation.quality import Errors, errors_by, errors_of, kendall, regret, relative_error, spearman
 
 FAMILY_ROWS = 5

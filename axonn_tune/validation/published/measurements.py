@@ -28,7 +28,8 @@ from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLay
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
 from axonn_tune.units import GIB, seconds
-from axonn_tune.validation.published.rows import Place, above_zero, count, each_record, machine_of, number
+from axonn_tune.validation.published.cases import machine_of
+from axonn_tune.validation.published.rows import Place, above_zero, count, each_record, number
 from axonn_tune.validation.quality import Errors, errors_by, errors_of, relative_error
 
 

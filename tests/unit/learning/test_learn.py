@@ -24,7 +24,8 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.points import MatmulProbe
 from axonn_tune.specs.results import Measurements
 from axonn_tune.validation.comparison import RunComparison, repriced
-from axonn_tune.validation.published.rows import SHIPPED, Case, case_of, read_steps
+from axonn_tune.validation.published.cases import Case, case_of
+from axonn_tune.validation.published.rows import SHIPPED, read_steps
 from axonn_tune.validation.quality import spearman
 from tests.unit.validation import made
 

@@ -25,8 +25,9 @@ from axonn_tune.learning.training_logs import (
     looks_like_training_log,
     read_training_log,
 )
+from axonn_tune.validation.published.cases import case_of, framework_of
 from axonn_tune.validation.published.rows import NEEDED as NEEDED_OF_ROWS
-from axonn_tune.validation.published.rows import case_of, framework_of, read_steps
+from axonn_tune.validation.published.rows import read_steps
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
 STEPS = 14

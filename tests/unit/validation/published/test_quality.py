@@ -9,7 +9,8 @@ import pytest
 
 from axonn_tune.errors import DocumentError
 from axonn_tune.validation.published.accuracy import family_quality, predict_steps
-from axonn_tune.validation.published.rows import SHIPPED, StepRow, case_of, node_gb_per_s, read_steps
+from axonn_tune.validation.published.cases import case_of, node_gb_per_s
+from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_steps
 from axonn_tune.validation.quality import errors_of, kendall, ranks, spearman
 
 HEADER = "id,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,pp,dp,precision,network,gpus_per_node\n"

@@ -15,17 +15,8 @@ from axonn_tune.program.size import PLAIN
 from axonn_tune.report.accuracy import steps_text
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.validation.published.accuracy import predict_steps, summarize_steps
-from axonn_tune.validation.published.rows import (
-    COLUMNS,
-    SHIPPED,
-    Case,
-    StepRow,
-    case_of,
-    differences,
-    nearest_framework,
-    read_records,
-    read_steps,
-)
+from axonn_tune.validation.published.cases import Case, case_of, differences, nearest_framework
+from axonn_tune.validation.published.rows import COLUMNS, SHIPPED, StepRow, read_records, read_steps
 
 HEADER = "id,dataset,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,mbs,tp,recompute,precision"
 VALUES = "one,{dataset},A100-SXM,8,Megatron-DeepSpeed,24,2048,16,8192,51200,1024,64,4,{tensor},full,fp16"

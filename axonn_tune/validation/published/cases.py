@@ -1,0 +1,361 @@
+"""What a row of measured steps means to the cost model: its machine, its software, its model and configurations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from axonn_tune.cost.prediction import Configuration
+from axonn_tune.frameworks import UNKNOWN, find_framework, registry
+from axonn_tune.frameworks.description import Framework
+from axonn_tune.grid import ALL_AXES, Grid, divisors
+from axonn_tune.program.constraints import broken_constraints
+from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.machine import Machine, Tier
+from axonn_tune.specs.model import Model, ModelDefaults
+from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
+from axonn_tune.validation.published.rows import SILENT, Place, StepRow, nearest_word
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row as the cost model sees it; `configurations`: several where the row leaves something open.
+
+    known: rows of this software were in the fit. known_chip: so were rows of this accelerator.
+    """
+
+    row: StepRow
+    model: Model
+    workload: Workload
+    machine: Machine
+    framework: Framework
+    configurations: tuple[Configuration, ...]
+    known: bool
+    known_chip: bool
+
+
+# The machine of a row: the nearest shipped profile, with what the row says of memory, node and network.
+
+
+_SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("perlmutter", "perlmutter", ("a100",)),
+    ("frontier", "frontier", ("mi250",)),
+    ("alps", "alps", ("gh200", "h100")),
+    ("p5.48", "aws-p5", ("h100",)),
+    ("dgx-2", "dgx2-v100", ("v100",)),
+)
+"""Word in a system's name, the profile it means, and the accelerators that system has."""
+
+ACCELERATORS: tuple[tuple[str, str], ...] = (
+    ("mi250", "frontier"),
+    ("gh200", "alps"),
+    ("gb200", "gb200-nvl72"),
+    ("gb300", "gb300-nvl72"),
+    ("b200", "dgx-b200"),
+    ("b300", "dgx-b300"),
+    ("h200", "dgx-h200"),
+    ("h100", "dgx-h100"),
+    ("h800", "dgx-h100"),
+    ("a100", "dgx-a100"),
+    ("a800", "dgx-a100"),
+    ("v100", "dgx1-v100"),
+)
+"""Word in an accelerator's name, and the profile it means; the first found counts."""
+
+_OWN_NETWORK = {"perlmutter", "frontier", "alps"}
+"""Profiles of one machine, whose network was measured: what a row says of it adds nothing."""
+
+LARGEST_NODE = 16
+"""An innermost domain of more ranks is a rack."""
+
+LINE_RATE_SHARE = 0.9
+"""Of a network's line rate, what collectives reach (DGX A100, H100 and B200: 0.89 to 0.95)."""
+
+
+def differences(row: StepRow, machine: Machine) -> tuple[str, ...]:
+    """What a row says of its machine that a profile it is priced on does not, in words."""
+    found = []
+    if row.gpu.lower() not in SILENT and not _same_chip(row.gpu, machine.accelerator.name):
+        found.append(f"gpu is {row.gpu!r}, the accelerator of {machine.name} is {machine.accelerator.name!r}")
+    node, domain = machine.launcher.ranks_per_node, machine.tiers[0].ranks or 0
+    # Nodes of a rack that is one domain may have any number.
+    if domain <= LARGEST_NODE and row.gpus_per_node not in (None, node, domain):
+        found.append(f"gpus_per_node is {row.gpus_per_node}, {machine.name} has {node}")
+    return tuple(found)
+
+
+def _same_chip(name: str, other: str) -> bool:
+    """Whether two names hold the same known word, or one that is not known is within the other."""
+    first, second = name.lower(), other.lower()
+    words = [next((word for word, _ in ACCELERATORS if word in lower), "") for lower in (first, second)]
+    return words[0] == words[1] if any(words) else first in second or second in first
+
+
+def profile_of(place: Place) -> str | None:
+    """Name of the profile nearest to a place's machine, or None if no shipped one has its accelerator."""
+    system, gpu = place.system.lower(), place.gpu.lower()
+    for word, profile, chips in _SYSTEMS:
+        if word in system and any(chip in gpu for chip in chips):
+            return profile
+    return next((profile for word, profile in ACCELERATORS if word in gpu), None)
+
+
+def machine_of(place: Place) -> Machine | None:
+    """The profile of a place, adjusted; None if no shipped one has its accelerator."""
+    name = profile_of(place)
+    if name is None:
+        return None
+    return _adjusted(name, place.gpu_memory_gb, place.gpus_per_node, node_gb_per_s(place))
+
+
+def node_gb_per_s(place: Place) -> float | None:
+    """Line rate of one node from the words of the place's network, GB/s; None if they do not say.
+
+    Read: `800 Gbps/node`, `400 Gb/s per GPU`, `8x HDR 200Gb/s`, `Omni-Path 100Gb x4/node`.
+    """
+    words = place.network
+    per_node = re.search(r"(\d+)\s*Gb(?:ps|/s|it/s)?\s*/\s*node", words)
+    if per_node:
+        return float(per_node[1]) / 8.0
+    several = re.search(r"(\d+)\s*x\s*[A-Za-z ]*(\d{2,4})\s*Gb", words) or re.search(
+        r"(\d+)\s*x\s+(?=(HDR|NDR|EDR))", words
+    )
+    if several:
+        rate = {"HDR": 200.0, "NDR": 400.0, "EDR": 100.0}.get(several[2]) or float(several[2])
+        return float(several[1]) * rate / 8.0
+    reverse = re.search(r"(\d{2,4})\s*Gb\S*\s*x\s*(\d+)\s*/\s*node", words)
+    if reverse:
+        return float(reverse[1]) * float(reverse[2]) / 8.0
+    each = re.search(r"(\d+)\s*Gb(?:ps|/s|it/s)\s*(?:per|/)\s*GPU", words)
+    if each and place.gpus_per_node:
+        return float(each[1]) * place.gpus_per_node / 8.0
+    return None
+
+
+@lru_cache(maxsize=256)
+def _adjusted(name: str, memory_gb: float | None, per_node: int | None, line_gb_per_s: float | None) -> Machine:
+    profile = load_machine(name).document
+    accelerator = profile.accelerator
+    if memory_gb is not None and abs(memory_gb / accelerator.memory_gib - 1.0) > 0.1:
+        accelerator = accelerator.model_copy(update={"memory_gib": memory_gb * 0.989})
+    tiers = list(profile.tiers)
+    if len(tiers) > 1:
+        tiers[0] = _of_node(tiers[0], per_node)
+        if line_gb_per_s is not None and name not in _OWN_NETWORK:
+            # What a rack is in one domain has as many nodes' links.
+            nodes = (tiers[0].ranks or 1) / per_node if per_node and (tiers[0].ranks or 0) > LARGEST_NODE else 1.0
+            update = {"bandwidth_gb_per_s": LINE_RATE_SHARE * line_gb_per_s * nodes}
+            tiers[-1] = tiers[-1].model_copy(update=update)
+    return profile.model_copy(update={"accelerator": accelerator, "tiers": tuple(tiers)})
+
+
+def _of_node(tier: Tier, per_node: int | None) -> Tier:
+    """The innermost tier with as many ranks as the row's nodes have; a rack that is one domain stays one."""
+    if per_node is None or tier.ranks is None or per_node == tier.ranks or tier.ranks > LARGEST_NODE:
+        return tier
+    return tier.model_copy(update={"ranks": per_node})
+
+
+# Its software.
+
+FRAMEWORK_WORDS: tuple[tuple[str, str], ...] = (
+    ("bigscience", "megatron-2021"),
+    ("megatron-deepspeed", "megatron-deepspeed"),
+    ("zero-3", "deepspeed-2021"),
+    ("ptd-p", "megatron-2021"),
+    ("scatter-gather", "megatron-2021"),
+    ("nemo", "nemo"),
+    ("megatron-core", "megatron-core"),
+    ("megatron-bridge", "nemo"),
+    ("megatron bridge", "nemo"),
+    ("megascale", "megascale"),
+    ("meta internal", "meta-4d"),
+    ("megatron", "megatron-2022"),
+    ("torchtitan", "torchtitan"),
+    ("fsdp", "fsdp"),
+    ("maxtext", "xla"),
+    ("paxml", "xla"),
+    ("jax", "xla"),
+    ("xla", "xla"),
+)
+"""Word in the name of a row's software, and the framework it means; the first found counts."""
+
+_WITH_BIASES = ("megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspeed-2021", "megascale")
+"""Frameworks whose GPT layers have biases, as their published models do."""
+
+_FITTED_CHIPS = ("a100", "h100", "gb200")
+"""Accelerators with measured steps enough to know how theirs turn out."""
+
+
+def framework_of(row: StepRow) -> Framework:
+    """The framework a row names, with what the row itself says of attention, overlap, ZeRO and compilation."""
+    return _as_stated(registry().get(row.framework) or find_framework(_framework_meant(row)), row)
+
+
+def _framework_meant(row: StepRow) -> str:
+    """Name of the framework that words mean."""
+    words = row.framework.lower()
+    name = next((known for word, known in FRAMEWORK_WORDS if word in words), UNKNOWN)
+    said = f"{row.framework} {row.overlap} {row.notes}".lower()
+    if name == "torchtitan" and ("compile" not in said or "eager" in row.overlap.lower()):
+        name = "torchtitan-eager"
+    stated = row.attention.lower() not in {"", "nan"}
+    if name == "nemo" and not stated and any(chip in row.gpu.lower() for chip in ("a100", "v100")):
+        # Where it does not say so, what ran on these is NeMo before it had FlashAttention and fused layers.
+        name = "nemo-2022"
+    return name
+
+
+def nearest_framework(words: str) -> str:
+    """`, did you mean 'nemo'?` for software that is not known, or an empty string."""
+    return nearest_word(words, [word for word, _ in FRAMEWORK_WORDS])
+
+
+def _as_stated(found: Framework, row: StepRow) -> Framework:
+    """Step options that a row states, or that its published layouts imply."""
+    step, zero, attention = found.step, _zero_stage(row), row.attention.lower()
+    changes: dict[str, object] = {}
+    if attention not in {"", "nan"}:
+        fused = any(word in attention for word in ("flash", "sdpa", "cudnn")) and "no flash" not in attention
+        changes["fused_attention"] = fused
+    if row.vocabulary_multiple is not None:
+        changes["vocabulary_multiple"] = row.vocabulary_multiple
+    if "tp-comm-overlap" in row.overlap.lower():
+        changes["pipelined_tensor"] = True
+    if not _sharded(found, row):
+        changes["distributed_optimizer"] = zero >= 1
+        changes["shard_gradients"] = zero >= 2
+    changes["sequence_parallel"] = row.sequence_parallel and row.tensor > 1
+    wanted = {name: value for name, value in changes.items() if getattr(step, name) != value}
+    return found.with_step(**wanted) if wanted else found
+
+
+def _sharded(framework: Framework, row: StepRow) -> bool:
+    """Whether weights are split over the ranks that share the batch: FSDP, ZeRO-3."""
+    return "z" in framework.axes and (framework.step.gather_unit == "block" or row.zero.startswith("3"))
+
+
+def _zero_stage(row: StepRow) -> int:
+    """ZeRO stage; where words describe sharding instead, gradients are taken to be sharded."""
+    first = row.zero[:1]
+    if first.isdigit():
+        return int(first)
+    return 2 if "shard" in row.zero.lower() or "fsdp" in row.zero.lower() else 0
+
+
+# Its model, workload and configurations.
+
+
+def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
+    """Map a row; the reason in words where something in it is out of scope or impossible.
+
+    machine: price it on this profile as it is, whatever the row says of its machine.
+    """
+    precision = _precision(row.precision)
+    if precision is None:
+        return f"number format {row.precision!r} is not modelled: bf16, fp16, fp32 and fp64 are"
+    priced_on = machine_of(row) if machine is None else machine
+    if priced_on is None:
+        known = ", ".join(sorted({word.upper() for word, _ in ACCELERATORS}))
+        return f"no machine profile has the accelerator {row.gpu!r}: known are {known}"
+    if precision not in priced_on.accelerator.peak_tflops:
+        return f"{priced_on.name} states no peak for {precision}"
+    ranks = row.tensor * row.y * row.pipeline * row.context * row.data
+    if ranks != row.gpus:
+        tensor = f"tensor {row.tensor}" + (f" x {row.y}" if row.y > 1 else "")
+        parts = f"{tensor} x pipeline {row.pipeline} x context {row.context} x data {row.data}"
+        return f"{parts} = {ranks}, not {row.gpus} GPUs"
+    framework = framework_of(row)
+    model = model_of(row, framework)
+    workload = Workload(global_batch=row.global_batch, sequence_length=row.sequence_length, precision=precision)
+    found = tuple(_configurations(row, framework, model, workload))
+    if not found:
+        wrong = _wrong(next(_open(row, framework)), model, workload, framework)
+        return "; ".join(wrong) or "no layout satisfies the constraints"
+    named = row.gpu if machine is None else machine.accelerator.name
+    chip = any(name in named.lower() for name in _FITTED_CHIPS)
+    return Case(row, model, workload, priced_on, framework, found, framework.name != UNKNOWN, chip)
+
+
+def _precision(words: str) -> Precision | None:
+    text = words.lower()
+    if "fp8" in text or "int8" in text or "fp4" in text:
+        return None
+    if "fp16" in text or "half" in text or "mixed" in text:
+        return "bf16" if text.startswith("bf16") else "fp16"
+    if text in SILENT:
+        return "bf16"
+    found: dict[str, Precision] = {"bf16": "bf16", "bfloat16": "bf16", "fp64": "fp64", "fp32": "fp32"}
+    return next((precision for word, precision in found.items() if word in text), None)
+
+
+def model_of(row: StepRow, framework: Framework) -> Model:
+    """The model of a row; what the row does not say, such as biases, as models of its kind have it."""
+    return Model(
+        schema="axonn-tune/model/1",
+        name=row.model or "model",
+        family="llama" if row.gated else "gpt",
+        layers=row.layers,
+        hidden=row.hidden,
+        heads=row.heads,
+        kv_heads=row.kv_heads,
+        head_dim=row.head_dim or max(1, row.hidden // row.heads),
+        ffn=row.ffn,
+        vocab=row.vocab,
+        max_sequence_length=row.sequence_length,
+        biases=framework.name in _WITH_BIASES and not row.gated if row.biases is None else row.biases,
+        tied_embeddings=not row.gated if row.tied is None else row.tied,
+        source="published row",
+        defaults=ModelDefaults(global_batch=row.global_batch, sequence_length=row.sequence_length),
+    )
+
+
+def _configurations(row: StepRow, framework: Framework, model: Model, workload: Workload) -> Iterator[Configuration]:
+    """The row's configuration; every one that is allowed where micro-batch or recompute is open."""
+    for found in _open(row, framework):
+        per_rank = workload.global_batch // (found.grid.data * found.grid.z)
+        batches = divisors(per_rank) if row.micro_batch is None and per_rank else (row.micro_batch or 1,)
+        for micro_batch in batches:
+            candidate = replace(found, micro_batch=micro_batch)
+            if not _wrong(candidate, model, workload, framework):
+                yield candidate
+
+
+def _wrong(one: Configuration, model: Model, workload: Workload, framework: Framework) -> list[str]:
+    return broken_constraints(one.grid, model, workload, framework, micro_batch=one.micro_batch, chunks=one.chunks)
+
+
+def interleavings(case: Case) -> Iterator[Configuration]:
+    """Configurations of a row that does not say whether its stages are interleaved, with each that is possible."""
+    for found in case.configurations:
+        for chunks in divisors(max(1, case.model.layers // found.grid.pipeline)):
+            candidate = replace(found, chunks=chunks)
+            if not _wrong(candidate, case.model, case.workload, case.framework):
+                yield candidate
+
+
+def _open(row: StepRow, framework: Framework) -> Iterator[Configuration]:
+    """The row's degrees, with each kind of recompute it may mean."""
+    z = row.z or (row.data if _sharded(framework, row) else 1)
+    order = row.order or framework.axes
+    grid = Grid(
+        x=row.tensor,
+        y=row.y,
+        z=z,
+        data=row.data // z,
+        context=row.context,
+        pipeline=row.pipeline,
+        order=(*order, *(axis for axis in ALL_AXES if axis not in order)),
+    )
+    kept = None if framework.step.reshard == "fit" else 0
+    for recompute in _recomputes(row.recompute):
+        yield Configuration(grid, row.micro_batch or 1, recompute, kept, row.interleave, row.parts or None)
+
+
+def _recomputes(words: str) -> tuple[Recompute, ...]:
+    text = words.lower()
+    if "not stated" in text or text in {"", "nan"}:
+        return RECOMPUTES
+    return next(((kind,) for kind in RECOMPUTES if text.startswith(kind)), RECOMPUTES)
