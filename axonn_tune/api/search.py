@@ -6,6 +6,7 @@ Options that every function that searches takes are named as those of the comman
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 Cost: TypeAlias = Literal["alpha-beta", "paper", "paper-released", "paper-mended"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
+_MOST_TOKENS = 1e18
 Settings: TypeAlias = Mapping[str, object] | Sequence[str]
 """Changed values by their dotted keys, `{"machine.accelerator.memory_gib": 80}`, or as `KEY=VALUE` texts."""
 
@@ -55,7 +57,8 @@ class SearchOptions(TypedDict, total=False):
     only this many.
     shard_optimizer: shard FP32 master weights and optimizer states over the data axis (ZeRO-1).
     split_micro_batch: two-batch overlap. overlap: overlap just these; no_overlap: all
-    but these, `"all"` or True for none. set: changed values of the model, machine or workload.
+    but these, `"all"` or True for none. set: changed values of the model, machine or workload. tokens_total: of the
+    whole training, a number or a text such as `"1.5T"`; each configuration then has its GPU-hours, node-hours and days.
     """
 
     seq: int | None
@@ -77,6 +80,7 @@ class SearchOptions(TypedDict, total=False):
     pipeline: int | bool | None
     chunks: int | None
     set: Settings | None
+    tokens_total: int | str | None
 
 
 Options = SearchOptions
@@ -118,7 +122,23 @@ def make_choices(
         framework=framework,
         pipeline=bool(pipeline),
         settings=assignments(options.get("set")),
+        tokens_total=parse_tokens(options.get("tokens_total")),
     )
+
+
+_TOKENS = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)([KMBT]?)", flags=re.IGNORECASE)
+
+
+def parse_tokens(tokens: int | str | None) -> int | None:
+    """Tokens of a whole training: a number, or a text such as `300B`, `1.5T` or `1.5e12`; UsageError for another."""
+    if tokens is None:
+        return None
+    match = _TOKENS.fullmatch(str(tokens).replace(",", "").replace("_", "").strip())
+    scale = 10.0 ** (3 * " KMBT".index(match[2].upper() or " ")) if match else 0.0
+    count = float(match[1]) * scale if match else 0.0
+    if not 1.0 <= count <= _MOST_TOKENS:
+        raise UsageError(f"--tokens-total {tokens}: give a number of tokens such as 300B, 1.5T or 1.5e12")
+    return round(count)
 
 
 def by_our_names(options: Mapping[str, Any]) -> dict[str, Any]:

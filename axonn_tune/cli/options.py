@@ -346,6 +346,11 @@ def _colored(ctx: click.Context, param: click.Parameter, value: bool | None) -> 
     return use_color(wanted=value)
 
 
+tokens_total_option = click.option(
+    "--tokens-total",
+    metavar="N",
+    help="Tokens of the whole training, such as 1.5T: adds GPU-hours, node-hours and days, with their 80% interval.",
+)
 steps_option = click.option("--steps", type=_COUNT, metavar="N", help="Train up to this step. Default: the config's.")
 resume_option = click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
 resume_from_option = click.option(
@@ -396,7 +401,18 @@ def refuse_search(words: str, options: Mapping[str, Any], *, allowed: Sequence[s
         raise click.UsageError(f"{words} all of it: leave out {', '.join(flags)}.")
 
 
-_BESIDE_COMMAND = ("machine", "gpus", "model", "framework", "batch", "seq", "micro_batch", "precision", "set")
+_BESIDE_COMMAND = (
+    "machine",
+    "gpus",
+    "model",
+    "framework",
+    "batch",
+    "seq",
+    "micro_batch",
+    "precision",
+    "set",
+    "tokens_total",
+)
 """Options that say what a command does not."""
 
 

@@ -31,6 +31,7 @@ from axonn_tune.cli.options import (
     require_problem,
     search_options,
     show,
+    tokens_total_option,
     wide_option,
     write_html,
     write_or_print,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 @click.command("search", cls=SearchCommand, short_help="Rank every grid of a number of GPUs.")
 @search_options()
+@tokens_total_option
 @click.option(
     "--cost",
     type=SuggestingChoice(COSTS),
@@ -153,6 +155,7 @@ def _write(
 @click.command("explain", cls=SearchCommand, short_help="Explain one configuration, term by term.")
 @click.argument("launch", required=False, metavar="[LAUNCH]")
 @search_options(required=False)
+@tokens_total_option
 @from_command_option("Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed).")
 @click.option("--pick", type=Count(), default=1, show_default=True, help="Row of the ranking to explain.")
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
@@ -196,8 +199,9 @@ def explain_command(
             raise click.UsageError(f"--from-command {from_command}: leave out {launch or '--pick'}.")
         found = explain_stated(from_command, **beside_command(from_command, options))
     elif launch:
-        refuse_search(f"{launch} says", options)
-        found = explain_launch_said(launch, machine=options["machine"] if given("machine") else None)
+        refuse_search(f"{launch} says", options, allowed=("machine", "tokens_total"))
+        machine = options["machine"] if given("machine") else None
+        found = explain_launch_said(launch, machine=machine, tokens_total=options["tokens_total"])
     else:
         require_problem(options)
         found = explain(**options, pick=pick)
@@ -206,11 +210,11 @@ def explain_command(
     click.echo(found.render(output_format, terms=terms), nl=False)
 
 
-def explain_launch_said(path: str, *, machine: str | None) -> Explanation:
+def explain_launch_said(path: str, *, machine: str | None, tokens_total: str | None = None) -> Explanation:
     """The configuration of a launch config; says so if the machine profile has changed since."""
     from axonn_tune.api.analysis import explain_launch
 
-    found = explain_launch(path, machine=machine)
+    found = explain_launch(path, machine=machine, tokens_total=tokens_total)
     if found.machine_changed:
         click.echo(f"The machine profile is not the one that {path} was written with: times differ.", err=True)
     return found
@@ -220,6 +224,7 @@ def explain_launch_said(path: str, *, machine: str | None) -> Explanation:
 @click.option("--gpus", required=True, metavar="LIST", help="GPU counts: 64,128 or 64..4096x2 or 64..128+16.")
 @click.option("--batch", metavar="LIST", help="Global batch sizes, in the same way. Default: the model's.")
 @search_options(lists=True)
+@tokens_total_option
 @click.option("--weak", is_flag=True, help="Weak scaling: the batch is for the first count, and grows with the others.")
 @format_option()
 @wide_option
@@ -254,6 +259,7 @@ def sweep_command(
 
 @click.command("compare", cls=SearchCommand)
 @search_options(ranks=False, required=False)
+@tokens_total_option
 @from_command_option("Compare for the run that a script or config file starts, and with its own layout.")
 @format_option()
 @click.option("--wide", is_flag=True, help="Every column in the table.")

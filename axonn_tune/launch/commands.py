@@ -111,6 +111,7 @@ def emission(
         predicted=predict(pricing, model=model, machine=machine, workload=workload),
         factors=_factors(pricing),
         inner=_inner(pricing),
+        fixed="" if pricing.framework.permuted else pricing.framework.title,
         per_node=min(machine.launcher.ranks_per_node, pricing.configuration.grid.world),
         settings=tuple(_settings(command, SUBMITTED if kind == "slurm" else BESIDE, names)),
         program=_program(command, names),

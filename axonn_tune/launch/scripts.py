@@ -45,8 +45,8 @@ class Job:
     of ranks; inner: the axis whose neighbours are nearest. settings: lines that prepare what is started. program: the
     words after `torchrun` or `python3`, as bash reads them. variables: lines that set the environment; per_task: those
     that Slurm sets for each task. steps: that are run; saves: whether the ranks save on USR2, resumes: and go on from
-    there. accelerate: options of `accelerate launch`, one process a
-    node, which starts the ranks.
+    there. accelerate: options of `accelerate launch`, one process a node, which starts the ranks. fixed: framework that
+    numbers ranks in its own order, "" where the order is chosen.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Job:
     saves: bool = False
     resumes: bool = False
     accelerate: tuple[str, ...] = ()
+    fixed: str = ""
 
     @property
     def world(self) -> int:
@@ -181,6 +182,8 @@ def _heading_lines(job: Job, layout: _NodeLayout) -> list[str]:
     """Comments on top of a script: what runs, where each rank is, what to expect, who wrote it."""
     last = layout.ranks_per_node - 1
     placed = f"Ranks of a node are consecutive, 0 to {last} on the first: neighbours along {job.inner} are nearest."
+    if job.fixed:
+        placed += f" {job.fixed} numbers ranks in this order itself, so hosts need no permutation."
     *about, written = job.about
     return [
         *map(comment, about),
@@ -317,7 +320,10 @@ export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))"""
 
 # Slurm sets these for each task, over what the script exports.
 _DEVICE_LISTS = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
-_RANK = """export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID
+# By node, whatever --distribution the site sets: $SLURM_PROCID follows it, and may go round the nodes.
+_NUMBER = "$((SLURM_NODEID * {per_node} + SLURM_LOCALID))"
+_RANK = f"""export RANK={_NUMBER.format(per_node="ranks_per_node")}
+export LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID
 export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$ranks_per_node"""
 
 _WAIT = """
@@ -351,6 +357,7 @@ def slurm_script(job: Job, machine: Machine) -> str:
     lines = [
         "#!/usr/bin/env bash",
         *_heading_lines(job, layout),
+        *([] if job.accelerate or layout.nodes == 1 else _check_lines(layout)),
         "#",
         *_directives(job, slurm, layout),
         "set -euo pipefail",
@@ -369,6 +376,16 @@ def slurm_script(job: Job, machine: Machine) -> str:
         *(['exit "$status"'] if job.saves else []),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _check_lines(layout: _NodeLayout) -> list[str]:
+    """How to see where each rank is."""
+    number = _NUMBER.format(per_node=layout.ranks_per_node)
+    return [
+        "# To check which host each rank is on, run this in the job, or in an salloc of as many nodes:",
+        f"#   srun --nodes {layout.nodes} --ntasks-per-node {layout.ranks_per_node} "
+        f"bash -c 'echo {number} $(hostname)' | sort -n",
+    ]
 
 
 def _directives(job: Job, slurm: Slurm, layout: _NodeLayout) -> list[str]:
@@ -434,7 +451,8 @@ def _rank_lines(job: Job) -> list[str]:
     """What each task runs first."""
     names = " and ".join(line.removeprefix("export ").partition("=")[0] for line in job.per_task)
     return [
-        "# What torchrun would tell each rank, from what Slurm tells each task.",
+        "# What torchrun would tell each rank, from what Slurm tells each task. Ranks of a node are consecutive, as in",
+        "# the rank order that was priced, whatever --distribution srun is given.",
         *([f"# {names} once more, because Slurm sets that for each task."] if names else []),
         "export ranks_per_node",
         "# shellcheck disable=SC2016  # expanded by each task, not here",
@@ -445,6 +463,7 @@ def _rank_lines(job: Job) -> list[str]:
 def _step_lines(job: Job, slurm: Slurm, layout: _NodeLayout) -> list[str]:
     extra = _srun_options(slurm)
     given = {option.split("=")[0] for option in extra}
+    # Tasks are labelled as their ranks are numbered, unless the site distributes them otherwise.
     bindings = ["--cpu-bind=cores", "--distribution=block:block"]
     bindings = [option for option in bindings if option.split("=")[0] not in given]
     common = ["--export=ALL --kill-on-bad-exit=1 --label", *extra]

@@ -58,6 +58,7 @@ class Choices:
     settings: tuple[str, ...] = ()
     framework: Framework = AXONN_TUNE
     pipeline: bool = False
+    tokens_total: int | None = None
 
 
 def load_inputs(choices: Choices) -> Inputs:
@@ -80,6 +81,7 @@ def load_inputs(choices: Choices) -> Inputs:
         rank_by=choices.rank_by or ("iteration" if pipeline else framework.ranked_by),
         framework=framework,
         pipeline=pipeline,
+        tokens_total=choices.tokens_total,
     )
     _check_axes(problem)
     _check_step(problem)

@@ -277,7 +277,7 @@ def test_options_are_those_of_the_command_line() -> None:
 
     command = click.command()(options.search_options()(lambda **parameters: None))
     named = {param.name for param in command.params} - {"gpus", "model", "machine", "batch", "rank_by", "help"}
-    assert named == set(SearchOptions.__annotations__)
+    assert named | {"tokens_total"} == set(SearchOptions.__annotations__)
     assert set(options.RANK_BY) == {*RANK_BY, "step"}
     assert (COSTS, ("alpha-beta", *get_args(PaperBackend))) == (options.COSTS, COSTS)
     assert (options.OVERLAPS, options.RECOMPUTES) == (OVERLAPS, RECOMPUTES)
