@@ -30,10 +30,18 @@ def models_group() -> None:
     """List, show, check and import models."""
 
 
-@click.group("machines")
+@click.group("machines", short_help="List, show and check machine profiles.")
 @help_option
 def machines_group() -> None:
-    """List, show and check machine profiles."""
+    """List, show and check machine profiles.
+
+    A profile of your own cluster comes from logs of training or of nccl-tests (axonn-tune learn), from measuring it
+    (axonn-tune calibrate), or from a file that says what differs from the nearest one (extends: dgx-h100).
+
+    \b
+    Example:
+      axonn-tune learn all_reduce.txt --machine dgx-h100 -o ours.yaml
+    """
 
 
 def _load(kind: Kind, name: str, *, overrides: tuple[str, ...] = ()) -> Loaded[Any]:

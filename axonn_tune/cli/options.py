@@ -92,8 +92,45 @@ class AxisOrder(BaseOrder):
             self.fail(str(error), param, ctx)
 
 
+GROUPS = {
+    "Workload": (
+        *("model", "batch", "seq", "precision", "framework", "from_command", "weak", "set"),
+        *("shard_optimizer", "tokens_total"),
+    ),
+    "Hardware": ("gpus", "machine"),
+    "Constraints": (*AXES, "pipeline", "chunks", "order", "recompute", "micro_batch", "kept_layers"),
+    "Overlap": ("overlap", "no_overlap", "split_micro_batch"),
+    "Ranking": ("rank_by", "cost", "variants", "with_rejected", "top", "pick"),
+}
+"""Headings of the help of commands that search, and the parameters below each; the rest is output."""
+LAST_GROUP = "Output"
+
+
 class SearchCommand(click.Command):
-    """A command that searches: options may have the names that the framework has for them, `--tp 8` for `--x 8`."""
+    """A command that searches: its help is in groups, and options may have the names that frameworks have for them.
+
+    own: groups that the command has before the others, as in `GROUPS`.
+    """
+
+    def __init__(self, *arguments: Any, own: Mapping[str, Sequence[str]] | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._groups = {**(own or {}), **GROUPS}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write options by what they are about, and the one for help last of all."""
+        below = [(heading, name) for heading, names in self._groups.items() for name in names]
+        places = {name: place for place, (_, name) in reversed(list(enumerate(below)))}
+        end = len(below)
+        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self._groups, LAST_GROUP)}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        for param in sorted(options, key=lambda one: places.get(str(one.name), end + (one.name == "help"))):
+            if record := param.get_help_record(ctx):
+                place = places.get(str(param.name), end)
+                rows[below[place][0] if place < end else LAST_GROUP].append(record)
+        for heading, records in rows.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put our names for the framework's, where there are any."""

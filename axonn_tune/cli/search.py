@@ -203,7 +203,7 @@ def explain_launch_said(path: str, *, machine: str | None) -> Explanation:
     return found
 
 
-@click.command("sweep", cls=SearchCommand, short_help="Scale over GPU counts, batches and models.")
+@click.command("sweep", cls=SearchCommand, short_help="Find the best at many GPU counts, batches and models.")
 @click.option("--gpus", required=True, metavar="LIST", help="GPU counts: 64,128 or 64..4096x2 or 64..128+16.")
 @click.option("--batch", metavar="LIST", help="Global batch sizes, in the same way. Default: the model's.")
 @search_options(lists=True)
@@ -239,7 +239,7 @@ def sweep_command(
     found.require_any()
 
 
-@click.command("compare", cls=SearchCommand)
+@click.command("compare", cls=SearchCommand, short_help="Compare with the best layouts of other frameworks.")
 @search_options(ranks=False, required=False)
 @from_command_option("Compare for the run that a script or config file starts, and with its own layout.")
 @format_option()
