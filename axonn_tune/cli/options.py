@@ -142,7 +142,8 @@ class SearchCommand(click.Command):
 
 def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
     """The words with options by a framework's names under ours; what no framework knows is left to click."""
-    from axonn_tune.frameworks.names import is_known, option, our_options
+    from axonn_tune.errors import UsageError
+    from axonn_tune.frameworks.names import ADVICE, is_known, option, our_options
 
     kept: list[str] = []
     given, others = dict[str, str](), dict[str, str]()
@@ -157,6 +158,8 @@ def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
             given[name] = value
             _ = has_value or next(places, None)
             continue
+        elif flag.startswith("--") and name in ADVICE:
+            raise UsageError(f"there is no option {flag}: {ADVICE[name]}")
         kept.append(args[place])
     return [*(f"{option(name)}={value}" for name, value in our_options(given, others).items()), *kept]
 
@@ -277,7 +280,8 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
         click.option(
             "--order",
             metavar="AXES",
-            help="Only this rank order, fastest-varying axis first: x,y,z,data.",
+            help="Only this rank order, fastest-varying axis first: x,y,z,data. Axes left out, as in tables those of "
+            "size 1, come last.",
         ),
         click.option(
             "--recompute",
@@ -465,6 +469,22 @@ def load(options: Mapping[str, Any]) -> Inputs:
 
     require_problem(options)
     return load_inputs(make_choices(**options))
+
+
+def say_assumed(inputs: Inputs) -> None:
+    """Say on standard error which machine, batch and sequence length were taken because nothing was said."""
+    model, workload = inputs.model.document, inputs.problem.workload
+    if not (given("machine") or "AxoNN paper" in model.description):
+        name = inputs.machine.document.name
+        click.echo(f"Priced on {name}, since no --machine was given: `axonn-tune machines list` has others.", err=True)
+    guessed = model.source.partition("assumed:")[2]
+    words = {
+        "batch": f"a batch of {workload.global_batch:,} sequences (--batch)",
+        "seq": f"{workload.sequence_length:,} of up to {model.max_sequence_length:,} tokens in a sequence (--seq)",
+    }
+    names = {"batch": "batch", "seq": "sequence length"}
+    if taken := [words[option] for option, name in names.items() if name in guessed and not given(option)]:
+        click.echo(f"Assumed when the model was imported: {' and '.join(taken)}.", err=True)
 
 
 def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:

@@ -29,6 +29,7 @@ from axonn_tune.cli.options import (
     refuse_search,
     require_distinct,
     require_problem,
+    say_assumed,
     search_options,
     show,
     wide_option,
@@ -62,7 +63,8 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     metavar="FILE",
-    help="Write what starts the first row, or that of --pick: a launch config, or another framework's command.",
+    help="Write what starts the first row, or that of --pick: a launch config, or another framework's command. "
+    "Default with --emit: launch.yaml, run.sh or run.sbatch.",
 )
 @click.option("--pick", type=Count(), metavar="N", default=1, show_default=True, help="Row that -o writes.")
 @click.option("--tokens", metavar="FILE", help="Token file, as by `axonn-tune data`, that the launch config trains on.")
@@ -108,7 +110,9 @@ def search_command(
     """
     from axonn_tune.api.search import search
 
-    _check_output(output, emit=emit, pick=pick, tokens=tokens)
+    if emit and output is None:
+        output = _default_output(emit, framework=options["framework"])
+    _check_output(output, pick=pick, tokens=tokens)
     require_distinct(output=output, html=html, tokens=tokens)
     found = search(**options, cost=cost, variants=variants)
     found.results.require_row(pick)
@@ -117,15 +121,21 @@ def search_command(
     found.results.require_any()
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(found.remarks), err=True)
+        say_assumed(found.inputs)
     if output:
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
 
 
-def _check_output(output: str | None, *, emit: tuple[str, ...], pick: int, tokens: str | None) -> None:
+def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:
+    """The file that --emit writes unless -o names one."""
+    ours = framework in (None, "axonn-tune")
+    return "launch.yaml" if ours else "run.sbatch" if "slurm" in emit else "run.sh"
+
+
+def _check_output(output: str | None, *, pick: int, tokens: str | None) -> None:
     """Refuse what to write without where to, and standard output, which has the ranking."""
-    if not output and (emit or tokens or pick != 1):
-        option = "--emit" if emit else "--tokens" if tokens else "--pick"
-        raise click.UsageError(f"{option} says what to write: give -o FILE too.")
+    if output is None and (tokens or pick != 1):
+        raise click.UsageError(f"{'--tokens' if tokens else '--pick'} says what to write: give -o FILE too.")
     if output in ("", "-"):
         raise click.UsageError("-o - : a launch config is a file of its own, and the ranking is on standard output.")
 
@@ -191,6 +201,8 @@ def explain_command(
     if trace:
         write_trace(trace, found.trace().text, quiet=False)
     click.echo(found.render(output_format), nl=False)
+    if not (launch or from_command):
+        say_assumed(found.inputs)
 
 
 def explain_launch_said(path: str, *, machine: str | None) -> Explanation:
@@ -274,6 +286,8 @@ def compare_command(
         require_problem(options)
         found = compare(**options)
     show(found, found.render(output_format, wide=wide, color=color), html=html)
+    if not from_command:
+        say_assumed(found.inputs)
     if output_format == "table" and not wide:
         click.echo(f"\n{LEFT_OUT}", err=True)
 
@@ -290,7 +304,7 @@ def report_command(*, sources: tuple[str, ...], output: str, machine: str | None
     SOURCE is a launch config; a ranking, sweep, comparison or validation as --format json prints it; a
     measurement file, as `validate -o` writes it; or the folder of a finished run. Several become
     sections of one report. Each is recognised by its schema. The same is written by --html of search,
-    compare, sweep and validate. It needs plotly: pip install 'axonn-tune[report]'.
+    compare, sweep and validate. It needs plotly: pip install '.[report]' in a checkout.
 
     \b
     Example:
