@@ -3,31 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 SPECIFIED_BY := setup.cfg constraints.txt pyproject.toml
-DEMO := build/demo
-DEMO_RANKS := 4
-DEMO_STEPS := 25
 CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types generated generate unit format docs accuracy bench gpu fit clean chromium
+.PHONY: help demo test check style types generated generate unit format docs accuracy bench gpu fit frameworks clean chromium
 .DELETE_ON_ERROR:
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: .venv/installed-runtime ## install; rank grids of an 80b model; then measure this machine, search and train here
-	@mkdir -p $(DEMO)
-	@rm -rf $(DEMO)/run $(DEMO)/here.points.jsonl
-	@echo '1. All grids of an 80b model on 1,024 GPUs; the launch config of the first is $(DEMO)/80b.yaml.'
-	@$(BIN)/axonn-tune --gpus 1024 --model 80b -o $(DEMO)/80b.yaml
-	@printf '\n2. This machine, measured with $(DEMO_RANKS) ranks: $(DEMO)/here.yaml.\n'
-	@$(BIN)/axonn-tune calibrate --ranks $(DEMO_RANKS) --budget 20s --model nano -o $(DEMO)/here.yaml
-	@printf "\n3. Python's own source as text to train on, and the best grid for a small model here.\n"
-	@$(BIN)/axonn-tune data --python-stdlib -o $(DEMO)/tokens.bin
-	@$(BIN)/axonn-tune --gpus $(DEMO_RANKS) --model nano --machine $(DEMO)/here.yaml --precision fp32 --no-overlap \
-		--rank-by iteration --tokens $(DEMO)/tokens.bin -o $(DEMO)/launch.yaml
-	@printf '\n4. $(DEMO)/launch.yaml, run: $(DEMO_STEPS) steps, then predicted beside measured.\n'
-	@$(BIN)/axonn-tune run $(DEMO)/launch.yaml --steps $(DEMO_STEPS) --directory $(DEMO)/run
+demo: .venv/installed-demo ## install; rank grids of an 80b model; then predicted vs. measured on an emulated cluster
+	@$(BIN)/python -m tools.demo
 
 test: style types generated chromium ## style, types, generated files, and all tests but those of `make accuracy`
 	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore=tests/published
@@ -78,6 +64,9 @@ gpu: .venv/installed-runtime ## what the runtime does on the GPU here, predicted
 fit: .venv/installed-dev ## fit machine profiles to measurements; options in ARGS
 	@$(BIN)/python -m tools.fit.profiles $(ARGS)
 
+frameworks: .venv/installed-dev ## show the frameworks' own code the commands written for them, and record what it says; names in ARGS
+	@$(BIN)/python -m tools.frameworks.record $(ARGS)
+
 clean: ## remove .venv and everything built
 	@rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -91,6 +80,11 @@ clean: ## remove .venv and everything built
 .venv/installed-runtime: .venv/installed
 	@echo 'installing torch into .venv' >&2
 	@$(PIP) install --constraint constraints.txt --editable '.[runtime]'
+	@touch $@
+
+.venv/installed-demo: .venv/installed
+	@echo 'installing torch and plotly into .venv' >&2
+	@$(PIP) install --constraint constraints.txt --editable '.[report,runtime]'
 	@touch $@
 
 .venv/installed-dev: .venv/installed-runtime

@@ -68,7 +68,8 @@ _ADVICE = {
         "--machine mine.yaml."
     ),
     "model": (
-        "Models of your own: `axonn-tune models import config.json -o mine.yaml` takes a Hugging Face config.\n"
+        "Models of your own: `axonn-tune models import config.json -o mine.yaml` takes a Hugging Face config, or the\n"
+        "script of a run with Megatron-LM or torchtitan.\n"
         "Or write a file that says what differs from the nearest: extends: 20b. Then give --model mine.yaml."
     ),
 }

@@ -24,8 +24,18 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """List every decision below the page that says what they are."""
     pages = sorted((Path(config.docs_dir) / DECISIONS).glob("[0-9]*.md"))
     listed: list[Any] = [{"About": f"{DECISIONS}/index.md"}, *(f"{DECISIONS}/{page.name}" for page in pages)]
-    config.nav = [{"Decisions": listed} if "Decisions" in entry else entry for entry in config.nav or []]
+    config.nav = [_with_decisions(entry, listed) for entry in config.nav or []]
     return config
+
+
+def _with_decisions(entry: Any, listed: list[Any]) -> Any:  # noqa: ANN401 - an entry of the menu, as YAML has it
+    """An entry of the menu, with a list for the page of decisions wherever in it that is."""
+    if not isinstance(entry, dict):
+        return entry
+    ((title, below),) = entry.items()
+    if title == "Decisions":
+        return {title: listed}
+    return {title: [_with_decisions(one, listed) for one in below] if isinstance(below, list) else below}
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

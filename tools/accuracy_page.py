@@ -1,13 +1,13 @@
-"""Write docs/accuracy.md from the shipped measurements: `python -m tools.accuracy_page`.
+"""Write docs/accuracy.md and docs/accuracy-fits.md from the shipped measurements: `python -m tools.accuracy_page`.
 
-What is in the page's fixed words is in accuracy_page.md beside this file; every table is computed here.
+The fixed words of both are in accuracy_page.md and accuracy_fits.md beside this file; every table is computed here.
 """
 
 from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +25,15 @@ from tools.fit.left_out import coverage, family_group
 from tools.fit.software import cases
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, FIGURE = DOCS / "accuracy.md", DOCS / "accuracy.svg"
-WORDS = Path(__file__).with_name("accuracy_page.md")
+FIGURE = DOCS / "accuracy.svg"
+PAGES = {"accuracy_page.md": DOCS / "accuracy.md", "accuracy_fits.md": DOCS / "accuracy-fits.md"}
 
 
-def page() -> str:
-    """The page: fixed words with tables where they say `{{name}}`."""
-    text = WORDS.read_text(encoding="utf-8")
-    for name, table in tables().items():
-        text = text.replace("{{" + name + "}}", table.rstrip())
-    return text
+def page(words: str, found: Mapping[str, str]) -> str:
+    """A page: fixed words with tables where they say `{{name}}`."""
+    for name, table in found.items():
+        words = words.replace("{{" + name + "}}", table.rstrip())
+    return words
 
 
 def tables() -> dict[str, str]:
@@ -54,6 +53,8 @@ def tables() -> dict[str, str]:
         "worst": _worst(found.summary.worst),
         "collectives": _evaluations(found.collectives),
         "gemms": _evaluations(found.gemms),
+        "collectives_median": f"{errors_by_group(found.collectives)['all'].median:.1%}",
+        "gemms_median": f"{errors_by_group(found.gemms)['all'].median:.1%}",
         "memory": _evaluations(found.memory),
         "share": f"{len(single) / len(found.steps):.0%}",
         "families": str(len(families(single))),
@@ -165,7 +166,9 @@ def _by_source(found: Accuracy) -> str:
     headings += [Heading("without source"), Heading("median")]
     summaries = [found.summary, found.without["family"], found.without["source"]]
     rows = [_source_cells(name, *(one.by_source[name] for one in summaries)) for name in found.summary.by_source]
-    return markdown_table(headings, [*rows, _source_cells("all", *(one.errors for one in summaries))])
+    rows.append(_source_cells("all, mean over rows", *(one.errors for one in summaries)))
+    mean = [f"{np.mean([errors.mape for errors in one.by_source.values()]):.1%}" for one in summaries]
+    return markdown_table(headings, [*rows, ["all, mean over sources", "", mean[0], mean[1], "", "", mean[2], ""]])
 
 
 def _source_cells(name: str, shipped: Errors, family: Errors, source: Errors) -> list[str]:
@@ -214,8 +217,10 @@ def _evaluations(evaluated: Sequence[Evaluation]) -> str:
 
 
 def main() -> int:
-    """Write the page."""
-    PAGE.write_text(page(), encoding="utf-8")
+    """Write both pages."""
+    found = tables()
+    for name, path in PAGES.items():
+        path.write_text(page(Path(__file__).with_name(name).read_text("utf-8"), found), encoding="utf-8")
     return 0
 
 

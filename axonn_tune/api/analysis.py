@@ -128,17 +128,17 @@ class Explanation(PricedConfiguration):
         """The same as text: what `axonn-tune explain --format json` prints."""
         return json_text(self.to_dict())
 
-    def render(self, output_format: ExplainFormat = "table") -> str:
-        """The explanation as the command line prints it."""
+    def render(self, output_format: ExplainFormat = "table", *, terms: bool = False) -> str:
+        """The explanation as the command line prints it; terms: with every collective of every layer."""
         if output_format == "json":
             return self.to_json()
         if output_format == "md":
-            return f"# {explain_title(self)}\n\n{explain_markdown(self.sections())}"
-        return f"{explain_title(self)}\n\n{explain_text(self.sections())}"
+            return f"# {explain_title(self)}\n\n{explain_markdown(self.sections(terms=terms))}"
+        return f"{explain_title(self)}\n\n{explain_text(self.sections(terms=terms))}"
 
-    def sections(self) -> list[ExplainSection]:
-        """What it consists of."""
-        return sections(self)
+    def sections(self, *, terms: bool = False) -> list[ExplainSection]:
+        """What it consists of; terms: with every collective of every layer."""
+        return sections(self, terms=terms)
 
     def trace(self, runs: Sequence[str | Path] = (), *, step: int | None = None) -> StepTrace:
         """The predicted step as a trace for Perfetto, with measured ones, as `axonn-tune trace` writes it.

@@ -144,11 +144,11 @@ class CommandExplanation(Explanation):
         assert self.said is not None, "always given"
         return self.said
 
-    def sections(self) -> list[ExplainSection]:
-        """The run, the step in words, what would be better, and every number."""
-        words, *numbers = super().sections()
+    def sections(self, *, terms: bool = False) -> list[ExplainSection]:
+        """The run, its gap to peak, the step in words, what would be better, and every number."""
+        gap, words, *numbers = super().sections(terms=terms)
         better = better_section(self.stated, self.pricing.iteration_s)
-        return [command_section(self.stated, self.pricing), words, better, *numbers]
+        return [command_section(self.stated, self.pricing), gap, words, better, *numbers]
 
     def to_dict(self) -> Json:
         """Everything, by the schema `axonn-tune/explain/1`, with `run` and `changes`."""

@@ -21,6 +21,7 @@ from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import RANK_BY, Searched
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, completed, load_inputs
+from axonn_tune.ranking.nearest import faster_batch
 from axonn_tune.ranking.results import Results, nothing_feasible, run_search
 from axonn_tune.ranking.space import Limits, RankBy
 from axonn_tune.report.output import Json, Table, json_text
@@ -391,7 +392,9 @@ class SearchResult(Reported, Sequence[Entry]):
     @property
     def remarks(self) -> list[str]:
         """What to know besides the numbers, in sentences: what was priced, why the first is first, ties, rejections."""
-        return ranking_remarks(self.results)
+        problem = self.inputs.problem
+        hint = faster_batch(problem) if len(self) and self.results.ranked.cost == COSTS[0] else ""
+        return [*([hint] if hint else []), *ranking_remarks(self.results)]
 
     def explain(self, rank: int = 1) -> Explanation:
         """One configuration, term by term; UsageError if fewer are ranked, NothingFeasibleError if none is."""
@@ -490,8 +493,12 @@ class SearchResult(Reported, Sequence[Entry]):
         wide: bool = False,
         columns: Sequence[str] | None = None,
         color: bool = False,
+        terminal: int = 0,
     ) -> str:
-        """The first `top` configurations (0: all) as the command line prints them; UsageError for an unknown column."""
+        """The first `top` configurations (0: all) as the command line prints them; UsageError for an unknown column.
+
+        color: with bars where a line of `terminal` characters has room for them.
+        """
         if output_format == "json":
             count = min(top, len(self)) if top else len(self)
             if count > MOST_WITH_TERMS:
@@ -502,7 +509,8 @@ class SearchResult(Reported, Sequence[Entry]):
                 )
             return self.to_json(top=top, rejected=rejected)
         entries = self.results.listed(top=top, rejected=rejected)
-        table = ranking_table(self.results, entries, names=columns or (), wide=wide)
+        bars = terminal if color and output_format == "table" else 0
+        table = ranking_table(self.results, entries, names=columns or (), wide=wide, terminal=bars)
         return table.render(output_format, color=color) if entries or output_format == "csv" else ""
 
     def __len__(self) -> int:

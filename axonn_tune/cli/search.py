@@ -109,6 +109,7 @@ def search_command(
       axonn-tune --gpus 64 --model 20b -o launch.yaml --emit slurm
     """
     from axonn_tune.api.search import search
+    from axonn_tune.report.output import terminal_width
 
     if emit and output is None:
         output = _default_output(emit, framework=options["framework"])
@@ -116,7 +117,15 @@ def search_command(
     require_distinct(output=output, html=html, tokens=tokens)
     found = search(**options, cost=cost, variants=variants)
     found.results.require_row(pick)
-    shown = found.render(output_format, top=top, rejected=with_rejected, wide=wide, columns=columns, color=color)
+    shown = found.render(
+        output_format,
+        top=top,
+        rejected=with_rejected,
+        wide=wide,
+        columns=columns,
+        color=color,
+        terminal=terminal_width(),
+    )
     show(found, shown, html=html, quiet=quiet)
     found.results.require_any()
     if output_format in ("table", "md") and not quiet:
@@ -157,6 +166,9 @@ def _write(
 @from_command_option("Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed).")
 @click.option("--pick", type=Count(), default=1, show_default=True, help="Row of the ranking to explain.")
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
+@click.option(
+    "--terms", is_flag=True, help="In tables, one row for each collective of each layer, and how it is priced."
+)
 @format_option(("table", "json", "md"))
 def explain_command(
     *,
@@ -164,6 +176,7 @@ def explain_command(
     from_command: str | None,
     pick: int,
     trace: str | None,
+    terms: bool,
     output_format: ExplainFormat,
     **options: Any,
 ) -> None:
@@ -200,7 +213,7 @@ def explain_command(
         found = explain(**options, pick=pick)
     if trace:
         write_trace(trace, found.trace().text, quiet=False)
-    click.echo(found.render(output_format), nl=False)
+    click.echo(found.render(output_format, terms=terms), nl=False)
     if not (launch or from_command):
         say_assumed(found.inputs)
 

@@ -1,9 +1,11 @@
-"""Where the computing time of a step goes, and what each collective runs behind: for explanations."""
+"""Where the time of a step goes, what separates two steps, and what each collective runs behind: for explanations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from axonn_tune.cost.compute import ComputeClock
 from axonn_tune.cost.prediction import Pricing, Term
@@ -69,6 +71,46 @@ def kind_of(step: Computation) -> str:
     if isinstance(step, Attention):
         return ATTENTION
     return OPTIMIZER if step.phase == "step" else ELEMENT_WISE
+
+
+Parts: TypeAlias = Mapping[Hashable, tuple[str, float]]
+"""What a time is spent on: by what it is in every framework, what that is called and s."""
+
+
+def waiting(axes: str, pricing: Pricing) -> str:
+    """What waiting for collectives over axes is called."""
+    return f"exposed {pricing.framework.called(axes)} communication"
+
+
+def step_parts(pricing: Pricing, workload: Workload) -> Parts:
+    """What a step is spent on; exposed communication by axes without context, which holds shards or replicas as z or
+    data do."""
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for term in pricing.terms:
+        alike = term.axis.replace("context", "") or term.axis
+        sums[f"over {alike}", waiting(term.axis, pricing)] += term.exposed_s
+    for work in work_by_kind(pricing, workload):
+        kind = "recompute" if work.phase == "recompute" else work.kind
+        sums[kind, kind] += work.seconds
+    sums["bubble", "pipeline bubble"] = pricing.bubble_s
+    return {key: (words, spent_s) for (key, words), spent_s in sums.items()}
+
+
+def separated(
+    base: Parts, other: Parts, *, longer_s: float, worth_s: float, unseen_s: float
+) -> list[tuple[str, float]]:
+    """What makes another time longer (negative: shorter) than a first, by how much, s; it sums to `longer_s`.
+
+    Savings first, then costs, each the largest first; then as the rest all below `worth_s`, unless it is `unseen_s`.
+    """
+    none, named = ("", 0.0), list[tuple[str, float]]()
+    for key, (words, _) in {**base, **other}.items():
+        more_s = other.get(key, none)[1] - base.get(key, none)[1]
+        if abs(more_s) >= max(worth_s, unseen_s) and more_s:
+            named.append((words, more_s))
+    named.sort(key=lambda part: (part[1] > 0.0, -abs(part[1])))
+    rest_s = longer_s - sum(more_s for _, more_s in named)
+    return [*named, *([("the rest", rest_s)] if abs(rest_s) >= unseen_s and rest_s else [])]
 
 
 def hidden_s(term: Term) -> float:

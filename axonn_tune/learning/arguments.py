@@ -287,8 +287,7 @@ def _add_shards(arguments: Arguments, found: dict[str, Stated]) -> None:
     """Ranks over which a weight is sharded, where Megatron counts tensor parallelism or not the batch's ranks."""
     weights, tensor = _count(arguments, "tensor_parallel_num_weight_shards"), found.get("tp", _ONE)
     if weights is not None:
-        whole, rest = divmod(int(weights.value), int(tensor.value))
-        found["z"] = Stated(f"{weights.value}/{tensor.value}" if rest else str(whole), weights.line)
+        found["z"] = Stated(f"{int(weights.value) / int(tensor.value):g}", weights.line)
     depth = _count(arguments, "depth_tensor_model_parallel_size")
     if (depth or weights) and "dp" in found and found["z"].value.isdecimal():
         # What they call data parallel are replicas.

@@ -75,7 +75,7 @@ def slurm_sizes(words: Sequence[Stated]) -> dict[str, Stated]:
     short = {"-N": "nodes", "-n": "ntasks"}
     found: dict[str, Stated] = {}
     for word, following in zip(words, [*words[1:], Stated("", 0)], strict=False):
-        name, _, value = word.value.partition("=")
+        name, _, value = re.sub(r"^(-[Nn])(?=\d)", r"\1=", word.value).partition("=")
         key = short.get(name, name.lstrip("-").replace("-", "_"))
         count = re.fullmatch(r"(?:gpu:)?(?:\w+:)?(\d+)", value or following.value)
         if key in (*_VARIABLES, "gres") and name.startswith("-") and count:

@@ -200,6 +200,7 @@ _MEGATRON = {
 }
 """Of pretrain_gpt.py: NVIDIA/Megatron-LM@d98e8a64, megatron/training/arguments.py and the config dataclasses."""
 
+_AXONN = ("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_axonn_all_gather")
 _NEMO = {**dict.fromkeys(_AXES, "1"), "sequence_parallel": "False", "recompute_granularity": "None"}
 _TITAN = {
     **dict.fromkeys(("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree"), "1"),
@@ -228,7 +229,8 @@ _ACCELERATE = {
     "gradient_accumulation_steps": "1",
 }
 _DEFAULTS: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(("megatron-core", "megatron-axonn", "megatron-deepspeed", "megatron-2022"), _MEGATRON),
+    **dict.fromkeys(("megatron-core", "megatron-deepspeed", "megatron-2022"), _MEGATRON),
+    "megatron-axonn": {**_MEGATRON, **dict.fromkeys(_AXONN, "False")},
     **dict.fromkeys(("torchtitan", "torchtitan-eager"), _TITAN),
     "nemo": _NEMO,
     "deepspeed": _DEEPSPEED,
@@ -280,7 +282,10 @@ def _software(source: _Source) -> tuple[str, int]:
         ("nemo", started("_pretraining.py") or told("trainer.num_nodes")),
         ("bridge", started("run_recipe.py")),
         ("torchtitan", started("titan") or started("run_train.sh")),
-        ("torchtitan", told("tensor_parallel_degree", "data_parallel_shard_degree", "local_batch_size")),
+        (
+            "torchtitan",
+            told("tensor_parallel_degree", "data_parallel_shard_degree", "local_batch_size", "model.flavor"),
+        ),
         ("megatron", started("pretrain_") or told("tensor_model_parallel_size", "num_layers")),
         ("fsdp", told("parallelism_config_dp_shard_size", "fsdp_config.fsdp_version")),
         ("deepspeed", told("zero_optimization.stage", "deepspeed", "train_micro_batch_size_per_gpu")),
@@ -323,7 +328,10 @@ def _gpus(source: _Source) -> Stated | None:
     slurm = slurm_sizes(source.directives) | (slurm_sizes(source.words[:starts]) if "srun" in words else {})
     per_node, nodes = (source.count(*names) for names in (("nproc_per_node", "num_gpus"), ("nnodes", "num_nodes")))
     if per_node is not None:
-        many = nodes or slurm.get("nodes") or Stated("1", per_node.line)
+        several = {"nnodes", "num_nodes"} & source.named.keys()
+        many = nodes or slurm.get("nodes") or (None if several else Stated("1", per_node.line))
+        if many is None:
+            return None
         return Stated(str(int(per_node.value) * int(many.value)), per_node.line)
     if found := source.count("np") or (source.count("n") if "mpirun" in words else slurm.get("ntasks")):
         return found
@@ -362,7 +370,10 @@ class CommandRun(StatedRun):
         self._check_batch()
         found = case_of(self._row(self.row() | {"gpu": machine.accelerator.name}), machine=machine)
         if isinstance(found, str):
-            raise self._wrong(found)
+            hint = (
+                "; --precision bf16 prices it as that" if self.columns.get("precision", _NOTHING).value == "fp8" else ""
+            )
+            raise self._wrong(f"{found}{hint}")
         return _with_flags(replace(found, model=self.model()), self.arguments)
 
     def _row(self, record: dict[str, str]) -> StepRow:
@@ -417,7 +428,11 @@ def read_run(
         stated.setdefault("world_size", gpus)
     implied = _implied(source, name, stated, facts)
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
-    run = CommandRun(str(path), name, (line, line), columns_of(arguments), arguments, source.remarks, document)
+    columns, said = columns_of(arguments), source.remarks
+    if "precision" in facts and columns.get("precision", _NOTHING).value == "fp8":
+        said = (*said, f"its FP8 is priced as {facts['precision']}")
+        del columns["precision"]
+    run = CommandRun(str(path), name, (line, line), columns, arguments, said, document)
     settled = _settled(run.with_given(facts), source, implied)
     settled.require(_missing(settled, needed), _how(settled, source, needed))
     if "n_gpus" in settled.columns:
@@ -502,7 +517,7 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     if columns.get("pp", Stated("1", 0)).value == "1":
         implied = {name: value for name, value in implied.items() if not name.startswith("pipeline_parallel_")}
     if implied:
-        flag = "--" if _DEFAULTS[run.software] is _MEGATRON and not source.name("recipe") else ""
+        flag = "--" if "disable_bias_linear" in _DEFAULTS[run.software] and not source.name("recipe") else ""
         shown = (f"{flag}{name.replace('_', '-') if flag else name} {value}" for name, value in sorted(implied.items()))
         said.append(f"not stated, so as {find_framework(run.software).title} has it: {', '.join(shown)}")
     if run.software == "megatron-axonn" and source.name("tokenizer_type") == "NullTokenizer" and "vocab" in columns:
@@ -511,8 +526,12 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns)):
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
         said.append(words)
+    if run.given is None and (others := _other_parts(columns, source)):
+        said.append(others)
     if "mbs" not in columns:
         said.append("the micro-batch is not stated: the fastest that fits")
+    if "recompute" not in columns:
+        said.append("recompute is not stated: the kind that fits and is fastest")
     return replace(run, columns=columns, assumed=tuple(said))
 
 
@@ -529,6 +548,17 @@ def _how(run: CommandRun, source: _Source, needed: Sequence[str]) -> str:
     unknown = [f"--{name} is {source.name(name)}" for name in ("nnodes", "nproc_per_node") if "$" in source.name(name)]
     added = ", ".join(dict.fromkeys(options.get(name, "--model NAME|FILE") for name in missing))
     return f"add {added}" + (f" ({', '.join(unknown)})" if unknown else "")
+
+
+def _other_parts(columns: Mapping[str, Stated], source: _Source) -> str:
+    """Norm and positions that are not those of the family that the MLP makes it, "" where they are."""
+    gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"
+    stated = " ".join(source.name(name) for name in ("normalization", "position_embedding_type")).lower()
+    if not gated and re.search("rmsnorm|rope", stated):
+        return f"{stated} beside an MLP without gate are priced as LayerNorm and learned positions"
+    if gated and re.search("layernorm|learned", stated):
+        return f"{stated} beside a gated MLP are priced as RMSNorm and rotary positions"
+    return ""
 
 
 _Gap = tuple[str, str, str]

@@ -58,6 +58,14 @@ class AlphaBetaRanking:
                 return position
         return len(self)
 
+    @property
+    def difference(self) -> float | None:
+        """Half-width of the 80% interval of the ratio of the first two, by a profile that has learned; else None."""
+        learned = self._machine.learned
+        if learned is None or len(self) < 2:
+            return None
+        return DEVIATIONS * difference_spread(self._slopes(1), self._slopes(0), learned)
+
     @cached_property
     def _machine(self) -> Machine:
         """The profile with what is not known of the framework."""

@@ -113,6 +113,10 @@ class PaperRanking:
         metric = self.prices.communication_s[[self._grid_of[place] for place in self._positions]]
         return count_ties(metric * (1.0 - half_width), metric * (1.0 + half_width))
 
+    @property
+    def difference(self) -> None:
+        """Not known by the paper's model."""
+
     def entry(self, position: int, *, terms: bool) -> Entry:
         """The entry at a place of the ranking, from 0; `terms`: with every collective."""
         place = self._positions[position]

@@ -7,11 +7,10 @@ software numbers. HSDP and data parallelism are FSDP's layouts with replicas.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from axonn_tune.cost.breakdown import work_by_kind
+from axonn_tune.cost.breakdown import separated, step_parts, waiting
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.uncertainty import Performance, performance
 from axonn_tune.errors import NothingFeasibleError
@@ -98,31 +97,12 @@ class StepPrediction:
     def limits(self) -> tuple[tuple[str, float], ...]:
         """What the step is spent on beside the computation it needs, as shares of it, largest first."""
         pricing, step_s = self.pricing, self.iteration_s
-        shares = [(self.waiting(axis), exposed_s / step_s) for axis, (_, exposed_s) in self.by_axis().items()]
+        shares = [(waiting(axis, pricing), exposed_s / step_s) for axis, (_, exposed_s) in self.by_axis().items()]
         shares.append(("pipeline bubble", pricing.bubble_s / step_s))
         shares.append(("compute slowdown from overlap", pricing.contended_s / step_s))
-        shares.append(("recompute", self.parts().get("recompute", ("", 0.0))[1] / step_s))
+        shares.append(("recompute", step_parts(pricing, self.workload).get("recompute", ("", 0.0))[1] / step_s))
         worth = [(what, share) for what, share in shares if share >= WORTH_NAMING]
         return tuple(sorted(worth, key=lambda limit: -limit[1]))
-
-    def waiting(self, axes: str) -> str:
-        """What waiting for collectives over axes is called."""
-        return f"exposed {self.pricing.framework.called(axes)} communication"
-
-    def parts(self) -> dict[str, tuple[str, float]]:
-        """What the step is spent on, s, and what that is called, by what it is in every framework.
-
-        Exposed communication is by axes without context, which holds shards or replicas as z or data do.
-        """
-        sums: dict[tuple[str, str], float] = defaultdict(float)
-        for axes, (_, exposed_s) in self.by_axis().items():
-            alike = axes.replace("context", "") or axes
-            sums[f"over {alike}", self.waiting(alike)] += exposed_s
-        for work in work_by_kind(self.pricing, self.workload):
-            kind = "recompute" if work.phase == "recompute" else work.kind
-            sums[kind, kind] += work.seconds
-        sums["bubble", "pipeline bubble"] = self.pricing.bubble_s
-        return {key: (words, spent_s) for (key, words), spent_s in sums.items()}
 
 
 @dataclass(frozen=True)
@@ -192,15 +172,15 @@ class Comparison:
         first, other = self.contenders[0].prediction, contender.prediction
         if first is None or other is None:
             return ()
-        ours, theirs, step_s = first.parts(), other.parts(), first.iteration_s
-        named, none = list[tuple[str, float]](), ("", 0.0)
-        for key, (words, _) in {**ours, **theirs}.items():
-            share = (theirs.get(key, none)[1] - ours.get(key, none)[1]) / step_s
-            if abs(share) >= WORTH_SEPARATING:
-                named.append((words, share))
-        named.sort(key=lambda part: (part[1] > 0.0, -abs(part[1])))
-        rest = other.iteration_s / step_s - 1.0 - sum(share for _, share in named)
-        return (*named, *([("the rest", rest)] if abs(rest) >= UNSEEN else []))
+        step_s = first.iteration_s
+        found = separated(
+            step_parts(first.pricing, first.workload),
+            step_parts(other.pricing, other.workload),
+            longer_s=other.iteration_s - step_s,
+            worth_s=WORTH_SEPARATING * step_s,
+            unseen_s=UNSEEN * step_s,
+        )
+        return tuple((words, more_s / step_s) for words, more_s in found)
 
     @property
     def same_layout(self) -> str:

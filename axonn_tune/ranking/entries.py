@@ -101,6 +101,10 @@ class RankedGrids(Protocol):
     def ties(self) -> int:
         """How many, from the first, the prediction cannot tell apart from the first."""
 
+    @property
+    def difference(self) -> float | None:
+        """Half-width of the 80% interval of the ratio of the first two, by a profile that has learned; else None."""
+
     def __len__(self) -> int: ...
 
     def entry(self, position: int, *, terms: bool) -> Entry:

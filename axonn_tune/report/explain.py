@@ -14,6 +14,7 @@ from typing import get_args
 
 from axonn_tune.cost.breakdown import (
     ATTENTION,
+    CONTENDED,
     ELEMENT_WISE,
     GEMMS,
     OPTIMIZER,
@@ -66,6 +67,7 @@ _WORTH_SAYING = 0.005
 """Share of a step below which a gain is not mentioned."""
 _KERNELS = (ELEMENT_WISE, OPTIMIZER)
 """Computation without FLOPs of the model."""
+_MATMULS = (GEMMS, ATTENTION)
 _ALGORITHMS = {
     "ring": "α = launch + {passes}(Σ hops·latency, less one hop of the slowest); β = bandwidth·p/{denominator}",
     "tree": "α = launch + 2·(hops inside a domain + log2 of the domains outside); β = 0.92·bandwidth/2",
@@ -98,13 +100,14 @@ class ExplainSection:
     commands: Sequence[str] = ()
 
 
-def sections(subject: PricedConfiguration) -> list[ExplainSection]:
-    """The whole explanation."""
+def sections(subject: PricedConfiguration, *, terms: bool = False) -> list[ExplainSection]:
+    """The whole explanation; terms: with every collective of every layer instead of one row for each kind and axis."""
+    lines = line_sentences(subject.inputs.problem, subject.pricing)
+    listed = [_sent(subject), _costs(subject), ExplainSection("How calls are priced", sentences=lines)]
     return [
-        ExplainSection("The step in words", paragraphs=paragraphs(subject)),
-        _sent(subject),
-        _costs(subject),
-        ExplainSection("How calls are priced", sentences=line_sentences(subject.inputs.problem, subject.pricing)),
+        _gap(subject),
+        ExplainSection("The step in words", paragraphs=paragraphs(subject, gap=False)),
+        *(listed if terms else [_collectives(subject)]),
         _computation(subject),
         _memory(subject),
     ]
@@ -135,6 +138,82 @@ def explain_markdown(parts_of: Sequence[ExplainSection]) -> str:
         blocks += [commands] if section.commands else []
         parts.append("\n\n".join(block for block in blocks if block) + "\n")
     return "\n".join(parts)
+
+
+_BAR = 40
+"""Characters of a bar of the whole step."""
+_TIME = Column("seconds", "time", "Of a step and rank.", show=show_seconds)
+_GAP = (
+    words("what", "step spent on"),
+    _TIME,
+    Column("share", "of step", show="{:.1%}".format),
+    words("bar", ""),
+)
+
+
+def gap_to_peak(pricing: Pricing, problem: Problem) -> list[tuple[str, float]]:
+    """What a step is spent on, s: useful FLOPs at the peak, then what stands between that and the step, largest first.
+
+    It sums to the step. Useful: GEMMs and attention without recompute.
+    """
+    work = work_by_kind(pricing, problem.workload)
+    peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
+    useful = [each for each in work if each.phase != "recompute"]
+    costs = [
+        (pricing.exposed_communication_s, "exposed communication"),
+        (pricing.bubble_s, "pipeline bubble"),
+        (sum(each.seconds for each in work if each.phase == "recompute"), "activation recomputation"),
+        (
+            sum(each.seconds - each.flops / peak for each in useful if each.kind in _MATMULS),
+            "GEMMs and attention below peak",
+        ),
+        (pricing.contended_s, CONTENDED),
+        (sum(each.seconds for each in useful if each.kind in _KERNELS), "other kernels"),
+    ]
+    at_peak_s = sum(each.flops for each in useful if each.kind in _MATMULS) / peak
+    ordered = sorted(((cost_s, what) for cost_s, what in costs if cost_s), reverse=True)
+    return [("useful FLOPs at peak", at_peak_s), *((what, cost_s) for cost_s, what in ordered)]
+
+
+def _gap(subject: PricedConfiguration) -> ExplainSection:
+    """The same as bars."""
+    step_s = subject.pricing.iteration_s
+    rows = [
+        {"what": what, "seconds": spent_s, "share": spent_s / step_s, "bar": "█" * round(_BAR * spent_s / step_s)}
+        for what, spent_s in gap_to_peak(subject.pricing, subject.inputs.problem)
+    ]
+    return ExplainSection("Gap to peak", columns=_GAP, rows=rows)
+
+
+_BY_KIND = ("call", "group", "count", "bytes", "tier", "seconds", "exposed_s", "overlapped_with")
+
+
+def _collectives(subject: PricedConfiguration) -> ExplainSection:
+    """Collectives by kind and axis."""
+    pricing = subject.pricing
+    kinds: dict[str, list[Json]] = {}
+    for row in _term_rows(subject):
+        kinds.setdefault(row["call"], []).append(row)
+    columns = [_in_ms(COLLECTIVE[key]) for key in _BY_KIND]
+    columns[_BY_KIND.index("bytes")] = replace(COLLECTIVE["bytes"], title="all\nbuffers")
+    total = {"seconds": pricing.communication_s, "exposed_s": pricing.exposed_communication_s}
+    rows = [*map(_kind_row, kinds.values()), {**dict.fromkeys(_BY_KIND, ""), "call": "all", **total}]
+    note = (
+        "Exposed: computation waits for it. Collectives queue on a network, so one can be exposed because of another. "
+        "--terms lists those of each layer, with α, β and how they are priced."
+    )
+    return ExplainSection("Collectives per rank and step", columns=columns, rows=rows, notes=[note])
+
+
+def _kind_row(rows: Sequence[Json]) -> Json:
+    """Collectives of one kind and axis as one; `overlapped with` is that of the longest."""
+    sums = {key: sum(row[key] for row in rows) for key in ("count", "seconds", "exposed_s")}
+    longest = max(rows, key=lambda row: float(row["seconds"]))
+    behind = str(longest["overlapped_with"]).partition(", in part")[0]
+    if sums["exposed_s"] and behind not in _NOT_OVERLAPPED:
+        behind += ", in part"
+    size_bytes = sum(row["count"] * row["bytes"] for row in rows)
+    return {**longest, **sums, "bytes": size_bytes, "overlapped_with": behind}
 
 
 _SENT = ("number", "phase", "layer", "op", "axis", "group", "formula", "bytes", "count")
@@ -200,25 +279,38 @@ def _costs(subject: PricedConfiguration) -> ExplainSection:
     )
     return ExplainSection(
         "Collective costs",
-        columns=[COLLECTIVE[key] for key in (*_COSTS, *_COSTS_S)],
+        columns=[_in_ms(COLLECTIVE[key]) for key in (*_COSTS, *_COSTS_S)],
         rows=[*_term_rows(subject), {**blank, "call": "all", **total_s}],
         notes=[note],
     )
 
 
+def _in_ms(column: Column) -> Column:
+    """A column of seconds with a unit in each cell, ms below 1 s."""
+    titles = {"seconds": "all\ncalls", "exposed_s": "exposed"}
+    return replace(column, title=titles[column.key], show=_time_cell) if column.key in titles else column
+
+
+def _time_cell(seconds: float) -> str:
+    return show_seconds(seconds) if seconds else "0"
+
+
+_NOT_OVERLAPPED = ("not overlappable", "no compute left")
+
+
 def _behind(term: Term, behind: str) -> str:
     if not behind:
-        return "not overlappable"
+        return _NOT_OVERLAPPED[0]
     hidden = hidden_s(term)
     if hidden < 0.01 * term.seconds:
-        return "no compute left"
+        return _NOT_OVERLAPPED[1]
     return behind if term.exposed_s == 0.0 else f"{behind}, in part"
 
 
 WORK_COLUMNS = (
     words("kind", "computation", "What is computed.", 28),
     words("phase", "phase", "Part of the step.", 10),
-    Column("seconds", "s", "Time of a step and rank."),
+    Column("seconds", "time, s", "Of a step and rank.", title="time", show=show_seconds),
     Column("share", "share, %", "Of all computation.", per=PERCENT, decimals=1),
     Column("rate", "TFLOP/s", "Speed reached; element-wise kernels count no FLOPs.", per=TERA, decimals=1),
     Column("of_peak", "of peak, %", "The same over the accelerator's peak.", per=PERCENT, decimals=1),
@@ -297,6 +389,7 @@ def explain_document(subject: PricedConfiguration) -> Json:
         "config": {**entry_fields(entry, inputs.problem), "terms": terms},
         "symbols": pricing.values,
         "lines": line_sentences(inputs.problem, pricing),
+        "gap_to_peak": [{"what": what, "seconds": spent_s} for what, spent_s in gap_to_peak(pricing, inputs.problem)],
         "computation": [fields_of(each, ("kind", "phase", "seconds", "flops")) for each in work],
         "memory": {
             "items": {name: float(size) for name, size in pricing.memory.items},
@@ -311,8 +404,8 @@ def step_words(subject: PricedConfiguration) -> list[str]:
     return [sentence for part in paragraphs(subject) for sentence in part]
 
 
-def paragraphs(subject: PricedConfiguration) -> list[list[str]]:
-    """The same in paragraphs: the work, how it is arranged, what is kept, the time it takes, what limits it."""
+def paragraphs(subject: PricedConfiguration, *, gap: bool = True) -> list[list[str]]:
+    """The same in paragraphs: the work, how it is arranged, what is kept, the time it takes, and the gap to peak."""
     grid = subject.pricing.configuration.grid
     found = [
         list(_work(subject)),
@@ -320,7 +413,7 @@ def paragraphs(subject: PricedConfiguration) -> list[list[str]]:
         list(_saved(subject.pricing)),
         list(_time(subject)),
         list(_use(subject)),
-        list(_limits(subject)),
+        list(_limits(subject)) if gap else [],
     ]
     return [part for part in found if part]
 
@@ -424,8 +517,9 @@ def _time(subject: PricedConfiguration) -> Iterator[str]:
     bound = "compute" if exposed_s < step_s / 2 else "communication"
     yield (
         f"The step takes {show_seconds(step_s)} (80% interval: {show_seconds(entry.low_s)} to "
-        f"{show_seconds(entry.high_s)}). It is {bound}-bound: a GPU computes for {_part(pricing.compute_s, step_s)} "
-        f"and waits for communication for {_part(exposed_s, step_s)}."
+        f"{show_seconds(entry.high_s)}). It is {bound}-bound: a GPU computes for {_part(pricing.compute_s, step_s)}"
+        f"{_slowing(subject.inputs.problem.machine.accelerator, pricing)}, and waits for communication for "
+        f"{_part(exposed_s, step_s)}."
     )
     if pricing.bubble_s:
         yield (
@@ -437,8 +531,7 @@ def _time(subject: PricedConfiguration) -> Iterator[str]:
     hidden_s = max(pricing.communication_s - exposed_s, 0.0)
     yield (
         f"The collectives of a GPU take {show_seconds(pricing.communication_s)}, of which "
-        f"{_part(hidden_s, pricing.communication_s)} are overlapped with computation"
-        f"{_slowing(subject.inputs.problem.machine.accelerator, pricing)}."
+        f"{_part(hidden_s, pricing.communication_s)} are overlapped with computation."
     )
     longest = max(pricing.terms, key=lambda term: term.exposed_s)
     if longest.exposed_s:
@@ -466,41 +559,22 @@ def _use(subject: PricedConfiguration) -> Iterator[str]:
 
 
 def _slowing(accelerator: Accelerator, pricing: Pricing) -> str:
-    """What overlapped communication costs, by which number, and how that is known."""
+    """How much of the computation is slowdown by overlapped communication, by which number, and how that is known."""
     if not pricing.contended_s:
         return ""
     kind = accelerator.sources["contention"].kind if "contention" in accelerator.sources else "assumed"
-    factor = f"{accelerator.contention:g} of their time, {kind}: accelerator.contention"
-    return f", slowing it by {show_seconds(pricing.contended_s)} ({factor})"
+    factor = f"{accelerator.contention:g} of its time, {kind}: accelerator.contention"
+    return f", of which {show_seconds(pricing.contended_s)} are slowdown by overlapped communication ({factor})"
 
 
 def _limits(subject: PricedConfiguration) -> Iterator[str]:
     """What stands between this step and the peak, by how much it costs."""
-    problem, pricing = subject.inputs.problem, subject.pricing
+    pricing = subject.pricing
     step_s = pricing.iteration_s
-    work = work_by_kind(pricing, problem.workload)
-    peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
-    recompute_s = sum(each.seconds for each in work if each.phase == "recompute")
-    costs = [
-        (pricing.exposed_communication_s, "exposed communication"),
-        (recompute_s, "activation recomputation"),
-        (_slower_s(work, peak), "GEMMs and attention below peak"),
-        (pricing.contended_s, "compute slowdown from overlap"),
-        (sum(each.seconds for each in work if each.kind in _KERNELS and each.phase != "recompute"), "other kernels"),
-    ]
-    worth = sorted(((cost_s, what) for cost_s, what in costs if cost_s > _WORTH_SAYING * step_s), reverse=True)
-    if worth:
-        shares = [f"{what} {_part(cost_s, step_s)}" for cost_s, what in worth]
+    _, *costs = gap_to_peak(pricing, subject.inputs.problem)
+    shares = [f"{what} {_part(cost_s, step_s)}" for what, cost_s in costs if cost_s > _WORTH_SAYING * step_s]
+    if shares:
         yield f"Gap to peak: {', '.join(shares)}."
-
-
-def _slower_s(work: tuple[Work, ...], peak: float) -> float:
-    """What GEMMs and attention, recompute excluded, take beyond their time at the peak."""
-    return sum(
-        each.seconds - each.flops / peak
-        for each in work
-        if each.kind in (GEMMS, ATTENTION) and each.phase != "recompute"
-    )
 
 
 def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:

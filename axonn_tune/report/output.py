@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import shutil
 import sys
 import textwrap
 import time
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 Json: TypeAlias = dict[str, Any]
-BOLD, GREEN, RESET = "\x1b[1m", "\x1b[1;32m", "\x1b[0m"
+BOLD, GREEN, BLUE, YELLOW, RESET = "\x1b[1m", "\x1b[1;32m", "\x1b[34m", "\x1b[33m", "\x1b[0m"
 WIDTH = 100
 """Characters of a line of prose, and at most of a table unless all its columns are asked for."""
 NOTHING = "-"
@@ -42,10 +43,14 @@ ProgressFunction: TypeAlias = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Heading:
-    """Title of a column, unit included; a line break splits it over lines. `left`: aligned to the left."""
+    """Title of a column, unit included; a line break splits it over lines.
+
+    left: aligned to the left. whole: the title without breaks, where one is in a word.
+    """
 
     title: str
     left: bool = False
+    whole: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,8 @@ class Column:
     @property
     def heading(self) -> Heading:
         """As texts have it."""
-        broken = self.label.replace("\u00ad", "-\n").replace(", ", ",\n") if self.title is None else self.title
-        return Heading(broken, left=self.text)
+        title = self.label.replace(", ", ",\n") if self.title is None else self.title
+        return Heading(title.replace("\u00ad", "-\n"), left=self.text, whole=unbroken(title))
 
     def cells(self, rows: Sequence[object]) -> list[str]:
         """As texts have them: `-` for what is not known."""
@@ -109,7 +114,7 @@ def share(
 
 def unbroken(label: str) -> str:
     """A heading without the places where it may be broken."""
-    return label.replace("\u00ad", "").replace("\n", " ")
+    return label.replace("\u00ad", "").replace("-\n", "-").replace("\n", " ")
 
 
 def known_value(row: object, key: str) -> Any:  # noqa: ANN401 - whatever rows hold
@@ -150,6 +155,11 @@ class Table:
     def cells(self) -> list[list[str]]:
         """Cells of each row."""
         return cells_of(self.shown, self.rows)
+
+    @property
+    def width(self) -> int:
+        """Characters of its longest line as text."""
+        return max(map(len, text_table(self.headings, self.cells).splitlines()))
 
     @property
     def values(self) -> list[list[object]]:
@@ -230,6 +240,16 @@ def use_color(*, wanted: bool | None) -> bool:
     return sys.stdout.isatty() and environment.get("TERM") != "dumb"
 
 
+def terminal_width() -> int:
+    """Characters of a line of the terminal that standard output is; 0 if it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def colored(text: str, color: str) -> str:
+    """The text in a color, which ends with it; as it is without one or without text."""
+    return f"{color}{text}{RESET}" if color and text else text
+
+
 def require_columns(names: Sequence[str], known: Iterable[str]) -> None:
     """UsageError for a column that does not exist, with the nearest that does."""
     listed = list(known)
@@ -261,7 +281,7 @@ def text_table(
 def markdown_table(headings: Sequence[Heading], rows: Iterable[Sequence[str]]) -> str:
     """A table as GitHub reads it."""
     lines = [
-        _markdown_row([heading.title.replace("\n", " ") for heading in headings]),
+        _markdown_row([heading.whole or heading.title.replace("\n", " ") for heading in headings]),
         _markdown_row([":---" if heading.left else "---:" for heading in headings]),
     ]
     lines += [_markdown_row([" ".join(cell.split()) for cell in row]) for row in rows]

@@ -6,17 +6,20 @@ JSON follows the contract `axonn-tune/ranking/1`. Keys may be added, never renam
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from axonn_tune import __version__
+from axonn_tune.cost.breakdown import Parts, separated, step_parts
 from axonn_tune.cost.prediction import Term
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
+from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
 from axonn_tune.program.dimensions import MFU_CONVENTION
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.entries import Entry
@@ -24,15 +27,18 @@ from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.results import Results
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
+    BLUE,
     NOTHING,
     PERCENT,
+    WIDTH,
+    YELLOW,
     Column,
     Json,
     Table,
     aligned_cells,
+    colored,
     count,
     fields_of,
-    seconds_cells,
     words,
 )
 from axonn_tune.specs.catalog import Loaded
@@ -40,12 +46,15 @@ from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_seconds
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
 
-_MOST_COLUMNS = 9
-_LEFT_OUT_FIRST = ("mfu", "exposed_communication_s", "order", "batching")
-"""What makes room where other cost models or reasons need columns, unless the table is to be wide."""
-_TELLING = 0.001
-"""Differences below this share of what the first is ahead by say nothing."""
-_MOST_DIFFERENCES = 3
+_LEFT_OUT_FIRST = ("kept_layers", "recompute", "micro_batch", "order", "exposed_communication_s")
+"""What makes room where the table would be wider than a line, unless it is to be wide."""
+_TELLING = 0.02
+"""Differences below this share of all that #1 saves or costs are put together."""
+_MOST_NAMED = 3
+"""Configurations within model error that a sentence names."""
+_TIED = "≈"
+_LEAST_BAR, _MOST_BAR = 10, 30
+"""Characters of the bar of the longest step."""
 _WORTH_SAYING = 0.01
 """Share of a step that another configuration must save to be named."""
 _RANKED_BY = {
@@ -63,28 +72,62 @@ _SAME_GRID = "for the fastest candidate with the same grid and rank order"
 
 
 def ranking_table(
-    results: Results, entries: Sequence[Entry], *, names: Sequence[str] = (), wide: bool = False
+    results: Results, entries: Sequence[Entry], *, names: Sequence[str] = (), wide: bool = False, terminal: int = 0
 ) -> Table:
-    """The entries with these columns, or those of a narrow or `wide` table."""
+    """The entries with these columns, or those of a narrow or `wide` table.
+
+    terminal: characters of a line of the terminal, where bars are drawn if they fit; 0 for none.
+    """
     problem = results.inputs.problem
     limit_bytes = memory_limit_bytes(problem.machine.accelerator)
     found = [{**entry_json(entry, results), "memory_bytes": entry.memory_bytes} for entry in entries]
     label, rows = shown_rows(found, problem.framework, shown_axes(problem))
     others = {f"rank_{cost}": rank_column(cost) for cost in results.others}
+    grid = replace(COLUMNS["grid"], label=label)
     columns = {
         **TEXT_COLUMNS,
-        "grid": replace(COLUMNS["grid"], label=label),
-        "memory": replace(COLUMNS["memory_bytes"], title=f"memory,\nGiB of\n{limit_bytes / GIB:.1f}"),
+        "rank": replace(COLUMNS["marked_rank"], title=COLUMNS["rank"].label),
+        "grid": grid,
+        "layout": grid,
+        "memory": replace(COLUMNS["memory_bytes"], title=f"memory,\n≤ {limit_bytes / GIB:.1f}\nGiB"),
         **others,
         "rejected_because": COLUMNS["rejected_because"],
     }
-    return Table(
+    table = Table(
         columns,
         [{**row, "memory_limit_bytes": limit_bytes} for row in rows],
         names or default_columns(results, entries, wide=wide),
         (*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because"),
         best=0 if entries and entries[0].feasible else None,
     )
+    return _with_bars(table if names or wide else _fitted(table), terminal)
+
+
+def _fitted(table: Table) -> Table:
+    """The table without what makes it wider than a line; reasons, which are long, come last and are not counted."""
+    for name in _LEFT_OUT_FIRST:
+        if replace(table, names=[one for one in table.names if one != "rejected_because"]).width <= WIDTH:
+            return table
+        table = replace(table, names=[one for one in table.names if one != name])
+    return table
+
+
+def _with_bars(table: Table, terminal: int) -> Table:
+    """With a bar of computation, bubble and exposed communication on the right, where a terminal has room for it."""
+    longest_s = max((row["iteration_s"] for row in table.rows if row["iteration_s"]), default=0.0)
+    length = min(terminal - table.width - 2, _MOST_BAR) if terminal else 0
+    if length < _LEAST_BAR or not longest_s or "rejected_because" in table.names:
+        return table
+    rows = [{**row, "bar": _bar(row, length / longest_s)} for row in table.rows]
+    column = words("bar", "bar", title=f"{colored('█', BLUE)} compute\n{colored('░', YELLOW)} exposed")
+    return replace(table, columns={**table.columns, "bar": column}, rows=rows, names=[*table.names, "bar"])
+
+
+def _bar(row: Mapping[str, Any], per_s: float) -> str:
+    """A step as coloured characters, `per_s` of them a second; every part that is not nothing is seen."""
+    parts = ((row["compute_s"], "█", BLUE), (row["bubble_s"], "·", ""), (row["exposed_communication_s"], "░", YELLOW))
+    shown = ((seconds or 0.0, character, color) for seconds, character, color in parts)
+    return "".join(colored(character * math.ceil(seconds * per_s - 0.5), color) for seconds, character, color in shown)
 
 
 def rank_column(cost: str) -> Column:
@@ -95,10 +138,10 @@ def rank_column(cost: str) -> Column:
 
 def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = False) -> list[str]:
     """Names of the columns shown unless others are asked for."""
-    names = ["rank", "grid", "order", "batching", "communication_s", "exposed_communication_s", "step", "mfu", "memory"]
     problem = results.inputs.problem
-    if wide:
-        names[5:8] = ["exposed_communication_s", "compute_s", "step", "tokens_per_s", "mfu", "hfu"]
+    names = ["rank", "grid", "order", "micro_batch", "recompute", "kept_layers", "communication_s"]
+    more = ["compute_s", "step", "tokens_per_s", "mfu", "hfu"] if wide else ["step"]
+    names += ["exposed_communication_s", *more, "memory"]
     if not (wide or problem.framework.permuted):
         # The same in every row.
         names.remove("order")
@@ -109,25 +152,20 @@ def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = 
     names += [f"rank_{cost}" for cost in results.others]
     if any(not entry.feasible for entry in entries):
         names.append("rejected_because")
-    if not wide:
-        spare = [name for name in _LEFT_OUT_FIRST if name in names]
-        for name in spare[: max(len(names) - _MOST_COLUMNS, 0)]:
-            names.remove(name)
     return names
 
 
 def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str]) -> tuple[str, list[Json]]:
     """Configurations of the contract, or none where nothing is feasible, as tables show them; the label of layouts.
 
-    Some cells are made of several numbers, aligned over all rows: those of the layout, below the framework's names of
-    its axes, of the batch, and the step with half the width of its interval.
+    Cells of the layout are made of several numbers, aligned over all rows below the framework's names of its axes.
     """
     names = list(map(framework.called, axes))
     heading, *grids = aligned_cells([names, *([_plain(config.get(axis)) for axis in axes] for config in configs)])
-    batches = aligned_cells([[_plain(config.get(key)) for key in _BATCHING] for config in configs])
+    tied = any(_is_tied(config) for config in configs)
     rows = [
-        {**shown_row(config, framework), "grid": grid, "batching": batching, "step": step}
-        for config, grid, batching, step in zip(configs, grids, batches, _steps(configs), strict=True)
+        {**shown_row(config, framework), "grid": grid, "marked_rank": _marked_rank(config, tied=tied)}
+        for config, grid in zip(configs, grids, strict=True)
     ]
     return f"{'layout' if framework.names else 'grid'}\n{heading}", rows
 
@@ -150,15 +188,15 @@ def layout_words(layout: Mapping[str, int]) -> str:
     return " ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"
 
 
-def _steps(configs: Sequence[Json]) -> list[str]:
-    """Step times with the half-width of their interval."""
-    times = seconds_cells([config.get("iteration_s") for config in configs])
-    decimals = max((len(time.partition(".")[2]) for time in times), default=0)
-    ends = [(config.get("low_s"), config.get("high_s")) for config in configs]
-    return [
-        time if low is None or high is None else f"{time} ±{(high - low) / 2:.{decimals}f}"
-        for time, (low, high) in zip(times, ends, strict=True)
-    ]
+def _is_tied(config: Json) -> bool:
+    """Whether the first of the ranking may be no better than this other one."""
+    return bool(config.get("tie")) and (config.get("rank") or 1) > 1
+
+
+def _marked_rank(config: Json, *, tied: bool) -> str | None:
+    """The place; tied: with a mark, or room for it, where others may be as good as the first."""
+    rank = config.get("rank")
+    return None if rank is None else f"{rank} {_TIED if _is_tied(config) else ' '}" if tied else str(rank)
 
 
 def shown_axes(problem: Problem) -> list[str]:
@@ -201,9 +239,9 @@ CONFIG_FIELDS = (
     "layout",
 )
 """What CSV has of a configuration."""
-_BATCHING = ("micro_batch", "recompute", "kept_layers")
 _COLUMNS = (
     count("rank", "rank", "Place in the ranking; none for a rejected grid."),
+    Column("marked_rank", "rank", show=str),
     count("x", "x", "Ranks that split the output of a layer."),
     count("y", "y", "Ranks that split its input."),
     count("z", "z", "Ranks that split the batch and the stored weights."),
@@ -213,18 +251,26 @@ _COLUMNS = (
     Column("grid", "grid\nx y z data", show=str),
     words("wide_order", "rank\norder", "Axes from the fastest-varying rank outwards.", 12),
     words("order", "rank order", "Every axis, as a command needs it.", hidden=True),
-    words("batching", "micro-batch,\nrecompute,\nnot resharded"),
-    count("micro_batch", "micro\u00adbatch", "Sequences one rank processes at a time."),
+    count("micro_batch", "micro\u00adbatch", "Sequences one rank processes at a time.", title="micro-\nbatch"),
     count("grad_accumulation", "grad.\naccum.", "Gradient accumulation steps."),
     words("recompute", "recompute", "Activation recomputation (checkpointing).", 10),
-    count("kept_layers", "layers not\nresharded", "Layers not resharded after forward (FSDP2)."),
-    Column("communication_s", "communi\u00adcation, s", "All collectives of a step and rank, overlapped or not."),
+    count(
+        "kept_layers",
+        "layers not\nresharded",
+        "Layers not resharded after forward (FSDP2).",
+        title="not re\u00adsharded",
+    ),
+    Column(
+        "communication_s",
+        "communi\u00adcation, s",
+        "All collectives of a step and rank, overlapped or not.",
+        title="comm.,\ns",
+    ),
     Column("exposed_communication_s", "exposed, s", "Communication not overlapped with computation."),
     Column("compute_s", "compute, s", "Computation of a step and rank."),
     count("chunks", "chunks", "Chunks of a pipeline stage (interleaving)."),
     Column("bubble_s", "bubble, s", "Time a pipeline stage is idle."),
     Column("shortest_step_s", "step, s", "Of all candidates of this grid.", title="shortest\nstep, s"),
-    Column("step", "step, s", show=str),
     Column("iteration_s", "step, s", "One step, from start to end."),
     Column("low_s", "80% from, s", "Lower end of the 80% interval of the step."),
     Column("high_s", "80% to, s", "Upper end of the 80% interval of the step."),
@@ -244,9 +290,11 @@ _COLUMNS = (
 )
 COLUMNS = {column.key: column for column in _COLUMNS}
 """Columns of a configuration by key."""
-_OF_PAGES = {*AXES, "context", "pipeline", "wide_order", "memory_bytes", "state", "rejected_because"}
+_OF_PAGES = {*AXES, "context", "pipeline", "wide_order", "memory_bytes", "state", "rejected_because", "marked_rank"}
 TEXT_COLUMNS = {
     **{key: column for key, column in COLUMNS.items() if key not in _OF_PAGES},
+    "step": COLUMNS["iteration_s"],
+    "recompute": replace(COLUMNS["recompute"], title="recom\u00adpute"),
     "order": COLUMNS["wide_order"],
     "memory": COLUMNS["memory_bytes"],
 }
@@ -366,17 +414,6 @@ def term_row(term: Json, framework: Framework) -> Json:
     return {**term, "algorithm": algorithm, "axis": framework.called(term["axis"])}
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How much less (negative: more) time the first spends in one part of the step than the second."""
-
-    less_s: float
-    what: str
-
-    def __str__(self) -> str:
-        return f"{show_seconds(abs(self.less_s))} {'less' if self.less_s > 0 else 'more'} {self.what}"
-
-
 def ranking_remarks(results: Results) -> list[str]:
     """Sentences to print below a table, one each."""
     said = [
@@ -384,6 +421,7 @@ def ranking_remarks(results: Results) -> list[str]:
         priced_remark(results),
         why_first(results),
         ties_remark(results),
+        interval_remark(results),
         rejected_remark(results),
         searched_remark(results),
     ]
@@ -413,32 +451,40 @@ def why_first(results: Results) -> str:
     first, second = (ranked.entry(position, terms=True) for position in (0, 1))
     rank_by = results.inputs.problem.rank_by
     name, attribute = METRICS[rank_by]
-    framework = results.inputs.problem.framework
     less_s = getattr(second, attribute) - getattr(first, attribute)
     if less_s == 0.0:
         return f"#1 and #2 have the same {name}; the shorter step decides, then less memory."
-    differences = _differences(first, second, rank_by=rank_by, framework=framework)
-    found = sorted(differences, key=lambda difference: -abs(difference.less_s))
-    parts = [str(one) for one in found[:_MOST_DIFFERENCES] if abs(one.less_s) > _TELLING * abs(less_s)]
+    base, other = _step_reasons(results) if rank_by == "iteration" else _collective_reasons(results, first, second)
+    apart_s = [other.get(key, ("", 0.0))[1] - base.get(key, ("", 0.0))[1] for key in {**base, **other}]
+    worth_s = _TELLING * sum(map(abs, apart_s))
+    found = separated(base, other, longer_s=-less_s, worth_s=worth_s, unseen_s=worth_s / 10.0)
+    parts = [f"{'-' if more_s < 0 else '+'}{show_seconds(abs(more_s))} {what}" for what, more_s in found]
     return f"#1 beats #2 by {show_seconds(less_s)} of {name}: {', '.join(parts)}."
 
 
-def _differences(first: Entry, second: Entry, *, rank_by: str, framework: Framework) -> Iterator[Difference]:
-    exposed = rank_by != "communication"
-    ours, theirs = (_by_axis(entry.terms, exposed=exposed) for entry in (first, second))
-    groups = [{(term.op, _axis_of(term)): f"{term.group} ranks" for term in entry.terms} for entry in (first, second)]
-    waiting = "waiting for " if exposed else "in "
-    for key in {**ours, **theirs}:
-        here, there = groups[0].get(key), groups[1].get(key)
-        sizes = here or f"{there} there"
-        if here and there and here != there:
-            sizes = f"{here} against {there}"
-        op, axis = key
-        over = framework.called(axis)
-        yield Difference(theirs.get(key, 0.0) - ours.get(key, 0.0), f"{waiting}{op} over {over} ({sizes})")
-    if rank_by == "iteration" and first.compute_s is not None and second.compute_s is not None:
-        yield Difference(second.compute_s - first.compute_s, "computing")
-        yield Difference((second.bubble_s or 0.0) - (first.bubble_s or 0.0), "pipeline bubble")
+def _step_reasons(results: Results) -> tuple[Parts, Parts]:
+    """What the steps of the second and the first are spent on."""
+    workload = results.inputs.problem.workload
+    second, first = (step_parts(results.ranked.pricing(position), workload) for position in (1, 0))
+    return second, first
+
+
+def _collective_reasons(results: Results, first: Entry, second: Entry) -> tuple[Parts, Parts]:
+    """Communication of the second and the first by collective and axis, all of it or what is exposed."""
+    problem = results.inputs.problem
+    exposed = problem.rank_by != "communication"
+    sizes = [{(term.op, _axis_of(term)): term.group for term in entry.terms} for entry in (first, second)]
+
+    def called(key: tuple[str, str]) -> str:
+        groups = dict.fromkeys(str(of[key]) for of in sizes if key in of)
+        words = f"{key[0]} over {problem.framework.called(key[1])} ({' vs. '.join(groups)} ranks)"
+        return f"exposed {words}" if exposed else words
+
+    second_s, first_s = (_by_axis(entry.terms, exposed=exposed) for entry in (second, first))
+    return (
+        {key: (called(key), seconds) for key, seconds in second_s.items()},
+        {key: (called(key), seconds) for key, seconds in first_s.items()},
+    )
 
 
 def _axis_of(term: Term) -> str:
@@ -455,22 +501,44 @@ def _by_axis(terms: tuple[Term, ...], *, exposed: bool) -> dict[tuple[str, str],
 
 
 def ties_remark(results: Results) -> str:
-    """How many are within model error of the first."""
+    """How many are within model error of the first, and which to run."""
     ties = results.ranked.ties
     if ties < 2:
         return ""
     machine = results.inputs.machine.document
     known = f"communication ±{machine.uncertainty.communication:.0%}"
     if machine.learned is not None:
-        known = "by what the profile has learned; most of the ± is common to all of them"
+        known = "by what the profile has learned"
     elif results.inputs.problem.rank_by == "iteration":
-        known += f", computation ±{machine.uncertainty.compute:.0%}"
-    whom = "both" if ties == 2 else f"all {ties:,}"
-    return f"Ranks 1 to {ties:,} are within model error ({known}): benchmark {whom}."
+        known = f"exposed {known}"
+    listed = [f"#{rank}" for rank in range(1, min(ties, _MOST_NAMED) + 1)]
+    whom = f"{', '.join(listed[:-1])} and {listed[-1]}"
+    if ties <= _MOST_NAMED:
+        return f"{_TIED}: {whom} are within model error ({known}): benchmark {'both' if ties == 2 else 'all three'}."
+    return f"{_TIED}: #2 to #{ties:,} are within model error of #1 ({known}): benchmark {whom} first."
+
+
+def interval_remark(results: Results) -> str:
+    """What the 80% interval of a step is: the part that is common to all rows, and the part that differs."""
+    first = results.ranked.entry(0, terms=False) if len(results.ranked) else None
+    if first is None or first.low_s is None or first.high_s is None or not first.iteration_s:
+        return ""
+    machine = results.inputs.machine.document
+    bounds = f"80% interval of #1's step: {show_seconds(first.low_s)} to {show_seconds(first.high_s)}"
+    if machine.learned is not None:
+        apart = results.ranked.difference
+        name = METRICS[results.inputs.problem.rank_by][0]
+        of = "" if apart is None else f"; that of the difference of #1 and #2 in {name} is ±{apart:.1%}"
+        return f"{bounds}. Most of it is common to all rows{of}."
+    half_s = (first.exposed_communication_s or 0.0) * machine.uncertainty.communication
+    return (
+        f"{bounds}. Errors of computation (±{machine.uncertainty.compute:.0%}) are common to all rows; those of "
+        f"exposed communication (±{machine.uncertainty.communication:.0%}) differ: ±{show_seconds(half_s)} for #1."
+    )
 
 
 def shortest_step_remark(results: Results) -> str:
-    """Which candidate has the shortest step, if it is clearly shorter than that of the first of the ranking."""
+    """Which candidate has the shortest step of all, and how much it gains over the first of the ranking."""
     problem, ranked = results.inputs.problem, results.ranked
     best = ranked.fastest() if len(ranked) and problem.rank_by != "iteration" else None
     first_s = ranked.entry(0, terms=False).iteration_s if best else None
@@ -478,11 +546,13 @@ def shortest_step_remark(results: Results) -> str:
         return ""
     gain = 1.0 - best.iteration_s / first_s
     if gain < _WORTH_SAYING:
-        return ""
+        return f"#1's step is within {_WORTH_SAYING:.0%} of the shortest of all, {show_seconds(best.iteration_s)}."
+    rank = ranked.ranks().get(best.sizes)
+    grid = f"#{rank}'s grid" if rank else "another grid"
     cost = "" if ranked.cost == _OURS else f"--cost {_OURS} "
     return (
-        f"The shortest step is that of {_configuration(best, problem)}: {show_seconds(best.iteration_s)}, {gain:.0%} "
-        f"less than #1's {show_seconds(first_s)}. {cost}--rank-by step ranks by it."
+        f"Shortest step of all: {show_seconds(best.iteration_s)}, {gain:.0%} less than #1's {show_seconds(first_s)}. "
+        f"It is {grid} with {_configuration(best, problem)}. {cost}--rank-by step ranks by it."
     )
 
 
@@ -502,10 +572,23 @@ def rejected_remark(results: Results) -> str:
     left_out = found.grids - len(results.ranked.ranks())
     if not left_out:
         return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
-    reasons = ", ".join(f"{name} {number}" for name, number in found.rejected.items())
+    most_first = sorted(found.rejected.items(), key=lambda one: -one[1])
+    reasons = ", ".join(f"{number:,} {_constraint_words(name)}" for name, number in most_first)
     several = " (a grid can break several)" if sum(found.rejected.values()) > left_out else ""
     of, are, them = counted(found.grids, "grid"), *(("is", "it") if left_out == 1 else ("are", "them"))
     return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}."
+
+
+_CONSTRAINTS = {MEMORY: "out of memory", MICRO_BATCH: "without a micro-batch that divides the batch", PINNED: "pinned"}
+_DIVIDED = re.compile(r"(.+)-by-([a-z-]+)")
+
+
+def _constraint_words(name: str) -> str:
+    """`heads-by-x` as `heads not divisible by x`."""
+    divided = _DIVIDED.fullmatch(name)
+    if divided is None:
+        return _CONSTRAINTS.get(name, name)
+    return f"{divided[1].replace('-', ' ')} not divisible by {divided[2].replace('-', '·')}"
 
 
 def searched_remark(results: Results) -> str:

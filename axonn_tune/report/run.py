@@ -84,7 +84,7 @@ def setting_sentence(summary: Summary) -> str:
 def other_hardware(summary: Summary) -> str | None:
     """What to say if the run was on another kind of processor than the prediction is about."""
     predicted, ran = summary.predicted_for.accelerator, summary.ran_on.device
-    same = "cpu" in predicted.lower() if ran.startswith("cpu") else _same_gpu(predicted, ran)
+    same = "cpu" in predicted.lower() if _on_cpu(summary) else _same_gpu(predicted, ran)
     if same:
         return None
     return (
@@ -123,9 +123,19 @@ def _quantity_rows(summary: Summary) -> Iterator[Json]:
     for name, key in _PARTS.items():
         one: Quantity = getattr(summary, key)
         show = show_bytes if key == "memory_bytes" else show_seconds
-        predicted = None if one.predicted is None else show(one.predicted)
-        shown = {"predicted": predicted, "measured": show(one.measured)}
-        yield {"name": name, **shown, "ratio": ratio(one.measured, one.predicted)}
+        expected = None if key == "memory_bytes" and _on_cpu(summary) else one.predicted
+        predicted = None if expected is None else show(expected)
+        yield {
+            "name": name,
+            "predicted": predicted,
+            "measured": show(one.measured),
+            "ratio": ratio(one.measured, expected),
+        }
+
+
+def _on_cpu(summary: Summary) -> bool:
+    """Whether memory is a process' resident set, with the buffers of Python and Gloo that no prediction includes."""
+    return summary.ran_on.device.startswith("cpu")
 
 
 def ratio(measured: float, predicted: float | None) -> str:
@@ -146,7 +156,8 @@ def _summary_notes(summary: Summary) -> Iterator[str]:
         f"Measured: mean over ranks and {counted(summary.averaged_steps, 'step')}, out of the last "
         f"{summary.timed_steps} timed after {summary.warmup_steps} of warm-up; the fastest and slowest quarters are "
         f"excluded{untimed if summary.untimed_steps else ''}. "
-        f"Memory: {summary.memory_convention}, of the rank with most."
+        f"Memory: {summary.memory_convention}, of the rank with most"
+        f"{'; buffers of Python and Gloo are in it, so it is not compared' if _on_cpu(summary) else ''}."
     )
     if summary.terms:
         yield (
@@ -191,7 +202,7 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
 
 def _run_cards(summary: Summary) -> Iterator[Json]:
     for row in _quantity_rows(summary):
-        known = f"predicted {row['predicted']}, ratio {row['ratio']}" if row["predicted"] else "not predicted"
+        known = f"predicted {row['predicted']}, ratio {row['ratio']}" if row["predicted"] else "not compared"
         yield page.card(row["name"].strip(), row["measured"], note=known)
     yield page.card("tokens/s", f"{summary.tokens_per_s:,.0f}", note="measured")
 

@@ -16,6 +16,7 @@ from axonn_tune.report import page
 from axonn_tune.report.configuration import LayoutWords
 from axonn_tune.report.output import (
     PERCENT,
+    WIDTH,
     Column,
     Json,
     Table,
@@ -288,6 +289,8 @@ _STRATEGIES = {
 """Columns of a comparison by name; why a strategy is infeasible is in the remarks. `sizes`: the start of a layout."""
 _NARROW = ("strategy", "sizes", "step", "relative", "memory", "mfu", "own_software", "gain")
 """Columns shown unless all are asked for."""
+_SPARE = ("relative", "mfu")
+"""What makes room for long layouts."""
 _PAGE_COLUMNS = (
     *(_STRATEGIES[name] for name in ("strategy", "layout", "step")),
     *(COLUMNS[key] for key in ("low_s", "high_s")),
@@ -311,8 +314,14 @@ _STEP_PARTS = (
 def comparison_table(comparison: Comparison, *, wide: bool = False) -> Table:
     """The main columns, within 100 characters, or all; remarks below."""
     rows = [_contender_row(_contender_json(comparison, one)) for one in comparison.contenders]
-    names = [name for name in _STRATEGIES if name != "sizes"] if wide else _NARROW
-    return Table(_STRATEGIES, rows, names, _CONTENDER_FIELDS, comparison_remarks(comparison))
+    names = [name for name in _STRATEGIES if name != "sizes"] if wide else list(_NARROW)
+    table = Table(_STRATEGIES, rows, names, _CONTENDER_FIELDS, comparison_remarks(comparison))
+    # Names of some frameworks are long.
+    for name in () if wide else _SPARE:
+        if table.width > WIDTH:
+            names.remove(name)
+            table = replace(table, names=names)
+    return table
 
 
 def _contender_row(contender: Json) -> Json:

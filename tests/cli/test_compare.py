@@ -125,8 +125,8 @@ def test_there_is_nothing_to_rank_by(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_pinned_size_is_why_others_are_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards the reason of contenders that the request itself rules out."""
     output = run(capsys, *SMALL, "--framework", "fsdp", "--z", "16")
-    assert "FSDP (ZeRO-3): infeasible, asked for z = 16, not 64." in output
-    assert "data parallel: infeasible, asked for z = 16, not 1." in output
+    assert "FSDP (ZeRO-3): infeasible, asked for shard = 16, not 64." in output
+    assert "data parallel: infeasible, asked for shard = 16, not 1." in output
 
 
 def test_csv_has_one_line_per_contender(capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,11 +101,6 @@ def understood(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 OURS = "schema: axonn-tune/machine/1\nname: ours\nextends: dgx-h100\n"
-MEGATRON = (
-    "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 16 "
-    "--ffn-hidden-size 4096 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 "
-    "--global-batch-size 64 --tensor-model-parallel-size 2 --vocab-size 50304 --bf16\n"
-)
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +116,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "slurm-1234.yaml").write_text("".join(f"{name}: {size}\n" for name, size in MODEL.items()), "utf-8")
     (folder / "all_reduce.txt").write_text(EIGHT, encoding="utf-8")
     rows(folder)
-    for script in ("run.sh", "pretrain.sh"):
-        (folder / script).write_text(MEGATRON, encoding="utf-8")
+    for name in ("run.sh", "pretrain.sh"):
+        shutil.copy(ROOT / "tests" / "fixtures" / "commands" / "gpt-one-line.sh", folder / name)
     (folder / "ours.yaml").write_text(OURS, encoding="utf-8")
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("Call me Ishmael.", encoding="utf-8")

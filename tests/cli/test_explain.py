@@ -21,7 +21,7 @@ def document() -> Any:
 
 def test_tables_hold_every_term(document: Any) -> None:
     """Guards completeness: each term is in both tables, the totals are the configuration's."""
-    out = good(f"explain {CASE}").out
+    out = good(f"explain {CASE} --terms").out
     sent, _, costs = out.partition("Collectives per rank and step")[2].partition("Collective costs")
     for number, term in enumerate(document["config"]["terms"], start=1):
         row = next(line.split() for line in sent.splitlines() if line.split()[:1] == [str(number)])
@@ -30,11 +30,34 @@ def test_tables_hold_every_term(document: Any) -> None:
         assert any(line.split()[:2] == [str(number), term["op"]] for line in costs.splitlines())
 
 
-@pytest.mark.parametrize("title", ["The step in words", "Collectives per rank and step", "How calls are priced"])
+@pytest.mark.parametrize("title", ["Gap to peak", "The step in words", "Collectives per rank and step"])
 def test_sections(title: str) -> None:
-    """Guards the parts of the explanation, as text and as Markdown."""
-    assert f"\n{title}\n---" in good(f"explain {CASE}").out
+    """Guards the parts of the explanation, as text and as Markdown; how each call is priced comes with --terms."""
+    text = good(f"explain {CASE}").out
+    assert f"\n{title}\n---" in text
     assert f"\n## {title}\n" in good(f"explain {CASE} --format md").out
+    assert "How calls are priced" not in text
+    assert "\nHow calls are priced\n---" in good(f"explain {CASE} --terms").out
+
+
+def test_collectives_are_aggregated(document: Any) -> None:
+    """Guards the table of collectives: one row for each kind and axis, with the calls of all its terms."""
+    rows = good(f"explain {CASE}").out.partition("Collectives per rank and step")[2].partition("Exposed:")[0]
+    calls: dict[tuple[str, str], int] = {}
+    for term in document["config"]["terms"]:
+        key = term["op"], axis_name(term["axis"])
+        calls[key] = calls.get(key, 0) + term["count"]
+    shown = {tuple(line.split()[:2]): line.split()[3] for line in rows.splitlines() if line[:4] in ("all_", "redu")}
+    assert shown == {key: f"{count:,}" for key, count in calls.items()}
+
+
+def test_the_gap_to_peak_sums_to_the_step(document: Any) -> None:
+    """Guards the bars: useful FLOPs at the peak and what comes on top are the step; slowdown is named as part of it."""
+    gap = document["gap_to_peak"]
+    assert gap[0]["what"] == "useful FLOPs at peak"
+    assert [part["seconds"] for part in gap[1:]] == sorted((part["seconds"] for part in gap[1:]), reverse=True)
+    assert sum(part["seconds"] for part in gap) == pytest.approx(document["config"]["iteration_s"], rel=1e-9)
+    assert "are slowdown by overlapped communication" in " ".join(document["words"])
 
 
 def test_json_adds_up(document: Any) -> None:

@@ -118,3 +118,14 @@ def test_a_hugging_face_config_by_any_name(tmp_path: Path) -> None:
     assert finished.code == 2
     assert f"axonn-tune models import {path} -o mymodel.yaml" in finished.err
     assert len(finished.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [(514, "--batch 512 has a shortest step of 21.6 s instead of 124 s"), (512, ""), (544, "")],
+)
+def test_a_batch_that_rules_out_most_grids(batch: int, said: str) -> None:
+    """Guards the hint at a batch nearby: only where it saves much."""
+    shown = good(f"--gpus 64 --model llama3-8b --machine perlmutter --batch {batch} --top 1").err
+    assert ("is not divisible by 64 GPUs" in shown) == bool(said)
+    assert said in shown

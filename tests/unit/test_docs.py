@@ -1,5 +1,6 @@
 """The documentation names real things."""
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -64,7 +65,8 @@ def figures(page: str) -> set[str]:
 
 def test_figures_among_the_questions_are_those_of_the_pages_they_come_from() -> None:
     """Guards docs/faq.md: a figure that changes where it is measured changes there too."""
-    known = figures("accuracy.md") | figures("validate.md") | figures("compare.md")
+    pages = ("accuracy.md", "accuracy-fits.md", "validate.md", "validate-figures.md", "compare.md")
+    known = set[str]().union(*map(figures, pages))
     assert figures("faq.md") - known == set()
 
 
@@ -90,3 +92,25 @@ def test_readme_lists_every_exit_code() -> None:
 def test_changelog_knows_this_version() -> None:
     """Guards releases: the version in the package has a section, or lies ahead under Unreleased."""
     assert __version__ in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def spoken() -> str:
+    """Every text of the package's code, with … for what is filled in."""
+    texts = []
+    for path in sorted((ROOT / "axonn_tune").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
+                texts.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(" ".join(node.value.split()))
+    return "\n".join(texts)
+
+
+def test_messages_that_are_explained_exist() -> None:
+    """Guards docs/troubleshooting.md: each message, between what differs, stands in the code as it is shown."""
+    page, said = (DOCS / "troubleshooting.md").read_text("utf-8"), spoken()
+    messages = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
+    assert len(messages) > 30
+    pieces = [(message, piece.strip()) for message in messages for piece in message.split("…")]
+    assert not [(message, piece) for message, piece in pieces if len(piece) > 3 and piece not in said]

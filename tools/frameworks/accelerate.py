@@ -69,7 +69,7 @@ def _sharded(request: Request, folder: Path) -> tuple[Answer, Any]:
         model, said = _with_accelerate(request, folder)
     else:
         model, said = _with_module(request, folder), {}
-    blocks = [next(one for one in layer.modules() if isinstance(one, Block)) for layer in model.layers]
+    blocks: list[Any] = [next(one for one in layer.modules() if isinstance(one, Block)) for layer in model.layers]
     states = [block._get_fsdp_state()._fsdp_param_group for block in blocks]
     policy, mesh = states[0].mp_policy, states[0].mesh_info
     found = {

@@ -87,9 +87,9 @@ def main(check: Check) -> None:
 
 
 def _answer(check: Check, request: Request) -> Answer:
-    said, before = tempfile.TemporaryFile("w+"), dict(os.environ)
+    before = dict(os.environ)
     os.environ |= {"WORLD_SIZE": str(request.world), "RANK": "0", "LOCAL_RANK": "0", **request.environment}
-    with said, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryDirectory() as folder:
         for suffix, text in request.files.items():
             Path(folder, f"config{suffix}").write_text(text, encoding="utf-8")
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -40,25 +41,22 @@ def _on_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def seem_to_have_gpus() -> None:
     """Let AxoNN, which names its device in places, have its way on a CPU."""
-    torch.cuda.set_device = lambda _device: None
-    torch.cuda.current_device = lambda: "cpu"
-    torch.cuda.synchronize = lambda: None
-    torch.cuda.device_count = lambda: 8
-    torch.empty, torch.tensor = _on_cpu(torch.empty), _on_cpu(torch.tensor)
-    torch.nn.Module.to = lambda module, _device: module
+    tensors: Any = torch
+    tensors.cuda.set_device = lambda _device: None
+    tensors.cuda.current_device = lambda: "cpu"
+    tensors.cuda.synchronize = lambda: None
+    tensors.cuda.device_count = lambda: 8
+    tensors.empty, tensors.tensor = _on_cpu(torch.empty), _on_cpu(torch.tensor)
+    tensors.nn.Module.to = lambda module, _device: module
     new_group = torch.distributed.new_group
-    torch.distributed.new_group = lambda ranks, backend=None: new_group([int(one) for one in ranks])
+    tensors.distributed.new_group = lambda ranks, backend=None: new_group([int(one) for one in ranks])
 
 
 @contextlib.contextmanager
 def gpu_world(world: int, *, rank: int = 0) -> Iterator[None]:
     """A fake world, whose start does not ask for GPUs again."""
-    with fake_world(world, rank=rank):
-        start, torch.distributed.init_process_group = torch.distributed.init_process_group, lambda _backend: None
-        try:
-            yield
-        finally:
-            torch.distributed.init_process_group = start
+    with fake_world(world, rank=rank), patch("torch.distributed.init_process_group"):
+        yield
 
 
 def accept(request: Request, folder: Path) -> Answer:

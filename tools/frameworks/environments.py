@@ -103,6 +103,8 @@ TORCH, CPU_TORCH = "torch==2.15.0", "torch==2.13.0"
 ENVIRONMENTS = (
     Environment("megatron-core", ("megatron-core",), (TORCH, "numpy", "megatron-core==0.19.2"), python=12),
     Environment("torchtitan", ("torchtitan", "torchtitan-eager"), (TORCH, "torchtitan==0.3.0")),
+    # Its imports need Triton, which torch for CPUs does not bring.
+    Environment("torchtitan-toml", ("torchtitan",), (CPU_TORCH, "triton", "torchtitan==0.2.2"), ("toml",)),
     Environment(
         "accelerate", ("fsdp",), (CPU_TORCH, "numpy", "accelerate==1.15.0", "transformers==5.23.0"), ("", "fully-shard")
     ),

@@ -219,7 +219,7 @@ REFUSALS = (
         "8b-context",
         {"--num-virtual-stages-per-pipeline-rank": "2"},
         ours="--model llama3-8b --gpus 16 --vpp 2 --pp 1",
-        says="--vpp 2 is for pipeline stages, which is 1",
+        says="--pp is 1",
     ),
     Refusal(
         "megatron-core",
@@ -228,7 +228,7 @@ REFUSALS = (
         "405b-gtp-chunks",
         {"--num-virtual-stages-per-pipeline-rank": "8"},
         ours="--model llama3-405b --gpus 576 --pp 18 --vpp 8",
-        says="the model has 126",
+        says="layers (126) is less than PP·VPP = 144",
     ),
     Refusal(
         "megatron-core",

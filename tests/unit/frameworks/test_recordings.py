@@ -1,10 +1,11 @@
-"""Commands against what frameworks' own code said of them: `make frameworks` records it, nothing of it is needed here."""
+"""Commands against what frameworks' own code said of them, which `make frameworks` records; none is needed here."""
 
 from __future__ import annotations
 
-import shlex
+import json
 from collections.abc import Callable
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,11 +17,12 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.dimensions import table_rows
 from axonn_tune.program.size import PLAIN
 from tests.cli.running import run as run_line
-from tests.unit.frameworks.recorded import REFUSALS, Asked, Refusal, asked, recording
+from tests.unit.frameworks.launch_cases import Case, cases, command_of, run_of
+from tests.unit.frameworks.recorded import RECORDINGS, REFUSALS, Asked, Refusal, asked, recording
 from tools.frameworks.environments import ENVIRONMENTS, Environment
 from tools.frameworks.record import script_hashes
 
-ENVIRONMENT_OF = {name: one for one in ENVIRONMENTS for name in one.frameworks}
+ENVIRONMENT_OF = {name: one for one in ENVIRONMENTS if "" in one.forms for name in one.frameworks}
 AGAIN = "run `make frameworks`, and look at what it changes in tests/fixtures/frameworks"
 Entry: TypeAlias = dict[str, Any]
 
@@ -82,18 +84,27 @@ def test_rank_groups_are_those_of_our_grid(environment: Environment, entry: Entr
     grid = _today(environment)[_key(entry)].run.grid
     assert grid.world == entry["world"]
     ours = dict[str, list[list[int]]]()
-    for axis, name in _group_names(entry["framework"]).items():
-        if grid.axis_size(axis) > 1:
-            groups = grid.groups(axis) if entry["kind"] == "layout" else [grid.members(grid.world // 3, axis)]
+    for name, axes in _group_axes(environment, entry["framework"]).items():
+        if prod(grid.axis_size(axis) for axis in axes) > 1:
+            over = "".join(axes)
+            groups = grid.groups(over) if entry["kind"] == "layout" else [grid.members(grid.world // 3, over)]
             ours[name] = sorted(list(ranks) for ranks in groups)
     assert {name: sorted(groups) for name, groups in entry["groups"].items()} == ours
 
 
-def _group_names(framework: str) -> dict[str, str]:
-    """What a framework calls the groups over an axis; AxoNN has none for its stages, which MPI joins."""
+def _group_axes(environment: Environment, framework: str) -> dict[str, tuple[str, ...]]:
+    """Our axes of the groups that a check script names; AxoNN has none for its stages, which MPI joins."""
+    if environment.name == "torchtitan-toml":
+        return {
+            "tp": ("x",),
+            "cp": ("context",),
+            "fsdp": ("z", "context"),
+            "dp_replicate": ("data",),
+            "pp": ("pipeline",),
+        }
     called = "axonn" if framework == "megatron-axonn" else framework
-    names = {axis: name.lower() for axis, name in find_framework(called).names.items() if axis in ALL_AXES}
-    return {axis: name for axis, name in names.items() if name != "g_inter"}
+    names = {name.lower(): axis for axis, name in find_framework(called).names.items() if axis in ALL_AXES}
+    return {name: (axis,) for name, axis in names.items() if name != "g_inter"}
 
 
 @pytest.mark.parametrize("framework", ["megatron-core", "torchtitan", "fsdp", "deepspeed", "axonn", "megatron-axonn"])
@@ -118,6 +129,48 @@ def test_what_the_framework_refuses_is_refused_here(refusal: Refusal, tmp_path: 
     assert finished.code in (2, 3)
     assert refusal.says in " ".join(finished.err.split())
     assert not script.exists()
+
+
+FLAGS = json.loads((RECORDINGS / "flags.json").read_text(encoding="utf-8"))
+"""Arguments of frameworks that are no packages, with the sources they were taken from: a switch, a type, or choices."""
+
+
+@pytest.mark.parametrize("case", cases(*FLAGS), ids=str)
+def test_arguments_of_a_framework_that_is_no_package_are_those_of_its_sources(case: Case) -> None:
+    """Where no code can be run: every argument is in the table, a switch alone, a value of its type or choices."""
+    command = command_of(case)
+    if command.program != ("pretrain_gpt.py",):
+        return
+    table = FLAGS[case.framework]["arguments"]
+    for argument in (one for section in command.sections for one in section.arguments):
+        kind = table[argument.name]
+        if kind == "switch":
+            assert argument.value is None, argument
+        elif isinstance(kind, list):
+            assert argument.value in kind, argument
+        else:
+            {"int": int, "float": float, "str": str}[kind](str(argument.value))
+
+
+@pytest.mark.parametrize("case", cases("megatron-axonn"), ids=str)
+def test_megatron_axonn_is_told_what_was_asked(case: Case) -> None:
+    """Its micro-batch is that of a tensor group, split over depth; its stages' chunks are counted in layers."""
+    run, command = run_of(case), command_of(case)
+    told = {one.name: one.value for section in command.sections for one in section.arguments}
+    assert {axis: told[f"--{axis}-tensor-model-parallel-size"] for axis in ("row", "column", "depth")} == {
+        "row": run.size("x"),
+        "column": run.size("y"),
+        "depth": run.size("z"),
+    }
+    assert told.get("--pipeline-model-parallel-size", 1) == run.size("pipeline")
+    if run.chunks > 1:
+        assert told["--num-layers-per-virtual-pipeline-stage"] == run.parts[0]
+    assert told["--micro-batch-size"] == run.micro_batch * run.size("z")
+    steps = run.workload.global_batch // (told["--micro-batch-size"] * run.size("data"))
+    assert steps == run.accumulation
+    kept = told.get("--num-layers-for-caching-weights-in-depth-tensor-parallel-all-gather", 0)
+    assert kept == run.kept_layers * run.size("pipeline")
+    assert told.get("--recompute-granularity", "none") == run.recompute
 
 
 def _layers(run: Run) -> list[list[int]]:
@@ -213,6 +266,13 @@ def _torchtitan(one: Asked) -> dict[str, Any]:
     }
 
 
+def _torchtitan_toml(one: Asked) -> dict[str, Any]:
+    """What 0.2.2 is told by the same names, without what it does not have."""
+    newer = _torchtitan(one)
+    left_out = {"spmd_backend", "sequence_parallel", "cuda_graphs", "hidden", "ffn", "heads", "kv_heads", "vocab"}
+    return {name: value for name, value in newer.items() if name not in left_out} | {"recompute": one.run.recompute}
+
+
 def _accelerate(one: Asked) -> dict[str, Any]:
     run, layers = one.run, one.run.model.layers
     nodes = -(-run.grid.world // run.machine.launcher.ranks_per_node)
@@ -285,6 +345,7 @@ def _axonn(one: Asked) -> dict[str, Any]:
 EXPECTED: dict[str, Callable[[Asked], dict[str, Any]]] = {
     "megatron-core": _megatron_core,
     "torchtitan": _torchtitan,
+    "torchtitan-toml": _torchtitan_toml,
     "accelerate": _accelerate,
     "deepspeed": _deepspeed,
     "axonn": _axonn,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.space import Limits
 from axonn_tune.report import ranking
+from axonn_tune.units import show_seconds
 
 
 def results(gpus: int = 256, model: str = "20b", **given: Any) -> Results:
@@ -33,18 +33,53 @@ def test_why_the_first_is_first(rank_by: Any, key: str) -> None:
     assert stated, said
     less_s = float(stated[1]) * {"µs": 1e-6, "ms": 1e-3, "s": 1.0}[stated[2]]
     assert less_s == pytest.approx(getattr(second, key) - getattr(first, key), rel=6e-3)
-    assert re.search(r"(less|more) (in|waiting for) \w+ over \w+ \(\d+ ranks", said)
+    parts = [float(sign + number) * UNITS[unit] for sign, number, unit in SIGNED.findall(said.partition(":")[2])]
+    savings, costs = [part for part in parts[:-1] if part < 0], [part for part in parts[:-1] if part > 0]
+    assert parts[:-1] == [*sorted(savings), *sorted(costs, reverse=True)]
+    assert -sum(parts) == pytest.approx(less_s, abs=0.02 * sum(map(abs, parts)))
 
 
-def test_differences_add_up() -> None:
-    """Guards completeness: the parts of which the largest are named sum to the whole difference."""
+SIGNED = re.compile(r"(?:^| )([-+])([\d.]+) (µs|ms|s) ")
+UNITS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def test_bars_are_for_terminals() -> None:
+    """Guards logs: a bar as long as its step where a terminal has room, none without one or with chosen columns."""
     found = results()
-    first, second = (found.ranked.entry(position, terms=True) for position in (0, 1))
-    parts = ranking._differences(first, second, rank_by="communication", framework=AXONN_TUNE)
-    assert first.communication_s is not None
-    assert second.communication_s is not None
-    whole = second.communication_s - first.communication_s
-    assert sum(part.less_s for part in parts) == pytest.approx(whole, rel=1e-9)
+    entries = found.listed(top=3)
+    plain = ranking.ranking_table(found, entries)
+    wide = ranking.ranking_table(found, entries, terminal=plain.width + 2 + 20)
+    steps = [entry.iteration_s or 0.0 for entry in entries]
+    for step_s, row in zip(steps, wide.cells, strict=True):
+        drawn = row[-1].count("█") + row[-1].count("░")
+        assert drawn == pytest.approx(20 * step_s / max(steps), abs=1.0)
+    assert "bar" not in plain.names
+    assert "bar" not in ranking.ranking_table(found, entries, terminal=plain.width + 5).names
+    assert plain.width <= 100
+
+
+def test_ties_are_marked_and_three_named() -> None:
+    """Guards ties: marked on every row but the first, and at most three are named."""
+    found = results(gpus=64, model="llama3-70b", machine="gb200-nvl72")
+    assert found.ranked.ties == 6
+    marks = [row[0].endswith("≈") for row in ranking.ranking_table(found, found.listed(top=10)).cells]
+    assert marks == [False, *[True] * 5, *[False] * 4]
+    said = ranking.ties_remark(found)
+    assert "#2 to #6 are within model error of #1" in said
+    assert said.endswith("benchmark #1, #2 and #3 first.")
+
+
+def test_the_interval_is_in_two_parts() -> None:
+    """Guards the one line on the interval: its ends, what is common to all rows and what is particular to the first."""
+    found = results()
+    first, widths = found.ranked.entry(0, terms=False), found.inputs.problem.machine.uncertainty
+    said = ranking.interval_remark(found)
+    common = f"(±{widths.compute:.0%}) are common to all rows"
+    particular_s = (first.exposed_communication_s or 0.0) * widths.communication
+    assert common in said
+    assert f"±{show_seconds(particular_s)} for #1" in said
+    half_s = (first.compute_s or 0.0) * widths.compute + particular_s
+    assert (first.high_s or 0.0) - (first.low_s or 0.0) == pytest.approx(2 * half_s)
 
 
 def test_rejections_are_counted() -> None:
@@ -60,14 +95,14 @@ def test_ties_are_said_with_their_reason() -> None:
     """Guards ties: their number, and the uncertainty they come from."""
     found = results()
     u = found.inputs.problem.machine.uncertainty.communication
-    said = f"Ranks 1 to {found.ranked.ties} are within model error (communication ±{u:.0%}): benchmark "
-    assert ranking.ties_remark(found).startswith(said)
+    assert f"are within model error (communication ±{u:.0%}): benchmark " in ranking.ties_remark(found)
 
 
 def test_the_first_line_says_what_was_priced() -> None:
     """Guards the context of the numbers: model, machine, workload, and what is ranked by."""
-    said = ranking.ranking_remarks(results(gpus=1024, model="80b"))[0]
-    assert said == (
+    said = ranking.ranking_remarks(results(gpus=1024, model="80b"))
+    assert said[0] == "#1's step is within 1% of the shortest of all, 45.1 s."
+    assert said[1] == (
         "80b on 1,024 × perlmutter (A100-SXM4-40GB), 8,192 sequences of 2,048 tokens in bf16; "
         "ranked by communication per step, overlapped or not."
     )
@@ -91,26 +126,28 @@ def test_the_shortest_step_is_that_of_all_candidates() -> None:
     assert f"{1 - best.iteration_s / first.iteration_s:.0%} less than #1's" in said
     order = f", rank order {','.join(best.wide_order)}" if len(best.wide_order) > 1 else ""
     batching = f"micro-batch {best.micro_batch}, recompute {best.recompute}"
-    assert f"is that of x={x} y={y} z={z} data={data}{order}, {batching}: " in said
+    assert f"'s grid with x={x} y={y} z={z} data={data}{order}, {batching}. " in said
     assert said.endswith(" --rank-by step ranks by it.")
     assert ranking.shortest_step_remark(fastest) == ""
 
 
 @pytest.mark.parametrize("gain", [-0.5, 0.0, 0.009])
 def test_small_gains_are_not_named(gain: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the line against noise: silent when the shortest step is hardly shorter."""
+    """Guards the line against noise: no other configuration is named when the shortest step is hardly shorter."""
     found = results(gpus=64)
     first = found.ranked.entry(0, terms=False)
     best = replace(first, iteration_s=(first.iteration_s or 0.0) * (1 - gain))
     monkeypatch.setattr(type(found.ranked), "fastest", lambda self: best)
-    assert ranking.shortest_step_remark(found) == ""
+    assert ranking.shortest_step_remark(found).startswith("#1's step is within 1% of the shortest of all")
 
 
 def test_one_is_not_many() -> None:
     """Guards grammar: one grid, one candidate."""
     one = results(gpus=1, model="llama3-8b", machine="dgx-h200")
     assert ranking.rejected_remark(one) == "The only grid is feasible."
-    assert ranking.rejected_remark(results(gpus=1)).startswith("1 of 1 grid is rejected: memory 1; --all lists it.")
+    assert ranking.rejected_remark(results(gpus=1)).startswith(
+        "1 of 1 grid is rejected: 1 out of memory; --all lists it."
+    )
     assert "llama3-8b on 1 × dgx-h200" in ranking.priced_remark(one)
 
 

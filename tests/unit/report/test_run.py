@@ -20,6 +20,7 @@ from axonn_tune.report.run import (
     merged_trace,
     other_hardware,
     ratio,
+    run_section,
     summary_text,
     trace_remarks,
 )
@@ -86,6 +87,21 @@ def test_the_table_fits_a_terminal() -> None:
     said = summary_text(summary(wide, term("mlp.fc2")), all_terms=False)
     assert max(map(len, said.splitlines())) <= 100
     assert "measured /" in said
+
+
+def test_memory_is_compared_on_gpus_alone() -> None:
+    """Guards against a ratio of a process' whole resident set to the tensors of a model."""
+
+    def memory(found: Summary) -> list[str]:
+        said = summary_text(found, all_terms=False)
+        return next(line.split() for line in said.splitlines() if line.startswith("memory"))
+
+    gpu = summary(accelerator="A100-SXM4-40GB", device="NVIDIA A100-SXM4-40GB")
+    assert memory(gpu) == ["memory", "977", "KiB", "1.91", "MiB", "2"]
+    assert memory(summary()) == ["memory", "-", "1.91", "MiB", "-"]
+    assert "it is not compared" in summary_text(summary(), all_terms=False)
+    (card,) = (one for one in run_section(summary(), identity="s1", source="here")["cards"] if one["label"] == "memory")
+    assert card["note"] == "not compared"
 
 
 def test_other_hardware_is_said() -> None:

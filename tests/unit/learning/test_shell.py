@@ -1,0 +1,131 @@
+"""What a bash script starts a program with: words, variables, arrays, conditions; nothing is run."""
+
+from __future__ import annotations
+
+import pytest
+
+from axonn_tune.errors import DocumentError
+from axonn_tune.learning.arguments import Stated
+from axonn_tune.learning.shell import Script, arithmetic, read_script, slurm_sizes
+
+
+def script(text: str) -> Script:
+    """A script's text."""
+    return read_script(text, path="run.sh")
+
+
+def started(text: str) -> str:
+    """The words of the last command."""
+    return " ".join(word.value for word in script(text).commands[-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A=4\nrun --tp $A --pp ${A}", "run --tp 4 --pp 4"),
+        ("run --tp ${A:-8} --pp ${B-2} --cp ${C:=1}", "run --tp 8 --pp 2 --cp 1"),
+        ("A=\nrun ${A:-8} ${A-2}", "run 8"),
+        ("N=4; G=8\nrun $((N*G)) $(( ($N + 1) % 3 )) $((N / 0))", "run 32 2 $((4/0))"),
+        (
+            'ARGS=(--a 1\n  # nothing\n  --b 2 # two\n)\nARGS+=(--c)\nrun ${ARGS[@]} "${ARGS[*]}"',
+            "run" + 2 * " --a 1 --b 2 --c",
+        ),
+        ('ARGS="\n --a 1 \\\n --b 2\n"\nrun $ARGS', "run --a 1 --b 2"),
+        ("ARGS=--a\nARGS+=' --b'\nrun $ARGS", "run --a --b"),
+        ("run --a \\\n  --b  # c", "run --a --b"),
+        ("A=1 B=2 run $A$B", "run 12"),
+        ("export A=1\ndeclare -r X\nrun ${A}x", "run 1x"),
+        ("run --name 'it is $A' \"$A\"", "run --name it is $A $A"),
+        ("A=BF16\nrun ${A,,}", "run bf16"),
+        ("run `hostname` $(cat <(echo a)) --b", "run $() $() --b"),
+        ("run a#b --c", "run a#b --c"),
+        ("run --log 2>&1", "run --log 2>&1"),
+        ('A=\'x\'\nCMD="run $A --b"\nbash -c "RANK=\\$SLURM_PROCID $CMD"', "bash -c RANK=$SLURM_PROCID run x --b"),
+        ("cat <<END > f\n'it's {$A}\nEND\nrun --a", "run --a"),
+        ("exec run --a", "run --a"),
+    ],
+)
+def test_words_are_those_of_bash(text: str, words: str) -> None:
+    """Guards expansion: what the script sets is in place, what only a shell knows stays."""
+    assert started(text) == words
+
+
+@pytest.mark.parametrize(
+    ("condition", "value"),
+    [
+        ('[ "$M" = 70b ]', "then"),
+        ('[ "$M" = 8b ]', "else"),
+        ("[[ $N -ge 4 ]]", "then"),
+        ("[[ $N -lt 4 ]]", "else"),
+        ('[ -n "$M" ]', "then"),
+        ('[ -z "$M" ]', "else"),
+        ('[ -z "$UNSET" ]', "then"),
+        ("[ $M -eq 4 ]", "else"),
+        ("[ -f file ]", "else"),
+        ("((N == 4))", "else"),
+    ],
+)
+def test_branches_are_taken_by_their_condition(condition: str, value: str) -> None:
+    """Guards if and else: texts and numbers are compared; what cannot be evaluated is false."""
+    text = f"M=70b N=4\nif {condition}; then\n  A=then\nelse A=else; fi\nrun $A"
+    assert started(text) == f"run {value}"
+
+
+def test_of_several_branches_one_runs() -> None:
+    """Guards elif, and an if within another."""
+    chain = "if [ $A = 1 ]; then B=1\nelif [ $A = 2 ]; then\n if [ 1 = 1 ]; then B=2; fi\n"
+    chain += "elif [ $A = 2 ]; then B=3\nfi\nrun $B"
+    assert started(f"A=2\n{chain}") == "run 2"
+    assert started(f"A=3\n{chain}") == "run $B"
+
+
+def test_conditions_that_decide_something_are_named() -> None:
+    """Guards `skipped`: a branch that was left out and sets something, by the line of its condition."""
+    assert script("if [ -f x ]; then\n  A=1\nfi\nrun").skipped == (1,)
+    assert script("if [ -f x ]; then\n  echo no\nfi\nrun").skipped == ()
+
+
+def test_words_have_the_lines_they_are_written_in() -> None:
+    """Guards errors that name a line: those of an array are where the array is."""
+    found = script("A=1\n\nARGS=(\n  --tp 4\n  --pp $A\n)\nrun \\\n  --last ${ARGS[@]}").commands[-1]
+    assert found[:2] == (Stated("run", 7), Stated("--last", 8))
+    assert found[2:5] == (Stated("--tp", 4), Stated("4", 4), Stated("--pp", 5))
+
+
+def test_what_slurm_is_asked_for_is_set() -> None:
+    """Guards directives and the variables that Slurm makes of them."""
+    text = "#!/bin/bash\n#SBATCH --nodes=4 --ntasks-per-node 8 # all\n#SBATCH --gres=gpu:h100:8\n"
+    text += "run $SLURM_NNODES $SLURM_NTASKS $SLURM_GPUS_PER_NODE ${SLURM_JOB_NUM_NODES:-1}"
+    assert started(text) == "run 4 32 8 4"
+    assert slurm_sizes([Stated("-N", 1), Stated("2", 1), Stated("-n16", 1)]).keys() == {"nodes", "ntasks"}
+
+
+def test_here_documents_are_kept_with_their_variables() -> None:
+    """Guards config files that a script writes."""
+    (found,) = script("Z=3\ncat <<'EOF' > f.json\n{\"stage\": $Z}\nEOF\nrun").documents
+    assert found == Stated('{"stage": 3}\n', 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [('run\nrun "a\nb', 2), ("A=(\n1 2\n", 1), ("run ${A", 1), ("run $(a", 1), ("x" * (1 << 21), 1)]
+)
+def test_what_no_shell_reads_is_refused_with_its_line(text: str, line: int) -> None:
+    """Guards quotes and brackets that are not closed, and files that are no scripts."""
+    with pytest.raises(DocumentError, match=f"^run.sh:{line}: "):
+        script(text)
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("2*(3+4)-1", "13"),
+        ("7/2", "3"),
+        ("2**9", "$((2**9))"),
+        ("__import__('os')", "$((__import__('os')))"),
+        ("", "$(())"),
+    ],
+)
+def test_arithmetic_is_of_whole_numbers(expression: str, value: str) -> None:
+    """Guards `$((...))`: the four operations and remainders; anything else stays."""
+    assert arithmetic(expression) == value
+    assert arithmetic("1+" * 200 + "1").startswith("$((")

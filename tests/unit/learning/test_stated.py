@@ -1,0 +1,376 @@
+"""The run that a command or config file states: software, layout, model, what is assumed, and what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+import axonn_tune
+from axonn_tune.cost.prediction import Configuration
+from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
+from axonn_tune.learning.arguments import Stated, columns_of, layout_parts
+from axonn_tune.learning.stated import CommandRun, read_run
+from axonn_tune.specs.catalog import load_machine, load_model
+from axonn_tune.validation.published.accuracy import best_pricing
+from axonn_tune.validation.published.cases import Case
+
+COMMANDS = Path(__file__).parents[2] / "fixtures" / "commands"
+H100 = load_machine("dgx-h100").document
+GPT = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --vocab-size 50257 "
+CORE = f"torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py {GPT} --micro-batch-size 1 --global-batch-size 64 "
+
+
+SIZE, LLAMA = {"n_gpus": "64"}, {"mbs": "1", "seq": "8192", "model": "llama3-8b"}
+
+
+def stated(folder: Path, text: str, *, name: str = "run.sh", **options: str) -> CommandRun:
+    """The run of a text."""
+    (folder / name).write_text(text, "utf-8")
+    return read_run(folder / name, given=options)
+
+
+def case(run: CommandRun) -> Case:
+    """What the cost model sees of it, of whose configurations there is one."""
+    found = run.case(H100)
+    assert len(found.configurations) == 1
+    return found
+
+
+def one(run: CommandRun) -> Configuration:
+    """Its configuration."""
+    return case(run).configurations[0]
+
+
+def fixture(name: str, **options: str) -> CommandRun:
+    """The run of a file."""
+    model = options.pop("model", None)
+    return read_run(COMMANDS / name, given=options, model=model)
+
+
+def sizes(run: CommandRun) -> dict[str, int]:
+    """Axes above 1, and chunks, by the framework's names."""
+    found = one(run)
+    layout = run.case(H100).framework.layout({**found.grid.by_axis, "chunks": found.chunks})
+    return {name: size for name, size in layout.items() if size > 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "framework", "layout", "words"),
+    [
+        ("apertus-70b.sh", {}, "megatron-core", {"TP": 4, "PP": 8, "VPP": 5, "DP": 128}, "bf16 1 none"),
+        ("gpt-one-line.sh", {}, "megatron-core", {"TP": 2, "DP": 16}, "fp16 2 selective"),
+        ("llama31-70b-nemo.sh", {}, "nemo", {"TP": 4, "PP": 4, "VPP": 5, "CP": 2, "DP": 64}, "bf16 1 none"),
+        ("megatron-deepspeed.sh", {}, "megatron-deepspeed", {"TP": 2, "PP": 4, "DP": 4}, "bf16 1 full"),
+        ("torchtitan-8b.sh", {}, "torchtitan", {"tp": 2, "dp_shard": 8, "dp_replicate": 4}, "bf16 1 full"),
+        ("torchtitan-70b.toml", SIZE, "torchtitan", {"tp": 8, "dp_shard": 4, "dp_replicate": 2}, "bf16 2 selective"),
+        ("fsdp.yaml", LLAMA, "fsdp", {"shard": 8, "replicate": 4}, "bf16 1 full"),
+    ],
+)  # fmt: skip
+def test_files_of_each_kind_are_read(
+    name: str, given: dict[str, str], framework: str, layout: dict[str, int], words: str
+) -> None:
+    """Guards the readers: software, layout in its own words, number format, micro-batch, recompute."""
+    run = fixture(name, **given)
+    assert run.software == framework
+    assert sizes(run) == layout
+    assert f"{case(run).workload.precision} {one(run).micro_batch} {one(run).recompute}" == words
+
+
+def test_what_deepspeed_does_not_say_is_left_open() -> None:
+    """Guards ZeRO-3's JSON: the caller's recompute is unknown, and the model is named beside it."""
+    run = fixture("zero3.json", n_gpus="64", seq="8192", model="llama3-8b")
+    found = run.case(H100)
+    assert run.software == "deepspeed"
+    assert [one.recompute for one in found.configurations] == ["none", "selective", "full"]
+    assert {(one.grid.z, one.micro_batch) for one in found.configurations} == {(64, 1)}
+    assert "recompute is not stated: the kind that fits and is fastest" in run.assumed
+    with pytest.raises(UsageError, match=r"layers, hidden, heads, ffn, vocab, seq: add --model NAME\|FILE, --seq N"):
+        fixture("zero3.json", n_gpus="64")
+
+
+def test_megatron_axonn_splits_over_three_axes_and_its_micro_batch_over_depth() -> None:
+    """Guards row, column and depth as x, y and z, cached layers, and overlaps that are not asked for."""
+    run = fixture("megatron-axonn.sh")
+    found = one(run)
+    assert (found.grid.x, found.grid.y, found.grid.z, found.grid.data) == (2, 2, 4, 4)
+    assert (found.micro_batch, found.kept_layers, found.recompute) == (1, 2, "full")
+    assert [axis for axis in found.grid.order if found.grid.axis_size(axis) > 1] == ["y", "x", "z", "data"]
+    assert set(case(run).workload.overlaps) & {"gather_prefetch", "weight_gradient"} == {"gather_prefetch"}
+
+
+def test_the_model_is_that_of_the_arguments() -> None:
+    """Guards sizes, grouped heads, biases, tied tables, and names of models that ship with the same sizes."""
+    apertus = fixture("apertus-70b.sh").model()
+    assert (apertus.layers, apertus.hidden, apertus.ffn, apertus.kv_heads) == (80, 8192, 43008, 8)
+    assert (apertus.gated, apertus.biases, apertus.tied_embeddings) == (False, False, False)
+    assert apertus.name == "gpt-70.6b"
+    assert fixture("llama31-70b-nemo.sh").model() == load_model("llama3-70b").document
+    small = fixture("gpt-one-line.sh").model()
+    assert (small.ffn, small.kv_heads, small.vocab, small.biases, small.tied_embeddings) == (
+        16384,
+        32,
+        50257,
+        True,
+        True,
+    )
+
+
+def test_what_is_not_stated_is_said() -> None:
+    """Guards assumptions: defaults as the framework writes them, vocabulary by the tokenizer, batch."""
+    said = "\n".join(fixture("gpt-one-line.sh").assumed)
+    assert "as Megatron-Core has it: --context-parallel-size 1, --disable-bias-linear False," in said
+    assert "the vocabulary is not stated: 50,257, as of data/gpt2-vocab.json" in said
+    assert "the global batch is not stated: 32, micro-batch times data parallel" in said
+    assert "the FFN's width is not stated: 16,384, 4 of the hidden size" in said
+    preset = "\n".join(fixture("torchtitan-8b.sh").assumed)
+    assert "local_batch_size 1" in preset
+    assert "seq_len 8192" in preset
+    assert "pipeline" not in preset
+
+
+def test_flags_of_the_step_are_taken(tmp_path: Path) -> None:
+    """Guards overlap, distributed optimizer, gradients' format, dropout, exchange of keys and values."""
+    plain, recipe = case(stated(tmp_path, CORE)), case(stated(tmp_path, f"{CORE} {' '.join(_RECIPE)}"))
+    assert "data_parallel" not in plain.workload.overlaps
+    assert "data_parallel" in recipe.workload.overlaps
+    before, after = plain.framework.step, recipe.framework.step
+    assert (before.distributed_optimizer, before.parameter_overlap, before.sequence_parallel) == (False, True, False)
+    assert (after.distributed_optimizer, after.parameter_overlap, after.sequence_parallel) == (True, True, True)
+    assert (before.gradient_bytes, after.gradient_bytes) == (None, 2)
+    assert (before.dropout, after.dropout) == (True, False)
+    assert (after.context_exchange, after.context_overlap) == ("all_gather", False)
+    assert after.pipelined_tensor
+
+
+_RECIPE = (
+    *("--tensor-model-parallel-size 2 --context-parallel-size 2 --sequence-parallel --use-distributed-optimizer",),
+    *("--overlap-grad-reduce --overlap-param-gather --grad-reduce-in-bf16 --hidden-dropout 0.0",),
+    *("--attention-dropout 0 --cp-comm-type all_gather --tp-comm-overlap",),
+)
+
+
+def test_weight_shards_are_tensor_parallelism_times_gtp(tmp_path: Path) -> None:
+    """Guards Megatron-Core's GTP: z = shards / T, and a number that T does not divide."""
+    flags = "--tensor-model-parallel-size 2 --tensor-parallel-num-weight-shards"
+    assert sizes(stated(tmp_path, f"{CORE} {flags} 8")) == {"TP": 2, "GTP": 4, "DP": 4}
+    with pytest.raises(DocumentError, match=r"z is '4.5', not a whole number"):
+        case(stated(tmp_path, f"{CORE} {flags} 9"))
+
+
+def test_the_other_rank_order(tmp_path: Path) -> None:
+    """Guards --use-tp-pp-dp-mapping: pipeline stages before replicas."""
+    flags = "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2"
+    order = one(stated(tmp_path, f"{CORE} {flags} --use-tp-pp-dp-mapping")).grid.order
+    assert order.index("pipeline") < order.index("data")
+    order = one(stated(tmp_path, f"{CORE} {flags}")).grid.order
+    assert order.index("pipeline") > order.index("data")
+
+
+PP4 = "--pipeline-model-parallel-size 4"
+ENDS = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (PP4, None),
+        (f"{PP4} --pipeline-model-parallel-layout 'Et*7|t*9|t*9|t*7L'", (7, 9, 9, 7)),
+        (f"{PP4} --pipeline-model-parallel-layout 'E|t*4|(tt|)*4t*8|t*12|L'", "no layout"),
+        (f"{PP4} --decoder-first-pipeline-num-layers 5 --decoder-last-pipeline-num-layers 7", (5, 10, 10, 7)),
+        ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*9|t*8|t*8|t*7L'", (9, 8, 8, 7)),
+        (f"{PP4} --num-layers 30 {ENDS}", (7, 8, 8, 7)),
+    ],
+)  # fmt: skip
+def test_stages_may_differ_in_layers(flags: str, parts: tuple[int, ...] | str | None, tmp_path: Path) -> None:
+    """Guards layouts and uneven ends; a part without layers is refused."""
+    run = stated(tmp_path, f"{CORE} {flags}")
+    if isinstance(parts, str):
+        with pytest.raises(DocumentError, match="parts"):
+            case(run)
+    else:
+        assert one(run).parts == parts
+        assert one(run).chunks == (len(parts) // one(run).grid.pipeline if parts else 1)
+
+
+def test_layouts_repeat_parts() -> None:
+    """Guards the language of --pipeline-model-parallel-layout."""
+    assert layout_parts("Et*3|(tt|)*3t,m|L") == [3, 2, 2, 2, 1, 0]
+
+
+def test_torchtitan_counts_the_ends_as_layers() -> None:
+    """Guards its default split, and looped schedules."""
+    keys = {"pipeline_parallel_degree": "4", "n_layers": "32", "pipeline_parallel_first_stage_less_layers": "1"}
+    keys |= {"pipeline_parallel_last_stage_less_layers": "1", "pipeline_parallel_schedule": "1F1B"}
+    found = columns_of({name: Stated(value, 1) for name, value in keys.items()})
+    assert (found["parts"].value, found["vpp"].value) == ("8 9 8 7", "1")
+    keys["pipeline_parallel_schedule"] = "Interleaved1F1B"
+    assert columns_of({name: Stated(value, 1) for name, value in keys.items()})["vpp"].value == "2"
+
+
+@pytest.mark.parametrize(("layers", "kind"), [(3, "none"), (4, "full"), (8, "full")])
+def test_recompute_of_some_layers_is_the_nearest_kind(layers: int, kind: str, tmp_path: Path) -> None:
+    """Guards --recompute-method block, which no kind of recompute is."""
+    flags = f"--recompute-granularity full --recompute-method block --recompute-num-layers {layers}"
+    run = stated(tmp_path, f"{CORE} --pipeline-model-parallel-size 4 {flags}")
+    assert one(run).recompute == kind
+    assert f"{layers} of 8 layers of each stage are recomputed: priced as recompute {kind}" in run.assumed
+
+
+@pytest.mark.parametrize(
+    ("launcher", "gpus"),
+    [
+        ("torchrun --nproc_per_node 8", 8),
+        ("#SBATCH --nodes=2\ntorchrun --nproc_per_node 4", 8),
+        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun python", 8),
+        ("#SBATCH -n 16\nsrun -N 2 python", 16),
+        ("srun -N2 --ntasks-per-node=8 python", 16),
+        ("mpirun -np 16 python", 16),
+        ("deepspeed --num_gpus 8 --num_nodes 2", 16),
+        ("#SBATCH --nodes=2\n#SBATCH --gpus-per-node=h100:4\nsrun python", 8),
+    ],
+)
+def test_the_number_of_gpus_is_the_launchers(launcher: str, gpus: int, tmp_path: Path) -> None:
+    """Guards torchrun, srun, mpirun, deepspeed, and what the job asks for."""
+    text = f"{launcher} pretrain_gpt.py {GPT} --micro-batch-size 1 --global-batch-size 64"
+    assert stated(tmp_path, text).columns["n_gpus"].value == str(gpus)
+
+
+def test_an_argument_list_needs_no_program(tmp_path: Path) -> None:
+    """Guards lists of arguments, one a line, and arrays of a script that starts nothing itself."""
+    listed = GPT.replace(" --", "\n--") + "\n--micro-batch-size 1 --global-batch-size 64 --world-size 32\n"
+    assert sizes(stated(tmp_path, listed, name="args.txt")) == {"DP": 32}
+    arrays = f"ARGS=(\n{listed})\nsource launch.sh\n"
+    assert sizes(stated(tmp_path, arrays)) == {"DP": 32}
+
+
+TP, BATCH = "--tensor-model-parallel-size", "run.sh:2: gbs: the global batch, 60, is not divisible by micro-batch 1 x"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("echo hello", UsageError, "states no arguments of Megatron-LM, NeMo, torchtitan, DeepSpeed or accelerate"),
+        (CORE.replace("--nnodes 4 --nproc-per-node 8", ""), UsageError, "run.sh:1: the file does not state n_gpus"),
+        (CORE.replace("--nnodes 4", "--nnodes $N"), UsageError, "n_gpus: add --gpus N (--nnodes is $N)"),
+        (CORE.replace("--num-layers 32", ""), UsageError, "does not state layers: add --model NAME|FILE"),
+        (CORE.replace("--seq-length 2048", ""), UsageError, "does not state seq: add --seq N"),
+        (f"T=3\n{CORE} {TP} $T", UsageError, "run.sh:2: tp 3 x pp 1 x cp 1 = 3 ranks, but n_gpus is 32"),
+        (f"{CORE} {TP} $T", DocumentError, "run.sh:1: tensor_model_parallel_size: is $T, which the file does not set"),
+        (f"{CORE} {TP} $(cat n)", DocumentError, "is what a command prints: write its value"),
+        (f"A=1\n{CORE.replace('size 64', 'size 60')}", DocumentError, BATCH),
+        (f"{CORE} --num-experts 8", UsageError, "run.sh:1: 8 experts: only dense models"),
+        (f"{CORE} --fp8-format hybrid", DocumentError, "run.sh:1: number format 'fp8' is not modelled"),
+        (CORE.replace("--num-attention-heads 32", "--num-attention-heads 31"), None, ""),
+        (f"{CORE} {TP} 32 --num-attention-heads 48", DocumentError, "heads (48) is not divisible by TP = 32"),
+        (f'{CORE} --name "x', DocumentError, "run.sh:1: a quote \" is not closed"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_wrong_is_named(
+    text: str, kind: type[AxonnTuneError] | None, message: str, tmp_path: Path
+) -> None:
+    """Guards errors: the file, the line, the value, and what to add."""
+    if kind is None:
+        case(stated(tmp_path, text))
+        return
+    with pytest.raises(kind) as caught:
+        case(stated(tmp_path, text))
+    assert message in str(caught.value)
+    assert "run.sh" in str(caught.value)
+
+
+def test_what_is_given_may_not_contradict(tmp_path: Path) -> None:
+    """Guards options beside a command: they fill gaps, and replace defaults but not what is stated."""
+    with pytest.raises(UsageError, match=r"run.sh:1: the file states n_gpus 32, but 64 is given"):
+        stated(tmp_path, CORE, n_gpus="64")
+    assert case(stated(tmp_path, CORE, precision="bf16")).workload.precision == "bf16"
+    assert case(stated(tmp_path, CORE)).workload.precision == "fp32"
+    run = stated(tmp_path, f"{CORE} --bf16 --fp8-format hybrid", precision="bf16")
+    assert case(run).workload.precision == "bf16"
+    assert "its FP8 is priced as bf16" in run.assumed
+    with pytest.raises(UsageError, match="the sizes of 3B are not known, only those of llama3 405b, 70b, 8b"):
+        stated(tmp_path, '[model]\nname = "llama3"\nflavor = "3B"\n', name="run.toml", n_gpus="8")
+
+
+def test_config_files_are_read_beside_the_script(tmp_path: Path) -> None:
+    """Guards job.config_file: what the command says wins, and a file that is not there is said."""
+    toml = (COMMANDS / "torchtitan-70b.toml").read_text("utf-8")
+    (tmp_path / "llama.toml").write_text(toml, "utf-8")
+    text = "torchrun --nproc_per_node 8 --nnodes 8 -m torchtitan.train --job.config_file ./conf/llama.toml"
+    found = sizes(stated(tmp_path, f"{text} --parallelism.tensor_parallel_degree 4"))
+    assert found == {"tp": 4, "dp_shard": 8, "dp_replicate": 2}
+    (tmp_path / "llama.toml").unlink()
+    run = stated(tmp_path, f"{text} --module llama3 --config llama3_8b")
+    assert "run.sh:1: ./conf/llama.toml does not lie beside it, and is not read" in run.assumed
+    (tmp_path / "broken.toml").write_text("[a]\nb = \n", "utf-8")
+    with pytest.raises(DocumentError, match=r"broken.toml:2: "):
+        read_run(tmp_path / "broken.toml", given={})
+
+
+_EMITTED = [
+    ("megatron-core", "run.sh", {"gpus": 512, "z": 4}),
+    ("megatron-core", "run.sh", {"gpus": 512, "x": 8, "pipeline": 4, "context": 2, "recompute": "full"}),
+    ("megatron-core", "run.sh", {"gpus": 96, "pipeline": 3, "batch": 768, "recompute": "selective"}),
+    ("megatron-core", "run.sbatch", {"gpus": 64, "x": 8, "precision": "fp16"}),
+    ("megatron-core", "bridge.sh", {"gpus": 64, "x": 4, "pipeline": 4}),
+    ("torchtitan", "run.sh", {"gpus": 64, "z": 16}),
+    ("torchtitan", "toml.sh", {"gpus": 64, "x": 8, "recompute": "full"}),
+    ("fsdp", "run.sh", {"gpus": 64, "z": 32, "data": 2}),
+    ("deepspeed", "run.sh", {"gpus": 64}),
+]
+
+
+@pytest.mark.parametrize(("framework", "name", "pins"), _EMITTED)
+def test_what_this_tool_writes_is_read_as_it_was_priced(
+    framework: str, name: str, pins: dict[str, object], tmp_path: Path
+) -> None:
+    """Guards the way back: a script that -o wrote has the configuration and the step that it was written for."""
+    model = "llama3-70b"
+    found = axonn_tune.search(model, machine="dgx-h100", framework=framework, **pins)  # type: ignore[arg-type]
+    form = {"run.sbatch": "slurm", "bridge.sh": "bridge", "toml.sh": "toml"}.get(name)
+    path, *_ = found.write_launch_config(tmp_path / name, emit=form)  # type: ignore[arg-type]
+    read = read_run(path, given={}, model=model if framework in ("fsdp", "deepspeed") else None).case(H100)
+    ours, theirs = found.results.ranked.pricing(0), best_pricing(read, read.configurations)
+    assert theirs.iteration_s == pytest.approx(ours.iteration_s, rel=1e-9)
+    assert read.model == load_model(model).document
+    assert theirs.configuration.grid.by_axis == ours.configuration.grid.by_axis
+    for name in ("micro_batch", "recompute", "chunks"):
+        assert getattr(theirs.configuration, name) == getattr(ours.configuration, name)
+    assert [stage.blocks for stage in theirs.stages] == [stage.blocks for stage in ours.stages]
+
+
+def test_megatron_axonn_is_read_as_it_was_priced(tmp_path: Path) -> None:
+    """Guards the same for a framework with y, which has GPT's biases and a tokenizer that adds a token."""
+    found = axonn_tune.search("20b", gpus=64, framework="megatron-axonn", x=2, y=2, z=2, batch=512)
+    (path,) = found.write_launch_config(tmp_path / "run.sh")
+    read = read_run(path, given={}).case(load_machine("perlmutter").document)
+    assert best_pricing(read, read.configurations).iteration_s == pytest.approx(found.best.iteration_s, rel=1e-9)
+    assert read.model == load_model("20b").document
+
+
+def damaged(text: str, draw: random.Random) -> str:
+    """A text with a piece gone, a character or another number put in, or its lines in another order."""
+    first, last = sorted(draw.randrange(len(text) + 1) for _ in range(2))
+    kind = draw.randrange(4)
+    if kind == 0:
+        return text[:first] + text[last:]
+    if kind == 1:
+        return text[:first] + draw.choice("'\"(){}$`\\#<>|&;=[]:!\n\0") + text[first:]
+    if kind == 2:
+        found = draw.choice(list(re.finditer(r"\d+", text)))
+        return text[: found.start()] + draw.choice(["0", "-1", "9" * 20, "1e9", "", "x", "1_0"]) + text[found.end() :]
+    return "\n".join(draw.sample(lines := text.split("\n"), len(lines)))
+
+
+@pytest.mark.parametrize("path", sorted(COMMANDS.glob("*.[sty]*")), ids=lambda path: path.name)
+def test_damaged_files_end_in_errors_of_ours(path: Path, tmp_path: Path) -> None:
+    """Guards hostile files: read, or refused by an error for users."""
+    draw, text = random.Random(path.name), path.read_text("utf-8")
+    for _ in range(40):
+        (tmp_path / path.name).write_text(damaged(text, draw), "utf-8")
+        given = draw.choice([{}, {"n_gpus": "64", "seq": "2048"}])
+        with contextlib.suppress(AxonnTuneError):
+            read_run(tmp_path / path.name, given=given, model=draw.choice([None, "llama3-8b"])).case(H100)

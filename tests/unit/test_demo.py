@@ -1,0 +1,131 @@
+"""`make demo`: its parts, without the minutes in which it measures."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.cli.calibrate import calibrate_command
+from axonn_tune.errors import EnvironmentProblem
+from axonn_tune.lab.lab import Lab
+from axonn_tune.specs.loading import load_document
+from axonn_tune.specs.results import Measurements
+from axonn_tune.validation.comparison import RunComparison
+from axonn_tune.validation.runner import LabRunner, ProcessRunner
+from tools import demo
+
+ROOT = Path(__file__).parents[2]
+IN_LAB, LOOPBACK = demo.Place(Lab(demo.SHAPE)), demo.Place(None)
+
+
+@pytest.fixture(scope="module")
+def measured() -> RunComparison:
+    """Three grids that ran in a lab, in the order of the ranking by predicted step."""
+    found = load_document(ROOT / "tests/fixtures/lab/4x2-50mbit.yaml", schema=Measurements)
+    ordered = sorted(found.configurations, key=lambda one: one.predicted.step_s or 0.0)
+    return RunComparison(found.model_copy(update={"configurations": (ordered[0], ordered[8], ordered[-1])}))
+
+
+def as_predicted(comparison: RunComparison, *, error: float, load: float = 1.0) -> RunComparison:
+    """The same, had every step taken what was predicted but for this error."""
+    found = []
+    for one in comparison.measurements.configurations:
+        assert one.predicted.step_s is not None
+        step_s = one.predicted.step_s / (1.0 + error)
+        runs = tuple(run.model_copy(update={"step_s": step_s, "load": load}) for run in one.runs)
+        found.append(one.model_copy(update={"runs": runs}))
+    return RunComparison(comparison.measurements.model_copy(update={"configurations": tuple(found)}))
+
+
+def test_make_runs_it() -> None:
+    """Guards the one command of a fresh clone: it installs what the report needs, and then runs the demo."""
+    said = subprocess.run(["make", "-n", "-B", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "[report,runtime]" in said
+    assert said.splitlines()[-1].endswith("python -m tools.demo")
+
+
+@pytest.mark.parametrize("place", [IN_LAB, LOOPBACK])
+def test_the_calibration_is_a_command_of_the_tool(place: demo.Place, tmp_path: Path) -> None:
+    """Guards the options of a command that the demo runs: a wrong one would be found after minutes of installing."""
+    words = place.calibration(tmp_path / "here.yaml")
+    with calibrate_command.make_context("calibrate", words[4:]) as context:
+        given = context.params
+    assert words[3] == "calibrate"
+    assert (given["ranks"], given["ranks_per_node"]) == ((None, 2) if place.lab else (demo.RANKS, None))
+    assert given["batch"] == place.workload.batch
+
+
+@pytest.mark.parametrize("place", [IN_LAB, LOOPBACK])
+def test_the_best_the_middle_and_the_worst_run(place: demo.Place) -> None:
+    """Guards what is shown: three grids whose predicted steps differ, which the place can run."""
+    results = demo.rank_grids(place, Path("localhost"))
+    plan = demo.best_middle_worst(results)
+    steps_s = [one.predicted.iteration_s or 0.0 for one in plan.launches]
+    assert len(results.ranked) == 10
+    assert steps_s == sorted(steps_s)
+    assert steps_s[-1] > steps_s[1] > steps_s[0]
+    for launch in plan.launches:
+        place.runner.require(launch)
+        assert bool(launch.workload.overlaps) == (place.lab is not None)
+
+
+def test_without_namespaces_it_runs_on_loopback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards hosts that allow no lab: what they lack is said, and the demo goes on."""
+
+    def refuse(self: Lab) -> Lab:
+        raise EnvironmentProblem("no namespaces")
+
+    monkeypatch.setattr(Lab, "__enter__", refuse)
+    with ExitStack() as stack:
+        place = demo.find_place(stack, loopback=False)
+    assert isinstance(place.runner, ProcessRunner)
+    assert "loopback" in (said := capsys.readouterr().out)
+    assert "no namespaces" in said
+    assert isinstance(IN_LAB.runner, LabRunner)
+
+
+def test_what_holds_and_what_does_not_is_said(measured: RunComparison) -> None:
+    """Guards the verdicts: they follow from the runs."""
+    good = "\n".join(demo.verdicts(as_predicted(measured, error=0.04), network=True))
+    bad = "\n".join(demo.verdicts(as_predicted(measured, error=0.12, load=40.0), network=True))
+    assert "The order holds." in good
+    assert "all within 10%, the largest error is +4.0%" in good
+    assert "not all within 10%, the largest error is +12.0%" in bad
+    assert "load 40" in bad
+    assert "load" not in good
+    backwards = replace(
+        measured,
+        measurements=measured.measurements.model_copy(
+            update={"configurations": measured.measurements.configurations[::-1]}
+        ),
+    )
+    assert "The order does not hold." in demo.verdicts(backwards, network=True)
+
+
+def test_loopback_says_nothing_of_communication_and_nothing_of_memory(measured: RunComparison) -> None:
+    """Guards against ratios that compare nothing: CPU time with a network, a resident set with tensors."""
+    inside, here = (demo.compared_text(measured, network=network) for network in (True, False))
+    assert "communi-" in inside
+    assert "communi-" not in here
+    assert "memory" not in inside + here
+    assert "%" not in here.splitlines()[0]
+    assert [line.split()[0] for line in here.splitlines()[-3:]] == [
+        one.name.split()[0] for one in measured.measurements.configurations
+    ]
+    assert "within 10%" not in "".join(demo.verdicts(measured, network=False))
+
+
+def test_the_report_has_the_runs_and_the_ranking(measured: RunComparison, tmp_path: Path) -> None:
+    """Guards what the demo ends with."""
+    pytest.importorskip("plotly")
+    results = demo.rank_grids(IN_LAB, Path("localhost"))
+    demo.write_report(tmp_path / "report.html", measured, results)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "predicted vs. measured" in page
+    assert all(one.name in page for one in measured.measurements.configurations)

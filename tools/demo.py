@@ -1,0 +1,290 @@
+"""The loop on this computer, predictions vs. what really happened: `python -m tools.demo`, or `make demo`.
+
+1. All grids of an 80b model on 1,024 GPUs are ranked, which takes no machine at all.
+2. A small cluster is emulated here and calibrated. Where no network namespaces are to be had, four ranks communicate
+   over loopback instead, which is CPU time and no network, so their communication is not compared.
+3. All grids of a small GPT are ranked for it; the first, the middle and the last of that ranking train on it.
+4. The report of these runs is one HTML file.
+
+Everything written is in `build/demo`. Exit code 4 if a grid trained otherwise than one rank alone does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from axonn_tune.cli.main import main as axonn_tune
+from axonn_tune.errors import AxonnTuneError, CheckFailedError, EnvironmentProblem, TrainingFailedError
+from axonn_tune.files import write_text_atomically
+from axonn_tune.lab.lab import Lab
+from axonn_tune.lab.shape import Shape, show_rate
+from axonn_tune.launch.host import require_torch
+from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
+from axonn_tune.ranking.results import Results, run_search
+from axonn_tune.ranking.space import Limits
+from axonn_tune.report.output import Column, progress, share, text_of, words, wrapped
+from axonn_tune.report.page import write_page
+from axonn_tune.report.ranking_section import ranking_of, ranking_section
+from axonn_tune.report.validation import validation_document, validation_section
+from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.machine import Tier
+from axonn_tune.specs.results import Measurements
+from axonn_tune.units import MILLI, counted, show_seconds
+from axonn_tune.validation.comparison import ComparisonRow, RunComparison, fastest_runs
+from axonn_tune.validation.runner import (
+    Extent,
+    LabRunner,
+    ProcessRunner,
+    RankRunner,
+    Selection,
+    ValidationPlan,
+    ValidationProgress,
+    plan_from_ranking,
+    run_plan,
+)
+
+FOLDER = Path("build/demo")
+COMMAND = "python -m tools.demo"
+SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=50e6, port_bits_per_s=100e6)
+"""Two cores carry this with ease: the links and not the cores decide how long communication takes."""
+RANKS = SHAPE.world
+MODEL = "nano"
+BUDGET, LOOPBACK_BUDGET = "60s", "30s"
+EXTENT = Extent(repeats=2, steps=6)
+HOLDS_WITHIN = 0.10
+"""A step is predicted well if its error is not larger."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks of the demo run. lab: None for loopback."""
+
+    lab: Lab | None
+
+    @property
+    def runner(self) -> RankRunner:
+        """What runs launch configs there; other work on this host waits where that may be asked for."""
+        return ProcessRunner() if self.lab is None else LabRunner(self.lab, realtime=True)
+
+    @property
+    def workload(self) -> WorkloadChoices:
+        """On loopback computation should prevail; it needs the same cores, so overlap gains nothing."""
+        if self.lab is None:
+            return WorkloadChoices(batch=48, precision="fp32", no_overlaps=("all",))
+        return WorkloadChoices(batch=8, precision="fp32")
+
+    def calibrate(self, profile: Path) -> None:
+        """Measure the machine and write its profile; what the command prints is beside it. TrainingFailedError."""
+        log = profile.with_suffix(".txt")
+        for earlier in (log, profile.with_suffix(".points.jsonl")):
+            earlier.unlink(missing_ok=True)
+        command = self.calibration(profile)
+        if self.lab is None:
+            with log.open("w", encoding="utf-8") as file:
+                failed = subprocess.run(command, stdout=file, check=False).returncode != 0
+        else:
+            quiet = ["sh", "-c", f"exec {shlex.join(command)} >> {shlex.quote(str(log))}"]
+            failed = any(one.code for one in self.lab.ranks.execute(quiet, realtime=True))
+        if failed:
+            raise TrainingFailedError("the calibration failed, as said above")
+
+    def calibration(self, profile: Path) -> list[str]:
+        """The command that calibrates: on loopback it starts the ranks, in a lab it is one of them."""
+        where = f"--ranks {RANKS}" if self.lab is None else f"--ranks-per-node {SHAPE.ranks_per_node}"
+        budget = BUDGET if self.lab is not None else LOOPBACK_BUDGET
+        options = f"--model {MODEL} --batch {self.workload.batch} {where} --budget {budget}"
+        return [sys.executable, "-m", "axonn_tune", "calibrate", *options.split(), "-o", str(profile)]
+
+
+def find_place(stack: ExitStack, *, loopback: bool) -> Place:
+    """The emulated cluster, up until the stack ends; or loopback, if that is wanted or nothing else is possible."""
+    if loopback:
+        say("Four ranks over loopback, as asked.")
+        return Place(None)
+    try:
+        lab = stack.enter_context(Lab(SHAPE))
+    except EnvironmentProblem as error:
+        say(f"Four ranks over loopback, for a cluster cannot be emulated here: {error}.")
+        return Place(None)
+    say(
+        f"An emulated cluster: {SHAPE.nodes} nodes × {SHAPE.ranks_per_node} ranks, each in a network namespace; "
+        f"{show_rate(SHAPE.port_bits_per_s)} within a node, {show_rate(SHAPE.uplink_bits_per_s)} between nodes."
+    )
+    return Place(lab)
+
+
+def rank_grids(place: Place, profile: Path) -> Results:
+    """All grids of the model on this machine, by their step."""
+    limits = Limits(recompute="none")
+    return run_search(
+        load_inputs(Choices(RANKS, MODEL, str(profile), place.workload, limits=limits, rank_by="iteration"))
+    )
+
+
+def best_middle_worst(results: Results) -> ValidationPlan:
+    """The first, the middle and the last of a ranking."""
+    plan = plan_from_ranking(results.inputs, Selection(0), command=COMMAND)
+    last = len(plan.launches) - 1
+    return replace(plan, launches=tuple(plan.launches[place] for place in (0, last // 2, last)))
+
+
+def train(plan: ValidationPlan, place: Place, folder: Path) -> RunComparison:
+    """Run the plan, and one rank alone to compare losses with; every time is in the folder's measured.yaml.
+
+    On loopback each grid's fastest run counts, for other work on the same cores only ever adds time.
+    """
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    with progress("training") as tell:
+
+        def listen(heard: ValidationProgress) -> None:
+            tell(heard.done / heard.of, heard.name)
+
+        def save(found: Measurements) -> None:
+            header = [f"Written by {COMMAND}."]
+            write_text_atomically(folder / "measured.yaml", to_yaml(found, header=header))
+
+        found = run_plan(plan, place.runner, EXTENT, folder=folder / "runs", listen=listen, save=save)
+    return RunComparison(fastest_runs(found) if place.lab is None else found)
+
+
+def calibrated_sentence(results: Results, seconds: float) -> str:
+    """What was measured, and in how long."""
+    machine = results.inputs.problem.machine
+    links = ", ".join(map(_link, machine.tiers))
+    return f"Calibrated in {seconds:.0f} s: {links}; {machine.accelerator.name}."
+
+
+def _link(tier: Tier) -> str:
+    used = tier.used_by("all_reduce")
+    return f"{tier.name} {show_rate(used.bandwidth_bytes_per_s * 8)}, {show_seconds(used.latency_s)} a hop"
+
+
+def ranked_sentence(results: Results) -> str:
+    """What was ranked, and from what to what the predictions go."""
+    last = len(results.ranked) - 1
+    low, high = (show_seconds(results.ranked.pricing(place).iteration_s) for place in (0, last))
+    return (
+        f"{counted(len(results.ranked), 'grid')} of {MODEL} on {counted(RANKS, 'rank')}, steps of {low} to {high} "
+        f"predicted. The first, the middle and the last train, {EXTENT.repeats} times {EXTENT.steps} steps each."
+    )
+
+
+_GRID = words("configuration.name", "grid")
+
+
+def _pair(key: str, label: str) -> tuple[Column, ...]:
+    predicted = Column(f"{key}.predicted", f"{label}, predicted, ms", per=MILLI)
+    return predicted, Column(f"{key}.measured", "measured, ms", per=MILLI), share(f"{key}.error", "error", signed=True)
+
+
+def compared_text(comparison: RunComparison, *, network: bool) -> str:
+    """The steps, and with a network their communication, predicted and measured, in the order of the ranking."""
+    columns = [_GRID, *_pair("step_s", "step"), *(_pair("communication_s", "communi\u00adcation") if network else ())]
+    return text_of(columns, comparison.rows)
+
+
+def verdicts(comparison: RunComparison, *, network: bool) -> Iterator[str]:
+    """Whether the order, the steps and training are as they should be."""
+    rows = comparison.rows
+    order = "holds" if ordered(rows) else "does not hold"
+    worst = max((row.step_s.error or 0.0 for row in rows), key=abs)
+    yield f"The order {order}."
+    if network:
+        found = f"all within {HOLDS_WITHIN:.0%}" if abs(worst) <= HOLDS_WITHIN else f"not all within {HOLDS_WITHIN:.0%}"
+        yield f"Steps: {found}, the largest error is {worst:+.1%}."
+    else:
+        yield f"Steps: the largest error is {worst:+.1%}. Loopback is CPU time, so communication is not compared."
+    load = max(run.load for row in rows for run in row.configuration.runs)
+    cores = comparison.measurements.place.cores
+    if load > RANKS + cores and not abs(worst) <= HOLDS_WITHIN:
+        yield f"Other work kept {counted(cores, 'core')} busy, load {load:.0f}: on a quiet host errors are smaller."
+    trained = max((row.verdict for row in rows), key=lambda one: one.difference)
+    yield f"Losses and gradient norms vs. a single rank: {trained.words}."
+
+
+def ordered(rows: Sequence[ComparisonRow]) -> bool:
+    """Whether what was predicted to take longer did."""
+    measured = [row.step_s.measured for row in rows]
+    return measured == sorted(measured)
+
+
+def write_report(path: Path, comparison: RunComparison, results: Results) -> None:
+    """One page: the runs, then the ranking they were chosen from."""
+    runs = validation_section(validation_document(comparison), identity="s1", source=str(path.parent / "measured.yaml"))
+    ranking = ranking_section(ranking_of(results), identity="s2", source=COMMAND)
+    write_page(path, [runs, ranking], command=COMMAND)
+
+
+def say(sentence: str) -> None:
+    """A sentence, wrapped."""
+    print(wrapped(sentence), flush=True)
+
+
+def section(title: str) -> None:
+    """A heading."""
+    print(f"\n{title}\n{'─' * len(title)}", flush=True)
+
+
+def demo(folder: Path, *, loopback: bool) -> None:
+    """All of it; CheckFailedError if training was wrong, other errors as they come."""
+    require_torch()
+    folder.mkdir(parents=True, exist_ok=True)
+    began_s = time.monotonic()
+    section("1. Rank all grids of an 80b model on 1,024 GPUs")
+    first = ["--gpus", "1024", "--model", "80b", "--top", "5", "-o", str(folder / "80b.yaml")]
+    print(f"$ axonn-tune {shlex.join(first)}", flush=True)
+    axonn_tune(first)
+    section("2. Emulate a cluster here, and calibrate it")
+    with ExitStack() as stack:
+        place = find_place(stack, loopback=loopback)
+        results, comparison = _measure(place, folder)
+    section("3. Predicted vs. measured")
+    print(compared_text(comparison, network=place.lab is not None))
+    for sentence in verdicts(comparison, network=place.lab is not None):
+        say(sentence)
+    section("4. The report")
+    write_report(folder / "report.html", comparison, results)
+    print(
+        f"Done in {time.monotonic() - began_s:.0f} s. Open in a browser:\n{(folder / 'report.html').resolve()}",
+        flush=True,
+    )
+    if not comparison.sound:
+        raise CheckFailedError(comparison.blame or "some ranks did not send what the program says")
+
+
+def _measure(place: Place, folder: Path) -> tuple[Results, RunComparison]:
+    """Calibrate, rank, train."""
+    began_s, profile = time.monotonic(), folder / "here.yaml"
+    place.calibrate(profile)
+    results = rank_grids(place, profile)
+    say(calibrated_sentence(results, time.monotonic() - began_s))
+    say(ranked_sentence(results))
+    return results, train(best_middle_worst(results), place, folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"for what is written; default: {FOLDER}")
+    parser.add_argument("--loopback", action="store_true", help="even where a cluster could be emulated")
+    chosen = parser.parse_args(arguments)
+    try:
+        demo(chosen.folder, loopback=chosen.loopback)
+    except AxonnTuneError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return error.exit_code
+    return os.EX_OK
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
