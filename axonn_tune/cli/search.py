@@ -29,6 +29,7 @@ from axonn_tune.cli.options import (
     refuse_search,
     require_distinct,
     require_problem,
+    say_assumed,
     search_options,
     show,
     tokens_total_option,
@@ -64,16 +65,17 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     metavar="FILE",
-    help="Write what starts the first row, or that of --pick: a launch config, or another framework's command.",
+    help="Write what starts the first row, or that of --pick: a launch config, or another framework's command. "
+    "Default with --emit: launch.yaml, run.sh or run.sbatch.",
 )
 @click.option("--pick", type=Count(), metavar="N", default=1, show_default=True, help="Row that -o writes.")
 @click.option("--tokens", metavar="FILE", help="Token file, as by `axonn-tune data`, that the launch config trains on.")
 @click.option(
     "--emit",
-    type=SuggestingChoice(("torchrun", "slurm", "bridge", "toml")),
+    type=SuggestingChoice(("torchrun", "slurm", "bridge", "toml", "fully-shard")),
     multiple=True,
     help="Script that starts it: torchrun (bash) or slurm (sbatch). For other frameworks also another form: bridge "
-    "(Megatron-Bridge), toml (torchtitan 0.2.2).",
+    "(Megatron-Bridge), toml (torchtitan 0.2.2), fully-shard (FSDP without Accelerate).",
 )
 @html_option
 @quiet_option
@@ -111,7 +113,9 @@ def search_command(
     from axonn_tune.api.search import search
     from axonn_tune.report.output import terminal_width, wrapped
 
-    _check_output(output, emit=emit, pick=pick, tokens=tokens)
+    if emit and output is None:
+        output = _default_output(emit, framework=options["framework"])
+    _check_output(output, pick=pick, tokens=tokens)
     require_distinct(output=output, html=html, tokens=tokens)
     found = search(**options, cost=cost, variants=variants)
     found.results.require_row(pick)
@@ -128,15 +132,21 @@ def search_command(
     found.results.require_any()
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks)), err=True)
+        say_assumed(found.inputs)
     if output:
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
 
 
-def _check_output(output: str | None, *, emit: tuple[str, ...], pick: int, tokens: str | None) -> None:
+def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:
+    """The file that --emit writes unless -o names one."""
+    ours = framework in (None, "axonn-tune")
+    return "launch.yaml" if ours else "run.sbatch" if "slurm" in emit else "run.sh"
+
+
+def _check_output(output: str | None, *, pick: int, tokens: str | None) -> None:
     """Refuse what to write without where to, and standard output, which has the ranking."""
-    if not output and (emit or tokens or pick != 1):
-        option = "--emit" if emit else "--tokens" if tokens else "--pick"
-        raise click.UsageError(f"{option} says what to write: give -o FILE too.")
+    if output is None and (tokens or pick != 1):
+        raise click.UsageError(f"{'--tokens' if tokens else '--pick'} says what to write: give -o FILE too.")
     if output in ("", "-"):
         raise click.UsageError("-o - : a launch config is a file of its own, and the ranking is on standard output.")
 
@@ -208,6 +218,8 @@ def explain_command(
     if trace:
         write_trace(trace, found.trace().text, quiet=False)
     click.echo(found.render(output_format, terms=terms), nl=False)
+    if not (launch or from_command):
+        say_assumed(found.inputs)
 
 
 def explain_launch_said(path: str, *, machine: str | None, tokens_total: str | None = None) -> Explanation:
@@ -220,7 +232,7 @@ def explain_launch_said(path: str, *, machine: str | None, tokens_total: str | N
     return found
 
 
-@click.command("sweep", cls=SearchCommand, short_help="Scale over GPU counts, batches and models.")
+@click.command("sweep", cls=SearchCommand, short_help="Find the best at many GPU counts, batches and models.")
 @click.option("--gpus", required=True, metavar="LIST", help="GPU counts: 64,128 or 64..4096x2 or 64..128+16.")
 @click.option("--batch", metavar="LIST", help="Global batch sizes, in the same way. Default: the model's.")
 @search_options(lists=True)
@@ -257,7 +269,7 @@ def sweep_command(
     found.require_any()
 
 
-@click.command("compare", cls=SearchCommand)
+@click.command("compare", cls=SearchCommand, short_help="Compare with the best layouts of other frameworks.")
 @search_options(ranks=False, required=False)
 @tokens_total_option
 @from_command_option("Compare for the run that a script or config file starts, and with its own layout.")
@@ -293,6 +305,8 @@ def compare_command(
         require_problem(options)
         found = compare(**options)
     show(found, found.render(output_format, wide=wide, color=color), html=html)
+    if not from_command:
+        say_assumed(found.inputs)
     if output_format == "table" and not wide:
         click.echo(f"\n{LEFT_OUT}", err=True)
 
@@ -309,7 +323,7 @@ def report_command(*, sources: tuple[str, ...], output: str, machine: str | None
     SOURCE is a launch config; a ranking, sweep, comparison or validation as --format json prints it; a
     measurement file, as `validate -o` writes it; or the folder of a finished run. Several become
     sections of one report. Each is recognised by its schema. The same is written by --html of search,
-    compare, sweep and validate. It needs plotly: pip install 'axonn-tune[report]'.
+    compare, sweep and validate. It needs plotly: pip install '.[report]' in a checkout.
 
     \b
     Example:

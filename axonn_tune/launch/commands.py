@@ -24,6 +24,7 @@ from axonn_tune.launch.scripts import (
     SUFFIXES,
     Job,
     ScriptKind,
+    per_task,
     slurm_script,
     torchrun_script,
     write_script,
@@ -115,6 +116,7 @@ def emission(
         settings=tuple(_settings(command, SUBMITTED if kind == "slurm" else BESIDE, names)),
         program=_program(command, names),
         variables=tuple(_variables(command, machine)),
+        per_task=per_task(machine.launcher.environment),
         steps=_TRIAL_STEPS,
         accelerate=tuple(_words(one, names) for one in command.started_with) if command.starter == "accelerate" else (),
     )

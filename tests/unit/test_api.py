@@ -168,7 +168,6 @@ def test_documents_may_be_names_paths_or_objects(tmp_path: Path) -> None:
         ({"precision": "bf61"}, "did you mean 'bf16'"),
         ({"rank_by": "steps"}, "known: communication, exposed, iteration"),
         ({"cost": "papr"}, "did you mean 'paper'"),
-        ({"order": "x,y,z"}, "--order x,y,z must name data too, as in x,y,z,data"),
         ({"overlap": ["outputs"]}, "did you mean 'output'"),
         ({"set": "layers=4"}, "give a mapping"),
         ({"set": {"layer": 4}}, "did you mean 'layers'"),
