@@ -76,14 +76,17 @@ _ADVICE = {
 
 
 class UnknownNameError(AxonnTuneError):
-    """A model or machine name that nothing answers to; the message holds the nearest valid ones."""
+    """A model or machine name that nothing answers to; the message holds the nearest valid ones.
+
+    hint: what is said instead of the nearest name.
+    """
 
     exit_code = 2
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
         self.advice = _ADVICE.get(kind, "")
-        super().__init__(f"no {kind} named {name!r}{suggest(name, self.known)}; known: {', '.join(self.known)}")
+        super().__init__(f"no {kind} named {name!r}{hint or suggest(name, self.known)}; known: {', '.join(self.known)}")
 
 
 class NothingFeasibleError(AxonnTuneError):

@@ -42,6 +42,14 @@ def show_bytes(value_bytes: float) -> str:
     raise AssertionError("unreachable")
 
 
+def show_count(value: float) -> str:
+    """A large number for a person, to three digits: `512`, `48.3k`, `1.17M`, `1.5T`."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"
+
+
 def show_seconds(value_s: float) -> str:
     """Seconds for a person: `12.3 ms`, `4.56 s`."""
     for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
 
-from axonn_tune.api.search import Format, Reported, Result, SearchOptions, call_text, make_choices, whole
+from axonn_tune.api.search import Format, Reported, Result, SearchOptions, call_text, make_choices, parse_tokens, whole
 from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.ranking.compare import Comparison, Contender
@@ -79,9 +79,15 @@ def explain(
     return Explanation.of(run_search(load_inputs(choices)), rank=pick)
 
 
-def explain_launch(path: str | Path, *, machine: MachineLike | None = None) -> Explanation:
-    """Explain the configuration of a launch config, on its machine or on another. Errors as `axonn_tune.search`."""
+def explain_launch(
+    path: str | Path, *, machine: MachineLike | None = None, tokens_total: int | str | None = None
+) -> Explanation:
+    """Explain the configuration of a launch config, on its machine or on another.
+
+    tokens_total: as of `axonn_tune.search`, errors too.
+    """
     inputs, changed = launch_inputs(path, machine=machine)
+    inputs = replace(inputs, problem=replace(inputs.problem, tokens_total=parse_tokens(tokens_total)))
     return Explanation.of(run_search(inputs), rank=1, machine_changed=changed)
 
 

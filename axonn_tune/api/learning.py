@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from axonn_tune.api.analysis import CompareResult, Explanation
-from axonn_tune.api.search import Settings, assignments, call_text
+from axonn_tune.api.search import Settings, assignments, call_text, parse_tokens
 from axonn_tune.errors import UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.frameworks import find_framework
@@ -130,6 +130,7 @@ class CommandOptions(TypedDict, total=False):
     micro_batch: int | None
     precision: Precision | None
     set: Settings | None
+    tokens_total: int | str | None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -206,6 +207,7 @@ def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptio
         rank_by="iteration",
         settings=assignments(options.get("set")),
         framework=case.framework,
+        tokens_total=parse_tokens(options.get("tokens_total")),
     )
     inputs = load_inputs(choices)
     problem = inputs.problem

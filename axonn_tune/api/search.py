@@ -6,6 +6,7 @@ Options that every function that searches takes are named as those of the comman
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,8 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import RANK_BY, Searched
 from axonn_tune.ranking.entries import Entry
-from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
+from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, completed, load_inputs
+from axonn_tune.ranking.nearest import faster_batch
 from axonn_tune.ranking.results import Results, nothing_feasible, run_search
 from axonn_tune.ranking.space import Limits, RankBy
 from axonn_tune.report.output import Json, Table, json_text
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 Cost: TypeAlias = Literal["alpha-beta", "paper", "paper-released", "paper-mended"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
+_MOST_TOKENS = 1e18
 Settings: TypeAlias = Mapping[str, object] | Sequence[str]
 """Changed values by their dotted keys, `{"machine.accelerator.memory_gib": 80}`, or as `KEY=VALUE` texts."""
 
@@ -55,7 +58,8 @@ class SearchOptions(TypedDict, total=False):
     only this many.
     shard_optimizer: shard FP32 master weights and optimizer states over the data axis (ZeRO-1).
     split_micro_batch: two-batch overlap. overlap: overlap just these; no_overlap: all
-    but these, `"all"` or True for none. set: changed values of the model, machine or workload.
+    but these, `"all"` or True for none. set: changed values of the model, machine or workload. tokens_total: of the
+    whole training, a number or a text such as `"1.5T"`; each configuration then has its GPU-hours, node-hours and days.
     """
 
     seq: int | None
@@ -77,6 +81,7 @@ class SearchOptions(TypedDict, total=False):
     pipeline: int | bool | None
     chunks: int | None
     set: Settings | None
+    tokens_total: int | str | None
 
 
 Options = SearchOptions
@@ -118,7 +123,23 @@ def make_choices(
         framework=framework,
         pipeline=bool(pipeline),
         settings=assignments(options.get("set")),
+        tokens_total=parse_tokens(options.get("tokens_total")),
     )
+
+
+_TOKENS = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,2})?)([KMBT]?)", flags=re.IGNORECASE)
+
+
+def parse_tokens(tokens: int | str | None) -> int | None:
+    """Tokens of a whole training: a number, or a text such as `300B`, `1.5T` or `1.5e12`; UsageError for another."""
+    if tokens is None:
+        return None
+    match = _TOKENS.fullmatch(str(tokens).replace(",", "").replace("_", "").strip())
+    scale = 10.0 ** (3 * " KMBT".index(match[2].upper() or " ")) if match else 0.0
+    count = float(match[1]) * scale if match else 0.0
+    if not 1.0 <= count <= _MOST_TOKENS:
+        raise UsageError(f"--tokens-total {tokens}: give a number of tokens such as 300B, 1.5T or 1.5e12")
+    return round(count)
 
 
 def by_our_names(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,15 +174,17 @@ def assignments(settings: Settings | None) -> tuple[str, ...]:
 
 
 def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -> tuple[str, ...]:
-    """A permutation of the axes by our names or the framework's, `y,x,z,data`, `TP,CP,DP` or a sequence; UsageError if
-    it is none."""
+    """A rank order by our names or the framework's, `y,x,z,data`, `TP,CP,DP` or a sequence; axes left out come last.
+
+    UsageError if it is none.
+    """
     names = [name.strip() for name in (order.split(",") if isinstance(order, str) else order)]
     axes = tuple(name if name in ALL_AXES else framework.axis(name) for name in names)
     if len(set(axes)) != len(axes) or not set(axes) <= set(framework.axes) or not axes:
         given, known = ",".join(names), list(map(framework.called, framework.axes))
         example, there = ",".join(known) if framework.names else "x,y,z,data", ", ".join(known)
         raise UsageError(f"rank order {given!r} must name axes once each, as in {example}: there are {there}")
-    return cast(tuple[str, ...], axes)
+    return completed(cast(tuple[str, ...], axes), framework)
 
 
 def parse_costs(cost: Cost | Sequence[Cost]) -> tuple[Cost, ...]:
@@ -296,6 +319,11 @@ class Reported(Result):
         return Path(path)
 
 
+MOST_WITH_TERMS = 3_000
+"""Configurations that are rendered as JSON at once: each is priced by itself, in 2 to 5 ms."""
+_TERMS_BYTES = 15_000
+"""Of one configuration in JSON, about."""
+
 Format: TypeAlias = Literal["table", "json", "csv", "md"]
 DEFAULT_TOP = 10
 """Rows listed unless more are asked for, as on the command line."""
@@ -384,7 +412,9 @@ class SearchResult(Reported, Sequence[Entry]):
     @property
     def remarks(self) -> list[str]:
         """What to know besides the numbers, in sentences: what was priced, why the first is first, ties, rejections."""
-        return ranking_remarks(self.results)
+        problem = self.inputs.problem
+        hint = faster_batch(problem) if len(self) and self.results.ranked.cost == COSTS[0] else ""
+        return [*([hint] if hint else []), *ranking_remarks(self.results)]
 
     def explain(self, rank: int = 1) -> Explanation:
         """One configuration, term by term; UsageError if fewer are ranked, NothingFeasibleError if none is."""
@@ -490,6 +520,13 @@ class SearchResult(Reported, Sequence[Entry]):
         color: with bars where a line of `terminal` characters has room for them.
         """
         if output_format == "json":
+            count = min(top, len(self)) if top else len(self)
+            if count > MOST_WITH_TERMS:
+                raise UsageError(
+                    f"--format json has every collective of each configuration, for {count:,} of them some "
+                    f"{count * _TERMS_BYTES / 1e6:,.0f} MB: --format csv lists all of them without, or give --top N up "
+                    f"to {MOST_WITH_TERMS:,}"
+                )
             return self.to_json(top=top, rejected=rejected)
         entries = self.results.listed(top=top, rejected=rejected)
         bars = terminal if color and output_format == "table" else 0

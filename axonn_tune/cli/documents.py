@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,10 +31,18 @@ def models_group() -> None:
     """List, show, check and import models."""
 
 
-@click.group("machines")
+@click.group("machines", short_help="List, show and check machine profiles.")
 @help_option
 def machines_group() -> None:
-    """List, show and check machine profiles."""
+    """List, show and check machine profiles.
+
+    A profile of your own cluster comes from logs of training or of nccl-tests (axonn-tune learn), from measuring it
+    (axonn-tune calibrate), or from a file that says what differs from the nearest one (extends: dgx-h100).
+
+    \b
+    Example:
+      axonn-tune learn all_reduce.txt --machine dgx-h100 -o ours.yaml
+    """
 
 
 def _load(kind: Kind, name: str, *, overrides: tuple[str, ...] = ()) -> Loaded[Any]:
@@ -133,7 +142,7 @@ _add_common(machines_group, "machine")
 @models_group.command("import")
 @click.argument("config")
 @click.option("-o", "--output", metavar="FILE", help="Write the YAML here instead of to standard output.")
-@click.option("--name", help="Name of the model; else that of its folder or file.")
+@click.option("--name", help="Name of the model. Default: that of the file written, else of what is read.")
 @click.option("--batch", type=Count(), help="Global batch size, in sequences; else about 4 million tokens.")
 @click.option("--seq", type=Count(), help="Tokens in a sequence; else the longest it takes, up to 8192.")
 @help_option
@@ -152,7 +161,8 @@ def import_model(*, config: str, output: str | None, name: str | None, batch: in
     from axonn_tune.api.learning import import_model as imported
     from axonn_tune.specs.document import to_yaml
 
-    model = imported(config, name=name, batch=batch, seq=seq)
+    own = name or (None if output in (None, "", "-") else Path(str(output)).stem)
+    model = imported(config, name=own, batch=batch, seq=seq)
     text = to_yaml(model, header=[f"Imported by axonn-tune from {config}"])
     write_or_print(output, text, wrote=f"wrote {output}: {model.description}")
 

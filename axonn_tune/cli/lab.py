@@ -27,7 +27,7 @@ _CORE_BITS_PER_S = 400e6
 """What the uplinks may carry together for each core; beyond it cores and not links set the pace."""
 
 
-@click.group("lab")
+@click.group("lab", short_help="Emulate a cluster of nodes on this Linux host.")
 @help_option
 def lab_group() -> None:
     """Emulate a cluster of nodes on this Linux host, to run and validate without one.

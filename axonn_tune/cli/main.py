@@ -30,7 +30,12 @@ Examples:
   axonn-tune --gpus 512 --model mymodel.yaml --machine frontier --rank-by iteration
   axonn-tune explain --gpus 1024 --model 80b --pick 1
   axonn-tune sweep --gpus 64..4096x2 --model 80b
+
+\b
+Your own model, and your own cluster from logs of training or of nccl-tests:
+  axonn-tune models import config.json -o mymodel.yaml
   axonn-tune learn slurm-1234.out --machine dgx-h100 -o ours.yaml
+  axonn-tune --gpus 64 --model mymodel.yaml --machine ours.yaml
 
 \b
 Without a command, axonn-tune searches: `axonn-tune search --help` lists the options.
@@ -53,25 +58,32 @@ Exit codes:
 _COMMANDS = {
     "search": ("axonn_tune.cli.search", "search_command"),
     "explain": ("axonn_tune.cli.search", "explain_command"),
-    "trace": ("axonn_tune.cli.search", "trace_command"),
-    "sweep": ("axonn_tune.cli.search", "sweep_command"),
     "compare": ("axonn_tune.cli.search", "compare_command"),
-    "learn": ("axonn_tune.cli.learn", "learn_command"),
-    "diagnose": ("axonn_tune.cli.learn", "diagnose_command"),
-    "calibrate": ("axonn_tune.cli.calibrate", "calibrate_command"),
+    "sweep": ("axonn_tune.cli.search", "sweep_command"),
+    "trace": ("axonn_tune.cli.search", "trace_command"),
+    "report": ("axonn_tune.cli.search", "report_command"),
     "run": ("axonn_tune.cli.run", "run_command"),
     "lab": ("axonn_tune.cli.lab", "lab_group"),
     "validate": ("axonn_tune.cli.validate", "validate_command"),
     "regress": ("axonn_tune.cli.validate", "regress_command"),
-    "models": ("axonn_tune.cli.documents", "models_group"),
-    "machines": ("axonn_tune.cli.documents", "machines_group"),
-    "report": ("axonn_tune.cli.search", "report_command"),
-    "schema": ("axonn_tune.cli.documents", "schema_command"),
     "data": ("axonn_tune.cli.run", "data_command"),
     "export": ("axonn_tune.cli.run", "export_command"),
+    "learn": ("axonn_tune.cli.learn", "learn_command"),
+    "diagnose": ("axonn_tune.cli.learn", "diagnose_command"),
+    "calibrate": ("axonn_tune.cli.calibrate", "calibrate_command"),
+    "models": ("axonn_tune.cli.documents", "models_group"),
+    "machines": ("axonn_tune.cli.documents", "machines_group"),
+    "schema": ("axonn_tune.cli.documents", "schema_command"),
     "doctor": ("axonn_tune.cli.run", "doctor_command"),
     "completion": ("axonn_tune.cli.main", "completion_command"),
 }
+_GROUPS = {
+    "Rank and explain": ("search", "explain", "compare", "sweep", "trace", "report"),
+    "Run and measure": ("run", "lab", "validate", "regress", "data", "export"),
+    "Learn and diagnose": ("learn", "diagnose", "calibrate"),
+    "Documents and set-up": ("models", "machines", "schema", "doctor", "completion"),
+}
+"""Headings of the commands, by what they are for."""
 _DEFAULT = "search"
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -126,6 +138,14 @@ class SearchUnlessNamed(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Commands in the order a newcomer meets them."""
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by what they are for."""
+        width = max(map(len, self.commands))
+        for heading, names in _GROUPS.items():
+            with formatter.section(heading):
+                records = [(name.ljust(width), self.commands[name].get_short_help_str(limit=75)) for name in names]
+                formatter.write_dl(records)
 
 
 COMPLETE = "_AXONN_TUNE_COMPLETE"

@@ -92,8 +92,45 @@ class AxisOrder(BaseOrder):
             self.fail(str(error), param, ctx)
 
 
+GROUPS = {
+    "Workload": (
+        *("model", "batch", "seq", "precision", "framework", "from_command", "weak", "set"),
+        *("shard_optimizer", "tokens_total"),
+    ),
+    "Hardware": ("gpus", "machine"),
+    "Constraints": (*AXES, "pipeline", "chunks", "order", "recompute", "micro_batch", "kept_layers"),
+    "Overlap": ("overlap", "no_overlap", "split_micro_batch"),
+    "Ranking": ("rank_by", "cost", "variants", "with_rejected", "top", "pick"),
+}
+"""Headings of the help of commands that search, and the parameters below each; the rest is output."""
+LAST_GROUP = "Output"
+
+
 class SearchCommand(click.Command):
-    """A command that searches: options may have the names that the framework has for them, `--tp 8` for `--x 8`."""
+    """A command that searches: its help is in groups, and options may have the names that frameworks have for them.
+
+    own: groups that the command has before the others, as in `GROUPS`.
+    """
+
+    def __init__(self, *arguments: Any, own: Mapping[str, Sequence[str]] | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._groups = {**(own or {}), **GROUPS}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write options by what they are about, and the one for help last of all."""
+        below = [(heading, name) for heading, names in self._groups.items() for name in names]
+        places = {name: place for place, (_, name) in reversed(list(enumerate(below)))}
+        end = len(below)
+        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self._groups, LAST_GROUP)}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        for param in sorted(options, key=lambda one: places.get(str(one.name), end + (one.name == "help"))):
+            if record := param.get_help_record(ctx):
+                place = places.get(str(param.name), end)
+                rows[below[place][0] if place < end else LAST_GROUP].append(record)
+        for heading, records in rows.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put our names for the framework's, where there are any."""
@@ -105,7 +142,8 @@ class SearchCommand(click.Command):
 
 def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
     """The words with options by a framework's names under ours; what no framework knows is left to click."""
-    from axonn_tune.frameworks.names import is_known, option, our_options
+    from axonn_tune.errors import UsageError
+    from axonn_tune.frameworks.names import ADVICE, is_known, option, our_options
 
     kept: list[str] = []
     given, others = dict[str, str](), dict[str, str]()
@@ -120,6 +158,8 @@ def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
             given[name] = value
             _ = has_value or next(places, None)
             continue
+        elif flag.startswith("--") and name in ADVICE:
+            raise UsageError(f"there is no option {flag}: {ADVICE[name]}")
         kept.append(args[place])
     return [*(f"{option(name)}={value}" for name, value in our_options(given, others).items()), *kept]
 
@@ -240,7 +280,8 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
         click.option(
             "--order",
             metavar="AXES",
-            help="Only this rank order, fastest-varying axis first: x,y,z,data.",
+            help="Only this rank order, fastest-varying axis first: x,y,z,data. Axes left out, as in tables those of "
+            "size 1, come last.",
         ),
         click.option(
             "--recompute",
@@ -346,6 +387,11 @@ def _colored(ctx: click.Context, param: click.Parameter, value: bool | None) -> 
     return use_color(wanted=value)
 
 
+tokens_total_option = click.option(
+    "--tokens-total",
+    metavar="N",
+    help="Tokens of the whole training, such as 1.5T: adds GPU-hours, node-hours and days, with their 80% interval.",
+)
 steps_option = click.option("--steps", type=_COUNT, metavar="N", help="Train up to this step. Default: the config's.")
 resume_option = click.option("--resume", is_flag=True, help="Fail if there is no checkpoint to resume from.")
 resume_from_option = click.option(
@@ -396,7 +442,18 @@ def refuse_search(words: str, options: Mapping[str, Any], *, allowed: Sequence[s
         raise click.UsageError(f"{words} all of it: leave out {', '.join(flags)}.")
 
 
-_BESIDE_COMMAND = ("machine", "gpus", "model", "framework", "batch", "seq", "micro_batch", "precision", "set")
+_BESIDE_COMMAND = (
+    "machine",
+    "gpus",
+    "model",
+    "framework",
+    "batch",
+    "seq",
+    "micro_batch",
+    "precision",
+    "set",
+    "tokens_total",
+)
 """Options that say what a command does not."""
 
 
@@ -428,6 +485,22 @@ def load(options: Mapping[str, Any]) -> Inputs:
 
     require_problem(options)
     return load_inputs(make_choices(**options))
+
+
+def say_assumed(inputs: Inputs) -> None:
+    """Say on standard error which machine, batch and sequence length were taken because nothing was said."""
+    model, workload = inputs.model.document, inputs.problem.workload
+    if not (given("machine") or "AxoNN paper" in model.description):
+        name = inputs.machine.document.name
+        click.echo(f"Priced on {name}, since no --machine was given: `axonn-tune machines list` has others.", err=True)
+    guessed = model.source.partition("assumed:")[2]
+    words = {
+        "batch": f"a batch of {workload.global_batch:,} sequences (--batch)",
+        "seq": f"{workload.sequence_length:,} of up to {model.max_sequence_length:,} tokens in a sequence (--seq)",
+    }
+    names = {"batch": "batch", "seq": "sequence length"}
+    if taken := [words[option] for option, name in names.items() if name in guessed and not given(option)]:
+        click.echo(f"Assumed when the model was imported: {' and '.join(taken)}.", err=True)
 
 
 def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:

@@ -185,7 +185,7 @@ def export_command(*, checkpoint: str, output: str, dtype: str) -> None:
     from axonn_tune.errors import EnvironmentProblem
 
     if importlib.util.find_spec("torch") is None:
-        raise EnvironmentProblem("export needs torch: pip install 'axonn-tune[runtime]'")
+        raise EnvironmentProblem("export needs torch: pip install '.[runtime]' in the checkout")
     from axonn_tune.runtime.checkpoint import TYPES, checkpoint_at, export
 
     found = checkpoint_at(checkpoint)
@@ -244,7 +244,9 @@ def _needed(launch: Launch, devices: dict[str, Any] | None) -> list[HostCheck]:
 
     found = list(launch_checks(launch, gpus=len(devices.get("gpus", ())) if devices else 0))
     if devices is None:
-        found.insert(0, HostCheck("launch config", "torch", "not here", "missing", "pip install 'axonn-tune[runtime]'"))
+        found.insert(
+            0, HostCheck("launch config", "torch", "not here", "missing", "pip install '.[runtime]' in the checkout")
+        )
     elif "error" in devices:
         found.insert(
             0, HostCheck("launch config", "torch", devices["error"], "missing", "`import torch` does not work")

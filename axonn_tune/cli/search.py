@@ -29,8 +29,10 @@ from axonn_tune.cli.options import (
     refuse_search,
     require_distinct,
     require_problem,
+    say_assumed,
     search_options,
     show,
+    tokens_total_option,
     wide_option,
     write_html,
     write_or_print,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 @click.command("search", cls=SearchCommand, short_help="Rank every grid of a number of GPUs.")
 @search_options()
+@tokens_total_option
 @click.option(
     "--cost",
     type=SuggestingChoice(COSTS),
@@ -62,16 +65,17 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     metavar="FILE",
-    help="Write what starts the first row, or that of --pick: a launch config, or another framework's command.",
+    help="Write what starts the first row, or that of --pick: a launch config, or another framework's command. "
+    "Default with --emit: launch.yaml, run.sh or run.sbatch.",
 )
 @click.option("--pick", type=Count(), metavar="N", default=1, show_default=True, help="Row that -o writes.")
 @click.option("--tokens", metavar="FILE", help="Token file, as by `axonn-tune data`, that the launch config trains on.")
 @click.option(
     "--emit",
-    type=SuggestingChoice(("torchrun", "slurm", "bridge", "toml")),
+    type=SuggestingChoice(("torchrun", "slurm", "bridge", "toml", "fully-shard")),
     multiple=True,
     help="Script that starts it: torchrun (bash) or slurm (sbatch). For other frameworks also another form: bridge "
-    "(Megatron-Bridge), toml (torchtitan 0.2.2).",
+    "(Megatron-Bridge), toml (torchtitan 0.2.2), fully-shard (FSDP without Accelerate).",
 )
 @html_option
 @quiet_option
@@ -109,7 +113,9 @@ def search_command(
     from axonn_tune.api.search import search
     from axonn_tune.report.output import terminal_width
 
-    _check_output(output, emit=emit, pick=pick, tokens=tokens)
+    if emit and output is None:
+        output = _default_output(emit, framework=options["framework"])
+    _check_output(output, pick=pick, tokens=tokens)
     require_distinct(output=output, html=html, tokens=tokens)
     found = search(**options, cost=cost, variants=variants)
     found.results.require_row(pick)
@@ -126,15 +132,21 @@ def search_command(
     found.results.require_any()
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(found.remarks), err=True)
+        say_assumed(found.inputs)
     if output:
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
 
 
-def _check_output(output: str | None, *, emit: tuple[str, ...], pick: int, tokens: str | None) -> None:
+def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:
+    """The file that --emit writes unless -o names one."""
+    ours = framework in (None, "axonn-tune")
+    return "launch.yaml" if ours else "run.sbatch" if "slurm" in emit else "run.sh"
+
+
+def _check_output(output: str | None, *, pick: int, tokens: str | None) -> None:
     """Refuse what to write without where to, and standard output, which has the ranking."""
-    if not output and (emit or tokens or pick != 1):
-        option = "--emit" if emit else "--tokens" if tokens else "--pick"
-        raise click.UsageError(f"{option} says what to write: give -o FILE too.")
+    if output is None and (tokens or pick != 1):
+        raise click.UsageError(f"{'--tokens' if tokens else '--pick'} says what to write: give -o FILE too.")
     if output in ("", "-"):
         raise click.UsageError("-o - : a launch config is a file of its own, and the ranking is on standard output.")
 
@@ -153,6 +165,7 @@ def _write(
 @click.command("explain", cls=SearchCommand, short_help="Explain one configuration, term by term.")
 @click.argument("launch", required=False, metavar="[LAUNCH]")
 @search_options(required=False)
+@tokens_total_option
 @from_command_option("Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed).")
 @click.option("--pick", type=Count(), default=1, show_default=True, help="Row of the ranking to explain.")
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
@@ -196,30 +209,34 @@ def explain_command(
             raise click.UsageError(f"--from-command {from_command}: leave out {launch or '--pick'}.")
         found = explain_stated(from_command, **beside_command(from_command, options))
     elif launch:
-        refuse_search(f"{launch} says", options)
-        found = explain_launch_said(launch, machine=options["machine"] if given("machine") else None)
+        refuse_search(f"{launch} says", options, allowed=("machine", "tokens_total"))
+        machine = options["machine"] if given("machine") else None
+        found = explain_launch_said(launch, machine=machine, tokens_total=options["tokens_total"])
     else:
         require_problem(options)
         found = explain(**options, pick=pick)
     if trace:
         write_trace(trace, found.trace().text, quiet=False)
     click.echo(found.render(output_format, terms=terms), nl=False)
+    if not (launch or from_command):
+        say_assumed(found.inputs)
 
 
-def explain_launch_said(path: str, *, machine: str | None) -> Explanation:
+def explain_launch_said(path: str, *, machine: str | None, tokens_total: str | None = None) -> Explanation:
     """The configuration of a launch config; says so if the machine profile has changed since."""
     from axonn_tune.api.analysis import explain_launch
 
-    found = explain_launch(path, machine=machine)
+    found = explain_launch(path, machine=machine, tokens_total=tokens_total)
     if found.machine_changed:
         click.echo(f"The machine profile is not the one that {path} was written with: times differ.", err=True)
     return found
 
 
-@click.command("sweep", cls=SearchCommand, short_help="Scale over GPU counts, batches and models.")
+@click.command("sweep", cls=SearchCommand, short_help="Find the best at many GPU counts, batches and models.")
 @click.option("--gpus", required=True, metavar="LIST", help="GPU counts: 64,128 or 64..4096x2 or 64..128+16.")
 @click.option("--batch", metavar="LIST", help="Global batch sizes, in the same way. Default: the model's.")
 @search_options(lists=True)
+@tokens_total_option
 @click.option("--weak", is_flag=True, help="Weak scaling: the batch is for the first count, and grows with the others.")
 @format_option()
 @wide_option
@@ -252,8 +269,9 @@ def sweep_command(
     found.require_any()
 
 
-@click.command("compare", cls=SearchCommand)
+@click.command("compare", cls=SearchCommand, short_help="Compare with the best layouts of other frameworks.")
 @search_options(ranks=False, required=False)
+@tokens_total_option
 @from_command_option("Compare for the run that a script or config file starts, and with its own layout.")
 @format_option()
 @click.option("--wide", is_flag=True, help="Every column in the table.")
@@ -287,6 +305,8 @@ def compare_command(
         require_problem(options)
         found = compare(**options)
     show(found, found.render(output_format, wide=wide, color=color), html=html)
+    if not from_command:
+        say_assumed(found.inputs)
     if output_format == "table" and not wide:
         click.echo(f"\n{LEFT_OUT}", err=True)
 
@@ -303,7 +323,7 @@ def report_command(*, sources: tuple[str, ...], output: str, machine: str | None
     SOURCE is a launch config; a ranking, sweep, comparison or validation as --format json prints it; a
     measurement file, as `validate -o` writes it; or the folder of a finished run. Several become
     sections of one report. Each is recognised by its schema. The same is written by --html of search,
-    compare, sweep and validate. It needs plotly: pip install 'axonn-tune[report]'.
+    compare, sweep and validate. It needs plotly: pip install '.[report]' in a checkout.
 
     \b
     Example:

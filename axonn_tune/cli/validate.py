@@ -12,6 +12,7 @@ import click
 from axonn_tune.cli.options import (
     AxisOrder,
     Count,
+    SearchCommand,
     command_line,
     format_option,
     given,
@@ -39,7 +40,20 @@ _FILE = click.Path(path_type=Path)
 _COUNT, _COUNT_OR_ALL = Count(), Count(0)
 
 
-@click.command("validate", short_help="Run configurations, and compare with the predictions.")
+_RUNS = (
+    *("top", "everything", "orders", "also_blocking", "repeats", "steps", "lab", "realtime", "start_with", "serial"),
+    *("folder", "fastest", "update"),
+)
+_PUBLISHED = ("published", "rows", "collectives", "gemm", "memory", "worst")
+_BASELINE = ("measurement", "record", "reason", "top", "tolerances", "floors")
+
+
+@click.command(
+    "validate",
+    cls=SearchCommand,
+    own={"Runs": _RUNS, "Published measurements": _PUBLISHED},
+    short_help="Run configurations, and compare with the predictions.",
+)
 @click.argument("launches", nargs=-1, metavar="[LAUNCH.YAML]...")
 @click.option("--top", type=_COUNT_OR_ALL, default=5, show_default=True, metavar="N", help="Run the first N; 0: all.")
 @click.option("--all", "everything", is_flag=True, help="Run all of the ranking.")
@@ -253,7 +267,12 @@ def _say(progress: ValidationProgress) -> None:
     )
 
 
-@click.command("regress", short_help="Compare with a recorded baseline, for CI.")
+@click.command(
+    "regress",
+    cls=SearchCommand,
+    own={"Baseline": _BASELINE},
+    short_help="Compare with a recorded baseline, for CI.",
+)
 @click.argument("baseline", metavar="BASELINE.YAML")
 @search_options(required=False)
 @click.option("--measurement", metavar="FILE", help="What `validate -o` wrote; without it predictions alone.")

@@ -252,6 +252,7 @@ AXONN = Framework(
     step=_EASY,
     software="eager",
     refused=(Refusal(("x",), _ALL_TO_ALLS), Refusal(("y",), _ALL_TO_ALLS)),
+    keeps_layers=False,
     names={"x": "G_intra_r", "y": "G_intra_c", "z": "G_intra_d", "pipeline": "G_inter", "data": "G_data"},
     launch=launch_easy,
 )

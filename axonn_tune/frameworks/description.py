@@ -143,6 +143,7 @@ class Framework:
     otherwise; where that is communication, pipeline stages are searched on demand. software: whose numbers in the file
     of fitted numbers it uses, "" for ideal kernels; the half-widths of its intervals go by the same name.
     hopper_attention: attention uses what Hopper adds. refused: combinations it cannot run.
+    keeps_layers: layers can be told not to reshard after forward, all of them or some.
     names: what it calls its axes, and `chunks`, in the order of its columns; an axis without a name has ours. As
     options they are written in lower case, with hyphens (`--dp-shard`). launch: the command of a configuration; None
     where there is nothing to start.
@@ -159,6 +160,7 @@ class Framework:
     ranked_by: Literal["communication", "iteration"] = "iteration"
     hopper_attention: bool = False
     refused: tuple[Refusal, ...] = ()
+    keeps_layers: bool = True
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)
 

@@ -81,7 +81,9 @@ def launch(run: Run) -> Command:
         ),
         notes=tuple(_notes(run)),
     )
-    return replace(command, forms={"bridge": _bridge(command, settings, run)})
+    # Its precision presets set the type of gradients, and its recipe the distributed optimizer, over what is asked.
+    as_preset = run.step.distributed_optimizer and run.step.gradient_bytes != 2 and run.workload.precision == "bf16"
+    return replace(command, forms={"bridge": _bridge(command, settings, run)} if as_preset else {})
 
 
 def _bridge(command: Command, settings: dict[str, tuple[_Setting, ...]], run: Run) -> Command:
@@ -241,12 +243,19 @@ def _precision(run: Run) -> Iterator[_Setting]:
     precision = run.workload.precision
     if _PRECISIONS[precision]:
         yield _Setting(Argument(_PRECISIONS[precision]), (f"mixed_precision={precision}_mixed",))
+    reduced = {run.step.gradient_bytes, *([run.step.shard_gradient_bytes] if run.size("z") > 1 else [])}
+    if 2 in reduced and (len(reduced) > 1 or precision != "bf16"):
+        what = (
+            "gradients of which some are reduced in 2 bytes"
+            if precision == "bf16"
+            else f"BF16 gradients in {precision}"
+        )
+        raise run.cannot(what, "set step.gradient_bytes=2 and step.shard_gradient_bytes=2, or neither")
     if precision == "fp16":
-        why = "as in BF16, where that is the default"
-        keys = ("ddp.grad_reduce_in_fp32=true",)
-        yield _Setting(Argument("--accumulate-allreduce-grads-in-fp32", why=why), keys)
-    if run.step.gradient_bytes == 2 or run.step.shard_gradient_bytes == 2:
-        yield _Setting(Argument("--grad-reduce-in-bf16"), ("ddp.grad_reduce_in_fp32=false",))
+        why = "gradients are accumulated and reduced in FP32"
+        yield _Setting(Argument("--accumulate-allreduce-grads-in-fp32", why=why))
+    if 2 in reduced:
+        yield _Setting(Argument("--grad-reduce-in-bf16"))
 
 
 def _trial() -> Iterator[_Setting]:
@@ -272,7 +281,7 @@ def _environment(run: Run) -> Iterator[Variable]:
 def _needs(run: Run) -> Iterator[str]:
     if run.size("z") > 1:
         yield "GTP needs Transformer Engine 2.19 or later."
-    yield "Once its speed is what you want: data and tokenizer in place of --mock-data and NullTokenizer, and --save."
+    yield "For real training replace --mock-data and NullTokenizer, and add --save."
 
 
 def _notes(run: Run) -> Iterator[str]:
@@ -292,6 +301,7 @@ MEGATRON_CORE = Framework(
     schedule=PipelineSchedule(scattered=False),
     software="core",
     hopper_attention=True,
+    keeps_layers=False,
     names=NAMES,
     launch=launch,
 )
@@ -305,6 +315,7 @@ NEMO = Framework(
     schedule=MEGATRON_CORE.schedule,
     software="core",
     hopper_attention=True,
+    keeps_layers=False,
     names=NAMES,
 )
 
@@ -316,6 +327,7 @@ NEMO_2022 = Framework(
     step=NEMO.with_step(fused_attention=False).step,
     software="megatron-2021",
     hopper_attention=True,
+    keeps_layers=False,
     names=NAMES,
 )
 

@@ -48,6 +48,35 @@ LONG = {
 """Options of a framework's command line that set an axis, and its short name there."""
 
 
+_NODES = "nodes are not counted: --gpus N is the number of GPUs of all nodes, and the machine says how many a node has"
+_PER_NODE = "GPUs of a node belong to the machine: --set machine.launcher.ranks_per_node=N"
+_GPUS = "the number of GPUs is --gpus N"
+_ZERO = (
+    "ZeRO-1 is --shard-optimizer, ZeRO-3 (FSDP) is axis z: --z N; --framework deepspeed ranks DeepSpeed's layouts, "
+    "which --zero3 N and --dp N pin"
+)
+_EXPERTS = "mixtures of experts are not modelled"
+_SEQUENCE = "sequence parallelism is part of a framework's step: --framework megatron-core has it"
+_MODEL = "sizes of the model are changed by --set, such as --set model.hidden=8192, or stand in a file that extends one"
+ADVICE = {
+    "fsdp": "sharded weights (FSDP, ZeRO-3) are axis z: --z N; --framework fsdp ranks PyTorch's layouts, --framework "
+    "torchtitan torchtitan's",
+    **dict.fromkeys(("zero", "zero_stage", "stage", "zero1", "zero2"), _ZERO),
+    **dict.fromkeys(("nodes", "nnodes", "num_nodes", "n_nodes"), _NODES),
+    **dict.fromkeys(("gpus_per_node", "nproc_per_node", "ntasks_per_node", "ranks_per_node"), _PER_NODE),
+    **dict.fromkeys(("num_gpus", "n_gpus", "ngpus", "world_size", "world", "ranks"), _GPUS),
+    **dict.fromkeys(("ep", "expert_model_parallel_size", "expert_parallel_degree", "num_experts"), _EXPERTS),
+    **dict.fromkeys(("sp", "sequence_parallel"), _SEQUENCE),
+    **dict.fromkeys(("hidden_size", "num_layers", "num_attention_heads", "ffn_hidden_size", "vocab_size"), _MODEL),
+    **{name: f"the number format is --precision {name}" for name in ("bf16", "fp16", "fp32")},
+    "dtype": "the number format is --precision bf16, fp16 or fp32",
+    "fp8": "fp8 is not modelled; --precision takes bf16, fp16, fp32 and fp64",
+    "recompute_activations": "activation recomputation is --recompute selective or --recompute full",
+    "recompute_granularity": "activation recomputation is --recompute selective or --recompute full",
+}
+"""What users of other tools ask for by options that no layout has here, and what it is here."""
+
+
 def is_known(name: str) -> bool:
     """Whether some framework calls an option so; underscores for hyphens."""
     return name in SHARED or bool(_owners(name))

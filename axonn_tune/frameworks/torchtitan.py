@@ -132,9 +132,10 @@ def _check(run: Run, framework: Framework) -> None:
     if run.chunks == 1 and run.accumulation < stages:
         what = f"1F1B with fewer micro-batches ({run.accumulation}) than stages ({stages})"
         raise run.cannot(what, "ask for fewer stages, a smaller --micro-batch or --z, or a larger --batch")
-    length, parts = run.workload.sequence_length, tensor * (2 * context if context > 1 else 1)
-    if run.step.sequence_parallel and length % parts:
-        raise run.cannot(f"a sequence of {length} in {parts} pieces", f"ask for a --seq that {parts} divides")
+    length, shards = run.workload.sequence_length, 2 * context if context > 1 else 1
+    shards *= tensor if run.step.sequence_parallel else 1
+    if length % shards:
+        raise run.cannot(f"a sequence of {length}, which is not divisible by {shards}", "ask for another --seq")
     _resharding(run)
 
 
@@ -347,7 +348,7 @@ def _needs(run: Run, *, own: bool) -> Iterator[str]:
     yield "Start it in a checkout of pytorch/torchtitan, release 0.3.0, whose tests/assets has tokenizer and text."
     if own:
         yield f"The sizes of {run.model.name} are in the Python file beside the script, which starts torchtitan.train."
-    yield "Once its speed is what you want: data and tokenizer in place of c4_test, and --checkpoint.enable."
+    yield "For real training replace c4_test and its tokenizer, and add --checkpoint.enable."
 
 
 def _notes(run: Run) -> Iterator[str]:

@@ -31,7 +31,9 @@ _FORWARDED = (signal.SIGTERM, signal.SIGUSR2)
 def require_torch() -> None:
     """EnvironmentProblem unless torch is installed; does not import it."""
     if importlib.util.find_spec("torch") is None:
-        raise EnvironmentProblem("running needs torch, which is not installed: pip install 'axonn-tune[runtime]'")
+        raise EnvironmentProblem(
+            "running needs torch, which is not installed: pip install '.[runtime]' in the checkout"
+        )
 
 
 def already_started(environment: Mapping[str, str]) -> bool:
@@ -221,7 +223,7 @@ def launch_checks(launch: Launch, *, gpus: int) -> Iterator[HostCheck]:
         yield _folder(area, "checkpoint.directory", Path(launch.checkpoint.directory))
     if launch.metrics.tensorboard and not installed("tensorboard"):
         yield HostCheck(
-            area, "metrics.tensorboard", "not installed", "missing", "pip install 'axonn-tune[tensorboard]'"
+            area, "metrics.tensorboard", "not installed", "missing", "pip install '.[tensorboard]' in the checkout"
         )
 
 

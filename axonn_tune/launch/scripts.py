@@ -1,11 +1,11 @@
-"""Scripts that start a launch config: bash around torchrun, or sbatch with one task per rank, to be submitted."""
+"""Scripts that start a launch config, or another framework's command: bash around torchrun, or sbatch."""
 
 from __future__ import annotations
 
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -14,12 +14,12 @@ from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.launch.config import comment, count_ranks, environment_lines, grid_line, prediction_line
 from axonn_tune.specs.launch import Launch, Prediction
-from axonn_tune.specs.machine import Machine, Slurm
+from axonn_tune.specs.machine import EnvironmentVariable, Machine, Slurm
 
 ScriptKind: TypeAlias = Literal["torchrun", "slurm"]
 SUFFIXES: dict[ScriptKind, str] = {"torchrun": ".sh", "slurm": ".sbatch"}
 
-Emit: TypeAlias = Literal["torchrun", "slurm", "bridge", "toml"]
+Emit: TypeAlias = Literal["torchrun", "slurm", "bridge", "toml", "fully-shard"]
 """What `--emit` takes: kinds of script, and forms in which another front end takes the same run."""
 
 
@@ -45,8 +45,8 @@ class Job:
     of ranks; inner: the axis whose neighbours are nearest. settings: lines that prepare what is started. program: the
     words after `torchrun` or `python3`, as bash reads them. variables: lines that set the environment; per_task: those
     that Slurm sets for each task. steps: that are run; saves: whether the ranks save on USR2, resumes: and go on from
-    there. options: of torchrun, beyond where the ranks meet. accelerate: options of `accelerate launch`, one process a
-    node, which starts the ranks.
+    there. accelerate: options of `accelerate launch`, one process a node, which starts the ranks. fixed: framework that
+    numbers ranks in its own order, "" where the order is chosen.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Job:
     saves: bool = False
     resumes: bool = False
     accelerate: tuple[str, ...] = ()
+    fixed: str = ""
 
     @property
     def world(self) -> int:
@@ -73,7 +74,6 @@ class Job:
 def job_of(launch: Launch, *, launch_path: Path, folder: str, hint: str) -> Job:
     """The bundled runtime; the launch config is in `folder`, a bash expression."""
     grid, made = launch.grid, launch.provenance
-    again = [variable for variable in launch.environment if variable.name in _DEVICE_LISTS]
     about = (
         f"Runs {launch.name}: {launch.model.name} on {count_ranks(grid.world)} of {launch.predicted.machine}.",
         f"{grid_line(launch)}.",
@@ -89,11 +89,17 @@ def job_of(launch: Launch, *, launch_path: Path, folder: str, hint: str) -> Job:
         settings=tuple(_launch_file_lines(folder, launch_path=launch_path, hint=hint)),
         program='-m axonn_tune.runtime "$launch"',
         variables=tuple(environment_lines(launch.environment)),
-        per_task=tuple(f"export {variable.name}={shlex.quote(variable.value)}" for variable in again),
+        per_task=per_task(launch.environment),
         steps=launch.steps,
         saves=True,
         resumes=launch.checkpoint.directory is not None,
     )
+
+
+def per_task(environment: Iterable[EnvironmentVariable]) -> tuple[str, ...]:
+    """Lines that set again what Slurm sets for each task."""
+    again = [variable for variable in environment if variable.name in _DEVICE_LISTS]
+    return tuple(f"export {variable.name}={shlex.quote(variable.value)}" for variable in again)
 
 
 BESIDE = '$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")'
@@ -176,6 +182,8 @@ def _heading_lines(job: Job, layout: _NodeLayout) -> list[str]:
     """Comments on top of a script: what runs, where each rank is, what to expect, who wrote it."""
     last = layout.ranks_per_node - 1
     placed = f"Ranks of a node are consecutive, 0 to {last} on the first: neighbours along {job.inner} are nearest."
+    if job.fixed:
+        placed += f" {job.fixed} numbers ranks in this order itself, so hosts need no permutation."
     *about, written = job.about
     return [
         *map(comment, about),
@@ -223,7 +231,11 @@ def _software_lines() -> list[str]:
 def torchrun_script(job: Job, machine: Machine) -> str:
     """The script; it expects what it starts beside itself. UsageError if the ranks do not fill nodes."""
     layout = _node_layout(job)
-    starts = _accelerate_lines(job) if job.accelerate else [*_rendezvous_lines(layout), *_command_lines(job, machine)]
+    starts = (
+        _accelerate_lines(job, layout)
+        if job.accelerate
+        else [*_rendezvous_lines(layout), *_command_lines(job, machine)]
+    )
     lines = [
         "#!/usr/bin/env bash",
         *_heading_lines(job, layout),
@@ -238,18 +250,23 @@ def torchrun_script(job: Job, machine: Machine) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _accelerate_lines(job: Job) -> list[str]:
+def _accelerate_lines(job: Job, layout: _NodeLayout) -> list[str]:
     """`accelerate launch`, which starts the ranks of a node; every node runs the script with its own number."""
+    heading, number, head = "# One node.", "0", "localhost"
+    if layout.nodes > 1:
+        heading = f"# Run this script on each of the {layout.nodes} nodes, with HEAD_NODE the name of the first."
+        number = '"${NODE_RANK:?set it to 0 on the first node, 1 on the next, and so on}"'
+        head = '"${HEAD_NODE:?set it to the name of the first node, the same on all}"'
     options = [
         '--num_machines "$nodes"',
         '--num_processes "$world"',
-        '--machine_rank "${NODE_RANK:-0}"',
-        '--main_process_ip "${HEAD_NODE:-localhost}"',
+        f"--machine_rank {number}",
+        f"--main_process_ip {head}",
         '--main_process_port "${HEAD_PORT:-29400}"',
     ]
     return [
         "",
-        "# On several nodes: run this script on each, with HEAD_NODE the name of the first and NODE_RANK 0, 1, 2, ...",
+        heading,
         " \\\n  ".join(["exec accelerate launch", *job.accelerate, *options, job.program]),
     ]
 
@@ -303,7 +320,10 @@ export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))"""
 
 # Slurm sets these for each task, over what the script exports.
 _DEVICE_LISTS = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"})
-_RANK = """export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID
+# By node, whatever --distribution the site sets: $SLURM_PROCID follows it, and may go round the nodes.
+_NUMBER = "$((SLURM_NODEID * {per_node} + SLURM_LOCALID))"
+_RANK = f"""export RANK={_NUMBER.format(per_node="ranks_per_node")}
+export LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID
 export WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$ranks_per_node"""
 
 _WAIT = """
@@ -337,6 +357,7 @@ def slurm_script(job: Job, machine: Machine) -> str:
     lines = [
         "#!/usr/bin/env bash",
         *_heading_lines(job, layout),
+        *([] if job.accelerate or layout.nodes == 1 else _check_lines(layout)),
         "#",
         *_directives(job, slurm, layout),
         "set -euo pipefail",
@@ -349,12 +370,22 @@ def slurm_script(job: Job, machine: Machine) -> str:
         *job.variables,
         _ADDRESS,
         *([] if job.accelerate else _rank_lines(job)),
-        *_step_lines(job, slurm),
+        *_step_lines(job, slurm, layout),
         *([_WAIT] if job.saves else []),
         *([_REQUEUE] if job.resumes else []),
         *(['exit "$status"'] if job.saves else []),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _check_lines(layout: _NodeLayout) -> list[str]:
+    """How to see where each rank is."""
+    number = _NUMBER.format(per_node=layout.ranks_per_node)
+    return [
+        "# To check which host each rank is on, run this in the job, or in an salloc of as many nodes:",
+        f"#   srun --nodes {layout.nodes} --ntasks-per-node {layout.ranks_per_node} "
+        f"bash -c 'echo {number} $(hostname)' | sort -n",
+    ]
 
 
 def _directives(job: Job, slurm: Slurm, layout: _NodeLayout) -> list[str]:
@@ -420,7 +451,8 @@ def _rank_lines(job: Job) -> list[str]:
     """What each task runs first."""
     names = " and ".join(line.removeprefix("export ").partition("=")[0] for line in job.per_task)
     return [
-        "# What torchrun would tell each rank, from what Slurm tells each task.",
+        "# What torchrun would tell each rank, from what Slurm tells each task. Ranks of a node are consecutive, as in",
+        "# the rank order that was priced, whatever --distribution srun is given.",
         *([f"# {names} once more, because Slurm sets that for each task."] if names else []),
         "export ranks_per_node",
         "# shellcheck disable=SC2016  # expanded by each task, not here",
@@ -428,14 +460,16 @@ def _rank_lines(job: Job) -> list[str]:
     ]
 
 
-def _step_lines(job: Job, slurm: Slurm) -> list[str]:
+def _step_lines(job: Job, slurm: Slurm, layout: _NodeLayout) -> list[str]:
     extra = _srun_options(slurm)
     given = {option.split("=")[0] for option in extra}
+    # Tasks are labelled as their ranks are numbered, unless the site distributes them otherwise.
     bindings = ["--cpu-bind=cores", "--distribution=block:block"]
     bindings = [option for option in bindings if option.split("=")[0] not in given]
     common = ["--export=ALL --kill-on-bad-exit=1 --label", *extra]
     if job.accelerate:
-        return _node_step_lines(job, common)
+        cpus = slurm.cpus_per_rank * layout.ranks_per_node
+        return _node_step_lines(job, [f"--cpus-per-task {cpus}", *common])
     options = [
         '--nodes "$nodes" --ntasks "$world" --ntasks-per-node "$ranks_per_node"',
         " ".join([f"--cpus-per-task {slurm.cpus_per_rank}", *bindings]),
@@ -467,7 +501,7 @@ def _node_step_lines(job: Job, common: list[str]) -> list[str]:
         "# One task a node, which starts the ranks there.",
         "export nodes world folder",
         "# shellcheck disable=SC2016  # expanded by each task, not here",
-        "start_node=" + shlex.quote(" \\\n  ".join(["exec", *launch])),
+        "start_node=" + shlex.quote("\n".join([*job.per_task, " \\\n  ".join(["exec", *launch])])),
         " \\\n  ".join([*command, f'bash -c "$start_node" node {job.program}']),
     ]
 

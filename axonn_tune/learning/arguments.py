@@ -125,6 +125,16 @@ _OPTION = re.compile(r"(--?[A-Za-z][\w.-]*|\+{0,2}[A-Za-z][\w.]*(?==))(?:=(.*))?
 _SUBCOMMAND = re.compile(r"([A-Za-z][\w-]*):([A-Za-z][\w-]*)")
 
 
+def _without_redirections(words: Iterable[Stated]) -> Iterator[Stated]:
+    """Words of a command without `2>&1`, `> file` and the like."""
+    target = False
+    for word in words:
+        redirection = re.fullmatch(r"(?:\d*|&)(?:>>?|<)(.*)", word.value, re.DOTALL)
+        if redirection is None and not target:
+            yield word
+        target = redirection is not None and not redirection[1]
+
+
 def named_values(words: Iterable[Stated]) -> Iterator[tuple[str, Stated]]:
     """Every argument of a command line with its first value; a switch is `True`.
 
@@ -132,7 +142,7 @@ def named_values(words: Iterable[Stated]) -> Iterator[tuple[str, Stated]]:
     and `activation-checkpoint:full`.
     """
     waiting: list[Stated] = []
-    for word in words:
+    for word in _without_redirections(words):
         option, chosen = _OPTION.fullmatch(word.value), _SUBCOMMAND.fullmatch(word.value)
         negated = option and re.fullmatch(r"(--[\w.-]+\.)no[-_](\w[\w-]*)", option[1])
         if option or chosen:
@@ -350,7 +360,7 @@ def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
 def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
     """Blocks of each model part, from Megatron-Core's layout or its uneven first and last stage."""
     layout, stages = arguments.get("pipeline_model_parallel_layout"), int(found.get("pp", _ONE).value)
-    if layout is not None and not _off(layout):
+    if layout is not None and not is_off(layout):
         parts = layout_parts(layout.value)
         if len(parts) % stages == 0:
             found["vpp"] = Stated(str(len(parts) // stages), layout.line)
@@ -398,14 +408,16 @@ def _first(arguments: Arguments, *names: str) -> Stated | None:
 
 def _true(arguments: Arguments, *names: str) -> Stated | None:
     """The first of these switches that is on."""
-    return next((arguments[name] for name in names if name in arguments and _on(arguments[name])), None)
+    return next((arguments[name] for name in names if name in arguments and is_on(arguments[name])), None)
 
 
-def _on(stated: Stated) -> bool:
+def is_on(stated: Stated) -> bool:
+    """Whether a switch says yes."""
     return stated.value.lower() in _TRUE
 
 
-def _off(stated: Stated) -> bool:
+def is_off(stated: Stated) -> bool:
+    """Whether a switch says no."""
     return stated.value.lower() in _FALSE
 
 
@@ -414,14 +426,14 @@ def _switch(*names: str) -> Callable[[Arguments], Stated | None]:
 
     def reading(arguments: Arguments) -> Stated | None:
         stated = _true(arguments, *names) or _first(arguments, *names)
-        return None if stated is None else Stated(str(int(_on(stated))), stated.line)
+        return None if stated is None else Stated(str(int(is_on(stated))), stated.line)
 
     return reading
 
 
 def _kv_heads(arguments: Arguments) -> Stated | None:
     grouped = arguments.get("group_query_attention")
-    if grouped is not None and not _on(grouped):
+    if grouped is not None and not is_on(grouped):
         return _count(arguments, "num_attention_heads")
     return _count(arguments, "num_query_groups") or _count(arguments, "num_key_value_heads")
 
@@ -439,7 +451,7 @@ def _recompute(arguments: Arguments) -> Stated | None:
     kind = _first(
         arguments, "recompute_granularity", "activations_checkpoint_granularity", "activation_checkpoint.mode"
     )
-    if kind is not None and not _off(kind):
+    if kind is not None and not is_off(kind):
         partial = kind.value == "full" and method is not None and method.value == "block" and some is not None
         words = f"only {some.value} layers of each stage" if partial and some is not None else kind.value.lower()
         return Stated(words, kind.line)
@@ -447,7 +459,7 @@ def _recompute(arguments: Arguments) -> Stated | None:
         return Stated("selective", arguments["recompute_activations"].line)
     switches = ("checkpoint_activations", "gradient_checkpointing", "activations_checkpoint_method")
     switch = _first(arguments, *switches, "fsdp_activation_checkpointing")
-    if switch is not None and not _off(switch):
+    if switch is not None and not is_off(switch):
         return Stated("full", switch.line)
     silent = kind or switch
     return None if silent is None else Stated("none", silent.line)
@@ -462,8 +474,8 @@ _PRECISIONS = (
 
 def _precision(arguments: Arguments) -> Stated | None:
     for precision, names in _PRECISIONS:
-        stated = next((arguments[name] for name in names if name in arguments and not _off(arguments[name])), None)
-        if stated is not None and (precision == "fp8" or _on(stated)):
+        stated = next((arguments[name] for name in names if name in arguments and not is_off(arguments[name])), None)
+        if stated is not None and (precision == "fp8" or is_on(stated)):
             return Stated(precision, stated.line)
     words = _first(arguments, "precision", "mixed_precision_param", "mixed_precision")
     if words is not None:
@@ -500,14 +512,14 @@ def _zero(arguments: Arguments) -> Stated | None:
 def _biases(arguments: Arguments) -> Stated | None:
     without = arguments.get("disable_bias_linear")
     if without is not None:
-        return Stated(str(int(not _on(without))), without.line)
+        return Stated(str(int(not is_on(without))), without.line)
     return _switch("add_bias_linear", "model.bias")(arguments)
 
 
 def _tied(arguments: Arguments) -> Stated | None:
     untied = arguments.get("untie_embeddings_and_output_weights")
     if untied is not None:
-        return Stated(str(int(not _on(untied))), untied.line)
+        return Stated(str(int(not is_on(untied))), untied.line)
     return _switch("share_embeddings_and_output_weights")(arguments)
 
 
@@ -548,7 +560,7 @@ def _overlap(arguments: Arguments) -> Stated | None:
     stated = [arguments[name] for name in names if name in arguments]
     if not stated:
         return None
-    words = [word for name, word in names.items() if name in arguments and _on(arguments[name])]
+    words = [word for name, word in names.items() if name in arguments and is_on(arguments[name])]
     return Stated(" + ".join(dict.fromkeys(words)) or "none", stated[0].line)
 
 

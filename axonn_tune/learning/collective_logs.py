@@ -104,9 +104,15 @@ def _text_log(text: str, name: str, *, ranks: int | None, nodes: int | None) -> 
     rows = [row for run in found for row in run.rows]
     _require(rows, problems)
     version = _VERSION.search(text)
-    library = f"{'RCCL' if 'rccl' in text.lower() else 'NCCL'} {version[1] if version else 'of a log'}"
+    library = f"{'RCCL' if 'rccl' in text.lower() else 'NCCL'} {_release(version[1]) if version else 'of a log'}"
     hosts = tuple(dict.fromkeys(host for run in found for host in run.hosts))
     return Log(tuple(rows), library, hosts, found[0].device, tuple(line for run in found for line in run.cut_off))
+
+
+def _release(version: str) -> str:
+    """A version as people write it: nccl-tests prints 2.25.1 as 22501."""
+    number = int(version) if version.isdecimal() else 0
+    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}" if 10_000 < number < 1_000_000 else version
 
 
 def _runs(lines: list[str]) -> Iterator[range]:
@@ -225,7 +231,7 @@ def _nccl_json(found: dict[str, Any], name: str) -> Log:
         if row["out_of_place"] is not None
     ]
     _require(rows, [])
-    return Log(tuple(rows), f"NCCL {found['nccl_version']}", hosts, str(devices[0]["device_info"]))
+    return Log(tuple(rows), f"NCCL {_release(str(found['nccl_version']))}", hosts, str(devices[0]["device_info"]))
 
 
 def _rccl_json(found: list[dict[str, Any]]) -> Log:

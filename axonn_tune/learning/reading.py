@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,8 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
-from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model
+from axonn_tune.learning.stated import model_columns
+from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with
 from axonn_tune.specs.document import read_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document, read_bytes, read_text
@@ -121,6 +122,7 @@ class _Probes:
     times: Callable[[Machine], Mapping[Probe, float]]
     said: tuple[str, ...] = ()
     noun: str = "collective"
+    device: str = ""
 
 
 _Read: TypeAlias = _Rows | _Run | _Probes | Measurements
@@ -260,7 +262,7 @@ def _collectives(path: Path, request: EvidenceRequest) -> _Probes:
 
     log = read_log(path, ranks=request.ranks, nodes=request.nodes)
     said = (f"{path.name}:{line}: the log is cut off here; what comes before counts" for line in log.cut_off)
-    return _Probes(path, partial(times_of, log), tuple(said))
+    return _Probes(path, partial(times_of, log), tuple(said), device=log.device)
 
 
 def _trace(path: Path, request: EvidenceRequest) -> _Probes:
@@ -277,7 +279,8 @@ def _trace(path: Path, request: EvidenceRequest) -> _Probes:
 def _training_log(path: Path, request: EvidenceRequest) -> _Rows:
     from axonn_tune.learning.training_logs import read_training_log
 
-    given = {**_model_facts(request), **_beside(path), **request.stated}
+    model = {} if request.model is None else model_columns(load_model(request.model).document)
+    given = {**model, **_beside(path), **request.stated}
     if request.framework:
         given.setdefault("framework", request.framework)
     if request.machine is not None:
@@ -304,15 +307,6 @@ def _left_out(run: LoggedRun) -> Iterator[str]:
     """Lines of a run that do not count, and why."""
     for words in (*run.outliers, *run.ignored):
         yield f"{Path(run.path).name}:{words.removeprefix('line ')}"
-
-
-def _model_facts(request: EvidenceRequest) -> dict[str, str]:
-    """Columns of a model's document."""
-    if request.model is None:
-        return {}
-    model = load_model(request.model).document
-    sizes = {name: str(getattr(model, name)) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")}
-    return {"model": model.name, "gated_mlp": str(int(model.gated)), **sizes}
 
 
 def _beside(path: Path) -> dict[str, str]:
@@ -355,6 +349,12 @@ def _base(found: Sequence[_Read], request: EvidenceRequest, assumed: list[str]) 
     return with_nodes(machine, per_node)
 
 
+def _with_device(device: str) -> Iterable[str]:
+    """Profiles whose accelerator is a device as drivers name it, `NVIDIA H100 80GB HBM3`."""
+    product = re.search(r"[A-Z]+\d{2,}\w*", device)
+    return machines_with(product[0]) if product else ()
+
+
 def _nearest(found: Sequence[_Read], assumed: list[str]) -> Machine:
     """The profile of a measurement, or that nearest to what rows say; UsageError where nothing says it."""
     for one in found:
@@ -365,7 +365,11 @@ def _nearest(found: Sequence[_Read], assumed: list[str]) -> Machine:
     names = {profile_of(row) for one in found if isinstance(one, _Rows) for row in one.rows} - {None}
     if len(names) != 1:
         several = f": its rows are of {', '.join(sorted(map(str, names)))}" if names else ""
-        raise UsageError(f"the evidence does not say on which machine it ran{several}; name the nearest with --machine")
+        near = sorted({name for one in found if isinstance(one, _Probes) for name in _with_device(one.device)})
+        such = f", such as {' or '.join(near)}" if near else ""
+        raise UsageError(
+            f"the evidence does not say on which machine it ran{several}; name the nearest with --machine{such}"
+        )
     name = str(names.pop())
     assumed.append(f"base profile {name}, the nearest to what the rows say; --machine names another")
     return load_machine(name).document

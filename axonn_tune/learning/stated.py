@@ -24,6 +24,8 @@ from axonn_tune.learning.arguments import (
     StatedRun,
     arguments_of,
     columns_of,
+    is_off,
+    is_on,
     known_name,
     named_values,
 )
@@ -133,8 +135,8 @@ def _nodes(node: Node, before: str = "") -> Iterator[tuple[str, Stated]]:
 
 
 _PROGRAM = re.compile(
-    r"(?:^|/)(?P<file>pretrain_\w+\.py|megatron_\w+_pretraining\.py|run_recipe\.py|train\.py|run_train\.sh)$"
-    r"|^(?P<module>torchtitan[\w.]*)$|(?:^|/)(?P<starter>torchrun|deepspeed|accelerate|srun|mpirun)$"
+    r"(?:^|/)(?:pretrain_\w+\.py|megatron_\w+_pretraining\.py|run_recipe\.py|train\.py|run_train\.sh)$"
+    r"|^torchtitan[\w.]*$|(?:^|/)(?:torchrun|deepspeed|accelerate|srun|mpirun)$"
 )
 
 
@@ -303,8 +305,8 @@ def _exactly(kind: str, source: _Source) -> str:
     stated = source.arguments
     if kind == "torchtitan":
         switches = [stated[name].value.lower() for name in ("compile", "compile.enable") if name in stated]
-        preset = _preset(source).get("compile.enable", "").lower()
-        return kind if "true" in (*switches, preset) else "torchtitan-eager"
+        switches = switches or [_preset(source).get("compile.enable", "").lower()]
+        return kind if "true" in switches else "torchtitan-eager"
     if kind == "bridge":
         # The plain recipe has the defaults of pretrain_gpt.py.
         return "megatron-core" if "vanilla" in source.name("recipe") else "nemo"
@@ -520,8 +522,12 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
         flag = "--" if "disable_bias_linear" in _DEFAULTS[run.software] and not source.name("recipe") else ""
         shown = (f"{flag}{name.replace('_', '-') if flag else name} {value}" for name, value in sorted(implied.items()))
         said.append(f"not stated, so as {find_framework(run.software).title} has it: {', '.join(shown)}")
-    if run.software == "megatron-axonn" and source.name("tokenizer_type") == "NullTokenizer" and "vocab" in columns:
-        # Its NullTokenizer adds a token.
+    if (
+        run.software in ("megatron-axonn", "megatron-deepspeed")
+        and source.name("tokenizer_type") == "NullTokenizer"
+        and "vocab" in columns
+    ):
+        # Their NullTokenizer adds a token.
         columns["vocab"] = replace(columns["vocab"], value=str(int(columns["vocab"].value) + 1))
     for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns)):
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
@@ -630,12 +636,12 @@ _OVERLAPS: Mapping[Overlap, tuple[str, ...]] = {
 
 
 def _on(stated: Stated | None) -> bool:
-    return stated is not None and stated.value.lower() in ("true", "1")
+    return stated is not None and is_on(stated)
 
 
 def _off(stated: Arguments, name: str) -> bool:
     """Whether a switch is stated, or is known by its default, and is off."""
-    return name in stated and stated[name].value.lower() in ("false", "0", "none")
+    return name in stated and is_off(stated[name])
 
 
 def _above_zero(stated: Stated | None) -> bool:
@@ -644,7 +650,10 @@ def _above_zero(stated: Stated | None) -> bool:
 
 def _kept(case: Case, one: Configuration, stated: Arguments) -> int | None:
     """Layers that are not resharded after forward: all of FSDP's, or as many as Megatron-AxoNN caches."""
-    if stated.get("fsdp_reshard_after_forward", _NOTHING).value.lower() in ("never", "false"):
+    policy = stated.get("fsdp_reshard_after_forward", _NOTHING).value.lower()
+    # torchtitan's own policy reshards nothing where there are pipeline stages.
+    unset = policy in ("", "default") and case.framework.name.startswith("torchtitan") and one.grid.pipeline > 1
+    if unset or policy in ("never", "false"):
         return case.model.layers
     cached = stated.get("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", _NOTHING).value
     return int(cached) if cached.isdecimal() else one.kept_layers

@@ -58,6 +58,16 @@ class Choices:
     settings: tuple[str, ...] = ()
     framework: Framework = AXONN_TUNE
     pipeline: bool = False
+    tokens_total: int | None = None
+
+
+def completed(order: Sequence[str], framework: Framework) -> tuple[str, ...]:
+    """A rank order with the framework's axes that it leaves out after those it names.
+
+    Tables leave out axes of size 1, whose place changes nothing: the order as printed gives the same grid again.
+    Pipeline stages and context get their place where they are searched.
+    """
+    return (*order, *(axis for axis in framework.axes if axis not in (*order, "pipeline", "context")))
 
 
 def load_inputs(choices: Choices) -> Inputs:
@@ -80,6 +90,7 @@ def load_inputs(choices: Choices) -> Inputs:
         rank_by=choices.rank_by or ("iteration" if pipeline else framework.ranked_by),
         framework=framework,
         pipeline=pipeline,
+        tokens_total=choices.tokens_total,
     )
     _check_axes(problem)
     _check_step(problem)
@@ -99,18 +110,12 @@ def _check_axes(problem: Problem) -> None:
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
         stages = f"but {pipeline} is 1" if "pipeline" in problem.axes else "which --pipeline searches"
         raise UsageError(f"{framework.option('chunks')} {limits.chunks} is for several pipeline stages, {stages}")
-    if limits.order is not None:
-        needed = [axis for axis in problem.axes if axis in framework.axes and axis not in limits.order]
-        wanted = [framework.called(axis) for axis in needed if axis not in ("pipeline", "context")]
-        if wanted:
-            order, whole = (",".join(map(framework.called, axes)) for axes in (limits.order, framework.axes))
-            raise UsageError(f"--order {order} must name {', '.join(wanted)} too, as in {whole}")
 
 
 def _check_step(problem: Problem) -> None:
     """Refuse what the framework's step does not do."""
     framework, kept = problem.framework, problem.limits.kept_layers
-    if kept and framework.step.reshard == "always":
+    if kept and not framework.keeps_layers:
         raise UsageError(f"--kept-layers {kept}: {framework.title} reshards every layer after forward")
     if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
         raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")

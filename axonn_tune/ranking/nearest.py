@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,9 +11,10 @@ import numpy as np
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.step import build_step
+from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.space import Fitting, Grids, Limits, Problem, Shapes, fit_memory, list_grids, list_shapes
 from axonn_tune.specs.workload import Recompute
-from axonn_tune.units import GIB
+from axonn_tune.units import GIB, show_seconds
 
 
 def nearest_change(problem: Problem) -> str:
@@ -25,6 +27,36 @@ def nearest_change(problem: Problem) -> str:
     if not found:
         return f"{binding}; no single change tried makes it fit"
     return f"{binding}; nearest change{'s' * (len(found) > 1)} that fit{'s' * (len(found) == 1)}: {' or '.join(found)}"
+
+
+_NEARBY, _WORTH_SAYING = 0.25, 0.1
+"""Share of a batch that another may differ by, and share of the time of a sequence that it must save."""
+
+
+def faster_batch(problem: Problem) -> str:
+    """A batch near one that the GPUs do not divide, if it trains a sequence in much less time; else an empty text.
+
+    A multiple of the GPU count suits every grid; other batches rule out most of them.
+    """
+    batch, gpus = problem.workload.global_batch, problem.gpus
+    below = batch // gpus * gpus
+    nearby = [other for other in (below, below + gpus) if 0 < abs(other - batch) <= _NEARBY * batch]
+    if batch % gpus == 0 or not nearby:
+        return ""
+    other = min(nearby, key=lambda each: abs(each - batch))
+    step_s, other_s = _shortest_step_s(problem), _shortest_step_s(_with_batch(problem, other))
+    if other_s / other > (1.0 - _WORTH_SAYING) * step_s / batch:
+        return ""
+    return (
+        f"A batch of {batch:,} is not divisible by {gpus:,} GPUs, which rules out most grids: --batch {other} has a "
+        f"shortest step of {show_seconds(other_s)} instead of {show_seconds(step_s)}."
+    )
+
+
+def _shortest_step_s(problem: Problem) -> float:
+    """Shortest step of all candidates, s; endless if none is feasible."""
+    found = search(problem)
+    return found.fastest().candidate(0).iteration_s if len(found) else math.inf
 
 
 def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> str:

@@ -63,7 +63,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is searched: the inputs of a ranking. `pipeline`: pipeline stages are part of the search."""
+    """What is searched: the inputs of a ranking.
+
+    pipeline: pipeline stages are part of the search. tokens_total: of the whole training, for what it costs.
+    """
 
     model: Model
     machine: Machine
@@ -73,6 +76,7 @@ class Problem:
     rank_by: RankBy = "communication"
     framework: Framework = AXONN_TUNE
     pipeline: bool = False
+    tokens_total: int | None = None
 
     @cached_property
     def axes(self) -> tuple[str, ...]:

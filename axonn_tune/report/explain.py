@@ -44,7 +44,15 @@ from axonn_tune.report.output import (
     words,
     wrapped,
 )
-from axonn_tune.report.ranking import COLLECTIVE, document_head, entry_fields, layout_words, term_json, term_row
+from axonn_tune.report.ranking import (
+    COLLECTIVE,
+    document_head,
+    entry_fields,
+    layout_words,
+    term_json,
+    term_row,
+    training_words,
+)
 from axonn_tune.specs.machine import Accelerator, Machine, Protocol
 from axonn_tune.units import GB, GIB, TERA, counted, show_bytes, show_seconds
 
@@ -552,6 +560,8 @@ def _use(subject: PricedConfiguration) -> Iterator[str]:
         f"That is {entry.tokens_per_s or 0.0:,.0f} tokens/s, {entry.mfu or 0.0:.1%} of the peak of {peak:g} TFLOP/s "
         f"without recompute (MFU), {entry.hfu or 0.0:.1%} with it (HFU)."
     )
+    if problem.tokens_total:
+        yield training_words(problem, entry_fields(entry, problem))
     yield (
         f"Peak memory per GPU is {show_bytes(float(pricing.memory.total_bytes))} of "
         f"{show_bytes(pricing.memory_limit_bytes)} usable."

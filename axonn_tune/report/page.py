@@ -33,7 +33,7 @@ from axonn_tune.specs.workload import Workload
 Cell: TypeAlias = str | int | float | None
 SORTS = "Click a heading to sort."
 SAID = "%{text}<extra></extra>"
-MISSING = "a report needs plotly, which is not installed: pip install 'axonn-tune[report]'"
+MISSING = "a report needs plotly, which is not installed: pip install '.[report]' in the checkout"
 _SCRIPTS = ("format.js", "table.js", "figures.js", "blocks.js", "page.js")
 _DECADES_ONLY = 300.0
 """From this ratio of the ends of a logarithmic axis on, powers of ten are enough."""

@@ -20,7 +20,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
-from axonn_tune.program.dimensions import MFU_CONVENTION
+from axonn_tune.program.dimensions import MFU_CONVENTION, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
@@ -42,7 +42,7 @@ from axonn_tune.report.output import (
     words,
 )
 from axonn_tune.specs.catalog import Loaded
-from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_seconds
+from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, show_seconds
 
 RANKING_SCHEMA = "axonn-tune/ranking/1"
 
@@ -52,12 +52,13 @@ _TELLING = 0.02
 """Differences below this share of all that #1 saves or costs are put together."""
 _MOST_NAMED = 3
 """Configurations within model error that a sentence names."""
+_HOUR_S = 3600.0
 _TIED = "≈"
 _LEAST_BAR, _MOST_BAR = 10, 30
 """Characters of the bar of the longest step."""
 _WORTH_SAYING = 0.01
 """Share of a step that another configuration must save to be named."""
-_RANKED_BY = {
+RANKED_BY = {
     "communication": "communication per step, overlapped or not",
     "exposed": "exposed communication per step",
     "iteration": "step time",
@@ -97,7 +98,7 @@ def ranking_table(
         columns,
         [{**row, "memory_limit_bytes": limit_bytes} for row in rows],
         names or default_columns(results, entries, wide=wide),
-        (*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because"),
+        (*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because", *training_names(problem)),
         best=0 if entries and entries[0].feasible else None,
     )
     return _with_bars(table if names or wide else _fitted(table), terminal)
@@ -105,7 +106,8 @@ def ranking_table(
 
 def _fitted(table: Table) -> Table:
     """The table without what makes it wider than a line; reasons, which are long, come last and are not counted."""
-    for name in _LEFT_OUT_FIRST:
+    spare = ("exposed_communication_s", "shortest_step_s") if "days" in table.names else ()
+    for name in (_LEFT_OUT_FIRST[0], *spare, *_LEFT_OUT_FIRST[1:]):
         if replace(table, names=[one for one in table.names if one != "rejected_because"]).width <= WIDTH:
             return table
         table = replace(table, names=[one for one in table.names if one != name])
@@ -152,7 +154,49 @@ def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = 
     names += [f"rank_{cost}" for cost in results.others]
     if any(not entry.feasible for entry in entries):
         names.append("rejected_because")
+    if problem.tokens_total:
+        place = names.index("memory") + 1
+        names[place:place] = TRAINING
     return names
+
+
+TRAINING = ("gpu_hours", "node_hours", "days", "days_interval")
+"""Columns of a whole training."""
+
+
+def training_fields(problem: Problem, *, step_s: float | None, low_s: float | None, high_s: float | None) -> Json:
+    """What a training of so many tokens costs, if they are said, of steps alone, and its 80% interval."""
+    if problem.tokens_total is None:
+        return {}
+    steps = math.ceil(problem.tokens_total / step_tokens(problem.workload))
+    nodes = math.ceil(problem.gpus / problem.machine.launcher.ranks_per_node)
+    per = {"gpu_hours": problem.gpus / _HOUR_S, "node_hours": nodes / _HOUR_S, "days": 1.0 / (24.0 * _HOUR_S)}
+    ends = {"": step_s, "_low": low_s, "_high": high_s}
+    found: Json = {"tokens_total": problem.tokens_total, "steps": steps}
+    for name, a_second in per.items():
+        found |= {name + end: None if time_s is None else steps * time_s * a_second for end, time_s in ends.items()}
+    return found
+
+
+def training_names(problem: Problem) -> tuple[str, ...]:
+    """Fields of a whole training in CSV, if its tokens are said."""
+    return tuple(training_fields(problem, step_s=None, low_s=None, high_s=None))
+
+
+def training_words(problem: Problem, found: Json) -> str:
+    """The same in a sentence; nothing if no tokens are said."""
+    if not found.get("days"):
+        return ""
+    shown = (("gpu_hours", "GPU-hours", show_count), ("node_hours", "node-hours", show_count), ("days", "days", _days))
+    parts = [
+        f"{show(found[name])} {words} (80%: {show(found[f'{name}_low'])} to {show(found[f'{name}_high'])})"
+        for name, words, show in shown
+    ]
+    return f"{show_count(problem.tokens_total or 0)} tokens are {found['steps']:,} steps: {', '.join(parts)}."
+
+
+def _days(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
 def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str]) -> tuple[str, list[Json]]:
@@ -179,8 +223,15 @@ def shown_row(config: Json, framework: Framework) -> Json:
         **{f"rank_{cost}": rank for cost, rank in (config.get("ranks") or {}).items()},
         "layout": layout_words(config.get("layout") or {}),
         "wide_order": ",".join(map(framework.called, order)) or None,
+        "days_interval": days_interval(config),
         "rejected_because": "; ".join(config.get("rejected_because", [])),
     }
+
+
+def days_interval(config: Json) -> str | None:
+    """80% interval of the days of a training."""
+    low, high = config.get("days_low"), config.get("days_high")
+    return None if low is None or high is None else f"{_days(low)} to {_days(high)}"
 
 
 def layout_words(layout: Mapping[str, int]) -> str:
@@ -284,6 +335,10 @@ _COLUMNS = (
         per=GIB,
         show=lambda size_bytes: f"{size_bytes / GIB:.1f}",
     ),
+    Column("gpu_hours", "GPU-hours", "Of the whole training.", title="GPU-\nhours", show=show_count),
+    Column("node_hours", "node-hours", "Of the whole training.", title="node-\nhours", show=show_count),
+    Column("days", "days", "Of the whole training.", show=_days),
+    Column("days_interval", "days, 80%", "80% interval of the days.", show=str),
     Column("tie", "within\nmodel\nerror", show=lambda tie: "yes" if tie else NOTHING),
     words("state", "state", "Feasible, within model error of the first, or why it is rejected.", 24),
     words("rejected_because", "rejected because", "Each constraint it breaks.", 60),
@@ -385,7 +440,7 @@ _LINE = ("algorithm", "protocol", "latency_s", "bandwidth_bytes_per_s")
 def entry_fields(entry: Entry, problem: Problem) -> Json:
     """One config of the contract, without its terms."""
     sizes = {axis: entry.size(axis) for axis in ALL_AXES} | {"chunks": entry.chunks}
-    return fields_of(
+    found = fields_of(
         entry,
         (*_ENTRY, "layout"),
         order=None if entry.order is None else ",".join(entry.order),
@@ -397,6 +452,7 @@ def entry_fields(entry: Entry, problem: Problem) -> Json:
         stages=[fields_of(stage, _STAGE, memory_bytes=int(stage.memory.total_bytes)) for stage in entry.stages],
         **{axis: entry.size(axis) for axis in (*_MORE_AXES, "pipeline")},
     )
+    return found | training_fields(problem, step_s=entry.iteration_s, low_s=entry.low_s, high_s=entry.high_s)
 
 
 def term_json(term: Term) -> Json:
@@ -419,6 +475,7 @@ def ranking_remarks(results: Results) -> list[str]:
     said = [
         shortest_step_remark(results),
         priced_remark(results),
+        training_remark(results),
         why_first(results),
         ties_remark(results),
         interval_remark(results),
@@ -436,11 +493,20 @@ def priced_remark(results: Results) -> str:
     said = (
         f"{problem.model.name} on {problem.gpus:,} × {machine.name} ({machine.accelerator.name})"
         f"{with_framework(problem.framework)}, "
-        f"{sequences} of {tokens} in {workload.precision}; ranked by {_RANKED_BY[problem.rank_by]}"
+        f"{sequences} of {tokens} in {workload.precision}; ranked by {RANKED_BY[problem.rank_by]}"
     )
     if cost == _OURS:
         return f"{said}."
     return f"{said}, by --cost {cost}. Exposed communication, step and memory: by {_OURS}, {_SAME_GRID}."
+
+
+def training_remark(results: Results) -> str:
+    """What the first costs as a whole training."""
+    problem = results.inputs.problem
+    if problem.tokens_total is None or not len(results.ranked):
+        return ""
+    found = entry_fields(results.ranked.entry(0, terms=False), problem)
+    return f"#1: {training_words(problem, found)} Restarts, checkpoints and evaluation come on top."
 
 
 def why_first(results: Results) -> str:

@@ -202,7 +202,8 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
 
 def _run_cards(summary: Summary) -> Iterator[Json]:
     for row in _quantity_rows(summary):
-        known = f"predicted {row['predicted']}, ratio {row['ratio']}" if row["predicted"] else "not compared"
+        compared = "not compared" if "memory" in row["name"] and _on_cpu(summary) else "not predicted"
+        known = f"predicted {row['predicted']}, ratio {row['ratio']}" if row["predicted"] else compared
         yield page.card(row["name"].strip(), row["measured"], note=known)
     yield page.card("tokens/s", f"{summary.tokens_per_s:,.0f}", note="measured")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from axonn_tune import __version__
 from axonn_tune.frameworks.description import Framework
@@ -31,16 +31,22 @@ from axonn_tune.report.ranking import (
     COLUMNS,
     CONFIG_FIELDS,
     METRICS,
+    RANKED_BY,
     TEXT_COLUMNS,
+    TRAINING,
     axis_columns,
+    days_interval,
     document_head,
     entry_fields,
     framework_of,
     origin,
     shown_axes,
     shown_rows,
+    training_fields,
+    training_names,
     with_framework,
 )
+from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import TERA, counted, show_seconds
 
 if TYPE_CHECKING:
@@ -65,8 +71,11 @@ _EFFICIENCY = Column(
 )
 _OF_BEST = (
     *("grid", "order", "micro_batch", "recompute", "communication_s", "exposed_communication_s", "iteration_s"),
-    *("low_s", "high_s", "tokens_per_s", "mfu", "memory"),
+    *("shortest_step_s", "low_s", "high_s", "tokens_per_s", "mfu", "memory"),
 )
+_ABOVE = 1.0005
+"""Efficiency that is shown as more than 100%."""
+_TRAINING = {name: COLUMNS[name] for name in TRAINING}
 _SWEEP_COLUMNS = {
     **_POINT,
     **{"step" if name == "iteration_s" else name: TEXT_COLUMNS[name] for name in _OF_BEST},
@@ -97,16 +106,65 @@ def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: boo
     reasons = [f"{_where(point)}: {point.reason}" for point in points if point.entry is None]
     problem = points[0].inputs.problem
     label, rows = _sweep_rows([_point_json(one) for one in points], problem.framework, shown_axes(problem))
-    columns = {**_SWEEP_COLUMNS, "grid": replace(_SWEEP_COLUMNS["grid"], label=label)}
+    grid = replace(_SWEEP_COLUMNS["grid"], label=label)
+    columns = {**_SWEEP_COLUMNS, **_TRAINING, "grid": grid, "layout": grid}
     main = [name for name in _MAIN_SWEEP_COLUMNS if name != "order" or problem.framework.permuted]
-    chosen = names or (tuple(columns) if wide else main)
-    return Table(columns, rows, chosen, _CSV, [_ranked(problem), *reasons], apart=True)
+    if problem.rank_by != "iteration":
+        main.insert(main.index("step") + 1, "shortest_step_s")
+    training = TRAINING if problem.tokens_total else ()
+    chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training)
+    notes = [_ranked(points), *_above_100(points), *reasons]
+    return Table(columns, rows, chosen, (*_CSV, *training_names(problem)), notes, apart=True)
 
 
-def _ranked(problem: Problem) -> str:
-    """What the configurations are the best by."""
-    where = f"{problem.machine.name}{with_framework(problem.framework)}"
-    return f"The best by {METRICS[problem.rank_by][0]} at each point, on {where}, in {problem.workload.precision}."
+def _ranked(points: Sequence[Point]) -> str:
+    """What was priced, and what the configurations are the best by."""
+    problem = points[0].inputs.problem
+    lengths = dict.fromkeys(f"{point.inputs.problem.workload.sequence_length:,}" for point in points)
+    names = ", ".join(dict.fromkeys(point.inputs.problem.model.name for point in points))
+    where = f"{problem.machine.name} ({problem.machine.accelerator.name}){with_framework(problem.framework)}"
+    shorter = [one.entry for one in points if one.entry and _shorter(one.entry.shortest_step_s, one.entry.iteration_s)]
+    step = " --rank-by step finds the shorter steps." if shorter and problem.rank_by != "iteration" else ""
+    return (
+        f"{names} on {where}, sequences of {' or '.join(lengths)} tokens in {problem.workload.precision}: the best of "
+        f"each point, ranked by {RANKED_BY[problem.rank_by]}.{step}"
+    )
+
+
+def _shorter(step_s: float | None, than_s: float | None) -> bool:
+    """Whether a step is clearly shorter than another."""
+    return step_s is not None and than_s is not None and step_s < (1.0 - NOTABLE) * than_s
+
+
+def _above_100(points: Sequence[Point]) -> list[str]:
+    """Why GPUs are used better than at the baseline, if they are: of the point where that is most."""
+    base: Point | None = None
+    above: list[tuple[Point, Point]] = []
+    for point in points:
+        # The first feasible of each line is what its others are compared with.
+        base = point if point.efficiency == 1.0 else base
+        if base is not None and (point.efficiency or 0.0) > _ABOVE:
+            above.append((base, point))
+    if not above:
+        return []
+    few, many = max(above, key=lambda pair: pair[1].efficiency or 0.0)
+    named = f"{many.inputs.problem.gpus:,} GPUs"
+    why = _limit_of_baseline(few, many, named)
+    return [f"Efficiency above 100% at {named}: the baseline, {few.inputs.problem.gpus:,} GPUs, {why}."]
+
+
+def _limit_of_baseline(few: Point, many: Point, named: str) -> str:
+    """What keeps the baseline from what more GPUs reach: memory, exposed communication or slower kernels."""
+    base, there = few.entry, many.entry
+    assert base is not None, "baselines are feasible"
+    assert there is not None, "so are points with an efficiency"
+    needs, has = (RECOMPUTES.index(cast(Recompute, one.recompute)) for one in (base, there))
+    if needs > has:
+        return f"is bound by memory and needs recompute {base.recompute}, where {named} have {there.recompute}"
+    waits = [(one.exposed_communication_s or 0.0) / (one.iteration_s or 1.0) for one in (base, there)]
+    if waits[0] - waits[1] > NOTABLE:
+        return f"has {waits[0]:.1%} of its step in exposed communication, {named} {waits[1]:.1%}"
+    return f"reaches {base.hfu or 0.0:.1%} of peak (HFU), {named} {there.hfu or 0.0:.1%}"
 
 
 def _sweep_rows(points: Sequence[Json], framework: Framework, axes: Sequence[str]) -> tuple[str, list[Json]]:
@@ -289,7 +347,7 @@ _STRATEGIES = {
 """Columns of a comparison by name; why a strategy is infeasible is in the remarks. `sizes`: the start of a layout."""
 _NARROW = ("strategy", "sizes", "step", "relative", "memory", "mfu", "own_software", "gain")
 """Columns shown unless all are asked for."""
-_SPARE = ("relative", "mfu")
+_SPARE = ("relative", "mfu", "own_software", "memory")
 """What makes room for long layouts."""
 _PAGE_COLUMNS = (
     *(_STRATEGIES[name] for name in ("strategy", "layout", "step")),
@@ -313,9 +371,12 @@ _STEP_PARTS = (
 
 def comparison_table(comparison: Comparison, *, wide: bool = False) -> Table:
     """The main columns, within 100 characters, or all; remarks below."""
+    problem = comparison.problem
     rows = [_contender_row(_contender_json(comparison, one)) for one in comparison.contenders]
     names = [name for name in _STRATEGIES if name != "sizes"] if wide else list(_NARROW)
-    table = Table(_STRATEGIES, rows, names, _CONTENDER_FIELDS, comparison_remarks(comparison))
+    names += TRAINING if problem.tokens_total else ()
+    fields = (*_CONTENDER_FIELDS, *training_names(problem))
+    table = Table({**_STRATEGIES, **_TRAINING}, rows, names, fields, comparison_remarks(comparison))
     # Names of some frameworks are long.
     for name in () if wide else _SPARE:
         if table.width > WIDTH:
@@ -328,7 +389,14 @@ def _contender_row(contender: Json) -> Json:
     """A strategy of the contract, with what is predicted of it."""
     found = contender["prediction"]
     layout = "infeasible, see below" if found is None else found["layout"]
-    return {**(found or {}), **contender, "shown_layout": layout, "sizes": layout.partition(",")[0]}
+    days = days_interval(found or {})
+    return {
+        **(found or {}),
+        **contender,
+        "shown_layout": layout,
+        "sizes": layout.partition(",")[0],
+        "days_interval": days,
+    }
 
 
 def comparison_remarks(comparison: Comparison) -> list[str]:
@@ -363,7 +431,7 @@ def _verdict(comparison: Comparison) -> str:
         "Steps are with ideal kernels for all; own software: with numbers fitted to published steps. Below: what makes "
         "other steps longer, in shares of the shortest; of pipeline stages, that of the one that computes longest."
     )
-    return f"{where}: {fastest.name} has the shortest step.{beside} {kernels}"
+    return f"{where}: {fastest.name} has the shortest step, which all are ranked by.{beside} {kernels}"
 
 
 def _limits(contender: Contender, comparison: Comparison) -> str:
@@ -457,12 +525,12 @@ def _contender_json(comparison: Comparison, contender: Contender) -> Json:
         "infeasible": contender.infeasible or None,
         "gain_of_4d": comparison.gain(contender),
         "separated_by": [{"what": what, "share": share} for what, share in comparison.separated_by(contender)],
-        "prediction": None if found is None else _prediction_json(found),
-        "endless_memory": None if best_unlimited is None else _prediction_json(best_unlimited),
+        "prediction": None if found is None else _prediction_json(found, comparison.problem),
+        "endless_memory": None if best_unlimited is None else _prediction_json(best_unlimited, comparison.problem),
     }
 
 
-def _prediction_json(found: StepPrediction) -> Json:
+def _prediction_json(found: StepPrediction, problem: Problem) -> Json:
     """One priced layout."""
     pricing, configuration = found.pricing, found.pricing.configuration
     return {
@@ -485,6 +553,9 @@ def _prediction_json(found: StepPrediction) -> Json:
         "memory_bytes": float(pricing.memory.total_bytes),
         **fields_of(found.performance, ("tokens_per_s", "mfu", "hfu")),
         **fields_of(found, ("paper_share", "paper_flops_per_s")),
+        **training_fields(
+            problem, step_s=pricing.iteration_s, low_s=found.performance.low_s, high_s=found.performance.high_s
+        ),
     }
 
 

@@ -346,8 +346,8 @@ def require_tensorboard(launch: Launch) -> None:
     """EnvironmentProblem if a launch config asks for TensorBoard's files and TensorBoard is not installed."""
     if launch.metrics.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise EnvironmentProblem(
-            "metrics.tensorboard needs TensorBoard, which is not installed: pip install 'axonn-tune[tensorboard]', "
-            "or take it out of the launch config"
+            "metrics.tensorboard needs TensorBoard, which is not installed: pip install '.[tensorboard]' in the "
+            "checkout, or take it out of the launch config"
         )
 
 

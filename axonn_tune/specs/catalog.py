@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from axonn_tune.errors import UnknownNameError, UsageError, suggest
+from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
 from axonn_tune.specs.document import known_keys
-from axonn_tune.specs.loading import Kind, Loaded, available, find, hold, load_file
+from axonn_tune.specs.loading import DOCUMENT_BYTES, Kind, Loaded, available, find, hold, load_file, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 
@@ -23,6 +25,7 @@ __all__ = [
     "find",
     "load_machine",
     "load_model",
+    "machines_with",
     "route_overrides",
 ]
 
@@ -51,8 +54,32 @@ def load_machine(name: MachineLike, *, overrides: Sequence[str] = ()) -> Loaded[
     """Load a machine by name (`perlmutter`, any case) or path; otherwise as `load_model`."""
     if isinstance(name, Machine | Loaded):
         return hold(name, schema=Machine, overrides=overrides)
-    path = name if isinstance(name, Path) else find("machine", name)
+    path = name if isinstance(name, Path) else _find_machine(name)
     return load_file(path, schema=Machine, overrides=overrides)
+
+
+def _find_machine(name: str) -> Path:
+    """The file of a machine; the error of an unknown name lists profiles that have an accelerator called so."""
+    try:
+        return find("machine", name)
+    except UnknownNameError as error:
+        having = machines_with(name)
+        if not having:
+            raise
+        listed = ", ".join(f"{profile} ({accelerator})" for profile, accelerator in having.items())
+        raise UnknownNameError("machine", name, error.known, hint=f"; such an accelerator is in {listed}") from error
+
+
+def machines_with(accelerator: str) -> dict[str, str]:
+    """Names of machine profiles whose accelerator has every word of `accelerator` in its name, and those names."""
+    words, found = re.findall(r"[a-z]*\d+[a-z]*|[a-z]{3,}", accelerator.lower()), dict[str, str]()
+    for name in available("machine") if words else ():
+        # A broken profile is none to suggest.
+        with contextlib.suppress(AxonnTuneError):
+            has = load_file(find("machine", name), schema=Machine).document.accelerator.name
+            if all(re.search(rf"(?<![a-z0-9]){word}(?!(?<=[0-9])[0-9])", has.lower()) for word in words):
+                found[name] = has
+    return found
 
 
 def route_overrides(assignments: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -72,7 +99,12 @@ def route_overrides(assignments: Iterable[str]) -> tuple[list[str], list[str]]:
         elif first in model or first in machine:
             routed[first in machine].append(assignment)
         else:
-            raise UsageError(f"--set {assignment}: unknown key {first!r}{suggest(first, [*model, *machine])}")
+            hint = suggest(first, [*model, *machine])
+            own = "; ".join(
+                f"a {kind} has {', '.join(key for key in keys if key not in ('schema', 'name', 'description'))}"
+                for kind, keys in (("model", model), ("machine", machine))
+            )
+            raise UsageError(f"--set {assignment}: unknown key {first!r}{hint}; {own}")
     return routed
 
 
@@ -98,4 +130,8 @@ def _find_model(name: str) -> Path:
 
 
 def _is_hugging_face(path: Path) -> bool:
-    return path.name == "config.json" if path.is_file() else (path / "config.json").is_file()
+    if path.is_dir():
+        return (path / "config.json").is_file()
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    return path.name == "config.json" or '"model_type"' in read_text(path, limit_bytes=DOCUMENT_BYTES)

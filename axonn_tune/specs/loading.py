@@ -472,7 +472,23 @@ def _unknown(root: Node, location: Location, key: str | int, known: list[str]) -
     if key in known:
         return f"this document has no {root.path((*location, key))!r} to change a part of"
     where = f" in {root.path(location)!r}" if location else ""
-    return f"no {str(key)!r}{where}{suggest_key(str(key), [*node.mapping(), *known, *_item_names(node)])}"
+    there = list(dict.fromkeys([*node.mapping(), *known, *_item_names(node)]))
+    keys = [name for name in there if name not in ("schema", "sources")]
+    listed = f"; there {'is' if len(keys) == 1 else 'are'} {', '.join(keys)}" if keys else ""
+    deeper = [found for child in keys for found in _paths(node.child(child), (child,)) if str(key) in found[-1]]
+    below = [".".join(path) for path in deeper[:4] if len(path) > 1]
+    hint = suggest_key(str(key), there) or (f", did you mean {' or '.join(below)}?" if below else "")
+    return f"no {str(key)!r}{where}{hint}{listed}"
+
+
+def _paths(node: Node | None, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Paths of the values below a node, by keys and names of items, without their provenance."""
+    children = {} if node is None else {**node.mapping(), **_names(node)}
+    if not children:
+        yield path
+    for key, child in children.items():
+        if key not in ("sources", "name"):
+            yield from _paths(child, (*path, key))
 
 
 def _next_key(node: Node, rest: str) -> tuple[str | int, str]:

@@ -100,6 +100,9 @@ def understood(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> int:
     return main(list(words))
 
 
+OURS = "schema: axonn-tune/machine/1\nname: ours\nextends: dgx-h100\n"
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What examples read."""
@@ -115,6 +118,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows(folder)
     for name in ("run.sh", "pretrain.sh"):
         shutil.copy(ROOT / "tests" / "fixtures" / "commands" / "gpt-one-line.sh", folder / name)
+    (folder / "ours.yaml").write_text(OURS, encoding="utf-8")
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("Call me Ishmael.", encoding="utf-8")
     return folder

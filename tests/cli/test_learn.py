@@ -112,7 +112,7 @@ def test_what_contradicts_the_rest_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("learn all_gather.txt -o x.yaml", "does not say on which machine it ran; name the nearest with --machine"),
+        ("learn all_gather.txt -o x.yaml", "name the nearest with --machine, such as aws-p5 or dgx-h100"),
         ("learn titan.log --machine dgx-h100 -o x.yaml", "titan.log:4: the log does not state layers"),
         ("learn steps.csv --fact layerz=3 -o x.yaml", "--fact layerz: no such column, did you mean 'layers'?"),
         ("learn steps.csv --machine dgx-h1000 -o x.yaml", "did you mean 'dgx-h100'"),

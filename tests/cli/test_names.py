@@ -60,7 +60,6 @@ BAD = [
     (f"{CORE} --vpp 2 --pp 8 --dp 8 --batch 8", 3, "PP does not divide the micro-batches of any grid"),
     (f"--gpus 180 {ON_H100} --framework megatron-core --pp 90", 3, "layers (80) is less than PP = 90"),
     # Rank orders.
-    (f"{CORE} --order TP,GTP", 2, "--order TP,GTP must name DP too, as in TP,GTP,CP,DP,PP"),
     (f"{CORE} --order x,y,z,data", 2, "rank order 'x,y,z,data' must name axes once each, as in TP,GTP,CP,DP,PP"),
     (f"{CORE} --order TP,TP,DP", 2, "rank order 'TP,TP,DP' must name axes once each"),
     # What a layout cannot be.

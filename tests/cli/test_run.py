@@ -46,7 +46,7 @@ def test_missing_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib.util, "find_spec", without_torch)
     finished = run(f"run {path}")
     assert finished.code == 5
-    assert "pip install 'axonn-tune[runtime]'" in finished.err
+    assert "pip install '.[runtime]'" in finished.err
 
 
 def test_what_an_earlier_run_left_is_not_shown(tmp_path: Path) -> None:

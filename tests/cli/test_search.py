@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from itertools import pairwise
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Any, get_args
 
@@ -205,6 +205,35 @@ def test_no_overlap_exposes_everything() -> None:
     """Guards the meaning of --no-overlap: the step is computing plus communicating."""
     config = good("--gpus 64 --model 20b --no-overlap --top 1 --format json").document["configs"][0]
     assert config["iteration_s"] == pytest.approx(config["compute_s"] + config["communication_s"], rel=1e-9)
+
+
+@pytest.mark.parametrize(("given", "tokens"), [("1.5T", 1.5e12), ("300b", 3e11), ("2e9", 2e9), ("1,000,000", 1e6)])
+def test_a_whole_training_is_costed(given: str, tokens: float) -> None:
+    """Guards --tokens-total: steps, GPU-hours, node-hours and days by hand, with the interval of the step."""
+    line = f"--gpus 64 --model 20b --batch 512 --top 2 --tokens-total {given} --format"
+    for config in good(f"{line} json").document["configs"]:
+        steps = ceil(tokens / (512 * 2048))
+        assert config["steps"] == steps
+        for end, key in (("", "iteration_s"), ("_low", "low_s"), ("_high", "high_s")):
+            assert config[f"gpu_hours{end}"] == pytest.approx(steps * config[key] * 64 / 3600)
+            assert config[f"node_hours{end}"] == pytest.approx(steps * config[key] * 16 / 3600)
+            assert config[f"days{end}"] == pytest.approx(steps * config[key] / 86400)
+    assert "gpu_hours,gpu_hours_low,gpu_hours_high" in good(f"{line} csv").out.splitlines()[0]
+    assert "gpu_hours" not in good("--gpus 64 --model 20b --format csv").out
+
+
+def test_tokens_of_a_training_reach_every_command() -> None:
+    """Guards --tokens-total of sweep, compare and explain, its columns within a line, and what it refuses."""
+    table = good("--gpus 1024 --model 80b --tokens-total 1.5T")
+    assert max(map(len, table.out.splitlines())) <= 100
+    assert "#1: 1.5T tokens are 89,407 steps: " in table.err
+    for line in ("sweep --gpus 64,128 --model 5b", "compare --gpus 16 --model 5b --batch 64"):
+        assert "GPU-" in good(f"{line} --tokens-total 1T").out
+    assert "1T tokens are" in " ".join(good("explain --gpus 64 --model 5b --tokens-total 1T").out.split())
+    for wrong in ("0", "1.5X", "many", "1e30"):
+        refused = run(f"--gpus 64 --model 5b --tokens-total {wrong}")
+        assert refused.code == 2
+        assert "such as 300B, 1.5T" in refused.err
 
 
 def test_variants_list_every_candidate() -> None:

@@ -51,6 +51,20 @@ def test_strong_scaling() -> None:
     assert config == {key: best[key] for key in config}
 
 
+def test_efficiency_above_100_is_explained_where_it_occurs() -> None:
+    """Guards the reason: memory of the baseline, by the recompute that it needs; nothing where no point is above."""
+    line = "sweep --model llama3-405b --machine gb200-nvl72 --rank-by step --gpus"
+    above = good(f"{line} 128,256").out
+    points = good(f"{line} 128,256 --format json").document["points"]
+    assert points[1]["efficiency"] > 1.0
+    base, more = (point["config"]["recompute"] for point in points)
+    assert base != more
+    assert (
+        f"the baseline, 128 GPUs, is bound by memory and needs recompute {base}, where 256 GPUs have {more}." in above
+    )
+    assert "Efficiency above" not in good("sweep --gpus 64,128 --model 20b").out
+
+
 def test_weak_scaling() -> None:
     """Guards --weak: the batch grows with the GPUs."""
     points = good("sweep --gpus 16,32,64 --model 5b --batch 256 --weak --format json").document["points"]
@@ -87,7 +101,12 @@ def test_columns_of_a_sweep_are_chosen() -> None:
     chosen = good(f"{line} --columns gpus,memory,step").out.splitlines()
     assert [row.split()[0] for row in chosen[2:4]] == ["8", "16"]
     assert all(len(row.split()) == 3 for row in chosen[2:4])
-    assert chosen[4:] == ["", "The best by communication at each point, on perlmutter, in bf16."]
+    assert chosen[4] == ""
+    assert chosen[5].startswith(
+        "5b on perlmutter (A100-SXM4-40GB), sequences of 2,048 tokens in bf16: the best of each"
+    )
+    assert "ranked by communication per step" in chosen[5]
+    assert good(f"{line} --columns layout").out.startswith("      grid\n")
     assert len(good(f"{line} --wide").out.splitlines()[-3]) > len(good(line).out.splitlines()[-3])
     refused = run(f"{line} --columns gpu")
     assert refused.code == 2

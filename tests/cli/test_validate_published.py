@@ -57,7 +57,7 @@ def test_without_plotly_nothing_is_predicted(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "plotly", None)
     done = run(f"validate --rows {tmp_path}/none.csv --html {tmp_path}/r.html")
     assert done.code == 5
-    assert "pip install 'axonn-tune[report]'" in done.err
+    assert "pip install '.[report]'" in done.err
 
 
 def test_rows_on_a_profile_of_ones_own(tmp_path: Path) -> None:

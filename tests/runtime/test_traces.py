@@ -127,5 +127,5 @@ def test_without_tensorboard_a_run_says_what_to_install(tmp_path: Path) -> None:
     command = [sys.executable, "-c", hidden, str(path), "--directory", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 5, done.stderr
-    assert "pip install 'axonn-tune[tensorboard]'" in done.stderr
+    assert "pip install '.[tensorboard]'" in done.stderr
     assert not recorded(tmp_path / "run")

@@ -482,7 +482,7 @@ ORDER = ("data", "z", "x", "y", "context", "pipeline")
             "torchtitan",
             "8b-context",
             workload(sequence_length=8200),
-            "a sequence of 8200 in 16 pieces; ask for a --seq",
+            "a sequence of 8200, which is not divisible by 16; ask for another --seq",
         ),
         ("torchtitan-eager", "8b-fsdp", step(fused_norms=True), "leave out --set step.fused_norms"),
         ("fsdp", "8b-hsdp", changed(recompute="selective"), "selective recompute; ask for --recompute full or none"),

@@ -166,6 +166,25 @@ def test_each_task_knows_its_rank(tmp_path: Path) -> None:
     assert {name: found.get(name) for name in expected} == expected
 
 
+def test_ranks_of_a_node_are_consecutive_however_tasks_are_distributed(tmp_path: Path) -> None:
+    """Guards the rank order: by node and place on it, where --distribution=cyclic numbers tasks around the nodes."""
+    path = prepared(tmp_path, srun=SRUN.replace("SLURM_PROCID=7", "SLURM_PROCID=6"))
+    done = run(path, programs=tmp_path, SLURM_SUBMIT_DIR=str(tmp_path), **JOB)
+    assert "\nRANK=7\n" in done.stdout, done.stderr
+
+
+def test_the_command_that_checks_where_ranks_are(tmp_path: Path) -> None:
+    """Guards the comment: the command runs as it stands, and prints each rank with its host, in order."""
+    command = re.search(r"^#   (srun .*)$", script(), flags=re.MULTILINE)
+    assert command
+    tasks = 'for node in 1 0; do for place in 2 0 3 1; do SLURM_NODEID=$node SLURM_LOCALID=$place "$@"; done; done'
+    program(tmp_path, "srun", f"while [[ $1 != bash ]]; do shift; done\n{tasks}")
+    program(tmp_path, "hostname", 'echo "nid0$((SLURM_NODEID + 1))"')
+    (tmp_path / "check.sh").write_text(command[1])
+    done = run(tmp_path / "check.sh", programs=tmp_path)
+    assert done.stdout.splitlines() == [f"{rank} nid0{rank // 4 + 1}" for rank in range(8)]
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [

@@ -73,7 +73,7 @@ def test_text_of_nccl_tests(tmp_path: Path) -> None:
         LogRow("all_gather", 2, 2, 1048576, pytest.approx(35e-6)),
         LogRow("all_gather", 2, 2, 2097152, pytest.approx(50e-6)),
     )
-    assert (log.library, log.hosts, log.device) == ("NCCL 22501", ("n1", "n2"), "NVIDIA H100 80GB HBM3")
+    assert (log.library, log.hosts, log.device) == ("NCCL 2.25.1", ("n1", "n2"), "NVIDIA H100 80GB HBM3")
 
 
 def test_old_text_is_named_by_its_file(tmp_path: Path) -> None:

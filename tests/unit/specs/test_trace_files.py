@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert [span.name for span in trace.of_step(3)] == [span.name for span in SPANS[:3]]
     with pytest.raises(UsageError, match="does not have step 5; it has 3, 4"):
         trace.of_step(5)
+
+
+def test_slices_end_where_the_next_begins() -> None:
+    """Guards against slices that overlap by rounding, which Perfetto drops."""
+    ends_s = [0.1 + number / 7e5 for number in range(500)]
+    spans = [Span(COMPUTE_LANE, "layer", start_s, end_s) for start_s, end_s in itertools.pairwise(ends_s)]
+    events = json.loads(trace_text([Process("predicted", 1, spans)], notes=NOTES))["traceEvents"]
+    slices_ns = [[int(event[key] * 1000) for key in ("ts", "dur")] for event in events if event["ph"] == "X"]
+    assert len(slices_ns) == 499
+    assert all(start_ns + took_ns == then_ns for (start_ns, took_ns), (then_ns, _) in itertools.pairwise(slices_ns))
 
 
 def test_a_truncated_trace_is_refused_with_its_line(tmp_path: Path) -> None:
