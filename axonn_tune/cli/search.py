@@ -111,7 +111,7 @@ def search_command(
       axonn-tune --gpus 64 --model 20b -o launch.yaml --emit slurm
     """
     from axonn_tune.api.search import search
-    from axonn_tune.report.output import terminal_width
+    from axonn_tune.report.output import terminal_width, wrapped
 
     if emit and output is None:
         output = _default_output(emit, framework=options["framework"])
@@ -131,7 +131,7 @@ def search_command(
     show(found, shown, html=html, quiet=quiet)
     found.results.require_any()
     if output_format in ("table", "md") and not quiet:
-        click.echo("\n" + "\n".join(found.remarks), err=True)
+        click.echo("\n" + "\n".join(map(wrapped, found.remarks)), err=True)
         say_assumed(found.inputs)
     if output:
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)

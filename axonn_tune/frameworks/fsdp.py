@@ -57,7 +57,8 @@ def _accelerate_command(run: Run) -> Command:
         files={".yaml": "\n".join(_config(run)) + "\n"},
         needs=(
             f"train.py is your own: it prepares a model of {run.model.name}'s sizes, with blocks of class "
-            f"{_BLOCKS[run.model.family]} as transformers has them, and takes the sizes below.",
+            f"{_BLOCKS[run.model.family]} as transformers has them, and takes the sizes below. Another class, such as "
+            "Qwen2DecoderLayer, goes into fsdp_transformer_layer_cls_to_wrap.",
             "It calls backward() for each micro-batch outside accelerator.accumulate(), which would keep whole "
             "gradients and reduce them once a step.",
         ),

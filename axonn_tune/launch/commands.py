@@ -80,7 +80,9 @@ def command_of(pricing: Pricing, *, model: Model, machine: Machine, workload: Wo
     command = framework.launch(run)
     if form and form not in command.forms:
         has = ", ".join(["torchrun", "slurm", *command.forms])
-        raise UsageError(f"--emit {form} is not for {framework.name}{suggest(form, command.forms)}; it has {has}")
+        raise UsageError(
+            f"--emit {form} is not for this run of {framework.name}{suggest(form, command.forms)}; it has {has}"
+        )
     return command.forms[form] if form else command
 
 

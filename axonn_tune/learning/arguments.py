@@ -126,11 +126,12 @@ _SUBCOMMAND = re.compile(r"([A-Za-z][\w-]*):([A-Za-z][\w-]*)")
 
 
 def _without_redirections(words: Iterable[Stated]) -> Iterator[Stated]:
-    """Words of a command without `2>&1`, `> file` and the like."""
+    """Words of a command without `2>&1`, `> file` and the like, and without `"$@"`, which is empty unless asked for."""
     target = False
     for word in words:
         redirection = re.fullmatch(r"(?:\d*|&)(?:>>?|<)(.*)", word.value, re.DOTALL)
-        if redirection is None and not target:
+        passed_on = re.fullmatch(r"\$(?:[@*]|\{[@*][^}]*\})", word.value)
+        if redirection is None and not target and not passed_on:
             yield word
         target = redirection is not None and not redirection[1]
 

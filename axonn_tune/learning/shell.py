@@ -266,7 +266,7 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(
     r"\$\(\((?P<sum>.*?)\)\)|\$\{(?P<braced>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|\$(?P<name>[A-Za-z_]\w*)"
 )
-_BRACED = re.compile(r"([A-Za-z_]\w*)(?:\[[@*]\])?(?:(:?[-=])(.*)|[,^]{1,2})?", re.DOTALL)
+_BRACED = re.compile(r"([A-Za-z_]\w*|\d+)(?:\[[@*]\])?(?:(:?[-=])(.*)|[,^]{1,2})?", re.DOTALL)
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 _LEADING = ("then", "else", "do", "{", "!", "time", "exec", "eval")
 _TESTS: Mapping[str, Callable[[str, str], bool]] = {

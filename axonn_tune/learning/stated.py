@@ -247,6 +247,8 @@ _INSTEAD = {
     "grad_reduce_in_bf16": ("grad_reduce_in_fp32", "main_grads_dtype"),
     "recompute_granularity": ("recompute_activations", "checkpoint_activations", "activations_checkpoint_granularity"),
     "bf16.enabled": ("fp16.enabled",),
+    "group_query_attention": ("num_key_value_heads",),
+    "gradient_accumulation_steps": ("global_batch_size", "train_batch_size"),
 }
 """Arguments that say the same as one with a default."""
 
@@ -312,7 +314,9 @@ def _exactly(kind: str, source: _Source) -> str:
         return "megatron-core" if "vanilla" in source.name("recipe") else "nemo"
     if kind != "megatron":
         return kind
-    if {"deepspeed", "deepspeed_config"} & source.named.keys() or "zero_stage" in stated:
+    if "zero_stage" in stated:
+        return "deepspeed"
+    if {"deepspeed", "deepspeed_config"} & source.named.keys():
         return "megatron-deepspeed"
     old = {"ddp_impl", "use_legacy_models", "checkpoint_activations"} & source.named.keys()
     return "megatron-2022" if old else "megatron-core"
@@ -523,7 +527,7 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
         shown = (f"{flag}{name.replace('_', '-') if flag else name} {value}" for name, value in sorted(implied.items()))
         said.append(f"not stated, so as {find_framework(run.software).title} has it: {', '.join(shown)}")
     if (
-        run.software in ("megatron-axonn", "megatron-deepspeed")
+        run.software in ("megatron-axonn", "megatron-deepspeed", "deepspeed")
         and source.name("tokenizer_type") == "NullTokenizer"
         and "vocab" in columns
     ):

@@ -63,14 +63,23 @@ _PHASES = (*get_args(Phase), "")
 _RECOMPUTE = {
     "none": "There is no activation recomputation: the forward pass saves all activations the backward pass needs.",
     "selective": (
-        "Selective activation recomputation (checkpointing): the backward pass recomputes norms, attention and "
-        "activation functions instead of saving their results."
+        "Selective activation recomputation (checkpointing): the backward pass recomputes {parts} instead of saving "
+        "their results."
     ),
     "full": (
         "Full activation recomputation (checkpointing): the forward pass saves the input of each block alone, and the "
         "backward pass runs the block's forward pass again."
     ),
 }
+_REPEATED = {
+    **dict.fromkeys(("attention.norm", "mlp.norm"), "norms"),
+    "attention.core": "core attention",
+    "attention.scores": "attention scores",
+    "attention.output": "the output projection of attention",
+    "mlp.up": "the MLP's up projection",
+    "mlp.activation": "activation functions",
+}
+"""Layers that selective recompute repeats, in words."""
 _WORTH_SAYING = 0.005
 """Share of a step below which a gain is not mentioned."""
 _KERNELS = (ELEMENT_WISE, OPTIMIZER)
@@ -508,7 +517,8 @@ def _outer(grid: Grid, axis: str, machine: Machine) -> str:
 
 
 def _saved(pricing: Pricing) -> Iterator[str]:
-    yield _RECOMPUTE[pricing.configuration.recompute]
+    repeated = dict.fromkeys(_REPEATED.get(name, name) for name in pricing.framework.step.selective)
+    yield _RECOMPUTE[pricing.configuration.recompute].format(parts=", ".join(repeated))
     kept = int(pricing.memory.kept_layers)
     if kept and pricing.configuration.grid.z > 1:
         yield (

@@ -173,7 +173,7 @@ class Table:
         if output_format == "md":
             listed = "".join(f"- {note}\n" for note in self.notes)
             return markdown_table(self.headings, self.cells) + (f"\n{listed}" if listed else "")
-        below = ("\n" if self.apart else "").join(f"{note}\n" for note in self.notes)
+        below = ("\n" if self.apart else "").join(f"{wrapped(note)}\n" for note in self.notes)
         shown = text_table(self.headings, self.cells, color=color, best=self.best)
         return shown + (f"\n{below}" if below else "")
 
@@ -324,7 +324,7 @@ def signed_percent(share: float | None) -> str:
 
 def wrapped(sentence: str) -> str:
     """A sentence in lines of 100 characters, indented from the second on."""
-    return textwrap.fill(sentence, width=WIDTH, subsequent_indent="  ", break_long_words=False)
+    return textwrap.fill(sentence, width=WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def aligned_cells(parts: Sequence[Sequence[str]]) -> list[str]:

@@ -99,7 +99,12 @@ def test_bridge_gets_the_same_sizes(tmp_path: Path, found: SearchResult) -> None
     ("framework", "emit", "path", "said"),
     [
         ("nemo", None, "run.sh", "NeMo is priced only: there is no command for it"),
-        ("megatron-core", "toml", "run.sh", "--emit toml is not for megatron-core; it has torchrun, slurm, bridge"),
+        (
+            "megatron-core",
+            "toml",
+            "run.sh",
+            "--emit toml is not for this run of megatron-core; it has torchrun, slurm, bridge",
+        ),
         ("megatron-core", ["slurm", "torchrun"], "run.sh", "--emit slurm --emit torchrun: one of them at a time"),
         ("megatron-core", None, "/dev/stdout", "a script is a file of its own"),
         ("axonn-tune", "bridge", "run.sh", "--emit bridge is for other frameworks"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from axonn_tune.errors import DocumentError
-from axonn_tune.learning.arguments import Stated
+from axonn_tune.learning.arguments import Stated, arguments_of
 from axonn_tune.learning.shell import Script, arithmetic, read_script, slurm_sizes
 
 
@@ -129,3 +129,13 @@ def test_arithmetic_is_of_whole_numbers(expression: str, value: str) -> None:
     """Guards `$((...))`: the four operations and remainders; anything else stays."""
     assert arithmetic(expression) == value
     assert arithmetic("1+" * 200 + "1").startswith("$((")
+
+
+@pytest.mark.parametrize("end", ["2>&1 | tee log", "> log", '"$@"', '"$@" 2>&1', "&> log"])
+def test_what_follows_a_switch_in_real_scripts_is_no_value(end: str) -> None:
+    """Guards switches at the end of a command: redirections and passed-on arguments do not become their values."""
+    script = read_script(
+        f"TP=${{1:-2}}\npython pretrain_gpt.py --tensor-model-parallel-size $TP --bf16 {end}\n", path="run.sh"
+    )
+    found = arguments_of(script.commands[0])
+    assert (found["bf16"].value, found["tensor_model_parallel_size"].value) == ("True", "2")

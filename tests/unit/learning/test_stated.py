@@ -64,7 +64,7 @@ def sizes(run: CommandRun) -> dict[str, int]:
         ("apertus-70b.sh", {}, "megatron-core", {"TP": 4, "PP": 8, "VPP": 5, "DP": 128}, "bf16 1 none"),
         ("gpt-one-line.sh", {}, "megatron-core", {"TP": 2, "DP": 16}, "fp16 2 selective"),
         ("llama31-70b-nemo.sh", {}, "nemo", {"TP": 4, "PP": 4, "VPP": 5, "CP": 2, "DP": 64}, "bf16 1 none"),
-        ("megatron-deepspeed.sh", {}, "megatron-deepspeed", {"TP": 2, "PP": 4, "DP": 4}, "bf16 1 full"),
+        ("megatron-deepspeed.sh", {}, "deepspeed", {"tp": 2, "pp": 4, "dp": 4}, "bf16 1 full"),
         ("torchtitan-8b.sh", {}, "torchtitan", {"tp": 2, "dp_shard": 8, "dp_replicate": 4}, "bf16 1 full"),
         ("torchtitan-70b.toml", SIZE, "torchtitan", {"tp": 8, "dp_shard": 4, "dp_replicate": 2}, "bf16 2 selective"),
         ("fsdp.yaml", LLAMA, "fsdp", {"shard": 8, "replicate": 4}, "bf16 1 full"),
