@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
-from axonn_tune.errors import UnknownNameError, UsageError, suggest
+from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.space import Limits, Problem, RankBy
 from axonn_tune.specs.catalog import Loaded, MachineLike, ModelLike, load_machine, load_model, route_overrides
 from axonn_tune.specs.document import known_keys
+from axonn_tune.specs.loading import DOCUMENT_BYTES, read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import OVERLAPS, Overlap, Precision, Workload
@@ -248,8 +251,22 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
 
 
 def machine_of_launch(path: str | Path, launch: Launch) -> Loaded[Machine]:
-    """The profile that a launch config names; UsageError that says how to name its file if no profile is called so."""
+    """The profile that a launch config names, at hand or beside it; else UsageError that says how to name its file."""
+    name = launch.predicted.machine
     try:
-        return load_machine(launch.predicted.machine)
+        return load_machine(name)
     except UnknownNameError as error:
+        if (beside := _profile_beside(Path(path), name)) is not None:
+            return load_machine(beside)
         raise UsageError(f"{path}: {error}; --machine FILE says where its profile is") from error
+
+
+def _profile_beside(path: Path, name: str) -> Path | None:
+    """The file in the same folder that is the machine profile of this name."""
+    says = re.compile(rf"^name:\s*[\"']?{re.escape(name)}[\"']?\s*(#.*)?$", re.MULTILINE)
+    for other in sorted(path.parent.glob("*.y*ml")):
+        with contextlib.suppress(AxonnTuneError):
+            text = read_text(other, limit_bytes=DOCUMENT_BYTES)
+            if re.search(r"^schema:\s*[\"']?axonn-tune/machine/", text, re.MULTILINE) and says.search(text):
+                return other
+    return None

@@ -14,7 +14,8 @@ from tests.cli.running import good, run
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     """A machine file `here.yaml`, whose name no profile that is shipped has."""
-    path = tmp_path / "here.yaml"
+    path = tmp_path / "profiles" / "here.yaml"
+    path.parent.mkdir()
     path.write_text("schema: axonn-tune/machine/1\nextends: localhost\nname: here\n", encoding="utf-8")
     return path
 
@@ -34,6 +35,14 @@ def test_an_unknown_profile_is_asked_for(command: str, launch: Path) -> None:
     assert finished.code == 2
     assert f"{launch}: no machine named 'here'" in finished.err
     assert "--machine FILE says where its profile is" in finished.err
+
+
+def test_a_profile_beside_the_launch_config_is_found(launch: Path, profile: Path) -> None:
+    """By its name, whatever its file is called; other documents there are passed over."""
+    (launch.parent / "broken.yaml").write_text("schema: axonn-tune/machine/1\nname: [", encoding="utf-8")
+    profile.rename(launch.parent / "ours.yaml")
+    assert run(f"explain {launch}").code == 0
+    assert not axonn_tune.explain_launch(launch).machine_changed
 
 
 def test_the_file_answers(launch: Path, profile: Path) -> None:
