@@ -127,6 +127,6 @@ def test_a_hugging_face_config_by_any_name(tmp_path: Path) -> None:
 )
 def test_a_batch_that_rules_out_most_grids(batch: int, said: str) -> None:
     """Guards the hint at a batch nearby: only where it saves much."""
-    shown = good(f"--gpus 64 --model llama3-8b --machine perlmutter --batch {batch} --top 1").err
+    shown = " ".join(good(f"--gpus 64 --model llama3-8b --machine perlmutter --batch {batch} --top 1").err.split())
     assert ("is not divisible by 64 GPUs" in shown) == bool(said)
     assert said in shown
