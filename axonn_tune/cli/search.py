@@ -161,9 +161,7 @@ def _write(
     if not quiet:
         click.echo(f"Wrote {' and '.join(written)}.", err=True)
         if emit and not found.inputs.problem.framework.software:
-            click.echo(
-                "The script trains with the bundled runtime; --framework NAME writes that framework's.", err=True
-            )
+            click.echo("It trains with the bundled runtime; --framework NAME writes that framework's.", err=True)
 
 
 @click.command("explain", cls=SearchCommand, short_help="Explain one configuration, term by term.")
