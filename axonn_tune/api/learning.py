@@ -156,6 +156,10 @@ class CommandExplanation(Explanation):
         return {**super().to_dict(), **command_json(self.stated)}
 
 
+_EXACT = 50
+"""Places of a search that are in the order of exact steps."""
+
+
 def explain_command(
     path: str | Path, *, machine: MachineLike | None = None, **options: Unpack[CommandOptions]
 ) -> CommandExplanation:
@@ -166,7 +170,7 @@ def explain_command(
     with file and line, for what it does not say or what is impossible.
     """
     run, setup, inputs = _stated(path, machine, options)
-    pricing, ranking = setup.price(lambda same: same), search(problem_of(setup), exact=EXACT)
+    pricing, ranking = setup.price(lambda same: same), search(problem_of(setup), exact=_EXACT)
     ranks = AlphaBetaRanking(ranking).ranks()
     said = StatedCommand(
         run=run,
@@ -178,10 +182,6 @@ def explain_command(
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
     )
     return CommandExplanation(inputs, priced_entry(pricing, inputs.problem), pricing, said=said)
-
-
-EXACT = 50
-"""Places of a search that are in the order of exact steps."""
 
 
 def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptions) -> tuple[CommandRun, Setup, Inputs]:

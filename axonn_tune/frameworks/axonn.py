@@ -16,7 +16,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from string import Template
 
-from axonn_tune.frameworks.command import Argument, Command, Run, Section, Variable
+from axonn_tune.frameworks.command import (
+    LITTLE_TO_REPEAT,
+    NO_MOCK_DATA,
+    OWN_RECOMPUTE,
+    Argument,
+    Command,
+    Run,
+    Variable,
+    sections_of,
+)
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
 from axonn_tune.frameworks.megatron_2021 import model_arguments, trial_arguments
 
@@ -51,11 +60,6 @@ def launch_easy(run: Run) -> Command:
     run.check(AXONN, settable=("gather_prefetch",), precisions=("bf16",))
     if run.kept_layers and run.size("z") > 1:
         raise run.cannot("layers that are not resharded after forward", "ask for --kept-layers 0")
-    recompute = {
-        "none": "Its blocks are not checkpointed.",
-        "selective": "It checkpoints the core of attention alone.",
-        "full": "It checkpoints every block with torch.utils.checkpoint.",
-    }
     return Command(
         release="AxoNN (axonn-ai/axonn@660a2246, easy API)",
         program=("train.py",),
@@ -64,7 +68,7 @@ def launch_easy(run: Run) -> Command:
         needs=(
             f"train.py is your own: it builds a model of {run.model.name}'s sizes, whose forward returns the loss of "
             f"{run.workload.sequence_length} tokens, with the functions of the Python file beside the script.",
-            recompute[run.recompute],
+            OWN_RECOMPUTE[run.recompute],
         ),
     )
 
@@ -144,12 +148,12 @@ def launch_megatron(run: Run) -> Command:
     return Command(
         release="Megatron-AxoNN (axonn-ai/Megatron-AxoNN@6d60f45c)",
         program=("pretrain_gpt.py",),
-        sections=tuple(Section(title, found) for title, made in sections.items() if (found := tuple(made))),
+        sections=sections_of(sections),
         environment=_ENVIRONMENT,
         needs=(
             "Start it in a checkout of axonn-ai/Megatron-AxoNN at 6d60f45c, with axonn-ai/axonn at 879ae578 installed: "
             "no release on PyPI has what it imports.",
-            "It has no mock data: add --data-path with the prefix of a dataset that tools/preprocess_data.py made.",
+            NO_MOCK_DATA,
         ),
         notes=tuple(_notes(run)),
     )
@@ -241,7 +245,7 @@ def _notes(run: Run) -> Iterator[str]:
     if 0 < _cached(run) < run.model.layers:
         yield "It is the first layers whose weights stay gathered; the prediction has the last ones."
     if run.recompute == "selective" and run.step.fused_attention:
-        yield "Selective recompute repeats core attention, which keeps little where it is fused."
+        yield LITTLE_TO_REPEAT
 
 
 AXONN = Framework(

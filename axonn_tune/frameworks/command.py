@@ -6,7 +6,7 @@ cannot express is a UsageError, what it expresses otherwise is a note.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
@@ -130,6 +130,22 @@ class Variable:
     name: str
     value: str
     why: str
+
+
+def sections_of(arguments: Mapping[str, Iterable[Argument]]) -> tuple[Section, ...]:
+    """Arguments by subject, without subjects that have none."""
+    return tuple(Section(title, found) for title, made in arguments.items() if (found := tuple(made)))
+
+
+EXPANDABLE_SEGMENTS = Variable("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation")
+NO_MOCK_DATA = "It has no mock data: add --data-path with the prefix of a dataset that tools/preprocess_data.py made."
+LITTLE_TO_REPEAT = "Selective recompute repeats core attention, which keeps little where it is fused."
+OWN_RECOMPUTE: Mapping[Recompute, str] = {
+    "none": "Its blocks are not checkpointed.",
+    "selective": "It checkpoints the core of attention alone.",
+    "full": "It checkpoints every block.",
+}
+"""What a script of one's own does with activations, by kind of recompute."""
 
 
 @dataclass(frozen=True)

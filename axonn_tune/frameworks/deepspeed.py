@@ -9,7 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from axonn_tune.frameworks.command import Argument, Command, Run, Section, Variable
+from axonn_tune.frameworks.command import (
+    EXPANDABLE_SEGMENTS,
+    LITTLE_TO_REPEAT,
+    NO_MOCK_DATA,
+    OWN_RECOMPUTE,
+    Argument,
+    Command,
+    Run,
+    Section,
+    sections_of,
+)
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
 from axonn_tune.frameworks.megatron_2021 import MEGATRON_2021, model_arguments, trial_arguments
 
@@ -51,11 +61,6 @@ def launch(run: Run) -> Command:
 def _own(run: Run, config: str) -> Command:
     """One's own script, which torchrun starts as DeepSpeed's launcher would."""
     batch = Argument("--seq_length", run.workload.sequence_length)
-    recompute = {
-        "none": "Its blocks are not checkpointed.",
-        "selective": "It checkpoints the core of attention alone.",
-        "full": "It checkpoints every block.",
-    }
     return Command(
         release="DeepSpeed 0.19.8",
         program=("train.py",),
@@ -65,7 +70,7 @@ def _own(run: Run, config: str) -> Command:
         needs=(
             f"train.py is your own: it builds a model of {run.model.name}'s sizes, adds deepspeed.add_config_arguments "
             "to its parser and hands the arguments to deepspeed.initialize.",
-            recompute[run.recompute],
+            OWN_RECOMPUTE[run.recompute],
         ),
     )
 
@@ -84,18 +89,18 @@ def _megatron(run: Run, config: str) -> Command:
     return Command(
         release="DeepSpeed 0.19.8 with Megatron-DeepSpeed",
         program=("pretrain_gpt.py",),
-        sections=tuple(Section(title, found) for title, made in sections.items() if (found := tuple(made))),
+        sections=sections_of(sections),
         environment=_ENVIRONMENT,
         files={".json": config},
         needs=(
             "Start it in a checkout of deepspeedai/Megatron-DeepSpeed, which has pretrain_gpt.py.",
-            "It has no mock data: add --data-path with the prefix of a dataset that tools/preprocess_data.py made.",
+            NO_MOCK_DATA,
         ),
         notes=tuple(_notes(run)),
     )
 
 
-_ENVIRONMENT = (Variable("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation"),)
+_ENVIRONMENT = (EXPANDABLE_SEGMENTS,)
 
 
 def _config(run: Run) -> dict[str, object]:
@@ -195,7 +200,7 @@ def _notes(run: Run) -> Iterator[str]:
     if not run.even:
         yield f"DeepSpeed splits the {run.model.layers} blocks itself: the first stages get one more."
     if run.recompute == "selective" and run.step.fused_attention:
-        yield "Selective recompute repeats core attention, which keeps little where it is fused."
+        yield LITTLE_TO_REPEAT
     if run.size("pipeline") == 1:
         yield (
             f'A transformers model of your own can take AutoTP instead: "tensor_parallel": {{"autotp_size": '

@@ -14,7 +14,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from string import Template
 
-from axonn_tune.frameworks.command import Argument, Command, Run, Section, Variable
+from axonn_tune.frameworks.command import (
+    EXPANDABLE_SEGMENTS,
+    Argument,
+    Command,
+    Run,
+    Section,
+)
 from axonn_tune.frameworks.description import Framework, StepOptions
 
 STEP = StepOptions(
@@ -82,7 +88,7 @@ def _mesh_command(run: Run) -> Command:
     )
 
 
-_ENVIRONMENT = (Variable("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation"),)
+_ENVIRONMENT = (EXPANDABLE_SEGMENTS,)
 
 
 def _batch(run: Run) -> Section:

@@ -9,11 +9,18 @@ gather.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from axonn_tune.frameworks.command import Argument, Command, Run, Section, Variable
-from axonn_tune.frameworks.description import Framework, PipelineSchedule, StepOptions
+from axonn_tune.frameworks.command import (
+    LITTLE_TO_REPEAT,
+    Argument,
+    Command,
+    Run,
+    Variable,
+    sections_of,
+)
+from axonn_tune.frameworks.description import ContextExchange, Framework, PipelineSchedule, StepOptions
 from axonn_tune.specs.model import Model
 
 _STEP = StepOptions(
@@ -41,7 +48,7 @@ _ORDER = ("x", "z", "context", "data", "pipeline")
 _STAGES_INSIDE = ("x", "z", "context", "pipeline", "data")
 """Rank orders (core/parallel_state.py; 0.19.2 puts GTP's ranks right after TP's)."""
 _BLACKWELL = ("B200", "B300")
-_EXCHANGES = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
+CP_COMM_TYPES: Mapping[ContextExchange, str] = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
 _SETTABLE = (
     *("sequence_parallel", "pipelined_tensor", "gradient_bytes", "shard_gradient_bytes", "distributed_optimizer"),
     *("parameter_overlap", "context_exchange", "vocabulary_multiple", "dropout", "data_parallel"),
@@ -73,7 +80,7 @@ def launch(run: Run) -> Command:
     command = Command(
         release=RELEASE,
         program=("pretrain_gpt.py",),
-        sections=tuple(Section(title, tuple(one.argument for one in made)) for title, made in settings.items()),
+        sections=sections_of({title: [one.argument for one in made] for title, made in settings.items()}),
         environment=tuple(_environment(run)),
         needs=(
             "Start it in a checkout of NVIDIA/Megatron-LM at core_v0.19.2, which has pretrain_gpt.py.",
@@ -100,7 +107,7 @@ def _bridge(command: Command, settings: dict[str, tuple[_Setting, ...]], run: Ru
         command,
         release="Megatron-Bridge 0.6.2",
         program=("scripts/training/run_recipe.py",),
-        sections=(Section("recipe", recipe), *(Section(title, found) for title, found in keys.items() if found)),
+        sections=sections_of({"recipe": recipe, **keys}),
         needs=("Start it in a checkout of NVIDIA-NeMo/Megatron-Bridge at v0.6.2.", *_needs(run)),
     )
 
@@ -172,7 +179,7 @@ def _parallelism(run: Run) -> Iterator[_Setting]:
         yield of(flag, tensor * shards, key, why=f"TP * GTP = {tensor} * {shards}")
     if run.size("context") > 1:
         yield of("--context-parallel-size", run.size("context"), "model.context_parallel_size", why="CP")
-        yield of("--cp-comm-type", _EXCHANGES[run.step.context_exchange], "model.cp_comm_type")
+        yield of("--cp-comm-type", CP_COMM_TYPES[run.step.context_exchange], "model.cp_comm_type")
     yield from _pipeline(run)
     yield from _order(run)
     if run.step.distributed_optimizer:
@@ -290,7 +297,7 @@ _UNSTATED = "--rotary-base, --norm-epsilon and --add-qkv-bias"
 
 def _notes(run: Run) -> Iterator[str]:
     if run.recompute == "selective" and run.step.fused_attention:
-        yield "Selective recompute repeats core attention, which keeps little where it is fused."
+        yield LITTLE_TO_REPEAT
 
 
 NAMES = {"x": "TP", "z": "GTP", "pipeline": "PP", "chunks": "VPP", "context": "CP", "data": "DP"}

@@ -13,7 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from string import Template
 
-from axonn_tune.frameworks.command import Argument, Command, Run, Section, Variable
+from axonn_tune.frameworks.command import (
+    EXPANDABLE_SEGMENTS,
+    Argument,
+    Command,
+    Run,
+    Section,
+)
 from axonn_tune.frameworks.description import Framework, PipelineSchedule
 from axonn_tune.frameworks.fsdp import STEP
 from axonn_tune.specs.model import Model
@@ -82,7 +88,7 @@ def _command(run: Run, framework: Framework) -> Command:
         release="torchtitan 0.3.0",
         program=("-m", "torchtitan.train") if config else ("{file:_model.py}",),
         sections=(Section("model", module), *sections, recompute),
-        environment=(Variable("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation"),),
+        environment=(EXPANDABLE_SEGMENTS,),
         files={} if config else {"_model.py": _module(run)},
         needs=tuple(_needs(run, own=not config)),
         notes=tuple(_notes(run)),

@@ -17,6 +17,7 @@ from pathlib import Path
 from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.learning.arguments import (
     NEEDED,
     Arguments,
@@ -629,7 +630,7 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
 
 
 _NOTHING = Stated("", 0)
-_EXCHANGES = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
+_EXCHANGES = {word: exchange for exchange, word in CP_COMM_TYPES.items()}
 _OVERLAPS: Mapping[Overlap, tuple[str, ...]] = {
     "data_parallel": ("overlap_grad_reduce", "overlap_grad_sync", "overlap_comm"),
     "gather_prefetch": ("overlap_axonn_comm", "overlap_axonn_all_gather"),

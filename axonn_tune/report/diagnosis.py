@@ -245,7 +245,7 @@ class StatedCommand:
     """What is said of a command beside its prediction.
 
     setup: what it runs. rank, layouts: place of its grid among those of a search, None where that leaves it out;
-    best_s: step of the first. limit_bytes: memory that it may have. machine: the profile, as it was named.
+    best_s: step of the first. machine: the profile, as it was named.
     """
 
     run: CommandRun
