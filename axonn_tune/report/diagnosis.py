@@ -285,10 +285,13 @@ def better_section(said: StatedCommand, step_s: float) -> ExplainSection:
         sentences.append(f"A search finds no layout of {framework} that fits.")
     else:
         place = "leaves out its grid" if said.rank is None else f"ranks its grid {said.rank} of {said.layouts}"
-        gain = percent(max(0.0, 1.0 - said.best_s / step_s), decimals=1)
+        gain = 1.0 - said.best_s / step_s
+        than = (
+            f"{percent(abs(gain), decimals=1)} {'less' if gain > 0 else 'more'} than this run's {show_seconds(step_s)}"
+        )
         sentences.append(
-            f"A search of {framework}'s layouts for this model, batch and number of GPUs {place}; the best takes "
-            f"{show_seconds(said.best_s)}, {gain} less than this run's {show_seconds(step_s)}."
+            f"A search of {framework}'s layouts for this model, batch and number of GPUs {place}; the best that fits "
+            f"takes {show_seconds(said.best_s)}, {than}."
         )
     if not said.changes:
         return ExplainSection(title, sentences=[*sentences, "No change is predicted to make it faster by 1% or more."])
