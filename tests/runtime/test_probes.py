@@ -96,7 +96,7 @@ def test_what_ends_a_rank_before_it_joins_others_is_a_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Guards against a traceback, and against silence: the first rank to end takes the one that would report with it."""
+    """Guards against a traceback, and against silence: the first to end takes the others with it."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

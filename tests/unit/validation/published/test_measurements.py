@@ -34,7 +34,7 @@ def test_memory_is_as_published() -> None:
 )
 def test_rows_that_no_run_has(cells: dict[str, str], said: str, tmp_path: Path) -> None:
     """Guards rows of one's own against divisions by zero, and against a prediction of something else."""
-    row = dict(model="22B", h="6144", a="64", l="48", tp="8", pp="1", gpus="8", mbs="4", gbs="4")
+    row = {"model": "22B", "h": "6144", "a": "64", "l": "48", "tp": "8", "pp": "1", "gpus": "8", "mbs": "4", "gbs": "4"}
     row |= {"quantity": "activation memory", "value": "59.25", "unit": "GiB"} | cells
     path = tmp_path / "memory.csv"
     path.write_text(f"{','.join(row)}\n{','.join(row.values())}\n", "utf-8")
