@@ -521,12 +521,18 @@ def load(options: Mapping[str, Any]) -> Inputs:
     return load_inputs(make_choices(**options))
 
 
-def say_assumed(inputs: Inputs) -> None:
-    """Say on standard error which machine, batch and sequence length were taken because nothing was said."""
-    model, workload = inputs.model.document, inputs.problem.workload
-    if not (given("machine") or "AxoNN paper" in model.description):
-        name = inputs.machine.document.name
+def say_assumed(*searched: Inputs) -> None:
+    """Say on standard error which machine, batches and sequence lengths were taken because nothing was said."""
+    if not (given("machine") or all("AxoNN paper" in one.model.document.description for one in searched)):
+        name = searched[0].machine.document.name
         click.echo(f"Priced on {name}, since no --machine was given: `axonn-tune machines list` has others.", err=True)
+    for inputs in searched:
+        _say_imported(inputs)
+
+
+def _say_imported(inputs: Inputs) -> None:
+    """Say what was assumed of the workload when a model was imported."""
+    model, workload = inputs.model.document, inputs.problem.workload
     guessed = model.source.partition("assumed:")[2]
     words = {
         "batch": f"a batch of {workload.global_batch:,} sequences (--batch)",

@@ -279,6 +279,8 @@ def sweep_command(
 
     found = sweep(**options, weak=weak)
     show(found, found.render(output_format, wide=wide, columns=columns, color=color), html=html)
+    # The first point of each model: a batch given for it holds there.
+    say_assumed(*reversed({point.inputs.model.sha256: point.inputs for point in reversed(found.points)}.values()))
     found.require_any()
 
 
