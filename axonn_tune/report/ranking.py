@@ -6,7 +6,6 @@ JSON follows the contract `axonn-tune/ranking/1`. Keys may be added, never renam
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
-from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
+from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED, constraints
 from axonn_tune.program.dimensions import MFU_CONVENTION, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.entries import Entry
@@ -639,22 +638,16 @@ def rejected_remark(results: Results) -> str:
     if not left_out:
         return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
     most_first = sorted(found.rejected.items(), key=lambda one: -one[1])
-    reasons = ", ".join(f"{number:,} {_constraint_words(name)}" for name, number in most_first)
+    problem = results.inputs.problem
+    checks = constraints(problem.model, problem.workload, problem.framework)
+    called = _CONSTRAINTS | {one.name: one.brief(problem.framework) for one in checks}
+    reasons = ", ".join(f"{number:,} {called.get(name, name)}" for name, number in most_first)
     several = " (a grid can break several)" if sum(found.rejected.values()) > left_out else ""
     of, are, them = counted(found.grids, "grid"), *(("is", "it") if left_out == 1 else ("are", "them"))
     return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}."
 
 
 _CONSTRAINTS = {MEMORY: "out of memory", MICRO_BATCH: "without a micro-batch that divides the batch", PINNED: "pinned"}
-_DIVIDED = re.compile(r"(.+)-by-([a-z-]+)")
-
-
-def _constraint_words(name: str) -> str:
-    """`heads-by-x` as `heads not divisible by x`."""
-    divided = _DIVIDED.fullmatch(name)
-    if divided is None:
-        return _CONSTRAINTS.get(name, name)
-    return f"{divided[1].replace('-', ' ')} not divisible by {divided[2].replace('-', '·')}"
 
 
 def searched_remark(results: Results) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from axonn_tune.frameworks import find_framework
 from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.space import Limits
@@ -89,6 +90,17 @@ def test_rejections_are_counted() -> None:
     left_out = found.ranked.searched.grids - len(found.ranked)
     assert said.startswith(f"{left_out} of {found.ranked.searched.grids} grids are rejected: ")
     assert len(found.ranked.rejected_entries()) == left_out
+
+
+@pytest.mark.parametrize(
+    ("framework", "words"),
+    [("deepspeed", "zero3 with pp"), ("axonn", "G_intra_r above 1"), ("megatron-core", "heads not divisible by TP")],
+)
+def test_rejections_are_in_the_names_of_the_framework(framework: str, words: str) -> None:
+    """Guards the words: axes as the framework calls them, and no identifier of a constraint."""
+    said = ranking.rejected_remark(results(gpus=64, model="20b", framework=find_framework(framework)))
+    assert words in said
+    assert f"{framework}-" not in said
 
 
 def test_ties_are_said_with_their_reason() -> None:
