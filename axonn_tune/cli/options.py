@@ -151,7 +151,9 @@ def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
     places = iter(range(len(args)))
     for place in places:
         flag, has_value, value = args[place].partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
+        dotted = flag.removeprefix("--").replace("-", "_")
+        # torchtitan has sections before its names.
+        name = dotted if dotted in ADVICE else dotted.rpartition(".")[2]
         value = value if has_value else " ".join(args[place + 1 : place + 2])
         if flag in known:
             others[name] = value
