@@ -231,7 +231,9 @@ def _reported(error: BaseException) -> int:
     except OSError:
         # Standard error has no room either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        return error.exit_code if isinstance(error, AxonnTuneError) else EnvironmentProblem.exit_code
+        if isinstance(error, AxonnTuneError | click.ClickException):
+            return error.exit_code
+        return EnvironmentProblem.exit_code
 
 
 def _open_closed_streams() -> None:

@@ -203,7 +203,7 @@ def test_completion_that_no_shell_asks_for(
 
 
 @pytest.mark.parametrize(
-    ("line", "code"), [("--gpus 8 --model 6b", 2), ("--gpus 8 --model nano --machine localhost", 5)]
+    ("line", "code"), [("--gpus 8", 2), ("--gpus 8 --model 6b", 2), ("--gpus 8 --model nano --machine localhost", 5)]
 )
 def test_standard_error_on_a_full_disk(line: str, code: int) -> None:
     """Guards exit code 1 against a message that cannot be written."""
