@@ -477,6 +477,7 @@ def ranking_remarks(results: Results) -> list[str]:
     said = [
         shortest_step_remark(results),
         priced_remark(results),
+        nodes_remark(results.inputs.problem),
         training_remark(results),
         why_first(results),
         ties_remark(results),
@@ -485,6 +486,14 @@ def ranking_remarks(results: Results) -> list[str]:
         searched_remark(results),
     ]
     return [sentence for sentence in said if sentence]
+
+
+def nodes_remark(problem: Problem) -> str:
+    """That some node is not filled, as launchers and schedulers want; empty where all are."""
+    per_node, gpus = problem.machine.launcher.ranks_per_node, problem.gpus
+    if gpus % per_node == 0 or gpus < per_node:
+        return ""
+    return f"{gpus:,} GPUs do not fill nodes of {per_node}: scripts can be written for multiples of {per_node} only."
 
 
 def priced_remark(results: Results) -> str:
