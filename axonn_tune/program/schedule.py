@@ -256,7 +256,7 @@ class _Compiler:
         )
 
     def _parameters(self) -> tuple[Instructions, Instructions, Instructions, Instructions]:
-        """Gathers of new weights, one block ahead: before the first block, between blocks, at the last, in the LM head."""
+        """Gathers of new weights a block ahead: before the first block, between blocks, at the last, at the LM head."""
 
         def issued(section: Section) -> Instructions:
             return tuple(Issue(step, "parameters") for step in section.operations if isinstance(step, Collective))

@@ -82,7 +82,7 @@ class Pipelines:
         return [placed[number] for number in range(self.stages)]
 
     def bound_s(self) -> tuple[Floats, Floats, Floats]:
-        """Bounds of all candidates: least step, its compute slowdown, and the bubble with least exposed communication."""
+        """Bounds of all candidates: least step, its compute slowdown, and bubble with least exposed communication."""
         everything = np.arange(len(self.rows))
         scheduled = np.asarray(pipeline_bound_s(self.times(everything), micro_batches=self.micro_batches))
         busy = self._busy_s()
