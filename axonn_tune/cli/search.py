@@ -134,8 +134,21 @@ def search_command(
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks)), err=True)
         say_assumed(found.inputs)
+        if not output:
+            click.echo(wrapped(_next(found)), err=True)
     if output:
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
+
+
+def _next(found: SearchResult) -> str:
+    """Commands for what users do after a search."""
+    launch = "a launch config for the bundled runtime"
+    if found.inputs.problem.framework.software:
+        launch = f"the arguments of {found.inputs.problem.framework.title} and a script"
+    return (
+        f"Next, with the same options: `axonn-tune explain` breaks #1 down, `axonn-tune compare` has other frameworks, "
+        f"-o NAME --emit slurm writes {launch}."
+    )
 
 
 def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:
