@@ -45,7 +45,7 @@ _PASSES: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2
 
 @dataclass(frozen=True)
 class Verdict:
-    """Agreement of a configuration with the serial run. where: the first error; difference: the largest relative one."""
+    """Agreement of a configuration with the serial run. where: first error; difference: largest, relative."""
 
     agreement: Agreement
     difference: float = 0.0
