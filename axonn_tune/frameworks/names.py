@@ -71,6 +71,7 @@ ADVICE = {
     **{name: f"the number format is --precision {name}" for name in ("bf16", "fp16", "fp32")},
     "dtype": "the number format is --precision bf16, fp16 or fp32",
     "fp8": "fp8 is not modelled; --precision takes bf16, fp16, fp32 and fp64",
+    **dict.fromkeys(("grid", "mesh", "layout"), "each axis has an option: --x N --y N --z N --data N"),
     "recompute_activations": "activation recomputation is --recompute selective or --recompute full",
     "recompute_granularity": "activation recomputation is --recompute selective or --recompute full",
 }

@@ -174,7 +174,7 @@ def _node_layout(job: Job) -> _NodeLayout:
     raise UsageError(
         f"{world} ranks do not fill nodes of {per_node}: {world} = {world // per_node} · {per_node} + "
         f"{world % per_node}; take a GPU count that fills nodes, such as {below} or {below + per_node} "
-        f"(fewer ranks on each node would lie otherwise than what was priced)"
+        "(another number of ranks a node is another placement than the one priced)"
     )
 
 

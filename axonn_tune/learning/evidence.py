@@ -16,6 +16,7 @@ from typing import TypeAlias
 from axonn_tune.cost.collectives import collective_time_s, lines, route
 from axonn_tune.cost.compute import compute_rates, matmul_time_s
 from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
+from axonn_tune.cost.uncertainty import OF_LAYOUT
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -33,10 +34,9 @@ from axonn_tune.validation.published.cases import Case, interleavings
 Adjust: TypeAlias = Callable[[Machine], Machine]
 """Maps a profile to one with trial numbers."""
 
-OF_LAYOUT, OF_MODEL = 0.04, 0.035
-"""Residual errors of a step: per layout, and common to all layouts of a model. Residuals of
-published steps by fits without their family scatter by 1.3 to 12% within families (robust standard deviations, median
-3.7%), and the means of families by 2 to 6% (median 3.5%)."""
+OF_MODEL = 0.035
+"""Residual error of a step, common to all layouts of a model: by fits without them, the means of families of published
+steps scatter by 2 to 6% (median 3.5%)."""
 
 STEP_NOISE, RUN_NOISE = math.hypot(OF_LAYOUT, OF_MODEL), OF_LAYOUT
 """Noise of a step of any model, and of a run with known collectives."""

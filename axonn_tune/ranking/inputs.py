@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
 from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
+from axonn_tune.frameworks import registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import ALL_AXES
@@ -108,7 +109,11 @@ def _check_axes(problem: Problem) -> None:
     if missing:
         axis, known = missing[0], ", ".join(map(framework.called, framework.columns))
         what = "interleaved stages" if axis == "chunks" else f"axis {axis}"
-        raise UsageError(f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}")
+        others = [name for name, one in registry().items() if axis in one.columns and one.launch]
+        advice = f"; frameworks that do: {', '.join(others)}" if others else ""
+        raise UsageError(
+            f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}{advice}"
+        )
     pipeline = framework.option("pipeline")
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
         stages = f"but {pipeline} is 1" if "pipeline" in problem.axes else "which --pipeline searches"

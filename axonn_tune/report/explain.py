@@ -28,6 +28,7 @@ from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
+from axonn_tune.program.dimensions import model_flops
 from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
@@ -157,6 +158,7 @@ def explain_markdown(parts_of: Sequence[ExplainSection]) -> str:
     return "\n".join(parts)
 
 
+_ROUNDING = 1e-6
 _BAR = 40
 """Characters of a bar of the whole step."""
 _TIME = Column("seconds", "time", "Of a step and rank.", show=show_seconds)
@@ -171,25 +173,30 @@ _GAP = (
 def gap_to_peak(pricing: Pricing, problem: Problem) -> list[tuple[str, float]]:
     """Gap to peak, s: the time of useful FLOPs at peak, then each overhead up to the step, largest first.
 
-    It sums to the step. Useful: GEMMs and attention without recompute.
+    It sums to the step, of which the first is MFU. The rest is of the pipeline stage that computes longest.
     """
     work = work_by_kind(pricing, problem.workload)
     peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
     useful = [each for each in work if each.phase != "recompute"]
+    matmuls = [each for each in useful if each.kind in _MATMULS]
+    # Fused attention recomputes scores in its backward pass, which MFU does not count: twice the forward's FLOPs are.
+    counted_flops = sum(each.flops for each in matmuls if (each.kind, each.phase) != (ATTENTION, "backward"))
+    counted_flops += 2.0 * sum(each.flops for each in matmuls if (each.kind, each.phase) == (ATTENTION, "forward"))
+    at_peak_s = counted_flops / peak
+    mean_s = model_flops(problem.model, problem.workload) / (problem.gpus * peak)
+    beyond_s = at_peak_s - mean_s
+    beyond = "uneven pipeline stages" if pricing.computing else "padded or replicated weights"
     costs = [
+        (beyond_s if abs(beyond_s) > _ROUNDING * mean_s else 0.0, beyond),
         (pricing.exposed_communication_s, "exposed communication"),
         (pricing.bubble_s, "pipeline bubble"),
         (sum(each.seconds for each in work if each.phase == "recompute"), "activation recomputation"),
-        (
-            sum(each.seconds - each.flops / peak for each in useful if each.kind in _MATMULS),
-            "GEMMs and attention below peak",
-        ),
+        (sum(each.seconds for each in matmuls) - at_peak_s, "GEMMs and attention below peak"),
         (pricing.contended_s, CONTENDED),
         (sum(each.seconds for each in useful if each.kind in _KERNELS), "other kernels"),
     ]
-    at_peak_s = sum(each.flops for each in useful if each.kind in _MATMULS) / peak
     ordered = sorted(((cost_s, what) for cost_s, what in costs if cost_s), reverse=True)
-    return [("useful FLOPs at peak", at_peak_s), *((what, cost_s) for cost_s, what in ordered)]
+    return [("useful FLOPs at peak (MFU)", mean_s), *((what, cost_s) for cost_s, what in ordered)]
 
 
 def _gap(subject: PricedConfiguration) -> ExplainSection:
@@ -352,7 +359,9 @@ def _computation(subject: PricedConfiguration) -> ExplainSection:
     peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
     whole = _work_row(Work("all", "", pricing.compute_s, pricing.executed_flops), pricing, peak)
     rows = [*work_rows(pricing, problem), whole]
-    return ExplainSection("Computation per rank and step", columns=WORK_COLUMNS, rows=rows)
+    note = "TFLOP/s of attention count the masked half of the scores, as MFU does here; causal kernels skip it."
+    of = ", of the stage that computes longest" if pricing.computing else ""
+    return ExplainSection(f"Computation per rank and step{of}", columns=WORK_COLUMNS, rows=rows, notes=[note])
 
 
 _MEMORY = (
@@ -364,10 +373,14 @@ _MEMORY = (
 
 def _memory(subject: PricedConfiguration) -> ExplainSection:
     """Memory at the peak of a step, largest item first."""
-    limit_bytes = subject.pricing.memory_limit_bytes
+    limit_bytes, accelerator = subject.pricing.memory_limit_bytes, subject.inputs.problem.machine.accelerator
     shown = [*memory_items(subject.pricing), ("usable", limit_bytes)]
     rows = [{"name": name, "bytes": size, "share": size / limit_bytes} for name, size in shown]
-    return ExplainSection("Peak memory per GPU", columns=_MEMORY, rows=rows)
+    note = (
+        f"Usable: {accelerator.memory_gib:g} GiB less {accelerator.reserved_memory_gib:g} GiB reserved for "
+        "the driver's context, communicators and fragmentation (accelerator.reserved_memory_gib)."
+    )
+    return ExplainSection("Peak memory per GPU", columns=_MEMORY, rows=rows, notes=[note])
 
 
 def memory_items(pricing: Pricing) -> list[tuple[str, float]]:

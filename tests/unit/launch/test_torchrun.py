@@ -129,7 +129,7 @@ def test_a_world_that_leaves_a_node_part_empty_is_refused(kind: ScriptKind) -> N
     built = case("nano", "perlmutter", grid=Grid(z=2, data=3))
     with pytest.raises(UsageError, match=re.escape("6 ranks do not fill nodes of 4: 6 = 1 · 4 + 2;")) as caught:
         script_text(kind, launch=built.launch, machine=built.machine.document, launch_path="launch.yaml")
-    assert "fills nodes, such as 4 or 8 (fewer ranks on each node would lie otherwise" in str(caught.value)
+    assert "fills nodes, such as 4 or 8 (another number of ranks a node" in str(caught.value)
     assert "--set" not in str(caught.value)
 
 
