@@ -189,6 +189,9 @@ def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptio
     columns = {"gpus": "n_gpus", "batch": "gbs", "seq": "seq", "micro_batch": "mbs", "precision": "precision"}
     given = {column: str(value) for name, column in columns.items() if (value := options.get(name)) is not None}
     run = read_run(path, given=given, model=options.get("model"), framework=options.get("framework"))
+    settings = assignments(options.get("set"))
+    chosen = tuple(f"(--set model.{one.partition('=')[0].removeprefix('model.')}=N)" for one in settings)
+    run = replace(run, assumed=tuple(words for words in run.assumed if not words.endswith(chosen)))
     if machine is None:
         said = f"the machine is {DEFAULT_MACHINE}, since no --machine was named"
         run, machine = replace(run, assumed=(said, *run.assumed)), DEFAULT_MACHINE
@@ -205,7 +208,7 @@ def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptio
             no_overlaps=() if case.workload.overlaps else ("all",),
         ),
         rank_by="iteration",
-        settings=assignments(options.get("set")),
+        settings=settings,
         framework=case.framework,
         tokens_total=parse_tokens(options.get("tokens_total")),
     )

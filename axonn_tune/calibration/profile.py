@@ -341,11 +341,13 @@ def this_host() -> HostFacts:
 
 
 def differences(measured: Measurement, place: HostFacts) -> Iterator[str]:
-    """Differences between a host and the one of a measurement, in words."""
+    """How a host has changed since a profile was measured on it, in words; nothing of one that it was not measured on.
+
+    A login node checks what its compute nodes have measured.
+    """
     if place.host not in measured.hosts:
-        shown = ", ".join(measured.hosts[:3]) + (", …" if len(measured.hosts) > 3 else "")
-        yield f"measured on {shown}, this host is {place.host}"
-    elif measured.cores is not None and measured.cores != place.cores:
+        return
+    if measured.cores is not None and measured.cores != place.cores:
         yield f"measured with {measured.cores} cores, this host has {place.cores}"
     before, now = measured.torch_version, place.torch_version
     if before is not None and now is not None and _release(before) != _release(now):

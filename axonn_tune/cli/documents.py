@@ -82,7 +82,7 @@ def _check(kind: Kind, names: tuple[str, ...]) -> None:
             loaded = _load(kind, name)
             click.echo(f"ok {loaded.path}")
             if kind == "machine":
-                _warn_elsewhere(loaded)
+                _warn_changed(loaded)
         except AxonnTuneError as error:
             errors.append(error)
     if errors:
@@ -90,8 +90,8 @@ def _check(kind: Kind, names: tuple[str, ...]) -> None:
         raise UsageError(f"{listed}\n{len(errors)} of {len(names)} cannot be used")
 
 
-def _warn_elsewhere(loaded: Loaded[Machine]) -> None:
-    """Warn where this host differs from the one of the measurement."""
+def _warn_changed(loaded: Loaded[Machine]) -> None:
+    """Warn where this host has changed since the measurement."""
     from axonn_tune.calibration.profile import differences, this_host
 
     if loaded.document.measured is not None:

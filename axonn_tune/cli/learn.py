@@ -55,8 +55,9 @@ def evidence_options(command: F) -> F:
 @click.option("-o", "--output", required=True, metavar="NEW.YAML", help="Machine profile to write.")
 @evidence_options
 @click.option("--name", help="Name of the profile. Default: that of the file.")
+@format_option(("table", "json"))
 @help_option
-def learn_command(*, output: str, **options: Any) -> None:
+def learn_command(*, output: str, output_format: str, **options: Any) -> None:
     """Move a profile's numbers as far as EVIDENCE makes them, and write the profile with what it is now sure of.
 
     Evidence is recognised by its content: steps as CSV (as for validate --rows), training logs of Megatron-LM,
@@ -72,12 +73,13 @@ def learn_command(*, output: str, **options: Any) -> None:
       axonn-tune learn measured.yaml -o here.yaml
     """
     from axonn_tune.api.learning import learn
-    from axonn_tune.report.learning import learning_text
-    from axonn_tune.report.output import progress
+    from axonn_tune.report.learning import learning_json, learning_text
+    from axonn_tune.report.output import json_text, progress
 
     with progress("learning") as tell:
         found, evidence = learn(output=output, listen=tell, command=command_line(), **options)
-    click.echo(learning_text(found, evidence), nl=False)
+    as_json = output_format == "json"
+    click.echo(json_text(learning_json(found, evidence)) if as_json else learning_text(found, evidence), nl=False)
     click.echo(f"Wrote {output}.", err=True)
 
 

@@ -17,6 +17,7 @@ import difflib
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
@@ -150,7 +151,9 @@ def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
     places = iter(range(len(args)))
     for place in places:
         flag, has_value, value = args[place].partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
+        dotted = flag.removeprefix("--").replace("-", "_")
+        # torchtitan has sections before its names.
+        name = dotted if dotted in ADVICE else dotted.rpartition(".")[2]
         value = value if has_value else " ".join(args[place + 1 : place + 2])
         if flag in known:
             others[name] = value
@@ -470,14 +473,47 @@ def beside_command(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in _BESIDE_COMMAND if given(name)}
 
 
-def require_distinct(**files: str | None) -> None:
-    """click.UsageError if two options would write the same file."""
-    seen: dict[str, str] = {}
-    for option, path in files.items():
-        if path not in (None, "", "-"):
-            other = seen.setdefault(os.path.realpath(str(path)), option)
-            if other != option:
-                raise click.UsageError(f"--{other} and --{option} are the same file, {path}: give each its own.")
+_WRITTEN = ("output", "html", "trace", "plot", "points", "junit", "markdown")
+"""Options that name a file to write."""
+_LEARNS = ("learn", "calibrate")
+"""Commands whose output may take the place of the machine's profile: it holds what that held."""
+
+
+def with_files_kept(command: click.Command) -> click.Command:
+    """The command, or those of a group, refusing to write a file that another option or an argument names."""
+    for one in command.commands.values() if isinstance(command, click.Group) else ():
+        with_files_kept(one)
+    run = command.callback
+
+    def callback(*args: Any, **options: Any) -> Any:
+        context = click.get_current_context()
+        require_distinct({param: context.params.get(param.name or "") for param in context.command.params})
+        return run(*args, **options) if run is not None else None
+
+    command.callback = callback
+    return command
+
+
+def require_distinct(values: Mapping[click.Parameter, Any]) -> None:
+    """click.UsageError if two options would write one file, or one would write over a file that another reads."""
+    command = click.get_current_context().command.name
+    seen: dict[str, click.Parameter] = {}
+    for param, value in values.items():
+        for path in value if isinstance(value, tuple) else (value,):
+            if not isinstance(path, str) or path in ("", "-") or (param.name == "machine" and command in _LEARNS):
+                continue
+            other = seen.setdefault(os.path.realpath(path), param)
+            writes = [one.name in _WRITTEN for one in (other, param)]
+            if other is not param and (all(writes) or (any(writes) and Path(path).is_file())):
+                names = " and ".join(_shown(one) for one in (other, param))
+                raise click.UsageError(f"{names} are the same file, {path}: give each its own.")
+
+
+def _shown(param: click.Parameter) -> str:
+    """An option by its long name, an argument as the usage has it."""
+    return (
+        max(param.opts, key=len) if isinstance(param, click.Option) else param.make_metavar(click.get_current_context())
+    )
 
 
 def load(options: Mapping[str, Any]) -> Inputs:
@@ -489,12 +525,18 @@ def load(options: Mapping[str, Any]) -> Inputs:
     return load_inputs(make_choices(**options))
 
 
-def say_assumed(inputs: Inputs) -> None:
-    """Print the assumed machine, batch and sequence length on standard error."""
-    model, workload = inputs.model.document, inputs.problem.workload
-    if not (given("machine") or "AxoNN paper" in model.description):
-        name = inputs.machine.document.name
+def say_assumed(*searched: Inputs) -> None:
+    """Print the assumed machine, batches and sequence lengths on standard error."""
+    if not (given("machine") or all("AxoNN paper" in one.model.document.description for one in searched)):
+        name = searched[0].machine.document.name
         click.echo(f"Priced on {name}, since no --machine was given: `axonn-tune machines list` has others.", err=True)
+    for inputs in searched:
+        _say_imported(inputs)
+
+
+def _say_imported(inputs: Inputs) -> None:
+    """Say what was assumed of the workload when a model was imported."""
+    model, workload = inputs.model.document, inputs.problem.workload
     guessed = model.source.partition("assumed:")[2]
     words = {
         "batch": f"a batch of {workload.global_batch:,} sequences (--batch)",

@@ -5,7 +5,9 @@ Also `report`, results as one HTML file, and `trace`, steps as one file for Perf
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,7 +29,6 @@ from axonn_tune.cli.options import (
     machine_option,
     quiet_option,
     refuse_search,
-    require_distinct,
     require_problem,
     say_assumed,
     search_options,
@@ -116,7 +117,7 @@ def search_command(
     if emit and output is None:
         output = _default_output(emit, framework=options["framework"])
     _check_output(output, pick=pick, tokens=tokens)
-    require_distinct(output=output, html=html, tokens=tokens)
+    _keep_apart(html, output, emit)
     found = search(**options, cost=cost, variants=variants)
     found.results.require_row(pick)
     shown = found.render(
@@ -149,6 +150,16 @@ def _check_output(output: str | None, *, pick: int, tokens: str | None) -> None:
         raise click.UsageError(f"{'--tokens' if tokens else '--pick'} says what to write: give -o FILE too.")
     if output in ("", "-"):
         raise click.UsageError("-o - : a launch config is a file of its own, and the ranking is on standard output.")
+
+
+def _keep_apart(html: str | None, output: str | None, emit: tuple[Emit, ...]) -> None:
+    """Refuse a report that what --emit writes would replace."""
+    from axonn_tune.launch.scripts import SUFFIXES
+
+    path = Path(output or "launch.yaml")
+    written = [path, *(path.with_suffix(suffix) for kind, suffix in SUFFIXES.items() if kind in emit)]
+    if html and output and os.path.realpath(html) in map(os.path.realpath, written):
+        raise click.UsageError(f"--html {html} is what --emit writes: give the report a file of its own.")
 
 
 def _write(
@@ -266,6 +277,8 @@ def sweep_command(
 
     found = sweep(**options, weak=weak)
     show(found, found.render(output_format, wide=wide, columns=columns, color=color), html=html)
+    # The first point of each model: a batch given for it holds there.
+    say_assumed(*reversed({point.inputs.model.sha256: point.inputs for point in reversed(found.points)}.values()))
     found.require_any()
 
 

@@ -19,7 +19,6 @@ from axonn_tune.cli.options import (
     html_option,
     load,
     refuse_search,
-    require_distinct,
     search_options,
     write_html,
 )
@@ -137,7 +136,6 @@ def validate_command(
       axonn-tune validate --published --worst 5 --html accuracy.html
       axonn-tune validate --rows steps.csv --machine mine.yaml
     """
-    require_distinct(output=options["output"], html=html)
     if not (published or rows or collectives or gemm or memory):
         from axonn_tune.api.measurement import Runs
         from axonn_tune.validation.runner import Selection

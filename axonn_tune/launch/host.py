@@ -153,7 +153,7 @@ def software_checks() -> Iterator[HostCheck]:
         if version:
             yield HostCheck("software", name, version, "ok", f"for {purpose}")
         else:
-            wanted = f"'axonn-tune[{extra}]'" if extra else name
+            wanted = f"'.[{extra}]' in the checkout" if extra else name
             yield HostCheck("software", name, "not installed", "missing", f"for {purpose}: pip install {wanted}")
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     here: State = "ok" if compiler else "missing"

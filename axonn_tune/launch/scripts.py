@@ -283,6 +283,15 @@ def _rendezvous_lines(layout: _NodeLayout) -> list[str]:
     ]
 
 
+_BINDING = (
+    "# Each rank runs on the cores next to its GPU; torch has the option from 2.9 on.",
+    "binding=",
+    "if [[ $(torchrun --help) == *--numa-binding* ]]; then",
+    "  binding=node",
+    "fi",
+)
+
+
 def _command_lines(job: Job, machine: Machine) -> list[str]:
     options = [
         '--nnodes "$nodes"',
@@ -297,8 +306,8 @@ def _command_lines(job: Job, machine: Machine) -> list[str]:
     ]
     lines = ["", "# The terminal shows the first rank of a node; logs/ holds what every rank prints."]
     if machine.library.name == "NCCL":
-        lines.append("# --numa-binding, in torch from 2.9 on, keeps each rank on the cores next to its GPU.")
-        options.append("--numa-binding node")
+        lines = ["", *_BINDING, *lines]
+        options.append("${binding:+--numa-binding $binding}")
     command = ["exec torchrun", *options, job.program]
     return [*lines, " \\\n  ".join(command)]
 

@@ -69,33 +69,41 @@ _OTHERS = {
         "data_parallel_replicate_degree",
         "parallelism_config_dp_replicate_size",
     ),
-    *("tensor_parallel_num_weight_shards", "use_tp_pp_dp_mapping", "pipeline_model_parallel_layout"),
+    *("tensor_parallel_num_weight_shards", "pipeline_model_parallel_layout"),
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
-    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-    *("disable_bias_linear", "add_bias_linear", "model.bias", "untie_embeddings_and_output_weights"),
-    *("share_embeddings_and_output_weights", "enable_sequence_parallel", "recompute_activations"),
+    *("add_bias_linear", "model.bias", "share_embeddings_and_output_weights", "enable_sequence_parallel"),
     "fsdp_activation_checkpointing",
-    *("grad_reduce_in_bf16", "main_grads_dtype", "fsdp_reshard_after_forward", "enable_async_tensor_parallel"),
-    *("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_axonn_all_gather", "cp_comm_type"),
+    *("main_grads_dtype", "fsdp_reshard_after_forward", "enable_async_tensor_parallel", "cp_comm_type"),
     *("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", "mixed_precision"),
     *("hidden_dropout", "attention_dropout", "grad_reduce_in_fp32", "overlap_grad_sync", "overlap_param_sync"),
-    *("pipeline_parallel_schedule", "pipeline_parallel_layers_per_stage", "overlap_comm"),
+    *("pipeline_parallel_schedule", "pipeline_parallel_layers_per_stage"),
+    *("overlap_comm", "stage3_prefetch_bucket_size"),
     *("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"),
-    *("num_layers_per_virtual_pipeline_stage", "group_query_attention"),
-    *("num_query_groups", "num_key_value_heads", "swiglu", "gated_linear_unit", "activation", "hidden_act"),
-    *("sequence_parallel", "recompute_granularity", "recompute_method", "recompute_num_layers"),
-    *("checkpoint_activations", "gradient_checkpointing", "activation_checkpoint.mode"),
+    "num_layers_per_virtual_pipeline_stage",
+    *("num_query_groups", "num_key_value_heads", "gated_linear_unit", "activation", "hidden_act"),
+    *("recompute_granularity", "recompute_method", "recompute_num_layers"),
+    *("gradient_checkpointing", "activation_checkpoint.mode"),
     *("activations_checkpoint_granularity", "activations_checkpoint_method", "activation_checkpointing"),
-    *("bf16", "fp16", "bf16.enabled", "fp16.enabled", "fp8", "fp8_format", "precision", "mixed_precision_param"),
+    *("bf16.enabled", "fp16.enabled", "fp8", "fp8_format", "precision", "mixed_precision_param"),
     *("bfloat16_enabled", "fp16_enabled", "float8"),
-    *("use_distributed_optimizer", "zero_stage", "zero_optimization_stage", "zero_optimization.stage"),
-    *("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "data_parallel_sharding_strategy", "optim.name"),
-    *("use_flash_attn", "use_flash_attention", "attention_backend", "transformer_impl", "attn_implementation"),
-    *("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "ub_tp_comm_overlap"),
+    *("zero_stage", "zero_optimization_stage", "zero_optimization.stage"),
+    *("data_parallel_sharding_strategy", "optim.name"),
+    *("attention_backend", "transformer_impl", "attn_implementation", "ub_tp_comm_overlap"),
     *("compile", "compile.enable", "training.compile", "model.flavor", "model.name", "device_name"),
 }
 
-NAMES = frozenset({name for names in _COUNTS.values() for name in names} | _OTHERS)
+SWITCHES = {
+    *("sequence_parallel", "bf16", "fp16", "swiglu", "group_query_attention", "disable_bias_linear"),
+    *("untie_embeddings_and_output_weights", "recompute_activations", "checkpoint_activations"),
+    *("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"),
+    *("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "grad_reduce_in_bf16"),
+    *("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_axonn_all_gather", "use_tp_pp_dp_mapping"),
+    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+    *("use_flash_attn", "use_flash_attention"),
+}
+"""Arguments that take no value on a command line of Megatron-LM."""
+
+NAMES = frozenset({name for names in _COUNTS.values() for name in names} | _OTHERS | SWITCHES)
 """All recognised arguments."""
 
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off", "none", "null", ""}

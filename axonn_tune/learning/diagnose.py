@@ -81,8 +81,8 @@ LAST_STEPS, FEWEST_RANKS = 32, 3
 class Guess:
     """Predicted measurement under one explanation: times by quantity, s.
 
-    words: the explanation. slopes: ∂ log / ∂ number, a row per observed time. slow_rank: computation of the slowest
-    rank over the others'. setup: of a configuration other than stated.
+    words: the explanation. slopes: ∂ log / ∂ number, a row for each observed time. slow_rank: computation of the
+    slowest rank over the others'. setup: of a configuration other than stated.
     """
 
     words: str

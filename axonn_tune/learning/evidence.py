@@ -35,8 +35,8 @@ Adjust: TypeAlias = Callable[[Machine], Machine]
 """Maps a profile to one with trial numbers."""
 
 OF_MODEL = 0.035
-"""Residual error of a step, common to all layouts of a model: by fits without them, the means of families of published
-steps scatter by 2 to 6% (median 3.5%)."""
+"""Residual error of a step that is common to all layouts of a model: by fits without their family, the means of
+families of published steps scatter by 2 to 6% (median 3.5%)."""
 
 STEP_NOISE, RUN_NOISE = math.hypot(OF_LAYOUT, OF_MODEL), OF_LAYOUT
 """Noise of a step of any model, and of a run with known collectives."""

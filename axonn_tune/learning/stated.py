@@ -20,6 +20,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.learning.arguments import (
     NEEDED,
+    SWITCHES,
     Arguments,
     Stated,
     StatedRun,
@@ -148,10 +149,22 @@ def _of_script(script: Script, path: Path) -> _Source:
     words = max(started, key=_telling) if started else loose
     if not _telling(words):
         words = (*loose, *words)
+    words, unset = _without_unset(words)
     named = {_plain(name): stated for name, stated in named_values(words)}
     arguments = arguments_of(words)
     remarks = [f"{path.name}:{line}: this condition cannot be evaluated: taken to be false" for line in script.skipped]
+    remarks += [f"{path.name}:{word.line}: {word.value} is not set in the file: taken to be empty" for word in unset]
     return _Source(path, arguments, named, words, script.directives, tuple(remarks))
+
+
+def _without_unset(words: Sequence[Stated]) -> tuple[tuple[Stated, ...], list[Stated]]:
+    """Words without variables that have no value and stand where a switch takes none; and those variables."""
+    kept: list[Stated] = []
+    unset: list[Stated] = []
+    for word in words:
+        switch = kept and kept[-1].value.startswith("--") and known_name(kept[-1].value) in SWITCHES
+        (unset if switch and re.fullmatch(r"\$(\w+|\{\w+(\[[@*]\])?\})", word.value) else kept).append(word)
+    return tuple(kept), unset
 
 
 def _plain(name: str) -> str:
@@ -469,9 +482,13 @@ def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[
     """Arguments that are neither stated nor given, as the framework or its config function has them."""
     # Megatron-Bridge has no switch for it.
     grouped = "kv_heads" in facts or source.name("recipe")
+    defaults = {**_DEFAULTS.get(framework, {}), **_preset(source)}
+    if framework == "deepspeed":
+        # As runtime/zero/config.py has it.
+        defaults["overlap_comm"] = str(columns_of(stated).get("zero_stage", _NOTHING).value == "3")
     return {
         name: value
-        for name, value in {**_DEFAULTS.get(framework, {}), **_preset(source)}.items()
+        for name, value in defaults.items()
         if not {name, *_INSTEAD.get(name, ())} & stated.keys()
         and not columns_of({name: Stated("1", 0)}).keys() & facts.keys()
         and not (name == "group_query_attention" and grouped)
@@ -580,7 +597,12 @@ def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap
         hidden = int(columns["hidden"].value)
         gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"
         ffn = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
-        yield "ffn", str(ffn), f"the FFN's width is not stated: {ffn:,}, {'8/3' if gated else '4'} of the hidden size"
+        share = "8/3" if gated else "4"
+        yield (
+            "ffn",
+            str(ffn),
+            f"the FFN's width is not stated: {ffn:,}, {share} of the hidden size (--set model.ffn=N)",
+        )
     if "layers" in columns and "vocab" not in columns:
         told = [one.value for name, one in source.named.items() if re.search("tokenizer|vocab_file|merge_file", name)]
         sizes = ((size, name) for name in told for words, size in _VOCABULARIES if re.search(words, name.lower()))
@@ -632,8 +654,8 @@ _NOTHING = Stated("", 0)
 _EXCHANGES = {word: exchange for exchange, word in CP_COMM_TYPES.items()}
 _OVERLAPS: Mapping[Overlap, tuple[str, ...]] = {
     "data_parallel": ("overlap_grad_reduce", "overlap_grad_sync", "overlap_comm"),
-    "gather_prefetch": ("overlap_axonn_comm", "overlap_axonn_all_gather"),
-    "weight_gradient": ("overlap_axonn_comm", "overlap_axonn_reduce_scatter"),
+    "gather_prefetch": ("overlap_axonn_comm", "overlap_axonn_all_gather", "stage3_prefetch_bucket_size"),
+    "weight_gradient": ("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_comm"),
     "input_gradient": ("overlap_axonn_comm",),
 }
 """Overlaps, and the arguments that each requires."""

@@ -92,9 +92,9 @@ class AlphaBetaRanking:
         return slopes_of(metric, self._machine)
 
     def _halves(self) -> tuple[Floats, Floats]:
-        """The ranking criterion, and half of its 80% interval that other grids do not share, in ranking order.
+        """The ranking criterion and half of its 80% interval, common errors left out, in ranking order.
 
-        Errors of computation are common to all grids, apart from each layout's residual error.
+        Errors of computation are common to all grids, apart from the residual of each layout.
         """
         columns, rows, problem = self.ranking.columns, self.ranking.rows, self.ranking.problem
         metric = ranking_metric(columns, rank_by=problem.rank_by)[rows]

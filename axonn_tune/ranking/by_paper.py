@@ -106,7 +106,7 @@ class PaperRanking:
 
     @cached_property
     def ties(self) -> int:
-        """Number of rows from the first on that are within model error of it."""
+        """Number of rows from the first on within model error of the first."""
         if not len(self):
             return 0
         half_width = self.base.ranking.problem.machine.uncertainty.communication

@@ -53,7 +53,7 @@ _TELLING = 0.02
 _MOST_NAMED = 3
 """Number of configurations within model error that a remark names."""
 _OF_LAYOUT = f"±{DEVIATIONS * OF_LAYOUT:.0%}"
-"""Half of the 80% interval of a layout's residual error."""
+"""Half of the 80% interval of the residual of each layout's step."""
 _HOUR_S = 3600.0
 _TIED = "≈"
 _LEAST_BAR, _MOST_BAR = 10, 30
@@ -596,7 +596,7 @@ def ties_remark(results: Results) -> str:
 
 
 def interval_remark(results: Results) -> str:
-    """#1's step, MFU and tokens/s per GPU, its 80% interval, and the part that differs between rows."""
+    """#1's step, MFU and throughput, its 80% interval, and the part of that which differs from row to row."""
     first = results.ranked.entry(0, terms=False) if len(results.ranked) else None
     if first is None or first.low_s is None or first.high_s is None or not first.iteration_s:
         return ""

@@ -229,7 +229,10 @@ def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chai
     root = reading.root
     if kind_of(schema) not in _EXTENSIBLE or "extends" not in root.mapping():
         return _Composition(root, reading.problems, (text,))
-    own = Node({key: value for key, value in root.mapping().items() if key != "extends"}, root.place)
+    keys = {key: value for key, value in root.mapping().items() if key != "extends"}
+    # What the base is described as holds for the base alone.
+    described = {"description": Node(f"extends {root.mapping()['extends'].value}", root.mapping()["extends"].place)}
+    own = Node(described | keys, root.place)
     base_path = _base_path(root, path=path, schema=schema, source=source)
     chain = (*chain, path.resolve()) if path is not None else chain
     if base_path.resolve() in chain:

@@ -23,6 +23,7 @@ from axonn_tune.specs.results import (
     MeasuredConfiguration,
     MeasuredTerm,
     Measurements,
+    MeasurementSite,
     PredictedStep,
     RunTimes,
     Serial,
@@ -45,7 +46,7 @@ _PASSES: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2
 
 @dataclass(frozen=True)
 class Verdict:
-    """Agreement of a configuration with the serial run. where: first error; difference: largest, relative."""
+    """Agreement with the serial run. where: the first error; difference: the largest relative one."""
 
     agreement: Agreement
     difference: float = 0.0
@@ -277,6 +278,8 @@ def _fastest(configuration: MeasuredConfiguration) -> MeasuredConfiguration:
 
 def _row(configuration: MeasuredConfiguration, measurements: Measurements) -> ComparisonRow:
     predicted, runs = configuration.predicted, configuration.runs
+    if on_cpu(measurements.place):
+        predicted = predicted.model_copy(update={"memory_bytes": None})
     return ComparisonRow(
         configuration=configuration,
         **{
@@ -286,6 +289,11 @@ def _row(configuration: MeasuredConfiguration, measurements: Measurements) -> Co
         verdict=compare_with_serial(configuration, measurements.serial),
         differs=tuple(dict.fromkeys(line for run in runs for line in run.differs)),
     )
+
+
+def on_cpu(place: MeasurementSite) -> bool:
+    """Whether memory is a process' resident set, with the buffers of Python and Gloo that no prediction includes."""
+    return place.device.startswith("cpu")
 
 
 def _pair(predicted: float | None, values: Sequence[float]) -> Pair:

@@ -79,6 +79,8 @@ def test_what_a_command_does_not_say_is_given() -> None:
     assert "512 sequences of 4,096 tokens" in " ".join(out.split())
     plain, wide = (good(f"explain {CORE} --format json{more}").document for more in ("", " --set model.vocab=256000"))
     assert wide["config"]["iteration_s"] > plain["config"]["iteration_s"]
+    gaps = [[words for words in one["run"]["assumed"] if "(--set model.vocab=N)" in words] for one in (plain, wide)]
+    assert [len(found) for found in gaps] == [1, 0]
     assert (
         "the machine is perlmutter, since no --machine was named"
         in good(f"explain --from-command {COMMANDS / 'torchtitan-8b.sh'} --format json").document["run"]["assumed"]
