@@ -1,4 +1,4 @@
-"""`axonn-tune learn` and `diagnose`: a profile true to a user's own runs, and whether one of them is reasonable."""
+"""`axonn-tune learn` and `diagnose`: update a profile from runs, and compare a run with its prediction."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ F = Callable[..., Any]
 
 
 def evidence_options(command: F) -> F:
-    """What evidence does not say of itself."""
+    """Options for facts that the evidence does not state."""
     options = (
         machine_option(
-            "Base profile. Default: that of measurements, or the shipped one nearest to what rows say.", default=None
+            "Base profile. Default: that of the measurements, or the shipped one nearest to the stated accelerator.",
+            default=None,
         ),
-        click.option("--framework", metavar="NAME", help="What ran, instead of what a log looks like."),
-        model_option("Model of logs that do not print it.", default=None),
+        click.option("--framework", metavar="NAME", help="Framework that ran, instead of the recognised log format."),
+        model_option("Model, for logs that do not print it.", default=None),
         click.option(
             "--fact",
             "facts",
             multiple=True,
             metavar="COLUMN=VALUE",
-            help="What a log does not say, as a column of the step CSV: tp=8. May be repeated.",
+            help="Fact that a log does not state, as a column of the step CSV: tp=8. May be repeated.",
         ),
-        click.option("--ranks", type=Count(2), metavar="N", help="Ranks of a collective log that does not say it."),
+        click.option(
+            "--ranks", type=Count(2), metavar="N", help="Ranks, for a collective log that does not state them."
+        ),
         click.option("--nodes", type=Count(), metavar="N", help="Its nodes."),
         click.option(
             "--ranks-per-node", type=Count(), metavar="N", help="Gives a base profile of one network level nodes of N."
@@ -47,7 +50,7 @@ def evidence_options(command: F) -> F:
     return command
 
 
-@click.command("learn", short_help="Learn a machine's numbers from its runs.")
+@click.command("learn", short_help="Update a machine profile from runs.")
 @click.argument("paths", nargs=-1, required=True, metavar="EVIDENCE...")
 @click.option("-o", "--output", required=True, metavar="NEW.YAML", help="Machine profile to write.")
 @evidence_options
@@ -80,7 +83,7 @@ def learn_command(*, output: str, output_format: str, **options: Any) -> None:
     click.echo(f"Wrote {output}.", err=True)
 
 
-@click.command("diagnose", short_help="Say whether a run is reasonable, and what is the matter if not.")
+@click.command("diagnose", short_help="Compare a run with its prediction and explain the gap.")
 @click.argument("path", metavar="LOG|TRACE|RUN")
 @evidence_options
 @format_option(("table", "json"))

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what commands do with them.
+"""Options that several commands share, and helpers that use them.
 
 A command that searches is written::
 
@@ -7,8 +7,8 @@ A command that searches is written::
     def compare_command(*, wide: bool, **options: Any) -> None:
         found = axonn_tune.api.analysis.compare(**options)
 
-Options are named as the parameters of the package's functions, so that a command hands them on as they are.
-Names of choices are spelled out here, so that `--help` need not import the schemas; a test compares.
+Options have the names of the package functions' parameters, so that a command passes them on unchanged. Choices are
+repeated here, so that `--help` need not import the schemas; a test compares.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SuggestingChoice(BaseChoice):
     """A choice that names the nearest valid value, which click does for commands and options only."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the chosen value; the error of a wrong one ends in a suggestion."""
+        """Return the chosen value; the error of an invalid one suggests the nearest."""
         begun = [choice for choice in self.choices if choice.startswith(str(value))]
         near = begun or difflib.get_close_matches(str(value), list(self.choices), n=1)
         if value in self.choices or not near:
@@ -83,7 +83,7 @@ class AxisOrder(BaseOrder):
     name = "axes"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """The axes; the error of a wrong text lists those there are."""
+        """The axes; the error of an invalid text lists the valid ones."""
         from axonn_tune.api.search import parse_order
         from axonn_tune.errors import UsageError
 
@@ -108,9 +108,9 @@ LAST_GROUP = "Output"
 
 
 class SearchCommand(click.Command):
-    """A command that searches: its help is in groups, and options may have the names that frameworks have for them.
+    """A command that searches: its help is grouped, and options may have the frameworks' names.
 
-    own: groups that the command has before the others, as in `GROUPS`.
+    own: the command's own groups, before the others, as in `GROUPS`.
     """
 
     def __init__(self, *arguments: Any, own: Mapping[str, Sequence[str]] | None = None, **settings: Any) -> None:
@@ -118,7 +118,7 @@ class SearchCommand(click.Command):
         self._groups = {**(own or {}), **GROUPS}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write options by what they are about, and the one for help last of all."""
+        """Write options by subject, --help last."""
         below = [(heading, name) for heading, names in self._groups.items() for name in names]
         places = {name: place for place, (_, name) in reversed(list(enumerate(below)))}
         end = len(below)
@@ -134,7 +134,7 @@ class SearchCommand(click.Command):
                     formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put our names for the framework's, where there are any."""
+        """Replace the framework's names by ours."""
         known = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
         if any(word.startswith("--") and word.partition("=")[0] not in known for word in args):
             args = _by_our_names(args, known)
@@ -142,7 +142,7 @@ class SearchCommand(click.Command):
 
 
 def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
-    """The words with options by a framework's names under ours; what no framework knows is left to click."""
+    """The words with frameworks' option names replaced by ours; click handles unknown ones."""
     from axonn_tune.errors import UsageError
     from axonn_tune.frameworks.names import ADVICE, is_known, option, our_options
 
@@ -180,7 +180,7 @@ Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str]
 
 
 def _completing(names: Callable[[], Iterable[str]]) -> Completer:
-    """Shell completion of what begins with the letters typed."""
+    """Shell completion by prefix."""
     return lambda ctx, param, incomplete: [name for name in names() if name.startswith(incomplete.lower())]
 
 
@@ -201,19 +201,19 @@ def _frameworks() -> Iterable[str]:
     return registry()
 
 
-# Given to each command: names given through a context depend on which command ran first in a process.
+# Set on each command: names set through a context depend on which command ran first in a process.
 help_option = click.help_option("-h", "--help")
 
 _COUNT = Count()
 
 
 def model_option(words: str, **settings: Any) -> Callable[[F], F]:
-    """`--model`, by name or file; `words` say what for, `settings` go to click."""
+    """`--model`, by name or file; `words`: help text, `settings`: for click."""
     return _name_option("model", words, **settings)
 
 
 def machine_option(words: str, **settings: Any) -> Callable[[F], F]:
-    """`--machine`, by name or file; `words` say what for, `settings` go to click."""
+    """`--machine`, by name or file; `words`: help text, `settings`: for click."""
     return _name_option("machine", words, **settings)
 
 
@@ -231,7 +231,7 @@ def set_option(words: str) -> Callable[[F], F]:
 
 
 def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
-    """Options that say what is trained where."""
+    """Options of the workload and the hardware."""
     how_many = click.option("--gpus", type=_COUNT, required=required, metavar="N", help="Number of GPUs.")
     batch = click.option(
         "--batch", type=_COUNT, metavar="N", help="Global batch size, in sequences. Default: the model's."
@@ -246,7 +246,7 @@ def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
             "--framework",
             metavar="NAME",
             help="Framework whose layouts are ranked, such as megatron-core, torchtitan, fsdp, deepspeed, axonn. Its "
-            "own names pin axes, too: --tp 8 --pp 4, --dp-shard 16. Default: axonn-tune, the bundled runtime.",
+            "own names pin axes too: --tp 8 --pp 4, --dp-shard 16. Default: axonn-tune, the bundled runtime.",
             shell_complete=_completing(_frameworks),
         ),
         set_option(
@@ -257,7 +257,7 @@ def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
 
 
 def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
-    """Options that pin what would be searched; `ranks`: and the one that says what to rank by."""
+    """Options that pin the search; `ranks`: also --rank-by."""
     pins = [
         click.option(f"--{axis}", type=_COUNT, metavar="N", help=f"Only grids with this size of axis {axis}.")
         for axis in AXES
@@ -277,9 +277,11 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
             flag_value="any",
             metavar="[N]",
             callback=parse_pipeline,
-            help="Search pipeline stages, too, or only N; other frameworks do so unless N is 1.",
+            help="Search pipeline stages too, or only N stages. Default for other frameworks; N = 1: no stages.",
         ),
-        click.option("--chunks", type=_COUNT, metavar="N", help="Only so many chunks a pipeline stage (interleaving)."),
+        click.option(
+            "--chunks", type=_COUNT, metavar="N", help="Only this number of chunks per pipeline stage (interleaving)."
+        ),
         click.option(
             "--order",
             metavar="AXES",
@@ -304,7 +306,7 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
 
 
 def _execution() -> list[Callable[[F], F]]:
-    """Options that say how a step is executed."""
+    """Options of the execution of a step."""
     return [
         click.option(
             "--shard-optimizer/--no-shard-optimizer",
@@ -321,7 +323,7 @@ def _execution() -> list[Callable[[F], F]]:
             type=SuggestingChoice(OVERLAPS),
             metavar="NAME",
             multiple=True,
-            help=f"Overlap just this, and whatever else is named so: {', '.join(OVERLAPS)}. Default: everything.",
+            help=f"Overlap only this; may be repeated: {', '.join(OVERLAPS)}. Default: everything.",
         ),
         click.option(
             "--no-overlap",
@@ -330,7 +332,7 @@ def _execution() -> list[Callable[[F], F]]:
             multiple=True,
             is_flag=False,
             flag_value="all",
-            help="Do not overlap this; without a name, overlap nothing. May be repeated.",
+            help="Do not overlap this; without a name, no overlap at all. May be repeated.",
         ),
     ]
 
@@ -352,7 +354,7 @@ def search_options(*, required: bool = True, lists: bool = False, ranks: bool = 
 
 
 def format_option(formats: Sequence[str] = ("table", "json", "csv", "md")) -> Callable[[F], F]:
-    """`--format`, handed over as `output_format`."""
+    """`--format`, passed on as `output_format`."""
     return click.option(
         "--format",
         "output_format",
@@ -375,7 +377,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 
 def _drawable(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The path of a report; EnvironmentProblem if it cannot be drawn, before work is done that would be lost."""
+    """The path of a report; EnvironmentProblem before any work if it cannot be drawn."""
     if value is not None:
         from axonn_tune.report.page import require_plotly
 
@@ -384,7 +386,7 @@ def _drawable(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 
 def _colored(ctx: click.Context, param: click.Parameter, value: bool | None) -> bool:
-    """Whether to paint, as asked or as the terminal says."""
+    """Whether to color output, by option or terminal."""
     from axonn_tune.report.output import use_color
 
     return use_color(wanted=value)
@@ -402,13 +404,13 @@ resume_from_option = click.option(
 )
 directory_option = click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
 terms_option = click.option(
-    "--terms", is_flag=True, help="In the table at the end, one row for each collective of each layer."
+    "--terms", is_flag=True, help="In the final table, one row for each collective of each layer."
 )
 wide_option = click.option("--wide", is_flag=True, help="More columns in tables.")
 columns_option = click.option(
-    "--columns", callback=_names, metavar="NAME,...", help="Just these columns in tables; a wrong one lists all."
+    "--columns", callback=_names, metavar="NAME,...", help="Only these columns in tables; an unknown name lists all."
 )
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print the result alone, no remarks.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result, no remarks.")
 html_option = click.option(
     "--html",
     callback=_drawable,
@@ -419,7 +421,7 @@ color_option = click.option(
     "--color/--no-color",
     default=None,
     callback=_colored,
-    help="Default: in a terminal; NO_COLOR, FORCE_COLOR and TERM=dumb hold.",
+    help="Default: in a terminal; NO_COLOR, FORCE_COLOR and TERM=dumb are respected.",
 )
 
 
@@ -431,7 +433,7 @@ def given(name: str) -> bool:
 
 
 def require_problem(options: Mapping[str, Any]) -> None:
-    """click.UsageError unless the options of a search say what is trained on how many GPUs."""
+    """click.UsageError unless --gpus and --model are given."""
     missing = [f"--{name}" for name in ("gpus", "model") if options[name] is None]
     if missing:
         raise click.UsageError(f"Missing option {' and '.join(missing)}.")
@@ -457,11 +459,11 @@ _BESIDE_COMMAND = (
     "set",
     "tokens_total",
 )
-"""Options that say what a command does not."""
+"""Options for facts that a command file does not state."""
 
 
 def from_command_option(words: str) -> Callable[[F], F]:
-    """`--from-command`; `words` say what is done with it."""
+    """`--from-command`; `words`: help text."""
     return click.option("--from-command", metavar="FILE", help=words)
 
 
@@ -533,7 +535,7 @@ def load(options: Mapping[str, Any]) -> Inputs:
 
 
 def say_assumed(*searched: Inputs) -> None:
-    """Say on standard error which machine, batches and sequence lengths were taken because nothing was said."""
+    """Print the assumed machine, batches and sequence lengths on standard error."""
     if not (given("machine") or all("AxoNN paper" in one.model.document.description for one in searched)):
         name = searched[0].machine.document.name
         click.echo(f"Priced on {name}, since no --machine was given: `axonn-tune machines list` has others.", err=True)
@@ -555,7 +557,7 @@ def _say_imported(inputs: Inputs) -> None:
 
 
 def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:
-    """Write a result to a file and say so in the words of `wrote`; without one, or for `-`, print it."""
+    """Write a result to a file and report `wrote`; without a path, or for `-`, print it."""
     from axonn_tune.files import write_text_atomically
 
     if output in (None, "-"):

@@ -1,6 +1,6 @@
 """`axonn-tune search` (also what `axonn-tune` does without a command), `explain`, `sweep` and `compare`.
 
-And what is made of their results: `report`, one HTML file, and `trace`, steps as one file for Perfetto.
+Also `report`, results as one HTML file, and `trace`, steps as one file for Perfetto.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     metavar="FILE",
-    help="Write what starts the first row, or that of --pick: a launch config, or another framework's command. "
+    help="Write the launch config, or another framework's command, of the first row or of --pick. "
     "Default with --emit: launch.yaml, run.sh or run.sbatch.",
 )
 @click.option("--pick", type=Count(), metavar="N", default=1, show_default=True, help="Row that -o writes.")
-@click.option("--tokens", metavar="FILE", help="Token file, as by `axonn-tune data`, that the launch config trains on.")
+@click.option("--tokens", metavar="FILE", help="Token file of `axonn-tune data` for the launch config.")
 @click.option(
     "--emit",
     type=SuggestingChoice(("torchrun", "slurm", "bridge", "toml", "fully-shard")),
     multiple=True,
-    help="Script that starts it: torchrun (bash) or slurm (sbatch). For other frameworks also another form: bridge "
+    help="Job script to write: torchrun (bash) or slurm (sbatch). For other frameworks also another form: bridge "
     "(Megatron-Bridge), toml (torchtitan 0.2.2), fully-shard (FSDP without Accelerate).",
 )
 @html_option
@@ -134,8 +134,21 @@ def search_command(
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks)), err=True)
         say_assumed(found.inputs)
+        if not output:
+            click.echo(wrapped(_next(found)), err=True)
     if output:
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
+
+
+def _next(found: SearchResult) -> str:
+    """Commands for what users do after a search."""
+    launch = "a launch config for the bundled runtime"
+    if found.inputs.problem.framework.software:
+        launch = f"the arguments of {found.inputs.problem.framework.title} and a script"
+    return (
+        f"Next, with the same options: `axonn-tune explain` breaks #1 down, `axonn-tune compare` has other frameworks, "
+        f"-o NAME --emit slurm writes {launch}."
+    )
 
 
 def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:
@@ -145,7 +158,7 @@ def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:
 
 
 def _check_output(output: str | None, *, pick: int, tokens: str | None) -> None:
-    """Refuse what to write without where to, and standard output, which has the ranking."""
+    """Refuse --pick and --emit without -o, and -o to standard output, which has the ranking."""
     if output is None and (tokens or pick != 1):
         raise click.UsageError(f"{'--tokens' if tokens else '--pick'} says what to write: give -o FILE too.")
     if output in ("", "-"):
@@ -182,9 +195,7 @@ def _write(
 @from_command_option("Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed).")
 @click.option("--pick", type=Count(), default=1, show_default=True, help="Row of the ranking to explain.")
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
-@click.option(
-    "--terms", is_flag=True, help="In tables, one row for each collective of each layer, and how it is priced."
-)
+@click.option("--terms", is_flag=True, help="In tables, one row for each collective of each layer, with its formula.")
 @format_option(("table", "json", "md"))
 def explain_command(
     *,
@@ -289,7 +300,7 @@ def sweep_command(
 @tokens_total_option
 @from_command_option("Compare for the run that a script or config file starts, and with its own layout.")
 @format_option()
-@click.option("--wide", is_flag=True, help="Every column in the table.")
+@click.option("--wide", is_flag=True, help="Print all columns.")
 @html_option
 @color_option
 def compare_command(
@@ -385,6 +396,6 @@ def trace_command(
 
 
 def write_trace(output: str | None, text: str, *, quiet: bool) -> None:
-    """To a file, or to standard output."""
+    """Write to a file or to standard output."""
     said = None if quiet else f"Wrote {output}; open it in https://ui.perfetto.dev."
     write_or_print(output, text, wrote=said)

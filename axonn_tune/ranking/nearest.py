@@ -1,4 +1,4 @@
-"""When nothing fits: which constraint binds, and the smallest change that leaves something feasible."""
+"""When nothing fits: the binding constraint, and the smallest change that makes something feasible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from axonn_tune.units import GIB, show_seconds
 
 
 def nearest_change(problem: Problem) -> str:
-    """Say what binds and what to change, for a problem whose ranking is empty."""
+    """Binding constraint and nearest change, for a problem with an empty ranking."""
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     binding = _binding_memory(problem, shapes) if len(shapes) else _binding_divisibility(problem, grids)
@@ -33,11 +33,11 @@ def nearest_change(problem: Problem) -> str:
 
 
 _NEARBY, _WORTH_SAYING = 0.25, 0.1
-"""Share of a batch that another may differ by, and share of the time of a sequence that it must save."""
+"""Largest relative difference of a suggested batch, and least relative saving per sequence."""
 
 
 def faster_batch(problem: Problem) -> str:
-    """A batch near one that the GPUs do not divide, if it trains a sequence in much less time; else an empty text.
+    """Suggests a batch divisible by the GPU count if it saves much time per sequence; else an empty text.
 
     A multiple of the GPU count suits every grid; other batches rule out most of them.
     """
@@ -57,13 +57,13 @@ def faster_batch(problem: Problem) -> str:
 
 
 def _shortest_step_s(problem: Problem) -> float:
-    """Shortest step of all candidates, s; endless if none is feasible."""
+    """Shortest step of all candidates, s; infinite if none is feasible."""
     found = search(problem)
     return found.fastest().candidate(0).iteration_s if len(found) else math.inf
 
 
 def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> str:
-    """The first change that leaves something feasible; empty if none does."""
+    """The first change that makes something feasible; empty if none does."""
     return next((text for text, changed in changes if feasible(changed)), "")
 
 
@@ -87,7 +87,7 @@ def _fittings(problem: Problem, shapes: Shapes) -> Iterator[tuple[Recompute, Fit
 
 
 def _binding_memory(problem: Problem, shapes: Shapes) -> str:
-    """The candidate that comes closest to fitting, and by how much it misses."""
+    """The leanest candidate, and its gap to the limit."""
     least: tuple[float, str] | None = None
     limit_bytes = 0.0
     for recompute, fitting in _fittings(problem, shapes):
@@ -131,7 +131,7 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
 
 
 def _shape_words(problem: Problem, grids: Grids) -> str:
-    """Which micro-batch or chunks no sound grid can have."""
+    """The pinned micro-batch or chunks that no valid grid can have."""
     limits, split, framework = problem.limits, problem.workload.split_micro_batch, problem.framework
     share, asked = "the share of the batch", limits.micro_batch
     if limits.chunks not in (None, 1):
@@ -188,7 +188,7 @@ def _gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _gpus_and_batches(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Other GPU counts, each with batches that it divides."""
+    """Other GPU counts, each with divisible batches."""
     for text, changed in _gpus(problem):
         for more, twice in _batches(changed):
             yield f"{text} {more}", twice

@@ -59,7 +59,7 @@ def test_the_gap_to_peak_sums_to_the_step(document: Any) -> None:
     assert gap[0]["seconds"] == pytest.approx(config["mfu"] * config["iteration_s"], rel=1e-9)
     assert [part["seconds"] for part in gap[1:]] == sorted((part["seconds"] for part in gap[1:]), reverse=True)
     assert sum(part["seconds"] for part in gap) == pytest.approx(document["config"]["iteration_s"], rel=1e-9)
-    assert "are slowdown by overlapped communication" in " ".join(document["words"])
+    assert "are compute slowdown from overlap" in " ".join(document["words"])
 
 
 def test_json_adds_up(document: Any) -> None:

@@ -28,7 +28,7 @@ def test_a_run_is_explained() -> None:
         "Assumed: not stated, so as torchtitan has it: ",
         "80% interval",
         "Peak memory per GPU is",
-        "What would be better",
+        "Faster layouts",
         "ranks its grid",
     ):
         assert words in " ".join(out.split()), words
@@ -122,8 +122,8 @@ def test_a_layout_too_large_for_memory_is_explained_all_the_same(tmp_path: Path)
     large = "--training.local_batch_size 4 --training.seq_len 32768 --compile"
     path.write_text(text.replace("--compile", large), "utf-8")
     out = " ".join(good(f"explain --from-command {path} --machine dgx-h100").out.split())
-    assert "It is predicted not to fit: " in out
-    assert "What would be better" in out
+    assert "It is predicted to exceed memory: " in out
+    assert "Faster layouts" in out
 
 
 def test_a_run_is_compared() -> None:

@@ -25,6 +25,8 @@ BAD = [
     # Axes that a framework does not have.
     (f"{CORE} --y 2", 2, "--y 2: Megatron-Core has no axis y; it has TP, GTP, PP, VPP, CP, DP"),
     (f"{LLAMA} --framework fsdp --pipeline 2", 2, "PyTorch FSDP has no axis pipeline"),
+    (f"{LLAMA} --context 2", 2, "has no axis context; it has x, y, z, data, pipeline, chunks; frameworks that do: "),
+    (f"{LLAMA} --grid 1,1,64,1", 2, "each axis has an option: --x N --y N --z N --data N"),
     (
         f"{LLAMA} --framework nemo --gtp 2",
         2,

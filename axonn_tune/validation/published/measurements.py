@@ -1,8 +1,8 @@
-"""Predicted collectives, GEMMs and memory beside the values that others published.
+"""Predicted vs. published collectives, GEMMs and memory.
 
-Collectives are priced by the lines of the machine's library, GEMMs as single kernels in short bursts, before long
-training slows them. Quantities of memory are those of Korthikanti et al., arXiv 2205.05198, figures 1 and 7, and come
-from the program's arrays.
+Collectives are priced by the lines of the machine's library, GEMMs as single kernels in short bursts, without sustained
+efficiency. Quantities of memory are those of Korthikanti et al., arXiv 2205.05198, figures 1 and 7, and come from the
+program's arrays.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def errors_by_group(evaluations: Iterable[Evaluation]) -> dict[str, Errors]:
 OF_COLLECTIVES = ("id", "system", "gpu", "library", "collective", "nranks", "size_bytes")
 LARGE_BYTES = 1024**2
 ASYMPTOTIC_BYTES = float(8 * 1024**3)
-"""What is taken for rows that print a bandwidth of "large" messages."""
+"""Size assumed for rows with a bandwidth of "large" messages."""
 
 _KINDS: dict[str, CollectiveKind] = {kind: kind for kind in COLLECTIVE_KINDS}
 
@@ -180,7 +180,7 @@ def _evaluate_gemm(record: Mapping[str, str], line: int) -> Evaluation:
 
 @lru_cache(maxsize=256)
 def _burst_rates(gpu: str, precision: Precision) -> ComputeRates | None:
-    """Rates of a burst: without what long training takes away."""
+    """Rates of a burst, without sustained efficiency."""
     machine = machine_of(Place(gpu))
     if machine is None or precision not in machine.accelerator.peak_tflops:
         return None

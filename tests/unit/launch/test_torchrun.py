@@ -121,6 +121,7 @@ def test_the_heading_tells_where_ranks_are() -> None:
     assert "Ranks of a node are consecutive, 0 to 3 on the first: neighbours along z are nearest." in heading
     assert "# Predicted: step " in heading
     assert "starts axonn_tune.runtime once per rank." in heading
+    assert "# The runtime has not been run over NCCL or under srun yet." in heading
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,7 +130,7 @@ def test_a_world_that_leaves_a_node_part_empty_is_refused(kind: ScriptKind) -> N
     built = case("nano", "perlmutter", grid=Grid(z=2, data=3))
     with pytest.raises(UsageError, match=re.escape("6 ranks do not fill nodes of 4: 6 = 1 · 4 + 2;")) as caught:
         script_text(kind, launch=built.launch, machine=built.machine.document, launch_path="launch.yaml")
-    assert "fills nodes, such as 4 or 8 (fewer ranks on each node would lie otherwise" in str(caught.value)
+    assert "fills nodes, such as 4 or 8 (another number of ranks a node" in str(caught.value)
     assert "--set" not in str(caught.value)
 
 
