@@ -233,7 +233,7 @@ def explain_command(
             raise click.UsageError(f"--from-command {from_command}: leave out {launch or '--pick'}.")
         found = explain_stated(from_command, **beside_command(from_command, options))
     elif launch:
-        if Path(launch).suffix in (".sh", ".sbatch", ".slurm", ".toml", ".json"):
+        if Path(launch).suffix in (".sh", ".sbatch", ".slurm", ".toml"):
             raise click.UsageError(f"{launch} is no launch config: --from-command {launch} reads scripts and configs.")
         refuse_search(f"{launch} says", options, allowed=("machine", "tokens_total"))
         machine = options["machine"] if given("machine") else None
