@@ -29,18 +29,21 @@ from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Accelerator, Library, Machine, PaperTable, Tier, Uncertainty
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
+from axonn_tune.units import counted, show_seconds
 
 Cell: TypeAlias = str | int | float | None
 SORTS = "Click a heading to sort."
 SAID = "%{text}<extra></extra>"
 MISSING = "a report needs plotly, which is not installed: pip install '.[report]' in the checkout"
 _SCRIPTS = ("format.js", "table.js", "figures.js", "blocks.js", "page.js")
+LABELLED = 1.2
+"""What a figure is wider than its bars, for the words beside them."""
 _DECADES_ONLY = 300.0
 """From this ratio of the ends of a logarithmic axis on, powers of ten are enough."""
 
 # Colors by meaning, as variables of `style.css`, `--name` or `--name/opacity`; the same in every figure.
 COMPUTATION, TEXT = "--compute", "--text"
-ACCENT, MUTED, LIMIT, WAIT, RING = "--accent", "--muted", "--limit", "--wait", "--ring"
+ACCENT, MUTED, LIMIT, WAIT, RING, PANEL = "--accent", "--muted", "--limit", "--wait", "--ring", "--panel"
 PREDICTED, MEASURED = "--predicted", "--measured"
 BY_KIND = {
     GEMMS: "--compute",
@@ -55,10 +58,30 @@ _AXES = {"x": "--axis-x", "y": "--axis-y", "z": "--axis-z", "data": "--axis-data
 
 
 def section(
-    identity: str, title: str, *, lead: Sequence[str] = (), cards: Sequence[Json] = (), blocks: Sequence[Json]
+    identity: str,
+    title: str,
+    *,
+    subtitle: str = "",
+    verdict: Sequence[str] = (),
+    cards: Sequence[Json] = (),
+    blocks: Sequence[Json],
 ) -> Json:
-    """One source of the report; `identity` is what links lead to, `lead` sentences below its title."""
-    return {"id": identity, "title": title, "lead": list(lead), "cards": list(cards), "blocks": list(blocks)}
+    """One source of the report; `identity` is what links lead to.
+
+    subtitle: what was priced or measured, in a line. verdict: the answer in sentences, the first of them large.
+    """
+    return {
+        **{"id": identity, "title": title, "subtitle": subtitle},
+        **{"verdict": list(verdict), "cards": list(cards), "blocks": list(blocks)},
+    }
+
+
+def subtitle(document: Json, *more: str) -> str:
+    """`H100-SXM5-80GB · 512 sequences of 8,192 tokens · bf16`, and what else is said of a document of results."""
+    workload = document["workload"]
+    sequences = counted(workload["global_batch"], "sequence")
+    of = f"{sequences} of {counted(workload['sequence_length'], 'token')}"
+    return " · ".join([document["machine"]["accelerator"]["name"], of, workload["precision"], *more])
 
 
 def card(label: str, value: str, *, note: str = "") -> Json:
@@ -76,13 +99,18 @@ def text(sentences: Sequence[str], *, title: str = "") -> Json:
     return {"kind": "text", "title": title, "sentences": list(sentences)}
 
 
+def notes(sentences: Sequence[str], *, title: str = "Notes") -> list[Json]:
+    """A block of them, if there are any."""
+    return [text(sentences, title=title)] if sentences else []
+
+
 def facts(rows: Sequence[tuple[str, str]]) -> Json:
     """Names and values."""
     return {"kind": "facts", "rows": [list(row) for row in rows]}
 
 
 def command(line: str, *, title: str) -> Json:
-    """A command line to copy."""
+    """A command line to copy, or a whole file."""
     return {"kind": "command", "title": title, "line": line}
 
 
@@ -155,6 +183,48 @@ def error_bars(up: Sequence[float], down: Sequence[float]) -> Json:
     """Error bars of both sides; the median of two runs may round a hair beyond them."""
     both = {"array": [max(value, 0.0) for value in up], "arrayminus": [max(value, 0.0) for value in down]}
     return {"type": "data", "symmetric": False, **both}
+
+
+def interval_traces(steps: Sequence[Json], y: Sequence[float]) -> list[Json]:
+    """Whiskers over horizontal bars of steps: a line on a wider one in the color of the page, so seen on any bar."""
+    known = [(at, one) for at, one in zip(y, steps, strict=True) if one["low_s"] is not None]
+    if not known:
+        return []
+    places, x = [at for at, _ in known], [one["iteration_s"] for _, one in known]
+    bars = error_bars(
+        [one["high_s"] - one["iteration_s"] for _, one in known],
+        [one["iteration_s"] - one["low_s"] for _, one in known],
+    )
+    said = [interval_words(one) for _, one in known]
+    found = []
+    for color, wide, shown in ((PANEL, 3.0, False), (TEXT, 0.0, True)):
+        marker = {"color": color, "size": 9 + wide, "symbol": "line-ns-open", "line": {"width": 1.6 + wide}}
+        whisker = {**bars, "color": color, "thickness": 1.6 + wide, "width": 4 + wide / 2.0}
+        found.append(
+            point_trace(
+                "80% interval", x, places, text=said, marker=marker, error_x=whisker, showlegend=shown, cliponaxis=False
+            )
+        )
+    return found
+
+
+def label_trace(texts: Sequence[str], y: Sequence[float], *, at: float) -> Json:
+    """Words at the right edge of horizontal bars that end at `at` at most, in a column of their own."""
+    look = {"textposition": "middle left", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [LABELLED * at] * len(texts),
+        "y": list(y),
+        "text": list(texts),
+        **look,
+    }
+
+
+def interval_words(config: Json) -> str:
+    """`80%: 52 s to 86.6 s`; nothing for what has no interval."""
+    low_s, high_s = config["low_s"], config["high_s"]
+    return "" if low_s is None or high_s is None else f"80%: {show_seconds(low_s)} to {show_seconds(high_s)}"
 
 
 def table(
@@ -281,11 +351,12 @@ def workload_fold(workload: Json) -> Json:
 
 
 def launch_fold(launch: Launch) -> Json:
-    """What a launch config says beside model and workload."""
+    """What a launch config says beside model and workload, and what wrote it."""
     document = launch.model_dump(mode="json", by_alias=True)
     apart = {"model", "workload", "predicted", "provenance"}
     shown = {key: value for key, value in document.items() if key not in apart}
-    return fold(f"Launch config: {launch.name}", [_keys_table(shown, Launch)])
+    written = facts([("written by", launch.provenance.command)])
+    return fold(f"Launch config: {launch.name}", [written, _keys_table(shown, Launch)])
 
 
 def origin_fold(rows: list[tuple[str, str]]) -> Json:
