@@ -27,7 +27,7 @@ EPILOG = """\b
 Examples:
   axonn-tune --gpus 1024 --model 80b
   axonn-tune --gpus 1024 --model 80b -o launch.yaml --emit slurm
-  axonn-tune --gpus 512 --model mymodel.yaml --machine frontier --rank-by iteration
+  axonn-tune --gpus 64 --model llama3-70b --machine dgx-h100 --framework megatron-core
   axonn-tune explain --gpus 1024 --model 80b --pick 1
   axonn-tune sweep --gpus 64..4096x2 --model 80b
 
@@ -188,11 +188,15 @@ def completion_command(ctx: click.Context, /, *, shell: str) -> None:
 @click.option("--debug", is_flag=True, help="Show where an error came from. Also: AXONN_TUNE_DEBUG=1.")
 @help_option
 def cli(*, debug: bool) -> None:
-    """Rank the 4D grids on which many GPUs can train a transformer.
+    """Rank the layouts in which N GPUs can train a transformer, by predicted time.
 
-    Every grid x * y * z * data of the GPUs is priced by an analytical model of communication,
-    computation and memory; the best are listed, explained, and written as launch configs. Ranked by
-    predicted communication time, as the paper does; --rank-by iteration ranks by the whole step.
+    A layout is a 4D grid x * y * z * data: tensor parallelism over x and y, FSDP over z, replicas over
+    data. An analytical model prices communication, computation and memory, with an 80% interval; it
+    needs no GPU. The ranking is by communication time per step, as in AxoNN's paper, or by the step
+    (--rank-by step). -o writes a launch config for the bundled runtime.
+
+    --framework ranks the layouts of Megatron-Core, torchtitan, FSDP, DeepSpeed or AxoNN by their step
+    time, and -o writes the framework's own arguments.
     """
     if debug:
         os.environ["AXONN_TUNE_DEBUG"] = "1"

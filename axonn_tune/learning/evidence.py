@@ -16,6 +16,7 @@ from typing import TypeAlias
 from axonn_tune.cost.collectives import collective_time_s, lines, route
 from axonn_tune.cost.compute import compute_rates, matmul_time_s
 from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
+from axonn_tune.cost.uncertainty import OF_LAYOUT
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -33,10 +34,9 @@ from axonn_tune.validation.published.cases import Case, interleavings
 Adjust: TypeAlias = Callable[[Machine], Machine]
 """What numbers under trial make of a profile."""
 
-OF_LAYOUT, OF_MODEL = 0.04, 0.035
-"""What no number explains of a step: of each layout by itself, and of all layouts of a model alike. Residuals of
-published steps by fits without their family scatter by 1.3 to 12% within families (robust standard deviations, median
-3.7%), and the means of families by 2 to 6% (median 3.5%)."""
+OF_MODEL = 0.035
+"""What no number explains of the steps of all layouts of a model alike: by fits without them, the means of families of
+published steps scatter by 2 to 6% (median 3.5%)."""
 
 STEP_NOISE, RUN_NOISE = math.hypot(OF_LAYOUT, OF_MODEL), OF_LAYOUT
 """Of a step of any model, and of a run whose collectives are known beside it."""

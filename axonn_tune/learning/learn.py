@@ -16,11 +16,11 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.calibration.profile import validated
-from axonn_tune.cost.uncertainty import NUDGE, Floats, covariance_of
+from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, Floats, covariance_of
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.learning.evidence import OF_LAYOUT, OF_MODEL, WHOLE, Sample
+from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Sample
 from axonn_tune.learning.posterior import Bounds, Posterior, maximize
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,

@@ -59,12 +59,21 @@ class Constraint:
         """Why one layout breaks it, in the framework's names: `heads (96) is not divisible by TP = 5`."""
         if self.both:
             return self.what
-        factor = 2 if self.twice else 1
-        names = [framework.called(axis) for axis in self.axes if axis in framework.axes]
-        axes = "·".join(names if factor == 1 else (str(factor), *names))
-        product = factor * prod(sizes[axis] for axis in self.axes)
+        product = (2 if self.twice else 1) * prod(sizes[axis] for axis in self.axes)
         relation = "is less than" if self.at_least else "is not divisible by"
-        return f"{self.what} ({self.value}) {relation} {axes} = {product}"
+        return f"{self.what} ({self.value}) {relation} {self._product(framework)} = {product}"
+
+    def brief(self, framework: Framework) -> str:
+        """The constraint broken, without numbers: `heads not divisible by TP`, `zero3 with dp`."""
+        if self.both:
+            names = [framework.called(axis) for axis in self.axes]
+            return " with ".join(names) if len(names) > 1 else f"{names[0]} above 1"
+        relation = "fewer than" if self.at_least else "not divisible by"
+        return f"{self.what.replace('_', ' ')} {relation} {self._product(framework)}"
+
+    def _product(self, framework: Framework) -> str:
+        names = [framework.called(axis) for axis in self.axes if axis in framework.axes]
+        return "·".join(["2"] * self.twice + names)
 
 
 def constraints(model: Model, workload: Workload, framework: Framework) -> tuple[Constraint, ...]:

@@ -9,7 +9,15 @@ import numpy as np
 
 from axonn_tune.cost.columns import Floats
 from axonn_tune.cost.prediction import Pricing, price_configuration
-from axonn_tune.cost.uncertainty import DEVIATIONS, RANKED, difference_spread, performance, slopes_of, with_software
+from axonn_tune.cost.uncertainty import (
+    DEVIATIONS,
+    RANKED,
+    difference_spread,
+    own_half_s,
+    performance,
+    slopes_of,
+    with_software,
+)
 from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.ranking.choosing import Candidate, Ranking, Searched, ranking_metric
@@ -46,7 +54,7 @@ class AlphaBetaRanking:
         """
         if not len(self):
             return 0
-        return count_ties(*self._bounds()) if self.ranking.problem.machine.learned is None else self._learned_ties()
+        return count_ties(*self._halves()) if self.ranking.problem.machine.learned is None else self._learned_ties()
 
     def _learned_ties(self) -> int:
         learned, first = self._machine.learned, self._slopes(0)
@@ -83,19 +91,17 @@ class AlphaBetaRanking:
 
         return slopes_of(metric, self._machine)
 
-    def _bounds(self) -> tuple[Floats, Floats]:
-        """Lower and upper bounds of what is ranked by, in ranking order.
+    def _halves(self) -> tuple[Floats, Floats]:
+        """What is ranked by, and half of its 80% interval that other grids do not share, in ranking order.
 
-        Errors of computation are common to all grids, so they settle no tie and make none.
+        Errors of computation are common to all grids, apart from what each layout has by itself.
         """
         columns, rows, problem = self.ranking.columns, self.ranking.rows, self.ranking.problem
         metric = ranking_metric(columns, rank_by=problem.rank_by)[rows]
-        uncertainty = problem.machine.uncertainty
+        width = problem.machine.uncertainty.communication
         if problem.rank_by != "iteration":
-            return metric * (1.0 - uncertainty.communication), metric * (1.0 + uncertainty.communication)
-        compute_s = columns.compute_s[rows]
-        half_s = np.asarray(exposed_s(metric, compute_s)) * uncertainty.communication
-        return metric - half_s, metric + half_s
+            return metric, metric * width
+        return metric, np.asarray(own_half_s(metric, exposed_s(metric, columns.compute_s[rows]), width=width))
 
     def entry(self, position: int, *, terms: bool) -> Entry:
         """The entry at a place of the ranking, from 0; `terms`: with every collective."""
@@ -171,10 +177,10 @@ class AlphaBetaRanking:
         return np.asarray(flops / shapes.stages)
 
 
-def count_ties(low: Floats, high: Floats) -> int:
-    """Entries from the first on whose lower bound lies below the first's upper bound."""
-    above = low > high[0]
-    return int(np.argmax(above)) if above.any() else len(low)
+def count_ties(metric: Floats, half: Floats) -> int:
+    """Entries from the first on whose difference from the first lies within its 80% interval."""
+    apart = metric - metric[0] > np.hypot(half, half[0])
+    return int(np.argmax(apart)) if apart.any() else len(metric)
 
 
 def priced_entry(pricing: Pricing, problem: Problem) -> Entry:

@@ -106,12 +106,12 @@ class PaperRanking:
 
     @cached_property
     def ties(self) -> int:
-        """How many, from the first, have an interval that overlaps the first's."""
+        """How many, from the first, the prediction cannot tell apart from the first."""
         if not len(self):
             return 0
         half_width = self.base.ranking.problem.machine.uncertainty.communication
         metric = self.prices.communication_s[[self._grid_of[place] for place in self._positions]]
-        return count_ties(metric * (1.0 - half_width), metric * (1.0 + half_width))
+        return count_ties(metric, metric * half_width)
 
     @property
     def difference(self) -> None:

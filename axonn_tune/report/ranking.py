@@ -6,7 +6,6 @@ JSON follows the contract `axonn-tune/ranking/1`. Keys may be added, never renam
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +14,12 @@ from typing import Any
 from axonn_tune import __version__
 from axonn_tune.cost.breakdown import Parts, separated, step_parts
 from axonn_tune.cost.prediction import Term
+from axonn_tune.cost.uncertainty import DEVIATIONS, OF_LAYOUT, own_half_s
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
-from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
+from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED, constraints
 from axonn_tune.program.dimensions import MFU_CONVENTION, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.entries import Entry
@@ -52,6 +52,8 @@ _TELLING = 0.02
 """Differences below this share of all that #1 saves or costs are put together."""
 _MOST_NAMED = 3
 """Configurations within model error that a sentence names."""
+_OF_LAYOUT = f"±{DEVIATIONS * OF_LAYOUT:.0%}"
+"""Half of the 80% interval of what each layout's step has by itself."""
 _HOUR_S = 3600.0
 TIED = "≈"
 """Marks what is within model error of the first."""
@@ -589,7 +591,7 @@ def ties_remark(results: Results) -> str:
     if machine.learned is not None:
         known = "by what the profile has learned"
     elif results.inputs.problem.rank_by == "iteration":
-        known = f"exposed {known}"
+        known = f"each layout {_OF_LAYOUT}, exposed {known}"
     listed = [f"#{rank}" for rank in range(1, min(ties, _MOST_NAMED) + 1)]
     whom = f"{', '.join(listed[:-1])} and {listed[-1]}"
     if ties <= _MOST_NAMED:
@@ -598,21 +600,26 @@ def ties_remark(results: Results) -> str:
 
 
 def interval_remark(results: Results) -> str:
-    """What the 80% interval of a step is: the part that is common to all rows, and the part that differs."""
+    """#1's step and what it makes of the GPUs, its 80% interval, and which part of that differs from row to row."""
     first = results.ranked.entry(0, terms=False) if len(results.ranked) else None
     if first is None or first.low_s is None or first.high_s is None or not first.iteration_s:
         return ""
-    machine = results.inputs.machine.document
-    bounds = f"80% interval of #1's step: {show_seconds(first.low_s)} to {show_seconds(first.high_s)}"
+    machine, gpus = results.inputs.machine.document, results.inputs.problem.gpus
+    bounds = (
+        f"#1's step: {show_seconds(first.iteration_s)}, 80% interval {show_seconds(first.low_s)} to "
+        f"{show_seconds(first.high_s)}; MFU {first.mfu or 0.0:.1%}, {(first.tokens_per_s or 0.0) / gpus:,.0f} "
+        "tokens/s per GPU"
+    )
     if machine.learned is not None:
         apart = results.ranked.difference
         name = METRICS[results.inputs.problem.rank_by][0]
         of = "" if apart is None else f"; that of the difference of #1 and #2 in {name} is ±{apart:.1%}"
-        return f"{bounds}. Most of it is common to all rows{of}."
-    half_s = (first.exposed_communication_s or 0.0) * machine.uncertainty.communication
+        return f"{bounds}. Most of the interval is common to all rows{of}."
+    width = machine.uncertainty.communication
+    own_s = float(own_half_s(first.iteration_s, first.exposed_communication_s or 0.0, width=width))
     return (
-        f"{bounds}. Errors of computation (±{machine.uncertainty.compute:.0%}) are common to all rows; those of "
-        f"exposed communication (±{machine.uncertainty.communication:.0%}) differ: ±{show_seconds(half_s)} for #1."
+        f"{bounds}. Errors of computation (±{machine.uncertainty.compute:.0%}) are common to all rows; "
+        f"±{show_seconds(own_s)} is #1's own (each layout {_OF_LAYOUT}, exposed communication ±{width:.0%})."
     )
 
 
@@ -652,22 +659,16 @@ def rejected_remark(results: Results) -> str:
     if not left_out:
         return "The only grid is feasible." if found.grids == 1 else f"All {found.grids:,} grids are feasible."
     most_first = sorted(found.rejected.items(), key=lambda one: -one[1])
-    reasons = ", ".join(f"{number:,} {_constraint_words(name)}" for name, number in most_first)
+    problem = results.inputs.problem
+    checks = constraints(problem.model, problem.workload, problem.framework)
+    called = _CONSTRAINTS | {one.name: one.brief(problem.framework) for one in checks}
+    reasons = ", ".join(f"{number:,} {called.get(name, name)}" for name, number in most_first)
     several = " (a grid can break several)" if sum(found.rejected.values()) > left_out else ""
     of, are, them = counted(found.grids, "grid"), *(("is", "it") if left_out == 1 else ("are", "them"))
     return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}."
 
 
 _CONSTRAINTS = {MEMORY: "out of memory", MICRO_BATCH: "without a micro-batch that divides the batch", PINNED: "pinned"}
-_DIVIDED = re.compile(r"(.+)-by-([a-z-]+)")
-
-
-def _constraint_words(name: str) -> str:
-    """`heads-by-x` as `heads not divisible by x`."""
-    divided = _DIVIDED.fullmatch(name)
-    if divided is None:
-        return _CONSTRAINTS.get(name, name)
-    return f"{divided[1].replace('-', ' ')} not divisible by {divided[2].replace('-', '·')}"
 
 
 def searched_remark(results: Results) -> str:
