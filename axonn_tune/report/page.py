@@ -33,6 +33,8 @@ from axonn_tune.units import counted, show_seconds
 
 Cell: TypeAlias = str | int | float | None
 SORTS = "Click a heading to sort."
+OWN = "its own part"
+"""What of an interval other bars do not share, in a legend."""
 SAID = "%{text}<extra></extra>"
 MISSING = "a report needs plotly, which is not installed: pip install '.[report]' in the checkout"
 _SCRIPTS = ("format.js", "table.js", "figures.js", "blocks.js", "page.js")
@@ -185,26 +187,31 @@ def error_bars(up: Sequence[float], down: Sequence[float]) -> Json:
     return {"type": "data", "symmetric": False, **both}
 
 
-def interval_traces(steps: Sequence[Json], y: Sequence[float]) -> list[Json]:
-    """Whiskers over horizontal bars of steps: a line on a wider one in the color of the page, so seen on any bar."""
-    known = [(at, one) for at, one in zip(y, steps, strict=True) if one["low_s"] is not None]
-    if not known:
-        return []
-    places, x = [at for at, _ in known], [one["iteration_s"] for _, one in known]
-    bars = error_bars(
-        [one["high_s"] - one["iteration_s"] for _, one in known],
-        [one["iteration_s"] - one["low_s"] for _, one in known],
+def interval_traces(steps: Sequence[Json], y: Sequence[float], *, own_s: Sequence[float]) -> list[Json]:
+    """Whiskers over horizontal bars of steps: their 80% interval, and thicker the part that no other bar shares.
+
+    own_s: half of that part, s. Below is a line in the color of the page, so that they are seen on any bar.
+    """
+    known = [(at, one, half_s) for at, one, half_s in zip(y, steps, own_s, strict=True) if one["low_s"] is not None]
+    places, x = [at for at, _, _ in known], [one["iteration_s"] for _, one, _ in known]
+    halves = [half_s for _, _, half_s in known]
+    said = [f"{interval_words(one)}<br>±{show_seconds(half_s)} its own" for _, one, half_s in known]
+    whole = error_bars(
+        [one["high_s"] - one["iteration_s"] for _, one, _ in known],
+        [one["iteration_s"] - one["low_s"] for _, one, _ in known],
     )
-    said = [interval_words(one) for _, one in known]
+    own = error_bars(halves, halves)
+    looks = (
+        ("80% interval", whole, {"color": PANEL, "thickness": 4.6, "width": 5.5}),
+        (OWN, own, {"color": PANEL, "thickness": 8, "width": 0}),
+        ("80% interval", whole, {"color": TEXT, "thickness": 1.6, "width": 4}),
+        (OWN, own, {"color": TEXT, "thickness": 5, "width": 0}),
+    )
     found = []
-    for color, wide, shown in ((PANEL, 3.0, False), (TEXT, 0.0, True)):
-        marker = {"color": color, "size": 9 + wide, "symbol": "line-ns-open", "line": {"width": 1.6 + wide}}
-        whisker = {**bars, "color": color, "thickness": 1.6 + wide, "width": 4 + wide / 2.0}
-        found.append(
-            point_trace(
-                "80% interval", x, places, text=said, marker=marker, error_x=whisker, showlegend=shown, cliponaxis=False
-            )
-        )
+    for name, ends, look in looks if known else ():
+        symbol = {"symbol": "line-ew-open" if name == OWN else "line-ns-open", "size": 10, "color": TEXT}
+        trace = point_trace(name, x, places, text=said, marker={**symbol, "line": {"width": 1.6}}, cliponaxis=False)
+        found.append({**trace, "error_x": {**ends, **look}, "showlegend": look["color"] == TEXT})
     return found
 
 

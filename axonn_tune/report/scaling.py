@@ -5,15 +5,17 @@ JSON follows the contracts `axonn-tune/sweep/1` and `axonn-tune/comparison/1`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from axonn_tune import __version__
+from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.ranking.compare import OF_THE_CLAIM
 from axonn_tune.report import page
-from axonn_tune.report.configuration import LayoutWords
+from axonn_tune.report.configuration import LayoutWords, inputs_of
 from axonn_tune.report.output import (
     PERCENT,
     WIDTH,
@@ -46,6 +48,7 @@ from axonn_tune.report.ranking import (
     training_names,
     with_framework,
 )
+from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import TERA, counted, show_count, show_seconds
 
@@ -440,8 +443,8 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
     first = comparison.own.prediction
     if first is not None:
         lines.append(
-            f"Differences within the 80% interval are within model error: 4D takes {first.performance.low_s:.3g} to "
-            f"{first.performance.high_s:.3g} s."
+            f"4D takes {first.performance.low_s:.3g} to {first.performance.high_s:.3g} s (80%). Most of that is common "
+            f"to all strategies; ±{_own_s(comparison, first):.3g} s is 4D's own, and what counts for model error."
         )
     if comparison.overlap is not None:
         overlap = comparison.overlap
@@ -482,8 +485,15 @@ def fastest_words(comparison: Comparison) -> str:
     if second is None or second.prediction is None:
         return f"{said}; no other strategy fits."
     other_s = second.prediction.iteration_s
-    error = "within model error" if other_s <= performance.high_s else "more than model error"
+    own_s = math.hypot(_own_s(comparison, first.prediction), _own_s(comparison, second.prediction))
+    error = "within model error" if other_s - step_s <= own_s else "more than model error"
     return f"{said}, {percent(1.0 - step_s / other_s)} less than {second.name}'s {show_seconds(other_s)}: {error}."
+
+
+def _own_s(comparison: Comparison, found: StepPrediction) -> float:
+    """Half of the 80% interval of a step that no other strategy shares, s."""
+    waiting_s = found.pricing.exposed_communication_s
+    return own_bound_s(comparison.problem.machine, step_s=found.iteration_s, waiting_s=waiting_s)
 
 
 def _limits(contender: Contender, comparison: Comparison) -> str:
@@ -614,7 +624,7 @@ def _prediction_json(found: StepPrediction, problem: Problem) -> Json:
 
 def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a comparison document."""
-    contenders = document["contenders"]
+    contenders, machine = document["contenders"], inputs_of(document, source=source).problem.machine
     rows = [_contender_row(one) for one in contenders]
     columns = [column for column in _PAGE_COLUMNS if any(row.get(column.key) is not None for row in rows)]
     return page.section(
@@ -623,7 +633,7 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
         subtitle=page.subtitle(document, "ranked by step time"),
         verdict=document.get("verdict", []),
         blocks=[
-            _step_bars([one for one in contenders if one["prediction"]]),
+            _step_bars([one for one in contenders if one["prediction"]], machine),
             page.text(document.get("remarks", []), title="In words"),
             page.table(f"{identity}-table", "Each strategy at its best", columns, rows, note=page.SORTS),
             *page.provenance_folds(document, source=source),
@@ -631,7 +641,7 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     )
 
 
-def _step_bars(contenders: Sequence[Json]) -> Json:
+def _step_bars(contenders: Sequence[Json], machine: Machine) -> Json:
     """The parts of each one's step, and its interval."""
     places = list(range(len(contenders)))
     predictions = [one["prediction"] for one in contenders]
@@ -647,8 +657,14 @@ def _step_bars(contenders: Sequence[Json]) -> Json:
         "xaxis": {"title": {"text": "s per step"}, "range": [0, page.LABELLED * end_s]},
         "yaxis": page.named_axis([one["name"] for one in contenders]),
     }
-    note = "Whiskers: the 80% interval. Differences within it are within model error."
+    note = (
+        "Whiskers: the 80% interval; thick: the part that other strategies do not share. Differences within that part, "
+        "of both, are within model error."
+    )
+    own_s = [
+        own_bound_s(machine, step_s=one["iteration_s"], waiting_s=one["exposed_communication_s"]) for one in predictions
+    ]
     height = 130 + 42 * len(contenders)
     steps = [show_seconds(one["iteration_s"]) for one in predictions]
-    traces += [*page.interval_traces(predictions, places), page.label_trace(steps, places, at=end_s)]
+    traces += [*page.interval_traces(predictions, places, own_s=own_s), page.label_trace(steps, places, at=end_s)]
     return page.figure("Step time by strategy", traces, layout=layout, height=height, note=note)

@@ -138,7 +138,7 @@ class Figure {
   }
 }
 
-const GLYPHS = { "line-ns-open": "├┤", "x-thin-open": "×", "circle-open": "○", "square-open": "□", "diamond-open": "◇", "triangle-up-open": "△", "cross-thin-open": "+", "hash-open": "#", "diamond": "◆", "square": "■", "triangle-up": "▲" };
+const GLYPHS = { "line-ns-open": "├┤", "line-ew-open": "━", "x-thin-open": "×", "circle-open": "○", "square-open": "□", "diamond-open": "◇", "triangle-up-open": "△", "cross-thin-open": "+", "hash-open": "#", "diamond": "◆", "square": "■", "triangle-up": "▲" };
 
 function swatch(trace) {
   const color = [trace.marker?.color, trace.line?.color].flat().find((one) => typeof one === "string") ?? "--text";

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import axonn_tune
+from axonn_tune.cost.uncertainty import DEVIATIONS, OF_LAYOUT
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import AXES
 from axonn_tune.ranking.results import run_search
@@ -98,11 +99,19 @@ def test_bars_have_intervals_and_tie_marks(section: Json) -> None:
     """Guards what one may trust: each step's whisker is the contract's interval, ≈ stands where the table has it."""
     figure = titled(section, "figure", BREAKDOWN)["figure"]
     configs = ranking()["configs"][:DETAILED]
-    *_, whiskers = [trace for trace in figure["data"] if trace.get("name") == "80% interval"]
+    _, whiskers = [trace for trace in figure["data"] if trace.get("name") == "80% interval"]
     ends = [(one["low_s"], one["high_s"]) for one in configs]
     up, down = (whiskers["error_x"][side] for side in ("array", "arrayminus"))
     assert [x - less for x, less in zip(whiskers["x"], down, strict=True)] == pytest.approx([low for low, _ in ends])
     assert [x + more for x, more in zip(whiskers["x"], up, strict=True)] == pytest.approx([high for _, high in ends])
+    width = ranking()["machine"]["uncertainty"]["communication"]
+    own = next(trace for trace in figure["data"] if trace.get("name") == page.OWN)["error_x"]["array"]
+    assert own == pytest.approx(
+        [
+            math.hypot(one["exposed_communication_s"] * width, DEVIATIONS * OF_LAYOUT * one["iteration_s"])
+            for one in configs
+        ]
+    )
     names = figure["layout"]["yaxis"]["ticktext"]
     tied = [one["tie"] and one["rank"] > 1 for one in configs]
     assert any(tied)

@@ -84,6 +84,6 @@ def test_a_comparison_has_every_contender() -> None:
     assert f"{first['name']} has the shortest step, {show_seconds(step_s)} (80%: " in verdict
     assert section["subtitle"].startswith("A100-SXM4-40GB · 8,192 sequences of 2,048 tokens · bf16")
     figure = titled(section, "figure", "Step time by strategy")["figure"]
-    *_, whiskers = [trace for trace in figure["data"] if trace.get("name") == "80% interval"]
+    _, whiskers = [trace for trace in figure["data"] if trace.get("name") == "80% interval"]
     lows = [x - less for x, less in zip(whiskers["x"], whiskers["error_x"]["arrayminus"], strict=True)]
     assert lows == pytest.approx([one["prediction"]["low_s"] for one in document["contenders"] if one["prediction"]])
