@@ -367,40 +367,38 @@ def gap_figure(found: ConfigurationDetail) -> Json:
     step_s = found.pricing.iteration_s
     spent = gap_to_peak(found.pricing, found.inputs.problem)
     scale, unit = time_unit(step_s)
-    parts = [(what, spent_s / scale) for what, spent_s in spent]
-    written = [f"{show_seconds(spent_s)}, {spent_s / step_s:.1%}" for _, spent_s in spent]
-    layout = {"xaxis": {"title": {"text": unit}, "range": [0, 1.4 * max(value for _, value in parts)]}}
+    parts = [(what, spent_s / scale, f"{show_seconds(spent_s)}, {spent_s / step_s:.1%}") for what, spent_s in spent]
+    xaxis = {"title": {"text": unit}, "range": [0, 1.4 * max(value for _, value, _ in parts)]}
     note = "The bars sum to the step. The first is what the step would take at the accelerator's peak."
-    return _part_bars("Gap to peak", parts, written, layout=layout, note=note)
+    return _part_bars("Gap to peak", parts, xaxis=xaxis, note=note)
 
 
 def memory_figure(pricing: Pricing) -> Json:
     """Peak memory of one rank, largest item first, and what it may use."""
     *items, (_, total) = memory_items(pricing)
     limit = pricing.memory_limit_bytes
-    shown = [(name, size / GIB) for name, size in (("all", total), *items)]
-    written = [show_bytes(size) for _, size in (("all", total), *items)]
-    layout = {
-        "xaxis": {"title": {"text": "GiB"}, "range": [0, 1.18 * max(limit, total) / GIB]},
-        "shapes": [{**page.upright(limit / GIB, {"color": page.LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}],
-    }
+    parts = [(name, size / GIB, show_bytes(size)) for name, size in (("all", total), *items)]
+    xaxis = {"title": {"text": "GiB"}, "range": [0, 1.18 * max(limit, total) / GIB]}
+    line = {**page.upright(limit / GIB, {"color": page.LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}
     note = f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free."
-    return _part_bars("Peak memory per GPU", shown, written, layout=layout, note=note)
+    return _part_bars("Peak memory per GPU", parts, xaxis=xaxis, shapes=[line], note=note)
 
 
 def _part_bars(
-    title: str, parts: Sequence[tuple[str, float]], written: Sequence[str], *, layout: Json, note: str
+    title: str, parts: Sequence[tuple[str, float, str]], *, xaxis: Json, note: str, shapes: Sequence[Json] = ()
 ) -> Json:
     """A bar for each part with its words at the end, or within where it is long; the first stands out."""
-    end = layout["xaxis"]["range"][1]
-    names, sizes = zip(*parts, strict=True)
-    trace = {
-        **page.bar_trace(title, sizes, list(range(len(parts))), color=[page.ACCENT, *[page.MUTED] * (len(parts) - 1)]),
-        **{"text": list(written), "cliponaxis": False, "insidetextanchor": "end", "hoverinfo": "skip"},
-        "textposition": ["inside" if size > _LONG * end else "outside" for size in sizes],
+    names, sizes, written = zip(*parts, strict=True)
+    color = [page.ACCENT, *[page.MUTED] * (len(parts) - 1)]
+    places = ["inside" if size > _LONG * xaxis["range"][1] else "outside" for size in sizes]
+    look = {
+        "text": written,
+        "textposition": places,
+        "cliponaxis": False,
+        "insidetextanchor": "end",
+        "hoverinfo": "skip",
     }
-    whole = {"showlegend": False, "yaxis": page.named_axis(names), **layout}
-    return page.figure(title, [trace], layout=whole, height=90 + 24 * len(parts), note=note)
+    return page.named_bars(title, names, sizes, color=color, xaxis=xaxis, note=note, shapes=shapes, look=look)
 
 
 _TERMS = (

@@ -38,7 +38,7 @@ OWN = "its own part"
 SAID = "%{text}<extra></extra>"
 MISSING = "a report needs plotly, which is not installed: pip install '.[report]' in the checkout"
 _SCRIPTS = ("format.js", "table.js", "figures.js", "blocks.js", "page.js")
-LABELLED = 1.2
+LABELLED = 1.25
 """What a figure is wider than its bars, for the words beside them."""
 _DECADES_ONLY = 300.0
 """From this ratio of the ends of a logarithmic axis on, powers of ten are enough."""
@@ -168,6 +168,23 @@ def bar_trace(name: str, x: Sequence[float | None], y: Sequence[Any], *, color: 
     said = {"textposition": "none", "hovertemplate": SAID} if "text" in others else {}
     marker = {"color": color}
     return {"type": "bar", "orientation": "h", "name": name, "x": x, "y": y, "marker": marker, **said, **others}
+
+
+def named_bars(
+    title: str,
+    names: Sequence[str],
+    values: Sequence[float],
+    *,
+    color: object,
+    xaxis: Mapping[str, Any],
+    note: str = "",
+    shapes: Sequence[Json] = (),
+    look: Mapping[str, Any] = MappingProxyType({}),
+) -> Json:
+    """A figure of horizontal bars, one for each name; look: more about the bars."""
+    layout = {"showlegend": False, "xaxis": dict(xaxis), "yaxis": named_axis(names), "shapes": list(shapes)}
+    trace = {**bar_trace(title, values, list(range(len(names))), color=color), **look}
+    return figure(title, [trace], layout=layout, height=90 + 24 * len(names), note=note)
 
 
 def point_trace(name: str, x: Sequence[Any], y: Sequence[Any], *, mode: str = "markers", **others: object) -> Json:

@@ -267,11 +267,10 @@ def shares_figure(found: Sequence[ConfigurationDetail], *, picked: Json | None, 
         traces,
         layout=layout,
         height=60 + _ROW_HEIGHT * len(names),
-        note="Names are rank, then"
-        f" {' × '.join(map(framework.called, layouts.axes))}{tied}. Thick bars: the step,"
-        " that is computation, then exposed communication by collective. Whiskers: its 80% interval; thick: the part"
-        " that other rows do not share, which is what tells rows apart. Thin bars:"
-        " communication overlapped with computation, which lengthens the step only by the compute slowdown it causes.",
+        note=f"Names are rank, then {' × '.join(map(framework.called, layouts.axes))}{tied}. Upper bars: the step, that"
+        " is computation, then exposed communication by collective. Whiskers: its 80% interval; their thick part is the"
+        " row's own, which is what tells rows apart. Lower bars: communication overlapped with computation, which"
+        " lengthens the step only by the compute slowdown it causes.",
     )
 
 

@@ -634,8 +634,8 @@ def comparison_section(document: Json, *, identity: str, source: str) -> Json:
         verdict=document.get("verdict", []),
         blocks=[
             _step_bars([one for one in contenders if one["prediction"]], machine),
-            page.text(document.get("remarks", []), title="In words"),
             page.table(f"{identity}-table", "Each strategy at its best", columns, rows, note=page.SORTS),
+            page.text(document.get("remarks", []), title="In words"),
             *page.provenance_folds(document, source=source),
         ],
     )
