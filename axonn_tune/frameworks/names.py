@@ -57,6 +57,7 @@ _ZERO = (
 )
 _EXPERTS = "mixtures of experts are not modelled"
 _SEQUENCE = "sequence parallelism is part of a framework's step: --framework megatron-core has it"
+_RECOMPUTE = "activation recomputation is --recompute selective or --recompute full"
 _MODEL = "sizes of the model are changed by --set, such as --set model.hidden=8192, or stand in a file that extends one"
 ADVICE = {
     "fsdp": "sharded weights (FSDP, ZeRO-3) are axis z: --z N; --framework fsdp ranks PyTorch's layouts, --framework "
@@ -71,8 +72,11 @@ ADVICE = {
     **{name: f"the number format is --precision {name}" for name in ("bf16", "fp16", "fp32")},
     "dtype": "the number format is --precision bf16, fp16 or fp32",
     "fp8": "fp8 is not modelled; --precision takes bf16, fp16, fp32 and fp64",
-    "recompute_activations": "activation recomputation is --recompute selective or --recompute full",
-    "recompute_granularity": "activation recomputation is --recompute selective or --recompute full",
+    **dict.fromkeys(("grid", "mesh", "layout"), "each axis has an option: --x N --y N --z N --data N"),
+    **dict.fromkeys(("recompute_activations", "recompute_granularity", "activation_checkpoint.mode"), _RECOMPUTE),
+    "local_batch_size": "torchtitan's local batch is the micro-batch of a layout without stages: --micro-batch N",
+    **dict.fromkeys(("model.name", "model.flavor"), "the model is --model NAME, such as llama3-70b"),
+    "job.config_file": "explain and compare read a config file by --from-command FILE",
 }
 """What users of other tools ask for by options that no layout has here, and what it is here."""
 

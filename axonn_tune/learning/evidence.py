@@ -1,8 +1,8 @@
-"""Evidence: what was measured, and what the cost model says of the same, in one form whatever it was read from.
+"""Evidence: measurements with their predictions, in one form for all sources.
 
-A sample is one thing that was run, such as a training step, with one or several times and a way to price them on a
-profile. Noise is what a price misses although every number of the profile is right, as a standard deviation of
-logarithms: the model's own error, and that of the measurement.
+A sample is one measured item, such as a training step, with one or several times and a function that prices them on a
+profile. Noise is the error of a price with a correct profile, as a standard deviation of logarithms: the error of the
+model and of the measurement.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.validation.published.cases import Case, interleavings
 
 Adjust: TypeAlias = Callable[[Machine], Machine]
-"""What numbers under trial make of a profile."""
+"""Maps a profile to one with trial numbers."""
 
 OF_MODEL = 0.035
-"""What no number explains of the steps of all layouts of a model alike: by fits without them, the means of families of
-published steps scatter by 2 to 6% (median 3.5%)."""
+"""Residual error of a step that is common to all layouts of a model: by fits without their family, the means of
+families of published steps scatter by 2 to 6% (median 3.5%)."""
 
 STEP_NOISE, RUN_NOISE = math.hypot(OF_LAYOUT, OF_MODEL), OF_LAYOUT
-"""Of a step of any model, and of a run whose collectives are known beside it."""
+"""Noise of a step of any model, and of a run with known collectives."""
 
 MATMUL_NOISE = 0.15
 """Of one GEMM (docs/accuracy.md, matrix products)."""
@@ -48,12 +48,12 @@ TERM_NOISE, COLLECTIVE_NOISE = 0.1, 0.1
 """Of one collective: alpha-beta lines miss measured times by about that (docs/accuracy.md, collectives)."""
 
 TERM_FLOOR = 0.02
-"""Share of a step below which the time of one of its collectives says little."""
+"""Share of a step below which a collective's time has little weight."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a step is priced from, as it is stated; recomputes: kinds that are possible where that is left open."""
+    """Stated inputs of a step's price; recomputes: possible kinds where it is not stated."""
 
     model: Model
     machine: Machine
@@ -63,7 +63,7 @@ class Setup:
     recomputes: tuple[Recompute, ...] = ()
 
     def price(self, adjust: Adjust) -> Pricing:
-        """The step on the profile with its numbers under trial."""
+        """The step on the profile with trial numbers."""
         return price_configuration(
             self.model, adjust(self.machine), self.workload, self.configuration, framework=self.framework
         )
@@ -71,11 +71,11 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Something that was run.
+    """One measured item.
 
-    name: for a person, with its place in the file; what: of each time. ranks: that took part. noise: of each time.
-    price: predicted times on the profile it belongs to, s; narrow: the same sample with what it left open settled.
-    setup: of a step whose layout is settled. seen: every time that was measured, also of what `price` does not have, s.
+    name: with its position in the file; what: quantity of each time. ranks: of the run. noise: of each time.
+    price: predicted times on its profile, s; narrow: the same sample with open configurations chosen. setup: of a step
+    with a fixed layout. seen: every measured time, also those that `price` does not have, s.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Sample:
     seen: Mapping[str, float] = field(default_factory=dict)
 
     def narrowed(self, adjust: Adjust) -> Sample:
-        """The same, with configurations that it leaves open settled by these numbers."""
+        """The same, with open configurations chosen by these numbers."""
         return self if self.narrow is None else self.narrow(adjust)
 
 
@@ -193,8 +193,7 @@ def probe_samples(
 ) -> list[Sample]:
     """Collectives and GEMMs of one file, a sample for each kind of collective and group, and one of all GEMMs.
 
-    All sizes of a sample count as `INDEPENDENT` rows at most, since
-    they share what the model misses of them.
+    All sizes of a sample count as `INDEPENDENT` rows at most, since they share the model's error.
     """
     groups: dict[tuple[str, int, int], list[tuple[CollectiveProbe, float]]] = {}
     for probe, seconds in measured.items():
@@ -206,7 +205,7 @@ def probe_samples(
 
 
 INDEPENDENT = 6
-"""Rows of evidence that all sizes of one sample are worth at most."""
+"""Largest weight of all sizes of one sample, in rows."""
 
 
 def _matmul_sample(

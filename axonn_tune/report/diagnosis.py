@@ -1,6 +1,6 @@
-"""Whether a run is reasonable, as text, as JSON and as a section of a page; and the commands that change it.
+"""Diagnosis of a run as text, JSON and page section, with commands for faster layouts.
 
-Of a run that is stated alone: which it is, what it was taken to be, and what would be better.
+For a run that is only stated: its configuration, assumptions, and faster layouts.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from axonn_tune.units import counted, show_bytes, show_seconds
 
 SCHEMA = "axonn-tune/diagnosis/1"
 LIKELY, LISTED = 0.01, 6
-"""Probability below which an explanation is not listed, and most that are."""
+"""Least probability and largest number of listed explanations."""
 
 MISFIT = 2.0
-"""Standard deviations left by the nearest explanation from which on none is said to fit."""
+"""Residual of the best explanation, in standard deviations, above which none fits."""
 
 _DESCRIPTIVE = {"schema_", "name", "description", "family", "source", "defaults"}
-"""Fields of a model that no price depends on, and its family, by which a model near to it is chosen."""
+"""Fields of a model that no price depends on, and its family, which selects a similar model."""
 
 _CAUSES = (
     Column("probability", "how likely", show=percent),
@@ -47,7 +47,7 @@ _CHANGES = (Column("gain", "gain", show=percent), Column("step_s", "step", show=
 
 
 def diagnosis_text(found: Diagnosis, *, machine: str, remarks: Sequence[str] = ()) -> str:
-    """The verdict, what could explain the gap, and what would make the run faster; remarks: what was assumed."""
+    """Assessment, explanations of the gap, and faster layouts; remarks: assumptions."""
     parts = [f"{found.name}\n{wrapped(verdict(found))}\n"]
     if likely := _likely(found):
         parts.append(text_of(_CAUSES, likely))
@@ -61,7 +61,7 @@ def diagnosis_text(found: Diagnosis, *, machine: str, remarks: Sequence[str] = (
 
 
 def verdict(found: Diagnosis) -> str:
-    """Whether it is reasonable, in two sentences."""
+    """Assessment of the run in two sentences."""
     off = found.measured_s / found.predicted_s - 1.0
     said = (
         f"The {found.of} took {show_seconds(found.measured_s)}, predicted {show_seconds(found.predicted_s)} "
@@ -70,8 +70,8 @@ def verdict(found: Diagnosis) -> str:
     if found.reasonable:
         return f"{said}, which is reasonable."
     if found.faster:
-        return f"{said}, faster than it should be. What is stated of it (layout, batch, machine) is probably wrong."
-    return f"{said}, slower than it should be."
+        return f"{said}, faster than predicted. Its stated layout, batch or machine is probably wrong."
+    return f"{said}, slower than predicted."
 
 
 def _likely(found: Diagnosis) -> list[Cause]:
@@ -79,18 +79,18 @@ def _likely(found: Diagnosis) -> list[Cause]:
 
 
 def _notes(found: Diagnosis) -> Iterator[str]:
-    none = "Nothing is wrong" if found.reasonable else "None of these explanations holds"
+    none = "Nothing is wrong" if found.reasonable else "No listed explanation"
     yield f"{none}: {percent(found.healthy, decimals=0)} likely."
     if found.misfit > MISFIT:
         yield (
-            f"No explanation fits well: even the nearest leaves {found.misfit:.1f} standard deviations, so "
+            f"No explanation fits well: even the best leaves {found.misfit:.1f} standard deviations, so "
             "the probabilities say little. Is the machine profile that of this machine?"
         )
     yield from dict.fromkeys(cause.advice for cause in _likely(found)[:3] if cause.advice)
 
 
 def command_of(change: Change, *, machine: str) -> str:
-    """The command line that writes what starts a change; one that explains it where nothing does."""
+    """The command that writes the launch files of a change, or explains it if there are none."""
     words = pins(change.setup, machine=machine)
     if change.setup.framework.name == AXONN_TUNE.name:
         return shlex.join(["axonn-tune", *words, "-o", "launch.yaml"])
@@ -100,7 +100,7 @@ def command_of(change: Change, *, machine: str) -> str:
 
 
 def _expressible(setup: Setup) -> bool:
-    """Whether there is a command for a way to run a step."""
+    """Whether a framework command exists for a step configuration."""
     # Imported here: few reports have commands.
     from axonn_tune.launch.commands import command_of as started
 
@@ -112,7 +112,7 @@ def _expressible(setup: Setup) -> bool:
 
 
 def pins(setup: Setup, *, machine: str) -> list[str]:
-    """Options that leave just this way to run a step."""
+    """Options that pin this step configuration."""
     one, workload, framework = setup.configuration, setup.workload, setup.framework
     found = ["--gpus", str(one.grid.world), *_model_words(setup.model), "--machine", machine]
     if framework.name != AXONN_TUNE.name:
@@ -145,7 +145,7 @@ def _step_words(setup: Setup) -> Iterator[str]:
 
 
 def _model_words(model: Model) -> list[str]:
-    """The model by its name if it is one of those that ship, else by what differs from one of them."""
+    """A shipped model by name, another model by its differences from a shipped one."""
     try:
         if load_model(model.name).document == model:
             return ["--model", model.name]
@@ -190,7 +190,7 @@ def _change_json(change: Change, *, machine: str) -> Json:
 
 
 def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: str) -> Json:
-    """A section of a page: predicted and measured, the gap and its causes, and commands."""
+    """A page section: predicted and measured step, the gap and its causes, and commands."""
     likely, interval = _likely(found), f"80%: {show_seconds(found.low_s)} to {show_seconds(found.high_s)}"
     return page.section(
         identity,
@@ -199,7 +199,7 @@ def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: 
         cards=[
             page.card("measured", show_seconds(found.measured_s), note=found.of),
             page.card("predicted", show_seconds(found.predicted_s), note=interval),
-            page.card("nothing is the matter", percent(found.healthy), note="probability"),
+            page.card("no fault", percent(found.healthy), note="probability"),
         ],
         blocks=[
             *_figures(found, likely),
@@ -216,7 +216,7 @@ _S = {"title": {"text": "s"}}
 
 
 def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
-    """Predicted beside measured; the gap and how much of it each explanation explains; how likely each is."""
+    """Predicted vs. measured; the gap and the share and probability of each explanation."""
     whiskers = page.error_bars([found.high_s - found.predicted_s, 0.0], [found.predicted_s - found.low_s, 0.0])
     both, colors = [found.predicted_s, found.measured_s], [page.PREDICTED, page.MEASURED]
     yield page.named_bars(
@@ -227,7 +227,7 @@ def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
     names = ["measured - predicted", *(cause.title for cause in likely)]
     gaps = [found.measured_s - found.predicted_s, *(cause.explains_s for cause in likely)]
     colors = [page.MEASURED, *[page.PREDICTED] * len(likely)]
-    yield page.named_bars("The gap, and what each explanation explains", names, gaps, color=colors, xaxis=_S)
+    yield page.named_bars("The gap, and the time of each explanation", names, gaps, color=colors, xaxis=_S)
     shares = [cause.probability / PERCENT for cause in likely]
     yield page.named_bars(
         "How likely",
@@ -238,15 +238,15 @@ def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
     )
 
 
-# A run that is stated.
+# A run that is only stated.
 
 
 @dataclass(frozen=True)
 class StatedCommand:
-    """What is said of a command beside its prediction.
+    """Facts about a command besides its prediction.
 
-    setup: what it runs. rank, layouts: place of its grid among those of a search, None where that leaves it out;
-    best_s: step of the first. machine: the profile, as it was named.
+    setup: what it runs. rank, layouts: rank of its grid in a search, None if rejected there; best_s: step of the first.
+    machine: the profile's name.
     """
 
     run: CommandRun
@@ -259,7 +259,7 @@ class StatedCommand:
 
 
 def command_section(said: StatedCommand, pricing: Pricing) -> ExplainSection:
-    """Which run it is, and what it does not say."""
+    """The run and its assumptions."""
     run, setup, name = said.run, said.setup, Path(said.run.path).name
     model, workload, grid = setup.model, setup.workload, setup.configuration.grid
     layout = layout_words(setup.configuration, setup.framework)
@@ -274,18 +274,18 @@ def command_section(said: StatedCommand, pricing: Pricing) -> ExplainSection:
     ]
     needed, limit = float(pricing.memory.total_bytes), pricing.memory_limit_bytes
     if needed > limit:
-        sentences.append(f"It is predicted not to fit: {show_bytes(needed)} of {show_bytes(limit)} usable.")
+        sentences.append(f"It is predicted to exceed memory: {show_bytes(needed)} of {show_bytes(limit)} usable.")
     return ExplainSection("The run", sentences=sentences)
 
 
 def better_section(said: StatedCommand, step_s: float) -> ExplainSection:
-    """Where its layout stands in a search, and what would make it faster."""
-    title, framework = "What would be better", said.setup.framework.title
+    """Rank of its layout in a search, and faster layouts."""
+    title, framework = "Faster layouts", said.setup.framework.title
     sentences = []
     if said.best_s is None:
         sentences.append(f"A search finds no layout of {framework} that fits.")
     else:
-        place = "leaves out its grid" if said.rank is None else f"ranks its grid {said.rank} of {said.layouts}"
+        place = "rejects its grid" if said.rank is None else f"ranks its grid {said.rank} of {said.layouts}"
         gain = 1.0 - said.best_s / step_s
         than = (
             f"{percent(abs(gain), decimals=1)} {'less' if gain > 0 else 'more'} than this run's {show_seconds(step_s)}"
@@ -295,7 +295,7 @@ def better_section(said: StatedCommand, step_s: float) -> ExplainSection:
             f"takes {show_seconds(said.best_s)}, {than}."
         )
     if not said.changes:
-        return ExplainSection(title, sentences=[*sentences, "No change is predicted to make it faster by 1% or more."])
+        return ExplainSection(title, sentences=[*sentences, "No change is predicted to save 1% or more."])
     return ExplainSection(
         title,
         sentences=sentences,
@@ -306,7 +306,7 @@ def better_section(said: StatedCommand, step_s: float) -> ExplainSection:
 
 
 def command_json(said: StatedCommand) -> Json:
-    """What `axonn-tune/explain/1` has of a command: the run, and changes."""
+    """Fields of `axonn-tune/explain/1` for a command: the run, and changes."""
     return {
         "run": {
             "path": said.run.path,

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from axonn_tune import __version__
 from axonn_tune.learning.evidence import WHOLE
 from axonn_tune.learning.learn import Learning, Row, deviations
 from axonn_tune.learning.reading import Evidence
-from axonn_tune.report.output import Column, fields_of, signed_percent, text_of, words, wrapped
+from axonn_tune.report.output import Column, Json, fields_of, signed_percent, text_of, words, wrapped
 
+SCHEMA = "axonn-tune/learning/1"
 _LISTED = 20
 """Rows of evidence listed, worst first."""
 
@@ -40,7 +42,9 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
     if moved := numbers_text(learning):
         parts.append(moved)
     steps = sorted(learning.rows, key=lambda row: (row.what not in WHOLE, -abs(row.after) / row.noise))
-    parts.append(text_of(_ROWS, [_row(row) for row in steps[:_LISTED]]))
+    parts.append(
+        text_of(_ROWS, [{**_errors(row), "mark": "contradicts" if row.contradicts else ""} for row in steps[:_LISTED]])
+    )
     if len(steps) > _LISTED:
         parts.append(f"and {len(steps) - _LISTED} more rows with smaller errors\n")
     notes = list(_notes(learning, evidence))
@@ -48,26 +52,41 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
     return "\n".join(parts)
 
 
+def learning_json(learning: Learning, evidence: Evidence) -> Json:
+    """The same with all rows, by the schema `axonn-tune/learning/1`; before, after: predicted / measured - 1."""
+    return {
+        "schema": SCHEMA,
+        "tool_version": __version__,
+        "machine": learning.machine.name,
+        **fields_of(evidence, ("sources", "assumed", "left_out")),
+        "numbers": _moved(learning),
+        "rows": [{**_errors(row), "contradicts": row.contradicts} for row in learning.rows],
+        "silent": list(learning.silent),
+        "far": [one.path for one in learning.far],
+    }
+
+
 def numbers_text(learning: Learning) -> str:
     """Numbers that moved, before and after; an empty text if none did."""
+    moved = _moved(learning)
+    return text_of(_NUMBERS, moved) if moved else ""
+
+
+def _moved(learning: Learning) -> list[Json]:
+    """Numbers that moved."""
     learned = learning.machine.learned
     assert learned is not None, "written by learn"
     before, spreads = learning.prior.values, np.sqrt(np.diag(learning.prior.covariance)).tolist()
-    moved = [
+    return [
         {**fields_of(one, ("path", "value", "spread")), "prior": value, "prior_spread": spread, "moved_by": movers[0]}
         for one, value, spread, movers in zip(learned.numbers, before, spreads, learning.movers, strict=True)
         if movers
     ]
-    return text_of(_NUMBERS, moved) if moved else ""
 
 
-def _row(row: Row) -> dict[str, object]:
-    return {
-        **{name: getattr(row, name) for name in ("name", "what", "ranks", "measured_s")},
-        "before": math.expm1(row.before),
-        "after": math.expm1(row.after),
-        "mark": "contradicts" if row.contradicts else "",
-    }
+def _errors(row: Row) -> Json:
+    named = ("name", "what", "ranks", "measured_s", "before", "after")
+    return fields_of(row, named, before=math.expm1(row.before), after=math.expm1(row.after))
 
 
 def _notes(learning: Learning, evidence: Evidence) -> Iterator[str]:

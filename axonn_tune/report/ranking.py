@@ -1,4 +1,4 @@
-"""Rankings as tables, Markdown, CSV and JSON, and what to know about one besides the numbers.
+"""Rankings as tables, Markdown, CSV and JSON, with remarks.
 
 JSON follows the contract `axonn-tune/ranking/1`. Keys may be added, never renamed.
 """
@@ -47,13 +47,13 @@ from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, sh
 RANKING_SCHEMA = "axonn-tune/ranking/1"
 
 _LEFT_OUT_FIRST = ("kept_layers", "recompute", "micro_batch", "order", "exposed_communication_s")
-"""What makes room where the table would be wider than a line, unless it is to be wide."""
+"""Columns dropped first where the table is wider than a line, unless it is to be wide."""
 _TELLING = 0.02
-"""Differences below this share of all that #1 saves or costs are put together."""
+"""Differences below this share of the total are summed as the rest."""
 _MOST_NAMED = 3
-"""Configurations within model error that a sentence names."""
+"""Number of configurations within model error that a remark names."""
 _OF_LAYOUT = f"±{DEVIATIONS * OF_LAYOUT:.0%}"
-"""Half of the 80% interval of what each layout's step has by itself."""
+"""Half of the 80% interval of the residual of each layout's step."""
 _HOUR_S = 3600.0
 TIED = "≈"
 """Marks what is within model error of the first."""
@@ -108,7 +108,7 @@ def ranking_table(
 
 
 def _fitted(table: Table) -> Table:
-    """The table without what makes it wider than a line; reasons, which are long, come last and are not counted."""
+    """The table without columns that make it wider than a line; reasons, which are long, come last and do not count."""
     spare = ("exposed_communication_s", "shortest_step_s") if "days" in table.names else ()
     for name in (_LEFT_OUT_FIRST[0], *spare, *_LEFT_OUT_FIRST[1:]):
         if replace(table, names=[one for one in table.names if one != "rejected_because"]).width <= WIDTH:
@@ -129,14 +129,14 @@ def _with_bars(table: Table, terminal: int) -> Table:
 
 
 def _bar(row: Mapping[str, Any], per_s: float) -> str:
-    """A step as coloured characters, `per_s` of them a second; every part that is not nothing is seen."""
+    """A step as coloured characters, `per_s` per second; every nonzero part is visible."""
     parts = ((row["compute_s"], "█", BLUE), (row["bubble_s"], "·", ""), (row["exposed_communication_s"], "░", YELLOW))
     shown = ((seconds or 0.0, character, color) for seconds, character, color in parts)
     return "".join(colored(character * math.ceil(seconds * per_s - 0.5), color) for seconds, character, color in shown)
 
 
 def rank_column(cost: str) -> Column:
-    """Places by another cost model."""
+    """Ranks by another cost model."""
     title = "rank by\n" + cost.replace("-", "-\n", 1)
     return count(f"rank_{cost}", f"rank by\n{cost}", f"Place by --cost {cost}.", title=title)
 
@@ -164,11 +164,11 @@ def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = 
 
 
 TRAINING = ("gpu_hours", "node_hours", "days", "days_interval")
-"""Columns of a whole training."""
+"""Columns of a whole training run."""
 
 
 def training_fields(problem: Problem, *, step_s: float | None, low_s: float | None, high_s: float | None) -> Json:
-    """What a training of so many tokens costs, if they are said, of steps alone, and its 80% interval."""
+    """Cost of a training run on the given tokens, steps only, with its 80% interval."""
     if problem.tokens_total is None:
         return {}
     steps = math.ceil(problem.tokens_total / step_tokens(problem.workload))
@@ -187,7 +187,7 @@ def training_names(problem: Problem) -> tuple[str, ...]:
 
 
 def training_words(problem: Problem, found: Json) -> str:
-    """The same in a sentence; nothing if no tokens are said."""
+    """The same in a sentence; empty without tokens."""
     if not found.get("days"):
         return ""
     shown = (
@@ -223,7 +223,7 @@ def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str
 
 
 def shown_row(config: Json, framework: Framework) -> Json:
-    """A configuration of the contract with what tables show of it in other words."""
+    """A configuration of the contract with the cells of tables."""
     axes = [axis for axis in (config.get("order") or "").split(",") if axis]
     order = [axis for axis in axes if config[axis] > 1] or axes
     return {
@@ -248,18 +248,18 @@ def layout_words(layout: Mapping[str, int]) -> str:
 
 
 def is_tied(config: Json) -> bool:
-    """Whether the first of the ranking may be no better than this other one."""
+    """Whether this configuration is within model error of the first."""
     return bool(config.get("tie")) and (config.get("rank") or 1) > 1
 
 
 def _marked_rank(config: Json, *, tied: bool) -> str | None:
-    """The place; tied: with a mark, or room for it, where others may be as good as the first."""
+    """The rank; tied: with a mark, or space for it, if some are within model error of the first."""
     rank = config.get("rank")
     return None if rank is None else f"{rank} {TIED if is_tied(config) else ' '}" if tied else str(rank)
 
 
 def shown_axes(problem: Problem) -> list[str]:
-    """Axes that a table shows, and chunks: those that the framework has and that were searched."""
+    """Axes and chunks in a table: those of the framework that were searched."""
     searched = (*problem.axes, *(["chunks"] if problem.pipeline else []))
     return [axis for axis in problem.framework.columns if axis in searched]
 
@@ -297,7 +297,7 @@ CONFIG_FIELDS = (
     *("mfu", "hfu", "memory_bytes", "framework", *_MORE_AXES, "pipeline", "chunks", "bubble_s", "shortest_step_s"),
     "layout",
 )
-"""What CSV has of a configuration."""
+"""CSV fields of a configuration."""
 _COLUMNS = (
     count("rank", "rank", "Place in the ranking; none for a rejected grid."),
     Column("marked_rank", "rank", show=str),
@@ -343,13 +343,13 @@ _COLUMNS = (
         per=GIB,
         show=lambda size_bytes: f"{size_bytes / GIB:.1f}",
     ),
-    Column("gpu_hours", "GPU-hours", "Of the whole training.", title="GPU-\nhours", show=show_count),
-    Column("node_hours", "node-hours", "Of the whole training.", title="node-\nhours", show=show_count),
-    Column("days", "days", "Of the whole training.", show=show_days),
+    Column("gpu_hours", "GPU-hours", "Of the whole training run.", title="GPU-\nhours", show=show_count),
+    Column("node_hours", "node-hours", "Of the whole training run.", title="node-\nhours", show=show_count),
+    Column("days", "days", "Of the whole training run.", show=show_days),
     Column("days_interval", "days, 80%", "80% interval of the days.", show=str),
     Column("tie", "within\nmodel\nerror", show=lambda tie: "yes" if tie else NOTHING),
     words("state", "state", "Feasible, within model error of the first, or why it is rejected.", 24),
-    words("rejected_because", "rejected because", "Each constraint it breaks.", 60),
+    words("rejected_because", "rejected because", "Violated constraints.", 60),
 )
 COLUMNS = {column.key: column for column in _COLUMNS}
 """Columns of a configuration by key."""
@@ -361,7 +361,7 @@ TEXT_COLUMNS = {
     "order": COLUMNS["wide_order"],
     "memory": COLUMNS["memory_bytes"],
 }
-"""Columns of a table by the names that people ask for."""
+"""Columns of a table by the names of --columns."""
 
 
 _COLLECTIVE = (
@@ -388,7 +388,7 @@ COLLECTIVE = {column.key: column for column in _COLLECTIVE}
 
 
 def ranking_document(results: Results, entries: Sequence[Entry]) -> Json:
-    """The whole document; entries carry their terms if they were listed with them."""
+    """The whole document; entries include terms if they were listed with them."""
     problem, searched = results.inputs.problem, results.ranked.searched
     return {
         **document_head(RANKING_SCHEMA, results.inputs),
@@ -405,7 +405,7 @@ def ranking_document(results: Results, entries: Sequence[Entry]) -> Json:
 
 
 def document_head(schema: str, inputs: Inputs) -> Json:
-    """What documents of one problem begin with."""
+    """Common first keys of documents of one problem."""
     problem = inputs.problem
     return {
         "schema": schema,
@@ -490,6 +490,7 @@ def ranking_remarks(results: Results) -> list[str]:
     said = [
         shortest_step_remark(results),
         priced_remark(results),
+        nodes_remark(results.inputs.problem),
         training_remark(results),
         why_first(results),
         ties_remark(results),
@@ -500,8 +501,16 @@ def ranking_remarks(results: Results) -> list[str]:
     return [sentence for sentence in said if sentence]
 
 
+def nodes_remark(problem: Problem) -> str:
+    """That some node is not filled, as launchers and schedulers want; empty where all are."""
+    per_node, gpus = problem.machine.launcher.ranks_per_node, problem.gpus
+    if gpus % per_node == 0 or gpus < per_node:
+        return ""
+    return f"{gpus:,} GPUs do not fill nodes of {per_node}: scripts can be written for multiples of {per_node} only."
+
+
 def priced_remark(results: Results) -> str:
-    """What was priced, and what it is ranked by."""
+    """Priced problem and ranking criterion."""
     problem, cost = results.inputs.problem, results.ranked.cost
     workload, machine = problem.workload, problem.machine
     sequences, tokens = counted(workload.global_batch, "sequence"), counted(workload.sequence_length, "token")
@@ -516,7 +525,7 @@ def priced_remark(results: Results) -> str:
 
 
 def training_remark(results: Results) -> str:
-    """What the first costs as a whole training."""
+    """Cost of a whole training run with the first configuration."""
     problem = results.inputs.problem
     if problem.tokens_total is None or not len(results.ranked):
         return ""
@@ -525,7 +534,7 @@ def training_remark(results: Results) -> str:
 
 
 def why_first(results: Results) -> str:
-    """Where the first of the ranking spends less than the second."""
+    """Where the first configuration is faster than the second."""
     ranked = results.ranked
     if len(ranked) < 2:
         return "Only one configuration is feasible." if len(ranked) else ""
@@ -544,14 +553,14 @@ def why_first(results: Results) -> str:
 
 
 def _step_reasons(results: Results) -> tuple[Parts, Parts]:
-    """What the steps of the second and the first are spent on."""
+    """Step breakdowns of the second and the first."""
     workload = results.inputs.problem.workload
     second, first = (step_parts(results.ranked.pricing(position), workload) for position in (1, 0))
     return second, first
 
 
 def _collective_reasons(results: Results, first: Entry, second: Entry) -> tuple[Parts, Parts]:
-    """Communication of the second and the first by collective and axis, all of it or what is exposed."""
+    """Communication of the second and the first by collective and axis, all or exposed."""
     problem = results.inputs.problem
     exposed = problem.rank_by != "communication"
     sizes = [{(term.op, _axis_of(term)): term.group for term in entry.terms} for entry in (first, second)]
@@ -582,7 +591,7 @@ def _by_axis(terms: tuple[Term, ...], *, exposed: bool) -> dict[tuple[str, str],
 
 
 def ties_remark(results: Results) -> str:
-    """How many are within model error of the first, and which to run."""
+    """Number of configurations within model error of the first, and which to benchmark."""
     ties = results.ranked.ties
     if ties < 2:
         return ""
@@ -600,7 +609,7 @@ def ties_remark(results: Results) -> str:
 
 
 def interval_remark(results: Results) -> str:
-    """#1's step and what it makes of the GPUs, its 80% interval, and which part of that differs from row to row."""
+    """#1's step, MFU and throughput, its 80% interval, and the part of that which differs from row to row."""
     first = results.ranked.entry(0, terms=False) if len(results.ranked) else None
     if first is None or first.low_s is None or first.high_s is None or not first.iteration_s:
         return ""
@@ -624,7 +633,7 @@ def interval_remark(results: Results) -> str:
 
 
 def shortest_step_remark(results: Results) -> str:
-    """Which candidate has the shortest step of all, and how much it gains over the first of the ranking."""
+    """The candidate with the shortest step, and its gain over the first configuration."""
     problem, ranked = results.inputs.problem, results.ranked
     best = ranked.fastest() if len(ranked) and problem.rank_by != "iteration" else None
     first_s = ranked.entry(0, terms=False).iteration_s if best else None
@@ -653,7 +662,7 @@ def _configuration(entry: Entry, problem: Problem) -> str:
 
 
 def rejected_remark(results: Results) -> str:
-    """How many grids were rejected, and for which constraints."""
+    """Number of rejected grids by constraint."""
     found = results.ranked.searched
     left_out = found.grids - len(results.ranked.ranks())
     if not left_out:
@@ -672,7 +681,7 @@ _CONSTRAINTS = {MEMORY: "out of memory", MICRO_BATCH: "without a micro-batch tha
 
 
 def searched_remark(results: Results) -> str:
-    """How much was priced, in what time."""
+    """Number of priced candidates, and the time."""
     found = results.ranked.searched
     fit = "fits and was" if found.feasible == 1 else "fit and were"
     of = counted(found.candidates, "candidate")

@@ -514,7 +514,12 @@ def main(arguments: list[str] | None = None) -> int:
     job = ProbeJob(chosen.plan, chosen.points, chosen.backend, chosen.resume, chosen.progress)
     if chosen.ranks is not None:
         return start(chosen.ranks, job)
-    return rank_main(rank_environment(os.environ), job)
+    try:
+        place = rank_environment(os.environ)
+    except AxonnTuneError as error:
+        print_message(str(error))
+        return error.exit_code
+    return rank_main(place, job)
 
 
 def start(ranks: int, job: ProbeJob) -> int:
@@ -568,7 +573,8 @@ def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except AxonnTuneError as error:
-        if first:
+        # Before ranks have joined each other, the first to end takes the others with it.
+        if first or not dist.is_initialized():
             print_message(str(error))
         return error.exit_code
     except Exception as error:

@@ -43,6 +43,8 @@ DESCRIPTORS_EACH, DESCRIPTORS_BESIDE = 4, 256
 """Open files of rank 0: for each rank of the world, and beside those."""
 _ROOT_CAUSE_S = 6.0
 """How long a rank whose connection broke waits for the name of the lost rank before it reports itself."""
+_REPORTED_WITHIN_S = 20.0
+"""How long a rank that leaves an error to another to report waits: torchrun ends all once the first has ended."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,7 @@ class Rank:
                 use_interface(os.environ)
         except AxonnTuneError as error:
             if place.local_rank:
+                time.sleep(_REPORTED_WITHIN_S)
                 raise type(error)() from error
             raise
 
@@ -414,6 +417,8 @@ def run_rank(launch_path: str, options: RunOptions, *, export: bool = False) -> 
         # All ranks find the same in a file, but not in their variables.
         if place is None or place.rank == 0:
             print_message(str(error))
+        else:
+            time.sleep(_REPORTED_WITHIN_S)
         return error.exit_code
     for variable in launch.environment if export else ():
         os.environ.setdefault(variable.name, variable.value)
