@@ -214,7 +214,6 @@ def explain_command(
 
     if trace == "-":
         raise click.UsageError("--trace -: standard output has the explanation.")
-    require_distinct(trace=trace, html=html)
     found: Explanation
     if from_command:
         from axonn_tune.api.learning import explain_command as explain_stated
