@@ -1,4 +1,4 @@
-"""Options by the names that training frameworks have for them: `tp`, `dp_shard`, `tensor_model_parallel_size`.
+"""Options by the names of training frameworks: `tp`, `dp_shard`, `tensor_model_parallel_size`.
 
 `Framework.names` has the short names of a framework's axes. Here are the long ones, which are options of the
 framework's own command line, and names of batch and sequence that frameworks share.
@@ -23,7 +23,7 @@ SHARED = {
     "seq_len": "seq",
     "seq_length": "seq",
 }
-"""What most of them call options that are no axis, and ours."""
+"""Common names of options that are not axes, and ours."""
 
 WEIGHT_SHARDS = "tensor_parallel_num_weight_shards"
 """Megatron-Core's option of GTP, whose value is TP times GTP."""
@@ -78,11 +78,11 @@ ADVICE = {
     **dict.fromkeys(("model.name", "model.flavor"), "the model is --model NAME, such as llama3-70b"),
     "job.config_file": "explain and compare read a config file by --from-command FILE",
 }
-"""What users of other tools ask for by options that no layout has here, and what it is here."""
+"""Answers to options of other tools that have no axis here."""
 
 
 def is_known(name: str) -> bool:
-    """Whether some framework calls an option so; underscores for hyphens."""
+    """Whether some framework has an option of this name; underscores for hyphens."""
     return name in SHARED or bool(_owners(name))
 
 
@@ -133,7 +133,7 @@ def _owners(name: str) -> list[Framework]:
 
 
 def _elsewhere(name: str, value: object, framework: Framework, *, asked: bool) -> str:
-    """What a name of other frameworks means, and what it is called in this one."""
+    """Error text for a name of other frameworks, with this one's name."""
     owners = _owners(name)
     axis = _axis(owners[0], name) or ""
     titles = [f"{one.title}'s" for one in owners]

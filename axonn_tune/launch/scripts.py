@@ -78,6 +78,7 @@ def job_of(launch: Launch, *, launch_path: Path, folder: str, hint: str) -> Job:
         f"Runs {launch.name}: {launch.model.name} on {count_ranks(grid.world)} of {launch.predicted.machine}.",
         f"{grid_line(launch)}.",
         f"Written by {made.tool} {made.version}; starts axonn_tune.runtime once per rank.",
+        *(("The runtime has not been run over NCCL or under srun yet.",) if launch.backend == "nccl" else ()),
     )
     return Job(
         name=launch.name,

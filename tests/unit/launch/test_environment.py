@@ -98,7 +98,7 @@ def test_purposes_are_kept_apart() -> None:
     headings = [lines[number + 1] for number, line in enumerate(lines) if not line]
     assert [heading.split()[1] for heading in headings] == ["For", "For", "For", "From", "For"]
     assert headings[0].startswith("# For overlapped communication")
-    assert headings[-1].startswith("# For finding faults")
+    assert headings[-1].startswith("# For debugging")
 
 
 def test_names_no_shell_takes_are_refused() -> None:

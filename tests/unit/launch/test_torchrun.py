@@ -121,6 +121,7 @@ def test_the_heading_tells_where_ranks_are() -> None:
     assert "Ranks of a node are consecutive, 0 to 3 on the first: neighbours along z are nearest." in heading
     assert "# Predicted: step " in heading
     assert "starts axonn_tune.runtime once per rank." in heading
+    assert "# The runtime has not been run over NCCL or under srun yet." in heading
 
 
 @pytest.mark.parametrize("kind", KINDS)
