@@ -146,6 +146,12 @@ class Explanation(PricedConfiguration):
         """What it consists of; terms: with every collective of every layer."""
         return sections(self, terms=terms)
 
+    def section(self, *, source: str) -> Json:
+        """This explanation as a section of a report; `source` names where it comes from."""
+        from axonn_tune.report.configuration import explanation_section
+
+        return explanation_section(self.to_dict(), identity="s1", source=source, subject=self)
+
     def trace(self, runs: Sequence[str | Path] = (), *, step: int | None = None) -> StepTrace:
         """The predicted step as a trace for Perfetto, with measured ones, as `axonn-tune trace` writes it.
 

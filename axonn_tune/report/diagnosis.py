@@ -195,7 +195,7 @@ def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: 
     return page.section(
         identity,
         f"{found.name}: is it reasonable?",
-        lead=[verdict(found), *_notes(found)],
+        verdict=[verdict(found), *_notes(found)],
         cards=[
             page.card("measured", show_seconds(found.measured_s), note=found.of),
             page.card("predicted", show_seconds(found.predicted_s), note=interval),
@@ -212,29 +212,30 @@ def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: 
     )
 
 
+_S = {"title": {"text": "s"}}
+
+
 def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
     """Predicted vs. measured; the gap and the share and probability of each explanation."""
     whiskers = page.error_bars([found.high_s - found.predicted_s, 0.0], [found.predicted_s - found.low_s, 0.0])
     both, colors = [found.predicted_s, found.measured_s], [page.PREDICTED, page.MEASURED]
-    yield _bars(f"The {found.of}", ["predicted", "measured"], both, color=colors, unit="s", error_x=whiskers)
+    yield page.named_bars(
+        f"The {found.of}", ["predicted", "measured"], both, color=colors, xaxis=_S, look={"error_x": whiskers}
+    )
     if not likely:
         return
     names = ["measured - predicted", *(cause.title for cause in likely)]
     gaps = [found.measured_s - found.predicted_s, *(cause.explains_s for cause in likely)]
     colors = [page.MEASURED, *[page.PREDICTED] * len(likely)]
-    yield _bars("The gap, and the time of each explanation", names, gaps, color=colors, unit="s")
+    yield page.named_bars("The gap, and the time of each explanation", names, gaps, color=colors, xaxis=_S)
     shares = [cause.probability / PERCENT for cause in likely]
-    yield _bars("How likely", [f"{one.title}: {one.words}" for one in likely], shares, color=page.ACCENT, unit="%")
-
-
-def _bars(
-    title: str, names: Sequence[str], values: Sequence[float], *, color: object, unit: str, **others: object
-) -> Json:
-    """Horizontal bars, one for each name."""
-    places = list(range(len(names)))
-    layout = {"showlegend": False, "xaxis": {"title": {"text": unit}}, "yaxis": page.named_axis(names)}
-    trace = page.bar_trace(title, values, places, color=color, **others)
-    return page.figure(title, [trace], layout=layout, height=110 + 28 * len(names))
+    yield page.named_bars(
+        "How likely",
+        [f"{one.title}: {one.words}" for one in likely],
+        shares,
+        color=page.ACCENT,
+        xaxis={"title": {"text": "%"}},
+    )
 
 
 # A run that is only stated.
