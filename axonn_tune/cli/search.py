@@ -134,8 +134,21 @@ def search_command(
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks)), err=True)
         say_assumed(found.inputs)
+        if not output:
+            click.echo(wrapped(_next(found)), err=True)
     if output:
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
+
+
+def _next(found: SearchResult) -> str:
+    """Commands for what users do after a search."""
+    launch = "a launch config for the bundled runtime"
+    if found.inputs.problem.framework.software:
+        launch = f"the arguments of {found.inputs.problem.framework.title} and a script"
+    return (
+        f"Next, with the same options: `axonn-tune explain` breaks #1 down, `axonn-tune compare` has other frameworks, "
+        f"-o NAME --emit slurm writes {launch}."
+    )
 
 
 def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:
@@ -220,6 +233,8 @@ def explain_command(
             raise click.UsageError(f"--from-command {from_command}: leave out {launch or '--pick'}.")
         found = explain_stated(from_command, **beside_command(from_command, options))
     elif launch:
+        if Path(launch).suffix in (".sh", ".sbatch", ".slurm", ".toml"):
+            raise click.UsageError(f"{launch} is no launch config: --from-command {launch} reads scripts and configs.")
         refuse_search(f"{launch} says", options, allowed=("machine", "tokens_total"))
         machine = options["machine"] if given("machine") else None
         found = explain_launch_said(launch, machine=machine, tokens_total=options["tokens_total"])

@@ -524,7 +524,8 @@ def why_first(results: Results) -> str:
     """Where the first configuration is faster than the second."""
     ranked = results.ranked
     if len(ranked) < 2:
-        return "Only one configuration is feasible." if len(ranked) else ""
+        pinned = " with what is pinned" if results.inputs.problem.limits.axes else ""
+        return f"Only one configuration{pinned} is feasible." if len(ranked) else ""
     first, second = (ranked.entry(position, terms=True) for position in (0, 1))
     rank_by = results.inputs.problem.rank_by
     name, attribute = METRICS[rank_by]
@@ -664,7 +665,11 @@ def rejected_remark(results: Results) -> str:
     return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}."
 
 
-_CONSTRAINTS = {MEMORY: "out of memory", MICRO_BATCH: "without a micro-batch that divides the batch", PINNED: "pinned"}
+_CONSTRAINTS = {
+    MEMORY: "out of memory",
+    MICRO_BATCH: "without a micro-batch that divides the batch",
+    PINNED: "other than pinned",
+}
 
 
 def searched_remark(results: Results) -> str:

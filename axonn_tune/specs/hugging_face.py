@@ -51,6 +51,8 @@ _LEFT_OUT = {
     "partial_rotary_factor": "partial rotary positions",
     "quantization_config": "quantisation",
 }
+_UNPRICED = ("rope_theta", "rms_norm_eps", "layer_norm_epsilon")
+"""Numbers that no cost depends on, kept in the description for whoever writes a training script."""
 _ACTIVATIONS = {"gpt2": ("activation_function", ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "GELU")}
 _GATED_ACTIVATION = ("hidden_act", ("silu", "swish"), "SiLU")
 
@@ -219,10 +221,13 @@ class _Config:
             if self.value(key) not in (None, False, 0):
                 self.report(key, f"{part} is not supported")
         self.left_out += [words for key, words in _LEFT_OUT.items() if self.value(key) not in (None, False, 1.0)]
-        # Newer files keep the scaling with the other settings of rotary positions.
+        # Newer files keep the base and the scaling of rotary positions together.
         rope = self.value("rope_parameters")
-        if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
+        rope = rope if isinstance(rope, dict) else {}
+        if rope.get("rope_type", "default") != "default":
             self.left_out.append(_ROPE_SCALING)
+        numbers = {key: rope.get(key, self.value(key)) for key in _UNPRICED}
+        self.left_out += [f"{key} {value:g}" for key, value in numbers.items() if isinstance(value, int | float)]
 
     def sizes(self, family: str) -> dict[str, int]:
         """The sizes whose keys this family states, under this tool's names."""

@@ -177,7 +177,7 @@ def test_one_row_needs_no_comparison() -> None:
     """Guards the smallest rankings: one feasible configuration, and none."""
     alone = results(limits=Limits(axes={"x": 1, "y": 1, "z": 256, "data": 1}))
     assert len(alone.ranked) == 1
-    assert ranking.why_first(alone) == "Only one configuration is feasible."
+    assert ranking.why_first(alone) == "Only one configuration with what is pinned is feasible."
     nothing = results(gpus=1)
     assert len(nothing.ranked) == 0
     assert ranking.ranking_remarks(nothing)
