@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from axonn_tune.api.search import Reported
+    from axonn_tune.api.search import ReportedResult
     from axonn_tune.ranking.inputs import Inputs
     from axonn_tune.report.output import Json
     from axonn_tune.specs.catalog import Kind
@@ -568,7 +568,7 @@ def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:
         click.echo(wrote, err=True)
 
 
-def show(found: Reported, text: str, *, html: str | None, quiet: bool = False) -> None:
+def show(found: ReportedResult, text: str, *, html: str | None, quiet: bool = False) -> None:
     """Print a result, and write its report if one is wanted."""
     click.echo(text, nl=False, color=True)
     if html:

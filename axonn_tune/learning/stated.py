@@ -145,10 +145,10 @@ _PROGRAM = re.compile(
 def _of_script(script: Script, path: Path) -> _Source:
     """The command with the most recognised arguments, or all words if no known program is started."""
     started = [command for command in script.commands if any(_PROGRAM.search(word.value) for word in command)]
-    loose = (*script.values, *(word for command in script.commands for word in command))
-    words = max(started, key=_telling) if started else loose
+    all_words = (*script.values, *(word for command in script.commands for word in command))
+    words = max(started, key=_telling) if started else all_words
     if not _telling(words):
-        words = (*loose, *words)
+        words = (*all_words, *words)
     words, unset = _without_unset(words)
     named = {_plain(name): stated for name, stated in named_values(words)}
     arguments = arguments_of(words)
