@@ -258,9 +258,9 @@ class StatedCommand:
     machine: str
 
 
-def command_section(said: StatedCommand, pricing: Pricing) -> ExplainSection:
+def command_section(command: StatedCommand, pricing: Pricing) -> ExplainSection:
     """The run and its assumptions."""
-    run, setup, name = said.run, said.setup, Path(said.run.path).name
+    run, setup, name = command.run, command.setup, Path(command.run.path).name
     model, workload, grid = setup.model, setup.workload, setup.configuration.grid
     layout = layout_words(setup.configuration, setup.framework)
     accumulated = counted(pricing.accumulation, "gradient accumulation step")
@@ -278,46 +278,46 @@ def command_section(said: StatedCommand, pricing: Pricing) -> ExplainSection:
     return ExplainSection("The run", sentences=sentences)
 
 
-def better_section(said: StatedCommand, step_s: float) -> ExplainSection:
+def better_section(command: StatedCommand, step_s: float) -> ExplainSection:
     """Rank of its layout in a search, and faster layouts."""
-    title, framework = "Faster layouts", said.setup.framework.title
+    title, framework = "Faster layouts", command.setup.framework.title
     sentences = []
-    if said.best_s is None:
+    if command.best_s is None:
         sentences.append(f"A search finds no layout of {framework} that fits.")
     else:
-        place = "rejects its grid" if said.rank is None else f"ranks its grid {said.rank} of {said.layouts}"
-        gain = 1.0 - said.best_s / step_s
+        place = "rejects its grid" if command.rank is None else f"ranks its grid {command.rank} of {command.layouts}"
+        gain = 1.0 - command.best_s / step_s
         than = (
             f"{percent(abs(gain), decimals=1)} {'less' if gain > 0 else 'more'} than this run's {show_seconds(step_s)}"
         )
         sentences.append(
             f"A search of {framework}'s layouts for this model, batch and number of GPUs {place}; the best that fits "
-            f"takes {show_seconds(said.best_s)}, {than}."
+            f"takes {show_seconds(command.best_s)}, {than}."
         )
-    if not said.changes:
+    if not command.changes:
         return ExplainSection(title, sentences=[*sentences, "No change is predicted to save 1% or more."])
     return ExplainSection(
         title,
         sentences=sentences,
         columns=_CHANGES,
-        rows=[fields_of(change, ("gain", "step_s", "words")) for change in said.changes],
-        commands=[command_of(change, machine=said.machine) for change in said.changes],
+        rows=[fields_of(change, ("gain", "step_s", "words")) for change in command.changes],
+        commands=[command_of(change, machine=command.machine) for change in command.changes],
     )
 
 
-def command_json(said: StatedCommand) -> Json:
+def command_json(command: StatedCommand) -> Json:
     """Fields of `axonn-tune/explain/1` for a command: the run, and changes."""
     return {
         "run": {
-            "path": said.run.path,
-            "line": said.run.lines[0],
-            "framework": said.setup.framework.name,
-            "layout": layout_words(said.setup.configuration, said.setup.framework),
-            "stated": {name: stated.value for name, stated in said.run.columns.items() if stated.line},
-            "assumed": list(said.run.assumed),
-            "rank": said.rank,
-            "layouts": said.layouts,
-            "best_step_s": said.best_s,
+            "path": command.run.path,
+            "line": command.run.lines[0],
+            "framework": command.setup.framework.name,
+            "layout": layout_words(command.setup.configuration, command.setup.framework),
+            "stated": {name: stated.value for name, stated in command.run.columns.items() if stated.line},
+            "assumed": list(command.run.assumed),
+            "rank": command.rank,
+            "layouts": command.layouts,
+            "best_step_s": command.best_s,
         },
-        "changes": [_change_json(change, machine=said.machine) for change in said.changes],
+        "changes": [_change_json(change, machine=command.machine) for change in command.changes],
     }
