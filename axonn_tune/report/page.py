@@ -40,6 +40,8 @@ MISSING = "a report needs plotly, which is not installed: pip install '.[report]
 _SCRIPTS = ("format.js", "table.js", "figures.js", "blocks.js", "page.js")
 LABELLED = 1.25
 """What a figure is wider than its bars, for the words beside them."""
+_FAR = 100.0
+"""Values so many times the smallest take no digits from it: a page lists rows far worse than those one compares."""
 _DECADES_ONLY = 300.0
 """From this ratio of the ends of a logarithmic axis on, powers of ten are enough."""
 
@@ -317,11 +319,11 @@ def _longest(numbers: Sequence[float], decimals: int) -> int:
 
 
 def _decimals(numbers: Sequence[float]) -> int:
-    """As many decimals as the tables of the terminal have."""
+    """As many decimals as the tables of the terminal have for the smallest and what is near it."""
     known = [abs(number) for number in numbers if number]
     if not known:
         return 0
-    return len(seconds_cells([min(known), max(known)])[0].partition(".")[2])
+    return len(seconds_cells([min(known), min(max(known), _FAR * min(known))])[0].partition(".")[2])
 
 
 def term_color(op: str, axis: str) -> str:
