@@ -11,6 +11,7 @@ from axonn_tune.learning.evidence import WHOLE
 from axonn_tune.learning.learn import Learning, Row, deviations
 from axonn_tune.learning.reading import Evidence
 from axonn_tune.report.output import Column, fields_of, signed_percent, text_of, words, wrapped
+from axonn_tune.units import GB, show_seconds
 
 _LISTED = 20
 """Rows of evidence listed, worst first."""
@@ -27,7 +28,8 @@ _ROWS = (
     words("name", "evidence"),
     words("what", ""),
     Column("ranks", "ranks", decimals=0),
-    Column("measured_s", "measured, s"),
+    Column("measured_s", "measured", show=show_seconds),
+    Column("bus_bytes_per_s", "busbw,\nGB/s", per=GB, decimals=1),
     Column("before", "predicted\nbefore", show=signed_percent),
     Column("after", "now", show=signed_percent),
     words("mark", ""),
@@ -40,7 +42,9 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
     if moved := numbers_text(learning):
         parts.append(moved)
     steps = sorted(learning.rows, key=lambda row: (row.what not in WHOLE, -abs(row.after) / row.noise))
-    parts.append(text_of(_ROWS, [_row(row) for row in steps[:_LISTED]]))
+    of_bus = any(row.bus_bytes for row in steps)
+    columns = [column for column in _ROWS if of_bus or column.key != "bus_bytes_per_s"]
+    parts.append(text_of(columns, [_row(row) for row in steps[:_LISTED]]))
     if len(steps) > _LISTED:
         parts.append(f"and {len(steps) - _LISTED} more rows with smaller errors\n")
     notes = list(_notes(learning, evidence))
@@ -66,7 +70,8 @@ def _row(row: Row) -> dict[str, object]:
         **{name: getattr(row, name) for name in ("name", "what", "ranks", "measured_s")},
         "before": math.expm1(row.before),
         "after": math.expm1(row.after),
-        "mark": "contradicts" if row.contradicts else "",
+        "bus_bytes_per_s": row.bus_bytes / row.measured_s if row.bus_bytes else None,
+        "mark": "contradicts" if row.contradicts else "worse" if row.worse else "",
     }
 
 
@@ -86,8 +91,30 @@ def _notes(learning: Learning, evidence: Evidence) -> Iterator[str]:
             f"{row.name} ({row.what}) was measured {where} what the profile and all evidence together predict; it is "
             "down-weighted."
         )
+    if worse := sorted((row for row in learning.rows if row.worse), key=lambda row: abs(row.before) - abs(row.after)):
+        most = worse[0]
+        yield (
+            f"{len(worse)} of {len(learning.rows)} rows are predicted worse than before (marked worse), most "
+            f"{most.name}, {most.what}: {signed_percent(math.expm1(most.before))} became "
+            f"{signed_percent(math.expm1(most.after))}. The numbers cannot meet all rows; large messages count most."
+        )
     yield from (f"Assumed: {words}" for words in evidence.assumed)
+    yield from _unstated(evidence)
     yield from (f"Left out: {words}" for words in evidence.left_out)
+
+
+def _unstated(evidence: Evidence) -> Iterator[str]:
+    """Columns that rows leave blank, once for all rows that leave the same."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for sample in evidence.samples:
+        if sample.unstated:
+            rows.setdefault((*sample.unstated, sample.framework.title), []).append(sample.name)
+    for (*columns, title), names in rows.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield (
+            f"Assumed: {names[0]}{more}, {', '.join(columns)} not stated: as {title}'s recipes have it, or as fits and "
+            "is fastest; state them as columns or with --fact."
+        )
 
 
 def _silent(learning: Learning) -> list[str]:
