@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each name is, in the modules of this package.
+# Module of each name.
 _PLACES = {
     "api.analysis": "Catalog CompareResult Explanation SweepResult "
     "compare explain explain_launch machines models sweep",
@@ -108,7 +108,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import what a name stands for; from then on it is an attribute like any other."""
+    """Import a name on first use; later it is a normal attribute."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -76,9 +76,9 @@ _ADVICE = {
 
 
 class UnknownNameError(AxonnTuneError):
-    """A model or machine name that nothing answers to; the message holds the nearest valid ones.
+    """An unknown model or machine name; the message has the nearest valid ones.
 
-    hint: what is said instead of the nearest name.
+    hint: text instead of the nearest name.
     """
 
     exit_code = 2
@@ -120,7 +120,7 @@ def error_of(exit_code: int) -> type[AxonnTuneError]:
 
 
 def count_in(environment: Mapping[str, str], name: str, default: str = "") -> int:
-    """The whole number that a variable holds; UsageError if it holds none."""
+    """The whole number in a variable; UsageError for other values."""
     text = environment.get(name, default)
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise UsageError(f"the variable {name} is {text!r}, where a whole number is needed")

@@ -1,4 +1,4 @@
-"""Files and folders that are either whole or not there, whatever happens while they are written."""
+"""Atomic writing of files and folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file open for writing that takes its name only when the block ends well; else the old one stays as it was.
+    """A file open for writing that replaces the old one only if the block succeeds.
 
     UsageError if the folder is missing or the path is a folder; EnvironmentProblem if the disk is full
     or writing is not permitted. A device or pipe (`/dev/stdout`) is written to directly.
@@ -83,7 +83,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a full disk, a quota or a file-size limit is behind an error."""
+    """Whether an error is due to a full disk, a quota or a file-size limit."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in _FULL:

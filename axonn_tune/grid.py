@@ -35,7 +35,7 @@ ENDS = "ends"
 
 @dataclass(frozen=True, order=True)
 class GroupShape:
-    """How a group's ranks lie among all ranks: `(size, stride)` levels, inner to outer.
+    """Placement of a group's ranks: `(size, stride)` levels, inner to outer.
 
     A group over one axis, or over neighbouring axes, has one level; a size-1 group has none.
     """
@@ -235,7 +235,7 @@ def factorizations(number: int, *, axes: int = len(AXES)) -> NDArray[np.int64]:
     """Every ordered factorization into one factor an axis, as rows in lexicographic order.
 
     Shape `[factorizations, axes]`; each prime's exponent is split over the axes
-    independently, so nothing is enumerated and thrown away.
+    independently, so no row is discarded.
     """
     rows = np.ones((1, axes), dtype=np.int64)
     for prime, exponent in prime_factors(number).items():

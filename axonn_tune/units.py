@@ -25,13 +25,13 @@ def flops_per_s(value_tflops: float) -> float:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things for a person: `1 grid`, `1,024 grids`, `2 batches`."""
+    """A count as text: `1 grid`, `1,024 grids`, `2 batches`."""
     plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
 
 
 def show_bytes(value_bytes: float) -> str:
-    """Bytes for a person, in binary units: `37.2 GiB`."""
+    """Bytes as text, in binary units: `37.2 GiB`."""
     size = float(value_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
@@ -43,7 +43,7 @@ def show_bytes(value_bytes: float) -> str:
 
 
 def show_count(value: float) -> str:
-    """A large number for a person, to three digits: `512`, `48.3k`, `1.17M`, `1.5T`."""
+    """A large number as text, to three digits: `512`, `48.3k`, `1.17M`, `1.5T`."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= 0.9995 * limit:
             return f"{value / limit:.3g}{unit}"
@@ -51,7 +51,7 @@ def show_count(value: float) -> str:
 
 
 def show_seconds(value_s: float) -> str:
-    """Seconds for a person: `12.3 ms`, `4.56 s`."""
+    """Seconds as text: `12.3 ms`, `4.56 s`."""
     for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
         if abs(value_s) < limit:
             return f"{value_s * scale:.3g} {unit}"

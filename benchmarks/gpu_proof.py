@@ -114,7 +114,7 @@ def run(stages: Iterable[Stage], site: Site, folder: Path, *, again: bool) -> It
             path.unlink(missing_ok=True)
             found = measure(stage, site, folder)
         failed = [row["what"] for row in found["rows"] if row["ok"] is False]
-        said = found["error"] or (f"not as it must be: {'; '.join(failed)}" if failed else "as it must be")
+        said = found["error"] or (f"failed: {'; '.join(failed)}" if failed else "passed")
         print(f"{stage.title} ({found['seconds']:.0f} s): {said}", file=sys.stderr, flush=True)
         yield found
 
@@ -129,19 +129,19 @@ def page(site: Site, documents: list[dict[str, Any]], skipped: list[Stage]) -> s
 
 
 def _heading(site: Site, skipped: list[Stage]) -> Iterator[str]:
-    yield "`make gpu` (`python -m benchmarks.gpu_proof`) writes this page. Stage by stage it measures what the runtime"
-    yield "does on one GPU and compares it with the prediction."
+    yield "`make gpu` (`python -m benchmarks.gpu_proof`) writes this page. It measures the runtime on one GPU, stage by"
+    yield "stage, and compares it with the prediction."
     yield ""
     where = f"torch {torch.__version__}, {site.name}; predicted with the profile `{site.machine}`"
     if site.cuda:
         yield f"Measured with {where}."
         return
-    yield f"**No GPU has run it yet.** Here is a host without one: {where}."
-    yield "So these stages ran on CPU tensors, with the smallest models, and over Gloo instead of NCCL. They show that"
-    yield "each stage works and that results are right. Their times and memory say nothing about a GPU, and the profile"
-    yield "is of some host, not of this one."
+    yield f"**No GPU has run it yet.** These figures are from a host without one: {where}."
+    yield "The stages ran on CPU tensors, with the smallest models, over Gloo instead of NCCL. They show that each stage"
+    yield "works and that results are correct. Their times and memory say nothing about a GPU, and the profile is not one"
+    yield "of this host."
     if skipped:
-        yield f"Left out, because they say something on GPUs alone: {', '.join(f'`{one.name}`' for one in skipped)}."
+        yield f"Skipped, since they need a GPU: {', '.join(f'`{one.name}`' for one in skipped)}."
 
 
 def _table(document: dict[str, Any]) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _table(document: dict[str, Any]) -> Iterator[str]:
         yield ""
     if not document["rows"]:
         return
-    yield "| what | predicted | measured | as it must be | note |"
+    yield "| what | predicted | measured | pass | note |"
     yield "|---|---:|---:|---|---|"
     for row in document["rows"]:
         cells = (_shown(row["predicted"], row["unit"]), _shown(row["measured"], row["unit"]))
@@ -171,7 +171,7 @@ def _shown(value: float | None, unit: str) -> str:
 
 
 def main() -> int:
-    """Run what is missing and write the page; 1 if a stage failed or something is not as it must be."""
+    """Run what is missing and write the page; 1 if a stage or a check failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [stage.name for stage in STAGES]
     parser.add_argument("--stage", choices=names, action="append", help="only this one; may be repeated")

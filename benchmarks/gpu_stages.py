@@ -64,7 +64,7 @@ COLLECTIVES = "collectives"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a stage's table; ok: whether it is as it must be, None where nothing must be."""
+    """One line of a stage's table; ok: whether the check passed, None without a check."""
 
     what: str
     measured: float | None

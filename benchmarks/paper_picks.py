@@ -1,6 +1,6 @@
-"""Write docs/paper-picks.md, the paper's picks beside ours: `python -m benchmarks.paper_picks` (two minutes).
+"""Write docs/paper-picks.md, which compares the paper's picks with ours: `python -m benchmarks.paper_picks` (2 min).
 
-What is in the page's fixed words is in paper_picks.md beside this file; every number is computed here.
+paper_picks.md in this folder has the fixed text; every number is computed here.
 """
 
 from __future__ import annotations
@@ -176,9 +176,9 @@ def _finding(found: Mapping[Case, Cell | None]) -> str:
     empty = sum(one is None for one in found.values())
     return _wrapped(
         f"Of {len(found)} cells, {empty} have no grid that fits into memory, and in {len(pairs) - len(other)} both "
-        f"pick the same grid by communication. In {more_z} of the other {len(other)} the paper's has more z. Latency "
-        f"makes up most of what it communicates longer than ours in {late} of them; in {again} it needs more "
-        f"micro-batches a step. {_margin(pairs)}"
+        f"models pick the same grid by communication. In {more_z} of the other {len(other)} the paper's pick has more z. "
+        f"In {late} of them most of its additional communication time is latency; in {again} it needs more "
+        f"micro-batches per step. {_margin(pairs)}"
     )
 
 
@@ -191,8 +191,8 @@ def _margin(pairs: Sequence[tuple[Cell, Best]]) -> str:
     if not ratios:
         return ""
     return (
-        "The other way round, by the paper's own model: ours communicates "
-        f"{_times(float(np.median(ratios)))} as long as its pick in the median, {_times(max(ratios))} at worst."
+        "By the paper's own model, our pick's communication takes "
+        f"{_times(float(np.median(ratios)))} as long as its pick's in the median, {_times(max(ratios))} at worst."
     )
 
 
@@ -279,8 +279,8 @@ def _story(name: str, entry: Entry, case: Case) -> str:
     step, computing, waiting, sent, late = (show_seconds(seconds(time_s)) for time_s in times)
     return (
         f"{name.capitalize()}, {layout(entry)} (micro-batch {entry.micro_batch}, {entry.accumulation} to a step, "
-        f"recompute {entry.recompute}): a step of {step}, of which computation {computing} and waiting {waiting}; "
-        f"communication {sent}, of which latency {late}; the paper's model says {paper} for this grid and order."
+        f"recompute {entry.recompute}): a step of {step}, of which computation {computing} and exposed communication "
+        f"{waiting}; communication {sent}, of which latency {late}; the paper's model says {paper} for this grid and order."
     )
 
 

@@ -6,7 +6,8 @@
 3. All grids of a small GPT are ranked for it; the first, the middle and the last of that ranking train on it.
 4. The report of these runs is one HTML file.
 
-Everything written is in `build/demo`. Exit code 4 if a grid trained otherwise than one rank alone does.
+Everything written is in `build/demo`. Exit code 4 if a grid trained otherwise than one rank alone does or, on an
+emulated cluster, if a step is not predicted within 10%.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ MODEL = "nano"
 BUDGET, LOOPBACK_BUDGET = "60s", "30s"
 EXTENT = Extent(repeats=2, steps=6)
 HOLDS_WITHIN = 0.10
-"""A step is predicted well if its error is not larger."""
+"""What is promised of steps on the emulated cluster: none has a larger error."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def verdicts(comparison: RunComparison, *, network: bool) -> Iterator[str]:
     """Whether the order, the steps and training are as they should be."""
     rows = comparison.rows
     order = "holds" if ordered(rows) else "does not hold"
-    worst = max((row.step_s.error or 0.0 for row in rows), key=abs)
+    worst = worst_error(comparison)
     yield f"The order {order}."
     if network:
         found = f"all within {HOLDS_WITHIN:.0%}" if abs(worst) <= HOLDS_WITHIN else f"not all within {HOLDS_WITHIN:.0%}"
@@ -210,6 +211,22 @@ def verdicts(comparison: RunComparison, *, network: bool) -> Iterator[str]:
         yield f"Other work kept {counted(cores, 'core')} busy, load {load:.0f}: on a quiet host errors are smaller."
     trained = max((row.verdict for row in rows), key=lambda one: one.difference)
     yield f"Losses and gradient norms vs. a single rank: {trained.words}."
+
+
+def worst_error(comparison: RunComparison) -> float:
+    """The largest error of a step: predicted / measured - 1."""
+    return max((row.step_s.error or 0.0 for row in comparison.rows), key=abs)
+
+
+def require_promised(comparison: RunComparison, *, network: bool) -> None:
+    """CheckFailedError if training was wrong or, with a network, a step was not predicted as well as is promised."""
+    if not comparison.sound:
+        raise CheckFailedError(comparison.blame or "some ranks did not send what the program says")
+    if network and abs(worst := worst_error(comparison)) > HOLDS_WITHIN:
+        raise CheckFailedError(
+            f"a step was predicted {worst:+.1%} off, where {HOLDS_WITHIN:.0%} is promised: "
+            "other work on this host is the usual reason, so run it again on a quiet one"
+        )
 
 
 def ordered(rows: Sequence[ComparisonRow]) -> bool:
@@ -236,7 +253,7 @@ def section(title: str) -> None:
 
 
 def demo(folder: Path, *, loopback: bool) -> None:
-    """All of it; CheckFailedError if training was wrong, other errors as they come."""
+    """All of it; CheckFailedError as of `require_promised`, other errors as they come."""
     require_torch()
     folder.mkdir(parents=True, exist_ok=True)
     began_s = time.monotonic()
@@ -258,8 +275,7 @@ def demo(folder: Path, *, loopback: bool) -> None:
         f"Done in {time.monotonic() - began_s:.0f} s. Open in a browser:\n{(folder / 'report.html').resolve()}",
         flush=True,
     )
-    if not comparison.sound:
-        raise CheckFailedError(comparison.blame or "some ranks did not send what the program says")
+    require_promised(comparison, network=place.lab is not None)
 
 
 def _measure(place: Place, folder: Path) -> tuple[Results, RunComparison]:

@@ -1,1 +1,1 @@
-"""What Python programs and notebooks call, and what the command line prints: the functions of `axonn_tune`."""
+"""The functions of `axonn_tune`, for Python programs, notebooks and the command line."""

@@ -106,7 +106,7 @@ class StepTrace:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Explanation(PricedConfiguration):
-    """One configuration and everything that is predicted of it.
+    """One configuration and its prediction.
 
     machine_changed: it is a launch config's, whose machine profile is not the one explained with.
     """
@@ -123,7 +123,7 @@ class Explanation(PricedConfiguration):
 
     @property
     def words(self) -> list[str]:
-        """What a step consists of, in sentences."""
+        """The step in sentences."""
         return step_words(self)
 
     def to_dict(self) -> Json:
@@ -192,7 +192,7 @@ def compare(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CompareResult(Reported):
-    """4D and its alternatives, each at its fastest layout; iterates over them. call: what asked for it."""
+    """4D and its alternatives, each at its fastest layout; iterates over them. call: the call, for provenance."""
 
     comparison: Comparison
     inputs: Inputs
@@ -200,7 +200,7 @@ class CompareResult(Reported):
 
     @property
     def remarks(self) -> list[str]:
-        """What limits each, what overlap gains, and what the paper reports of this case, in sentences."""
+        """Limits of each strategy, the gain from overlap, and the paper's claims for this case, in sentences."""
         return comparison_remarks(self.comparison)
 
     def to_dict(self) -> Json:

@@ -1,4 +1,4 @@
-"""`axonn_tune.learn` and `diagnose`, and what the command of a run means: `explain_command`, `compare_command`."""
+"""`axonn_tune.learn`, `diagnose`, `explain_command` and `compare_command`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class EvidenceOptions(TypedDict, total=False):
-    """What evidence does not say of itself, as of `axonn-tune learn`; each may be left out.
+    """Facts that evidence does not state, as options of `axonn-tune learn`; all are optional.
 
     machine: base profile. framework, model: what logs ran. facts: columns of the step CSV, as a mapping or as
     `"tp=8"`. ranks, nodes: of a collective log. ranks_per_node: gives a profile of one network level nodes.
@@ -66,7 +66,7 @@ def learn(
     listen: Callable[[float, str], None] = lambda share, words: None,
     **options: Unpack[EvidenceOptions],
 ) -> tuple[Learning, Evidence]:
-    """Move a profile's numbers as far as files of evidence make them, as `axonn-tune learn` does.
+    """Update a profile from files of evidence, as `axonn-tune learn` does.
 
     output: writes the profile. Its document is `.machine` of the first result, which also has every row before and
     after; the second says what was read and assumed. UsageError or DocumentError for evidence that cannot be read.
@@ -92,7 +92,7 @@ def learn(
 
 
 def diagnose(path: str | Path, **options: Unpack[EvidenceOptions]) -> tuple[tuple[Diagnosis, ...], Evidence]:
-    """Whether a run is reasonable, as `axonn-tune diagnose` says it: one diagnosis for each run of a file.
+    """Compare runs with their predictions, as `axonn-tune diagnose` does: one diagnosis for each run of a file.
 
     path: a training log, steps as CSV, a trace, a log of collectives, a measurement file or the folder of a run. Each
     diagnosis has `reasonable`, the predicted step with its interval, `causes` with their probabilities, the most
@@ -116,7 +116,7 @@ def diagnose(path: str | Path, **options: Unpack[EvidenceOptions]) -> tuple[tupl
 
 
 class CommandOptions(TypedDict, total=False):
-    """What a command does not say of itself; each may be left out.
+    """Facts that a command does not state; all are optional.
 
     gpus, batch, seq, micro_batch: as of `axonn_tune.search`. model, framework: where the command does not name them.
     precision: also in place of one that is not modelled. set: changed values of the model, machine, workload or step.
@@ -135,18 +135,18 @@ class CommandOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CommandExplanation(Explanation):
-    """The run that a command or config file states, explained. said: which run it is, and what would be better."""
+    """Explanation of the run of a command or config file. said: the run and faster layouts."""
 
     said: StatedCommand | None = None
 
     @property
     def stated(self) -> StatedCommand:
-        """Which run it is, what it was taken to be, its rank in a search, and changes that make it faster."""
+        """The run, its assumptions, its rank in a search, and faster changes."""
         assert self.said is not None, "always given"
         return self.said
 
     def sections(self, *, terms: bool = False) -> list[ExplainSection]:
-        """The run, its gap to peak, the step in words, what would be better, and every number."""
+        """The run, its gap to peak, the step in words, faster layouts, and every number."""
         gap, words, *numbers = super().sections(terms=terms)
         better = better_section(self.stated, self.pricing.iteration_s)
         return [command_section(self.stated, self.pricing), gap, words, better, *numbers]
@@ -157,17 +157,17 @@ class CommandExplanation(Explanation):
 
 
 _EXACT = 50
-"""Places of a search that are in the order of exact steps."""
+"""Ranks of a search in the order of exact steps."""
 
 
 def explain_command(
     path: str | Path, *, machine: MachineLike | None = None, **options: Unpack[CommandOptions]
 ) -> CommandExplanation:
-    """What the run that a file starts costs, and what would be better, as `axonn-tune explain --from-command` does.
+    """Predict the run that a file starts, with faster layouts, as `axonn-tune explain --from-command` does.
 
     path: a bash script or argument list of Megatron-LM, Megatron-Core, NeMo, Megatron-DeepSpeed, Megatron-AxoNN or
     torchtitan, a TOML of torchtitan, a YAML of NeMo or accelerate, a JSON of DeepSpeed. UsageError or DocumentError,
-    with file and line, for what it does not say or what is impossible.
+    with file and line, for missing or impossible values.
     """
     run, setup, inputs = _stated(path, machine, options)
     pricing, ranking = setup.price(lambda same: same), search(problem_of(setup), exact=_EXACT)
@@ -190,6 +190,9 @@ def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptio
     columns = {"gpus": "n_gpus", "batch": "gbs", "seq": "seq", "micro_batch": "mbs", "precision": "precision"}
     given = {column: str(value) for name, column in columns.items() if (value := options.get(name)) is not None}
     run = read_run(path, given=given, model=options.get("model"), framework=options.get("framework"))
+    settings = assignments(options.get("set"))
+    chosen = tuple(f"(--set model.{one.partition('=')[0].removeprefix('model.')}=N)" for one in settings)
+    run = replace(run, assumed=tuple(words for words in run.assumed if not words.endswith(chosen)))
     if machine is None:
         said = f"the machine is {DEFAULT_MACHINE}, since no --machine was named"
         run, machine = replace(run, assumed=(said, *run.assumed)), DEFAULT_MACHINE
@@ -206,7 +209,7 @@ def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptio
             no_overlaps=() if case.workload.overlaps else ("all",),
         ),
         rank_by="iteration",
-        settings=assignments(options.get("set")),
+        settings=settings,
         framework=case.framework,
         tokens_total=parse_tokens(options.get("tokens_total")),
     )

@@ -1,6 +1,6 @@
-"""`axonn_tune.run`, `validate`, `regress` and `calibrate`: what trains or measures, and what is compared with it.
+"""`axonn_tune.run`, `validate`, `regress` and `calibrate`: training, measuring, and comparisons.
 
-What one of them alone needs is imported when it is called: running a launch config takes no cost model.
+Each function imports its own needs: running a launch config takes no cost model.
 """
 
 from __future__ import annotations
@@ -133,11 +133,11 @@ def _warn(words: str) -> None:
 class Runs:
     """Where and how often to run, as the options of `axonn-tune validate`.
 
-    repeats: rounds through all configurations. steps: of each run; the first two count for nothing. serial: train
-    on one rank alone too, to compare losses with. fastest: compare each configuration's fastest run, not the median.
-    lab: run on the ranks of this lab, which is up. realtime: with a lab, before all else on this host; as root
-    only. start_with: what starts all ranks elsewhere, `"srun --ntasks=8"`. folder: keep the folder of each
-    run in here. output: write every time that was measured here.
+    repeats: rounds through all configurations. steps: of each run; the first two do not count. serial: also train on
+    one rank alone, as the reference for losses. fastest: compare each configuration's fastest run, not the median. lab:
+    run on the ranks of this running lab. realtime: with a lab, prioritized over all other processes; root only.
+    start_with: launcher elsewhere, `"srun --ntasks=8"`. folder: keep the folder of each run here. output: measurement
+    file.
     """
 
     repeats: int = 3
@@ -165,10 +165,10 @@ def validate(
     runs: Runs = _DEFAULT_RUNS,
     **options: Unpack[SearchOptions],
 ) -> RunComparison:
-    """Run the first `top` (0: all) of a ranking, and compare what was measured with what was predicted.
+    """Run the first `top` (0: all) rows of a ranking, and compare predicted vs. measured.
 
-    Other parameters as of `axonn_tune.search`. What trained wrong, or sent other than the program says, is in
-    `.blame`, and `.sound` is False. Needs torch; TrainingFailedError if a run fails.
+    Other parameters as of `axonn_tune.search`. `.blame` names wrong training and differences from the program; `.sound`
+    is then False. Needs torch; TrainingFailedError if a run fails.
     """
     from axonn_tune.api.search import call_text, make_choices, whole
     from axonn_tune.ranking.inputs import load_inputs
@@ -213,7 +213,7 @@ def validate_rows(rows: str | Path, *, machine: MachineLike | None = None, worst
 def compared(
     plan: ValidationPlan, runs: Runs, *, listen: Callable[[ValidationProgress], None] = lambda progress: None
 ) -> RunComparison:
-    """Run what was chosen, and compare; errors as `validate`. listen: called after each run."""
+    """Run the plan and compare; errors as `validate`. listen: called after each run."""
     from axonn_tune.api.search import whole
     from axonn_tune.validation.comparison import RunComparison, fastest_runs
     from axonn_tune.validation.runner import Extent, run_plan
@@ -277,7 +277,7 @@ def regress(
 class CalibrateOptions(TypedDict, total=False):
     """Options of a calibration, as of `axonn-tune calibrate`; each may be left out.
 
-    machine: profile that says what is not measured, localhost unless given. points: file of raw points.
+    machine: profile for what is not measured, localhost by default. points: file of raw points.
     ranks_per_node: consecutive ranks that share the intra-node network. resume: continue from the raw points.
     """
 

@@ -1,6 +1,6 @@
 """`axonn_tune.search`: a ranking as an object to look at, index, explain and write launch configs from.
 
-Options that every function that searches takes are named as those of the command line.
+Options have the names of the command line.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def make_choices(
     rank_by: RankBy | Literal["step"] | None = None,
     **options: Unpack[SearchOptions],
 ) -> Choices:
-    """What the options ask for; UsageError for a value that cannot be, TypeError for an option there is not."""
+    """The validated options; UsageError for an invalid value, TypeError for an unknown option."""
     ours = by_our_names({**options, "batch": batch})
     options, batch = cast(SearchOptions, ours), ours.pop("batch")
     overlap, no_overlap = options.get("overlap"), options.get("no_overlap")
@@ -347,7 +347,7 @@ def search(
     first ranks, and the others' ranks are extra columns. variants: every candidate, not only the best of each
     grid. Other options: see `axonn_tune.SearchOptions`.
 
-    A search that leaves nothing is no error: the result is empty, and knows what was rejected and why. UsageError
+    An empty result is not an error: it knows the rejected grids and reasons. UsageError
     for a wrong value, UnknownNameError for an unknown model or machine, DocumentError for a wrong file.
 
     >>> import axonn_tune
@@ -380,18 +380,18 @@ class SearchResult(Reported, Sequence[Entry]):
 
     @property
     def searched(self) -> Searched:
-        """How many grids and candidates were looked at, and how many grids each constraint rejected."""
+        """Numbers of grids and candidates, and of grids rejected by each constraint."""
         return self.results.ranked.searched
 
     @property
     def best(self) -> Entry:
-        """The first of the ranking; NothingFeasibleError, with what binds and what to change, if there is none."""
+        """The first of the ranking; NothingFeasibleError, with the nearest change, if there is none."""
         self.results.require_any()
         return self[0]
 
     @property
     def memory_limit_bytes(self) -> float:
-        """Memory of one GPU that a configuration may use."""
+        """Memory limit of one GPU."""
         return memory_limit_bytes(self.inputs.problem.machine.accelerator)
 
     @property
@@ -401,17 +401,17 @@ class SearchResult(Reported, Sequence[Entry]):
 
     @property
     def rejected(self) -> pd.DataFrame:
-        """One row for each grid that cannot be used: its axes, and the reasons in words."""
+        """One row for each rejected grid: its axes and reasons."""
         return self._frame(self.results.ranked.rejected_entries())[["x", "y", "z", "data", "rejected_because"]]
 
     @property
     def why(self) -> str:
-        """Where the first spends less time than the second."""
+        """Where the first configuration is faster than the second."""
         return why_first(self.results)
 
     @property
     def remarks(self) -> list[str]:
-        """What to know besides the numbers, in sentences: what was priced, why the first is first, ties, rejections."""
+        """Remarks: the priced problem, why #1 beats #2, ties, rejections."""
         problem = self.inputs.problem
         hint = faster_batch(problem) if len(self) and self.results.ranked.cost == COSTS[0] else ""
         return [*([hint] if hint else []), *ranking_remarks(self.results)]
@@ -445,7 +445,7 @@ class SearchResult(Reported, Sequence[Entry]):
         tokens: str | Path | None = None,
         emit: Emit | Sequence[Emit] | None = None,
     ) -> tuple[Path, ...]:
-        """Write what starts a configuration. Returns what was written.
+        """Write the launch files of a configuration; returns their paths.
 
         For the bundled runtime a launch config and, with `emit`, a script that starts it. For another framework the
         script with its arguments (`path` with the suffix .sh, or .sbatch where `emit` has "slurm"), and the config
@@ -572,7 +572,7 @@ class SearchResult(Reported, Sequence[Entry]):
         return replace(table, notes=[*([] if len(self) else [self._none()]), *self.remarks])
 
     def _none(self) -> str:
-        """What binds, if nothing is ranked."""
+        """The binding constraint of an empty ranking."""
         return nothing_feasible(self.inputs.problem, self.searched)
 
     def _frame(self, entries: Sequence[Entry]) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Rates fitted to measured times, each a sum of unknown costs with known factors.
 
-The factors are the cost model's own. A collective takes launch + Σ hops_t·α_t + bytes·c_t/β_t, where t in the last
-term is the tightest tier; which one that is follows from the fit, so the fit is repeated until it stays the same.
+The factors come from the cost model. A collective takes launch + Σ hops_t·α_t + bytes·c_t/β_t, where t in the last
+term is the tightest tier; which tier is tightest follows from the fit, so the fit repeats until it does not change.
 Computation takes a fixed time per GEMM and per kernel, time per FLOP of each layout and of attention, and time per
 byte. Robust non-negative least squares on relative errors finds all unknowns at once.
 """
@@ -38,11 +38,11 @@ from axonn_tune.specs.points import (
 )
 
 Factors: TypeAlias = dict[str, float]
-"""What one time is made of: unknown → its factor."""
+"""Components of one time: unknown → its factor."""
 ComputeProbe: TypeAlias = MatmulProbe | AttentionProbe | StepProbe
 
 LINEAR_BEYOND = 0.08
-"""Relative errors beyond this count by their size instead of its square, so that outliers have little pull."""
+"""Relative errors beyond this count by their size instead of its square, to limit the influence of outliers."""
 _OUTLIER = 0.3
 _OUTLIER_IN_DEVIATIONS = 5.0
 _REWEIGHTINGS = 20
@@ -62,7 +62,7 @@ _FORWARD, _BACKWARD = "attention_forward_flop_s", "attention_backward_flop_s"
 
 
 def rounded(value: float) -> float:
-    """Four digits: more is noise."""
+    """Rounded to four digits."""
     return float(f"{value:.4g}")
 
 
@@ -82,7 +82,7 @@ class Solution:
 
 
 def solve(rows: Sequence[Factors], times_s: Sequence[float]) -> Solution:
-    """Non-negative least squares on relative errors, reweighted until far-off rows have little pull (Huber 1964)."""
+    """Non-negative least squares on relative errors, reweighted to limit the influence of outliers (Huber 1964)."""
     from scipy.optimize import nnls
 
     names = sorted({name for row in rows for name in row})
@@ -101,7 +101,7 @@ def solve(rows: Sequence[Factors], times_s: Sequence[float]) -> Solution:
 
 
 def _outliers(errors: NDArray[np.float64]) -> tuple[int, ...]:
-    """Rows off by much more than most are."""
+    """Outlier rows."""
     deviation = 1.4826 * float(np.median(np.abs(errors - np.median(errors))))
     limit = max(_OUTLIER, _OUTLIER_IN_DEVIATIONS * deviation)
     return tuple(np.flatnonzero(np.abs(errors) > limit).tolist())
@@ -159,7 +159,7 @@ def _split(probes: Sequence[Probe]) -> tuple[list[Probe], list[Probe]]:
 
 @dataclass(frozen=True)
 class _Shares:
-    """What a probe's time is made of: α by tier, and time per 1/β by tier, of which the largest counts."""
+    """Components of a probe's time: α by tier, and time per 1/β by tier, of which the largest counts."""
 
     transport: str
     hops: dict[int, float]
@@ -199,7 +199,7 @@ class _CommunicationModel:
     ) -> tuple[dict[tuple[str, int], float], dict[tuple[str, int], float]]:
         """α and β by transport and tier, for those that were measured.
 
-        Where another tier is always tighter, or noise hides that bytes take time, β is the largest that any
+        Where another tier is always tighter, or noise exceeds the time of bytes, β is the largest that any
         single point shows.
         """
         latency: dict[tuple[str, int], float] = {}
@@ -257,7 +257,7 @@ def _transfer_shares(probe: TransferProbe, tiers: Sequence[Tier], world: int) ->
 
 
 def _only(tiers: Sequence[Tier], number: int) -> tuple[Tier, ...]:
-    """Tiers that cost nothing but one: 1 s a hop, 1 byte/s."""
+    """Tiers without cost except one: 1 s per hop, 1 byte/s."""
     return tuple(
         tier.model_copy(
             update={
@@ -346,7 +346,7 @@ def _rate(time_per_one: float, most: float) -> float:
 
 
 def compute_factors(probe: ComputeProbe, setting: Setting, tile: int) -> Factors:
-    """What the time of a probe is made of."""
+    """Components of a probe's time."""
     row: Factors = {}
     for step, values, count in _operations(probe, setting):
         for name, factor in _terms(step, values, tile):

@@ -1,4 +1,4 @@
-"""One calibration: the request, what to measure, the ranks that measure, and the profile written from their points."""
+"""One calibration: request, plan, measuring ranks, and the profile from their points."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def write_profile(request: CalibrationRequest) -> Calibration:
     return done
 
 
-# What to measure.
+# The plan.
 
 MOST_SHAPES = 16
 """Group shapes measured at most: each needs process groups of its own."""
@@ -272,7 +272,7 @@ def build_plan(
 
 
 def _most_tokens(model: Model, workload: Workload, backend: Backend) -> int:
-    """Tokens of one GEMM at most, so that neither its FLOPs nor its operands are beyond what a rank can do.
+    """Tokens of one GEMM at most, limited by the FLOPs and memory of a rank.
 
     A power of two. Training splits larger batches into micro-batches, whose size is not known before the search.
     """
@@ -314,7 +314,7 @@ def matmuls(model: Model, workload: Workload, world: int, *, backend: Backend) -
 
 
 def _feasible(ordered: Sequence[tuple[int, int, int]], backend: Backend) -> Sequence[tuple[int, int, int]]:
-    """Those that take no longer than a probe may, at least the smallest."""
+    """GEMMs within the time limit of a probe, at least the smallest."""
     return [(m, n, k) for m, n, k in ordered if 2.0 * m * n * k <= _MOST_FLOPS[backend]] or ordered[:1]
 
 

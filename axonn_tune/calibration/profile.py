@@ -1,4 +1,4 @@
-"""The machine profile made of measured points: fitted numbers, each with its source; and where it holds."""
+"""The machine profile from measured points: fitted numbers, each with its source, and the measured host."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def medians(points: Sequence[Point]) -> dict[Probe, float]:
 
 
 def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: int | None = None) -> Calibration:
-    """Fit a profile to points; what is not measured is `base`'s. UsageError if there is too little to fit."""
+    """Fit a profile to points; numbers without measurement are `base`'s. UsageError if there is too little to fit."""
     setting, found = measured.setting, medians(measured.points)
     per_node = ranks_per_node or _ranks_per_node(setting)
     outline = base.model_copy(
@@ -258,7 +258,7 @@ def _accelerator(base: Accelerator, fit: ComputeFit, setting: Setting) -> Accele
 def _uncertainty(
     points: Sequence[Point], found: Mapping[Probe, float], compute: ComputeFit, fit: CommunicationFit | None
 ) -> Uncertainty:
-    """80% of the errors are smaller: of the fit, or of one sample, whichever is larger."""
+    """80% quantile of errors: of the fit, or of one sample, whichever is larger."""
     spread = {
         sends: [
             abs(point.seconds / found[point.probe] - 1.0)
@@ -269,7 +269,7 @@ def _uncertainty(
     }
     communication = max(_quantile(spread[True]), _communication_uncertainty(fit) if fit is not None else 0.0)
     computing = max(_quantile(spread[False]), _quantile([abs(error) for error in compute.solution.errors]))
-    source = Source(kind="measured", source="80% of the errors of the fit, and of single samples, are smaller")
+    source = Source(kind="measured", source="80% quantile of the errors of the fit and of single samples")
     return Uncertainty(
         communication=_share(communication),
         compute=_share(computing),
@@ -341,11 +341,13 @@ def this_host() -> HostFacts:
 
 
 def differences(measured: Measurement, place: HostFacts) -> Iterator[str]:
-    """How a host differs from where a profile was measured, in words."""
+    """How a host has changed since a profile was measured on it, in words; nothing of one that it was not measured on.
+
+    A login node checks what its compute nodes have measured.
+    """
     if place.host not in measured.hosts:
-        shown = ", ".join(measured.hosts[:3]) + (", …" if len(measured.hosts) > 3 else "")
-        yield f"measured on {shown}, this host is {place.host}"
-    elif measured.cores is not None and measured.cores != place.cores:
+        return
+    if measured.cores is not None and measured.cores != place.cores:
         yield f"measured with {measured.cores} cores, this host has {place.cores}"
     before, now = measured.torch_version, place.torch_version
     if before is not None and now is not None and _release(before) != _release(now):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _refuse_logs(log: str | None) -> None:
-    """Say what reads logs of collectives."""
+    """Name the command that reads logs of collectives."""
     if log is not None:
         raise click.UsageError(
             f"--from-logs is another command: axonn-tune learn {shlex.quote(log)} --machine NAME -o FILE"
@@ -39,23 +39,23 @@ def _refuse_logs(log: str | None) -> None:
     "--ranks",
     type=Count(),
     metavar="N",
-    help="Ranks to start on this host. Default: one per core, or GPU for nccl; under torchrun or srun, those started.",
+    help="Ranks to start on this host. Default: one per core, or per GPU for nccl; of torchrun or srun: theirs.",
 )
-@click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Time to measure in: 20s, 5m, 1h.")
-@model_option("Whose GEMMs, attention and step are measured.", default="nano")
+@click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Time budget: 20s, 5m, 1h.")
+@model_option("Model whose GEMMs, attention and step are measured.", default="nano")
 @click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: fp32, bf16 under nccl.")
 @click.option("--batch", type=Count(), metavar="N", help="Global batch size, in sequences. Default: the model's.")
 @click.option("--backend", type=SuggestingChoice(("gloo", "nccl")), default="gloo", show_default=True)
-@machine_option("Profile that says what is not measured, such as how jobs start.", default="localhost")
+@machine_option("Profile for what is not measured, such as the launcher.", default="localhost")
 @click.option(
     "--ranks-per-node",
     type=Count(),
     metavar="N",
-    help="Consecutive ranks that share the intra-node network. Default: LOCAL_WORLD_SIZE, else those of one host.",
+    help="Consecutive ranks that share the intra-node network. Default: LOCAL_WORLD_SIZE, else by host name.",
 )
 @click.option("--name", help="Name of the profile. Default: that of the file.")
-@click.option("--points", metavar="FILE", help="File of raw points. Default: FILE.points.jsonl beside the output.")
-@click.option("--resume", is_flag=True, help="Continue a calibration that was cut off, from its raw points.")
+@click.option("--points", metavar="FILE", help="File of raw points. Default: OUTPUT.points.jsonl.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted calibration from its raw points.")
 @click.option(
     "--from-logs",
     metavar="LOG",
@@ -89,7 +89,7 @@ def calibrate_command(**options: Any) -> None:
 
 
 def _measured(request: CalibrationRequest) -> bool:
-    """Measure; whether this process is the one to fit and write."""
+    """Measure; returns whether this process fits and writes."""
     from axonn_tune.calibration.measure import plan_of, run_probes
     from axonn_tune.launch import host
 
@@ -119,7 +119,7 @@ def _progress(plan: Plan, *, shown: bool) -> Iterator[Callable[[CalibrationProgr
 
 
 def _say(calibration: Calibration, request: CalibrationRequest) -> None:
-    """What came out, in a few lines, and drawn."""
+    """Print the result in a few lines, and draw it."""
     from axonn_tune.files import write_text_atomically
     from axonn_tune.report.inventory import calibration_lines, fit_svg
 

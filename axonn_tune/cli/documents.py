@@ -1,4 +1,4 @@
-"""`axonn-tune models`, `machines` and `schema`: what is at hand, whether a file is right, what a file may hold."""
+"""`axonn-tune models`, `machines` and `schema`: list, check and import documents, and print their schemas."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def machines_group() -> None:
     """List, show and check machine profiles.
 
     A profile of your own cluster comes from logs of training or of nccl-tests (axonn-tune learn), from measuring it
-    (axonn-tune calibrate), or from a file that says what differs from the nearest one (extends: dgx-h100).
+    (axonn-tune calibrate), or from a file that extends the nearest one (extends: dgx-h100).
 
     \b
     Example:
@@ -56,7 +56,7 @@ def _list(kind: Kind, *, output_format: str) -> None:
 
     catalog: Catalog[Any] = models() if kind == "model" else machines()
     for name, error in catalog.broken.items():
-        # One broken file must not hide the others; `check` is there to fail on it.
+        # One broken file must not hide the others; `check` fails on it.
         click.echo(f"left out {name}: {error}", err=True)
     if output_format == "json":
         click.echo(json.dumps(catalog.to_dict(), indent=2, ensure_ascii=False))
@@ -82,7 +82,7 @@ def _check(kind: Kind, names: tuple[str, ...]) -> None:
             loaded = _load(kind, name)
             click.echo(f"ok {loaded.path}")
             if kind == "machine":
-                _warn_elsewhere(loaded)
+                _warn_changed(loaded)
         except AxonnTuneError as error:
             errors.append(error)
     if errors:
@@ -90,8 +90,8 @@ def _check(kind: Kind, names: tuple[str, ...]) -> None:
         raise UsageError(f"{listed}\n{len(errors)} of {len(names)} cannot be used")
 
 
-def _warn_elsewhere(loaded: Loaded[Machine]) -> None:
-    """Say what is different here from where a profile was measured."""
+def _warn_changed(loaded: Loaded[Machine]) -> None:
+    """Warn where this host has changed since the measurement."""
     from axonn_tune.calibration.profile import differences, this_host
 
     if loaded.document.measured is not None:
@@ -100,7 +100,7 @@ def _warn_elsewhere(loaded: Loaded[Machine]) -> None:
 
 
 def example(words: str) -> str:
-    """What a help text ends with."""
+    """End of a help text."""
     return f"\n\n\b\nExample:\n  axonn-tune {words}"
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from axonn_tune.lab.links import LinkCheck
 
 _CORE_BITS_PER_S = 400e6
-"""What the uplinks may carry together for each core; beyond it cores and not links set the pace."""
+"""Sum of uplink rates per core above which cores, not links, are the bottleneck."""
 
 
 @click.group("lab", short_help="Emulate a cluster of nodes on this Linux host.")
@@ -32,22 +32,24 @@ _CORE_BITS_PER_S = 400e6
 def lab_group() -> None:
     """Emulate a cluster of nodes on this Linux host, to run and validate without one.
 
-    Each rank gets a network namespace of its own. A rank's port and a node's uplink are limited to a rate in
+    Each rank has its own network namespace. A rank's port and a node's uplink are limited to a rate in
     each direction. Needs iproute2, and root or the right to make user namespaces. No interface, route or file
     of the host is touched; what runs in a lab reaches nothing but the lab, and all of it ends with the lab.
     """
 
 
-_name_option = click.option("--name", default="lab", show_default=True, help="Which lab; several may be up at once.")
+_name_option = click.option(
+    "--name", default="lab", show_default=True, help="Name of the lab; several may run at once."
+)
 
 
 @lab_group.command("up")
 @click.option("--nodes", type=Count(), required=True, metavar="N", help="Number of nodes.")
 @click.option("--ranks-per-node", type=Count(), required=True, metavar="R", help="Ranks on each node.")
-@click.option("--uplink", required=True, metavar="RATE", help="Of each node, each direction: 200mbit, 1gbit.")
-@click.option("--port", metavar="RATE", help="Of each rank, each direction. Default: twice the uplink's.")
-@click.option("--delay", metavar="TIME", help="Added to each packet between nodes, one way: 1ms, 250us.")
-@click.option("--no-verify", is_flag=True, help="Do not measure whether it does what was asked.")
+@click.option("--uplink", required=True, metavar="RATE", help="Rate per node and direction: 200mbit, 1gbit.")
+@click.option("--port", metavar="RATE", help="Rate per rank and direction. Default: twice the uplink's.")
+@click.option("--delay", metavar="TIME", help="One-way delay between nodes: 1ms, 250us.")
+@click.option("--no-verify", is_flag=True, help="Do not verify rates and round trips.")
 @_name_option
 @help_option
 def up_command(
@@ -172,7 +174,9 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
 @resume_from_option
 @directory_option
 @terms_option
-@click.option("--realtime", is_flag=True, help="Before all other processes of this host (SCHED_RR); as root only.")
+@click.option(
+    "--realtime", is_flag=True, help="Prioritize over all other processes of this host (SCHED_RR); root only."
+)
 @help_option
 def run_command(*, name: str, launch: str, directory: str | None, terms: bool, **options: Any) -> None:
     """Train as LAUNCH.YAML says, one rank in each place of a lab that is up; otherwise as `axonn-tune run`.

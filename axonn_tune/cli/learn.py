@@ -1,4 +1,4 @@
-"""`axonn-tune learn` and `diagnose`: a profile true to a user's own runs, and whether one of them is reasonable."""
+"""`axonn-tune learn` and `diagnose`: update a profile from runs, and compare a run with its prediction."""
 
 from __future__ import annotations
 
@@ -22,21 +22,28 @@ F = Callable[..., Any]
 
 
 def evidence_options(command: F) -> F:
-    """What evidence does not say of itself."""
+    """Options for facts that the evidence does not state."""
     options = (
         machine_option(
-            "Base profile. Default: that of measurements, or the shipped one nearest to what rows say.", default=None
+            "Base profile. Default: that of the measurements, or the shipped one nearest to the stated accelerator.",
+            default=None,
         ),
-        click.option("--framework", metavar="NAME", help="What ran, instead of what a log looks like or a row says."),
-        model_option("Model of logs and rows that do not say it.", default=None),
+        click.option(
+            "--framework",
+            metavar="NAME",
+            help="Framework that ran, instead of the recognised log format or a blank column.",
+        ),
+        model_option("Model, for logs and rows that do not state it.", default=None),
         click.option(
             "--fact",
             "facts",
             multiple=True,
             metavar="COLUMN=VALUE",
-            help="What a log or row does not say, as a column of the step CSV: tp=8. May be repeated.",
+            help="Fact that a log or row does not state, as a column of the step CSV: tp=8. May be repeated.",
         ),
-        click.option("--ranks", type=Count(2), metavar="N", help="Ranks of a collective log that does not say it."),
+        click.option(
+            "--ranks", type=Count(2), metavar="N", help="Ranks, for a collective log that does not state them."
+        ),
         click.option("--nodes", type=Count(), metavar="N", help="Its nodes."),
         click.option(
             "--ranks-per-node", type=Count(), metavar="N", help="Gives a base profile of one network level nodes of N."
@@ -47,13 +54,14 @@ def evidence_options(command: F) -> F:
     return command
 
 
-@click.command("learn", short_help="Learn a machine's numbers from its runs.")
+@click.command("learn", short_help="Update a machine profile from runs.")
 @click.argument("paths", nargs=-1, required=True, metavar="EVIDENCE...")
 @click.option("-o", "--output", required=True, metavar="NEW.YAML", help="Machine profile to write.")
 @evidence_options
 @click.option("--name", help="Name of the profile. Default: that of the file.")
+@format_option(("table", "json"))
 @help_option
-def learn_command(*, output: str, **options: Any) -> None:
+def learn_command(*, output: str, output_format: str, **options: Any) -> None:
     """Move a profile's numbers as far as EVIDENCE makes them, and write the profile with what it is now sure of.
 
     Evidence is recognised by its content: steps as CSV (as for validate --rows), training logs of Megatron-LM,
@@ -69,16 +77,17 @@ def learn_command(*, output: str, **options: Any) -> None:
       axonn-tune learn measured.yaml -o here.yaml
     """
     from axonn_tune.api.learning import learn
-    from axonn_tune.report.learning import learning_text
-    from axonn_tune.report.output import progress
+    from axonn_tune.report.learning import learning_json, learning_text
+    from axonn_tune.report.output import json_text, progress
 
     with progress("learning") as tell:
         found, evidence = learn(output=output, listen=tell, command=command_line(), **options)
-    click.echo(learning_text(found, evidence), nl=False)
+    as_json = output_format == "json"
+    click.echo(json_text(learning_json(found, evidence)) if as_json else learning_text(found, evidence), nl=False)
     click.echo(f"Wrote {output}.", err=True)
 
 
-@click.command("diagnose", short_help="Check a run's step time against its prediction, and find out why it is slow.")
+@click.command("diagnose", short_help="Compare a run with its prediction and explain the gap.")
 @click.argument("path", metavar="LOG|TRACE|RUN")
 @evidence_options
 @format_option(("table", "json"))
@@ -87,9 +96,9 @@ def learn_command(*, output: str, **options: Any) -> None:
 def diagnose_command(*, path: str, output_format: str, html: str | None, **options: Any) -> None:
     """Compare a run with what is predicted of it, and weigh what could explain the difference.
 
-    Reads what learn reads; what it says of the run is taken as stated, and what it leaves out is assumed as in
-    a search, which is said first. Lists explanations (slow links, flags that are not in effect, a straggler
-    and so on) by their probability, with the seconds that each explains, and what would make the run faster.
+    Reads the same evidence as learn. Settings that it does not state are those of a search, and are listed
+    first. Lists explanations (slow links, flags that are not in effect, a straggler and so on) by their
+    probability, with the seconds that each explains, and what would make the run faster.
     Ends with exit code 4 if the run took more or less than the 80% interval of the prediction.
 
     \b

@@ -1,4 +1,4 @@
-"""The command line's entry point: finds the command, and turns every error into a message and an exit code."""
+"""The command line's entry point: finds the command, and maps every error to a message and an exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune import __version__
-from axonn_tune.cli.options import WORDS, help_option
+from axonn_tune.cli.options import WORDS, help_option, with_files_kept
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
@@ -45,16 +45,16 @@ The result goes to standard output, everything else to standard error.
 Exit codes:
   0    done
   1    internal error; please report it
-  2    a wrong option or argument, or a wrong document
-  3    no grid satisfies all constraints; the message names the binding one
-  4    a validation or regression check failed, or a lab or a run is not as it should be
-  5    something is missing here, or the disk is full
+  2    a wrong option, argument or document
+  3    no grid satisfies all constraints; the message names the binding constraint
+  4    a validation or regression check failed, or a lab or run is in a wrong state
+  5    something is missing on this host, or the disk is full
   6    training did not finish (run, lab run)
   75   training stopped by a signal, state saved (run, lab run)
   130  interrupted
 """
 
-# Where each command is, as module and attribute: imported when it is asked for.
+# Module and attribute of each command, imported on first use.
 _COMMANDS = {
     "search": ("axonn_tune.cli.search", "search_command"),
     "explain": ("axonn_tune.cli.search", "explain_command"),
@@ -83,7 +83,7 @@ _GROUPS = {
     "Learn and diagnose": ("learn", "diagnose", "calibrate"),
     "Documents and set-up": ("models", "machines", "schema", "doctor", "completion"),
 }
-"""Headings of the commands, by what they are for."""
+"""Headings of the commands, by purpose."""
 _DEFAULT = "search"
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -94,13 +94,13 @@ class LazyCommands(UserDict[str, Any]):
     def __getitem__(self, name: str) -> click.Command:
         if isinstance(self.data[name], tuple):
             module, attribute = self.data[name]
-            self.data[name] = getattr(importlib.import_module(module), attribute)
+            self.data[name] = with_files_kept(getattr(importlib.import_module(module), attribute))
         command: click.Command = self.data[name]
         return command
 
 
 class ReaderGone(Exception):
-    """Whatever reads standard output has stopped; no OSError, out of which click would make exit code 1."""
+    """The reader of standard output has stopped; not an OSError, which click would map to exit code 1."""
 
 
 class SearchUnlessNamed(click.Group):
@@ -140,7 +140,7 @@ class SearchUnlessNamed(click.Group):
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by what they are for."""
+        """Write the commands by purpose."""
         width = max(map(len, self.commands))
         for heading, names in _GROUPS.items():
             with formatter.section(heading):
@@ -205,7 +205,7 @@ def cli(*, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; every error ends in one line, not in a traceback."""
     _open_closed_streams()
-    # A command ends soon and makes few cycles: collecting garbage as often as by default is a tenth of a search.
+    # A command is short and makes few cycles: default garbage collection would take a tenth of a search.
     gc.set_threshold(100_000, 50, 50)
     try:
         code = cli.main(
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _reported(error: BaseException) -> int:
-    """Say what went wrong, where that can be written; returns the exit code."""
+    """Print the error if standard error is writable; returns the exit code."""
     if COMPLETE in os.environ and isinstance(error, KeyError | ValueError | IndexError | SystemExit):
         # As from click, whose completion ends with 1 for what no shell asks.
         if isinstance(error, SystemExit) and not error.code:
@@ -231,7 +231,7 @@ def _reported(error: BaseException) -> int:
             traceback.print_exc()
         return _report(error)
     except OSError:
-        # Standard error has no room either.
+        # Standard error is full too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         return error.exit_code if isinstance(error, AxonnTuneError) else EnvironmentProblem.exit_code
 
@@ -244,7 +244,7 @@ def _open_closed_streams() -> None:
 
 
 def _report(error: BaseException) -> int:
-    """Say on standard error what went wrong; returns the exit code."""
+    """Print the error on standard error; returns the exit code."""
     if isinstance(error, click.ClickException):
         error.show()
         return error.exit_code
@@ -256,7 +256,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         raise error
     if isinstance(error, ReaderGone | BrokenPipeError):
-        # The reader has seen enough. What is still buffered has nowhere to go, also not at exit.
+        # The reader has closed the pipe: discard buffered output, also at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if isinstance(error, OSError):
@@ -265,7 +265,7 @@ def _report(error: BaseException) -> int:
         error = kind(f"cannot write or read{named}: {error.strerror or error}")
     if isinstance(error, AxonnTuneError):
         lines = "\n".join([f"Error: {error}", *([error.advice] if error.advice else [])])
-        # Names of files may hold what terminals obey.
+        # Names of files may hold terminal escapes.
         click.echo(_CONTROL.sub(lambda found: repr(found[0])[1:-1], lines), err=True)
         return error.exit_code
     name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

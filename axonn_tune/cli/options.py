@@ -1,4 +1,4 @@
-"""Options that several commands share, and what commands do with them.
+"""Options that several commands share, and helpers that use them.
 
 A command that searches is written::
 
@@ -7,8 +7,8 @@ A command that searches is written::
     def compare_command(*, wide: bool, **options: Any) -> None:
         found = axonn_tune.api.analysis.compare(**options)
 
-Options are named as the parameters of the package's functions, so that a command hands them on as they are.
-Names of choices are spelled out here, so that `--help` need not import the schemas; a test compares.
+Options have the names of the package functions' parameters, so that a command passes them on unchanged. Choices are
+repeated here, so that `--help` need not import the schemas; a test compares.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import difflib
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
@@ -67,7 +68,7 @@ class SuggestingChoice(BaseChoice):
     """A choice that names the nearest valid value, which click does for commands and options only."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the chosen value; the error of a wrong one ends in a suggestion."""
+        """Return the chosen value; the error of an invalid one suggests the nearest."""
         begun = [choice for choice in self.choices if choice.startswith(str(value))]
         near = begun or difflib.get_close_matches(str(value), list(self.choices), n=1)
         if value in self.choices or not near:
@@ -82,7 +83,7 @@ class AxisOrder(BaseOrder):
     name = "axes"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """The axes; the error of a wrong text lists those there are."""
+        """The axes; the error of an invalid text lists the valid ones."""
         from axonn_tune.api.search import parse_order
         from axonn_tune.errors import UsageError
 
@@ -107,9 +108,9 @@ LAST_GROUP = "Output"
 
 
 class SearchCommand(click.Command):
-    """A command that searches: its help is in groups, and options may have the names that frameworks have for them.
+    """A command that searches: its help is grouped, and options may have the frameworks' names.
 
-    own: groups that the command has before the others, as in `GROUPS`.
+    own: the command's own groups, before the others, as in `GROUPS`.
     """
 
     def __init__(self, *arguments: Any, own: Mapping[str, Sequence[str]] | None = None, **settings: Any) -> None:
@@ -117,7 +118,7 @@ class SearchCommand(click.Command):
         self._groups = {**(own or {}), **GROUPS}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write options by what they are about, and the one for help last of all."""
+        """Write options by subject, --help last."""
         below = [(heading, name) for heading, names in self._groups.items() for name in names]
         places = {name: place for place, (_, name) in reversed(list(enumerate(below)))}
         end = len(below)
@@ -133,7 +134,7 @@ class SearchCommand(click.Command):
                     formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put our names for the framework's, where there are any."""
+        """Replace the framework's names by ours."""
         known = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
         if any(word.startswith("--") and word.partition("=")[0] not in known for word in args):
             args = _by_our_names(args, known)
@@ -141,7 +142,7 @@ class SearchCommand(click.Command):
 
 
 def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
-    """The words with options by a framework's names under ours; what no framework knows is left to click."""
+    """The words with frameworks' option names replaced by ours; click handles unknown ones."""
     from axonn_tune.errors import UsageError
     from axonn_tune.frameworks.names import ADVICE, is_known, option, our_options
 
@@ -150,7 +151,9 @@ def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
     places = iter(range(len(args)))
     for place in places:
         flag, has_value, value = args[place].partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
+        dotted = flag.removeprefix("--").replace("-", "_")
+        # torchtitan has sections before its names.
+        name = dotted if dotted in ADVICE else dotted.rpartition(".")[2]
         value = value if has_value else " ".join(args[place + 1 : place + 2])
         if flag in known:
             others[name] = value
@@ -177,7 +180,7 @@ Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str]
 
 
 def _completing(names: Callable[[], Iterable[str]]) -> Completer:
-    """Shell completion of what begins with the letters typed."""
+    """Shell completion by prefix."""
     return lambda ctx, param, incomplete: [name for name in names() if name.startswith(incomplete.lower())]
 
 
@@ -198,19 +201,19 @@ def _frameworks() -> Iterable[str]:
     return registry()
 
 
-# Given to each command: names given through a context depend on which command ran first in a process.
+# Set on each command: names set through a context depend on which command ran first in a process.
 help_option = click.help_option("-h", "--help")
 
 _COUNT = Count()
 
 
 def model_option(words: str, **settings: Any) -> Callable[[F], F]:
-    """`--model`, by name or file; `words` say what for, `settings` go to click."""
+    """`--model`, by name or file; `words`: help text, `settings`: for click."""
     return _name_option("model", words, **settings)
 
 
 def machine_option(words: str, **settings: Any) -> Callable[[F], F]:
-    """`--machine`, by name or file; `words` say what for, `settings` go to click."""
+    """`--machine`, by name or file; `words`: help text, `settings`: for click."""
     return _name_option("machine", words, **settings)
 
 
@@ -228,7 +231,7 @@ def set_option(words: str) -> Callable[[F], F]:
 
 
 def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
-    """Options that say what is trained where."""
+    """Options of the workload and the hardware."""
     how_many = click.option("--gpus", type=_COUNT, required=required, metavar="N", help="Number of GPUs.")
     batch = click.option(
         "--batch", type=_COUNT, metavar="N", help="Global batch size, in sequences. Default: the model's."
@@ -243,7 +246,7 @@ def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
             "--framework",
             metavar="NAME",
             help="Framework whose layouts are ranked, such as megatron-core, torchtitan, fsdp, deepspeed, axonn. Its "
-            "own names pin axes, too: --tp 8 --pp 4, --dp-shard 16. Default: axonn-tune, the bundled runtime.",
+            "own names pin axes too: --tp 8 --pp 4, --dp-shard 16. Default: axonn-tune, the bundled runtime.",
             shell_complete=_completing(_frameworks),
         ),
         set_option(
@@ -254,7 +257,7 @@ def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
 
 
 def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
-    """Options that pin what would be searched; `ranks`: and the one that says what to rank by."""
+    """Options that pin the search; `ranks`: also --rank-by."""
     pins = [
         click.option(f"--{axis}", type=_COUNT, metavar="N", help=f"Only grids with this size of axis {axis}.")
         for axis in AXES
@@ -274,9 +277,11 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
             flag_value="any",
             metavar="[N]",
             callback=parse_pipeline,
-            help="Search pipeline stages, too, or only N; other frameworks do so unless N is 1.",
+            help="Search pipeline stages too, or only N stages. Default for other frameworks; N = 1: no stages.",
         ),
-        click.option("--chunks", type=_COUNT, metavar="N", help="Only so many chunks a pipeline stage (interleaving)."),
+        click.option(
+            "--chunks", type=_COUNT, metavar="N", help="Only this number of chunks per pipeline stage (interleaving)."
+        ),
         click.option(
             "--order",
             metavar="AXES",
@@ -301,7 +306,7 @@ def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
 
 
 def _execution() -> list[Callable[[F], F]]:
-    """Options that say how a step is executed."""
+    """Options of the execution of a step."""
     return [
         click.option(
             "--shard-optimizer/--no-shard-optimizer",
@@ -318,7 +323,7 @@ def _execution() -> list[Callable[[F], F]]:
             type=SuggestingChoice(OVERLAPS),
             metavar="NAME",
             multiple=True,
-            help=f"Overlap just this, and whatever else is named so: {', '.join(OVERLAPS)}. Default: everything.",
+            help=f"Overlap only this; may be repeated: {', '.join(OVERLAPS)}. Default: everything.",
         ),
         click.option(
             "--no-overlap",
@@ -327,7 +332,7 @@ def _execution() -> list[Callable[[F], F]]:
             multiple=True,
             is_flag=False,
             flag_value="all",
-            help="Do not overlap this; without a name, overlap nothing. May be repeated.",
+            help="Do not overlap this; without a name, no overlap at all. May be repeated.",
         ),
     ]
 
@@ -349,7 +354,7 @@ def search_options(*, required: bool = True, lists: bool = False, ranks: bool = 
 
 
 def format_option(formats: Sequence[str] = ("table", "json", "csv", "md")) -> Callable[[F], F]:
-    """`--format`, handed over as `output_format`."""
+    """`--format`, passed on as `output_format`."""
     return click.option(
         "--format",
         "output_format",
@@ -372,7 +377,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 
 def _drawable(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The path of a report; EnvironmentProblem if it cannot be drawn, before work is done that would be lost."""
+    """The path of a report; EnvironmentProblem before any work if it cannot be drawn."""
     if value is not None:
         from axonn_tune.report.page import require_plotly
 
@@ -381,7 +386,7 @@ def _drawable(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 
 def _colored(ctx: click.Context, param: click.Parameter, value: bool | None) -> bool:
-    """Whether to paint, as asked or as the terminal says."""
+    """Whether to color output, by option or terminal."""
     from axonn_tune.report.output import use_color
 
     return use_color(wanted=value)
@@ -399,13 +404,13 @@ resume_from_option = click.option(
 )
 directory_option = click.option("--directory", metavar="DIR", help="Folder for metrics. Default: runs/<time>-<name>.")
 terms_option = click.option(
-    "--terms", is_flag=True, help="In the table at the end, one row for each collective of each layer."
+    "--terms", is_flag=True, help="In the final table, one row for each collective of each layer."
 )
 wide_option = click.option("--wide", is_flag=True, help="More columns in tables.")
 columns_option = click.option(
-    "--columns", callback=_names, metavar="NAME,...", help="Just these columns in tables; a wrong one lists all."
+    "--columns", callback=_names, metavar="NAME,...", help="Only these columns in tables; an unknown name lists all."
 )
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print the result alone, no remarks.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result, no remarks.")
 html_option = click.option(
     "--html",
     callback=_drawable,
@@ -416,7 +421,7 @@ color_option = click.option(
     "--color/--no-color",
     default=None,
     callback=_colored,
-    help="Default: in a terminal; NO_COLOR, FORCE_COLOR and TERM=dumb hold.",
+    help="Default: in a terminal; NO_COLOR, FORCE_COLOR and TERM=dumb are respected.",
 )
 
 
@@ -428,7 +433,7 @@ def given(name: str) -> bool:
 
 
 def require_problem(options: Mapping[str, Any]) -> None:
-    """click.UsageError unless the options of a search say what is trained on how many GPUs."""
+    """click.UsageError unless --gpus and --model are given."""
     missing = [f"--{name}" for name in ("gpus", "model") if options[name] is None]
     if missing:
         raise click.UsageError(f"Missing option {' and '.join(missing)}.")
@@ -454,11 +459,11 @@ _BESIDE_COMMAND = (
     "set",
     "tokens_total",
 )
-"""Options that say what a command does not."""
+"""Options for facts that a command file does not state."""
 
 
 def from_command_option(words: str) -> Callable[[F], F]:
-    """`--from-command`; `words` say what is done with it."""
+    """`--from-command`; `words`: help text."""
     return click.option("--from-command", metavar="FILE", help=words)
 
 
@@ -468,14 +473,47 @@ def beside_command(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in _BESIDE_COMMAND if given(name)}
 
 
-def require_distinct(**files: str | None) -> None:
-    """click.UsageError if two options would write one file, each over the other."""
-    seen: dict[str, str] = {}
-    for option, path in files.items():
-        if path not in (None, "", "-"):
-            other = seen.setdefault(os.path.realpath(str(path)), option)
-            if other != option:
-                raise click.UsageError(f"--{other} and --{option} are the same file, {path}: give each its own.")
+_WRITTEN = ("output", "html", "trace", "plot", "points", "junit", "markdown")
+"""Options that name a file to write."""
+_LEARNS = ("learn", "calibrate")
+"""Commands whose output may take the place of the machine's profile: it holds what that held."""
+
+
+def with_files_kept(command: click.Command) -> click.Command:
+    """The command, or those of a group, refusing to write a file that another option or an argument names."""
+    for one in command.commands.values() if isinstance(command, click.Group) else ():
+        with_files_kept(one)
+    run = command.callback
+
+    def callback(*args: Any, **options: Any) -> Any:
+        context = click.get_current_context()
+        require_distinct({param: context.params.get(param.name or "") for param in context.command.params})
+        return run(*args, **options) if run is not None else None
+
+    command.callback = callback
+    return command
+
+
+def require_distinct(values: Mapping[click.Parameter, Any]) -> None:
+    """click.UsageError if two options would write one file, or one would write over a file that another reads."""
+    command = click.get_current_context().command.name
+    seen: dict[str, click.Parameter] = {}
+    for param, value in values.items():
+        for path in value if isinstance(value, tuple) else (value,):
+            if not isinstance(path, str) or path in ("", "-") or (param.name == "machine" and command in _LEARNS):
+                continue
+            other = seen.setdefault(os.path.realpath(path), param)
+            writes = [one.name in _WRITTEN for one in (other, param)]
+            if other is not param and (all(writes) or (any(writes) and Path(path).is_file())):
+                names = " and ".join(_shown(one) for one in (other, param))
+                raise click.UsageError(f"{names} are the same file, {path}: give each its own.")
+
+
+def _shown(param: click.Parameter) -> str:
+    """An option by its long name, an argument as the usage has it."""
+    return (
+        max(param.opts, key=len) if isinstance(param, click.Option) else param.make_metavar(click.get_current_context())
+    )
 
 
 def load(options: Mapping[str, Any]) -> Inputs:
@@ -487,12 +525,18 @@ def load(options: Mapping[str, Any]) -> Inputs:
     return load_inputs(make_choices(**options))
 
 
-def say_assumed(inputs: Inputs) -> None:
-    """Say on standard error which machine, batch and sequence length were taken because nothing was said."""
-    model, workload = inputs.model.document, inputs.problem.workload
-    if not (given("machine") or "AxoNN paper" in model.description):
-        name = inputs.machine.document.name
+def say_assumed(*searched: Inputs) -> None:
+    """Print the assumed machine, batches and sequence lengths on standard error."""
+    if not (given("machine") or all("AxoNN paper" in one.model.document.description for one in searched)):
+        name = searched[0].machine.document.name
         click.echo(f"Priced on {name}, since no --machine was given: `axonn-tune machines list` has others.", err=True)
+    for inputs in searched:
+        _say_imported(inputs)
+
+
+def _say_imported(inputs: Inputs) -> None:
+    """Say what was assumed of the workload when a model was imported."""
+    model, workload = inputs.model.document, inputs.problem.workload
     guessed = model.source.partition("assumed:")[2]
     words = {
         "batch": f"a batch of {workload.global_batch:,} sequences (--batch)",
@@ -504,7 +548,7 @@ def say_assumed(inputs: Inputs) -> None:
 
 
 def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:
-    """Write a result to a file and say so in the words of `wrote`; without one, or for `-`, print it."""
+    """Write a result to a file and report `wrote`; without a path, or for `-`, print it."""
     from axonn_tune.files import write_text_atomically
 
     if output in (None, "-"):

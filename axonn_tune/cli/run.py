@@ -1,4 +1,4 @@
-"""`axonn-tune run`, and what comes before and after it: `data`, `doctor`, `export`."""
+"""`axonn-tune run`, `data`, `doctor` and `export`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from axonn_tune.specs.launch import Launch
 
 
-@click.command("run", short_help="Execute a launch config on this host, or join in.")
+@click.command("run", short_help="Execute a launch config.")
 @click.argument("launch", metavar="LAUNCH.YAML")
 @steps_option
 @resume_option
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Build one rank without memory or network; print what it would use. Exit code 3 if it does not fit.",
+    help="Build one rank without memory or network; print its memory and collectives. Exit code 3 if it does not fit.",
 )
 @terms_option
 @click.option("--trace", type=Count(), metavar="N", help="Write a trace of N steps after the warm-up.")
@@ -73,7 +73,7 @@ def run_command(*, launch: str, dry_run: bool, terms: bool, **options: Any) -> N
 
 
 def show_summary(folder: Path, *, all_terms: bool) -> None:
-    """The table of a run that got far enough to be measured."""
+    """The table of a run with measured steps."""
     from axonn_tune.report.run import summary_text
     from axonn_tune.specs.loading import load_document
     from axonn_tune.specs.results import SUMMARY_NAME, Summary
@@ -84,7 +84,7 @@ def show_summary(folder: Path, *, all_terms: bool) -> None:
         click.echo(f"All of it, and every collective: {path}", err=True)
 
 
-@click.command("data", short_help="Turn text files into a token file.")
+@click.command("data", short_help="Tokenize text files.")
 @click.argument("paths", nargs=-1, metavar="[PATHS]...")
 @click.option("-o", "--output", required=True, metavar="FILE", help="Token file to write.")
 @click.option(
@@ -101,9 +101,7 @@ def show_summary(folder: Path, *, all_terms: bool) -> None:
     metavar="PATTERN",
     help="Files to take from folders; may be repeated.  [default: *.txt, *.md, *.rst, *.py]",
 )
-@click.option(
-    "--python-stdlib", is_flag=True, help="Add the source of Python's standard library, which is always there."
-)
+@click.option("--python-stdlib", is_flag=True, help="Add the source of Python's standard library.")
 @click.option("--vocab", type=Count(), help="Fail if the tokenizer has more ids than this.")
 @help_option
 def data_command(
@@ -175,8 +173,8 @@ def _reading_progress(total_bytes: int) -> Iterator[Callable[[int], None]]:
 def export_command(*, checkpoint: str, output: str, dtype: str) -> None:
     """Write the parameters of a CHECKPOINT as one safetensors file, whatever grid saved it.
 
-    CHECKPOINT is the folder of one step, or that of a run's checkpoints, of which the newest is taken. The
-    tensors have this program's names, and weights are laid out as inputs × outputs.
+    CHECKPOINT is the folder of one step, or that of a run's checkpoints, of which the newest is taken. The tensors have
+    this program's names, and weights have the layout inputs × outputs.
 
     \b
     Example:
@@ -193,7 +191,7 @@ def export_command(*, checkpoint: str, output: str, dtype: str) -> None:
     click.echo(f"wrote {output}: {count:,} parameters of {found}")
 
 
-@click.command("doctor", short_help="Say what this environment can do, and what it lacks.")
+@click.command("doctor", short_help="Check what can run on this host.")
 @click.argument("launch", required=False, metavar="[LAUNCH.YAML]")
 @format_option(("table", "json"))
 @help_option
@@ -239,7 +237,7 @@ def _loaded(path: str) -> Launch:
 
 
 def _needed(launch: Launch, devices: dict[str, Any] | None) -> list[HostCheck]:
-    """What a launch config needs of this host."""
+    """Checks of a launch config on this host."""
     from axonn_tune.launch.host import HostCheck, launch_checks
 
     found = list(launch_checks(launch, gpus=len(devices.get("gpus", ())) if devices else 0))

@@ -1,11 +1,13 @@
 """`axonn-tune search` (also what `axonn-tune` does without a command), `explain`, `sweep` and `compare`.
 
-And what is made of their results: `report`, one HTML file, and `trace`, steps as one file for Perfetto.
+Also `report`, results as one HTML file, and `trace`, steps as one file for Perfetto.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,7 +29,6 @@ from axonn_tune.cli.options import (
     machine_option,
     quiet_option,
     refuse_search,
-    require_distinct,
     require_problem,
     say_assumed,
     search_options,
@@ -65,16 +66,16 @@ if TYPE_CHECKING:
     "-o",
     "--output",
     metavar="FILE",
-    help="Write what starts the first row, or that of --pick: a launch config, or another framework's command. "
+    help="Write the launch config, or another framework's command, of the first row or of --pick. "
     "Default with --emit: launch.yaml, run.sh or run.sbatch.",
 )
 @click.option("--pick", type=Count(), metavar="N", default=1, show_default=True, help="Row that -o writes.")
-@click.option("--tokens", metavar="FILE", help="Token file, as by `axonn-tune data`, that the launch config trains on.")
+@click.option("--tokens", metavar="FILE", help="Token file of `axonn-tune data` for the launch config.")
 @click.option(
     "--emit",
     type=SuggestingChoice(("torchrun", "slurm", "bridge", "toml", "fully-shard")),
     multiple=True,
-    help="Script that starts it: torchrun (bash) or slurm (sbatch). For other frameworks also another form: bridge "
+    help="Job script to write: torchrun (bash) or slurm (sbatch). For other frameworks also another form: bridge "
     "(Megatron-Bridge), toml (torchtitan 0.2.2), fully-shard (FSDP without Accelerate).",
 )
 @html_option
@@ -116,7 +117,7 @@ def search_command(
     if emit and output is None:
         output = _default_output(emit, framework=options["framework"])
     _check_output(output, pick=pick, tokens=tokens)
-    require_distinct(output=output, html=html, tokens=tokens)
+    _keep_apart(html, output, emit)
     found = search(**options, cost=cost, variants=variants)
     found.results.require_row(pick)
     shown = found.render(
@@ -133,8 +134,21 @@ def search_command(
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks)), err=True)
         say_assumed(found.inputs)
+        if not output:
+            click.echo(wrapped(_next(found)), err=True)
     if output:
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
+
+
+def _next(found: SearchResult) -> str:
+    """Commands for what users do after a search."""
+    launch = "a launch config for the bundled runtime"
+    if found.inputs.problem.framework.software:
+        launch = f"the arguments of {found.inputs.problem.framework.title} and a script"
+    return (
+        f"Next, with the same options: `axonn-tune explain` breaks #1 down, `axonn-tune compare` has other frameworks, "
+        f"-o NAME --emit slurm writes {launch}."
+    )
 
 
 def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:
@@ -144,11 +158,21 @@ def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:
 
 
 def _check_output(output: str | None, *, pick: int, tokens: str | None) -> None:
-    """Refuse what to write without where to, and standard output, which has the ranking."""
+    """Refuse --pick and --emit without -o, and -o to standard output, which has the ranking."""
     if output is None and (tokens or pick != 1):
         raise click.UsageError(f"{'--tokens' if tokens else '--pick'} says what to write: give -o FILE too.")
     if output in ("", "-"):
         raise click.UsageError("-o - : a launch config is a file of its own, and the ranking is on standard output.")
+
+
+def _keep_apart(html: str | None, output: str | None, emit: tuple[Emit, ...]) -> None:
+    """Refuse a report that what --emit writes would replace."""
+    from axonn_tune.launch.scripts import SUFFIXES
+
+    path = Path(output or "launch.yaml")
+    written = [path, *(path.with_suffix(suffix) for kind, suffix in SUFFIXES.items() if kind in emit)]
+    if html and output and os.path.realpath(html) in map(os.path.realpath, written):
+        raise click.UsageError(f"--html {html} is what --emit writes: give the report a file of its own.")
 
 
 def _write(
@@ -171,9 +195,7 @@ def _write(
 @from_command_option("Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed).")
 @click.option("--pick", type=Count(), default=1, show_default=True, help="Row of the ranking to explain.")
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
-@click.option(
-    "--terms", is_flag=True, help="In tables, one row for each collective of each layer, and how it is priced."
-)
+@click.option("--terms", is_flag=True, help="In tables, one row for each collective of each layer, with its formula.")
 @format_option(("table", "json", "md"))
 def explain_command(
     *,
@@ -211,6 +233,8 @@ def explain_command(
             raise click.UsageError(f"--from-command {from_command}: leave out {launch or '--pick'}.")
         found = explain_stated(from_command, **beside_command(from_command, options))
     elif launch:
+        if Path(launch).suffix in (".sh", ".sbatch", ".slurm", ".toml"):
+            raise click.UsageError(f"{launch} is no launch config: --from-command {launch} reads scripts and configs.")
         refuse_search(f"{launch} says", options, allowed=("machine", "tokens_total"))
         machine = options["machine"] if given("machine") else None
         found = explain_launch_said(launch, machine=machine, tokens_total=options["tokens_total"])
@@ -268,6 +292,8 @@ def sweep_command(
 
     found = sweep(**options, weak=weak)
     show(found, found.render(output_format, wide=wide, columns=columns, color=color), html=html)
+    # The first point of each model: a batch given for it holds there.
+    say_assumed(*reversed({point.inputs.model.sha256: point.inputs for point in reversed(found.points)}.values()))
     found.require_any()
 
 
@@ -276,7 +302,7 @@ def sweep_command(
 @tokens_total_option
 @from_command_option("Compare for the run that a script or config file starts, and with its own layout.")
 @format_option()
-@click.option("--wide", is_flag=True, help="Every column in the table.")
+@click.option("--wide", is_flag=True, help="Print all columns.")
 @html_option
 @color_option
 def compare_command(
@@ -372,6 +398,6 @@ def trace_command(
 
 
 def write_trace(output: str | None, text: str, *, quiet: bool) -> None:
-    """To a file, or to standard output."""
+    """Write to a file or to standard output."""
     said = None if quiet else f"Wrote {output}; open it in https://ui.perfetto.dev."
     write_or_print(output, text, wrote=said)

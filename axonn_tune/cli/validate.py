@@ -1,4 +1,4 @@
-"""`axonn-tune validate` and `regress`: predicted against measured times, and both against a recorded baseline."""
+"""`axonn-tune validate` and `regress`: predicted vs. measured times, and both vs. a recorded baseline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from axonn_tune.cli.options import (
     html_option,
     load,
     refuse_search,
-    require_distinct,
     search_options,
     write_html,
 )
@@ -75,31 +74,29 @@ _BASELINE = ("measurement", "record", "reason", "top", "tolerances", "floors")
     default=8,
     show_default=True,
     metavar="N",
-    help="Steps of each run; the first two count for nothing.",
+    help="Steps of each run; the first two do not count.",
 )
-@click.option("--lab", metavar="NAME", help="Run on the ranks of this lab, which is up.")
-@click.option("--realtime", is_flag=True, help="With --lab: before all else on this host (SCHED_RR); as root only.")
-@click.option(
-    "--start-with", metavar="COMMAND", help="What starts all ranks, before a rank's command: 'srun --ntasks=8'."
-)
+@click.option("--lab", metavar="NAME", help="Run on the ranks of this running lab.")
+@click.option("--realtime", is_flag=True, help="With --lab: prioritize over all other processes (SCHED_RR); root only.")
+@click.option("--start-with", metavar="COMMAND", help="Launcher of all ranks: 'srun --ntasks=8'.")
 @click.option(
     "--no-serial",
     "serial",
     is_flag=True,
     callback=lambda ctx, param, value: not value,
-    help="Do not train on one rank alone to compare losses with.",
+    help="Do not train on one rank alone as the reference for losses.",
 )
-@click.option("--runs", "folder", metavar="DIR", help="Keep the folder of each run in here.")
-@click.option("-o", "--output", metavar="FILE.YAML", help="Write every time that was measured here.")
+@click.option("--runs", "folder", metavar="DIR", help="Keep the folder of each run in this folder.")
+@click.option("-o", "--output", metavar="FILE.YAML", help="Write the measurement file here.")
 @click.option("--fastest", is_flag=True, help="Compare each configuration's fastest run, not the median of all.")
-@click.option("--update", is_flag=True, help="Update the machine's file with what was learnt, and list what changed.")
+@click.option("--update", is_flag=True, help="Update the machine's file from the measurements, and list the changes.")
 @html_option
 @search_options(required=False)
 @click.option("--published", is_flag=True, help="Predict published measurements, and list the error of each.")
-@click.option("--rows", type=_FILE, metavar="FILE", help="Steps of your own, CSV, instead of those shipped.")
-@click.option("--collectives", type=_FILE, metavar="FILE", help="Collectives, CSV, instead of those shipped.")
-@click.option("--gemm", type=_FILE, metavar="FILE", help="GEMMs, CSV, instead of those shipped.")
-@click.option("--memory", type=_FILE, metavar="FILE", help="Memory, CSV, instead of those shipped.")
+@click.option("--rows", type=_FILE, metavar="FILE", help="Your own steps, CSV, instead of the shipped ones.")
+@click.option("--collectives", type=_FILE, metavar="FILE", help="Collectives, CSV, instead of the shipped ones.")
+@click.option("--gemm", type=_FILE, metavar="FILE", help="GEMMs, CSV, instead of the shipped ones.")
+@click.option("--memory", type=_FILE, metavar="FILE", help="Memory, CSV, instead of the shipped ones.")
 @format_option(("table", "json"))
 @click.option("--worst", type=Count(0), default=20, show_default=True, help="Worst rows to list.")
 def validate_command(
@@ -139,7 +136,6 @@ def validate_command(
       axonn-tune validate --published --worst 5 --html accuracy.html
       axonn-tune validate --rows steps.csv --machine mine.yaml
     """
-    require_distinct(output=options["output"], html=html)
     if not (published or rows or collectives or gemm or memory):
         from axonn_tune.api.measurement import Runs
         from axonn_tune.validation.runner import Selection
@@ -184,7 +180,7 @@ def _validate_runs(
     output_format: str,
     html: str | None,
 ) -> None:
-    """Run, compare, print; CheckFailedError if something trained wrong or sent other than the program says."""
+    """Run, compare, print; CheckFailedError if training is wrong or collectives differ from the program."""
     from axonn_tune.api.measurement import compared
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.launch.host import require_torch
@@ -206,7 +202,7 @@ def _validate_runs(
     if update and comparison.sound:
         _update(comparison, selected)
     if not comparison.sound:
-        raise CheckFailedError(comparison.blame or "some ranks did not send what the program says")
+        raise CheckFailedError(comparison.blame or "collectives of some ranks differ from the program")
 
 
 def _select(options: Mapping[str, Any], launches: tuple[str, ...], selection: Selection) -> ValidationPlan:
@@ -221,7 +217,7 @@ def _select(options: Mapping[str, Any], launches: tuple[str, ...], selection: Se
 
 
 def _require_own(selected: ValidationPlan) -> None:
-    """UsageError unless the machine profile is a file of the user's own."""
+    """UsageError unless the machine profile is the user's own file."""
     from axonn_tune.errors import UsageError
     from axonn_tune.specs.loading import is_shipped
 
@@ -234,7 +230,7 @@ def _require_own(selected: ValidationPlan) -> None:
 
 
 def _update(comparison: RunComparison, selected: ValidationPlan) -> None:
-    """Write the profile anew with what `learn` makes of the runs, and say what changed and what it brings."""
+    """Update the profile by `learn` on the runs; print the changes and errors before and after."""
     from axonn_tune.files import write_text_atomically
     from axonn_tune.learning.learn import learn
     from axonn_tune.learning.reading import measured_evidence
@@ -275,7 +271,9 @@ def _say(progress: ValidationProgress) -> None:
 )
 @click.argument("baseline", metavar="BASELINE.YAML")
 @search_options(required=False)
-@click.option("--measurement", metavar="FILE", help="What `validate -o` wrote; without it predictions alone.")
+@click.option(
+    "--measurement", metavar="FILE", help="Measurement file of `validate -o`. Default: check predictions only."
+)
 @click.option(
     "--tolerance", "tolerances", multiple=True, metavar="NAME=SHARE", help=f"Of {', '.join(_TOLERANCES)}: step=10%."
 )
@@ -302,7 +300,7 @@ def regress_command(
 ) -> None:
     """Compare predictions, and measured times if there are any, with BASELINE.YAML.
 
-    A prediction that moved by more than its tolerance fails: record the baseline anew, and say why. A
+    A prediction that moved by more than its tolerance fails: record a new baseline with a reason. A
     measured step that became slower than its tolerance fails. Accuracy is tracked, and fails below its
     floor. A failure ends with exit code 4. --machine predicts for another profile than the baseline's.
 
@@ -385,7 +383,7 @@ def _record(
 def _limits(
     tolerances: tuple[str, ...], floors: tuple[str, ...], *, of: Baseline | None = None
 ) -> tuple[Tolerances, Floors]:
-    """Those of a baseline, or the defaults, with what the command line says on top."""
+    """Tolerances of a baseline, or the defaults, with the command line's on top."""
     from axonn_tune.specs.results import Floors, Tolerances
 
     allowed, least = (Tolerances(), Floors()) if of is None else (of.tolerances, of.floors)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, what separates two steps, and what each collective runs behind: for explanations."""
+"""Time breakdown of a step, differences between steps, and overlaps of each collective, for explanations."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Work:
 
 
 def work_by_kind(pricing: Pricing, workload: Workload) -> tuple[Work, ...]:
-    """All computation of a step, by kind and phase, in program order; last what communication beside it costs it.
+    """All computation of a step, by kind and phase, in program order; last the compute slowdown from overlap.
 
-    Of pipeline stages it is that of the one that computes longest.
+    For a pipeline, that of the stage with the most computation.
     """
     stage, values = pricing.computing or (ONLY, pricing.values)
     clock = ComputeClock(pricing.rates, float(workload.element_sizes.compute), values, PLAIN)
@@ -65,7 +65,7 @@ def _computations(pricing: Pricing, stage: Stage, values: Mapping[str, float]) -
 
 
 def kind_of(step: Computation) -> str:
-    """What sort of computation it is."""
+    """Its kind of computation."""
     if isinstance(step, MatMul):
         return GEMMS
     if isinstance(step, Attention):
@@ -74,17 +74,16 @@ def kind_of(step: Computation) -> str:
 
 
 Parts: TypeAlias = Mapping[Hashable, tuple[str, float]]
-"""What a time is spent on: by what it is in every framework, what that is called and s."""
+"""Part of a step: its key, common to all frameworks, its name, and s."""
 
 
 def waiting(axes: str, pricing: Pricing) -> str:
-    """What waiting for collectives over axes is called."""
+    """Name of exposed communication over axes."""
     return f"exposed {pricing.framework.called(axes)} communication"
 
 
 def step_parts(pricing: Pricing, workload: Workload) -> Parts:
-    """What a step is spent on; exposed communication by axes without context, which holds shards or replicas as z or
-    data do."""
+    """Parts of a step; exposed communication by axes without context, which has shards or replicas like z or data."""
     sums: dict[tuple[str, str], float] = defaultdict(float)
     for term in pricing.terms:
         alike = term.axis.replace("context", "") or term.axis
@@ -99,9 +98,10 @@ def step_parts(pricing: Pricing, workload: Workload) -> Parts:
 def separated(
     base: Parts, other: Parts, *, longer_s: float, worth_s: float, unseen_s: float
 ) -> list[tuple[str, float]]:
-    """What makes another time longer (negative: shorter) than a first, by how much, s; it sums to `longer_s`.
+    """Parts of the difference `longer_s` between another step and a first (negative: savings), s.
 
-    Savings first, then costs, each the largest first; then as the rest all below `worth_s`, unless it is `unseen_s`.
+    Savings first, then costs, each the largest first; then the sum of all below `worth_s`, unless it is below
+    `unseen_s`.
     """
     none, named = ("", 0.0), list[tuple[str, float]]()
     for key, (words, _) in {**base, **other}.items():
@@ -114,12 +114,12 @@ def separated(
 
 
 def hidden_s(term: Term) -> float:
-    """Time of a term that computation hides, s; queueing behind other collectives can expose more than its own."""
+    """Overlapped time of a term, s; a queued collective can be exposed for longer than its own time."""
     return max(term.seconds - term.exposed_s, 0.0)
 
 
 def hidden_behind(term: Term, workload: Workload) -> str:
-    """What a collective can run behind with the overlaps that are on; empty for nothing."""
+    """What a collective overlaps with under the active overlaps; empty if it is not overlappable."""
     overlap, behind = _BEHIND.get(term.collective.role, (None, ""))
     if overlap not in workload.overlaps or (overlap == "output" and not workload.split_micro_batch):
         return ""

@@ -1,4 +1,4 @@
-"""Time of one collective: each algorithm is a line, latency + bytes / bandwidth; the library takes the lowest.
+"""Time of one collective: each algorithm is a line, latency + bytes / bandwidth; the lowest counts.
 
 p ranks, `bytes` the full (gathered or reduced) buffer, α_t the latency of a hop over tier t, β the
 bandwidth of one ring's slowest link after sharing. Bandwidths are algorithm bandwidths: full buffer
@@ -10,10 +10,9 @@ over time. Sources:
 - direct: the message counts alone; every rank of a domain sends at once.
 - sharing of links: arXiv 2305.13525, equation 7, with edges counted per link instead of rounded.
 
-A ring visits the group's ranks in ascending order and closes from the last to the first. A *domain*
-of a tier is the set of ranks it connects (the ranks of one node, say). An edge crosses out of a
-domain when its ends lie in different ones. All groups of an axis run at the same time, so what
-counts for bandwidth is how many of their edges leave the busiest domain together.
+A ring visits the group's ranks in ascending order and closes from the last to the first. A *domain* of a tier is the
+set of ranks it connects (the ranks of one node, say). An edge crosses out of a domain when its ends lie in different
+ones. All groups of an axis run at the same time, so their edges that leave the busiest domain share its bandwidth.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ TREE_BANDWIDTH_SHARE = 0.92
 """A tree reaches this share of the ring's bandwidth (NCCL tuning.cc)."""
 
 IN_SWITCH_SHARE = 0.76
-"""Share of a rank's bandwidth that a reduction in the switch reaches."""
+"""Share of a rank's bandwidth that an in-network reduction reaches."""
 
 IN_SWITCH_LATENCY_S = 50e-6
-"""Fixed latency of a reduction in the switch: fits H100, H200, B200 and B300 (NCCL tuning.cc: 18 to 25 µs)."""
+"""Fixed latency of an in-network reduction: fits H100, H200, B200 and B300 (NCCL tuning.cc: 18 to 25 µs)."""
 
 _PASSES: dict[CollectiveKind, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
-"""Times the buffer goes around: an all-reduce is a reduce-scatter and an all-gather."""
+"""Passes around the ring: an all-reduce is a reduce-scatter and an all-gather."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One way to run a collective: time = latency_s + bytes / bandwidth_bytes_per_s."""
+    """One algorithm and protocol of a collective: time = latency_s + bytes / bandwidth_bytes_per_s."""
 
     algorithm: str
     protocol: str
@@ -54,10 +53,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Route:
-    """A group on a machine: hops of its ring by outermost tier crossed, and its bandwidth after sharing.
+    """A group on a machine: hops of its ring by outermost crossed tier, and its bandwidth after link sharing.
 
-    sharing: rings on each tier's busiest link, 0 on tiers that are not crossed; measured: the bandwidth is
-    one that the profile gives for just this shape.
+    sharing: rings on each tier's busiest link, 0 on tiers that are not crossed; measured: the profile has a measured
+    bandwidth for this shape.
     """
 
     size: int
@@ -69,7 +68,7 @@ class Route:
     measured: bool = False
 
     def over(self, tiers: tuple[Tier, ...]) -> Route:
-        """The same over tiers of other bandwidths."""
+        """The same route with other tier bandwidths."""
         if self.measured or self.size == 1:
             return self
         return replace(self, bandwidth_bytes_per_s=_bandwidth(self.sharing, tiers))
@@ -106,12 +105,12 @@ def route(shape: GroupShape, tiers: tuple[Tier, ...], world: int) -> Route:
 
 
 def _bandwidth(sharing: tuple[int, ...], tiers: tuple[Tier, ...]) -> float:
-    """Bandwidth of one ring: what its slowest link leaves it, bytes/s."""
+    """Bandwidth of one ring on its slowest shared link, bytes/s."""
     return min(tier.bandwidth_bytes_per_s / rings for tier, rings in zip(tiers, sharing, strict=True) if rings)
 
 
 def _measured_bandwidth(shape: GroupShape, tier: Tier) -> float | None:
-    """Bandwidth the profile gives for just this shape, bytes/s, or None."""
+    """Measured bandwidth of this shape in the profile, bytes/s, or None."""
     if len(shape.levels) != 1:
         return None
     size, stride = shape.levels[0]
@@ -122,7 +121,7 @@ def _measured_bandwidth(shape: GroupShape, tier: Tier) -> float | None:
 def ring(kind: CollectiveKind, path: Route, tiers: tuple[Tier, ...], protocol: Protocol) -> tuple[float, float]:
     """Ring: (p-1) steps a pass, every rank sending 1/p of the buffer in each (Thakur 2005, 4.1).
 
-    A piece of the buffer travels all edges but one, so a pass waits Σ hops_t · α_t less one hop over
+    A shard of the buffer traverses all edges but one, so a pass waits Σ hops_t · α_t less one hop over
     the outermost tier; the bytes take (p-1)/p · bytes/β.
     """
     passes = _PASSES[kind]
@@ -153,7 +152,7 @@ def tree(kind: CollectiveKind, path: Route, tiers: tuple[Tier, ...], protocol: P
 def in_switch(
     kind: CollectiveKind, path: Route, tiers: tuple[Tier, ...], protocol: Protocol
 ) -> tuple[float, float] | None:
-    """Reduction in the inner switch (NVLS), a tree across domains: all-reduce of 3 ranks a domain or more.
+    """In-network reduction (NVLS) inside domains, a tree across: all-reduce with 3 or more ranks per domain.
 
     Each rank sends and receives its buffer once, at 0.76 of its bandwidth (H100, H200 and B200 alike,
     see docs/machines.md); across domains the uplink carries it once for two domains, twice for more.
@@ -199,10 +198,10 @@ def recursive(
 def hierarchical(
     kind: CollectiveKind, path: Route, tiers: tuple[Tier, ...], protocol: Protocol
 ) -> tuple[float, float] | None:
-    """Inside the innermost domain and across domains in turn, both as rings, on evenly filled domains.
+    """Hierarchical: rings inside the innermost domain and across domains, in turn, on evenly filled domains.
 
-    m ranks a domain, D domains: the part across moves bytes/m in D-rank rings, m of them side by
-    side; the part inside moves the whole buffer among m ranks.
+    m ranks a domain, D domains: across domains, m concurrent D-rank rings move bytes/m each; inside, m ranks move the
+    whole buffer.
     """
     if len(tiers) == 1 or path.domains[1] < 2 or path.size % path.domains[1]:
         return None
@@ -219,10 +218,10 @@ def hierarchical(
 def direct(
     kind: CollectiveKind, path: Route, tiers: tuple[Tier, ...], protocol: Protocol
 ) -> tuple[float, float] | None:
-    """Every rank sends every other its piece at once, and sums what it gets: all-gather or reduce-scatter.
+    """Direct: every rank sends shards to all others at once, and sums what it receives: all-gather or reduce-scatter.
 
-    One latency for all messages; a link carries what all ranks behind it send to others: of each rank,
-    the share of the buffer that lies in other domains.
+    One latency for all messages. A link carries the messages of all its ranks: of each rank, the share of the buffer
+    that goes to other domains.
     """
     if kind == "all_reduce":
         return None
@@ -246,14 +245,14 @@ _ALGORITHMS: dict[Algorithm, Callable[..., tuple[float, float] | None]] = {
 
 
 def lines(kind: CollectiveKind, path: Route, machine: Machine) -> tuple[Line, ...]:
-    """Every way the machine's library can run this collective over this route; none in a group of one."""
+    """A line for every algorithm and protocol of the library over this route; none for a group of one."""
     if path.size == 1:
         return ()
     tiers = machine.tiers_of(kind)
     path = path if tiers is machine.tiers else path.over(tiers)
     found = []
     for algorithm in machine.library.algorithms[kind]:
-        # NCCL reduces in the switch with its simple protocol only, the first of a profile.
+        # NCCL's in-network reduction uses only the simple protocol, the first of a profile.
         for protocol in machine.library.protocols[: 1 if algorithm == "in_switch" else None]:
             priced = _ALGORITHMS[algorithm](kind, path, tiers, protocol)
             if priced is not None:
@@ -271,16 +270,16 @@ def collective_time_s(chosen: tuple[tuple[Value, Value], ...], size_bytes: Value
 
 
 def lines_of(kind: OpKind, path: Route, machine: Machine, *, call_s: float = 0.0) -> tuple[Line, ...]:
-    """Every way to run a program's collective; call_s: what the software adds to each call.
+    """Lines of a program's collective; call_s: software overhead per call.
 
-    An all-to-all is priced as the all-gather of its buffer: a rank sends (p-1)/p of it over its own link either way.
+    An all-to-all is priced as the all-gather of its buffer: in both, a rank sends (p-1)/p of it over its own link.
     """
     found = lines(priced_kind(kind), path, machine)
     return found if not call_s else tuple(replace(line, latency_s=line.latency_s + call_s) for line in found)
 
 
 def transfer_time_s(size_bytes: Value, *, stride: int, machine: Machine, call_s: float = 0.0) -> Value:
-    """Time to send `size_bytes` to the rank `stride` further, all ranks sending at once, s.
+    """Time to send `size_bytes` to the rank at distance `stride`, all ranks sending at once, s.
 
     The link crossed is that of the innermost tier whose domains hold both ends; over an outer tier
     every rank of a domain sends, so each gets its share of the domain's bandwidth. call_s: as for `lines_of`.
@@ -339,9 +338,9 @@ _DOMAINS_EXAMINED = 64
 
 
 def _sharing(size: int, stride: int, *, domain: int, world: int) -> int:
-    """Most groups that one domain holds a part of, but not all of: each has one edge that leaves it.
+    """Largest number of groups that straddle one domain: each has one edge that leaves it.
 
-    The pattern repeats; at most 64 domains are looked at, which is all of them but for odd sizes.
+    The pattern repeats; at most 64 domains are checked, which covers all but odd sizes.
     """
     block = size * stride
     busiest = 0
@@ -356,7 +355,7 @@ def _sharing(size: int, stride: int, *, domain: int, world: int) -> int:
 
 
 def _groups_cut(size: int, stride: int, *, begin: int, end: int) -> int:
-    """Groups of one block with members both inside and outside the block's ranks `begin` to `end`."""
+    """Groups of one block with members both inside and outside its ranks `begin` to `end`."""
     touched = min(stride, end - begin)
     whole = max(0, min(stride, end - (size - 1) * stride) - begin)
     return touched - whole

@@ -5,11 +5,10 @@ priced one by one into tables. A *shape* is a grid with a micro-batch; sizes and
 on nothing else. A *candidate* adds the rank order, which decides the routes and so the schedule.
 Candidates are scheduled in blocks that fit the cache and whose collectives use the same streams.
 
-The schedule is first *linked*: equal runs and equal collectives get one number each, so that a block
-prices each of them once and the loop over instructions touches nothing but lists. Runs of equal
-blocks are replayed twice and the rest extrapolated, since from there on every block takes as long as the
-one before; a stream that gets more than it can send falls behind by as much each time. `timeline` is the
-plain twin.
+The schedule is first *linked*: equal runs and equal collectives get one number each, so that a block prices each of
+them once and the loop over instructions touches nothing but lists. Runs of equal blocks are replayed twice and the rest
+extrapolated, since further blocks take equally long; an overloaded stream falls behind by an equal time with each
+block. `timeline` is the plain reference.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ T = TypeVar("T")
 RUN, WAIT, SYNC, ISSUE = range(4)
 
 Linked: TypeAlias = tuple[tuple[int, int, int], ...]
-"""Instructions as `(code, number, slot)`: number of a run, of a slot to wait for, or of a collective."""
+"""Instructions as `(code, number, slot)`: number of a run, of a handle (slot) to wait for, or of a collective."""
 
 
 @dataclass
 class Linker:
-    """Numbers runs, collectives and slots while it links the parts of one schedule."""
+    """Numbers runs, collectives and handles while it links the parts of one schedule."""
 
     runs: list[tuple[Computation, ...]] = field(default_factory=list)
     collectives: list[tuple[Collective, Size | None]] = field(default_factory=list)
@@ -86,7 +85,7 @@ class Linker:
         return tuple(linked)
 
     def _collective(self, collective: Collective) -> int:
-        """Number of a collective with its calls in a row; a weight gather is one call where it stands."""
+        """Number of a collective with its consecutive calls; a weight gather is one call."""
         calls = None if collective.role == "weight" or not collective.calls.powers else collective.calls
         key = (collective.kind, collective.axis, collective.size_bytes, calls)
         return self._number(key, self.collectives, (collective, calls))
@@ -125,7 +124,7 @@ class LinkedMicroBatch:
 
 @dataclass(frozen=True)
 class LinkedSchedule:
-    """A `StepSchedule` in numbers, with what the numbers stand for."""
+    """A `StepSchedule` in numbers, with the operations that they stand for."""
 
     linker: Linker
     micro_batch: LinkedMicroBatch
@@ -157,12 +156,12 @@ def link_schedule(schedule: StepSchedule) -> LinkedSchedule:
 
 
 State: TypeAlias = list[Any]
-"""Clock of the compute lane, then of each tier's lane, then of each slot; None where nothing was yet."""
+"""Clock of the compute stream, of each tier's stream, then of each handle; None before first use."""
 
 
 @dataclass(frozen=True)
 class ChunkColumns:
-    """One micro-batch through a chunk, s, as `ChunkTimes`; host_s: waiting of all micro-batches for the host."""
+    """One micro-batch through a chunk, s, as `ChunkTimes`; host_s: wait for the host, all micro-batches."""
 
     forward_s: Value
     backward_s: Value
@@ -172,11 +171,11 @@ class ChunkColumns:
     host_s: Value
 
     def taken(self, rows: Integers) -> ChunkColumns:
-        """Those of some candidates."""
+        """The rows of some candidates."""
         return ChunkColumns(*(column[rows] for column in self.columns))
 
     def placed(self, rows: Integers, count: int) -> ChunkColumns:
-        """The same in `rows` of `count` candidates; of the others nothing is known."""
+        """The same in `rows` of `count` candidates; the other rows are undefined."""
         found = ChunkColumns(*(np.full(count, np.nan) for _ in self.columns))
         for column, value in zip(found.columns, self.columns, strict=True):
             column[rows] = value
@@ -201,7 +200,7 @@ class Replay:
 
     runs, collectives: durations by number; lanes: tier of each collective's group, negative where no
     candidate of the block sends it; present: 1.0 where a candidate sends it and 0.0 where its group has
-    one member, or None where all do; tiers, slots: how many there are.
+    one member, or None where all do; tiers, slots: numbers of tiers and handles.
     """
 
     runs: Sequence[Value]
@@ -222,11 +221,11 @@ class Replay:
         buckets: bool,
         host_s: Value,
     ) -> tuple[Value, Value]:
-        """Duration of one step without pipeline stages, and what of it is waiting for the host, s.
+        """Duration of one step without pipeline stages, and its wait for the host, s.
 
-        keeping: 0 if no candidate keeps gathered weights, 2 if all keep all layers', 1 in between;
-        buckets: whether the last micro-batch differs from the others by data-parallel buckets; host_s: what issuing
-        a block's forward and backward takes.
+        keeping: 0 if no candidate keeps gathered weights, 2 if all keep all layers', 1 in between; buckets: whether the
+        last micro-batch differs from the others by data-parallel buckets; host_s: time to issue a block's forward and
+        backward.
         """
         last, waited_s = self._micro_batch(
             schedule.last_micro_batch, layers=layers, kept=kept, keeping=keeping, host_s=host_s
@@ -293,7 +292,7 @@ class Replay:
         host: tuple[Value, Value],
         times: Value,
     ) -> ChunkColumns:
-        """A chunk of a pipeline stage of so many blocks: the column twin of `Timeline.chunk`.
+        """A chunk of a pipeline stage of so many blocks: the column version of `Timeline.chunk`.
 
         host: time to issue a block's forward and backward, s, and the forward's share of it.
         """
@@ -345,7 +344,7 @@ class Replay:
         ]
 
     def _play(self, state: State, part: Linked) -> State:
-        """Follow a part; returns the new state, leaving the given one as it is."""
+        """Run a part; returns the new state and leaves the given one unchanged."""
         state = list(state)
         clock = state[0]
         runs, collectives, lanes, present = self.runs, self.collectives, self.lanes, self.present
@@ -378,7 +377,7 @@ class Replay:
 
 
 def _chosen(wanted: Any, state: State, other: State) -> State:  # noqa: ANN401 - a column of truth values
-    """One state where wanted, the other elsewhere; a clock that one of them has not is at its start there."""
+    """One state where `wanted`, the other elsewhere; a clock missing in one of them is at its start there."""
     return [
         None if one is None and two is None else np.where(wanted, _clock(one), _clock(two))
         for one, two in zip(state, other, strict=True)
@@ -390,7 +389,7 @@ def _clock(value: Any) -> Any:  # noqa: ANN401 - a number or a column
 
 
 def _repeated(before: State, state: State, times: Value) -> State:
-    """After `times` more of what led from one state to the next: each clock at its pace, none slower than the first."""
+    """State after `times` more repeats: each clock advances at its own pace, none slower than the first."""
     every = state[0] - before[0]
     found = [state[0] + times * every]
     for early, late in zip(before[1:], state[1:], strict=True):
@@ -410,7 +409,7 @@ class RouteTable:
 
     @cached_property
     def alike(self) -> Integers:
-        """For each route a number that routes share if every collective takes them the same time on the same stream."""
+        """A number per route, shared by routes with equal times of all collectives on the same stream."""
         numbers = self.tier
         for column in (one for pairs in self.lines.values() for pair in pairs for one in pair):
             most = int(numbers.max(initial=0)) + 2
@@ -429,8 +428,7 @@ def route_table(
 ) -> RouteTable:
     """Price the shapes; `used` tells which of them each group of axes takes. Groups of one cost nothing.
 
-    sent: the collectives of all programs with their groups: nothing else is priced; call_s: what the software adds to
-    each call.
+    sent: the collectives of all programs with their groups: nothing else is priced; call_s: software overhead per call.
     """
     paths = [route(shape, machine.tiers, world) for shape in shapes]
     tier = np.array([path.outermost for path in paths])
@@ -475,7 +473,7 @@ class Candidates:
         return Candidates(self.shape[rows], {axes: route[rows] for axes, route in self.routes.items()})
 
     def distinct(self, table: RouteTable) -> tuple[Integers, Integers]:
-        """Rows of which each other one is the twin, in shape and in what its routes take; and the twin of each row."""
+        """Rows that represent all others of equal shape and route times; and the representative of each row."""
         code, most = self.shape.copy(), int(table.alike.max(initial=0)) + 1
         for taken in self.routes.values():
             code = distinct(code * most + table.alike[taken])[2]
@@ -546,7 +544,7 @@ class ColumnPricer:
     def chunk(
         self, candidates: Candidates, values: Mapping[str, Value], part: Stage, stage: Stage, *, layers: Floats
     ) -> ChunkColumns:
-        """One micro-batch through a chunk of so many blocks of a stage, `part` saying what else the chunk has.
+        """One micro-batch through a chunk of some blocks of a stage; `part`: the chunk's embedding or LM head.
 
         layers: of the chunk, for each shape.
         """
@@ -574,7 +572,7 @@ class ColumnPricer:
     ) -> Iterator[tuple[Integers, dict[str, int], int]]:
         """Rows that share streams and kind of keeping, at most `BLOCK_ROWS` at once, with both.
 
-        A group of one sends nothing and fits any stream; it is put with the outermost tier's.
+        A group of one sends nothing and fits any stream; it counts to the outermost tier's.
         """
         kept, layers = np.asarray(values["kept"]), values["L"]
         code = np.where(kept == 0, 0, np.where(kept == layers, 2, 1)).take(candidates.shape)
@@ -593,7 +591,7 @@ class ColumnPricer:
 
 
 class _ShapeColumns:
-    """Everything that depends on the shape alone, computed once per shape and picked per block."""
+    """Everything that depends only on the shape, computed once per shape and picked per block."""
 
     def __init__(
         self, clock: ComputeClock, schedule: LinkedSchedule, terms: tuple[tuple[Collective, Size], ...]
@@ -667,7 +665,7 @@ class _Block:
         return total
 
     def iteration_s(self, schedule: LinkedSchedule, *, keeping: int, dispatch_s: float) -> tuple[Value, Value]:
-        """End of the schedule, and what of it is waiting for the host."""
+        """End of the schedule, and its wait for the host."""
         values = self._shapes.values
         return self._replay(schedule).step_s(
             schedule,
@@ -734,7 +732,7 @@ class _Block:
         return None if several.all() else several.astype(np.float64)
 
     def _scheduled_s(self, collective: Collective, calls: Size | None) -> Value:
-        """Time of a collective where the schedule has it: its calls in a row."""
+        """Time of a collective in the schedule: its consecutive calls."""
         if self._lanes[collective.axis] < 0:
             return 0.0
         call_s = self._call_s(collective)

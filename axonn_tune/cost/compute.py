@@ -1,7 +1,7 @@
 """Time of one rank's computation: GEMMs and attention by a roofline, everything else by its bytes.
 
 Efficiencies are shares of the datasheet peak that large, well-shaped work reaches on the machine;
-what small shapes lose is modelled by rounding to tiles, by memory traffic and by a fixed launch time.
+the loss of small shapes is modelled by rounding to tiles, by memory accesses and by a fixed launch time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from axonn_tune.units import bytes_per_s, seconds
 
 @dataclass(frozen=True)
 class ComputeRates:
-    """What one rank computes with, in SI units, for one precision."""
+    """Rates of one rank's accelerator, in SI units, for one precision."""
 
     matmul_flops_per_s: dict[MatmulLayout, float]
     vector_flops_per_s: dict[MatmulLayout, float]
@@ -59,7 +59,7 @@ def compute_rates(accelerator: Accelerator, precision: Precision, software: Soft
 
 
 def _by_layout(accelerator: Accelerator, peak: float) -> dict[MatmulLayout, float]:
-    """FLOP/s of large products in long training by layout, from a peak in FLOP/s."""
+    """Sustained FLOP/s of large GEMMs by layout, from a peak in FLOP/s."""
     return {
         layout: peak * accelerator.training_share * share for layout, share in accelerator.matmul_efficiency.items()
     }
@@ -68,12 +68,12 @@ def _by_layout(accelerator: Accelerator, peak: float) -> dict[MatmulLayout, floa
 def rate_of_matmul(
     layout: MatmulLayout, *, element_bytes: float, alignment: int, batched: bool, rates: ComputeRates
 ) -> float:
-    """Rate of a large product, FLOP/s: of matrix units if its rows start at multiples of 16 bytes.
+    """Rate of a large GEMM, FLOP/s: that of tensor cores if its rows are aligned to 16 bytes.
 
-    Copies into shared memory need 4 bytes, and are whole at 16, so rows aligned to single elements are left to the
-    vector units. That others lie on a logarithmic line between the two rates is our assumption. Batches of narrow
-    products (heads of unaligned width) fall to fp32: bigscience_a100-0073, -0107, -0110 and -0112, heads of 108.
-    Source: NVIDIA, Matrix Multiplication Background User's Guide, section 3; CUDA C++ Programming Guide, cp.async.
+    Copies into shared memory need 4 bytes, and reach full speed at 16, so rows aligned to single elements use the
+    vector units. We assume a logarithmic line between the two rates. Batches of narrow GEMMs (heads of unaligned width)
+    fall to fp32: bigscience_a100-0073, -0107, -0110 and -0112, heads of 108. Source: NVIDIA, Matrix Multiplication
+    Background User's Guide, section 3; CUDA C++ Programming Guide, cp.async.
     """
     matrix = rates.matmul_flops_per_s[layout]
     if alignment >= MATRIX_ALIGNMENT:
@@ -97,7 +97,7 @@ def matmul_time_s(
 ) -> Value:
     """Time of `O[m, n] = A[m, k] · B[k, n]`, s: launch + max(FLOPs / rate, bytes / memory bandwidth).
 
-    flops_per_s: what a large product of its kind reaches (`rate_of_matmul`).
+    flops_per_s: rate of a large GEMM of its kind (`rate_of_matmul`).
     Rows and columns of the output are rounded up to whole tiles, since a partial tile costs a whole one;
     each tile takes `matmul_ramp` more steps of k to fill its pipeline and to write its result.
     """
@@ -115,7 +115,7 @@ def kernel_time_s(size_bytes: Value, rates: ComputeRates) -> Value:
 
 
 def unfused_kernel_time_s(size_bytes: Value, rates: ComputeRates) -> Value:
-    """The same of a kernel that would read and write `size_bytes` if the software fused it as the program does, s."""
+    """The same for a kernel with `size_bytes` in the program, scaled by the software's memory traffic, s."""
     return rates.kernel_launch_s + size_bytes * rates.kernel_traffic / rates.memory_bytes_per_s
 
 
@@ -125,13 +125,13 @@ def attention_forward_time_s(flops: Value, rates: ComputeRates) -> Value:
 
 
 def attention_backward_time_s(flops: Value, rates: ComputeRates) -> Value:
-    """Time of fused attention backward, s; `flops` counts five products for the forward's two."""
+    """Time of fused attention backward, s; `flops` counts five GEMMs for the forward's two."""
     return rates.kernel_launch_s + flops / rates.attention_backward_flops_per_s
 
 
 @dataclass(frozen=True)
 class ComputeClock:
-    """What turns a computation into seconds: rates, element size, the values of the symbols.
+    """Prices computations: rates, element size, the values of the symbols.
 
     known, stretched: times of a call and of its calls in a row, by identity of the operation, which is kept with it.
     """
@@ -180,7 +180,7 @@ class ComputeClock:
         )
 
     def run_s(self, step: Computation) -> Value:
-        """Time a schedule spends on a computation where it stands: its calls in a row, s."""
+        """Time of a computation in the schedule: its consecutive calls, s."""
         found = self.stretched.get(id(step))
         if found is None:
             once = isinstance(step, Kernel) and step.prepares_gather

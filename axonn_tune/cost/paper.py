@@ -14,7 +14,7 @@ backend             bandwidths           recompute   layer shapes               
 
 The script writes a layer's widths as H and K·H, K = 3, 1, 4, 4. Here they are the model's own: the
 same for the paper's models, and the natural reading for others. Everything the script leaves out is
-left out: latency, embedding and head, memory, compute, overlap, divisibility. Elements have 2 bytes
+left out: latency, embedding and LM head, memory, compute, overlap, divisibility. Elements have 2 bytes
 and gradients reduced over data 4 whatever the workload's precision; one step is one pass over the
 batch (no gradient accumulation).
 
@@ -54,7 +54,7 @@ DATA_GRADIENT_BYTES = 4.0
 RELEASED_MINIMUM_TENSOR_PARALLELISM: Mapping[str, int] = MappingProxyType(
     {"5b": 4, "10b": 8, "20b": 16, "40b": 32, "50b": 32, "60b": 64, "80b": 64, "100b": 64, "160b": 128, "175b": 128}
 )
-"""Smallest x·y·z the authors typed in for each model, in place of a memory model."""
+"""Smallest x·y·z that the authors hard-coded for each model, in place of a memory model."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class PaperGrids:
 
     @property
     def split_of_weights(self) -> Integers:
-        """Gx·Gy: parts a gathered weight W[K_y, N_x] is in."""
+        """Gx·Gy: shards of a gathered weight W[K_y, N_x]."""
         return self.group["x"] * self.group["y"]
 
     @property
@@ -224,7 +224,7 @@ def block_layers(model: Model) -> tuple[PaperLayer, ...]:
 
 
 def released_block_layers(model: Model) -> tuple[PaperLayer, ...]:
-    """The four layers with the released script's slip: fc2's input and output widths exchanged."""
+    """The four layers with the released script's error: fc2's input and output widths exchanged."""
     *others, fc2 = block_layers(model)
     return (*others, replace(fc2, k=fc2.n, n=fc2.k))
 
@@ -279,7 +279,7 @@ def _bandwidths(
 def released_grids(gpus: int, *, model: Model, batch: int, minimum_tensor_parallelism: bool = False) -> Integers:
     """Grids the released script searches, rows `(x, y, z, data)`: powers of two, batch % (data·z) == 0.
 
-    `minimum_tensor_parallelism` adds its hand-typed lower limit of x·y·z; UnknownNameError for a model
+    `minimum_tensor_parallelism` adds its hard-coded lower limit of x·y·z; UnknownNameError for a model
     it has none for. `batch` counts sequences. Empty if `gpus` is no power of two.
     """
     minimum = 1

@@ -1,8 +1,8 @@
 """1F1B and interleaved 1F1B: the exact step time, and a bound on it; legend and order as in `program.pipeline`.
 
-The rule, for each operation: it starts when its stage has finished the one before and the message it needs has come.
-A blocking send (Megatron-Core's batched isend and irecv) keeps the sender until the message has arrived; its receive
-shares that batch, so it costs the receiver nothing more than the wait. An overlapped send delays only the receiver.
+An operation starts when its stage has finished the operation before and the message it needs has arrived. A blocking
+send (Megatron-Core's batched isend and irecv) keeps the sender until the message has arrived; its receive shares that
+batch, so the receiver only waits. An overlapped send delays only the receiver.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StageTimes:
     forward_s, backward_s, last_backward_s: (stages, chunks); the last is the backward of the last micro-batch, which
     carries the gradient buckets of data parallelism, and equals backward_s if None. end_s: after a stage's last
     operation (optimizer step). activation_send_s: from a stage to the next, round the ring; gradient_send_s: to the
-    one before. These three are one number, or one a stage, of the sender. overlapped: see the head of this module.
+    one before. These three are one number, or one a stage, of the sender. overlapped: see the module's docstring.
     For `pipeline_bound_s` all may have columns in front: (*columns, stages, chunks) and (*columns, stages).
     """
 
@@ -94,7 +94,7 @@ class _Durations:
         return np.stack([activation, gradient, gradient])
 
     def occupied(self) -> Floats:
-        """How long F, B and the last B keep their stage: (3, ..., stages, chunks)."""
+        """How long F, B and the last B occupy their stage: (3, ..., stages, chunks)."""
         return self.computing() if self.overlapped else self.computing() + self.sent()
 
     def latency(self) -> Floats:
@@ -133,7 +133,7 @@ def _sends(stages: int, chunks: int, *, silent: tuple[int, int]) -> Floats:
 
 
 def pipeline_time(times: StageTimes, *, micro_batches: int) -> PipelineTime:
-    """Step time of a pipeline, exactly; chunks > 1 are interleaved.
+    """Exact step time of a pipeline; chunks > 1 are interleaved.
 
     Equal periods of the steady state are jumped over (a period is one or more groups of micro-batches after which
     every clock has moved by the same time), which changes nothing by more than 1e-9 of the step.
@@ -171,7 +171,7 @@ def _summary(durations: _Durations, micro_batches: int, finish_s: Floats, waited
     )
 
 
-# The evaluation that jumps over equal periods. A program lists the operations of all stages in an order that respects
+# The evaluation skips equal periods. A program lists the operations of all stages in an order that respects
 # every dependency, and names the two that each depends on by how far back they are. So a lap, the operations of one
 # group of micro-batches in steady state, is the same wherever it stands, and m only says how often it is repeated.
 
@@ -223,7 +223,7 @@ class _Tape:
         self.times: list[int] = []
 
     def run_laps(self, lap: _Program, *, laps: int) -> None:
-        """A lap repeatedly; once two laps end with all clocks apart by the same time, whole periods are skipped."""
+        """Repeat a lap; once all clocks advance equally over two laps, skip whole periods."""
         bound, reach = self._bound(lap), -min(lap.before.min(), lap.sender.min())
         states: list[float] = []
         run, check = 0, 2
@@ -280,7 +280,7 @@ def _period(states: Floats) -> tuple[int, float] | None:
 
 
 def _slots(stages: int, chunks: int, micro_batches: int) -> Integers:
-    """Slot of each operation, (F or B, position in its order, stage): after the slots of all that it depends on."""
+    """Time slot of each operation, (F or B, position in its order, stage): after those of its dependencies."""
     position, stage = np.arange(chunks * micro_batches)[:, None], np.arange(stages)
     if chunks == 1:
         return np.stack([2 * position + stage, 2 * (position + stages) - 1 - stage])
@@ -349,8 +349,8 @@ class PassTimes(Protocol):
 def stage_end_s(chunks: Sequence[PassTimes], *, stages: int) -> Any:  # noqa: ANN401 - number or column
     """From a stage's last operation to its end, s.
 
-    The last chunk's gradient buckets go out first. What of a chunk's is still on its way when its last backward pass
-    has ended is reduced beside the passes of the next chunk that come before that one's own last, then delays its own.
+    The last chunk's gradient buckets go out first. Buckets of a chunk in flight when its last backward pass ends
+    overlap with the next chunk's passes before its own last one, then delay that chunk's buckets.
     """
     left: Any = 0.0
     carried: Any = 0.0
@@ -361,9 +361,9 @@ def stage_end_s(chunks: Sequence[PassTimes], *, stages: int) -> Any:  # noqa: AN
 
 
 def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Column:
-    """A lower bound of `pipeline_time(...).step_s`, s, for columns of pipelines; m is a column or one number.
+    """Lower bound of `pipeline_time(...).step_s`, s, for columns of pipelines; m is a column or one number.
 
-    Never above the exact value, because it is the longest of some chains of operations that wait for one another.
+    It never exceeds the exact value, because it is the longest of several chains of dependent operations.
     For each stage r, let N = min(warm-up + 1, v·m) be its forwards before its first backward. That one starts after
 
     - parts 0 to r-1 have taken the first micro-batch forward, and r has run N forwards; and

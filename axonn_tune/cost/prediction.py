@@ -1,7 +1,7 @@
-"""Price of one candidate in plain Python: the twin of `columns`, with every term spelled out.
+"""Price of one candidate in plain Python: the reference for `columns`, with every term.
 
-`columns` ranks; this explains, writes launch configs and traces, predicts published steps, and holds `columns` to the
-bit. Whatever the framework, it is the same program, laid out by the same schedule.
+`columns` ranks. This module explains, writes launch configs and traces, predicts published steps, and agrees with
+`columns` to the last bit. All frameworks share the program and the schedule.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Term:
-    """All calls of one collective in a step, of one rank, by whatever cost model: seconds = count · time of one call.
+    """All calls of one collective in a step of one rank, by any cost model: seconds = count · time of one call.
 
-    bytes: the full (gathered or reduced) buffer of one call, `formula` as symbols; line: what the library takes for
-    it; exposed_s is nan where the cost model does not say.
+    bytes: the full (gathered or reduced) buffer of one call, `formula` as symbols; line: algorithm and protocol that
+    the library uses; exposed_s is nan if the cost model has none.
     """
 
     op: str
@@ -92,10 +92,10 @@ class StagePrediction:
 class Pricing:
     """Everything predicted of one candidate; seconds and bytes per step and rank.
 
-    Of pipeline stages it is that with most communication, `stage`; memory is the largest stage's. alone_s, scheduled_s:
-    computation and end of the step if communication did not slow computation beside it; computation includes host_s,
-    what the accelerator waits for its host. bubble_s: waiting for other stages, of the stage that computes longest, to
-    which `computing` belongs: its kind, and the values of its symbols.
+    For a pipeline it is the stage with the most communication, `stage`; memory is that of the largest stage. alone_s,
+    scheduled_s: computation and end of the step without compute slowdown from overlap; computation includes host_s, the
+    accelerator's wait for its host. bubble_s: wait for other stages of the stage with the most computation, to which
+    `computing` belongs: its kind, and the values of its symbols.
     """
 
     framework: Framework
@@ -119,17 +119,17 @@ class Pricing:
 
     @cached_property
     def batches(self) -> tuple[Batch, ...]:
-        """Every operation where the schedule has it, from a second replay: few who ask for a price ask for this."""
+        """Every operation of the schedule, from a second replay, since few callers need it."""
         return self.record()
 
     @cached_property
     def communication_s(self) -> float:
-        """All communication, hidden or not, s."""
+        """All communication, overlapped or not, s."""
         return reduce(lambda total, term: total + term.seconds, self.terms, 0.0)
 
     @cached_property
     def contended_s(self) -> float:
-        """What computation loses to communication beside it, s."""
+        """Compute slowdown from overlap, s."""
         busy_s = self.scheduled_s - self.bubble_s
         lost_s = contended_s(self.communication_s, self.alone_s, busy_s, contention=self.rates.contention)
         return float(lost_s)
@@ -146,7 +146,7 @@ class Pricing:
 
     @property
     def exposed_communication_s(self) -> float:
-        """Time of the step in which nothing is computed, the bubble excluded, s."""
+        """Exposed communication of the step, the bubble excluded, s."""
         return float(exposed_s(self.iteration_s - self.bubble_s, self.compute_s))
 
 
@@ -162,7 +162,7 @@ def price_configuration(
     """Price one candidate by the alpha-beta model, as `framework` trains it.
 
     software: numbers of kernels and host, those of the framework unless given. The candidate must satisfy the
-    divisibility constraints; whether it fits into memory is for the caller to judge from the result.
+    divisibility constraints; the caller checks whether it fits into memory.
     """
     used = software_on(framework, machine) if software is None else software
     pricer = _Pricer(model, machine, workload, configuration, framework, used)
@@ -172,7 +172,7 @@ def price_configuration(
 _SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "max_sequence_length")
 _SYMBOLIC_MODEL = dict.fromkeys(_SIZES, 1) | {"name": "", "description": "", "source": "", "defaults": None}
 _SYMBOLIC_WORKLOAD = {"global_batch": 1, "sequence_length": 1}
-"""What of a model and a workload no program depends on."""
+"""Model and workload without the fields that no program depends on."""
 
 
 @lru_cache(maxsize=256)
@@ -216,7 +216,7 @@ class _Pricer:
         )
 
     def _alignment(self) -> int:
-        """Of rows of logits; only a table that is not padded makes it depend on the grid."""
+        """Alignment of rows of logits; it depends on the grid only if the vocabulary is not padded."""
         if self.options.vocabulary_multiple != 0:
             return MATRIX_ALIGNMENT
         rows = self._symbols(ONLY, None)["V"]
@@ -260,7 +260,7 @@ class _Pricer:
     def priced(
         self, values: dict[str, float], *, recording: bool = False
     ) -> tuple[ComputeClock, _CollectivePrices, Timeline]:
-        """What prices computations and collectives with given symbols, and the replay that uses both."""
+        """Prices of computations and collectives for given symbols, and the replay that uses both."""
         clock = ComputeClock(self.rates, float(self.element), values, PLAIN)
         prices = _CollectivePrices(self.machine, self.grid, values, self.program, self.call_s)
         timeline = Timeline(
@@ -302,7 +302,7 @@ class _Pricer:
         )
 
     def _record(self, values: dict[str, float]) -> tuple[Batch, ...]:
-        """The replay once more, with everything written down."""
+        """A second replay that records every interval."""
         timeline = self.priced(values, recording=True)[2]
         self._replay(timeline, values)
         return tuple(timeline.batches)
@@ -330,7 +330,7 @@ class _CollectivePrices:
         self.lane = {axes: path.outermost for axes, path in self._routes.items()}
 
     def lines(self, collective: Collective) -> tuple[Line, ...]:
-        """Every way the library could run this collective."""
+        """Lines of all algorithms and protocols of this collective."""
         key = (collective.kind, collective.axis)
         if key not in self._lines:
             path = self._routes[collective.axis]
@@ -348,12 +348,12 @@ class _CollectivePrices:
         return found
 
     def scheduled_s(self, collective: Collective) -> float:
-        """Time of a collective where the schedule has it: its calls in a row; a gather is one call."""
+        """Time of a collective in the schedule: its consecutive calls; a gather is one call."""
         calls = 1.0 if collective.role == "weight" else float(collective.calls.evaluate(self._values))
         return calls * self.sized(collective)[2]
 
     def terms(self, program: StepProgram, exposed: dict[TermKey, float], stage: Stage = ONLY) -> tuple[Term, ...]:
-        """Every collective that is really sent, in program order, with the pauses it causes."""
+        """Every collective with more than one rank, in program order, with the waits for it."""
         found = []
         exposed = dict(exposed)
         for collective, count in program.collectives(stage):

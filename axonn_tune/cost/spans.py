@@ -1,7 +1,7 @@
-"""The predicted step as a timeline: every operation, wait and collective where the schedule has it.
+"""The predicted step as a timeline of every operation, wait and collective.
 
-Lanes, parts and collectives bear the names that a measured trace has too, so both can be laid side by
-side. What a measured trace does not have are the operations within a part.
+Tracks, parts and collectives have the names of a measured trace. The operations within a part exist only in
+predictions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_ALIKE = 10_000
 
 
 def spans_of_one(pricing: Pricing) -> int:
-    """How many spans one micro-batch has, of the one that has most."""
+    """Largest number of spans in one micro-batch."""
     return max(
         sum(len(stretch.names) * (1 + len(stretch.intervals)) for stretch in batch.stretches)
         for batch in pricing.batches
@@ -33,11 +33,10 @@ def spans_of_one(pricing: Pricing) -> int:
 def predicted_spans(pricing: Pricing, *, operations: bool = True, alike: int | None = None) -> list[Span]:
     """One step of one rank, in seconds from its start; without `operations` computation shows as parts and waits.
 
-    The step ends at `pricing.iteration_s`. Spans of a collective add up to its term's seconds, and waits for it
-    to its exposed time; one span holds all calls in a row. With `alike` only so many of the equal micro-batches
-    are spelled out, and each other one is a single span; of thousands the last are one. Waits for the host stand at the
-    end of their micro-batch, what computation loses to communication beside it at the end of the step: where they fall
-    is not predicted.
+    The step ends at `pricing.iteration_s`. Spans of a collective add up to its term's seconds, and waits for it to its
+    exposed time; one span holds all calls in a row. `alike` is the number of equal micro-batches with all their
+    operations; each other one is a single span, and of thousands the last share one. Waits for the host are at the end
+    of their micro-batch, the compute slowdown from overlap at the end of the step: their positions are not predicted.
     """
     spans = [Span(COMPUTE_LANE, STEP, 0.0, pricing.iteration_s)]
     start_s, number = 0.0, 0
@@ -100,7 +99,7 @@ def _computation_name(step: Computation) -> str:
 
 
 def _computation_details(pricing: Pricing, step: Computation) -> dict[str, object]:
-    """What one call works on, with the values of this configuration filled in."""
+    """Sizes of one call, with the values of this configuration."""
     values = pricing.values
     if isinstance(step, MatMul):
         m, n, k = (round(float(size.evaluate(values))) for size in (step.m, step.n, step.k))

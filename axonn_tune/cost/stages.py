@@ -1,4 +1,4 @@
-"""Price of one candidate with pipeline stages: each stage's program laid out on its own, joined by the schedule."""
+"""Price of one candidate with pipeline stages: each stage's program replayed by itself, joined by the schedule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _PricedStage:
-    """One stage: durations of its chunks, and everything a step of one of its ranks consists of but sends."""
+    """One stage: durations of its chunks, and all parts of a rank's step except sends."""
 
     stage: Stage
     blocks: int
@@ -44,7 +44,7 @@ def parts_of(pricer: _Pricer) -> tuple[int, ...]:
 
 
 def price_stages(pricer: _Pricer) -> Pricing:
-    """The candidate's stages, put together by 1F1B or its interleaved form."""
+    """The candidate's stages, joined by 1F1B or interleaved 1F1B."""
     from axonn_tune.cost.prediction import Pricing
 
     stages = tuple(_price_stages(pricer))
@@ -94,7 +94,7 @@ def _predictions(
 
 
 def _price_stages(pricer: _Pricer) -> Iterator[_PricedStage]:
-    """Every stage; those that differ in memory at most are replayed once."""
+    """Every stage; stages that differ only in memory are replayed once."""
     parts, stages = parts_of(pricer), pricer.grid.pipeline
     kept = _kept_everywhere(pricer, parts)
     known: dict[tuple[Stage, tuple[int, ...], float], _PricedStage] = {}
@@ -109,8 +109,7 @@ def _price_stages(pricer: _Pricer) -> Iterator[_PricedStage]:
 
 
 def _kept_everywhere(pricer: _Pricer, parts: tuple[int, ...]) -> float:
-    """Layers not resharded after forward that every stage has room for, or keeps all of: the first, the one after it
-    and the last have least."""
+    """Layers not resharded after forward that every stage has memory for; the first, second and last have the least."""
     stages, asked = pricer.grid.pipeline, pricer.configuration.kept_layers
     if asked is not None:
         return float(asked)
@@ -125,7 +124,7 @@ def _kept_everywhere(pricer: _Pricer, parts: tuple[int, ...]) -> float:
 
 
 def _blocks_held(pricer: _Pricer, number: int, blocks: tuple[int, ...]) -> float:
-    """Blocks whose saved activations a stage holds together, at most."""
+    """Largest number of blocks with saved activations at once on a stage."""
     grid, batch = pricer.grid, pricer.workload.global_batch
     micro_batches = batch // (grid.batch_shares * pricer.configuration.micro_batch)
     return float(in_flight(number, stages=grid.pipeline, micro_batches=micro_batches, weights=blocks))
@@ -168,7 +167,7 @@ def _replay(
 
 
 def _record(pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], values: dict[str, float]) -> tuple[Batch, ...]:
-    """The replay of a stage once more, with everything written down."""
+    """A second replay of a stage that records every interval."""
     timeline = pricer.priced(values, recording=True)[2]
     _replay(pricer, timeline, stage, blocks, values)
     return tuple(timeline.batches)
@@ -196,7 +195,7 @@ class _Sends:
 
     @property
     def overlapped(self) -> bool:
-        """Whether sends run beside computation."""
+        """Whether sends overlap with computation."""
         return self.schedule.overlapped_interleaved if self.chunks > 1 else self.schedule.overlapped
 
     def _gather_s(self) -> float:

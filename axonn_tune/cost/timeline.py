@@ -1,9 +1,8 @@
-"""The plain twin of the column replay: one candidate, one number at a time, every interval recorded if asked for.
+"""The reference for the column replay: one candidate, one number at a time, optionally with every interval.
 
-It follows the same schedule with its own loop and must end at the same bits; what it adds is where
-each interval lies and which collective each pause of the compute lane waits for. Repeated parts are
-replayed twice and extrapolated, each clock by its own pace; the second replay stands for the rest, in the sums of
-pauses as in what is recorded.
+It follows the same schedule with its own loop and must agree to the last bit. It adds the position of each interval and
+the collective that each wait of the compute stream is for. Repeated parts are replayed twice and extrapolated, each
+clock at its own pace; the second replay represents the rest in sums and records.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ TermKey = tuple[str, str, str, str]
 """op, axis, phase, layer."""
 
 Pause = tuple[TermKey, float, float, float]
-"""What the compute lane waits for, in how many micro-batches, how often in each, and how long, s."""
+"""A wait of the compute stream: collective, number of micro-batches, times in each, and duration, s."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """One operation on a lane (`COMPUTE_LANE` or a tier's name), in seconds from the start of its micro-batch.
+    """One operation on a stream (`COMPUTE_LANE` or a tier's name), in seconds from the start of its micro-batch.
 
-    A collective on the compute lane is a pause: nothing is computed until it has ended.
+    A collective on the compute stream is a wait until it has ended.
     """
 
     lane: str
@@ -45,16 +44,16 @@ class Interval:
 
     @property
     def pause(self) -> bool:
-        """Whether the compute lane stands still for a collective."""
+        """Whether this is a wait of the compute stream for a collective."""
         return self.lane == COMPUTE_LANE and isinstance(self.operation, Collective)
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a micro-batch as often as it follows itself, each time as it was the first: one name for each time.
+    """A repeated part of a micro-batch, each repeat like the first: one name per repeat.
 
-    start_s, end_s: of the first, on the compute lane, which the others follow without a gap. lane_every_s: from one
-    to the next on a lane of collectives, which can be more: a lane that falls behind.
+    start_s, end_s: of the first on the compute stream; the others follow without a gap. lane_every_s: period on a
+    communication stream, longer where it is overloaded.
     """
 
     names: tuple[str, ...]
@@ -64,7 +63,7 @@ class Stretch:
     lane_every_s: Mapping[str, float] = field(default_factory=dict)
 
     def shifts_s(self, time: int) -> Callable[[str], float]:
-        """How far the repeat of this number, from 0, is moved on a lane."""
+        """Offset of a repeat, from 0, on a stream, s."""
         every_s = self.end_s - self.start_s
         return lambda lane: time * self.lane_every_s.get(lane, every_s)
 
@@ -80,7 +79,7 @@ class Batch:
 
 @dataclass
 class State:
-    """Clocks of one replay: the compute lane, when each lane is free, what each slot waits for."""
+    """Clocks of one replay: the compute stream, when each stream is free, and each handle."""
 
     now_s: float = 0.0
     lanes: dict[int, float] = field(default_factory=dict)
@@ -91,9 +90,10 @@ class State:
         return State(self.now_s, dict(self.lanes), dict(self.slots))
 
     def repeated(self, times: float, before: State) -> State:
-        """After `times` more of what led here from `before`: each clock goes on as it did, none slower than the first.
+        """State after `times` more repeats of the part since `before`: each clock at its own pace, none slower than the
+        first.
 
-        A lane that is given more than it can send falls behind, further with each time.
+        An overloaded stream falls further behind with each repeat.
         """
         every_s = self.now_s - before.now_s
         return State(
@@ -125,7 +125,7 @@ class ChunkTimes:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk as it was replayed: durations, waits for the host in a micro-batch, pauses, and what was recorded."""
+    """A replayed chunk: durations, waits for the host in a micro-batch, waits for collectives, recorded intervals."""
 
     times: ChunkTimes
     waited_s: float
@@ -137,9 +137,9 @@ class _Chunk:
 class Timeline:
     """Replays one step of one candidate.
 
-    values: of all symbols; run_s: time of one computation where it stands; collective_s: of a collective; lane: tier by
-    group of axes, negative for groups of one; lane_names: names of the tiers; dispatch_s: time in which the host issues
-    an operation; recording: intervals are written down.
+    values: of all symbols; run_s: time of one computation in the schedule; collective_s: of a collective; lane: stream
+    (tier) by group of axes, negative for groups of one; lane_names: names of the tiers; dispatch_s: host time to issue
+    an operation; recording: intervals are recorded.
     """
 
     values: Mapping[str, float]
@@ -160,7 +160,7 @@ class Timeline:
 
     @property
     def exposed_s(self) -> dict[TermKey, float]:
-        """Pauses of the compute lane by the collective they wait for, s."""
+        """Waits of the compute stream by collective, s."""
         found: dict[TermKey, float] = {}
         for key, batches, times, pause_s in self.pauses:
             found[key] = found.get(key, 0.0) + batches * times * pause_s
@@ -195,7 +195,7 @@ class Timeline:
         part: whether the chunk has the embedding or the LM head; ends: it is the last to finish, and the stage waits
         for the step's own collectives after it.
 
-        Passes of a chunk start with free streams, and its weights' gathers with nothing to hide behind. Equal chunks of
+        Passes of a chunk start with idle streams, so its first weight gathers are exposed. Equal chunks of
         one stage are replayed once.
         """
         key = part, layers, kept, ends
@@ -270,7 +270,7 @@ class Timeline:
         self._stretches.clear()
 
     def _micro_batch(self, schedule: StepSchedule, batch: MicroBatch, *, layers: int, kept: int) -> tuple[State, float]:
-        """One micro-batch from a clear start, and how long its blocks wait for the host."""
+        """One micro-batch from idle streams, and how long its blocks wait for the host."""
         state = self._play(State(), batch.embedding, names=(EMBEDDING_FORWARD,))
         state, forward_s = self._forward(batch, state, layers=layers, last=True)
         head = batch.head_all_kept if kept == layers else batch.head
@@ -315,7 +315,7 @@ class Timeline:
         return state, state.now_s - begun_s
 
     def _repeat(self, state: State, instructions: Instructions, *, names: tuple[str, ...]) -> State:
-        """A part once for each name: replayed at most twice, extrapolated by the second replay's duration."""
+        """Run a part once per name: replayed at most twice, extrapolated by the second replay's duration."""
         if not names:
             return state
         times = float(len(names))
@@ -336,7 +336,7 @@ class Timeline:
         }
 
     def _play(self, state: State, instructions: Instructions, *, names: tuple[str, ...], times: float = 1.0) -> State:
-        """Follow instructions from a state; `times`: how often this happens in the micro-batch."""
+        """Run instructions from a state; `times`: how often in the micro-batch."""
         state, begun_s, found = state.copy(), state.now_s, list[Interval]()
         for step in instructions:
             if isinstance(step, Run):
@@ -366,7 +366,7 @@ class Timeline:
             found.append(Interval(COMPUTE_LANE, operation, start_s, begun_s + total_s))
 
     def _summed(self, run: Run) -> tuple[Run, float]:
-        """A run with its duration, s: the left fold over its operations, once for each run."""
+        """A run with its duration, s: the left fold over its operations, computed once per run."""
         total_s = 0.0
         for operation in run.operations:
             total_s = total_s + self.run_s(operation)
@@ -374,12 +374,12 @@ class Timeline:
         return self._runs[id(run)]
 
     def _timed(self, collective: Collective) -> tuple[Collective, float]:
-        """A collective with its duration where it stands, once for each."""
+        """A collective with its duration in the schedule, computed once."""
         self._sent_s[id(collective)] = collective, self.collective_s(collective)
         return self._sent_s[id(collective)]
 
     def _send(self, state: State, collective: Collective, found: list[Interval]) -> float:
-        """Put a collective on its lane; returns its end."""
+        """Put a collective on its stream; returns its end."""
         lane = self.lane[collective.axis]
         start_s = max(state.lanes.get(lane, state.now_s), state.now_s)
         end_s = start_s + (self._sent_s.get(id(collective)) or self._timed(collective))[1]
@@ -389,7 +389,7 @@ class Timeline:
         return end_s
 
     def _pause(self, state: State, until_s: float, cause: Collective, found: list[Interval], *, times: float) -> None:
-        """Hold the compute lane until a collective has ended, and charge the pause to it."""
+        """Block the compute stream until a collective has ended, and record the wait."""
         if until_s > state.now_s:
             key = (cause.kind, cause.axis, cause.phase, cause.layer)
             self.pauses.append((key, self._stands_for, times, until_s - state.now_s))

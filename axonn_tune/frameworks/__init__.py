@@ -1,4 +1,4 @@
-"""Training frameworks, each a description of what it does; the program, the search and the cost model read it."""
+"""Training frameworks as descriptions, which the program, the search and the cost model read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from axonn_tune.frameworks.description import FUSED, Framework, StepOptions
 from axonn_tune.specs.machine import Machine, Software
 
 UNKNOWN = "unknown"
-"""Software that no row of the fit ran: the geometric mean of all that were fitted."""
+"""Software without rows in the fit: the geometric mean of all fitted sets."""
 
 CUDNN_ON_HOPPER = 0.5
 """Time of attention of cuDNN and FlashAttention-3 over FlashAttention-2's on Hopper (arXiv 2407.08608, figure 5)."""
@@ -63,7 +63,7 @@ def find_framework(name: str) -> Framework:
 
 
 def register(framework: Framework) -> None:
-    """Make a framework of one's own known by its name; it takes the place of one that has it already."""
+    """Register a framework by its name, replacing one of the same name."""
     registry()[framework.name] = framework
 
 
@@ -91,9 +91,9 @@ def software_on(framework: Framework, machine: Machine, numbers: Software | None
 
 
 def base_software(framework: Framework, machine: Machine) -> Software:
-    """The same, before what Hopper adds.
+    """The same without Hopper's attention factor.
 
-    The bundled runtime's kernels are what its program says, and its host issues them; a CPU is its own host.
+    The bundled runtime's kernels are those of its program; dispatch time counts on GPUs only.
     """
     own = machine.software.get(software_key(framework))
     if own is not None:

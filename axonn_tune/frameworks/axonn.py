@@ -53,7 +53,7 @@ _ENVIRONMENT = (Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", "kernels start in t
 
 
 def launch_easy(run: Run) -> Command:
-    """One's own script with `axonn.init` and a training step in a Python file.
+    """The user's own script, with `axonn.init` and a training step in a Python file.
 
     UsageError for kept layers, which the easy API does not have, and for other number formats than BF16.
     """

@@ -1,6 +1,6 @@
 """The bundled runtime: the paper's 4D algorithm with exact norms, gathers one ahead, and a loss in chunks.
 
-Source: `axonn_tune.runtime`, whose collectives are held against this description's program.
+Source: `axonn_tune.runtime`, whose collectives are checked against this description's program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AXONN_TUNE = Framework(
 )
 
 HOST: dict[KernelKind, Software] = {"compiled": Software(dispatch_us=35.0), "eager": Software(dispatch_us=20.0)}
-"""Time in which the host issues an operation on a GPU's stream, by the kind of kernels; a compiled function checks its
+"""Host time to issue an operation on a GPU's stream, by kind of kernels; a compiled function checks its
 guards first.
 
 Measured: CPU time of a block's forward and backward pass on tensors too small to compute on (16 tokens, hidden 64),

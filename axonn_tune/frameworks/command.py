@@ -1,7 +1,7 @@
-"""How a framework is started: one configuration as arguments, config files and environment, before any script.
+"""The command of a framework: one configuration as arguments, config files and environment, without a script.
 
 A framework's `launch` writes the `Command` of a `Run`; `axonn_tune.launch` puts the script around it. What a framework
-cannot express is a UsageError, what it expresses otherwise is a note.
+cannot express is a UsageError, what it expresses differently is a note.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OVERLAPPED = {
 
 @dataclass(frozen=True)
 class Run:
-    """One configuration that a framework is to run.
+    """One configuration for a framework.
 
     parts: blocks of each model part, chunk c of stage s at c·pipeline + s, as they were priced. step: the framework's
     options on this machine, as they were priced.
@@ -64,7 +64,7 @@ class Run:
         return UsageError(f"{self.framework} cannot express {what}{f'; {instead}' if instead else ''}")
 
     def check(self, framework: Framework, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
-        """UsageError for what no argument says: another rank order, and as `check_step`."""
+        """UsageError for what no argument expresses: another rank order, and as `check_step`."""
         self.check_order(framework)
         self.check_step(framework, settable=settable, precisions=precisions)
 
@@ -139,25 +139,25 @@ def sections_of(arguments: Mapping[str, Iterable[Argument]]) -> tuple[Section, .
 
 EXPANDABLE_SEGMENTS = Variable("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation")
 NO_MOCK_DATA = "It has no mock data: add --data-path with the prefix of a dataset that tools/preprocess_data.py made."
-LITTLE_TO_REPEAT = "Selective recompute repeats core attention, which keeps little where it is fused."
+LITTLE_TO_REPEAT = "Selective recompute repeats core attention, which saves little where it is fused."
 OWN_RECOMPUTE: Mapping[Recompute, str] = {
     "none": "Its blocks are not checkpointed.",
     "selective": "It checkpoints the core of attention alone.",
     "full": "It checkpoints every block.",
 }
-"""What a script of one's own does with activations, by kind of recompute."""
+"""Notes on activation checkpointing in the user's own script, by kind of recompute."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What starts a run.
+    """The command of a run.
 
     program: the words after `torchrun ...`, `("-m", "torchtitan.train")` or `("pretrain_gpt.py",)`. release: the
     release of the framework that the arguments are for. needs: sentences on what must be there. files: config files
     beside the script, text by suffix; `{file:SUFFIX}` in a word of the program, in the value of an argument or of the
-    starter stands for the path of one. starter: what starts the ranks; its own arguments: `started_with`. notes: what
-    the framework does otherwise than asked. forms: the same run as another front end or an older release takes it, by
-    the name that `--emit` has for it.
+    starter stands for the path of one. starter: what starts the ranks; its own arguments: `started_with`. notes:
+    differences of the framework from the request. forms: the same run for another front end or an older release, by its
+    name in `--emit`.
     """
 
     release: str

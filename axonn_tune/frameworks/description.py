@@ -1,7 +1,7 @@
-"""What a training framework does, as a value: axes, constraints, a step's options, schedule, software.
+"""Description of a training framework as a value: axes, constraints, a step's options, schedule, software.
 
 A framework is data: the program reads `StepOptions`, the search reads axes and schedule, the cost model reads the
-software's numbers. Nothing here prices anything, and nothing elsewhere asks for a framework's name.
+software's numbers. This module prices nothing, and other modules do not depend on a framework's name.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ContextExchange: TypeAlias = Literal["ring", "all_gather", "all_to_all"]
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What one training step does beyond the algebra that all layouts share.
+    """Options of one training step beyond the collectives and GEMMs that all layouts share.
 
     Tensor parallelism (x, y)
         sequence_parallel: the residual stream is split over x between layers; all-reduces over x become all-gathers
         before column-parallel and reduce-scatters after row-parallel layers (arXiv 2205.05198, section 4.2).
-        pipelined_tensor: forward collectives over x run in pieces beside the GEMM next to them (tp-comm-overlap).
-        repeated_kv_heads: x may exceed key and value heads, which are then held by several ranks.
+        pipelined_tensor: forward collectives over x are split into chunks that overlap with the adjacent GEMM
+        (tp-comm-overlap). repeated_kv_heads: x may exceed key and value heads, which are then held by several ranks.
 
     Sharded weights (z)
         gather_unit: one all-gather and reduce-scatter a weight, or a block.
@@ -116,11 +116,11 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """How a framework runs pipeline stages.
+    """Pipeline schedule of a framework.
 
-    interleaved: several chunks a stage are possible. overlapped: sends run beside computation, of plain 1F1B and of
-    interleaved stages. uneven: stages may differ in layers. scattered: each rank of x sends its share of an
-    activation, which is gathered again where it arrives.
+    interleaved: several chunks a stage are possible. overlapped: sends overlap with computation, of plain 1F1B and of
+    interleaved stages. uneven: stages may differ in layers. scattered: each rank of x sends its share of an activation,
+    which the receiver gathers.
     """
 
     interleaved: bool = True
@@ -138,15 +138,14 @@ FUSED = Software()
 class Framework:
     """A training framework.
 
-    name: what `--framework` takes. axes: those it has, in the rank order from the inside that it starts with;
-    permuted: the search may reorder the paper's four. ranked_by: what its layouts are ranked by unless asked
-    otherwise; where that is communication, pipeline stages are searched on demand. software: whose numbers in the file
-    of fitted numbers it uses, "" for ideal kernels; the half-widths of its intervals go by the same name.
-    hopper_attention: attention uses what Hopper adds. refused: combinations it cannot run.
-    keeps_layers: layers can be told not to reshard after forward, all of them or some.
-    names: what it calls its axes, and `chunks`, in the order of its columns; an axis without a name has ours. As
-    options they are written in lower case, with hyphens (`--dp-shard`). launch: the command of a configuration; None
-    where there is nothing to start.
+    name: what `--framework` takes. axes: those it has, in the rank order from the inside that it starts with; permuted:
+    the search may reorder the paper's four. ranked_by: default ranking criterion; where that is communication, pipeline
+    stages are searched on demand. software: whose numbers in the file of fitted numbers it uses, "" for ideal kernels;
+    the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. refused:
+    combinations it cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some.
+    names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
+    are written in lower case, with hyphens (`--dp-shard`). launch: the command of a configuration; None if it is priced
+    only.
     """
 
     name: str
@@ -187,7 +186,7 @@ class Framework:
         return f"--{self.called(axis).lower().replace('_', '-')}"
 
     def axis(self, name: str) -> str | None:
-        """The axis, or `chunks`, that it calls so, in whatever case; None if there is none."""
+        """The axis, or `chunks`, of this name in any case; None if there is none."""
         return {self.called(axis).lower(): axis for axis in self.columns}.get(name.lower())
 
     def layout(self, sizes: Mapping[str, int]) -> dict[str, int]:

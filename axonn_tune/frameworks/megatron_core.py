@@ -288,7 +288,9 @@ def _environment(run: Run) -> Iterator[Variable]:
 def _needs(run: Run) -> Iterator[str]:
     if run.size("z") > 1:
         yield "GTP needs Transformer Engine 2.19 or later."
-    yield f"No model file has these, and speed hardly depends on them: set as {run.model.name} has them {_UNSTATED}."
+    left_out = run.model.description.partition("left out: ")[2]
+    known = f" ({left_out})" if left_out else ""
+    yield f"Speed hardly depends on {_UNSTATED}: set them as {run.model.name} has them{known}."
     yield "For real training replace --mock-data and NullTokenizer, and add --save."
 
 

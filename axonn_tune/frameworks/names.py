@@ -1,4 +1,4 @@
-"""Options by the names that training frameworks have for them: `tp`, `dp_shard`, `tensor_model_parallel_size`.
+"""Options by the names of training frameworks: `tp`, `dp_shard`, `tensor_model_parallel_size`.
 
 `Framework.names` has the short names of a framework's axes. Here are the long ones, which are options of the
 framework's own command line, and names of batch and sequence that frameworks share.
@@ -23,7 +23,7 @@ SHARED = {
     "seq_len": "seq",
     "seq_length": "seq",
 }
-"""What most of them call options that are no axis, and ours."""
+"""Common names of options that are not axes, and ours."""
 
 WEIGHT_SHARDS = "tensor_parallel_num_weight_shards"
 """Megatron-Core's option of GTP, whose value is TP times GTP."""
@@ -57,6 +57,7 @@ _ZERO = (
 )
 _EXPERTS = "mixtures of experts are not modelled"
 _SEQUENCE = "sequence parallelism is part of a framework's step: --framework megatron-core has it"
+_RECOMPUTE = "activation recomputation is --recompute selective or --recompute full"
 _MODEL = "sizes of the model are changed by --set, such as --set model.hidden=8192, or stand in a file that extends one"
 ADVICE = {
     "fsdp": "sharded weights (FSDP, ZeRO-3) are axis z: --z N; --framework fsdp ranks PyTorch's layouts, --framework "
@@ -71,14 +72,17 @@ ADVICE = {
     **{name: f"the number format is --precision {name}" for name in ("bf16", "fp16", "fp32")},
     "dtype": "the number format is --precision bf16, fp16 or fp32",
     "fp8": "fp8 is not modelled; --precision takes bf16, fp16, fp32 and fp64",
-    "recompute_activations": "activation recomputation is --recompute selective or --recompute full",
-    "recompute_granularity": "activation recomputation is --recompute selective or --recompute full",
+    **dict.fromkeys(("grid", "mesh", "layout"), "each axis has an option: --x N --y N --z N --data N"),
+    **dict.fromkeys(("recompute_activations", "recompute_granularity", "activation_checkpoint.mode"), _RECOMPUTE),
+    "local_batch_size": "torchtitan's local batch is the micro-batch of a layout without stages: --micro-batch N",
+    **dict.fromkeys(("model.name", "model.flavor"), "the model is --model NAME, such as llama3-70b"),
+    "job.config_file": "explain and compare read a config file by --from-command FILE",
 }
-"""What users of other tools ask for by options that no layout has here, and what it is here."""
+"""Answers to options of other tools that have no axis here."""
 
 
 def is_known(name: str) -> bool:
-    """Whether some framework calls an option so; underscores for hyphens."""
+    """Whether some framework has an option of this name; underscores for hyphens."""
     return name in SHARED or bool(_owners(name))
 
 
@@ -129,7 +133,7 @@ def _owners(name: str) -> list[Framework]:
 
 
 def _elsewhere(name: str, value: object, framework: Framework, *, asked: bool) -> str:
-    """What a name of other frameworks means, and what it is called in this one."""
+    """Error text for a name of other frameworks, with this one's name."""
     owners = _owners(name)
     axis = _axis(owners[0], name) or ""
     titles = [f"{one.title}'s" for one in owners]

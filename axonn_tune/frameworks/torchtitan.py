@@ -1,7 +1,7 @@
-"""torchtitan: FSDP2 or HSDP with tensor, context and pipeline parallelism; compiled unless it is said to be eager.
+"""torchtitan: FSDP2 or HSDP with tensor, context and pipeline parallelism; compiled by default.
 
-Each accumulation step gathers, reduce-scatters and, over data, all-reduces in FP32 again. Context ranks hold shards of
-the weights, too. Selective recompute keeps outputs of attention and of every second GEMM: it repeats those of keys
+Each gradient accumulation step gathers, reduce-scatters and, over data, all-reduces in FP32. Context ranks hold shards
+of the weights, too. Selective recompute saves outputs of attention and of every second GEMM: it repeats those of keys
 (small, not counted), of attention's output and of the MLP's half without gate, norms and activation. Eager, an RMSNorm
 is a handful of FP32 kernels. Source: torchtitan 0.3.0 (PyPI), distributed/ and trainer.py; 0.2.2 for TOML.
 """
@@ -242,7 +242,7 @@ def _sizes(model: Model) -> tuple[int, ...]:
 
 
 def _shipped(run: Run) -> str:
-    """The shipped config that has the model's sizes, "" where a module of one's own is needed."""
+    """The shipped config with the model's sizes, "" where the model needs its own module."""
     if run.workload.sequence_length > _LONGEST or (run.size("pipeline") > 1 and _split_keys(run) is None):
         return ""
     return next((name for name, sizes in _CONFIGS.items() if sizes == _sizes(run.model)), "")

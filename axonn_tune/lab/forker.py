@@ -1,7 +1,7 @@
 """The process inside a lab that forks its ranks: slow imports happen once, here.
 
 `python -m axonn_tune.lab.forker NAME FD PARENT`, started by `RankPool`, which sends one request a run over the
-connection FD and gets one reply. Every run has fresh processes, one in each rank's namespace.
+connection FD and gets one reply. Every run has new processes, one in each rank's namespace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The process that holds a lab: starting it, finding it, entering it, ending it.
 
 `python -m axonn_tune.lab.holder JSON`, run by `start`, creates the namespaces, keeps them open, and takes them
-along when it ends. Nothing of a lab has a name outside this process: the network namespaces have no names, the
+along when it ends. A lab has no name outside this process: the network namespaces have no names, the
 process ids belong to a namespace whose first process is bound to this one, the socket has no file. Even after
 `kill -9` the kernel removes all of it.
 
@@ -50,7 +50,7 @@ NO_RIGHTS = (
 
 @dataclass(frozen=True)
 class LabStatus:
-    """A lab that is up. holder: the process that holds it, and with which it ends."""
+    """A running lab. holder: the process that holds it; the lab ends with it."""
 
     name: str
     shape: Shape
@@ -122,7 +122,7 @@ def start(name: str, shape: Shape, *, keep: bool) -> subprocess.Popen[str]:
     """
     request = {"name": require_name(name), "shape": asdict(shape), "keep": keep, "parent": os.getpid()}
     command = [sys.executable, "-m", "axonn_tune.lab.holder", json.dumps(request)]
-    # A session of its own: Ctrl-C is for what runs in the lab.
+    # A separate session: Ctrl-C is for processes in the lab.
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
     )

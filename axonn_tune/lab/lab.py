@@ -1,4 +1,4 @@
-"""Running on the ranks of a lab, in fresh processes each time::
+"""Running on the ranks of a lab, in new processes each time::
 
     with Lab(Shape(nodes=4, ranks_per_node=2, uplink_bits_per_s=200e6, port_bits_per_s=800e6)) as lab:
         values = lab.ranks.call("mypackage.mymodule:function", [(rank,) for rank in range(8)])
@@ -165,7 +165,7 @@ _numbers = itertools.count(1)
 
 
 class Lab:
-    """An emulated cluster that is up for as long as its `with`."""
+    """An emulated cluster for the duration of its `with`."""
 
     def __init__(self, shape: Shape, *, name: str | None = None) -> None:
         self.shape = shape

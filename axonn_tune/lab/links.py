@@ -1,6 +1,6 @@
-"""What a lab's links carry: rates and round trips measured from inside, and a machine profile made of them.
+"""Rates and round trips of a lab's links, measured from inside, and a machine profile from them.
 
-The ranks measure with plain sockets: TCP streams, and a small packet to and fro.
+The ranks measure with plain sockets: TCP streams, and round trips of a small packet.
 """
 
 from __future__ import annotations
@@ -173,13 +173,13 @@ class StreamRound:
 
     @property
     def words(self) -> str:
-        """What is measured, in words."""
+        """Description of the measurement."""
         return self.what if self.together else f"{counted(len(self.flows), self.what)}"
 
 
 @dataclass(frozen=True)
 class LinkCheck:
-    """One thing asked for and measured, in words, and whether they agree. value: bit/s of a rate, s of a round trip."""
+    """One requested and measured value, in words, and whether they agree. value: bit/s of a rate, s of a round trip."""
 
     what: str
     asked: str

@@ -1,6 +1,6 @@
-"""What a lab is: nodes, ranks on each, rates; and what everything in it is called.
+"""Shape of a lab: nodes, ranks per node, rates; and the names of its parts.
 
-Two tiers. A rank's port bounds what one rank sends and receives; a node's uplink bounds what all its
+Two network levels. A rank's port bounds what one rank sends and receives; a node's uplink bounds what all its
 ranks together exchange with other nodes, in each direction.
 """
 
@@ -78,7 +78,7 @@ class Shape:
             yield port(rank), self.port_bits_per_s
 
     def environment(self, rank: int, *, turn: int = 0) -> dict[str, str]:
-        """What torchrun would set for a rank, and Gloo's interface. turn: runs in one lab differ in their port."""
+        """Variables of a rank as torchrun sets them, and Gloo's interface. turn: sets the port of a run."""
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(self.world),
@@ -146,6 +146,6 @@ def parse_delay(text: str) -> float:
 
 
 def show_rate(bits_per_s: float) -> str:
-    """Bit/s for a person: `198 Mbit/s`."""
+    """Bit/s as text: `198 Mbit/s`."""
     unit, scale = ("Gbit/s", 1e9) if bits_per_s >= 1e9 else ("Mbit/s", 1e6)
     return f"{bits_per_s / scale:.4g} {unit}"

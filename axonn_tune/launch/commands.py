@@ -1,6 +1,6 @@
 """Scripts for other frameworks: the command of a priced configuration in bash around torchrun, or for sbatch.
 
-What a framework is told is written by its own description (`axonn_tune.frameworks`); here is what stands around it.
+Each framework's description (`axonn_tune.frameworks`) writes its arguments; this module writes the script around them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TRIAL_STEPS = 50
 
 @dataclass(frozen=True)
 class Emission:
-    """A configuration as files: a script, and text of the config files beside it."""
+    """Launch files of a configuration: a script, and text of config files for the same folder."""
 
     script: Path
     text: str
@@ -56,9 +56,9 @@ class Emission:
 
 
 def command_of(pricing: Pricing, *, model: Model, machine: Machine, workload: Workload, form: str = "") -> Command:
-    """What starts a priced configuration in its framework; `form`: as another front end takes it.
+    """The command of a priced configuration in its framework; `form`: for another front end.
 
-    UsageError for what the framework cannot express, a form it does not have, and a framework that nothing starts.
+    UsageError for what the framework cannot express, a form it does not have, and a framework without a command.
     """
     framework, one = pricing.framework, pricing.configuration
     if framework.launch is None:
@@ -97,9 +97,9 @@ def emission(
     kind: ScriptKind = "torchrun",
     form: str = "",
 ) -> Emission:
-    """The files that start a priced configuration: `path` with the suffix of the script, and config files beside it.
+    """Launch files of a priced configuration: `path` with the suffix of the script, and config files in its folder.
 
-    call: the command that asked for it. Errors as `command_of`, and UsageError if the ranks do not fill nodes, the
+    call: the command line, for provenance. Errors as `command_of`, and UsageError if the ranks do not fill nodes, the
     machine has no Slurm section, or `path` is no file in a folder.
     """
     target = Path(path).with_suffix(SUFFIXES[kind]) if Path(path).name else Path(path)
@@ -145,7 +145,7 @@ def _factors(pricing: Pricing) -> dict[str, int]:
 
 
 def _inner(pricing: Pricing) -> str | None:
-    """The axis whose neighbours are nearest."""
+    """The innermost axis above 1 of the rank order."""
     grid = pricing.configuration.grid
     wide = (axis for axis in grid.order if grid.axis_size(axis) > 1)
     return next((pricing.framework.called(axis) for axis in wide), None)
@@ -175,7 +175,7 @@ def _word(word: str, names: dict[str, str]) -> str:
 
 
 def _program(command: Command, names: dict[str, str]) -> str:
-    """The program and its arguments; what the user adds comes after ours, which it may override."""
+    """The program and its arguments; the user's arguments come last and override."""
     sections = sorted(command.sections, key=lambda section: section.last)
     arrays = [f'"${{{section.title}[@]}}"' for section in sections]
     place = sum(not section.last for section in sections)
@@ -188,4 +188,4 @@ def _variables(command: Command, machine: Machine) -> Iterator[str]:
     wanted = [EnvironmentVariable(name=one.name, value=one.value, why=one.why) for one in command.environment]
     yield from variable_lines(f"What {command.release} wants.", wanted)
     site = [variable for variable in machine.launcher.environment if variable.name not in own]
-    yield from variable_lines("What this machine wants.", site)
+    yield from variable_lines("From the machine profile.", site)

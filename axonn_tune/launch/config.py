@@ -89,7 +89,7 @@ def build_launch(
 
 
 def compiles(backend: Backend) -> bool:
-    """Whether runs over a backend compile unless told otherwise: GPUs have Triton, CPUs may lack a compiler."""
+    """Default of `compile` for a backend: GPUs have Triton, CPUs may lack a compiler."""
     return backend == "nccl"
 
 
@@ -99,7 +99,7 @@ def launch_text(launch: Launch) -> str:
 
 
 def write_launch(path: str | Path, launch: Launch) -> None:
-    """Write a launch config, in place of whatever file is there; on any failure that file stays as it was.
+    """Write a launch config and replace an existing file, which stays unchanged on any failure.
 
     UsageError for a missing folder, EnvironmentProblem for a full disk or missing permission.
     """
@@ -107,7 +107,7 @@ def write_launch(path: str | Path, launch: Launch) -> None:
 
 
 def prediction_line(predicted: Prediction) -> str:
-    """What the tuner expects of one step, in one line."""
+    """Prediction of one step, in one line."""
     sent = predicted.communication_s > 0
     parts = [f"{show_seconds(predicted.communication_s)} of collectives" if sent else "no collectives"]
     if predicted.iteration_s is not None:
@@ -124,7 +124,7 @@ def prediction_line(predicted: Prediction) -> str:
 
 
 def grid_line(launch: Launch) -> str:
-    """The grid with its product, and how ranks are numbered."""
+    """The grid with its product, and the numbering of ranks."""
     grid = launch.grid
     axes, sizes = grid.product
     product = f"{axes} = {sizes} = {count_ranks(grid.world)}"
@@ -168,12 +168,12 @@ def _spaced(text: str) -> str:
 
 
 def run_name(model: str, world: int) -> str:
-    """Model and ranks, in characters that folders, jobs and shells take as they are."""
+    """Model and ranks, in characters that are safe for folders, jobs and shells."""
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-.') or 'model'}-{world}"
 
 
 def predict(pricing: Pricing, *, model: Model, machine: Machine, workload: Workload) -> Prediction:
-    """What is expected of a step of a priced candidate."""
+    """Prediction of a step of a priced candidate."""
     reached = performance(
         model,
         machine,
@@ -198,10 +198,10 @@ def predict(pricing: Pricing, *, model: Model, machine: Machine, workload: Workl
 
 _HEADINGS: dict[Purpose, str] = {
     "overlap": "For overlapped communication, which the predicted step time assumes.",
-    "memory": "For memory, most of which the prediction takes to be usable.",
-    "compute": "For computation: the cores that the prediction gives each rank.",
-    "site": "What this machine wants.",
-    "debug": "For finding faults. Training does not need it.",
+    "memory": "For memory, most of which the prediction assumes to be usable.",
+    "compute": "For computation, on the cores that the prediction assumes for each rank.",
+    "site": "From the machine profile.",
+    "debug": "For debugging. Training does not need them.",
 }
 
 _QUEUES = LaunchVariable(
@@ -213,7 +213,7 @@ _QUEUES = LaunchVariable(
 _PRIORITY = LaunchVariable(
     name="TORCH_NCCL_HIGH_PRIORITY",
     value="1",
-    why="collectives get the next free SMs of the GPU, not those a GEMM leaves over",
+    why="collectives get the next free SMs before GEMMs do",
     purpose="overlap",
 )
 _SEGMENTS = LaunchVariable(
@@ -225,27 +225,27 @@ _SEGMENTS = LaunchVariable(
 _SAME_KERNELS = LaunchVariable(
     name="TORCHINDUCTOR_DETERMINISTIC",
     value="1",
-    why="no timing picks kernels: others on each rank would let the vectors that x or y replicates drift apart",
+    why="no autotuning by timing: different kernels per rank would make the vectors that x or y replicates diverge",
     purpose="compute",
 )
 _NCCL_DEBUG = LaunchVariable(
     name="NCCL_DEBUG",
     value="WARN",
-    why="a failing link or version conflict is named when it happens",
+    why="logs link failures and version conflicts",
     purpose="debug",
 )
 _FAULTS = LaunchVariable(
     name="PYTHONFAULTHANDLER",
     value="1",
-    why="a rank that crashes prints where it was",
+    why="a rank that crashes prints its traceback",
     purpose="debug",
 )
 
 
 def launch_environment(machine: Machine, *, workload: Workload, grid: Grid) -> tuple[LaunchVariable, ...]:
-    """Variables every rank gets, each once: what overlap, memory and debugging need, and what the machine sets.
+    """Environment of every rank: variables for overlap, memory and debugging, and those of the machine profile.
 
-    Where both set one, the machine's value and reason hold.
+    The machine's value and reason take precedence.
     UsageError if the machine sets something that cannot be the name of a variable.
     """
     own = {variable.name: variable for variable in machine.launcher.environment}
@@ -278,7 +278,7 @@ def _threads(machine: Machine) -> LaunchVariable:
     return LaunchVariable(
         name="OMP_NUM_THREADS",
         value=str(slurm.cpus_per_rank if slurm else 1),
-        why="as many threads as one rank has cores, so that ranks of a node do not take each other's",
+        why="one thread per core of a rank, so that the ranks of a node do not share cores",
         purpose="compute",
     )
 
@@ -288,7 +288,7 @@ def _compile_workers(machine: Machine) -> LaunchVariable:
     return LaunchVariable(
         name="TORCHINDUCTOR_COMPILE_THREADS",
         value=str(min(slurm.cpus_per_rank, _MOST_WORKERS) if slurm else _MOST_WORKERS),
-        why="processes that compile kernels, of each rank: torch would start up to 32, times the ranks of a node",
+        why="compile processes per rank: torch's default is up to 32, times the ranks of a node",
         purpose="compute",
     )
 

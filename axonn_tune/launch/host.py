@@ -1,4 +1,4 @@
-"""This host: starting the ranks of a launch config on it, or joining them, and what it has that they need."""
+"""This host: starting the ranks of a launch config on it, or joining them, and checks of the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from axonn_tune.specs.launch import Launch
 from axonn_tune.units import counted, show_bytes
 
 RANKS_PER_CORE = 4
-"""More than this and ranks mostly wait for each other's turn."""
+"""Largest number of ranks per core; with more, ranks mostly wait for each other."""
 _FORWARDED = (signal.SIGTERM, signal.SIGUSR2)
 
 
@@ -71,7 +71,7 @@ def command_of(launch: Launch, path: Path, *, arguments: Sequence[str], environm
 def run_command(command: Sequence[str], launch: Launch) -> int:
     """Run it with the launch config's environment and pass signals on; its exit code."""
     variables = {variable.name: variable.value for variable in launch.environment}
-    # What the user has set by hand is meant.
+    # The user's own variables take precedence.
     process = subprocess.Popen(command, env=variables | os.environ)
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -110,7 +110,7 @@ _PATIENCE_S = 120.0
 
 
 def torch_devices() -> dict[str, Any] | None:
-    """What torch finds, in a process of its own, as a driver may hang or crash; None without torch."""
+    """Devices that torch finds, from a separate process, since a driver may hang or crash; None without torch."""
     if importlib.util.find_spec("torch") is None:
         return None
     command = [sys.executable, "-m", "axonn_tune.runtime.devices"]
@@ -126,7 +126,7 @@ def torch_devices() -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class HostCheck:
-    """One thing looked at: under which heading, what it is, what is here, whether that will do, and what follows."""
+    """One check of the host: heading, subject, finding, status, and note."""
 
     area: str
     what: str
@@ -147,13 +147,13 @@ def host_checks() -> Iterator[HostCheck]:
 
 
 def software_checks() -> Iterator[HostCheck]:
-    """Libraries that some commands need beside those that are always installed."""
+    """Optional libraries of some commands."""
     for name, (purpose, extra) in _SOFTWARE.items():
         version = installed(name)
         if version:
             yield HostCheck("software", name, version, "ok", f"for {purpose}")
         else:
-            wanted = f"'axonn-tune[{extra}]'" if extra else name
+            wanted = f"'.[{extra}]' in the checkout" if extra else name
             yield HostCheck("software", name, "not installed", "missing", f"for {purpose}: pip install {wanted}")
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     here: State = "ok" if compiler else "missing"
@@ -161,7 +161,7 @@ def software_checks() -> Iterator[HostCheck]:
 
 
 def starter_checks(environment: Mapping[str, str]) -> Iterator[HostCheck]:
-    """What starts jobs, and whether one is running."""
+    """Launchers, and whether a job is running."""
     for name in _STARTERS:
         path = shutil.which(name)
         note = "" if path else "scripts of --emit need it where they run"
@@ -185,7 +185,7 @@ def network_checks(net: Path = _NET, infiniband: Path = _INFINIBAND) -> Iterator
 
 
 def variable_checks(environment: Mapping[str, str], launch: Launch | None) -> Iterator[HostCheck]:
-    """Variables that change how a run goes; against those of a launch config if there is one."""
+    """Variables that affect a run, compared with those of a launch config if there is one."""
     wanted = {} if launch is None else {one.name: one for one in launch.environment}
     for name, variable in wanted.items():
         here = environment.get(name)
@@ -205,7 +205,7 @@ def variable_checks(environment: Mapping[str, str], launch: Launch | None) -> It
 
 
 def launch_checks(launch: Launch, *, gpus: int) -> Iterator[HostCheck]:
-    """What a launch config asks of a host beside its variables. gpus: how many torch sees here."""
+    """Requirements of a launch config on a host besides variables. gpus: number that torch sees here."""
     area = "launch config"
     ranks, cores = launch.ranks_per_node, len(os.sched_getaffinity(0))
     if launch.backend == "nccl":

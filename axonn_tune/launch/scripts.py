@@ -20,11 +20,11 @@ ScriptKind: TypeAlias = Literal["torchrun", "slurm"]
 SUFFIXES: dict[ScriptKind, str] = {"torchrun": ".sh", "slurm": ".sbatch"}
 
 Emit: TypeAlias = Literal["torchrun", "slurm", "bridge", "toml", "fully-shard"]
-"""What `--emit` takes: kinds of script, and forms in which another front end takes the same run."""
+"""Values of `--emit`: kinds of script, and forms for another front end."""
 
 
 def emit_kind(wanted: Sequence[str]) -> tuple[ScriptKind, str]:
-    """The kind of script that is wanted, torchrun unless said, and the form, "" for none; UsageError for two of one."""
+    """The kind of script, torchrun by default, and the form, "" for none; UsageError for two of one."""
     kinds = [one for one in wanted if one in SUFFIXES]
     forms = [one for one in wanted if one not in SUFFIXES]
     for several in (kinds, forms):
@@ -39,7 +39,7 @@ def emit_kind(wanted: Sequence[str]) -> tuple[ScriptKind, str]:
 
 @dataclass(frozen=True)
 class Job:
-    """What a script starts, and where.
+    """Inputs of a job script.
 
     about: sentences on top, before where the ranks are. factors: sizes of the axes by name, whose product is the number
     of ranks; inner: the axis whose neighbours are nearest. settings: lines that prepare what is started. program: the
@@ -78,6 +78,7 @@ def job_of(launch: Launch, *, launch_path: Path, folder: str, hint: str) -> Job:
         f"Runs {launch.name}: {launch.model.name} on {count_ranks(grid.world)} of {launch.predicted.machine}.",
         f"{grid_line(launch)}.",
         f"Written by {made.tool} {made.version}; starts axonn_tune.runtime once per rank.",
+        *(("The runtime has not been run over NCCL or under srun yet.",) if launch.backend == "nccl" else ()),
     )
     return Job(
         name=launch.name,
@@ -121,7 +122,7 @@ def script_text(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_pa
 
 
 def emit_script(kind: ScriptKind, *, launch: Launch, machine: Machine, launch_path: str | Path) -> Path:
-    """Write the script beside the launch config, executable, in place of an older one; its path.
+    """Write the executable script to the folder of the launch config, replacing an older one; its path.
 
     `launch.yaml` gets `launch.sh` (torchrun) or `launch.sbatch` (slurm). UsageError as `script_text`,
     or if the launch config is no file in a folder; EnvironmentProblem if the disk is full. On any
@@ -174,12 +175,12 @@ def _node_layout(job: Job) -> _NodeLayout:
     raise UsageError(
         f"{world} ranks do not fill nodes of {per_node}: {world} = {world // per_node} · {per_node} + "
         f"{world % per_node}; take a GPU count that fills nodes, such as {below} or {below + per_node} "
-        f"(fewer ranks on each node would lie otherwise than what was priced)"
+        "(another number of ranks a node is another placement than the one priced)"
     )
 
 
 def _heading_lines(job: Job, layout: _NodeLayout) -> list[str]:
-    """Comments on top of a script: what runs, where each rank is, what to expect, who wrote it."""
+    """Comments on top of a script: the run, placement of ranks, prediction, and origin."""
     last = layout.ranks_per_node - 1
     placed = f"Ranks of a node are consecutive, 0 to {last} on the first: neighbours along {job.inner} are nearest."
     if job.fixed:
@@ -224,12 +225,12 @@ def _launch_file_lines(folder: str, *, launch_path: Path, hint: str) -> list[str
 
 
 def _software_lines() -> list[str]:
-    """Where a user puts what no profile knows."""
+    """Place for the user's own set-up."""
     return ["", "# Load modules and activate your Python environment here, unless they are already."]
 
 
 def torchrun_script(job: Job, machine: Machine) -> str:
-    """The script; it expects what it starts beside itself. UsageError if the ranks do not fill nodes."""
+    """The script, for the same folder as the files it starts. UsageError if the ranks do not fill nodes."""
     layout = _node_layout(job)
     starts = (
         _accelerate_lines(job, layout)
@@ -277,9 +278,18 @@ def _rendezvous_lines(layout: _NodeLayout) -> list[str]:
     return [
         "",
         f"# Run this script on each of the {layout.nodes} nodes, with HEAD_NODE the name of the same one on all.",
-        "# Which of them has the first ranks is for torchrun to say.",
+        "# torchrun decides which of them has the first ranks.",
         'rendezvous="${HEAD_NODE:?set it to the name of one of the nodes, the same on all}:${HEAD_PORT:-29400}"',
     ]
+
+
+_BINDING = (
+    "# Each rank runs on the cores next to its GPU; torch has the option from 2.9 on.",
+    "binding=",
+    "if [[ $(torchrun --help) == *--numa-binding* ]]; then",
+    "  binding=node",
+    "fi",
+)
 
 
 def _command_lines(job: Job, machine: Machine) -> list[str]:
@@ -296,8 +306,8 @@ def _command_lines(job: Job, machine: Machine) -> list[str]:
     ]
     lines = ["", "# The terminal shows the first rank of a node; logs/ holds what every rank prints."]
     if machine.library.name == "NCCL":
-        lines.append("# --numa-binding, in torch from 2.9 on, keeps each rank on the cores next to its GPU.")
-        options.append("--numa-binding node")
+        lines = ["", *_BINDING, *lines]
+        options.append("${binding:+--numa-binding $binding}")
     command = ["exec torchrun", *options, job.program]
     return [*lines, " \\\n  ".join(command)]
 
@@ -379,7 +389,7 @@ def slurm_script(job: Job, machine: Machine) -> str:
 
 
 def _check_lines(layout: _NodeLayout) -> list[str]:
-    """How to see where each rank is."""
+    """Comment with the command that prints the host of each rank."""
     number = _NUMBER.format(per_node=layout.ranks_per_node)
     return [
         "# To check which host each rank is on, run this in the job, or in an salloc of as many nodes:",
@@ -437,7 +447,7 @@ def _resources(slurm: Slurm, layout: _NodeLayout) -> Iterator[str]:
 
 
 def _minutes(job: Job) -> tuple[int, str]:
-    """Time limit, and where it comes from."""
+    """Time limit and its source."""
     predicted = job.predicted
     step_s = predicted.high_s or predicted.iteration_s
     if step_s is None:
@@ -448,7 +458,7 @@ def _minutes(job: Job) -> tuple[int, str]:
 
 
 def _rank_lines(job: Job) -> list[str]:
-    """What each task runs first."""
+    """First lines of each task."""
     names = " and ".join(line.removeprefix("export ").partition("=")[0] for line in job.per_task)
     return [
         "# What torchrun would tell each rank, from what Slurm tells each task. Ranks of a node are consecutive, as in",

@@ -1,9 +1,8 @@
-"""Columns of the step CSV from a framework's arguments, as a command line gives them or a log prints them.
+"""Columns of the step CSV from a framework's arguments, from a command line or a log.
 
 An argument is a name of Megatron-LM, Megatron-Bridge, NeMo, DeepSpeed, torchtitan or Hugging Face, written with
-underscores, with the section it stands in before it (`zero_optimization.stage`), and the line that states it.
-`columns_of` says what they mean for a row of measured steps (`validation/published/steps.csv`), and `StatedRun` holds
-them with what else is given.
+underscores, prefixed by its section (`zero_optimization.stage`), with the line that states it. `columns_of` maps them
+to a row of measured steps (`validation/published/steps.csv`), and `StatedRun` combines them with the user's options.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from axonn_tune.errors import UsageError
 
 @dataclass(frozen=True)
 class Stated:
-    """What a file says, and in which line (from 1)."""
+    """A stated value and its line (from 1)."""
 
     value: str
     line: int
@@ -57,8 +56,8 @@ _COUNTS: dict[str, tuple[str, ...]] = {
 }
 """Columns that are whole numbers, and the arguments that state them; the first stated counts.
 
-DeepSpeed's world size is that of the ranks that share a batch (runtime/config.py takes the data-parallel world
-size where it is told of model parallelism). `experts` is no column of the CSV: a record with more than one is refused.
+DeepSpeed's world size is that of the ranks that share a batch (runtime/config.py uses the data-parallel world size with
+model parallelism). `experts` is no column of the CSV: a record with more than one is refused.
 """
 
 _OTHERS = {
@@ -70,40 +69,48 @@ _OTHERS = {
         "data_parallel_replicate_degree",
         "parallelism_config_dp_replicate_size",
     ),
-    *("tensor_parallel_num_weight_shards", "use_tp_pp_dp_mapping", "pipeline_model_parallel_layout"),
+    *("tensor_parallel_num_weight_shards", "pipeline_model_parallel_layout"),
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
-    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-    *("disable_bias_linear", "add_bias_linear", "model.bias", "untie_embeddings_and_output_weights"),
-    *("share_embeddings_and_output_weights", "enable_sequence_parallel", "recompute_activations"),
+    *("add_bias_linear", "model.bias", "share_embeddings_and_output_weights", "enable_sequence_parallel"),
     "fsdp_activation_checkpointing",
-    *("grad_reduce_in_bf16", "main_grads_dtype", "fsdp_reshard_after_forward", "enable_async_tensor_parallel"),
-    *("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_axonn_all_gather", "cp_comm_type"),
+    *("main_grads_dtype", "fsdp_reshard_after_forward", "enable_async_tensor_parallel", "cp_comm_type"),
     *("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", "mixed_precision"),
     *("hidden_dropout", "attention_dropout", "grad_reduce_in_fp32", "overlap_grad_sync", "overlap_param_sync"),
-    *("pipeline_parallel_schedule", "pipeline_parallel_layers_per_stage", "overlap_comm"),
+    *("pipeline_parallel_schedule", "pipeline_parallel_layers_per_stage"),
+    *("overlap_comm", "stage3_prefetch_bucket_size"),
     *("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"),
-    *("num_layers_per_virtual_pipeline_stage", "group_query_attention"),
-    *("num_query_groups", "num_key_value_heads", "swiglu", "gated_linear_unit", "activation", "hidden_act"),
-    *("sequence_parallel", "recompute_granularity", "recompute_method", "recompute_num_layers"),
-    *("checkpoint_activations", "gradient_checkpointing", "activation_checkpoint.mode"),
+    "num_layers_per_virtual_pipeline_stage",
+    *("num_query_groups", "num_key_value_heads", "gated_linear_unit", "activation", "hidden_act"),
+    *("recompute_granularity", "recompute_method", "recompute_num_layers"),
+    *("gradient_checkpointing", "activation_checkpoint.mode"),
     *("activations_checkpoint_granularity", "activations_checkpoint_method", "activation_checkpointing"),
-    *("bf16", "fp16", "bf16.enabled", "fp16.enabled", "fp8", "fp8_format", "precision", "mixed_precision_param"),
+    *("bf16.enabled", "fp16.enabled", "fp8", "fp8_format", "precision", "mixed_precision_param"),
     *("bfloat16_enabled", "fp16_enabled", "float8"),
-    *("use_distributed_optimizer", "zero_stage", "zero_optimization_stage", "zero_optimization.stage"),
-    *("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "data_parallel_sharding_strategy", "optim.name"),
-    *("use_flash_attn", "use_flash_attention", "attention_backend", "transformer_impl", "attn_implementation"),
-    *("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "ub_tp_comm_overlap"),
+    *("zero_stage", "zero_optimization_stage", "zero_optimization.stage"),
+    *("data_parallel_sharding_strategy", "optim.name"),
+    *("attention_backend", "transformer_impl", "attn_implementation", "ub_tp_comm_overlap"),
     *("compile", "compile.enable", "training.compile", "model.flavor", "model.name", "device_name"),
 }
 
-NAMES = frozenset({name for names in _COUNTS.values() for name in names} | _OTHERS)
-"""Every argument that means something here."""
+SWITCHES = {
+    *("sequence_parallel", "bf16", "fp16", "swiglu", "group_query_attention", "disable_bias_linear"),
+    *("untie_embeddings_and_output_weights", "recompute_activations", "checkpoint_activations"),
+    *("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"),
+    *("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "grad_reduce_in_bf16"),
+    *("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_axonn_all_gather", "use_tp_pp_dp_mapping"),
+    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+    *("use_flash_attn", "use_flash_attention"),
+}
+"""Arguments that take no value on a command line of Megatron-LM."""
+
+NAMES = frozenset({name for names in _COUNTS.values() for name in names} | _OTHERS | SWITCHES)
+"""All recognised arguments."""
 
 _TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off", "none", "null", ""}
 
 
 def known_name(name: str, section: str = "") -> str:
-    """The name under which an argument is kept, from its name and the section it stands in; empty if unknown."""
+    """Our name of an argument, from its name and its section; empty if unknown."""
     plain = name.strip().lstrip("-+").replace("-", "_").lower()
     parts = [*section.replace("-", "_").lower().split("."), *plain.split(".")]
     within = ".".join(parts[-2:])
@@ -116,7 +123,7 @@ def plain_value(value: str) -> str:
 
 
 def arguments_of(words: Iterable[Stated]) -> dict[str, Stated]:
-    """Arguments of a command line that mean something here, by the names under which they are kept."""
+    """Recognised arguments of a command line, by our names."""
     stated = ((known_name(name), value) for name, value in named_values(words))
     return {name: value for name, value in stated if name}
 
@@ -192,7 +199,7 @@ _SAID: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
     ("Float8", re.compile(r"(Float8) (?:\w+ )?training active"), ("float8",)),
     ("total parameters", re.compile(r"Model (\S+) (\S+) size: "), ("model.name", "model.flavor")),
 )
-"""Other sentences of logs: a word to look for first, what to match, and the arguments that its groups state."""
+"""Other log lines: a word to search first, the pattern, and the arguments of its groups."""
 
 _MESH_NAMES = {
     "pp": "pipeline_parallel_degree",
@@ -251,7 +258,7 @@ def _mesh(found: re.Match[str]) -> Iterator[tuple[str, str]]:
 
 
 def columns_of(arguments: Arguments) -> dict[str, Stated]:
-    """What the arguments say of a row of measured steps; columns they are silent about are left out."""
+    """Columns of a row of measured steps from the arguments; columns that they do not state are omitted."""
     found: dict[str, Stated] = {}
     for column, names in _COUNTS.items():
         number = next((one for name in names if (one := _count(arguments, name)) is not None), None)
@@ -275,7 +282,7 @@ def _count(arguments: Arguments, name: str) -> Stated | None:
 
 
 def _add_products(arguments: Arguments, found: dict[str, Stated]) -> None:
-    """Columns that follow from others by definition."""
+    """Columns derived from others."""
     _add_shards(arguments, found)
     _add_ranks(arguments, found)
     _add_batch(arguments, found)
@@ -295,13 +302,13 @@ def _product(found: dict[str, Stated], column: str, *factors: Stated | None) -> 
 
 
 def _add_shards(arguments: Arguments, found: dict[str, Stated]) -> None:
-    """Ranks over which a weight is sharded, where Megatron counts tensor parallelism or not the batch's ranks."""
+    """Ranks over which a weight is sharded, from Megatron's arguments, which may include tensor parallelism."""
     weights, tensor = _count(arguments, "tensor_parallel_num_weight_shards"), found.get("tp", _ONE)
     if weights is not None:
         found["z"] = Stated(f"{int(weights.value) / int(tensor.value):g}", weights.line)
     depth = _count(arguments, "depth_tensor_model_parallel_size")
     if (depth or weights) and "dp" in found and found["z"].value.isdecimal():
-        # What they call data parallel are replicas.
+        # Their data parallelism counts replicas.
         found["dp"] = Stated(str(int(found["dp"].value) * int(found["z"].value)), found["dp"].line)
     if depth and "mbs" in found and int(found["mbs"].value) % int(depth.value) == 0:
         # Megatron-AxoNN's micro-batch is that of all ranks of depth.
@@ -318,7 +325,7 @@ def _add_ranks(arguments: Arguments, found: dict[str, Stated]) -> None:
     if "data_parallel_shard_degree" in arguments or "parallelism_config_dp_shard_size" in arguments:
         _product(found, "dp", found.get("z"), replicas or _ONE)
     if "tp" not in found:
-        # Who is silent about tensor parallelism does not say how many GPUs a replica has.
+        # Without the tensor-parallel size, the number of GPUs of a replica is unknown.
         return
     model = [found.get(axis, _ONE) for axis in _MODEL_AXES]
     _product(found, "n_gpus", found.get("dp"), *model)
@@ -413,12 +420,12 @@ def _true(arguments: Arguments, *names: str) -> Stated | None:
 
 
 def is_on(stated: Stated) -> bool:
-    """Whether a switch says yes."""
+    """Whether a switch is on."""
     return stated.value.lower() in _TRUE
 
 
 def is_off(stated: Stated) -> bool:
-    """Whether a switch says no."""
+    """Whether a switch is off."""
     return stated.value.lower() in _FALSE
 
 
@@ -447,7 +454,7 @@ def _gated(arguments: Arguments) -> Stated | None:
 
 
 def _recompute(arguments: Arguments) -> Stated | None:
-    """Which activations are recomputed; words that mean neither kind where only some layers are."""
+    """Kind of recompute; other words where only some layers are recomputed."""
     some, method = _count(arguments, "recompute_num_layers"), _first(arguments, "recompute_method")
     kind = _first(
         arguments, "recompute_granularity", "activations_checkpoint_granularity", "activation_checkpoint.mode"
@@ -502,7 +509,7 @@ def _zero(arguments: Arguments) -> Stated | None:
         return Stated("3" if torch else _STRATEGIES.get(strategy.value, strategy.value), strategy.line)
     shard = _first(arguments, "data_parallel_shard_degree", "parallelism_config_dp_shard_size")
     if shard is not None:
-        # -1: all that is left.
+        # -1: the remaining ranks.
         return Stated("0" if shard.value == "1" else "3", shard.line)
     optimizer = arguments.get("optim.name")
     if optimizer is not None and "use_distributed_optimizer" not in arguments:
@@ -585,7 +592,7 @@ _WORDS: dict[str, Callable[[Arguments], Stated | None]] = {
     "model": _model,
     "gpu": lambda arguments: arguments.get("device_name"),
 }
-"""Columns that need more than a number, and what reads each."""
+"""Readers of columns that are not plain numbers."""
 
 
 def _less_at_ends(arguments: Arguments, layers: int, *, parts: int) -> tuple[list[int], int]:
@@ -599,20 +606,20 @@ def _less_at_ends(arguments: Arguments, layers: int, *, parts: int) -> tuple[lis
     return (sizes, max(one.line for one in ends if one)) if any(ends) else ([], 0)
 
 
-# A run, by the columns that a file states and those that are given beside it.
+# A run, from the columns that a file states and the user's options.
 
 NEEDED = ("gpu", "n_gpus", "layers", "hidden", "heads", "ffn", "vocab", "seq", "gbs")
-"""Columns without which a row of the step CSV means nothing, besides its id and software."""
+"""Required columns of the step CSV besides id and software."""
 
 _RANKS = {"n_gpus", "tp", "y", "pp", "vpp", "cp", "dp", "z", "gbs", "mbs", "seq"}
 _SIZES = {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated_mlp"}
 _COMPARED = _RANKS | _SIZES | {"seq_parallel", "zero_stage", "recompute", "precision"}
-"""Columns in which a file and what is given beside it may not differ; the rest are words."""
+"""Columns in which a file and the user's options must agree; the rest are words."""
 
 
 @dataclass(frozen=True)
 class StatedRun:
-    """A run as a file states it. software: words in which a row of the step CSV names it. lines: where it stands."""
+    """A run as a file states it. software: name of its software in the step CSV. lines: position of each column."""
 
     noun: ClassVar[str] = "file"
 
@@ -628,7 +635,7 @@ class StatedRun:
             raise UsageError(f"{self.path}:{self.lines[0]}: the {self.noun} does not state {', '.join(missing)}: {why}")
 
     def with_given(self, given: Mapping[str, str]) -> Self:
-        """The same with columns that the file does not state; UsageError where both state one and differ."""
+        """The same with additional columns; UsageError where the file states another value."""
         columns = dict(self.columns)
         for name, value in given.items():
             stated = columns.get(name)

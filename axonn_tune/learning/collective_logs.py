@@ -22,7 +22,7 @@ from axonn_tune.specs.points import CollectiveProbe, Probe
 from axonn_tune.units import seconds
 
 _LineProblems: TypeAlias = list[tuple[int | None, str]]
-"""Line, where one is at fault, and what is wrong."""
+"""Line of an error, if known, and its message."""
 
 _KINDS: dict[str, CollectiveKind] = {
     "allgather": "all_gather",
@@ -55,7 +55,7 @@ class LogRow:
 
 @dataclass(frozen=True)
 class Log:
-    """What one file holds; cut_off: lines after which a run does not close as its benchmark closes one."""
+    """Content of one file; cut_off: last lines of truncated runs."""
 
     rows: tuple[LogRow, ...]
     library: str
@@ -65,7 +65,7 @@ class Log:
 
 
 def read_log(path: str | Path, *, ranks: int | None = None, nodes: int | None = None) -> Log:
-    """Read one log, whatever wrote it.
+    """Read one log of any supported benchmark.
 
     ranks, nodes: of the run, for OSU, which prints neither; and for a log without its list of devices. UsageError
     if the file cannot be read, DocumentError with every line that is wrong, units included.
@@ -82,7 +82,7 @@ def read_log(path: str | Path, *, ranks: int | None = None, nodes: int | None = 
 
 
 class _LogError(Exception):
-    """What is wrong with a log, before its path is known."""
+    """Error in a log, before its path is known."""
 
     def __init__(self, *problems: tuple[int | None, str]) -> None:
         self.problems = [Problem("", message, line) for line, message in problems]
@@ -110,7 +110,7 @@ def _text_log(text: str, name: str, *, ranks: int | None, nodes: int | None) -> 
 
 
 def _release(version: str) -> str:
-    """A version as people write it: nccl-tests prints 2.25.1 as 22501."""
+    """A version with dots: nccl-tests prints 2.25.1 as 22501."""
     number = int(version) if version.isdecimal() else 0
     return f"{number // 10_000}.{number // 100 % 100}.{number % 100}" if 10_000 < number < 1_000_000 else version
 
@@ -192,7 +192,7 @@ def _row(line: str, number: int, problems: _LineProblems, *, time_at: int) -> It
         return
     if wrong.isdigit() and int(wrong):
         problems.append((number, f"{wrong} values were wrong: the collective did not do its work"))
-    # Printed with two decimals, so small rows say nothing of their bandwidth.
+    # Printed with two decimals, so the bandwidth of small rows is not checked.
     if time and bandwidth > 1.0 and not 0.9 < size / (time * 1e3) / bandwidth < 1.1:
         problems.append((number, f"{size} bytes in {time:g} µs are not {bandwidth:g} GB/s: are the units mixed?"))
     if size and time:

@@ -1,13 +1,13 @@
-"""Whether a run took as long as it should, and what could explain it if not.
+"""Comparison of a run with its prediction, and probabilities of explanations.
 
-The step is predicted with what is known of the machine: the covariance that a profile has learned, or the spreads of
-`learning.learn`, and what no number explains. Explanations compete by Bayes' rule: probability ∝ prior · likelihood,
+The uncertainty of the prediction is the learned covariance of a profile, or the prior spreads of `learning.learn`, plus
+residual errors. Explanations are weighed by Bayes' rule: probability ∝ prior · likelihood,
 
     likelihood = N(log measured; log predicted, J C Jᵀ + diag(noise²)),    J = ∂ log(time) / ∂ log(number)
 
 over all times of the run, each explanation with its own prediction: a number of the profile that is worse by a factor
 of 1.1 to 10 (all factors equally likely by their logarithm, averaged), another configuration than was stated, or one
-rank that computes longer. Ordinary gaps are so explained by the ordinary uncertainty of the numbers, without any fault.
+rank that computes longer. So ordinary uncertainty of the numbers explains ordinary gaps, without a fault.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ PRIORS: Mapping[str, float] = {
     "contention": 1.0,
     "launch": 1.0,
 }
-"""How often something is the matter, in relation to each other: judgement, not measured. Most runs are as stated; then
-flags that are not in effect, and the network between nodes, come before what is rare. `slow_network` is of the
-outermost network level, `slow_link` of each other one, `latency` of each."""
+"""Relative prior probabilities of faults, estimated, not measured. Most runs are as stated. Flags that are not in
+effect and the inter-node network are the most frequent faults. `slow_network` is of the outermost network level,
+`slow_link` of each other one, `latency` of each."""
 
 UNSTATED = 4.0
 """How many times as often an option differs from what was assumed of it as from what was stated: judgement, too."""
@@ -67,14 +67,14 @@ BETWEEN = np.geomspace(1.1, 10.0, 46)
 """Factors that are priced, and those in between at which logarithms of prices are interpolated."""
 
 RANK_NOISE = 0.1
-"""Standard deviation of the logarithm of one rank's computation over the others' where none is at fault."""
+"""Standard deviation of the logarithm of one rank's computation over the others', without a straggler."""
 
 UNEXPECTED = 1e-3
 """Likelihood of a collective that a prediction does not have, and of one that it has, takes `NOTICED` of the step, and
-was not sent. What is sent, how often and of which size, is counted and not estimated, so this is small."""
+was not sent. Collectives and their sizes are counted, not estimated, so this is small."""
 
 NOTICED = 0.01
-"""Share of a step below which a collective is not missed."""
+"""Share of a step below which a missing collective does not count."""
 
 LAST_STEPS, FEWEST_RANKS = 32, 3
 """Steps of each rank's metrics that count, the last ones; ranks from which on one can be told from the others."""
@@ -82,10 +82,10 @@ LAST_STEPS, FEWEST_RANKS = 32, 3
 
 @dataclass(frozen=True)
 class Guess:
-    """What would have been measured if this were so: times by what they are of, s.
+    """Predicted measurement under one explanation: times by quantity, s.
 
-    words: what is so. slopes: ∂ log / ∂ number, a row for each observed time. slow_rank: how many times as long the
-    slowest rank computes as the others. setup: of a step that is run in another way than was stated.
+    words: the explanation. slopes: ∂ log / ∂ number, a row for each observed time. slow_rank: computation of the
+    slowest rank over the others'. setup: of a configuration other than stated.
     """
 
     words: str
@@ -97,7 +97,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One explanation: guesses that are equally likely, and what to do if it holds; weight: before the evidence."""
+    """One explanation: equally likely guesses, and advice; weight: multiplies its prior."""
 
     kind: str
     title: str
@@ -140,10 +140,10 @@ class Assumption:
 class Diagnosis:
     """One run against its prediction; times of `of`, s, with the prediction's 80% interval.
 
-    learned: the interval is what runs leave open that the profile has learned from, else its half-width. assumed: what
-    was not stated of how it ran. healthy: probability that nothing is the matter. misfit: root mean square of the
-    deviations that even the nearest explanation leaves, in standard deviations; 1 where it leaves less. causes:
-    explanations, the most probable first.
+    learned: the interval is the uncertainty left by the runs learned from, else the profile's half-widths. assumed:
+    settings that the file does not state. healthy: probability of no fault. misfit: root mean square of the deviations
+    that even the nearest explanation leaves, in standard deviations; 1 where it leaves less. causes: explanations, the
+    most probable first.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Diagnosis:
 
     @property
     def reasonable(self) -> bool:
-        """Whether what was measured lies inside the interval."""
+        """Whether the measurement is inside the interval."""
         return self.low_s <= self.measured_s <= self.high_s
 
     @property
@@ -211,7 +211,7 @@ def _rank_median_s(path: Path) -> float | None:
 
 
 def diagnose(sample: Sample, machine: Machine, *, ranks: RankTimes | None = None) -> Diagnosis:
-    """Compare a run, or collectives, with what is predicted, and weigh what could explain the rest; ranks: if known."""
+    """Compare a run, or collectives, with the prediction, and rank explanations; ranks: metrics per rank, if known."""
     sample = sample.narrowed(lambda same: same)
     # Ranks of several stages compute different parts of the model.
     staged = sample.setup is not None and sample.setup.configuration.grid.pipeline > 1
@@ -242,12 +242,12 @@ _KINDS = {
     "seq_parallel": "sequence_parallel",
     "zero_stage": "distributed_optimizer",
 }
-"""Columns that a row may leave blank, and the hypothesis that they hold something else than was assumed. Of attention
-there is none: a framework that has it fused is seldom run without."""
+"""Columns that a row may leave blank, and the hypothesis of another value. Attention has none: frameworks that have it
+fused seldom run without."""
 
 
 def _assumptions(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> Iterator[Assumption]:
-    """What the file does not state, with what else it may be where that changes the step."""
+    """Settings that the file does not state, with other values that change the step."""
     least, most = observed.interval
     for column in observed.sample.unstated:
         assert observed.setup is not None, "of rows"
@@ -262,7 +262,7 @@ def _assumptions(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> Itera
 
 
 def _cell(column: str, setup: Setup) -> str:
-    """What a column would hold that says how a step is run."""
+    """The value of a column for a setup."""
     one, step = setup.configuration, setup.framework.step
     stage = 2 if step.shard_gradients else int(step.distributed_optimizer)
     return {
@@ -275,7 +275,7 @@ def _cell(column: str, setup: Setup) -> str:
     }[column]
 
 
-# What was observed, and what is predicted of it.
+# Observations and their predictions.
 
 
 class _Observed:
@@ -326,12 +326,12 @@ class _Observed:
         return named_times(used.price(adjust))
 
     def slower(self, factors: Mapping[str, float]) -> Adjust:
-        """The profile as it is known, with some numbers multiplied."""
+        """The profile with some numbers multiplied."""
         known = self.prior.adjust(np.zeros(len(self.prior.paths)))
         return lambda machine: scaled(known(machine), factors)
 
     def guess(self, words: str, setup: Setup | None = None) -> Guess:
-        """Prediction and slopes for a way to run the step."""
+        """Prediction and slopes of a step configuration."""
         known = self.prior.adjust(np.zeros(len(self.prior.paths)))
         times = self.price(known, setup)
         base, nudges = self.logs(times), NUDGE * np.eye(len(self.prior.paths))
@@ -340,16 +340,16 @@ class _Observed:
         return Guess(words, times, slopes, setup=setup)
 
     def price_as(self, setup: Setup) -> float:
-        """The step run in another way, by the profile, s."""
+        """The step of another configuration, by the profile, s."""
         return self.price(self.slower({}), setup)["step"]
 
     @cached_property
     def stated(self) -> Guess:
-        """The prediction of what was stated."""
+        """The prediction of the stated run."""
         return self.guess("as stated")
 
     def logs(self, times: Mapping[str, float]) -> Floats:
-        """Logarithms in the order of the rows; nan where nothing is predicted."""
+        """Logarithms in the order of the rows; nan without a prediction."""
         return np.log([times.get(row) or np.nan for row in self.rows])
 
     def covariance(self, slopes: Floats) -> Floats:
@@ -411,10 +411,10 @@ class _Observed:
 
 
 def _weighed(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> tuple[tuple[Cause, ...], float, float]:
-    """Every hypothesis with its probability, the most probable first; that nothing is the matter; and the misfit.
+    """Every hypothesis with its probability, the most probable first; the probability of no fault; and the misfit.
 
     Where a run has many times and even the nearest guess is further off than its covariance says, all covariances are
-    widened until it is not (Birge 1932), so that a misfit of the model does not decide between causes all wrong.
+    widened until it fits (Birge 1932), so that a misfit of the model does not select a wrong cause.
     """
     plain = Hypothesis("nothing", "", (observed.stated,))
     every = [plain, *hypotheses]
@@ -446,11 +446,11 @@ def _misfit(observed: _Observed, guesses: Sequence[Guess]) -> float:
     return min(found)[1]
 
 
-# What could be the matter.
+# Explanations.
 
 
 def _hypotheses(observed: _Observed) -> Iterator[Hypothesis]:
-    """All that change what is predicted."""
+    """All explanations that change the prediction."""
     found = [*_worse_numbers(observed)]
     if observed.setup is not None:
         found += [*_other_setups(observed, observed.setup), _straggler(observed)]
@@ -462,7 +462,7 @@ def _hypotheses(observed: _Observed) -> Iterator[Hypothesis]:
 
 
 def _worse_numbers(observed: _Observed) -> Iterator[Hypothesis]:
-    """A number of the profile that is worse than anything it was thought to be."""
+    """A number of the profile that is worse than its uncertainty allows."""
     for kind, title, signs, advice in _numbers(observed.prior.machine):
         priced = np.array(
             [
@@ -509,24 +509,24 @@ def _numbers(machine: Machine) -> Iterator[_Number]:
     )
     yield "memory", "memory bandwidth", memory, _CLOCKS
     yield "host", "host-bound: dispatch and launch of kernels", host, _HOST
-    yield "contention", "computation loses more to communication beside it", {"accelerator.contention": 1.0}, ""
+    yield "contention", "larger compute slowdown from overlap", {"accelerator.contention": 1.0}, ""
     yield "launch", "fixed time of each collective call", calls, _LINKS
 
 
 _LINKS = (
     "Measure the links with nccl-tests on these nodes (then `axonn-tune learn`), look at NCCL_DEBUG=INFO for the "
-    "transport, NICs and rings in use (NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_NET_GDR_LEVEL), and leave out slow nodes."
+    "transport, NICs and rings in use (NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_NET_GDR_LEVEL), and exclude slow nodes."
 )
-_CLOCKS = "Look at clocks, power and temperature while it trains (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)."
-_SHARED = "Look for other processes on the accelerators and cores, and whether each rank has its own cores."
-_HOST = "Bind each rank to cores beside its GPU (numactl, --cpu-bind), compile, or use CUDA graphs."
+_CLOCKS = "Check clocks, power and temperature while it trains (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)."
+_SHARED = "Check for other processes on the accelerators and cores, and that each rank has its own cores."
+_HOST = "Bind each rank to cores next to its GPU (numactl, --cpu-bind), compile, or use CUDA graphs."
 _QUEUES = "Check that the flags reached every rank, and CUDA_DEVICE_MAX_CONNECTIONS=1 where the framework needs it."
-_FLAGS = "Compare the arguments that the run printed with what is stated here."
-_STATE = "State what ran in place of what was assumed, as a column of the CSV or with --fact COLUMN=VALUE."
+_FLAGS = "Compare the arguments that the run printed with those stated here."
+_STATE = "State the settings that ran, as columns of the CSV or with --fact COLUMN=VALUE."
 
 
 def _straggler(observed: _Observed) -> Hypothesis:
-    """One rank computes longer: all others wait for it, and no collective takes longer on the network."""
+    """One rank computes longer and all others wait for it; no collective is slower on the network."""
     stated, count, guesses = observed.stated.times, observed.sample.ranks, []
     who = "one rank" if observed.ranks is None else f"rank {observed.ranks.slowest}"
     for factor in BETWEEN:
@@ -538,7 +538,7 @@ def _straggler(observed: _Observed) -> Hypothesis:
 
 
 def _other_setups(observed: _Observed, setup: Setup) -> Iterator[Hypothesis]:
-    """Another configuration ran than was stated."""
+    """A configuration other than stated or assumed."""
     within, open_ = most_bytes(setup), {_KINDS.get(column) for column in observed.sample.unstated}
     for (kind, title), others in ways(setup).items():
         guesses = tuple(observed.guess(words, way) for words, way in others if possible(way, within_bytes=within))

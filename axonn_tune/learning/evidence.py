@@ -1,8 +1,8 @@
-"""Evidence: what was measured, and what the cost model says of the same, in one form whatever it was read from.
+"""Evidence: measurements with their predictions, in one form for all sources.
 
-A sample is one thing that was run, such as a training step, with one or several times and a way to price them on a
-profile. Noise is what a price misses although every number of the profile is right, as a standard deviation of
-logarithms: the model's own error, and that of the measurement.
+A sample is one measured item, such as a training step, with one or several times and a function that prices them on a
+profile. Noise is the error of a price with a correct profile, as a standard deviation of logarithms: the error of the
+model and of the measurement.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TypeAlias
 from axonn_tune.cost.collectives import collective_time_s, lines, route
 from axonn_tune.cost.compute import compute_rates, matmul_time_s
 from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
+from axonn_tune.cost.uncertainty import OF_LAYOUT
 from axonn_tune.frameworks import software_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -33,15 +34,14 @@ from axonn_tune.validation.published.cases import Case, interleavings
 from axonn_tune.validation.published.measurements import bus_bytes
 
 Adjust: TypeAlias = Callable[[Machine], Machine]
-"""What numbers under trial make of a profile."""
+"""Maps a profile to one with trial numbers."""
 
-OF_LAYOUT, OF_MODEL = 0.04, 0.035
-"""What no number explains of a step: of each layout by itself, and of all layouts of a model alike. Residuals of
-published steps by fits without their family scatter by 1.3 to 12% within families (robust standard deviations, median
-3.7%), and the means of families by 2 to 6% (median 3.5%)."""
+OF_MODEL = 0.035
+"""Residual error of a step that is common to all layouts of a model: by fits without their family, the means of
+families of published steps scatter by 2 to 6% (median 3.5%)."""
 
 STEP_NOISE, RUN_NOISE = math.hypot(OF_LAYOUT, OF_MODEL), OF_LAYOUT
-"""Of a step of any model, and of a run whose collectives are known beside it."""
+"""Noise of a step of any model, and of a run with known collectives."""
 
 MATMUL_NOISE = 0.15
 """Of one GEMM (docs/accuracy.md, matrix products)."""
@@ -55,12 +55,12 @@ scatter by 4 to 6% from 64 MiB up, 16% at 16 MiB, and 29 to 34% at 1 to 4 MiB (r
 libraries switch between protocols and algorithms: small messages must not spoil what large ones say of bandwidth."""
 
 TERM_FLOOR = 0.02
-"""Share of a step below which the time of one of its collectives says little."""
+"""Share of a step below which a collective's time has little weight."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a step is priced from, as it is stated; recomputes: kinds that are possible where that is left open."""
+    """Stated inputs of a step's price; recomputes: possible kinds where it is not stated."""
 
     model: Model
     machine: Machine
@@ -70,7 +70,7 @@ class Setup:
     recomputes: tuple[Recompute, ...] = ()
 
     def price(self, adjust: Adjust) -> Pricing:
-        """The step on the profile with its numbers under trial."""
+        """The step on the profile with trial numbers."""
         return price_configuration(
             self.model, adjust(self.machine), self.workload, self.configuration, framework=self.framework
         )
@@ -78,13 +78,12 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Something that was run.
+    """One measured item.
 
-    name: for a person, with its place in the file; what: of each time. ranks: that took part. noise: of each time.
-    price: predicted times on the profile it belongs to, s; narrow: the same sample with what it left open settled.
-    setup: of a step whose layout is settled. seen: every time that was measured, also of what `price` does not have, s.
-    unstated: columns of a row that it leaves blank and its step may depend on. bus_bytes: of each collective, what its
-    bus bandwidth counts.
+    name: with its position in the file; what: quantity of each time. ranks: of the run. noise: of each time.
+    price: predicted times on its profile, s; narrow: the same sample with open configurations chosen. setup: of a step
+    with a fixed layout. seen: every measured time, also those that `price` does not have, s. unstated: blank columns
+    of a row on which its step may depend. bus_bytes: bytes that the bus bandwidth of each collective counts.
     """
 
     name: str
@@ -101,7 +100,7 @@ class Sample:
     bus_bytes: tuple[float, ...] = ()
 
     def narrowed(self, adjust: Adjust) -> Sample:
-        """The same, with configurations that it leaves open settled by these numbers."""
+        """The same, with open configurations chosen by these numbers."""
         return self if self.narrow is None else self.narrow(adjust)
 
 
@@ -215,8 +214,7 @@ def probe_samples(
 ) -> list[Sample]:
     """Collectives and GEMMs of one file, a sample for each kind of collective and group, and one of all GEMMs.
 
-    All sizes of a sample count as `INDEPENDENT` rows at most, since
-    they share what the model misses of them.
+    All sizes of a sample count as `INDEPENDENT` rows at most, since they share the model's error.
     """
     groups: dict[tuple[str, int, int], list[tuple[CollectiveProbe, float]]] = {}
     for probe, seconds in measured.items():
@@ -228,7 +226,7 @@ def probe_samples(
 
 
 INDEPENDENT = 6
-"""Rows of evidence that all sizes of one sample are worth at most."""
+"""Largest weight of all sizes of one sample, in rows."""
 
 
 def _matmul_sample(

@@ -1,9 +1,8 @@
-"""A profile moved by evidence: which numbers may move and how far, what they become, and what that rests on.
+"""Update of a profile by evidence: its numbers, their priors, posteriors and contributions of the evidence.
 
-The prior spread of a number says how much it differs between clusters and software that are alike as far as a profile
-says (`frameworks.SOFTWARE_SPREADS`: between software; `SPREADS`: between machines, by where the
-profile has the number from). With these few spreads, runs of published clusters are predicted from one to five of
-their own as docs/accuracy.md shows; none is fitted to a row.
+The prior spread of a number is its variation between clusters and software of one description
+(`frameworks.SOFTWARE_SPREADS`: between software; `SPREADS`: between machines, by where the profile has the number
+from). docs/accuracy.md has the errors of predictions from one to five runs with these spreads; none is fitted to a row.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.calibration.profile import validated
-from axonn_tune.cost.uncertainty import NUDGE, Floats, covariance_of
+from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, Floats, covariance_of
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.learning.evidence import OF_LAYOUT, OF_MODEL, WHOLE, Sample
+from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Sample
 from axonn_tune.learning.posterior import Bounds, Posterior, maximize
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
@@ -35,7 +34,7 @@ from axonn_tune.specs.machine import (
 from axonn_tune.specs.numbers import has_number, kind_at, number_at, scaled
 
 OF_A_PLACEHOLDER = 2.0
-"""The same of what is only an order of magnitude."""
+"""The same for orders of magnitude."""
 
 SPREADS: Mapping[str, Mapping[str, float]] = {
     "latency_us": {"measured": 0.3, "fitted": 0.3, "peak": 0.5, "assumed": 0.7, "placeholder": OF_A_PLACEHOLDER},
@@ -61,7 +60,7 @@ FACTORS, FACTOR_SPREAD = ("latency_factor", "bandwidth_factor"), 0.2
 """Of latency and bandwidth of one collective over those of a tier, where collectives themselves were measured."""
 
 PER_DOUBLING = 0.01
-"""What no number explains of all steps alike, for each doubling of ranks beyond those of the evidence."""
+"""Residual error common to all steps, for each doubling of ranks beyond the evidence."""
 
 SHARES, UNBOUNDED = ("training_share", "memory_efficiency"), 20.0
 """Numbers that are at most 1; and logarithms that nothing reaches."""
@@ -83,7 +82,7 @@ class Prior:
     covariance: Floats
 
     def adjust(self, logs: Sequence[float] | Floats) -> Callable[[Machine], Machine]:
-        """What multiplies these numbers of a profile by e^logs, where it has them."""
+        """Multiplies these numbers of a profile by e^logs, where it has them."""
         factors = {path: math.exp(log) for path, log in zip(self.paths, logs, strict=True) if log}
         factored = any(path.endswith(FACTORS) for path in self.paths)
 
@@ -107,7 +106,7 @@ class Prior:
 
 
 def prior_of(machine: Machine, frameworks: Sequence[Framework], *, collectives: bool = False) -> Prior:
-    """What is known of a machine and some frameworks before any evidence, or by what the profile has learned before.
+    """Prior of a machine and some frameworks, or the posterior that the profile has learned before.
 
     collectives: with factors of each kind of collective on each tier.
     """
@@ -135,7 +134,7 @@ def _with_factors(tier: Tier) -> Tier:
 
 
 def _spreads(machine: Machine) -> Iterator[tuple[str, float]]:
-    """Path and prior spread of every number that may move; what is 0 has no logarithm."""
+    """Path and prior spread of every number that may move; zeros have no logarithm."""
     for path in _paths(machine):
         name = path.rsplit(".", 1)[-1]
         if number_at(machine, path) <= 0.0:
@@ -190,13 +189,13 @@ class Row:
 
     @property
     def contradicts(self) -> bool:
-        """Whether it is far off what all the evidence together says."""
+        """Whether it contradicts the posterior of all evidence."""
         return abs(self.after) > CONTRADICTS * self.noise
 
 
 @dataclass(frozen=True)
 class Learning:
-    """What evidence has made of a profile."""
+    """Result of learning."""
 
     prior: Prior
     posterior: Posterior
@@ -205,7 +204,7 @@ class Learning:
 
     @cached_property
     def movers(self) -> tuple[tuple[str, ...], ...]:
-        """For each number the rows that moved it most, with how far; none if it has not moved."""
+        """For each number the rows that moved it most, with their contributions; empty if it has not moved."""
         moves = self.posterior.moves()
         return tuple(_movers(moves[:, at], self.rows) for at in range(len(self.prior.paths)))
 
@@ -218,12 +217,12 @@ class Learning:
 
     @property
     def contradictions(self) -> tuple[Row, ...]:
-        """Rows far off what the others say."""
+        """Rows that contradict the others."""
         return tuple(row for row in self.rows if row.contradicts)
 
     @property
     def far(self) -> tuple[LearnedNumber, ...]:
-        """Numbers that are now far from what was known of them."""
+        """Numbers far from their prior."""
         learned = self.machine.learned
         assert learned is not None, "written by learn"
         return tuple(one for one in learned.numbers if deviations(one) > FAR)
@@ -243,10 +242,10 @@ def learn(
     name: str | None = None,
     listen: Callable[[int], None] = lambda rounds: None,
 ) -> Learning:
-    """Move a profile's numbers as far as evidence makes them.
+    """Update a profile by evidence.
 
-    frameworks: whose software counts beside that of the samples. evidence: in words, for the profile. name: of the new
-    profile, that of `machine` unless given. listen: called with the number of prices worked out so far.
+    frameworks: additional software to update. evidence: description for the profile. name: of the new
+    profile, that of `machine` unless given. listen: called with the number of computed prices.
     """
     if not samples:
         raise UsageError("nothing to learn from: no step, collective or term could be read")
@@ -277,7 +276,7 @@ def learn(
 
 
 def _with_repeats(samples: Sequence[Sample]) -> Iterator[tuple[Sample, float]]:
-    """Samples, and the root of how many are of the same model and layout, which share what no number explains."""
+    """Samples, and the root of the count with the same model and layout, which share residual errors."""
     names = [f"{sample.setup!r} {sample.what}" if sample.setup else sample.name for sample in samples]
     yield from ((sample, math.sqrt(names.count(name))) for sample, name in zip(samples, names, strict=True))
 
@@ -358,7 +357,7 @@ def _movers(moves: Floats, rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _digits(value: float) -> float:
-    """Four digits: more is noise."""
+    """Rounded to four digits."""
     return float(f"{value:.4g}")
 
 

@@ -1,12 +1,13 @@
-"""Few numbers moved as far as evidence makes them: maximum a posteriori with its covariance.
+"""Maximum a posteriori of a few numbers, with its covariance.
 
 Unknowns are logarithms x of factors on numbers of a profile, 0 before any evidence, with a prior covariance.
 Predictions are compared as r = log(predicted / measured). Each step of Gauss-Newton minimises
 
     Σ w_i r_i² + xᵀ P x,    w_i = 1 / (n_i² · sqrt(1 + (r_i / (c·n_i))²))
 
-where n_i is the noise of row i and P the inverse of the prior covariance: rows far off have little pull (pseudo-Huber;
-Huber 1964). The covariance is the inverse of JᵀWJ + P at the end (Laplace's approximation; MacKay 2003, chapter 27).
+where n_i is the noise of row i and P the inverse of the prior covariance: outliers have limited influence
+(pseudo-Huber; Huber 1964). The covariance is the inverse of JᵀWJ + P at the end (Laplace's approximation; MacKay 2003,
+chapter 27).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Posterior:
-    """What evidence has made of the unknowns.
+    """Posterior of the unknowns.
 
     found: logarithms of factors; covariance: of them; slopes: ∂ log(predicted) / ∂ unknown, a row for each row of
     evidence; residuals: log(predicted / measured) at the end; weights: of the rows.
@@ -59,7 +60,7 @@ class Posterior:
         return np.sqrt(np.diag(self.covariance))
 
     def moves(self) -> Floats:
-        """How far each row has moved each unknown: rows of evidence by unknowns, which sum to `found`."""
+        """Contribution of each row to each unknown: rows of evidence by unknowns, which sum to `found`."""
         pulled = self.residuals - self.slopes @ self.found
         moved: Floats = -(self.weights * pulled)[:, None] * (self.slopes @ self.covariance)
         return moved
@@ -96,7 +97,7 @@ def maximize(
     precision, reach = np.linalg.inv(prior), REACH * np.sqrt(np.diag(prior))
 
     def searched(at: Floats, *, secants: bool) -> Floats:
-        """The best point on the way from one."""
+        """Line search from a point."""
         slopes, moved = np.zeros((len(measured), len(at))), np.full(len(at), np.inf)
         best, least, settled = at, np.inf, False
         for _ in range(STEPS):
@@ -140,12 +141,12 @@ def _with_secants(
 
 
 def _cost(residuals: Floats, noise: Floats) -> float:
-    """What the residuals cost: half their squares in units of noise, less where they are far off."""
+    """Loss of the residuals: half their squares in units of noise, pseudo-Huber for outliers."""
     far = residuals / (LINEAR_BEYOND * noise)
     return float(np.sum(LINEAR_BEYOND**2 * (np.sqrt(1.0 + far**2) - 1.0)))
 
 
 def robust_weights(residuals: Floats, noise: Floats) -> Floats:
-    """Weight of each row: 1 / noise², less where it is far off."""
+    """Weight of each row: 1 / noise², less for outliers."""
     weights: Floats = 1.0 / (noise**2 * np.sqrt(1.0 + (residuals / (LINEAR_BEYOND * noise)) ** 2))
     return weights

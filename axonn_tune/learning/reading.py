@@ -1,8 +1,8 @@
-"""What evidence files hold, recognised by their content, as samples on one base profile.
+"""Reads evidence files, recognised by their content, as samples on one base profile.
 
 Read are steps as CSV, training logs, logs of nccl-tests, rccl-tests and OSU collectives, profiler traces, measurement
-files of `axonn-tune validate`, and run folders of `axonn-tune run`. What a training log does not say of its layout and
-model comes from `LOG.yaml` beside it, then from what was given; what was assumed is kept in words.
+files of `axonn-tune validate`, and run folders of `axonn-tune run`. `LOG.yaml` in its folder, then the user's options
+supply what a training log does not state of its layout and model; assumptions are recorded in words.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceRequest:
-    """Files, and what they do not say.
+    """Files, and facts that they do not state.
 
     machine: base profile; without one, that of measurement files, or the shipped one nearest to what rows say.
-    framework: whose software logs and rows ran that do not name one. model, facts: what training logs and rows do not
-    say; facts are columns of the step CSV, by name or as in `tp=8`.
-    ranks, nodes: of a collective log that does not say it. ranks_per_node: splits a base profile of one network level.
+    framework: software of logs and rows that do not name it. model, facts: what logs and rows do not state; facts are
+    columns of the step CSV, by name or as in `tp=8`.
+    ranks, nodes: of a collective log that does not state them. ranks_per_node: splits a base profile of one network
+    level.
     """
 
     paths: Sequence[str | Path]
@@ -59,7 +60,7 @@ class EvidenceRequest:
 
     @cached_property
     def stated(self) -> dict[str, str]:
-        """Facts by column; UsageError for what is none."""
+        """Facts by column; UsageError for an invalid one."""
         pairs = self.facts.items() if isinstance(self.facts, Mapping) else map(_fact, self.facts)
         found = {column: str(value) for column, value in pairs}
         if unknown := [name for name in found if name not in COLUMNS]:
@@ -76,7 +77,7 @@ def _fact(words: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Samples on a base profile, the profile, and what was read: a line for each file; assumed, and left out."""
+    """Samples on a base profile, the profile, and a line for each file; assumptions, and excluded rows."""
 
     samples: tuple[Sample, ...]
     machine: Machine
@@ -88,7 +89,7 @@ class Evidence:
 
     @property
     def known(self) -> Iterator[str]:
-        """Files that the base profile has learned from before, as it names them."""
+        """Files that the base profile has learned from."""
         learned = self.machine.learned
         for source in () if learned is None else learned.evidence:
             yield from (source for digest in self.digests if digest in source)
@@ -153,7 +154,7 @@ def read_evidence(request: EvidenceRequest) -> Evidence:
 
 
 def _require_use(found: Sequence[_Read], request: EvidenceRequest) -> None:
-    """UsageError for an option that no file here makes use of."""
+    """UsageError for an option that no file needs."""
     rows = any(isinstance(one, _Rows) for one in found)
     probes = any(isinstance(one, _Probes) for one in found)
     unused = {
@@ -168,7 +169,7 @@ def _require_use(found: Sequence[_Read], request: EvidenceRequest) -> None:
 
 
 def _digests(paths: Sequence[str | Path]) -> tuple[str, ...]:
-    """What tells each file from others, whatever its name; UsageError for one that is given twice."""
+    """Hash of each file's content; UsageError for one given twice."""
     found: dict[str, str | Path] = {}
     for path in paths:
         content = Path(path) / SUMMARY_NAME if Path(path).is_dir() else Path(path)
@@ -179,7 +180,7 @@ def _digests(paths: Sequence[str | Path]) -> tuple[str, ...]:
     return tuple(found)
 
 
-# What a file is.
+# Kinds of files.
 
 
 def _read(path: Path, request: EvidenceRequest) -> _Read:
@@ -211,9 +212,9 @@ def _run_folder(path: Path) -> _Run:
 
 
 MOST_LEFT_OUT = 5
-"""Lines of a log named one by one that do not count."""
+"""Largest number of ignored log lines that are named."""
 _HEAD = 20_000
-"""Characters in which a document or a trace says what it is; logs may say other things before."""
+"""Characters in which a document or a trace is recognised; logs may start with other output."""
 
 
 def _is_rows(text: str) -> bool:
@@ -365,11 +366,11 @@ _KINDS: tuple[tuple[Callable[[str], bool], Callable[[Path, EvidenceRequest], _Re
 )
 
 
-# What it is evidence of.
+# Base profile and samples.
 
 
 def _base(found: Sequence[_Read], request: EvidenceRequest, assumed: list[str]) -> Machine:
-    """The profile to start from, with a network level for nodes where the evidence has them and the profile has not."""
+    """The base profile, with an added inter-node level where the evidence has nodes and the profile has none."""
     machine = _nearest(found, assumed) if request.machine is None else load_machine(request.machine).document
     per_node = request.ranks_per_node or _ranks_per_node(found)
     if per_node is None or per_node == 1 or len(machine.tiers) > 1 or machine.tiers[0].ranks is not None:
@@ -392,7 +393,7 @@ def _with_device(device: str) -> Iterable[str]:
 
 
 def _nearest(found: Sequence[_Read], assumed: list[str]) -> Machine:
-    """The profile of a measurement, or that nearest to what rows say; UsageError where nothing says it."""
+    """The profile of a measurement, or the one nearest to the rows' accelerator; UsageError without either."""
     for one in found:
         if isinstance(one, Measurements):
             return one.machine
@@ -412,7 +413,7 @@ def _nearest(found: Sequence[_Read], assumed: list[str]) -> Machine:
 
 
 def _of_run(run: _Run) -> Machine:
-    """The profile that a run was predicted for; UsageError where no name finds it."""
+    """The profile that a run was predicted for; UsageError if it is not found by name."""
     name = run.launch.predicted.machine
     try:
         return load_machine(name).document

@@ -1,4 +1,4 @@
-"""Other ways to run a step that was stated: one thing changed, or the best layout of a search."""
+"""Alternatives to a stated configuration: one change, or the best layout of a search."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
 
 WORTH, CHANGES = 0.01, 3
-"""Share of a step below which a change is not listed; most changes that are."""
+"""Least saving of a listed change, as a share of the step; largest number of listed changes."""
 
 MEMORY_TOLERANCE = 0.1
-"""A layout counts as not fitting where it is predicted to need this share more than there is."""
+"""A layout does not fit if its predicted memory exceeds the limit by this share."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the run: the configuration it leads to, and its step by the profile, s."""
+    """A change of the run: the new configuration, and its step by the profile, s."""
 
     words: str
     setup: Setup
@@ -38,7 +38,7 @@ _Ways = Mapping[tuple[str, str], list[tuple[str, Setup]]]
 
 
 def ways(setup: Setup) -> _Ways:
-    """Ways to run a step that differ from a stated one in one respect, by kind and title of the hypothesis."""
+    """Configurations with one change from the stated one, by kind and title of the hypothesis."""
     one, used = setup.configuration, _overlaps(setup)
     stages = one.grid.pipeline > 1
     return {
@@ -96,7 +96,7 @@ def _other_steps(setup: Setup) -> _Ways:
 
 
 def _flipped(setup: Setup, option: str) -> tuple[str, Setup]:
-    """The step with an option of the framework as it was not stated."""
+    """The step with another value of a framework option."""
     value = not getattr(setup.framework.step, option)
     return f"{option} {'on' if value else 'off'}", replace(
         setup, framework=setup.framework.with_step(**{option: value})
@@ -133,7 +133,7 @@ def _orders(grid: Grid) -> list[tuple[str, ...]]:
     """Other rank orders that place the ranks differently."""
     inner = [axis for axis in grid.order if axis in AXES]
     if any(grid.axis_size(axis) > 1 for axis in grid.order if axis not in (*AXES, "pipeline")):
-        # Of more axes there are too many: the opposite stands for all.
+        # For more axes there are too many orders: only the reverse is tried.
         wide = [axis for axis in grid.order if axis != "pipeline"]
         return [(*reversed(wide), *(axis for axis in grid.order if axis == "pipeline"))]
     sizes = [grid.axis_size(axis) for axis in AXES]
@@ -148,7 +148,7 @@ def _ordered(grid: Grid, order: Sequence[str]) -> Grid:
 
 
 def most_bytes(stated: Setup) -> float:
-    """Memory that a run may have had, bytes: the limit, or what the stated layout needs where that is more."""
+    """Memory limit of alternatives, bytes: the limit, or the stated layout's memory if larger."""
     before = stated.price(_same)
     return (1.0 + MEMORY_TOLERANCE) * max(before.memory_limit_bytes, float(before.memory.total_bytes))
 
@@ -168,14 +168,14 @@ def _same(machine: Machine) -> Machine:
 
 
 def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Ranking | None = None) -> tuple[Change, ...]:
-    """Single changes of a layout and the best of all that fit, by the steps that `price` gives, largest gain first.
+    """Single changes of a layout, and the best layout that fits, by the steps of `price`, largest gain first.
 
     ranking: of a search, if there was one.
     """
     stated_s, found, limit = price(setup), [], setup.price(_same).memory_limit_bytes
     tried = [(words, way) for several in ways(setup).values() for words, way in several]
     if (flagged := with_own_flags(setup)) != setup:
-        tried.append(("what it overlaps and shards by default", flagged))
+        tried.append(("the framework's default overlaps and sharding", flagged))
     for words, way in (*tried, *_best(flagged, ranking or search(problem_of(setup), exact=1))):
         if way.framework.name == setup.framework.name and possible(way, within_bytes=limit):
             step_s = price(way)
@@ -208,7 +208,7 @@ def problem_of(stated: Setup) -> Problem:
 
 
 def _best(setup: Setup, ranking: Ranking) -> Iterator[tuple[str, Setup]]:
-    """The layout that a search would choose."""
+    """The best layout of a search."""
     if len(ranking):
         best = ranking.candidate(0).configuration
         words = f"the best layout of a search: {layout_words(best, setup.framework)}"

@@ -1,7 +1,7 @@
 """The words that a bash script starts a program with: assignments, arrays and simple conditions evaluated, nothing run.
 
-Quotes only hold words together: a value is the list of its words, each with its line, so `"${ARGS[@]}"`, `$ARGS` and a
-command in quotes after `bash -c` are all the words they hold. What only a shell can know stays as it is written:
+Quotes only group words: a value is the list of its words, each with its line, so `"${ARGS[@]}"`, `$ARGS` and a
+command in quotes after `bash -c` are all the words they hold. References that only a shell can resolve stay as written:
 variables that the script does not set, the output of commands (`$()`), arguments of the script.
 """
 
@@ -17,18 +17,18 @@ from axonn_tune.errors import DocumentError, Problem
 from axonn_tune.learning.arguments import Stated
 
 Word = tuple[Stated, ...]
-"""A word as the shell splits them; what is quoted in it may hold blanks, and is then several."""
+"""A word of the shell; quoted text in it may hold several words."""
 
 OUTPUT = "$()"
 """Stands for the output of a command."""
 
 _LARGEST = 1 << 20
-"""Characters of a script beyond which it is none."""
+"""Largest size of a script, characters."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a script runs.
+    """Content of a script.
 
     commands: the words of each command; directives: of `#SBATCH`; documents: here-documents with the line they begin
     in; values: of all variables; skipped: lines of conditions that were taken to be false.
@@ -260,7 +260,7 @@ class _Scanner:
         self.statement = []
 
 
-# From words to what they stand for.
+# Evaluation of words.
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(
@@ -318,7 +318,7 @@ class _Shell:
         if words and all(branch.runs and not branch.reading for branch in self.branches):
             self._command(words)
         elif words and _ASSIGNED.match(words[0][0].value):
-            # What else a branch does would change no argument.
+            # Other statements of a branch do not affect arguments.
             self.skipped += [branch.unknown for branch in self.branches if branch.unknown not in (0, *self.skipped)]
 
     def _condition(self, keyword: str, words: list[Word]) -> list[Word]:

@@ -1,9 +1,9 @@
-"""The run that a command or a config file states, as one setup with everything that it leaves open settled and said.
+"""The run of a command or config file as one setup, with recorded assumptions for everything not stated.
 
 Read are bash scripts and argument lists for Megatron-LM and what descends from it (Megatron-Core, NeMo,
 Megatron-Bridge, Megatron-DeepSpeed, Megatron-AxoNN) and for torchtitan, torchtitan's TOML, DeepSpeed's JSON, and YAML
-of NeMo and accelerate. Config files that a script names are read where they lie beside it. What an argument means is
-said in `learning.arguments`; what it is where it is not stated is the framework's default.
+of NeMo and accelerate. Config files that a script names are read from its folder. `learning.arguments` maps arguments;
+unstated ones take the framework's default.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.learning.arguments import (
     NEEDED,
+    SWITCHES,
     Arguments,
     Stated,
     StatedRun,
@@ -43,7 +44,7 @@ from axonn_tune.validation.published.rows import StepRow, step_row
 
 @dataclass(frozen=True)
 class _Source:
-    """What a file states. arguments: those that mean something; named: all, by their names; words: of the command."""
+    """Statements of a file. arguments: recognised ones; named: all, by their names; words: of the command."""
 
     path: Path
     arguments: dict[str, Stated]
@@ -75,7 +76,7 @@ class _Source:
 
 
 def _read(path: Path) -> _Source:
-    """A file by its suffix, or by what it begins with."""
+    """Kind of a file by its suffix or its first characters."""
     text = read_text(path, limit_bytes=DOCUMENT_BYTES)
     if path.suffix == ".toml":
         return _of_pairs(path, _toml(text, path))
@@ -142,16 +143,28 @@ _PROGRAM = re.compile(
 
 
 def _of_script(script: Script, path: Path) -> _Source:
-    """The command that states most, or all that the script holds if no command starts a program that is known."""
+    """The command with the most recognised arguments, or all words if no known program is started."""
     started = [command for command in script.commands if any(_PROGRAM.search(word.value) for word in command)]
     loose = (*script.values, *(word for command in script.commands for word in command))
     words = max(started, key=_telling) if started else loose
     if not _telling(words):
         words = (*loose, *words)
+    words, unset = _without_unset(words)
     named = {_plain(name): stated for name, stated in named_values(words)}
     arguments = arguments_of(words)
     remarks = [f"{path.name}:{line}: this condition cannot be evaluated: taken to be false" for line in script.skipped]
+    remarks += [f"{path.name}:{word.line}: {word.value} is not set in the file: taken to be empty" for word in unset]
     return _Source(path, arguments, named, words, script.directives, tuple(remarks))
+
+
+def _without_unset(words: Sequence[Stated]) -> tuple[tuple[Stated, ...], list[Stated]]:
+    """Words without variables that have no value and stand where a switch takes none; and those variables."""
+    kept: list[Stated] = []
+    unset: list[Stated] = []
+    for word in words:
+        switch = kept and kept[-1].value.startswith("--") and known_name(kept[-1].value) in SWITCHES
+        (unset if switch and re.fullmatch(r"\$(\w+|\{\w+(\[[@*]\])?\})", word.value) else kept).append(word)
+    return tuple(kept), unset
 
 
 def _plain(name: str) -> str:
@@ -161,7 +174,7 @@ def _plain(name: str) -> str:
 
 
 def _telling(words: Sequence[Stated]) -> int:
-    """How many arguments of a command mean something."""
+    """Number of recognised arguments of a command."""
     return sum(known_name(name) != "" for name, _ in named_values(words))
 
 
@@ -170,7 +183,7 @@ _CONFIGS = ("job.config_file", "deepspeed_config", "deepspeed", "config_file", "
 
 
 def _configs(source: _Source, script: Script, path: Path) -> Iterator[_Source]:
-    """Config files that a command names, where they lie beside it, and DeepSpeed's where the script writes it."""
+    """Config files that a command names, from its folder, and DeepSpeed's if the script writes it."""
     for document in script.documents:
         if document.value.lstrip().startswith("{"):
             found = _of_pairs(path, _yaml(document.value, path))
@@ -188,7 +201,7 @@ def _configs(source: _Source, script: Script, path: Path) -> Iterator[_Source]:
             yield _Source(path, {}, remarks=(remark,))
 
 
-# Frameworks, and what their arguments are where they are not stated.
+# Frameworks and defaults of their arguments.
 
 _AXES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _MEGATRON = {
@@ -251,7 +264,7 @@ _INSTEAD = {
     "group_query_attention": ("num_key_value_heads",),
     "gradient_accumulation_steps": ("global_batch_size", "train_batch_size"),
 }
-"""Arguments that say the same as one with a default."""
+"""Synonyms of arguments with a default."""
 
 _PRESETS = {
     "llama3_8b": {"local_batch_size": "1", "seq_len": "8192"},
@@ -261,7 +274,7 @@ _PRESETS = {
         **{"activation_checkpoint.mode": "full", "compile.enable": "True"},
     },
 }
-"""What the config functions of torchtitan 0.3.0 set, models/llama3/config_registry.py."""
+"""Settings of torchtitan 0.3.0's config functions, models/llama3/config_registry.py."""
 
 _FLAVORS = {"8b": "llama3-8b", "70b": "llama3-70b", "405b": "llama3-405b"}
 """torchtitan's flavors of llama3 that ship as models."""
@@ -272,7 +285,7 @@ _VOCABULARY = 128_256
 
 
 def _software(source: _Source) -> tuple[str, int]:
-    """Name of the framework that runs, and the line that tells; UsageError if nothing does."""
+    """Name of the framework, and the line that names it; UsageError without one."""
     programs = {found[0].rsplit("/", 1)[-1]: word for word in source.words if (found := _PROGRAM.search(word.value))}
 
     def told(*names: str) -> Stated | None:
@@ -329,7 +342,7 @@ def _preset(source: _Source) -> Mapping[str, str]:
 
 
 def _gpus(source: _Source) -> Stated | None:
-    """GPUs that the launcher or the job asks for."""
+    """GPUs that the launcher or the job requests."""
     words = [word.value for word in source.words]
     starts = next((at for at, word in enumerate(words) if word.endswith((".py", "torchrun", "python", "-m"))), None)
     slurm = slurm_sizes(source.directives) | (slurm_sizes(source.words[:starts]) if "srun" in words else {})
@@ -353,10 +366,10 @@ def _gpus(source: _Source) -> Stated | None:
 
 @dataclass(frozen=True)
 class CommandRun(StatedRun):
-    """The run that a command or config file states, with what is given beside it.
+    """The run of a command or config file, completed by the user's options.
 
-    software: name of the framework. arguments: with the framework's defaults. assumed: what is not stated, and what it
-    was taken to be. given: the model that was given for it.
+    software: name of the framework. arguments: with the framework's defaults. assumed: assumptions for what is not
+    stated. given: the user's model.
     """
 
     arguments: Arguments = field(default_factory=dict)
@@ -364,7 +377,7 @@ class CommandRun(StatedRun):
     given: Model | None = None
 
     def model(self) -> Model:
-        """The model: the one that was given, one that ships with the same sizes, or one made of what is stated."""
+        """The model: the user's, a shipped one with the same sizes, or one from the stated sizes."""
         if self.given is not None:
             return self.given
         row = {"n_gpus": "1", "gbs": "1", "seq": "1"} | self.row() | {"dp": "1", "z": "", "parts": "", "gpu": ""}
@@ -373,7 +386,7 @@ class CommandRun(StatedRun):
         return shipped_twin(made) or made.model_copy(update={"name": name, "source": f"arguments of {self.path}"})
 
     def case(self, machine: Machine) -> Case:
-        """What the cost model sees of it; DocumentError with the line of what is impossible."""
+        """The run for the cost model; DocumentError with the line of an impossible value."""
         self._check_batch()
         found = case_of(self._row(self.row() | {"gpu": machine.accelerator.name}), machine=machine)
         if isinstance(found, str):
@@ -418,10 +431,9 @@ def read_run(
     framework: str | None = None,
     needed: Sequence[str] = OF_RUN,
 ) -> CommandRun:
-    """The run of a file; UsageError or DocumentError, with file and line, for what it does not say or what is wrong.
+    """The run of a file; UsageError or DocumentError, with file and line, for missing or wrong values.
 
-    given: columns that it does not state. model, framework: what runs, where it does not say that. needed: columns
-    without which it is none.
+    given: columns that it does not state. model, framework: used where it does not name them. needed: required columns.
     """
     source = _read(Path(path))
     name, line = (find_framework(framework).name, 1) if framework else _software(source)
@@ -470,9 +482,13 @@ def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[
     """Arguments that are neither stated nor given, as the framework or its config function has them."""
     # Megatron-Bridge has no switch for it.
     grouped = "kv_heads" in facts or source.name("recipe")
+    defaults = {**_DEFAULTS.get(framework, {}), **_preset(source)}
+    if framework == "deepspeed":
+        # As runtime/zero/config.py has it.
+        defaults["overlap_comm"] = str(columns_of(stated).get("zero_stage", _NOTHING).value == "3")
     return {
         name: value
-        for name, value in {**_DEFAULTS.get(framework, {}), **_preset(source)}.items()
+        for name, value in defaults.items()
         if not {name, *_INSTEAD.get(name, ())} & stated.keys()
         and not columns_of({name: Stated("1", 0)}).keys() & facts.keys()
         and not (name == "group_query_attention" and grouped)
@@ -519,7 +535,7 @@ def shipped_twin(model: Model) -> Model | None:
 
 
 def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> CommandRun:
-    """The run with what its columns still lack, and in words what was taken."""
+    """The run with missing columns completed, and the assumptions in words."""
     columns, said = dict(run.columns), [*run.assumed]
     if columns.get("pp", Stated("1", 0)).value == "1":
         implied = {name: value for name, value in implied.items() if not name.startswith("pipeline_parallel_")}
@@ -553,7 +569,7 @@ def _missing(run: CommandRun, needed: Sequence[str]) -> list[str]:
 
 
 def _how(run: CommandRun, source: _Source, needed: Sequence[str]) -> str:
-    """What to add for what is missing."""
+    """Options that supply missing columns."""
     options = {"n_gpus": "--gpus N", "gbs": "--batch N", "seq": "--seq N"}
     missing = _missing(run, needed)
     unknown = [f"--{name} is {source.name(name)}" for name in ("nnodes", "nproc_per_node") if "$" in source.name(name)]
@@ -581,7 +597,12 @@ def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap
         hidden = int(columns["hidden"].value)
         gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"
         ffn = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
-        yield "ffn", str(ffn), f"the FFN's width is not stated: {ffn:,}, {'8/3' if gated else '4'} of the hidden size"
+        share = "8/3" if gated else "4"
+        yield (
+            "ffn",
+            str(ffn),
+            f"the FFN's width is not stated: {ffn:,}, {share} of the hidden size (--set model.ffn=N)",
+        )
     if "layers" in columns and "vocab" not in columns:
         told = [one.value for name, one in source.named.items() if re.search("tokenizer|vocab_file|merge_file", name)]
         sizes = ((size, name) for name in told for words, size in _VOCABULARIES if re.search(words, name.lower()))
@@ -633,11 +654,11 @@ _NOTHING = Stated("", 0)
 _EXCHANGES = {word: exchange for exchange, word in CP_COMM_TYPES.items()}
 _OVERLAPS: Mapping[Overlap, tuple[str, ...]] = {
     "data_parallel": ("overlap_grad_reduce", "overlap_grad_sync", "overlap_comm"),
-    "gather_prefetch": ("overlap_axonn_comm", "overlap_axonn_all_gather"),
-    "weight_gradient": ("overlap_axonn_comm", "overlap_axonn_reduce_scatter"),
+    "gather_prefetch": ("overlap_axonn_comm", "overlap_axonn_all_gather", "stage3_prefetch_bucket_size"),
+    "weight_gradient": ("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_comm"),
     "input_gradient": ("overlap_axonn_comm",),
 }
-"""Overlaps, and the arguments of which each must not be off."""
+"""Overlaps, and the arguments that each requires."""
 
 
 def _on(stated: Stated | None) -> bool:
@@ -645,7 +666,7 @@ def _on(stated: Stated | None) -> bool:
 
 
 def _off(stated: Arguments, name: str) -> bool:
-    """Whether a switch is stated, or is known by its default, and is off."""
+    """Whether a switch is off, as stated or by default."""
     return name in stated and is_off(stated[name])
 
 

@@ -1,8 +1,8 @@
 """Reads what torch.profiler exports (Kineto, Chrome JSON, plain or gzip): steps, collectives, GEMMs, kernels by kind.
 
 Fields of events are those of pytorch/kineto, libkineto/src/output_json.cpp at acf03f80. A trace without kernels is of a
-rank on CPUs: operators and Gloo's records count then. A collective lasts from when this rank entered it, so its time
-includes waiting for the last one.
+rank on CPUs: operators and Gloo's records count then. A collective's time starts when this rank enters it, so it
+includes the wait for the last rank.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TracedGemm:
 
 @dataclass(frozen=True)
 class Trace:
-    """What the profiler of one rank saw; times by kind are sums over the trace, nested operators counted once.
+    """The profile of one rank; times by kind are sums over the trace, nested operators counted once.
 
     overlapped_s: time in collectives while computation ran. rank, world, backend: None where there is no group.
     """
@@ -93,7 +93,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def probes(trace: Trace) -> Mapping[Probe, float]:
-    """What a calibration measures, too: the median of its times in the trace, seconds."""
+    """Collectives and GEMMs that a calibration measures too: medians of their times in the trace, seconds."""
     found: defaultdict[Probe, list[float]] = defaultdict(list)
     for call in trace.collectives:
         size, stride = call.size_bytes or 0, call.stride or 0
@@ -107,7 +107,7 @@ def probes(trace: Trace) -> Mapping[Probe, float]:
 
 
 class _TraceError(Exception):
-    """What is wrong, before the file's name is known."""
+    """Error in a trace, before the file's name is known."""
 
     def __init__(self, place: str, message: str, line: int | None = None) -> None:
         self.problem = Problem(place, message, line)
@@ -168,7 +168,7 @@ def _count(value: object, place: str, most: int = LARGEST_SIZE) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """Something that lasted: an operator, a kernel, a record; start and duration in µs. place: in the file."""
+    """An event with a duration: operator, kernel or record; start and duration in µs. place: in the file."""
 
     place: str
     name: str
@@ -201,7 +201,7 @@ class _Event:
 
 
 _KINDS: tuple[tuple[KernelKind, str], ...] = (
-    # Inductor names a kernel by all operators that it fuses.
+    # Inductor names a kernel after all fused operators.
     ("elementwise", "^triton_(poi|per|red)"),
     ("collective", "nccl|rccl|^gloo:|c10d|record_param_comms|all_?reduce|all_?gather|reduce_?scatter"),
     ("attention", "flash|fmha|attention|sdpa"),
@@ -224,7 +224,7 @@ _STEP = re.compile(r"user_annotation ProfilerStep#\d+$")
 
 
 def _events(listed: Sequence[object]) -> list[_Event]:
-    """Events that lasted and matter here, by their start; those that contain others first."""
+    """Relevant events with a duration, by start; enclosing ones first."""
     found = []
     for number, event in enumerate(listed):
         place = f"traceEvents.{number}"
@@ -256,7 +256,7 @@ def _trace(path: Path, document: Mapping[str, Any]) -> Trace:
     for event, dur in [(one, one.dur) for one in kernels] or _own_times(operators):
         kernel_s[event.kind] += dur * MICRO
     kernel_s["collective"] = sum(call.seconds for _, call in calls)
-    # On a CPU, "other" operators contain more than they do themselves: a whole backward pass, say.
+    # On a CPU, "other" operators can contain others: a whole backward pass, for instance.
     idle = {"collective", "copy"} if kernels else {"collective", "copy", "other"}
     computing = _union(one for one in kernels or operators if one.kind not in idle)
     return Trace(
@@ -275,7 +275,7 @@ def _trace(path: Path, document: Mapping[str, Any]) -> Trace:
 
 @dataclass(frozen=True)
 class _About:
-    """What a trace says of its rank; groups: ranks of each process group."""
+    """A rank's metadata in the trace; groups: ranks of each process group."""
 
     rank: int | None
     world: int | None
@@ -431,7 +431,7 @@ def _union(events: Iterable[_Event]) -> list[tuple[float, float]]:
 
 
 def _common(some: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
-    """How long both last at once; each sorted, and apart."""
+    """Overlap of two lists of intervals; each sorted and disjoint."""
     total, at = 0.0, 0
     for start, end in some:
         while at < len(others) and others[at][1] <= start:

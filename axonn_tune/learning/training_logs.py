@@ -6,10 +6,10 @@ recognised by what the framework prints, so labels of srun, mpirun and torchrun,
 A run ends where the log begins another or states another layout or batch. Of several kinds of lines that state step
 times, the first of `_KINDS` counts.
 
-Step times are those after warm-up: the first step, and those after it that take more than 1.1 times the median of
-the rest, a fifth of all at most; with three steps or fewer all count. Left out as well are outliers: steps further from
-the median than five standard deviations (by the median absolute deviation) and than 5%. A run whose times are not level
-(half of them within 10% of the median) tells no step time.
+Step times are those after warm-up: the first step, and those after it that take more than 1.1 times the median of the
+rest, a fifth of all at most; with three steps or fewer all count. Outliers do not count either: steps further from the
+median than five standard deviations (by the median absolute deviation) and than 5%. A run whose times are not level
+(half of them within 10% of the median) has no step time.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class LoggedRun(StatedRun):
     """Steps of a training log with one layout and one batch.
 
     lines: first and last line of its steps. times_s: seconds per `per`, after warm-up and without outliers. warmup:
-    steps left out at the start. outliers, ignored: what was left out, with its line. assumed: what the log does not
-    say, in words.
+    excluded steps at the start. outliers, ignored: excluded lines. assumed: assumptions, in words.
     """
 
     noun: ClassVar[str] = "log"
@@ -129,7 +128,7 @@ def decoded(data: bytes) -> str:
         return data.decode("latin-1")
 
 
-# What each framework prints.
+# Log lines of each framework.
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ _KINDS = (
     *("iteration", "timing", "tps", "train_step_time", "block", "iter time", "samples", "Step Time"),
     *("clock", "epoch bar", "bar", "summary"),
 )
-"""Kinds of lines that state times, the most telling first."""
+"""Kinds of lines that state times, the most reliable first."""
 
 _MEANS = {"summary", "epoch bar", "clock", "block"}
 """Kinds of which one line is the mean of many steps."""
@@ -162,7 +161,7 @@ _LOOKS = re.compile(
 )
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
 _LABEL = re.compile(r"^\s*(?:\d+:|\[\d+,\d+\]<std(?:out|err)>:|\[(?:default|rank)\d+\]:)[ \t]?")
-"""What srun --label, mpirun --tag-output and torchrun put before each line."""
+"""Prefix of lines under srun --label, mpirun --tag-output and torchrun."""
 
 _BEGINS = re.compile(
     r"-{3,} arguments -{3,}|using world size:|Running with (?:configs?|args):|Building .*device mesh|\bjson = \{"
@@ -317,7 +316,7 @@ class _Reader:
         if steps:
             return _Reading("summary", (steps,), number, _number(values["train_runtime"]) / steps)
         rate = values.get("train_steps_per_second", "0")
-        # A rate of two decimals or three says too little of a slow step.
+        # A rate with two or three decimals is too coarse for a slow step.
         if len(re.sub(r"^[0.]+|\D", "", rate)) < 3:
             raise _Unusable(f"{rate} steps per second is too coarse for a step's time, and no bar counts the steps")
         return _Reading("summary", (0,), number, 1.0 / _number(rate))
@@ -411,7 +410,7 @@ def _block_readings(ends: list[tuple[float, int, str, int]]) -> Iterator[_Readin
     began: tuple[float, int] | None = None
     for time_ms, count, key, line in sorted(ends):
         if key == "block_start":
-            # The same start again is another rank's; another one follows a stop that the log lost.
+            # A repeated start is another rank's; a different one follows a stop that the log lost.
             began = began if began is not None and began[1] == count else (time_ms, count)
         elif began is not None:
             samples = count - began[1] if count != began[1] else count
@@ -419,7 +418,7 @@ def _block_readings(ends: list[tuple[float, int, str, int]]) -> Iterator[_Readin
                 time_s = (time_ms - began[0]) / 1e3 / samples
                 found.append((samples, _Reading("block", (int(time_ms),), line, time_s, "sample")))
             began = None
-    # A block of another size spans what the log lost.
+    # A block of another size spans lost lines.
     usual = statistics.mode(samples for samples, _ in found) if found else 0
     yield from (reading for samples, reading in found if samples == usual)
 
@@ -525,7 +524,7 @@ def _warm_up(times_s: Sequence[float]) -> int:
 
 
 def _not_level(kind: str, times_s: Sequence[float]) -> str:
-    """Why these times tell no step time, if they do not: a single step, or half of them far from the median."""
+    """Reason why these times give no step time: a single step, or half of them far from the median."""
     if len(times_s) == 1 and kind not in _MEANS:
         return "only one step is left, which may be one of warm-up"
     middle = statistics.median(times_s)
@@ -564,7 +563,7 @@ _PRINTED_BY = {
 
 
 def _software(kind: str, kinds: Set[str], arguments: Arguments) -> tuple[str, list[str]]:
-    """Words for the software that printed lines of a kind, and what they assume."""
+    """Software that printed lines of a kind, and assumptions."""
     if kind == "tps":
         return _torchtitan(arguments)
     if kind in {"iter time", "samples"}:

@@ -1,4 +1,4 @@
-"""What a layout must satisfy before anything is priced: each constraint has a name and says its numbers."""
+"""Constraints on layouts before pricing: each has a name and states its numbers in the error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Integers = NDArray[np.int64]
 MEMORY = "memory"
 MICRO_BATCH = "micro-batch"
 PINNED = "pinned"
-"""Why a grid is not ranked: another size was asked for on one of its axes."""
+"""Reason of a grid that is not ranked: a pinned axis has another size."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Constraint:
     both: bool = False
 
     def broken(self, sizes: dict[str, Integers]) -> NDArray[np.bool_]:
-        """Which layouts break it, given columns of axis sizes."""
+        """Layouts that violate it, given columns of axis sizes."""
         product = np.ones_like(next(iter(sizes.values())))
         for axis in self.axes:
             product = product * sizes[axis]
@@ -56,7 +56,7 @@ class Constraint:
         return wrong & (product % self.value != 0) if self.or_divides else wrong
 
     def explain(self, sizes: dict[str, int], framework: Framework) -> str:
-        """Why one layout breaks it, in the framework's names: `heads (96) is not divisible by TP = 5`."""
+        """Violation of one layout, in the framework's names: `heads (96) is not divisible by TP = 5`."""
         if self.both:
             return self.what
         product = (2 if self.twice else 1) * prod(sizes[axis] for axis in self.axes)
@@ -79,7 +79,7 @@ class Constraint:
 def constraints(model: Model, workload: Workload, framework: Framework) -> tuple[Constraint, ...]:
     """Every divisibility constraint of a framework's layouts, and every combination of axes that it refuses.
 
-    Where shards are rectangles of whole rows, a weight `W[K_y, N_x]` is stored as rows of K split over y and then
+    Where shards are whole rows, a weight `W[K_y, N_x]` is stored as rows of K split over y and then
     over z; transposed layers split K over x and z. Elsewhere they are padded.
     """
     whole, length = framework.step.whole_rows, workload.sequence_length
@@ -98,7 +98,7 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
     if framework.step.sequence_parallel:
         found.append(Constraint("sequence-by-x", "sequence_length", length, ("x", "context")))
     if "context" in framework.axes:
-        # Each rank computes a block from either end of the sequence, so that causal masks leave all as much to do.
+        # Each rank computes a block from either end of the sequence, which balances causal attention.
         found.append(Constraint("sequence-by-context", "sequence_length", length, ("context",), twice=True))
     if "pipeline" in framework.axes:
         uneven = framework.schedule.uneven
@@ -111,7 +111,7 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
 def broken_constraints(
     grid: Grid, model: Model, workload: Workload, framework: Framework, *, micro_batch: int, chunks: int = 1
 ) -> list[str]:
-    """What a framework would refuse one configuration for, each with its numbers."""
+    """Reasons for which a framework would refuse one configuration, with their numbers."""
     sizes = dict(grid.by_axis)
     columns = {axis: np.array([size]) for axis, size in sizes.items()}
     checks = constraints(model, workload, framework)
@@ -128,7 +128,7 @@ def broken_constraints(
 
 
 def _interleaving(stages: int, chunks: int, micro_batches: int, model: Model, framework: Framework) -> list[str]:
-    """What interleaved stages need: several of them, micro-batches in groups, a block a chunk."""
+    """Constraints of interleaving: several stages, micro-batches in groups, at least one block per chunk."""
     found = ["interleaving needs more than one stage"] if stages == 1 else []
     pipeline, both = framework.called("pipeline"), f"{framework.called('pipeline')}·{framework.called('chunks')}"
     if micro_batches % stages:

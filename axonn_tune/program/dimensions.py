@@ -1,4 +1,4 @@
-"""What follows from a candidate: padded tables, accumulation steps, chunks, buckets, stored elements, FLOPs.
+"""Sizes of a candidate: padded vocabulary, gradient accumulation steps, chunks, buckets, stored elements, FLOPs.
 
 MFU follows PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): three times the FLOPs of the forward GEMMs
 and of full S×S attention, the masked half counted; the LM head counts, embedding look-ups and recompute do not. HFU
@@ -27,7 +27,7 @@ LONGEST_FUSED_SOFTMAX = 2048
 _STEPS_OF_SOFTMAX, _STEPS_OF_SOFTMAX_BACK = 5.0, 5.0
 """Kernels of a softmax that is not fused, forward and backward."""
 
-MFU_CONVENTION = "PaLM, appendix B: recompute not counted, head and the masked half of attention counted"
+MFU_CONVENTION = "PaLM, appendix B: recompute not counted, LM head and the masked half of attention counted"
 
 _FORWARD_AND_BACKWARD = 3.0
 """The backward pass does twice the forward's GEMMs: one for each gradient."""
@@ -121,13 +121,13 @@ def _vectors(model: Model, blocks: Value, stage: Stage, *, x: Value, y: Value) -
 
 
 def _tables(model: Model, stage: Stage) -> float:
-    """Tables a stage holds: of a tied one, the last stage has a copy."""
+    """Tables of a stage; with tied embeddings the last stage has a copy."""
     held = float(stage.first) + float(stage.last)
     return 1.0 if model.tied_embeddings and stage.first and stage.last else held
 
 
 def _replicated(model: Model, stage: Stage, options: StepOptions, *, table: Value, position: Value) -> Value:
-    """Elements of one shard of the tables a stage holds whole."""
+    """Elements of one shard of the tables that a stage does not shard over z."""
     alone = model.tied_embeddings and stage.first
     copy = "embedding" if model.tied_embeddings else "head"
     found: Value = 0.0
@@ -157,7 +157,7 @@ def table_rows(model: Model, split: Value, shards: Value, *, options: StepOption
 
 
 def table_alignment(model: Model, rows: float, *, split: int, element: int, options: StepOptions) -> int:
-    """Bytes at whose multiples rows of logits start: those of a table that is not padded start anywhere."""
+    """Alignment of rows of logits in bytes; without padding it is that of single elements."""
     if options.vocabulary_multiple != 0:
         return MATRIX_ALIGNMENT
     return math.gcd(int(rows) // split * element, MATRIX_ALIGNMENT)
@@ -166,7 +166,7 @@ def table_alignment(model: Model, rows: float, *, split: int, element: int, opti
 def _softmax_bytes(
     model: Model, workload: Workload, axes: Mapping[str, Value], *, arithmetic: Arithmetic
 ) -> dict[str, Value]:
-    """Kernels of a softmax, and bytes each moves a score with, forward and backward: one, or step by step in FP32.
+    """Kernels of a softmax, and the bytes of each per score, forward and backward: one, or several in FP32.
 
     Megatron-LM's fused softmax takes sequences of 17 to 2,048 in multiples of 4, and rows (heads times sequences) in
     multiples of the 4 that one thread block works on (fused_softmax.py). Elsewhere it scales, masks, converts, takes

@@ -1,9 +1,8 @@
 """The operations of each layer on one rank, in the order they are issued when nothing overlaps.
 
-Letters: M tokens of one rank's micro-batch (of one half of it when split), the others as in
-`axonn_tune.specs.model`. `A[M, K_y]` is an array whose dim K is split over axis y. Each function
-returns what one rank does; arrays are local, sizes of collectives those of the full buffer. What a
-framework does differently is read from its `StepOptions`.
+Letters: M tokens of one rank's micro-batch (of one half of it when split), the others as in `axonn_tune.specs.model`.
+`A[M, K_y]` is an array whose dim K is split over axis y. Each function returns what one rank does; arrays are local,
+sizes of collectives those of the full buffer. Differences between frameworks are read from `StepOptions`.
 
 Sources of what is not the paper's: tensor and sequence parallelism Shoeybi et al., arXiv 1909.08053, section 3, and
 Korthikanti et al., arXiv 2205.05198, section 4.2.
@@ -56,7 +55,7 @@ class Linear:
     """`O[M, n] = Σ_reduced I[M, k] · W[k, n]`, all sizes local; the W block is stored split over z.
 
     A normal layer has I[M, K_y], W[K_y, N_x]: outputs are summed over y, input gradients over x. A
-    transposed one has x and y swapped, so that it takes the normal one's output as it is.
+    transposed one has x and y swapped, so that it takes the normal one's output without resharding.
     """
 
     layer: str
@@ -85,10 +84,10 @@ WHOLE_BLOCK = "block"
 
 @dataclass(frozen=True)
 class Given:
-    """What the layers of one program share.
+    """Common inputs of the layers of one program.
 
-    sharded: master weights are split over data; context: there is a context axis; table_alignment: bytes at whose
-    multiples rows of logits start.
+    sharded: master weights are split over data; context: there is a context axis; table_alignment: alignment of rows of
+    logits, bytes.
     """
 
     model: Model
@@ -105,7 +104,7 @@ class Given:
 
     @cached_property
     def kernels(self) -> KernelSet:
-        """How element-wise work is cut into kernels."""
+        """How element-wise work is divided into kernels."""
         rms, fused = self.model.family == "llama", self.options.fused_norms
         return kernel_set(self.options.kernels, rms=rms, gated=self.model.gated, fused_norms=fused)
 
@@ -116,7 +115,7 @@ class Given:
 
     @property
     def norm_statistics(self) -> int:
-        """Numbers per token that a norm combines over y: mean and M2, or the sum of squares alone."""
+        """Numbers per token that a norm combines over y: mean and M2, or only the sum of squares."""
         return 1 if self.model.family == "llama" else 2
 
     @property
@@ -135,12 +134,12 @@ class Given:
         return self.tokens / PARTS
 
     def outside(self, tokens: Size) -> Size:
-        """Of some tokens, those a rank holds between tensor-parallel layers."""
+        """Number of these tokens that a rank holds between tensor-parallel layers."""
         return tokens / X if self.options.sequence_parallel else tokens
 
     @cached_property
     def shards(self) -> Size:
-        """Shards a weight block is stored in."""
+        """Number of shards of a weight block."""
         return Z * CONTEXT if self.context and self.options.context_shards else Z
 
     @property
@@ -159,12 +158,12 @@ class Given:
         return "contextdata" if self.context and not self.options.context_shards else "data"
 
     def replicated(self, table: str) -> bool:
-        """Whether each rank of z holds a table whole; a tied LM head is the embedding."""
+        """Whether z replicates a table; a tied LM head is the embedding."""
         tied = self.model.tied_embeddings and table == "head"
         return ("embedding" if tied else table) in self.options.replicated_tables
 
     def table_shards(self, table: str) -> Size:
-        """Shards a table is stored in."""
+        """Number of shards of a table."""
         return ONCE if self.replicated(table) else self.shards
 
     @property
@@ -194,7 +193,7 @@ def moves(
     makes: tuple[Array, ...] = (),
     frees: tuple[str, ...] = (),
 ) -> Kernel:
-    """The kernels that move so much of each of some elements, all of one mean size."""
+    """Kernels that move the given bytes per element, all of one mean size."""
     kernels = max(moved.kernels, 1.0)
     size = moved.size_bytes(given.elements) / kernels
     return Kernel(phase, layer, size * elements, kernels * calls, makes=makes, frees=frees)
@@ -208,7 +207,7 @@ def copies(phase: Phase, layer: str, elements: Size, given: Given, *, calls: Siz
 def gather_weight(layer: str, elements: Size, given: Given, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
     """All-gather of one weight block over z; from FP32 master shards each is rounded first.
 
-    Ranks that keep their weights in the compute type beside the master weights have nothing to round.
+    Ranks that also hold weights in the compute type have nothing to round.
     """
     options, sizes = given.options, given.elements
     element = options.gather_bytes or sizes.compute
@@ -233,7 +232,7 @@ def reduce_weight_gradient(layer: str, elements: Size, given: Given) -> list[Ope
 
 
 def gather_table(table: str, elements: Size, given: Given) -> list[Operation]:
-    """All-gather of a table over z for the forward pass, unless it is there."""
+    """All-gather of a table over z for the forward pass, unless it is replicated."""
     return [] if given.replicated(table) else gather_weight(table, elements, given, phase="forward")
 
 
@@ -255,7 +254,7 @@ def reduction(axis: str, phase: Phase, layer: str, size: Size, given: Given, *, 
 def sequence_gather(
     phase: Phase, layer: str, given: Given, *, tokens: Size, calls: Size, role: Role
 ) -> list[Operation]:
-    """`[M_x, H_y]` to `[M, H_y]` with sequence parallelism; otherwise the tokens are there."""
+    """`[M_x, H_y]` to `[M, H_y]` with sequence parallelism; otherwise no communication."""
     if not given.options.sequence_parallel:
         return []
     return [Collective("all_gather", "x", phase, layer, given.element * tokens * H / Y, role, calls)]
@@ -317,7 +316,7 @@ def linear_backward(linear: Linear, given: Given, *, makes: Array, frees: tuple[
 
 
 def _gathers_for_backward(linear: Linear, given: Given) -> list[Operation]:
-    """dO of a row-parallel layer is gathered first, I of a column-parallel one beside its input-gradient GEMM."""
+    """Row-parallel: dO is gathered first. Column-parallel: the gather of I overlaps with the input-gradient GEMM."""
     role: Role = "input_gather" if linear.input_axis == "x" else "other"
     return sequence_gather("backward", linear.layer, given, tokens=given.part, calls=PARTS, role=role)
 
@@ -340,7 +339,7 @@ def norm_forward(
 
 
 def norm_recompute(layer: str, given: Given, *, makes: tuple[Array, ...]) -> list[Operation]:
-    """Norm output once more, from the saved input and statistics: nothing is sent."""
+    """Recompute of a norm's output from its saved input and statistics, without communication."""
     own = given.outside(given.part)
     return _norm_kernels("recompute", layer, given.kernels.again, given, tokens=own, calls=PARTS, makes=makes)
 
@@ -402,7 +401,7 @@ def attention_core(given: Given, *, phase: Phase) -> list[Operation]:
 
 
 def _separated(given: Given, *, phase: Phase) -> list[Operation]:
-    """Heads of `[M, N_x]`: turned by their positions, or copied where keys have several queries, else views."""
+    """Heads of `[M, N_x]`: rotated by their positions, or copied under grouped-query attention, else views."""
     views = given.launched and given.model.learned_positions
     copied = moves(phase, CORE, Traffic(1, 2), given.part * N / X, given, calls=GROUPED * PARTS if views else PARTS)
     return [*_turned(given, given.kernels.turned, phase), copied]
@@ -439,7 +438,7 @@ def _fused_core(given: Given, *, phase: Phase) -> list[Computation]:
 
 
 def _unfused_core(given: Given, *, phase: Phase) -> list[Computation]:
-    """Scores `[b, heads_x, S, S]` are written and read again: `5·a·s²·b` bytes saved (arXiv 2205.05198, equation 1)."""
+    """Scores `[b, heads_x, S, S]` are written and read: `5·a·s²·b` bytes saved (arXiv 2205.05198, equation 1)."""
     element, mask = given.element, 1.0 if given.options.dropout else 0.0
     scores = given.tokens * Q / X / given.model.head_dim * S
     kept = (element + mask * (element + 1.0)) * scores
@@ -501,7 +500,7 @@ def attention_core_backward(given: Given) -> list[Operation]:
 
 
 def _exchange_keys(given: Given, *, phase: Phase, passes: float) -> list[Operation]:
-    """Keys and values of the other context ranks, in the backward pass with their gradients' way back.
+    """Keys and values of the other context ranks; in the backward pass their gradients are sent back.
 
     With all-to-all, queries, keys and values of some heads of the whole sequence (arXiv 2309.14509); in the backward
     pass the gradient of the output.
@@ -599,7 +598,7 @@ def embedding_backward(given: Given) -> list[Operation]:
 def head(given: Given) -> list[Operation]:
     """Final norm, `h[M, H]` gathered over y, then logits, loss and their gradients chunk by chunk.
 
-    The gradients are computed at once, so logits are never kept: `dh[M, H]` is reduce-scattered over
+    Each chunk's gradients follow its loss, so logits are never saved: `dh[M, H]` is reduce-scattered over
     y and summed over x, `dE[V_xy, H]` reduce-scattered over z.
     """
     element, tokens = given.element, given.tokens
@@ -653,7 +652,7 @@ def _gathers_for_head_backward(given: Given) -> list[Operation]:
         return []
     weight: list[Operation] = []
     if given.options.head_gathered_again and not given.replicated("head"):
-        # Nothing is left to prefetch it behind: the loss follows the forward GEMM at once.
+        # Not overlappable: the loss directly follows the forward GEMM.
         gathered = gather_weight("head", TABLE, given, phase="backward")
         weight = [replace(step, role="other") if isinstance(step, Collective) else step for step in gathered]
         weight = [replace(step, prepares_gather=False) if isinstance(step, Kernel) else step for step in weight]
@@ -699,7 +698,7 @@ def step_end(given: Given, *, buckets: tuple[Bucket, ...], unsent: tuple[Collect
 
 
 def _tables_end(given: Given) -> Iterator[Operation]:
-    """Gradients of tables that ranks of z hold whole, and of a tied embedding on the first and the last stage."""
+    """Gradients of tables replicated over z, and of tied embeddings on the first and the last stage."""
     if given.options.reduction != "parameter":
         for table, elements in _tables(given):
             if given.replicated(table):
@@ -709,7 +708,7 @@ def _tables_end(given: Given) -> Iterator[Operation]:
         bucket = shard if given.replicated("embedding") else symbol("table_bucket")
         if given.options.reduction != "whole":
             yield replace(data_bucket(COPY, bucket, given), phase="step")
-        # Megatron-LM adds whole buffers, of which each rank needs a share; the bundled runtime the shares.
+        # Megatron-LM adds whole buffers; the bundled runtime adds only each rank's share.
         own = bucket / given.replicas if given.sharded and not given.options.distributed_optimizer else shard
         yield Collective("all_reduce", "ends", "step", "embedding", given.gradient_bytes * own)
 

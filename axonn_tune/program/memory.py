@@ -1,8 +1,8 @@
 """Memory of one rank at the peak of a step, item by item, in bytes, by the lifetimes of the program's arrays.
 
-Operations say which arrays they make and free. What a block's forward pass makes lives until its backward pass,
-unless recompute makes it anew; the peak is reached in the LM head or in the backward pass of a block while the
-activations of all blocks in flight are alive. Beside them stand persistent state and communication buffers.
+Operations name the arrays that they allocate and free. Arrays of a block's forward pass live until its backward pass,
+unless they are recomputed. The peak is in the LM head or in the backward pass of a block, while the activations of all
+blocks in flight are alive. Persistent state and communication buffers add to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Held: TypeAlias = tuple[tuple[str, Size], ...]
 
 
 def memory_limit_bytes(accelerator: Accelerator) -> float:
-    """What a step may use: the memory less what context, communicators and the allocator take."""
+    """Memory limit of a step: the GPU's memory minus the reserve for context, communicators and allocator."""
     return accelerator.memory_gib * GIB - accelerator.reserved_memory_gib * GIB
 
 
@@ -53,7 +53,7 @@ def persistent_items(given: Given) -> Held:
 
 
 _MESSAGES = 3.0
-"""Of each neighbour: one of either direction being received, or two of it being sent."""
+"""Messages per neighbour: one in each direction being received, or two being sent."""
 
 
 def message_items(program: StepProgram, stage: Stage) -> Held:
@@ -65,9 +65,9 @@ def message_items(program: StepProgram, stage: Stage) -> Held:
 
 
 def saved_arrays(program: StepProgram) -> tuple[Array, ...]:
-    """What one block keeps of a micro-batch from forward to backward: all that is not made anew.
+    """Saved activations of one block and micro-batch: all arrays that are not recomputed.
 
-    Full recompute of whole blocks keeps their inputs alone (arXiv 2205.05198, table 2).
+    Full recompute of whole blocks saves only their inputs (arXiv 2205.05198, table 2).
     """
     made = list(_made(program.block.operations))
     if program.recompute == "full" and program.given.options.recompute_whole_block:
@@ -88,9 +88,9 @@ def _made(operations: Iterable[Operation]) -> Iterator[Array]:
 def temporaries(
     operations: Iterable[Operation], *, first: tuple[Array, ...] = (), saved: tuple[Array, ...] = ()
 ) -> tuple[Held, ...]:
-    """What is alive beside saved activations at each point of some operations that no other point outdoes.
+    """Live temporaries at each point of some operations that no other point dominates.
 
-    saved: arrays of one block that are counted as saved all along: one that is freed before a point is less than none.
+    saved: arrays of one block that count as saved throughout; one freed before a point counts negative.
     """
     alive, kept = {array.name: array for array in first}, {array.name: array for array in saved}
     points: list[dict[tuple[str, Size], float]] = []
@@ -123,7 +123,7 @@ def _outdone(one: Mapping[tuple[str, Size], float], other: Mapping[tuple[str, Si
 
 @dataclass(frozen=True)
 class Peak:
-    """What is alive beside persistent state and saved activations in one part of a step.
+    """Live memory in one part of a step, besides persistent state and saved activations.
 
     points: sets of arrays alive together; gathers, reductions: sets of gathered weights and of unreduced gradients
     alive together; kept_gathers: gathers beside the weights of layers that are not resharded.
@@ -137,7 +137,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a program holds, as sizes: in all of the step, per block in flight, in the parts that may be the peak."""
+    """Memory of a program as sizes: throughout the step, per block in flight, and in parts with a possible peak."""
 
     given: Given
     persistent: Held
@@ -158,7 +158,7 @@ def memory_plan(program: StepProgram, stage: Stage = ONLY) -> MemoryPlan:
 
 
 def _head_peak(program: StepProgram) -> Peak:
-    """The last block's output, the head's table with the first gather of the backward pass, and its gradient."""
+    """LM head: the last block's output, its weight with the first gather of the backward pass, and its gradient."""
     operations = program.head.operations
     gathers = (*_sizes(program, operations, "weight"), *_backward_gathers(program)[:1])
     points = temporaries(operations, first=(program.given.stream("last output", "residual stream"),))
@@ -166,10 +166,10 @@ def _head_peak(program: StepProgram) -> Peak:
 
 
 def _backward_peak(program: StepProgram, stage: Stage) -> Peak:
-    """A block's backward pass: one gather ahead and one reduction behind, of the block, its neighbours and the head.
+    """A block's backward pass: one gather ahead and one reduction behind, of the block, its neighbours and the LM head.
 
-    With full recompute the gathered weights of a block live through its backward pass. A head whose loss is computed
-    in chunks waits for its own reduction.
+    With full recompute the gathered weights of a block live through its backward pass. An LM head with a chunked loss
+    waits for its own reduction.
     """
     given, operations = program.given, program.block_backward.operations
     gathers, reductions = _backward_gathers(program), _sizes(program, operations, "weight_gradient")
@@ -205,8 +205,8 @@ def _pairs(sizes: tuple[Size, ...]) -> tuple[tuple[Size, ...], ...]:
 class Memory:
     """Memory of one rank, for one candidate or a column of them, in bytes by name.
 
-    lasting: held through both phases; peaks: temporaries at each point that may be the peak; total_bytes: with the
-    largest of them; kept_layers: blocks whose gathered weights are not resharded after forward.
+    lasting: persistent state and saved activations; peaks: temporaries at each point that may be the peak; total_bytes:
+    with the largest of them; kept_layers: blocks whose gathered weights are not resharded after forward.
     """
 
     lasting: Items
@@ -216,7 +216,7 @@ class Memory:
 
     @property
     def items(self) -> Items:
-        """What is alive at the peak of a single candidate; kinds that are not held at all are left out."""
+        """Items at the peak of a single candidate, without empty ones."""
         found: dict[str, Value] = {}
         for name, size_bytes in (*self.lasting, *max(self.peaks, key=_sum)):
             found[name] = found.get(name, 0.0) + size_bytes
@@ -255,7 +255,7 @@ def price_memory(
 
 
 def _kept_layers(given: Given, room: Value, layers: Value, *, arithmetic: Arithmetic) -> Value:
-    """Blocks that are not resharded after forward: none, all, or as many as there is room for."""
+    """Blocks that are not resharded after forward: none, all, or as many as fit."""
     if given.options.reshard == "always":
         return 0.0 * room
     if given.options.reshard == "never":
@@ -265,7 +265,7 @@ def _kept_layers(given: Given, room: Value, layers: Value, *, arithmetic: Arithm
 
 
 def _gathers(given: Given, values: Mapping[str, Value], *, arithmetic: Arithmetic) -> Value:
-    """1.0 where a rank must gather weights before it can use them, 0.0 where it has them whole."""
+    """1.0 where weights are sharded over z, 0.0 where a rank has them whole."""
     if given.options.master_shards:
         return 1.0
     split: Value = arithmetic.smaller(given.shards.evaluate(values) - 1.0, 1.0)

@@ -15,7 +15,7 @@ from axonn_tune.specs.workload import ElementSizes
 Phase: TypeAlias = Literal["forward", "recompute", "backward", "step"]
 
 MATRIX_ALIGNMENT = 16
-"""Rows that start at multiples of so many bytes feed tensor cores at their full rate."""
+"""Alignment of rows, in bytes, for the full rate of tensor cores."""
 
 ONCE = as_size(1)
 
@@ -25,18 +25,18 @@ GROUP_AXES = ("x", "y", "z", "data", "xy", WORLD)
 Role: TypeAlias = Literal[
     "weight", "output", "input_gather", "input_gradient", "weight_gradient", "data", "parameters", "keys", "other"
 ]
-"""What a collective is for, which decides what may run beside it:
+"""Role of a collective, which decides what it may overlap with:
 
-weight: gather of a weight over z; output: forward reduction of a GEMM's output, exposed unless the micro-batch is
-split or it is pipelined with its GEMM; input_gather: a column-parallel layer's input once more, beside the
-input-gradient GEMM; input_gradient: dI reduction, beside the weight-gradient GEMM; weight_gradient: dW reduce-scatter
-over z, finished one layer later; data: gradient bucket over data, beside the rest of the backward pass; parameters:
-new weights over data, behind the next forward pass; keys: keys and values of other context ranks, beside attention;
-other: needed at once.
+weight: gather of a weight over z; output: forward reduction of a GEMM's output, exposed unless the micro-batch is split
+or it is pipelined with its GEMM; input_gather: a column-parallel layer's input again, overlapped with the
+input-gradient GEMM; input_gradient: dI reduction, overlapped with the weight-gradient GEMM; weight_gradient: dW
+reduce-scatter over z, finished one layer later; data: gradient bucket over data, overlapped with the rest of the
+backward pass; parameters: new weights over data, overlapped with the next forward pass; keys: keys and values of other
+context ranks, overlapped with attention; other: not overlappable.
 """
 
 OpKind: TypeAlias = CollectiveKind | Literal["all_to_all", "send"]
-"""Collectives a profile prices, and two that are priced by them: see `priced_kind`."""
+"""Collectives of a profile, and two that are priced as one of them: see `priced_kind`."""
 
 
 def priced_kind(kind: OpKind) -> CollectiveKind:
@@ -46,7 +46,7 @@ def priced_kind(kind: OpKind) -> CollectiveKind:
 
 @dataclass(frozen=True)
 class Array:
-    """An array one rank holds from the operation that makes it to the one that frees it; `kind` is for tables."""
+    """An array of one rank, alive from the operation that allocates it to the one that frees it; `kind`: in tables."""
 
     name: str
     kind: str
@@ -75,7 +75,7 @@ class Collective:
 class MatMul:
     """A GEMM `O[m, n] = A[m, k] · B[k, n]` on one rank, done `calls` times.
 
-    alignment: bytes at whose multiples rows start, at most those that matter; batched: it is many narrow GEMMs.
+    alignment: alignment of rows in bytes, capped; batched: many narrow GEMMs.
     """
 
     phase: Phase
@@ -111,7 +111,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An element-wise or reducing kernel; `size_bytes`: all it reads and writes (0: not needed, not launched).
+    """An element-wise or reduction kernel; `size_bytes`: bytes read and written (0: not launched).
 
     A kernel that `prepares_gather` goes with the weight gather after it, one that `accumulates` with
     the reduce-scatter before it, wherever overlap moves those.
@@ -148,7 +148,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class KernelSet:
-    """What each function of a block and of the loss moves an element; kernels count those of vectors, too.
+    """Bytes per element of each function of a block and of the loss; kernels of vectors count too.
 
     norm, again, back, back_sum: of a norm's forward pass, its output once more, its backward pass and the addition
     of the residual gradient, where a rank has the whole hidden dim and where y splits it. sum: the addition before the

@@ -33,7 +33,7 @@ class Operation(NamedTuple):
 
 
 def stage_order(stage: int, *, stages: int, chunks: int, micro_batches: int) -> tuple[Operation, ...]:
-    """Operations of a stage: warm-up forwards, pairs of a forward and a backward, then the backwards that are left.
+    """Operations of a stage: warm-up forwards, pairs of a forward and a backward, then the remaining backwards.
 
     Without pairs, when the warm-up takes in all forwards. ValueError if the shape is no pipeline's.
     """
@@ -62,7 +62,7 @@ def check_shape(stages: int, chunks: int, micro_batches: int) -> None:
 
 
 def group_size(stages: int, chunks: int) -> int:
-    """Micro-batches that go through one chunk before the next chunk's turn."""
+    """Consecutive micro-batches through one chunk."""
     return stages if chunks > 1 else 1
 
 
@@ -74,7 +74,7 @@ def forward_sequence(stages: int, chunks: int, micro_batches: int) -> tuple[Inte
 
 
 def messages(stage: int, *, stages: int, chunks: int, micro_batches: int) -> int:
-    """Activations and gradients that a stage sends in a step; it receives as many."""
+    """Activations and gradients that a stage sends in a step; it receives the same number."""
     return micro_batches * (2 * chunks - (stage == 0) - (stage == stages - 1)) if stages > 1 else 0
 
 
@@ -114,7 +114,7 @@ def split_layers(
     first: int | None = None,
     last: int | None = None,
 ) -> tuple[int, ...]:
-    """Layers of each model part: even; those left over go to parts in the middle first, then the first, then the last.
+    """Layers of each model part: even; remainder layers go to parts in the middle first, then the first, then the last.
 
     first_less, last_less: layers that the embedding and the LM head count as (1 is Megatron-LM's
     `--account-for-embedding-in-pipeline-split` and `--account-for-loss-in-pipeline-split`, torchtitan's

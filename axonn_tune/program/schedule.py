@@ -1,7 +1,7 @@
-"""The order of one step on a compute stream and on communication streams, as instructions any interpreter can follow.
+"""The order of one step on a compute stream and on communication streams, as instructions for an interpreter.
 
 Computation runs in order on one stream. A collective runs on the stream of the outermost tier its group
-crosses; streams are first in, first out. `Issue` hands a collective to its stream and goes on; `Wait`
+crosses; streams are first in, first out. `Issue` puts a collective on its stream; `Wait`
 stops the compute stream until the collective behind a handle has ended; `Sync` is both at once. What overlaps:
 
 - weight gathers form a chain: when one is waited for, the next is issued (forward, recompute and
@@ -10,11 +10,11 @@ stops the compute stream until the collective behind a handle has ended; `Sync` 
   gathered again beside the input gradient's GEMM;
 - a weight gradient's reduce-scatter is waited for one layer later, then its data-parallel bucket may go;
 - buckets are waited for before the optimizer; new weights are gathered behind the next forward pass;
-- keys and values of other context ranks arrive beside attention;
+- keys and values of other context ranks overlap with attention;
 - with the micro-batch split in two, one half's output reduction runs behind the other half's work,
   and each block ends with both halves done; pipelined with its GEMM, it runs beside that.
 
-With an overlap switched off the wait follows its issue directly; nothing else changes.
+With an overlap off, the wait directly follows the issue; nothing else changes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Issue:
-    """Hand a collective to its lane; its end is kept in `slot`."""
+    """Put a collective on its stream; `slot` is the handle of its end."""
 
     collective: Collective
     slot: str
@@ -47,14 +47,14 @@ class Issue:
 
 @dataclass(frozen=True)
 class Wait:
-    """Stop until what `slot` holds has ended; nothing if it holds nothing."""
+    """Wait for the collective of the handle `slot`; no-op if it is empty."""
 
     slot: str
 
 
 @dataclass(frozen=True, eq=False)
 class Sync:
-    """A collective the compute lane waits for at once."""
+    """A blocking collective: issue and wait."""
 
     collective: Collective
 
@@ -88,7 +88,7 @@ class BackwardBlocks:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Instructions of one micro-batch; `head` holds the chain's next gather unless all layers are kept.
+    """Instructions of one micro-batch; `head` has the chain's next gather unless all layers are not resharded.
 
     Of pipeline stages: enter, enter_backward begin a pass of a chunk with no embedding or head before it; alone is the
     last block of a chunk with no head after it, head_all_kept the head of one; leave ends the backward pass of a chunk
@@ -147,7 +147,7 @@ class Issued:
 def build_schedule(
     program: StepProgram, *, overlaps: tuple[Overlap, ...], split: bool, stages: tuple[Stage, ...] = (ONLY,)
 ) -> StepSchedule:
-    """Schedule of a program with the given overlaps on; `split`: the micro-batch runs as two halves."""
+    """Schedule of a program with the given overlaps; `split`: two-batch overlap."""
     options = program.given.options
     used = frozenset(overlaps) & frozenset(options.overlaps)
     compiler = _Compiler(program, used, split=split)
@@ -256,7 +256,7 @@ class _Compiler:
         )
 
     def _parameters(self) -> tuple[Instructions, Instructions, Instructions, Instructions]:
-        """Gathers of new weights, one block ahead: before the first block, between blocks, at the last, at the head."""
+        """Gathers of new weights a block ahead: before the first block, between blocks, at the last, at the LM head."""
 
         def issued(section: Section) -> Instructions:
             return tuple(Issue(step, "parameters") for step in section.operations if isinstance(step, Collective))
@@ -286,7 +286,7 @@ class _Compiler:
         )
 
     def _start(self, gather: Gather | None) -> Instructions:
-        """The first gather of a chain, issued with nothing to hide behind."""
+        """The first gather of a chain, which is exposed."""
         if gather is None or not _prefetched(gather, self.overlaps, self.options):
             return ()
         return Run((gather.prepare,)), Issue(gather.collective, "gather")
@@ -302,9 +302,9 @@ class _Compiler:
     ) -> Instructions:
         """Instructions of one section.
 
-        following: the gather after the section's last in the chain, issued at its start if it has none; pending: what
-        the section before left running; bucket: what goes out when this section's last gradient is there; flush: see to
-        that inside the section.
+        following: the gather after the section's last in the chain, issued at its start if it has none; pending:
+        collectives that the section before left running; bucket: collectives to issue after this section's last
+        gradient; flush: issue them inside the section.
         """
         chain = [*_gathers(section.operations), following]
         emitter = _Emitter(self.overlaps, self.options, chain, pending, bucket)
@@ -345,8 +345,8 @@ def _prefetched(gather: Gather, overlaps: frozenset[Overlap], options: StepOptio
 def _halves(operations: Iterable[Operation]) -> Iterator[Operation | Issue | Wait]:
     """Interleave the two halves of a split micro-batch in the forward and recompute part of a section.
 
-    A stage is what leads up to an output all-reduce. Each half runs a stage once its previous
-    all-reduce is there, then issues its own; weight gathers happen once, with the first half.
+    A stage ends with an output all-reduce. Each half runs a stage after its previous all-reduce has ended, then issues
+    its own; weights are gathered once, with the first half.
     """
     rest = list(operations)
     stage: list[Operation] = []
@@ -384,7 +384,7 @@ def _without_gathers(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 @dataclass(frozen=True)
 class Pending:
-    """Owed for a running reduce-scatter: adding its result, then sending the bucket that completes."""
+    """Pending work of a running reduce-scatter: adding its result, then sending the completed bucket."""
 
     accumulate: Kernel
     bucket: tuple[Collective, ...] = ()
@@ -412,7 +412,7 @@ class _Emitter:
         self.owed: list[str] = []
 
     def add(self, step: Operation | Issue | Wait) -> None:
-        """Emit one operation, and before it the waits that can be put off no longer."""
+        """Emit one operation, after the waits that it requires."""
         if isinstance(step, Issue | Wait):
             self.output.append(step)
             return
@@ -432,7 +432,7 @@ class _Emitter:
                 self._settle("pipelined")
 
     def finish(self, *, flush: bool) -> list[Instruction]:
-        """Settle what the section owes; with `flush` its last reduce-scatter too. Returns all instructions."""
+        """Emit the pending work of the section; with `flush` its last reduce-scatter too. Returns all instructions."""
         self._settle_input_gradient()
         for slot in tuple(self.owed):
             self._settle(slot)
@@ -489,7 +489,7 @@ class _Emitter:
             self.owed_input_gradient = None
 
     def _gather(self) -> None:
-        """Wait for this gather and issue the next of the chain; or, without prefetch, gather at once."""
+        """Wait for this gather and issue the next of the chain; without prefetch, a blocking gather."""
         here, following = self.chain[0], self.chain[1]
         del self.chain[0]
         assert here is not None, "the chain holds every gather of the section"

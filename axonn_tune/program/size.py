@@ -1,6 +1,6 @@
 """Symbolic sizes: products and quotients of named quantities, such as `2·H·N/(x·y)`.
 
-Every array size, byte count and call count of a training step is one. A size is a value that can be
+Array sizes, byte counts and call counts of a step are such sizes. A size is a value that can be
 compared and used as a key; evaluated with numbers it is exact as long as the products stay below
 2^53, with numpy columns it gives one value per candidate.
 """
@@ -24,7 +24,7 @@ Value: TypeAlias = float | NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """One formula, two readings: on columns of candidates (numpy) and on one candidate (plain Python).
+    """Formulas evaluated on columns of candidates (numpy) or on one candidate (plain Python).
 
     Formulas use `+ - * /` and these functions, all of which IEEE 754 defines exactly, so both readings give the
     same bits.

@@ -1,9 +1,9 @@
 """One training step, described once: the cost model prices it, the memory model sizes it, the runtime must match it.
 
-A step is `A` micro-batches, each forward through embedding, L blocks and the head, then backward; the
+A step is `A` micro-batches, each forward through embedding, L blocks and the LM head, then backward; the
 data-parallel buckets go out during the last backward pass; then the optimizer. Sections list one
 rank's operations in the order they are issued when nothing overlaps. With pipeline stages, L are the blocks of one
-stage, the first of which has the embedding and the last of which the head.
+stage, the first of which has the embedding and the last of which the LM head.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ACCUMULATION, BLOCKS = symbol("A"), symbol("L")
 
 @dataclass(frozen=True)
 class Stage:
-    """Whether a pipeline stage is the first, which has the embedding, or the last, which has the head; or both."""
+    """Whether a pipeline stage is the first, which has the embedding, or the last, which has the LM head; or both."""
 
     first: bool = True
     last: bool = True
@@ -133,7 +133,7 @@ class StepProgram:
 
     @cached_property
     def _calls(self) -> dict[Stage, tuple[tuple[Operation, Size], ...]]:
-        """What `calls` has found so far."""
+        """Cache of `calls`."""
         return {}
 
     @cached_property
@@ -325,7 +325,7 @@ def _again(forward: Iterator[Operation], given: Given) -> Iterator[Operation]:
 
 
 def _block_backward(given: Given, *, recompute: Recompute) -> Iterator[Operation]:
-    """What was not saved is computed again, then the gradients of the block, last layer first."""
+    """Recompute, then the gradients of the block, last layer first."""
     gathers = recompute != "full" or given.options.gather_after_recompute
 
     def gather(linear: layers.Linear) -> list[Operation]:

@@ -9,7 +9,15 @@ import numpy as np
 
 from axonn_tune.cost.columns import Floats
 from axonn_tune.cost.prediction import Pricing, price_configuration
-from axonn_tune.cost.uncertainty import DEVIATIONS, RANKED, difference_spread, performance, slopes_of, with_software
+from axonn_tune.cost.uncertainty import (
+    DEVIATIONS,
+    RANKED,
+    difference_spread,
+    own_half_s,
+    performance,
+    slopes_of,
+    with_software,
+)
 from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.ranking.choosing import Candidate, Ranking, Searched, ranking_metric
@@ -35,18 +43,18 @@ class AlphaBetaRanking:
 
     @property
     def searched(self) -> Searched:
-        """How much was looked at."""
+        """Numbers of grids and candidates."""
         return self.ranking.searched
 
     @cached_property
     def ties(self) -> int:
-        """How many, from the first, the prediction cannot tell apart from the first.
+        """Number of rows from the first on that are within model error of it.
 
-        By a profile that has learned from runs: whose difference from the first is within its 80% interval.
+        With a learned profile: rows whose difference from the first is within its 80% interval.
         """
         if not len(self):
             return 0
-        return count_ties(*self._bounds()) if self.ranking.problem.machine.learned is None else self._learned_ties()
+        return count_ties(*self._halves()) if self.ranking.problem.machine.learned is None else self._learned_ties()
 
     def _learned_ties(self) -> int:
         learned, first = self._machine.learned, self._slopes(0)
@@ -60,7 +68,7 @@ class AlphaBetaRanking:
 
     @property
     def difference(self) -> float | None:
-        """Half-width of the 80% interval of the ratio of the first two, by a profile that has learned; else None."""
+        """Half-width of the 80% interval of the ratio of the first two, with a learned profile; else None."""
         learned = self._machine.learned
         if learned is None or len(self) < 2:
             return None
@@ -68,11 +76,11 @@ class AlphaBetaRanking:
 
     @cached_property
     def _machine(self) -> Machine:
-        """The profile with what is not known of the framework."""
+        """The profile with the uncertainty of the framework's software."""
         return with_software(self.ranking.problem.machine, self.ranking.problem.framework)
 
     def _slopes(self, position: int) -> Floats:
-        """Slopes of what is ranked by, at a place of the ranking."""
+        """Slopes of the ranking criterion, at a rank."""
         problem, configuration = self.ranking.problem, self.ranking.candidate(position).configuration
 
         def metric(machine: Machine) -> float:
@@ -83,19 +91,17 @@ class AlphaBetaRanking:
 
         return slopes_of(metric, self._machine)
 
-    def _bounds(self) -> tuple[Floats, Floats]:
-        """Lower and upper bounds of what is ranked by, in ranking order.
+    def _halves(self) -> tuple[Floats, Floats]:
+        """The ranking criterion and half of its 80% interval, common errors left out, in ranking order.
 
-        Errors of computation are common to all grids, so they settle no tie and make none.
+        Errors of computation are common to all grids, apart from the residual of each layout.
         """
         columns, rows, problem = self.ranking.columns, self.ranking.rows, self.ranking.problem
         metric = ranking_metric(columns, rank_by=problem.rank_by)[rows]
-        uncertainty = problem.machine.uncertainty
+        width = problem.machine.uncertainty.communication
         if problem.rank_by != "iteration":
-            return metric * (1.0 - uncertainty.communication), metric * (1.0 + uncertainty.communication)
-        compute_s = columns.compute_s[rows]
-        half_s = np.asarray(exposed_s(metric, compute_s)) * uncertainty.communication
-        return metric - half_s, metric + half_s
+            return metric, metric * width
+        return metric, np.asarray(own_half_s(metric, exposed_s(metric, columns.compute_s[rows]), width=width))
 
     def entry(self, position: int, *, terms: bool) -> Entry:
         """The entry at a place of the ranking, from 0; `terms`: with every collective."""
@@ -120,7 +126,7 @@ class AlphaBetaRanking:
         return shortest
 
     def fastest(self) -> Entry | None:
-        """The candidate of the shortest step, of all that are feasible; None if none is."""
+        """The feasible candidate with the shortest step; None if there is none."""
         alone = AlphaBetaRanking(self.ranking.fastest())
         return replace(alone.entry(0, terms=False), rank=None, tie=False) if len(alone) else None
 
@@ -138,7 +144,7 @@ class AlphaBetaRanking:
         return found
 
     def rejected_entries(self) -> tuple[Entry, ...]:
-        """Grids that are not ranked, with the reasons; one too large for the memory with what it needs at least."""
+        """Rejected grids with reasons; for memory, with the least it needs."""
         entries = []
         for rejected in self.ranking.rejected():
             sizes = tuple(rejected.sizes.values())
@@ -171,20 +177,20 @@ class AlphaBetaRanking:
         return np.asarray(flops / shapes.stages)
 
 
-def count_ties(low: Floats, high: Floats) -> int:
-    """Entries from the first on whose lower bound lies below the first's upper bound."""
-    above = low > high[0]
-    return int(np.argmax(above)) if above.any() else len(low)
+def count_ties(metric: Floats, half: Floats) -> int:
+    """Entries from the first on whose difference from the first lies within its 80% interval."""
+    apart = metric - metric[0] > np.hypot(half, half[0])
+    return int(np.argmax(apart)) if apart.any() else len(metric)
 
 
 def priced_entry(pricing: Pricing, problem: Problem) -> Entry:
-    """The entry of a configuration that was priced by itself, with terms; its rank is that of the only one."""
+    """The entry of a single priced configuration, with terms; its rank is 1."""
     found = candidate_entry(Candidate.of(pricing), problem, flops=pricing.executed_flops)
     return replace(found, rank=1, terms=pricing.terms, stages=pricing.stages, shortest_step_s=pricing.iteration_s)
 
 
 def candidate_entry(candidate: Candidate, problem: Problem, *, flops: float) -> Entry:
-    """The entry of a priced candidate, without rank and terms; `flops` are what a rank executes in a step."""
+    """The entry of a priced candidate, without rank and terms; `flops`: executed FLOPs of a rank in a step."""
     configuration = candidate.configuration
     grid = configuration.grid
     found = performance(

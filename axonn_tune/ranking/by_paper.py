@@ -1,4 +1,4 @@
-"""Grids ranked by the paper's own model; what that model does not know comes from ours, for the same grid and order."""
+"""Grids ranked by the paper's own model; all other quantities come from our model, for the same grid and rank order."""
 
 from __future__ import annotations
 
@@ -100,22 +100,22 @@ class PaperRanking:
 
     @cached_property
     def searched(self) -> Searched:
-        """How much was looked at, by our search and by the table."""
+        """Numbers of grids and candidates, by our search and by the table."""
         found, missing = self.base.searched, int(self.prices.rejected.sum())
         return replace(found, rejected={**found.rejected, NO_BANDWIDTH_ENTRY: missing}) if missing else found
 
     @cached_property
     def ties(self) -> int:
-        """How many, from the first, have an interval that overlaps the first's."""
+        """Number of rows from the first on within model error of the first."""
         if not len(self):
             return 0
         half_width = self.base.ranking.problem.machine.uncertainty.communication
         metric = self.prices.communication_s[[self._grid_of[place] for place in self._positions]]
-        return count_ties(metric * (1.0 - half_width), metric * (1.0 + half_width))
+        return count_ties(metric, metric * half_width)
 
     @property
     def difference(self) -> None:
-        """Not known by the paper's model."""
+        """None: the paper's model does not have it."""
 
     def entry(self, position: int, *, terms: bool) -> Entry:
         """The entry at a place of the ranking, from 0; `terms`: with every collective."""

@@ -48,19 +48,19 @@ if TYPE_CHECKING:
     from axonn_tune.ranking.pipelines import Pipelines
 
 LARGEST_COUNT = 2**40
-"""Counts from here on would not fit the columns: products of them must stay exact."""
+"""Counts from here on do not fit the columns, whose arithmetic must stay exact."""
 
 RANK_BY: tuple[RankBy, ...] = ("communication", "exposed", "iteration")
 
 LISTED = 10
-"""Grids that are ranked by exact steps unless more are asked for."""
+"""Default number of grids that are ranked by exact steps."""
 
 
 @dataclass(frozen=True)
 class Searched:
-    """How much was looked at: grids before constraints; candidates after them; those that fit and were priced.
+    """Numbers of grids before constraints, of candidates after them, and of priced candidates that fit.
 
-    `rejected` counts grids by constraint; a grid can break several.
+    `rejected` counts grids by constraint; a grid can violate several.
     """
 
     grids: int
@@ -72,7 +72,7 @@ class Searched:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One priced candidate of a ranking, as the columns had it."""
+    """One priced candidate of a ranking, from the columns."""
 
     configuration: Configuration
     accumulation: int
@@ -84,12 +84,12 @@ class Candidate:
 
     @property
     def exposed_communication_s(self) -> float:
-        """Time of the step in which nothing is computed, the bubble excluded, s."""
+        """Exposed communication of the step, the bubble excluded, s."""
         return float(exposed_s(self.iteration_s - self.bubble_s, self.compute_s))
 
     @classmethod
     def of(cls, pricing: Pricing) -> Candidate:
-        """One that was priced by itself."""
+        """A candidate from a single pricing."""
         return cls(
             configuration=pricing.configuration,
             accumulation=pricing.accumulation,
@@ -103,7 +103,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A grid that cannot be used, with the reasons in words; needed_bytes: of its leanest if memory is the reason."""
+    """A rejected grid with reasons; needed_bytes: least memory of its candidates if memory is the reason."""
 
     sizes: dict[str, int]
     reasons: tuple[tuple[str, str], ...]
@@ -168,7 +168,7 @@ class Ranking:
         )
 
     def fastest(self) -> Ranking:
-        """The same search with the candidate of the shortest step alone, whatever was ranked by."""
+        """The same search with only the candidate of the shortest step, for any ranking criterion."""
         steps_s = self.columns.iteration_s
         rows = np.flatnonzero(steps_s == steps_s.min(initial=np.inf))
         ordered = _order(self.columns, rows, self.shapes, self.placements, rank_by="iteration", fittings=self.fittings)
@@ -247,8 +247,8 @@ class Columns:
 def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> Ranking:
     """Rank every grid of a GPU count; with `variants` every candidate of it. Nothing feasible: an empty ranking.
 
-    exact: how many places of the ranking are in the order of exact steps; the rest by a bound where there are pipeline
-    stages. What is shown of a candidate is exact anyway.
+    exact: number of ranks in the order of exact steps; with pipeline stages, the rest is ranked by a bound. Displayed
+    candidates are always exact.
     """
     started = time.perf_counter()
     _check(problem)
@@ -286,7 +286,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
 def _undominated(
     problem: Problem, options: StepOptions, fittings: dict[Recompute, Fitting]
 ) -> dict[Recompute, Fitting]:
-    """Fittings without the shapes that fit with less recompute, which then are as good in all that is ranked by.
+    """Fittings without the shapes that also fit with less recompute, which is as good by every criterion.
 
     Less recompute is less computation and no more collectives, unless it leaves room for fewer layers that are not
     resharded. What is exposed may shrink behind more computation.
@@ -302,13 +302,13 @@ def _undominated(
 
 
 def _count_fitting(shapes: Shapes, placements: Placements, fittings: dict[Recompute, Fitting]) -> int:
-    """Candidates that fit into memory, whether they had to be priced or not."""
+    """Candidates that fit into memory, priced or not."""
     placed = np.bincount(placements.grid, minlength=int(shapes.grid.max(initial=-1)) + 1)
     return int(sum(placed[shapes.grid[fitting.rows]].sum() for fitting in fittings.values()))
 
 
 def _routes(problem: Problem, placements: Placements, programs: dict[Recompute, StepProgram]) -> RouteTable:
-    """Price every route for what any of the programs sends over it."""
+    """Price every route for all collectives of the programs."""
     sent = {(step.kind, step.axis) for program in programs.values() for step, _ in program.collectives()}
     sent |= {(step.kind, step.axis) for program in programs.values() for step, _ in program.collectives(FIRST)}
     software = software_on(problem.framework, problem.machine)
@@ -323,7 +323,7 @@ def _routes(problem: Problem, placements: Placements, programs: dict[Recompute, 
 
 
 def _check(problem: Problem) -> None:
-    """Refuse what no grid could satisfy and no constraint would name."""
+    """Refuse inputs that no grid could satisfy and no constraint covers."""
     model, workload, pins = problem.model, problem.workload, problem.limits.axes
     if max(problem.gpus, workload.global_batch, workload.sequence_length) >= LARGEST_COUNT:
         raise UsageError(f"GPU counts, batches and sequence lengths must be below {LARGEST_COUNT:,}")
@@ -439,7 +439,7 @@ def _bounds(groups: tuple[Pipelines, ...], shape: Integers, placement: Integers,
 
 
 def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, variants: bool) -> Columns:
-    """Columns whose first `count` places, by what is ranked by, are of exact steps; and so is the shortest step of all.
+    """Columns with exact steps at the first `count` ranks, and for the shortest step of all.
 
     Bounds are never above the exact value, so a candidate whose exact value is the lowest of all that are left is the
     next place; candidates whose bound is above it need no exact value. Ties go to the shorter step.
@@ -538,7 +538,7 @@ def _first_of_each(grid: NDArray[np.int64], rows: Integers) -> Integers:
 
 
 def _count_candidates(shapes: Shapes, grids: Grids, problem: Problem) -> int:
-    """Candidates before memory is looked at: shapes times distinct orders times kinds of recompute."""
+    """Candidates before the memory check: shapes times distinct rank orders times kinds of recompute."""
     limits = problem.limits
     if len(problem.orders) == 1:
         return len(shapes) * len(limits.recomputes)
@@ -548,7 +548,7 @@ def _count_candidates(shapes: Shapes, grids: Grids, problem: Problem) -> int:
 
 
 def _count_rejected(grids: Grids, shapes: Shapes, used: Integers, pins: Mapping[str, int]) -> dict[str, int]:
-    """Grids rejected, by constraint; names without any are left out."""
+    """Rejected grids by constraint, without zeros."""
     counts = {check.name: int(broken.sum()) for check, broken in zip(grids.constraints, grids.broken.T, strict=True)}
     shaped = len(distinct(shapes.grid)[0])
     asked = len(grids.sound_as_asked(pins))

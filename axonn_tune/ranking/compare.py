@@ -1,8 +1,8 @@
-"""Is 4D worth it? The best 4D grid beside the best layout of each framework, on kernels of one quality.
+"""Is 4D worth it? The best 4D grid and the best layout of each framework, with the same kernel efficiency.
 
-Every framework is searched by the function that ranks grids, with ideal kernels for all, so that layouts and
-schedules are compared and not releases; beside it stands the step of the same layout with the framework's own
-software numbers. HSDP and data parallelism are FSDP's layouts with replicas.
+The search of grids ranks every framework's layouts, with ideal kernels for all, so that layouts and schedules are
+compared, not releases. Each layout also has its step with the framework's own software numbers. HSDP and data
+parallelism are FSDP's layouts with replicas.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ UNLIMITED_MEMORY_GIB = 1e6
 WORTH_NAMING = 0.01
 """Shares of a step below this are not named as a limit."""
 WORTH_SEPARATING = 0.005
-"""Differences below this share of the shortest step are put together."""
+"""Differences below this share of the shortest step are summed as the rest."""
 UNSEEN = 0.0005
 """Shares that are shown as 0."""
 GAIN = "gain over Megatron-LM"
 
 GridFilter = Callable[[Grid], bool]
-"""Whether a grid is of the kind that a strategy stands for."""
+"""Whether a grid belongs to a strategy."""
 
 STRATEGIES: tuple[tuple[str, str, str, GridFilter], ...] = (
     ("4d", "4D", AXONN_TUNE.name, lambda grid: True),
@@ -49,10 +49,10 @@ STRATEGIES: tuple[tuple[str, str, str, GridFilter], ...] = (
     ("megatron-axonn", "Megatron-AxoNN", "megatron-axonn", lambda grid: True),
     ("axonn", "AxoNN (easy API)", "axonn", lambda grid: True),
 )
-"""Key, name for a person, framework, and which of its grids count."""
+"""Key, display name, framework, and filter of its grids."""
 
 OF_THE_CLAIM = ("megatron-2022", "Megatron-LM (2022)", "megatron-2022", lambda grid: True)
-"""The described Megatron-LM that is nearest to the one of the paper's comparison, which it does not name closer."""
+"""The description nearest to the Megatron-LM of the paper's comparison, whose release it does not state."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class StepPrediction:
         return found
 
     def limits(self) -> tuple[tuple[str, float], ...]:
-        """What the step is spent on beside the computation it needs, as shares of it, largest first."""
+        """Overhead beyond useful compute, as shares of the step, largest first."""
         pricing, step_s = self.pricing, self.iteration_s
         shares = [(waiting(axis, pricing), exposed_s / step_s) for axis, (_, exposed_s) in self.by_axis().items()]
         shares.append(("pipeline bubble", pricing.bubble_s / step_s))
@@ -126,7 +126,7 @@ class OverlapGain:
 
     @property
     def gain(self) -> float:
-        """Share by which overlap speeds the step up."""
+        """Relative speed-up from overlap."""
         return self.off_s / self.on_s - 1.0
 
 
@@ -155,7 +155,7 @@ class Comparison:
         return next(each for each in self.contenders if each.key == "4d")
 
     def gain(self, contender: Contender) -> float | None:
-        """By which share 4D trains faster than another contender; None if either does not fit."""
+        """Relative speed-up of 4D over another contender; None if either does not fit."""
         mine, other = self.own.prediction, contender.prediction
         return None if mine is None or other is None else other.iteration_s / mine.iteration_s - 1.0
 
@@ -165,9 +165,9 @@ class Comparison:
         return None if contender.prediction is None or fastest is None else contender.prediction.iteration_s / fastest
 
     def separated_by(self, contender: Contender) -> tuple[tuple[str, float], ...]:
-        """What makes a contender's step longer than the first's, as shares of the first's that sum to the difference.
+        """Parts of the difference between a contender's step and the first's, as shares of the first's step.
 
-        Savings first, then costs, each the largest first; then all that is too little to be named.
+        Savings first, then costs, each the largest first; then the rest.
         """
         first, other = self.contenders[0].prediction, contender.prediction
         if first is None or other is None:
@@ -258,13 +258,13 @@ def _problem_of(problem: Problem, framework: Framework) -> Problem:
 
 
 def with_unlimited_memory(machine: Machine) -> Machine:
-    """The machine with memory that never runs out."""
+    """The machine with unlimited memory."""
     accelerator = machine.accelerator.model_copy(update={"memory_gib": UNLIMITED_MEMORY_GIB})
     return machine.model_copy(update={"accelerator": accelerator})
 
 
 def _contender(key: str, name: str, ranking: Ranking, unlimited: Ranking, wanted: GridFilter) -> Contender:
-    """The first of a ranking that is wanted."""
+    """The first matching candidate of a ranking."""
     framework = ranking.problem.framework.name
     best, best_unlimited = _first(ranking, wanted), _first(unlimited, wanted)
     why = "" if best is not None else _why_not(ranking, wanted)
@@ -319,7 +319,7 @@ def _predicted(problem: Problem, configuration: Configuration) -> StepPrediction
 
 
 def _overlap_gain(ranking: Ranking) -> OverlapGain:
-    """Price the best configuration waiting wherever it sends, and with the workload's overlaps (or all)."""
+    """Price the best configuration without overlaps, and with the workload's overlaps (or all)."""
     problem, best = ranking.problem, ranking.candidate(0).configuration
 
     def step_s(overlaps: tuple[Overlap, ...]) -> float:
@@ -344,7 +344,7 @@ def paper_step_flops(model: Model, workload: Workload) -> float | None:
 
 
 def claims(model: Model, *, machine_name: str, gpus: int) -> tuple[Claim, ...]:
-    """What arXiv 2305.13525 states of this model on this many GPUs of Perlmutter; of other machines nothing."""
+    """Claims of arXiv 2305.13525 for this model and GPU count on Perlmutter; empty for other machines."""
     if not machine_name.startswith("perlmutter"):
         return ()
     if model.name == "80b" and gpus == 1024:

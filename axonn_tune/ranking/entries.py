@@ -1,4 +1,4 @@
-"""One line of a ranking, whatever priced it: what tables, CSV and JSON are made from."""
+"""One row of a ranking, by any cost model: the source of tables, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Entry:
     """One grid (or candidate) of a ranking; None: not feasible, or not known to the cost model.
 
     rank: from 1; None for a rejected grid. order: axes from the fastest-varying rank outwards.
-    tie: the first of the ranking may be no better, given the uncertainty of the prediction. shortest_step_s: of all
+    tie: within model error of the first of the ranking. shortest_step_s: of all
     candidates of this grid. bubble_s: waiting for other pipeline stages; stages: each of them, where terms are listed.
     """
 
@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def wide_order(self) -> tuple[str, ...]:
-        """The order without axes of size 1, whose place changes nothing."""
+        """The rank order without axes of size 1."""
         return tuple(axis for axis in self.order or () if self.size(axis) > 1)
 
 
@@ -95,15 +95,15 @@ class RankedGrids(Protocol):
 
     @property
     def searched(self) -> Searched:
-        """How much was looked at."""
+        """Numbers of grids and candidates."""
 
     @property
     def ties(self) -> int:
-        """How many, from the first, the prediction cannot tell apart from the first."""
+        """Number of rows from the first on that are within model error of it."""
 
     @property
     def difference(self) -> float | None:
-        """Half-width of the 80% interval of the ratio of the first two, by a profile that has learned; else None."""
+        """Half-width of the 80% interval of the ratio of the first two, with a learned profile; else None."""
 
     def __len__(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""What a search is about, with where its documents came from: from names and choices to a `Problem`."""
+"""From names and options to the `Problem` of a search, with the origin of its documents."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
 from axonn_tune.errors import AxonnTuneError, UnknownNameError, UsageError, suggest
+from axonn_tune.frameworks import registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import ALL_AXES
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """A problem and the documents it was made from, with path and hash."""
+    """A problem and its documents, with path and hash."""
 
     problem: Problem
     model: Loaded[Model]
@@ -37,7 +38,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class WorkloadChoices:
-    """What the user said about the workload; None: as the model's defaults or the schema have it."""
+    """The user's workload options; None: default of the model or the schema."""
 
     batch: int | None = None
     seq: int | None = None
@@ -50,7 +51,7 @@ class WorkloadChoices:
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user asked for, before any document is loaded. `settings`: `--set` assignments."""
+    """The user's options, before any document is loaded. `settings`: `--set` assignments."""
 
     gpus: int
     model: ModelLike
@@ -67,7 +68,7 @@ class Choices:
 def completed(order: Sequence[str], framework: Framework) -> tuple[str, ...]:
     """A rank order with the framework's axes that it leaves out after those it names.
 
-    Tables leave out axes of size 1, whose place changes nothing: the order as printed gives the same grid again.
+    Tables omit axes of size 1, so a printed order gives the same grid again.
     Pipeline stages and context get their place where they are searched.
     """
     return (*order, *(axis for axis in framework.axes if axis not in (*order, "pipeline", "context")))
@@ -108,7 +109,11 @@ def _check_axes(problem: Problem) -> None:
     if missing:
         axis, known = missing[0], ", ".join(map(framework.called, framework.columns))
         what = "interleaved stages" if axis == "chunks" else f"axis {axis}"
-        raise UsageError(f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}")
+        others = [name for name, one in registry().items() if axis in one.columns and one.launch]
+        advice = f"; frameworks that do: {', '.join(others)}" if others else ""
+        raise UsageError(
+            f"{framework.option(axis)} {pins[axis]}: {framework.title} has no {what}; it has {known}{advice}"
+        )
     pipeline = framework.option("pipeline")
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
         stages = f"but {pipeline} is 1" if "pipeline" in problem.axes else "which --pipeline searches"
@@ -116,7 +121,7 @@ def _check_axes(problem: Problem) -> None:
 
 
 def _check_step(problem: Problem) -> None:
-    """Refuse what the framework's step does not do."""
+    """Refuse options that the framework's step does not have."""
     framework, kept = problem.framework, problem.limits.kept_layers
     if kept and not framework.keeps_layers:
         raise UsageError(f"--kept-layers {kept}: {framework.title} reshards every layer after forward")
@@ -251,7 +256,7 @@ def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tu
 
 
 def machine_of_launch(path: str | Path, launch: Launch) -> Loaded[Machine]:
-    """The profile that a launch config names, at hand or beside it; else UsageError that says how to name its file."""
+    """The profile that a launch config names, from the catalog or the config's folder; else UsageError."""
     name = launch.predicted.machine
     try:
         return load_machine(name)

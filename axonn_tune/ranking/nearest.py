@@ -1,4 +1,4 @@
-"""When nothing fits: which constraint binds, and the smallest change that leaves something feasible."""
+"""When nothing fits: the binding constraint, and the smallest change that makes something feasible."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH
 from axonn_tune.program.step import build_step
@@ -18,11 +20,12 @@ from axonn_tune.units import GIB, show_seconds
 
 
 def nearest_change(problem: Problem) -> str:
-    """Say what binds and what to change, for a problem whose ranking is empty."""
+    """Binding constraint and nearest change, for a problem with an empty ranking."""
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
     binding = _binding_memory(problem, shapes) if len(shapes) else _binding_divisibility(problem, grids)
-    found = [first for kind in _kinds(problem) if (first := _first_feasible(kind))]
+    kinds = [*_kinds(problem), *(_smaller(problem) if len(shapes) else ()), _gpus(problem)]
+    found = [first for kind in kinds if (first := _first_feasible(kind))]
     found = found or list(filter(None, [_first_feasible(_gpus_and_batches(problem))]))
     if not found:
         return f"{binding}; no single change tried makes it fit"
@@ -30,11 +33,11 @@ def nearest_change(problem: Problem) -> str:
 
 
 _NEARBY, _WORTH_SAYING = 0.25, 0.1
-"""Share of a batch that another may differ by, and share of the time of a sequence that it must save."""
+"""Largest relative difference of a suggested batch, and least relative saving per sequence."""
 
 
 def faster_batch(problem: Problem) -> str:
-    """A batch near one that the GPUs do not divide, if it trains a sequence in much less time; else an empty text.
+    """Suggests a batch divisible by the GPU count if it saves much time per sequence; else an empty text.
 
     A multiple of the GPU count suits every grid; other batches rule out most of them.
     """
@@ -44,7 +47,7 @@ def faster_batch(problem: Problem) -> str:
     if batch % gpus == 0 or not nearby:
         return ""
     other = min(nearby, key=lambda each: abs(each - batch))
-    step_s, other_s = _shortest_step_s(problem), _shortest_step_s(_with_batch(problem, other))
+    step_s, other_s = _shortest_step_s(problem), _shortest_step_s(_with_workload(problem, global_batch=other))
     if other_s / other > (1.0 - _WORTH_SAYING) * step_s / batch:
         return ""
     return (
@@ -54,13 +57,13 @@ def faster_batch(problem: Problem) -> str:
 
 
 def _shortest_step_s(problem: Problem) -> float:
-    """Shortest step of all candidates, s; endless if none is feasible."""
+    """Shortest step of all candidates, s; infinite if none is feasible."""
     found = search(problem)
     return found.fastest().candidate(0).iteration_s if len(found) else math.inf
 
 
 def _first_feasible(changes: Iterator[tuple[str, Problem]]) -> str:
-    """The first change that leaves something feasible; empty if none does."""
+    """The first change that makes something feasible; empty if none does."""
     return next((text for text, changed in changes if feasible(changed)), "")
 
 
@@ -84,7 +87,7 @@ def _fittings(problem: Problem, shapes: Shapes) -> Iterator[tuple[Recompute, Fit
 
 
 def _binding_memory(problem: Problem, shapes: Shapes) -> str:
-    """The candidate that comes closest to fitting, and by how much it misses."""
+    """The leanest candidate, and its gap to the limit."""
     least: tuple[float, str] | None = None
     limit_bytes = 0.0
     for recompute, fitting in _fittings(problem, shapes):
@@ -128,7 +131,7 @@ def _binding_divisibility(problem: Problem, grids: Grids) -> str:
 
 
 def _shape_words(problem: Problem, grids: Grids) -> str:
-    """Which micro-batch or chunks no sound grid can have."""
+    """The pinned micro-batch or chunks that no valid grid can have."""
     limits, split, framework = problem.limits, problem.workload.split_micro_batch, problem.framework
     share, asked = "the share of the batch", limits.micro_batch
     if limits.chunks not in (None, 1):
@@ -147,14 +150,27 @@ def _shape_words(problem: Problem, grids: Grids) -> str:
 
 
 def _kinds(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
-    """Kinds of change to try, each with the smallest first: pins, the batch, the optimizer state, the GPU count."""
+    """Kinds of change to try, each with the smallest first: pins, the batch, the optimizer state."""
     if problem.limits != Limits():
         yield iter([(f"leave out {_pinned_options(problem)}", replace(problem, limits=Limits()))])
     yield _batches(problem)
     if not problem.workload.shard_optimizer_over_data:
-        sharded = problem.workload.model_copy(update={"shard_optimizer_over_data": True})
-        yield iter([("--shard-optimizer", replace(problem, workload=sharded))])
-    yield _gpus(problem)
+        yield iter([("--shard-optimizer", _with_workload(problem, shard_optimizer_over_data=True))])
+
+
+def _smaller(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
+    """What else takes less memory: shorter sequences, pipeline stages, a framework that shards weights."""
+    lengths = (problem.workload.sequence_length // 2**halvings for halvings in (1, 2))
+    yield ((f"--seq {length}", _with_workload(problem, sequence_length=length)) for length in lengths if length)
+    if "pipeline" in problem.framework.axes and not problem.pipeline:
+        yield iter([("--pipeline", replace(problem, pipeline=True))])
+    if problem.framework != AXONN_TUNE and not problem.limits.axes:
+        others = (find_framework(name) for name in _SHARDING if name != problem.framework.name)
+        yield ((f"--framework {other.name}", replace(problem, framework=other)) for other in others)
+
+
+_SHARDING = ("torchtitan", "deepspeed", "megatron-core")
+"""Frameworks that can shard weights over data-parallel ranks."""
 
 
 def _pinned_options(problem: Problem) -> str:
@@ -172,7 +188,7 @@ def _gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _gpus_and_batches(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Other GPU counts, each with batches that it divides."""
+    """Other GPU counts, each with divisible batches."""
     for text, changed in _gpus(problem):
         for more, twice in _batches(changed):
             yield f"{text} {more}", twice
@@ -184,11 +200,11 @@ def _batches(problem: Problem) -> Iterator[tuple[str, Problem]]:
     unit = problem.gpus * (problem.limits.micro_batch or 1) * (2 if problem.workload.split_micro_batch else 1)
     above = _next_multiple(batch, unit)
     for option in sorted({above - unit, above, above + unit} - {0, batch}, key=lambda other: abs(other - batch)):
-        yield f"--batch {option}", _with_batch(problem, option)
+        yield f"--batch {option}", _with_workload(problem, global_batch=option)
 
 
-def _with_batch(problem: Problem, batch: int) -> Problem:
-    return replace(problem, workload=problem.workload.model_copy(update={"global_batch": batch}))
+def _with_workload(problem: Problem, **changed: int | bool) -> Problem:
+    return replace(problem, workload=problem.workload.model_copy(update=changed))
 
 
 def _next_multiple(number: int, of: int) -> int:

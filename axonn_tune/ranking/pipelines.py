@@ -1,7 +1,7 @@
-"""Candidates with pipeline stages, as columns: a bound on each step first, the exact step where it is asked for.
+"""Candidates with pipeline stages, as columns: a bound on each step, and the exact step on request.
 
-All stages of a candidate are one of a few kinds (first, last, those between with more or fewer blocks), each laid out
-once. The bound is that of `cost.pipeline`, with computation slowed by communication beside it.
+All stages of a candidate are one of a few kinds (first, last, those between with more or fewer blocks), each replayed
+once. The bound is that of `cost.pipeline`, with compute slowdown from overlap.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ class Pipelines:
         return [placed[number] for number in range(self.stages)]
 
     def bound_s(self) -> tuple[Floats, Floats, Floats]:
-        """Least step of every candidate, what of it is computation lost to communication, and the bubble with which
-        the exposed communication is least, too."""
+        """Bounds of all candidates: least step, its compute slowdown, and bubble with least exposed communication."""
         everything = np.arange(len(self.rows))
         scheduled = np.asarray(pipeline_bound_s(self.times(everything), micro_batches=self.micro_batches))
         busy = self._busy_s()
@@ -92,7 +91,7 @@ class Pipelines:
         return scheduled + lost, lost, np.maximum(scheduled - np.maximum(busy, self.alone_s), 0.0)
 
     def _busy_s(self) -> Floats:
-        """What the stage that computes longest is not idle for, without sends."""
+        """Busy time of the stage with the most computation, without sends."""
         compute = np.array([kind.compute_s for kind in self.kinds])
         busy = np.array([self._occupied_s(kind) for kind in self.kinds])
         found: Floats = np.take_along_axis(busy, compute.argmax(axis=0)[None], axis=0)[0]
@@ -201,7 +200,7 @@ def _chunks_of(some: _Blocks, blocks: tuple[int, ...]) -> list[_Chunk]:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Stages and chunks of all candidates, each laid out once for all; `candidates` number the shapes with stages."""
+    """Stages and chunks of all candidates, each replayed once; `candidates` number the shapes with stages."""
 
     problem: Problem
     shapes: Shapes
@@ -213,7 +212,7 @@ class _Parts:
     _chunks: dict[_Chunk, ChunkColumns] = field(default_factory=dict)
 
     def expect(self, rows: Integers, stages: int, chunks: int) -> None:
-        """Note which chunks the candidates in `rows` consist of, before any is laid out."""
+        """Collect the chunks of the candidates in `rows`, before any is replayed."""
         for some, blocks in self._alike(stages, chunks):
             self._rows.setdefault(some, []).append(rows)
             for chunk in dict.fromkeys(_chunks_of(some, blocks)):
@@ -272,7 +271,7 @@ class _Parts:
 def _sends_s(
     problem: Problem, shapes: Shapes, candidates: Candidates, strides: Integers, routes: Sequence[GroupShape]
 ) -> Floats:
-    """Time of one message between stages of every candidate, s: the twin of `cost.stages`."""
+    """Time of one message between stages of every candidate, s: the column version of `cost.stages`."""
     options, schedule, machine = problem.framework.step, problem.framework.schedule, problem.machine
     axes = {
         axis: np.broadcast_to(np.asarray(shapes.values[axis]), len(shapes))[candidates.shape]

@@ -1,4 +1,4 @@
-"""The result of a search as entries: the alpha-beta ranking, and others beside it."""
+"""The result of a search as entries: the first ranking, and ranks by other cost models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Results:
         return (*entries, *(self.ranked.rejected_entries() if rejected else ()))
 
     def require_row(self, pick: int) -> None:
-        """UsageError if something is ranked, but not so many, or `pick` is no place."""
+        """UsageError if `pick` is not a rank of a non-empty ranking."""
         if pick < 1:
             raise UsageError(f"--pick {pick}: places count from 1")
         if 0 < len(self.ranked) < pick:
@@ -37,7 +37,7 @@ class Results:
             raise UsageError(f"--pick {pick}: only {counted(len(self.ranked), 'configuration')} {verb} ranked")
 
     def require_any(self) -> None:
-        """NothingFeasibleError, with what binds and what to change, unless something is ranked."""
+        """NothingFeasibleError, with binding constraint and nearest change, if the ranking is empty."""
         if len(self.ranked) == 0:
             raise NothingFeasibleError(nothing_feasible(self.inputs.problem, self.ranked.searched))
 
@@ -64,7 +64,7 @@ def _rank(problem: Problem, *, cost: str, variants: bool = False) -> RankedGrids
 
 
 def nothing_feasible(problem: Problem, searched: Searched) -> str:
-    """Why nothing is ranked, and the nearest change that helps."""
+    """Reason of an empty ranking, and the nearest change."""
     from axonn_tune.ranking.nearest import nearest_change
 
     only = searched.grids == 1

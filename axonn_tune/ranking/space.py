@@ -1,7 +1,7 @@
 """The search space: grids, then shapes (grid with micro-batch and chunks), then candidates (with rank order).
 
-Grids that break a constraint go first, micro-batches that do not divide are never made, and memory is
-settled before a rank order is tried, since it does not depend on one.
+Grids that violate a constraint are rejected first, and only micro-batches that divide are listed. Memory is checked
+before rank orders, since it does not depend on them.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is searched: the inputs of a ranking.
+    """Inputs of a search.
 
-    pipeline: pipeline stages are part of the search. tokens_total: of the whole training, for what it costs.
+    pipeline: pipeline stages are part of the search. tokens_total: tokens of the whole training run, for its cost.
     """
 
     model: Model
@@ -102,7 +102,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Grids:
-    """Every ordered factorization `sizes[n, axes]`, and which constraints each breaks `broken[n, constraints]`."""
+    """Every ordered factorization `sizes[n, axes]`, and its violated constraints `broken[n, constraints]`."""
 
     axes: tuple[str, ...]
     sizes: Integers
@@ -111,11 +111,11 @@ class Grids:
 
     @property
     def sound(self) -> Integers:
-        """Rows of the grids that break none."""
+        """Rows of the grids without violations."""
         return np.flatnonzero(~self.broken.any(axis=1))
 
     def sound_as_asked(self, pins: Mapping[str, int]) -> Integers:
-        """Rows of those whose axes have the sizes asked for."""
+        """Rows of the grids with the pinned axis sizes."""
         rows = self.sound
         for axis, size in pins.items():
             if axis in self.axes:
@@ -216,7 +216,7 @@ def _loss_chunks(problem: Problem, micro_batch: Integers, context: Value) -> Val
 
 
 def _micro_batches(sequences: int, workload: Workload, limits: Limits) -> tuple[int, ...]:
-    """Micro-batches one rank can cut its sequences into; even ones only if they are split in two."""
+    """Micro-batch sizes that divide a rank's sequences; only even ones with two-batch overlap."""
     step = 2 if workload.split_micro_batch else 1
     return tuple(
         size
@@ -228,7 +228,7 @@ def _micro_batches(sequences: int, workload: Workload, limits: Limits) -> tuple[
 def _with_chunks(
     grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers, share: Integers
 ) -> tuple[Integers, Integers, Integers]:
-    """Every shape with every number of chunks its stages can be cut into: equal ones, micro-batches in groups."""
+    """Every shape with every valid number of chunks per stage: equal chunks, micro-batches in groups."""
     asked, layers = problem.limits.chunks, problem.model.layers
     stages, batches = grids.column("pipeline")[grid], share // micro_batch
     kept = [np.arange(len(grid) if asked in (None, 1) else 0)]
@@ -335,7 +335,7 @@ class Fitting:
 
 
 def fit_memory(problem: Problem, shapes: Shapes, program: StepProgram) -> Fitting:
-    """Settle memory: what each shape needs, and how many layers can keep their gathered weights."""
+    """Memory of each shape, and its number of layers that are not resharded."""
     limit_bytes = memory_limit_bytes(problem.machine.accelerator)
     asked = problem.limits.kept_layers
     values = {**shapes.values, "held": shapes.values["L"]}
@@ -354,7 +354,7 @@ def fit_memory(problem: Problem, shapes: Shapes, program: StepProgram) -> Fittin
 
 
 def _fit_stages(problem: Problem, shapes: Shapes, program: StepProgram, limit_bytes: float) -> tuple[Floats, Floats]:
-    """Memory of the largest stage of each shape with several, and the layers that every stage can keep."""
+    """Memory of the largest stage of each shape with several, and the layers not resharded on every stage."""
     rows = stage_rows(problem, shapes)
 
     def priced(one: StageRows, kept: Floats | float | None) -> Memory:

@@ -34,7 +34,7 @@ class Point:
 def parse_numbers(text: str, *, option: str) -> tuple[int, ...]:
     """Numbers given as a list (`64,128`), a range by a factor (`64..4096x2`) or by a step (`64..128+16`).
 
-    Parts may be mixed; UsageError for anything else, for 0, and for a range that goes down.
+    Parts may be mixed; UsageError for anything else, for 0, and for a descending range.
     """
     found: list[int] = []
     for part in text.split(","):

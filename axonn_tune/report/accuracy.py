@@ -50,11 +50,11 @@ ACCURACY_SCHEMA = "axonn-tune/accuracy/1"
 NEAR = 0.25
 """Size of the error at the dashed lines."""
 MOST_POINTS = 3000
-"""Of more, those that would lie on each other are drawn once: a browser takes long for ten thousand."""
+"""Above this number of points, overlapping ones are drawn once: browsers are slow with ten thousand."""
 _CELLS_PER_DECADE = 40
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 _FEW = 40
-"""With more rows a table scrolls in a window of its own."""
+"""With more rows a table scrolls in its own window."""
 _FIGURE, _EACH = "Predicted vs. measured", "Each row"
 _GROUPINGS = ("source", "framework", "accelerator")
 
@@ -77,9 +77,9 @@ _RANKED = (
     share("coverage", "80% interval\ncoverage", decimals=0),
 )
 _FAMILIES = (
-    words("family", "family", "Layouts of one model on as many GPUs, of one source.", 40),
+    words("family", "family", "Layouts of one model and GPU count, of one source.", 40),
     count("rows", "rows", "Rows that have both times."),
-    share("regret", "regret", "Time of the predicted best over that of the measured best, less 1."),
+    share("regret", "regret", "Time of the predicted best over that of the measured best, minus 1."),
     Column("spearman", "Spearman", "Rank correlation: 1 is the same order.", decimals=3),
     Column("kendall", "Kendall", "Rank correlation by pairs, tau-b.", decimals=3),
     count("best_rank", "rank of measured best", "Among the predictions, from 1."),
@@ -96,9 +96,9 @@ _STEP_COLUMNS = (
     words("source", "source", "Data set.", 20),
     words("framework", "framework", "What trained.", 30),
     words("gpu", "accel\u00aderator", "As the source names it.", 12),
-    count("gpus", "GPUs", "How many there were."),
+    count("gpus", "GPUs", "Number of GPUs."),
     words("model", "model", "As the source names it.", 16),
-    words("layout", "layout", "As predicted: where the row leaves it open, the fastest.", 44),
+    words("layout", "layout", "Priced micro-batch and recompute: the fastest where the row does not state them.", 44),
     count("micro_batch", "micro-batch", "Sequences."),
     words("recompute", "re\u00adcompute", "Activation recomputation.", 10),
     Column("memory", "memory, GiB", "Predicted peak of one GPU.", per=GIB, decimals=1),
@@ -125,7 +125,7 @@ _REASONS = (count("rows", "rows", "How many."), replace(_WHY_NOT, width_ch=90))
 
 @dataclass(frozen=True)
 class DisplayUnit:
-    """What values are shown in: `name`, so many SI units each, with so many decimals; `show` writes one out."""
+    """Display unit of values: `name`, its size in SI units, and decimals; `show` formats a value."""
 
     name: str
     per: float
@@ -141,7 +141,7 @@ SHARES = DisplayUnit("%", PERCENT, 1, lambda value: f"{value / PERCENT:.3g}%")
 
 @dataclass(frozen=True)
 class ScatterPoint:
-    """A row that has both values, positive; `words`: what pointing at it says."""
+    """A row with both values, positive; `words`: its tooltip."""
 
     series: str
     measured: float
@@ -156,7 +156,7 @@ class ScatterPoint:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Rows that are not steps. key: in JSON; large: which of them errors are of; series: what of a group is colored."""
+    """Rows that are not steps. key: in JSON; large: rows that count in errors; series: group part with its color."""
 
     key: str
     name: str
@@ -167,7 +167,7 @@ class _Kind:
 
 
 def _kinds(found: Accuracy) -> list[_Kind]:
-    """Those of which there are rows; groups are `system, collective` and `accelerator, layout`."""
+    """Kinds with rows; groups are `system, collective` and `accelerator, layout`."""
     kinds = (
         _Kind(
             "collectives",
@@ -212,7 +212,7 @@ def accuracy_document(found: Accuracy) -> Json:
 
 
 def _step_summary(summary: StepSummary) -> Json:
-    """The figures of a summary."""
+    """Figures of a summary."""
     groups = {f"by_{what}": getattr(summary, f"by_{what}") for what in _GROUPINGS}
     return {
         **asdict(summary.errors),
@@ -223,7 +223,7 @@ def _step_summary(summary: StepSummary) -> Json:
 
 
 def accuracy_text(found: Accuracy) -> str:
-    """Everything, for a person."""
+    """Everything as text."""
     parts = [] if found.machine is None else [f"steps priced on {_profile(found.machine)}\n"]
     parts += [steps_text(found.summary, found.without)] if found.steps else []
     for kind in _kinds(found):
@@ -238,7 +238,7 @@ def _profile(machine: Loaded[Machine]) -> str:
 
 
 def _unknown_software(one: PredictedRow) -> list[str]:
-    """That a row's software is not known, with the nearest that is; nothing otherwise."""
+    """Warning that a row's software is unknown, with the nearest known one; empty otherwise."""
     name = one.row.framework
     if framework_of(one.row).name != UNKNOWN:
         return []
@@ -246,7 +246,7 @@ def _unknown_software(one: PredictedRow) -> list[str]:
 
 
 def _reasons(evaluations: Sequence[Evaluation]) -> list[Json]:
-    """Why rows were not predicted, with how many there are."""
+    """Reasons of rows without a prediction, with counts."""
     counts = Counter(one.why_not for one in evaluations if one.why_not)
     return [{"rows": number, "why_not": why} for why, number in counts.most_common()]
 
@@ -258,7 +258,7 @@ _FROM_PROFILE = "80% intervals: half-widths of the profile, or what it has learn
 
 
 def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
-    """Errors by source, families, worst rows first, and what was not predicted; beside them the held-out errors."""
+    """Errors by source with held-out errors, families, the worst rows first, and rows without a prediction."""
     parts = []
     if summary.errors.rows:
         held_out = {kind: _with_all(one) for kind, one in without.items()}
@@ -292,7 +292,7 @@ def _errors_text(
 
 
 def _ranked_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
-    """How well layouts are ranked within families, and what intervals hold."""
+    """Ranking quality within families, and coverage of intervals."""
     if not summary.families:
         return ""
     named = {"all rows": summary, **{f"held-out {kind}": one for kind, one in without.items()}}
@@ -302,12 +302,12 @@ def _ranked_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -
 
 
 def _steps_text(title: str, steps: Sequence[PredictedRow]) -> str:
-    """One line a row, with what it was priced as and its interval; nothing without rows."""
+    """One line per row, with the priced layout and its interval; empty without rows."""
     return text_of([words("id", title), *_IN_TEXTS], list(map(_step_row, steps)))
 
 
 def _step_row(one: PredictedRow) -> Json:
-    """A step as tables show it."""
+    """Cells of a step in tables."""
     row, configuration = one.row, one.configuration
     known = one.low_s is not None and one.high_s is not None
     return {
@@ -330,7 +330,7 @@ def _step_row(one: PredictedRow) -> Json:
 
 
 def _within(one: PredictedRow) -> str | None:
-    """Whether the interval holds the measured time; None where either is missing."""
+    """Whether the interval contains the measured time; None if either is missing."""
     if one.low_s is None or one.high_s is None or not one.row.step_s:
         return None
     return "yes" if one.low_s <= one.row.step_s <= one.high_s else "no"
@@ -341,7 +341,7 @@ def _error_cells(error: float | None) -> Json:
 
 
 def accuracy_sections(found: Accuracy, files: Files, *, command: str) -> list[Json]:
-    """A section for each kind of which there are rows, the last with what was read; UsageError if there are none."""
+    """A section for each kind with rows, the last with the input files; UsageError if there are none."""
     sections = [_steps_section(found)] if found.steps else []
     for kind in _kinds(found):
         sections.append(_kind_section(kind, f"s{len(sections) + 1}"))
@@ -409,7 +409,7 @@ def _error_cards(errors: Errors) -> list[Json]:
 
 
 def _step_point(one: PredictedRow) -> ScatterPoint:
-    """A step with what pointing at it says."""
+    """A step with its tooltip."""
     row, configuration = one.row, one.configuration
     assert configuration is not None, row.id
     assert one.predicted_s is not None, row.id
@@ -431,12 +431,12 @@ def _both(measured: float, predicted: float, unit: DisplayUnit) -> str:
 
 
 def _said(lines: Sequence[str]) -> str:
-    """Lines of what is said of a point: words of a file are no markup."""
+    """Lines of a tooltip, with text of files escaped."""
     return "<br>".join(escape(line, quote=False) for line in lines)
 
 
 def _kind_section(kind: _Kind, identity: str) -> Json:
-    """Rows of another kind; shares among them have a figure and a table of their own."""
+    """Rows of another kind; rows that are shares have a separate figure and table."""
     predicted = [one for one in kind.evaluations if one.predicted is not None]
     shares = [one for one in predicted if kind.unit is MEMORY and one.group == RELATIVE]
     parts = [
@@ -496,9 +496,9 @@ def points_figure(points: Sequence[ScatterPoint], unit: DisplayUnit, *, title: s
     }
     linear = {"yaxis.title.text": "error, %", "yaxis.type": "linear", "yaxis.tickvals": None, "yaxis.ticktext": None}
     choices = [page.choice("predicted", times), page.choice("error", errors, linear)]
-    note = f"Solid line: measured as predicted; dashed: an error of ±{NEAR:.0%}."
+    note = f"Solid line: predicted = measured; dashed: an error of ±{NEAR:.0%}."
     if len(drawn) < len(points):
-        note += f" Of rows that lie on each other the worst is drawn: {len(drawn):,} of {len(points):,}."
+        note += f" Of overlapping rows the worst is drawn: {len(drawn):,} of {len(points):,}."
     return page.figure(title, traces, layout=layout, height=540, note=note, choices=choices)
 
 
@@ -565,14 +565,14 @@ def _errors_table(groups: Mapping[str, Errors], *, what: str, title: str, note: 
 
 
 def families_table(families: Sequence[FamilyQuality]) -> Json:
-    """How well layouts are ranked, by family; the highest regret first, then the lowest correlation."""
+    """Ranking quality by family; the highest regret first, then the lowest correlation."""
     rows = sorted(families, key=lambda one: (-one.regret, 0.0 if math.isnan(one.spearman) else one.spearman))
     note = "Families of 5 rows or more, the highest regret first."
     return page.table("s1-families", "Ranking of layouts", _FAMILIES, rows, note=note, tall=True)
 
 
 def _steps_table(steps: Sequence[PredictedRow]) -> Json:
-    """Every predicted step, the worst first; those that were not measured last."""
+    """Every predicted step, the worst first; steps without a measurement last."""
     rows = [_step_row(one) for one in steps if one.predicted_s is not None]
     filters = {"source": "source", "framework": "framework", "gpu": "accelerator", "held": "within"}
     return _rows_table("s1-rows", _STEP_COLUMNS, rows, filters, title=_EACH)
@@ -582,7 +582,7 @@ def _kind_table(evaluations: Sequence[Evaluation], unit: DisplayUnit, *, identit
     """Rows of another kind."""
     columns = (
         words("id", "row", "Its name in the file, or its line.", 16),
-        words("group", "group", "What its error is counted under.", 44),
+        words("group", "group", "Error group of the row.", 44),
         Column("measured", f"measured, {unit.name}", per=unit.per, decimals=unit.decimals),
         Column("predicted", f"predicted, {unit.name}", per=unit.per, decimals=unit.decimals),
         _ERROR,
@@ -603,7 +603,7 @@ def _kind_table(evaluations: Sequence[Evaluation], unit: DisplayUnit, *, identit
 def _rows_table(
     identity: str, columns: Sequence[Column], rows: Sequence[Json], filters: Mapping[str, str], *, title: str
 ) -> Json:
-    """The worst first, as many as a page may have."""
+    """The worst first, up to the page's limit."""
     note = f"The worst first. {page.SORTS}"
     if len(rows) > MOST_ROWS:
         note += f" The first {MOST_ROWS:,} of {len(rows):,}."

@@ -1,6 +1,6 @@
-"""Whether a run is reasonable, as text, as JSON and as a section of a page; and the commands that change it.
+"""Diagnosis of a run as text, JSON and page section, with commands for faster layouts.
 
-Of a run that is stated alone: which it is, what it was taken to be, and what would be better.
+For a run that is only stated: its configuration, assumptions, and faster layouts.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from axonn_tune.units import counted, show_bytes, show_seconds
 
 SCHEMA = "axonn-tune/diagnosis/1"
 LIKELY, LISTED = 0.01, 6
-"""Probability below which an explanation is not listed, and most that are."""
+"""Least probability and largest number of listed explanations."""
 
 EXPLAINED = 0.1
 """Share of the gap below which a cause explains nothing."""
 
 MISFIT = 2.0
-"""Standard deviations left by the nearest explanation from which on none is said to fit."""
+"""Residual of the best explanation, in standard deviations, above which none fits."""
 
 _DESCRIPTIVE = {"schema_", "name", "description", "family", "source", "defaults"}
-"""Fields of a model that no price depends on, and its family, by which a model near to it is chosen."""
+"""Fields of a model that no price depends on, and its family, which selects a similar model."""
 
 _CAUSES = (
     Column("probability", "how likely", show=percent),
@@ -50,9 +50,9 @@ _CHANGES = (Column("gain", "gain", show=percent), Column("step_s", "step", show=
 
 
 def diagnosis_text(found: Diagnosis, *, machine: str, model: str | None = None, remarks: Sequence[str] = ()) -> str:
-    """What was assumed, the verdict, what could explain the gap, and what would make the run faster.
+    """Assumptions, assessment, explanations of the gap, and faster layouts.
 
-    machine, model: as they were stated, for commands. remarks: what was assumed of the evidence.
+    machine, model: as stated, for commands. remarks: assumptions about the evidence.
     """
     assumed = [*remarks, *_assumed(found)]
     said = "".join(f"{wrapped(f'Assumed: {words}')}\n" for words in assumed)
@@ -68,7 +68,7 @@ def diagnosis_text(found: Diagnosis, *, machine: str, model: str | None = None, 
 
 
 def verdict(found: Diagnosis) -> str:
-    """Whether it is reasonable, in two sentences."""
+    """Assessment of the run in two sentences."""
     off = found.measured_s / found.predicted_s - 1.0
     said = (
         f"The {found.of} took {show_seconds(found.measured_s)}, predicted {show_seconds(found.predicted_s)} "
@@ -78,13 +78,13 @@ def verdict(found: Diagnosis) -> str:
     if found.reasonable:
         return f"{said}, which is reasonable{depends}."
     if found.faster:
-        wrong = "What is stated of it (layout, batch, machine) is probably wrong."
-        return f"{said}, faster than it should be{depends}. {wrong}"
-    return f"{said}, slower than it should be{depends}."
+        wrong = "Its stated layout, batch or machine is probably wrong."
+        return f"{said}, faster than predicted{depends}. {wrong}"
+    return f"{said}, slower than predicted{depends}."
 
 
 def _depends(found: Diagnosis) -> str:
-    """The assumptions on which a verdict depends, and what it were otherwise; "" if it depends on none."""
+    """The assumptions on which an assessment depends, and the opposite one; "" without any."""
     turned = [
         (one, [other for other in one.others if other.reasonable != found.reasonable])
         for one in found.assumed
@@ -96,19 +96,17 @@ def _depends(found: Diagnosis) -> str:
     others = " or ".join(
         f"{other.words} ({show_seconds(other.step_s)} predicted)" for _, several in turned for other in several
     )
-    otherwise = "it is not" if found.reasonable else "it is reasonable"
-    return f" if {cells}, as assumed; with {others} {otherwise}"
+    return f", if {cells} as assumed; {'not ' if found.reasonable else ''}reasonable with {others}"
 
 
 def _assumed(found: Diagnosis) -> Iterator[str]:
-    """What the file does not state, and what it would change."""
+    """Settings that the file does not state, and the steps of others."""
     if not found.assumed:
         return
     cells = ", ".join(f"{one.column}={one.taken}" for one in found.assumed)
     others = [f"{show_seconds(other.step_s)} with {other.words}" for one in found.assumed for other in one.others]
-    instead = f"; the prediction would be {', '.join(others)}" if others else ""
-    state = f"State them as columns, or as in --fact {cells.partition(',')[0]}"
-    yield f"{cells}, which the file does not state{instead}. {state}"
+    instead = f" Otherwise the prediction is {', '.join(others)}." if others else ""
+    yield f"{cells}, not stated by the file.{instead} Add the columns, or --fact {cells.partition(',')[0]} and so on"
 
 
 def _likely(found: Diagnosis) -> list[Cause]:
@@ -119,23 +117,23 @@ def _likely(found: Diagnosis) -> list[Cause]:
 
 
 def _notes(found: Diagnosis) -> Iterator[str]:
-    nothing = "nothing is wrong" if found.reasonable else "none of these is the cause, and the prediction itself is off"
-    yield f"Probability that {nothing}: {percent(found.healthy, decimals=0)}."
+    nothing = "no fault" if found.reasonable else "none of these causes, and an error of the prediction itself"
+    yield f"Probability of {nothing}: {percent(found.healthy, decimals=0)}."
     if found.of == "step" and not found.learned:
         yield (
             "The 80% interval has the half-widths of the profile, which has learned from no step: `axonn-tune learn` "
-            "from a run that is known to be good narrows it."
+            "with a run that is known to be good narrows it."
         )
     if found.misfit > MISFIT:
         yield (
-            f"No explanation fits well: even the nearest leaves {found.misfit:.1f} standard deviations, so "
+            f"No explanation fits well: even the best leaves {found.misfit:.1f} standard deviations, so "
             "the probabilities say little. Is the machine profile that of this machine?"
         )
     yield from dict.fromkeys(cause.advice for cause in _likely(found)[:3] if cause.advice)
 
 
 def command_of(change: Change, *, machine: str, model: str | None = None) -> str:
-    """The command line that writes what starts a change; one that explains it where nothing does."""
+    """The command that writes the launch files of a change, or explains it if there are none."""
     words = pins(change.setup, machine=machine, model=model)
     if change.setup.framework.name == AXONN_TUNE.name:
         return shlex.join(["axonn-tune", *words, "-o", "launch.yaml"])
@@ -145,7 +143,7 @@ def command_of(change: Change, *, machine: str, model: str | None = None) -> str
 
 
 def _expressible(setup: Setup) -> bool:
-    """Whether there is a command for a way to run a step."""
+    """Whether a framework command exists for a step configuration."""
     # Imported here: few reports have commands.
     from axonn_tune.launch.commands import command_of as started
 
@@ -157,7 +155,7 @@ def _expressible(setup: Setup) -> bool:
 
 
 def pins(setup: Setup, *, machine: str, model: str | None = None) -> list[str]:
-    """Options that leave just this way to run a step."""
+    """Options that pin this step configuration."""
     one, workload, framework = setup.configuration, setup.workload, setup.framework
     found = ["--gpus", str(one.grid.world), *_model_words(setup.model, model), "--machine", machine]
     if framework.name != AXONN_TUNE.name:
@@ -190,7 +188,7 @@ def _step_words(setup: Setup) -> Iterator[str]:
 
 
 def _model_words(model: Model, stated: str | None) -> list[str]:
-    """The model as it was stated, or the shipped one nearest to it, with what differs; none where sizes are equal."""
+    """The stated model, or the nearest shipped one, with its differences."""
     changed: dict[str, list[str]] = {}
     for name in [stated] if stated else available("model"):
         other = load_model(name).document
@@ -201,9 +199,9 @@ def _model_words(model: Model, stated: str | None) -> list[str]:
 
 
 def _changed(model: Model, other: Model) -> Iterator[str]:
-    """Sizes in which a model differs from another, as `--set` takes them."""
+    """Fields in which a model differs from another, as `--set` takes them."""
     for name in Model.model_fields:
-        # The length of a table of positions counts where there is one.
+        # Only a table of learned positions has a length that is priced.
         idle = name in _DESCRIPTIVE or (name == "max_sequence_length" and not model.learned_positions)
         if not idle and getattr(model, name) != getattr(other, name):
             yield f"{name}={_word(getattr(model, name))}"
@@ -241,7 +239,7 @@ def _change_json(change: Change, *, machine: str, model: str | None) -> Json:
 
 
 def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: str, model: str | None = None) -> Json:
-    """A section of a page: predicted and measured, the gap and its causes, and commands."""
+    """A page section: assumptions, predicted and measured step, the gap and its causes, and commands."""
     likely, interval = _likely(found), f"80%: {show_seconds(found.low_s)} to {show_seconds(found.high_s)}"
     return page.section(
         identity,
@@ -250,7 +248,7 @@ def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: 
         cards=[
             page.card("measured", show_seconds(found.measured_s), note=found.of),
             page.card("predicted", show_seconds(found.predicted_s), note=interval),
-            page.card("nothing is the matter", percent(found.healthy), note="probability"),
+            page.card("no fault", percent(found.healthy), note="probability"),
         ],
         blocks=[
             *_figures(found, likely),
@@ -266,7 +264,7 @@ def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: 
 
 
 def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
-    """Predicted beside measured; the gap and how much of it each explanation explains; how likely each is."""
+    """Predicted vs. measured; the gap and the share and probability of each explanation."""
     whiskers = page.error_bars([found.high_s - found.predicted_s, 0.0], [found.predicted_s - found.low_s, 0.0])
     both, colors = [found.predicted_s, found.measured_s], [page.PREDICTED, page.MEASURED]
     yield _bars(f"The {found.of}", ["predicted", "measured"], both, color=colors, unit="s", error_x=whiskers)
@@ -275,7 +273,7 @@ def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
     names = ["measured - predicted", *(cause.title for cause in likely)]
     gaps = [found.measured_s - found.predicted_s, *(cause.explains_s for cause in likely)]
     colors = [page.MEASURED, *[page.PREDICTED] * len(likely)]
-    yield _bars("The gap, and what each explanation explains", names, gaps, color=colors, unit="s")
+    yield _bars("The gap, and the time of each explanation", names, gaps, color=colors, unit="s")
     shares = [cause.probability / PERCENT for cause in likely]
     yield _bars("How likely", [f"{one.title}: {one.words}" for one in likely], shares, color=page.ACCENT, unit="%")
 
@@ -290,15 +288,15 @@ def _bars(
     return page.figure(title, [trace], layout=layout, height=110 + 28 * len(names))
 
 
-# A run that is stated.
+# A run that is only stated.
 
 
 @dataclass(frozen=True)
 class StatedCommand:
-    """What is said of a command beside its prediction.
+    """Facts about a command besides its prediction.
 
-    setup: what it runs. rank, layouts: place of its grid among those of a search, None where that leaves it out;
-    best_s: step of the first. machine, model: as they were named.
+    setup: what it runs. rank, layouts: rank of its grid in a search, None if rejected there; best_s: step of the first.
+    machine, model: as named.
     """
 
     run: CommandRun
@@ -312,7 +310,7 @@ class StatedCommand:
 
 
 def command_section(said: StatedCommand, pricing: Pricing) -> ExplainSection:
-    """Which run it is, and what it does not say."""
+    """The run and its assumptions."""
     run, setup, name = said.run, said.setup, Path(said.run.path).name
     model, workload, grid = setup.model, setup.workload, setup.configuration.grid
     layout = layout_words(setup.configuration, setup.framework)
@@ -327,18 +325,18 @@ def command_section(said: StatedCommand, pricing: Pricing) -> ExplainSection:
     ]
     needed, limit = float(pricing.memory.total_bytes), pricing.memory_limit_bytes
     if needed > limit:
-        sentences.append(f"It is predicted not to fit: {show_bytes(needed)} of {show_bytes(limit)} usable.")
+        sentences.append(f"It is predicted to exceed memory: {show_bytes(needed)} of {show_bytes(limit)} usable.")
     return ExplainSection("The run", sentences=sentences)
 
 
 def better_section(said: StatedCommand, step_s: float) -> ExplainSection:
-    """Where its layout stands in a search, and what would make it faster."""
-    title, framework = "What would be better", said.setup.framework.title
+    """Rank of its layout in a search, and faster layouts."""
+    title, framework = "Faster layouts", said.setup.framework.title
     sentences = []
     if said.best_s is None:
         sentences.append(f"A search finds no layout of {framework} that fits.")
     else:
-        place = "leaves out its grid" if said.rank is None else f"ranks its grid {said.rank} of {said.layouts}"
+        place = "rejects its grid" if said.rank is None else f"ranks its grid {said.rank} of {said.layouts}"
         gain = 1.0 - said.best_s / step_s
         than = (
             f"{percent(abs(gain), decimals=1)} {'less' if gain > 0 else 'more'} than this run's {show_seconds(step_s)}"
@@ -348,7 +346,7 @@ def better_section(said: StatedCommand, step_s: float) -> ExplainSection:
             f"takes {show_seconds(said.best_s)}, {than}."
         )
     if not said.changes:
-        return ExplainSection(title, sentences=[*sentences, "No change is predicted to make it faster by 1% or more."])
+        return ExplainSection(title, sentences=[*sentences, "No change is predicted to save 1% or more."])
     return ExplainSection(
         title,
         sentences=sentences,
@@ -359,7 +357,7 @@ def better_section(said: StatedCommand, step_s: float) -> ExplainSection:
 
 
 def command_json(said: StatedCommand) -> Json:
-    """What `axonn-tune/explain/1` has of a command: the run, and changes."""
+    """Fields of `axonn-tune/explain/1` for a command: the run, and changes."""
     return {
         "run": {
             "path": said.run.path,

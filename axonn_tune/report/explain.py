@@ -1,6 +1,6 @@
-"""One configuration explained: what a step consists of, in words, every number behind it in tables, and as JSON.
+"""Explanation of one configuration: the step in words, its numbers in tables, and JSON.
 
-The words are for someone who has not seen the model behind them, in terms that an expert can check. JSON follows the
+The words need no knowledge of the cost model and can be checked by an expert. JSON follows the
 contract `axonn-tune/explain/1`.
 """
 
@@ -28,6 +28,7 @@ from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
+from axonn_tune.program.dimensions import model_flops
 from axonn_tune.program.operations import Phase, priced_kind
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
@@ -59,15 +60,15 @@ from axonn_tune.units import GB, GIB, TERA, counted, show_bytes, show_seconds
 SCHEMA = "axonn-tune/explain/1"
 
 _PHASES = (*get_args(Phase), "")
-"""What has no phase comes last."""
+"""Order of phases; items without a phase come last."""
 _RECOMPUTE = {
-    "none": "There is no activation recomputation: the forward pass saves all activations the backward pass needs.",
+    "none": "There is no activation recomputation: the forward pass saves all activations for the backward pass.",
     "selective": (
         "Selective activation recomputation (checkpointing): the backward pass recomputes {parts} instead of saving "
         "their results."
     ),
     "full": (
-        "Full activation recomputation (checkpointing): the forward pass saves the input of each block alone, and the "
+        "Full activation recomputation (checkpointing): the forward pass saves only each block's input, and the "
         "backward pass runs the block's forward pass again."
     ),
 }
@@ -97,7 +98,7 @@ _ALGORITHMS = {
 
 @dataclass(frozen=True)
 class PricedConfiguration:
-    """A configuration to explain: its inputs, its entry in the ranking, and all that is predicted of it."""
+    """A configuration to explain: its inputs, its entry in the ranking, and its prediction."""
 
     inputs: Inputs
     entry: Entry
@@ -157,6 +158,7 @@ def explain_markdown(parts_of: Sequence[ExplainSection]) -> str:
     return "\n".join(parts)
 
 
+_ROUNDING = 1e-6
 _BAR = 40
 """Characters of a bar of the whole step."""
 _TIME = Column("seconds", "time", "Of a step and rank.", show=show_seconds)
@@ -169,31 +171,36 @@ _GAP = (
 
 
 def gap_to_peak(pricing: Pricing, problem: Problem) -> list[tuple[str, float]]:
-    """What a step is spent on, s: useful FLOPs at the peak, then what stands between that and the step, largest first.
+    """Gap to peak, s: the time of useful FLOPs at peak, then each overhead up to the step, largest first.
 
-    It sums to the step. Useful: GEMMs and attention without recompute.
+    It sums to the step, of which the first is MFU. The rest is of the pipeline stage that computes longest.
     """
     work = work_by_kind(pricing, problem.workload)
     peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
     useful = [each for each in work if each.phase != "recompute"]
+    matmuls = [each for each in useful if each.kind in _MATMULS]
+    # Fused attention recomputes scores in its backward pass, which MFU does not count: twice the forward's FLOPs are.
+    counted_flops = sum(each.flops for each in matmuls if (each.kind, each.phase) != (ATTENTION, "backward"))
+    counted_flops += 2.0 * sum(each.flops for each in matmuls if (each.kind, each.phase) == (ATTENTION, "forward"))
+    at_peak_s = counted_flops / peak
+    mean_s = model_flops(problem.model, problem.workload) / (problem.gpus * peak)
+    beyond_s = at_peak_s - mean_s
+    beyond = "uneven pipeline stages" if pricing.computing else "padded or replicated weights"
     costs = [
+        (beyond_s if abs(beyond_s) > _ROUNDING * mean_s else 0.0, beyond),
         (pricing.exposed_communication_s, "exposed communication"),
         (pricing.bubble_s, "pipeline bubble"),
         (sum(each.seconds for each in work if each.phase == "recompute"), "activation recomputation"),
-        (
-            sum(each.seconds - each.flops / peak for each in useful if each.kind in _MATMULS),
-            "GEMMs and attention below peak",
-        ),
+        (sum(each.seconds for each in matmuls) - at_peak_s, "GEMMs and attention below peak"),
         (pricing.contended_s, CONTENDED),
         (sum(each.seconds for each in useful if each.kind in _KERNELS), "other kernels"),
     ]
-    at_peak_s = sum(each.flops for each in useful if each.kind in _MATMULS) / peak
     ordered = sorted(((cost_s, what) for cost_s, what in costs if cost_s), reverse=True)
-    return [("useful FLOPs at peak", at_peak_s), *((what, cost_s) for cost_s, what in ordered)]
+    return [("useful FLOPs at peak (MFU)", mean_s), *((what, cost_s) for cost_s, what in ordered)]
 
 
 def _gap(subject: PricedConfiguration) -> ExplainSection:
-    """The same as bars."""
+    """The gap to peak as bars."""
     step_s = subject.pricing.iteration_s
     rows = [
         {"what": what, "seconds": spent_s, "share": spent_s / step_s, "bar": "█" * round(_BAR * spent_s / step_s)}
@@ -280,13 +287,13 @@ _MEANINGS = {
 
 
 def _letters(pricing: Pricing) -> str:
-    """Meaning and value of every letter the formulas use."""
+    """Meaning and value of every letter in the formulas."""
     used = {name for term in pricing.terms for name, _ in term.collective.size_bytes.powers}
     return ", ".join(f"{name} = {pricing.values[name]:,.0f} ({_MEANINGS[name]})" for name in _MEANINGS if name in used)
 
 
 def _costs(subject: PricedConfiguration) -> ExplainSection:
-    """What every collective costs."""
+    """Cost of every collective."""
     pricing = subject.pricing
     blank: Json = dict.fromkeys((*_COSTS, *_COSTS_S), "")
     total_s = {"seconds": pricing.communication_s, "exposed_s": pricing.exposed_communication_s}
@@ -352,7 +359,9 @@ def _computation(subject: PricedConfiguration) -> ExplainSection:
     peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
     whole = _work_row(Work("all", "", pricing.compute_s, pricing.executed_flops), pricing, peak)
     rows = [*work_rows(pricing, problem), whole]
-    return ExplainSection("Computation per rank and step", columns=WORK_COLUMNS, rows=rows)
+    note = "TFLOP/s of attention count the masked half of the scores, as MFU does here; causal kernels skip it."
+    of = ", of the stage that computes longest" if pricing.computing else ""
+    return ExplainSection(f"Computation per rank and step{of}", columns=WORK_COLUMNS, rows=rows, notes=[note])
 
 
 _MEMORY = (
@@ -364,20 +373,24 @@ _MEMORY = (
 
 def _memory(subject: PricedConfiguration) -> ExplainSection:
     """Memory at the peak of a step, largest item first."""
-    limit_bytes = subject.pricing.memory_limit_bytes
+    limit_bytes, accelerator = subject.pricing.memory_limit_bytes, subject.inputs.problem.machine.accelerator
     shown = [*memory_items(subject.pricing), ("usable", limit_bytes)]
     rows = [{"name": name, "bytes": size, "share": size / limit_bytes} for name, size in shown]
-    return ExplainSection("Peak memory per GPU", columns=_MEMORY, rows=rows)
+    note = (
+        f"Usable: {accelerator.memory_gib:g} GiB less {accelerator.reserved_memory_gib:g} GiB reserved for "
+        "the driver's context, communicators and fragmentation (accelerator.reserved_memory_gib)."
+    )
+    return ExplainSection("Peak memory per GPU", columns=_MEMORY, rows=rows, notes=[note])
 
 
 def memory_items(pricing: Pricing) -> list[tuple[str, float]]:
-    """What one GPU holds at the peak of a step, bytes, the largest first; then all of it."""
+    """Peak memory of one GPU, bytes: items, the largest first; then the sum."""
     items = sorted(((float(size), name) for name, size in pricing.memory.items if size), reverse=True)
     return [*((name, size) for size, name in items), ("all", float(pricing.memory.total_bytes))]
 
 
 def explain_title(subject: PricedConfiguration) -> str:
-    """One line that says what is explained."""
+    """Title line of the explanation."""
     problem, entry = subject.inputs.problem, subject.entry
     step = "" if entry.iteration_s is None else f", {show_seconds(entry.iteration_s)} a step"
     where = f"{problem.model.name} on {problem.gpus:,} × {problem.machine.name}"
@@ -422,7 +435,7 @@ def step_words(subject: PricedConfiguration) -> list[str]:
 
 
 def paragraphs(subject: PricedConfiguration, *, gap: bool = True) -> list[list[str]]:
-    """The same in paragraphs: the work, how it is arranged, what is kept, the time it takes, and the gap to peak."""
+    """The same in paragraphs: work, layout, memory, time, and gap to peak."""
     grid = subject.pricing.configuration.grid
     found = [
         list(_work(subject)),
@@ -484,10 +497,10 @@ def _axes(pricing: Pricing) -> Iterator[str]:
 
 
 def _placement(grid: Grid, machine: Machine, framework: Framework) -> Iterator[str]:
-    """Over which networks the groups of each axis communicate."""
+    """Network level of the groups of each axis."""
     wide = [axis for axis in grid.order if grid.axis_size(axis) > 1]
     if not wide:
-        yield "There is one GPU, and no communication."
+        yield "There is one GPU and no communication."
         return
     names = list(map(framework.called, wide))
     numbered = f"The rank order is {', then '.join(names)}" if len(wide) > 1 else f"All GPUs lie along {names[0]}"
@@ -496,7 +509,7 @@ def _placement(grid: Grid, machine: Machine, framework: Framework) -> Iterator[s
 
 
 def _place(grid: Grid, axis: str, machine: Machine) -> str:
-    """Where the members of one group are."""
+    """Placement of one group's members."""
     stride, size, inner = grid.stride(axis), grid.axis_size(axis), machine.tiers[0]
     if inner.ranks is None or stride * size <= inner.ranks:
         return f"is {size} GPUs joined by {inner.name}"
@@ -579,16 +592,16 @@ def _use(subject: PricedConfiguration) -> Iterator[str]:
 
 
 def _slowing(accelerator: Accelerator, pricing: Pricing) -> str:
-    """How much of the computation is slowdown by overlapped communication, by which number, and how that is known."""
+    """Compute slowdown from overlap, with the profile's number and its source."""
     if not pricing.contended_s:
         return ""
     kind = accelerator.sources["contention"].kind if "contention" in accelerator.sources else "assumed"
     factor = f"{accelerator.contention:g} of its time, {kind}: accelerator.contention"
-    return f", of which {show_seconds(pricing.contended_s)} are slowdown by overlapped communication ({factor})"
+    return f", of which {show_seconds(pricing.contended_s)} are compute slowdown from overlap ({factor})"
 
 
 def _limits(subject: PricedConfiguration) -> Iterator[str]:
-    """What stands between this step and the peak, by how much it costs."""
+    """Gap to peak by cost."""
     pricing = subject.pricing
     step_s = pricing.iteration_s
     _, *costs = gap_to_peak(pricing, subject.inputs.problem)
@@ -628,7 +641,7 @@ def _sentence(term: Term, path: Route, machine: Machine, *, over: str) -> str:
 
 
 def _numbers(path: Route, machine: Machine) -> Iterator[str]:
-    """Hops by tier, and the bandwidth left of the links that the groups share."""
+    """Hops by network level, and the bandwidth of shared links."""
     hops = [
         f"{count} of {show_seconds(tier.latency_s)} ({tier.name})"
         for count, tier in zip(path.hops, machine.tiers, strict=True)

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from axonn_tune import __version__
 from axonn_tune.learning.evidence import WHOLE
 from axonn_tune.learning.learn import Learning, Row, deviations
 from axonn_tune.learning.reading import Evidence
-from axonn_tune.report.output import Column, fields_of, signed_percent, text_of, words, wrapped
+from axonn_tune.report.output import Column, Json, fields_of, signed_percent, text_of, words, wrapped
 from axonn_tune.units import GB, show_seconds
 
+SCHEMA = "axonn-tune/learning/1"
 _LISTED = 20
 """Rows of evidence listed, worst first."""
 
@@ -44,7 +46,7 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
     steps = sorted(learning.rows, key=lambda row: (row.what not in WHOLE, -abs(row.after) / row.noise))
     of_bus = any(row.bus_bytes for row in steps)
     columns = [column for column in _ROWS if of_bus or column.key != "bus_bytes_per_s"]
-    parts.append(text_of(columns, [_row(row) for row in steps[:_LISTED]]))
+    parts.append(text_of(columns, [{**_errors(row), "mark": _mark(row)} for row in steps[:_LISTED]]))
     if len(steps) > _LISTED:
         parts.append(f"and {len(steps) - _LISTED} more rows with smaller errors\n")
     notes = list(_notes(learning, evidence))
@@ -52,27 +54,49 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
     return "\n".join(parts)
 
 
+def learning_json(learning: Learning, evidence: Evidence) -> Json:
+    """The same with all rows, by the schema `axonn-tune/learning/1`; before, after: predicted / measured - 1."""
+    return {
+        "schema": SCHEMA,
+        "tool_version": __version__,
+        "machine": learning.machine.name,
+        **fields_of(evidence, ("sources", "assumed", "left_out"), assumed=[*evidence.assumed, *_unstated(evidence)]),
+        "numbers": _moved(learning),
+        "rows": [{**_errors(row), **fields_of(row, ("contradicts", "worse"))} for row in learning.rows],
+        "silent": list(learning.silent),
+        "far": [one.path for one in learning.far],
+    }
+
+
 def numbers_text(learning: Learning) -> str:
     """Numbers that moved, before and after; an empty text if none did."""
+    moved = _moved(learning)
+    return text_of(_NUMBERS, moved) if moved else ""
+
+
+def _moved(learning: Learning) -> list[Json]:
+    """Numbers that moved."""
     learned = learning.machine.learned
     assert learned is not None, "written by learn"
     before, spreads = learning.prior.values, np.sqrt(np.diag(learning.prior.covariance)).tolist()
-    moved = [
+    return [
         {**fields_of(one, ("path", "value", "spread")), "prior": value, "prior_spread": spread, "moved_by": movers[0]}
         for one, value, spread, movers in zip(learned.numbers, before, spreads, learning.movers, strict=True)
         if movers
     ]
-    return text_of(_NUMBERS, moved) if moved else ""
 
 
-def _row(row: Row) -> dict[str, object]:
-    return {
-        **{name: getattr(row, name) for name in ("name", "what", "ranks", "measured_s")},
-        "before": math.expm1(row.before),
-        "after": math.expm1(row.after),
-        "bus_bytes_per_s": row.bus_bytes / row.measured_s if row.bus_bytes else None,
-        "mark": "contradicts" if row.contradicts else "worse" if row.worse else "",
-    }
+def _errors(row: Row) -> Json:
+    named = ("name", "what", "ranks", "measured_s", "bus_bytes_per_s", "before", "after")
+    bus_bytes_per_s = row.bus_bytes / row.measured_s if row.bus_bytes else None
+    errors = {"before": math.expm1(row.before), "after": math.expm1(row.after)}
+    return fields_of(row, named, bus_bytes_per_s=bus_bytes_per_s, **errors)
+
+
+def _mark(row: Row) -> str:
+    if row.contradicts:
+        return "contradicts"
+    return "worse" if row.worse else ""
 
 
 def _notes(learning: Learning, evidence: Evidence) -> Iterator[str]:
@@ -96,10 +120,9 @@ def _notes(learning: Learning, evidence: Evidence) -> Iterator[str]:
         yield (
             f"{len(worse)} of {len(learning.rows)} rows are predicted worse than before (marked worse), most "
             f"{most.name}, {most.what}: {signed_percent(math.expm1(most.before))} became "
-            f"{signed_percent(math.expm1(most.after))}. The numbers cannot meet all rows; large messages count most."
+            f"{signed_percent(math.expm1(most.after))}. Other rows outweigh them; large messages have the most weight."
         )
-    yield from (f"Assumed: {words}" for words in evidence.assumed)
-    yield from _unstated(evidence)
+    yield from (f"Assumed: {words}" for words in (*evidence.assumed, *_unstated(evidence)))
     yield from (f"Left out: {words}" for words in evidence.left_out)
 
 
@@ -112,8 +135,8 @@ def _unstated(evidence: Evidence) -> Iterator[str]:
     for (*columns, title), names in rows.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield (
-            f"Assumed: {names[0]}{more}, {', '.join(columns)} not stated: as {title}'s recipes have it, or as fits and "
-            "is fastest; state them as columns or with --fact."
+            f"{names[0]}{more} without {', '.join(columns)}: as {title}'s recipes have it, or the fastest that fits; "
+            "state them as columns or with --fact"
         )
 
 

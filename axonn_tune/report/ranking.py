@@ -1,4 +1,4 @@
-"""Rankings as tables, Markdown, CSV and JSON, and what to know about one besides the numbers.
+"""Rankings as tables, Markdown, CSV and JSON, with remarks.
 
 JSON follows the contract `axonn-tune/ranking/1`. Keys may be added, never renamed.
 """
@@ -14,6 +14,7 @@ from typing import Any
 from axonn_tune import __version__
 from axonn_tune.cost.breakdown import Parts, separated, step_parts
 from axonn_tune.cost.prediction import Term
+from axonn_tune.cost.uncertainty import DEVIATIONS, OF_LAYOUT, own_half_s
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -46,11 +47,13 @@ from axonn_tune.units import GB, GIB, MICRO, counted, show_bytes, show_count, sh
 RANKING_SCHEMA = "axonn-tune/ranking/1"
 
 _LEFT_OUT_FIRST = ("kept_layers", "recompute", "micro_batch", "order", "exposed_communication_s")
-"""What makes room where the table would be wider than a line, unless it is to be wide."""
+"""Columns dropped first where the table is wider than a line, unless it is to be wide."""
 _TELLING = 0.02
-"""Differences below this share of all that #1 saves or costs are put together."""
+"""Differences below this share of the total are summed as the rest."""
 _MOST_NAMED = 3
-"""Configurations within model error that a sentence names."""
+"""Number of configurations within model error that a remark names."""
+_OF_LAYOUT = f"±{DEVIATIONS * OF_LAYOUT:.0%}"
+"""Half of the 80% interval of the residual of each layout's step."""
 _HOUR_S = 3600.0
 _TIED = "≈"
 _LEAST_BAR, _MOST_BAR = 10, 30
@@ -104,7 +107,7 @@ def ranking_table(
 
 
 def _fitted(table: Table) -> Table:
-    """The table without what makes it wider than a line; reasons, which are long, come last and are not counted."""
+    """The table without columns that make it wider than a line; reasons, which are long, come last and do not count."""
     spare = ("exposed_communication_s", "shortest_step_s") if "days" in table.names else ()
     for name in (_LEFT_OUT_FIRST[0], *spare, *_LEFT_OUT_FIRST[1:]):
         if replace(table, names=[one for one in table.names if one != "rejected_because"]).width <= WIDTH:
@@ -125,14 +128,14 @@ def _with_bars(table: Table, terminal: int) -> Table:
 
 
 def _bar(row: Mapping[str, Any], per_s: float) -> str:
-    """A step as coloured characters, `per_s` of them a second; every part that is not nothing is seen."""
+    """A step as coloured characters, `per_s` per second; every nonzero part is visible."""
     parts = ((row["compute_s"], "█", BLUE), (row["bubble_s"], "·", ""), (row["exposed_communication_s"], "░", YELLOW))
     shown = ((seconds or 0.0, character, color) for seconds, character, color in parts)
     return "".join(colored(character * math.ceil(seconds * per_s - 0.5), color) for seconds, character, color in shown)
 
 
 def rank_column(cost: str) -> Column:
-    """Places by another cost model."""
+    """Ranks by another cost model."""
     title = "rank by\n" + cost.replace("-", "-\n", 1)
     return count(f"rank_{cost}", f"rank by\n{cost}", f"Place by --cost {cost}.", title=title)
 
@@ -160,11 +163,11 @@ def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = 
 
 
 TRAINING = ("gpu_hours", "node_hours", "days", "days_interval")
-"""Columns of a whole training."""
+"""Columns of a whole training run."""
 
 
 def training_fields(problem: Problem, *, step_s: float | None, low_s: float | None, high_s: float | None) -> Json:
-    """What a training of so many tokens costs, if they are said, of steps alone, and its 80% interval."""
+    """Cost of a training run on the given tokens, steps only, with its 80% interval."""
     if problem.tokens_total is None:
         return {}
     steps = math.ceil(problem.tokens_total / step_tokens(problem.workload))
@@ -183,7 +186,7 @@ def training_names(problem: Problem) -> tuple[str, ...]:
 
 
 def training_words(problem: Problem, found: Json) -> str:
-    """The same in a sentence; nothing if no tokens are said."""
+    """The same in a sentence; empty without tokens."""
     if not found.get("days"):
         return ""
     shown = (("gpu_hours", "GPU-hours", show_count), ("node_hours", "node-hours", show_count), ("days", "days", _days))
@@ -214,7 +217,7 @@ def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str
 
 
 def shown_row(config: Json, framework: Framework) -> Json:
-    """A configuration of the contract with what tables show of it in other words."""
+    """A configuration of the contract with the cells of tables."""
     axes = [axis for axis in (config.get("order") or "").split(",") if axis]
     order = [axis for axis in axes if config[axis] > 1] or axes
     return {
@@ -239,18 +242,18 @@ def layout_words(layout: Mapping[str, int]) -> str:
 
 
 def _is_tied(config: Json) -> bool:
-    """Whether the first of the ranking may be no better than this other one."""
+    """Whether this configuration is within model error of the first."""
     return bool(config.get("tie")) and (config.get("rank") or 1) > 1
 
 
 def _marked_rank(config: Json, *, tied: bool) -> str | None:
-    """The place; tied: with a mark, or room for it, where others may be as good as the first."""
+    """The rank; tied: with a mark, or space for it, if some are within model error of the first."""
     rank = config.get("rank")
     return None if rank is None else f"{rank} {_TIED if _is_tied(config) else ' '}" if tied else str(rank)
 
 
 def shown_axes(problem: Problem) -> list[str]:
-    """Axes that a table shows, and chunks: those that the framework has and that were searched."""
+    """Axes and chunks in a table: those of the framework that were searched."""
     searched = (*problem.axes, *(["chunks"] if problem.pipeline else []))
     return [axis for axis in problem.framework.columns if axis in searched]
 
@@ -288,7 +291,7 @@ CONFIG_FIELDS = (
     *("mfu", "hfu", "memory_bytes", "framework", *_MORE_AXES, "pipeline", "chunks", "bubble_s", "shortest_step_s"),
     "layout",
 )
-"""What CSV has of a configuration."""
+"""CSV fields of a configuration."""
 _COLUMNS = (
     count("rank", "rank", "Place in the ranking; none for a rejected grid."),
     Column("marked_rank", "rank", show=str),
@@ -334,13 +337,13 @@ _COLUMNS = (
         per=GIB,
         show=lambda size_bytes: f"{size_bytes / GIB:.1f}",
     ),
-    Column("gpu_hours", "GPU-hours", "Of the whole training.", title="GPU-\nhours", show=show_count),
-    Column("node_hours", "node-hours", "Of the whole training.", title="node-\nhours", show=show_count),
-    Column("days", "days", "Of the whole training.", show=_days),
+    Column("gpu_hours", "GPU-hours", "Of the whole training run.", title="GPU-\nhours", show=show_count),
+    Column("node_hours", "node-hours", "Of the whole training run.", title="node-\nhours", show=show_count),
+    Column("days", "days", "Of the whole training run.", show=_days),
     Column("days_interval", "days, 80%", "80% interval of the days.", show=str),
     Column("tie", "within\nmodel\nerror", show=lambda tie: "yes" if tie else NOTHING),
     words("state", "state", "Feasible, within model error of the first, or why it is rejected.", 24),
-    words("rejected_because", "rejected because", "Each constraint it breaks.", 60),
+    words("rejected_because", "rejected because", "Violated constraints.", 60),
 )
 COLUMNS = {column.key: column for column in _COLUMNS}
 """Columns of a configuration by key."""
@@ -352,7 +355,7 @@ TEXT_COLUMNS = {
     "order": COLUMNS["wide_order"],
     "memory": COLUMNS["memory_bytes"],
 }
-"""Columns of a table by the names that people ask for."""
+"""Columns of a table by the names of --columns."""
 
 
 _COLLECTIVE = (
@@ -379,7 +382,7 @@ COLLECTIVE = {column.key: column for column in _COLLECTIVE}
 
 
 def ranking_document(results: Results, entries: Sequence[Entry]) -> Json:
-    """The whole document; entries carry their terms if they were listed with them."""
+    """The whole document; entries include terms if they were listed with them."""
     problem, searched = results.inputs.problem, results.ranked.searched
     return {
         **document_head(RANKING_SCHEMA, results.inputs),
@@ -395,7 +398,7 @@ def ranking_document(results: Results, entries: Sequence[Entry]) -> Json:
 
 
 def document_head(schema: str, inputs: Inputs) -> Json:
-    """What documents of one problem begin with."""
+    """Common first keys of documents of one problem."""
     problem = inputs.problem
     return {
         "schema": schema,
@@ -474,6 +477,7 @@ def ranking_remarks(results: Results) -> list[str]:
     said = [
         shortest_step_remark(results),
         priced_remark(results),
+        nodes_remark(results.inputs.problem),
         training_remark(results),
         why_first(results),
         ties_remark(results),
@@ -484,8 +488,16 @@ def ranking_remarks(results: Results) -> list[str]:
     return [sentence for sentence in said if sentence]
 
 
+def nodes_remark(problem: Problem) -> str:
+    """That some node is not filled, as launchers and schedulers want; empty where all are."""
+    per_node, gpus = problem.machine.launcher.ranks_per_node, problem.gpus
+    if gpus % per_node == 0 or gpus < per_node:
+        return ""
+    return f"{gpus:,} GPUs do not fill nodes of {per_node}: scripts can be written for multiples of {per_node} only."
+
+
 def priced_remark(results: Results) -> str:
-    """What was priced, and what it is ranked by."""
+    """Priced problem and ranking criterion."""
     problem, cost = results.inputs.problem, results.ranked.cost
     workload, machine = problem.workload, problem.machine
     sequences, tokens = counted(workload.global_batch, "sequence"), counted(workload.sequence_length, "token")
@@ -500,7 +512,7 @@ def priced_remark(results: Results) -> str:
 
 
 def training_remark(results: Results) -> str:
-    """What the first costs as a whole training."""
+    """Cost of a whole training run with the first configuration."""
     problem = results.inputs.problem
     if problem.tokens_total is None or not len(results.ranked):
         return ""
@@ -509,10 +521,11 @@ def training_remark(results: Results) -> str:
 
 
 def why_first(results: Results) -> str:
-    """Where the first of the ranking spends less than the second."""
+    """Where the first configuration is faster than the second."""
     ranked = results.ranked
     if len(ranked) < 2:
-        return "Only one configuration is feasible." if len(ranked) else ""
+        pinned = " with what is pinned" if results.inputs.problem.limits.axes else ""
+        return f"Only one configuration{pinned} is feasible." if len(ranked) else ""
     first, second = (ranked.entry(position, terms=True) for position in (0, 1))
     rank_by = results.inputs.problem.rank_by
     name, attribute = METRICS[rank_by]
@@ -528,14 +541,14 @@ def why_first(results: Results) -> str:
 
 
 def _step_reasons(results: Results) -> tuple[Parts, Parts]:
-    """What the steps of the second and the first are spent on."""
+    """Step breakdowns of the second and the first."""
     workload = results.inputs.problem.workload
     second, first = (step_parts(results.ranked.pricing(position), workload) for position in (1, 0))
     return second, first
 
 
 def _collective_reasons(results: Results, first: Entry, second: Entry) -> tuple[Parts, Parts]:
-    """Communication of the second and the first by collective and axis, all of it or what is exposed."""
+    """Communication of the second and the first by collective and axis, all or exposed."""
     problem = results.inputs.problem
     exposed = problem.rank_by != "communication"
     sizes = [{(term.op, _axis_of(term)): term.group for term in entry.terms} for entry in (first, second)]
@@ -566,7 +579,7 @@ def _by_axis(terms: tuple[Term, ...], *, exposed: bool) -> dict[tuple[str, str],
 
 
 def ties_remark(results: Results) -> str:
-    """How many are within model error of the first, and which to run."""
+    """Number of configurations within model error of the first, and which to benchmark."""
     ties = results.ranked.ties
     if ties < 2:
         return ""
@@ -575,7 +588,7 @@ def ties_remark(results: Results) -> str:
     if machine.learned is not None:
         known = "by what the profile has learned"
     elif results.inputs.problem.rank_by == "iteration":
-        known = f"exposed {known}"
+        known = f"each layout {_OF_LAYOUT}, exposed {known}"
     listed = [f"#{rank}" for rank in range(1, min(ties, _MOST_NAMED) + 1)]
     whom = f"{', '.join(listed[:-1])} and {listed[-1]}"
     if ties <= _MOST_NAMED:
@@ -584,26 +597,31 @@ def ties_remark(results: Results) -> str:
 
 
 def interval_remark(results: Results) -> str:
-    """What the 80% interval of a step is: the part that is common to all rows, and the part that differs."""
+    """#1's step, MFU and throughput, its 80% interval, and the part of that which differs from row to row."""
     first = results.ranked.entry(0, terms=False) if len(results.ranked) else None
     if first is None or first.low_s is None or first.high_s is None or not first.iteration_s:
         return ""
-    machine = results.inputs.machine.document
-    bounds = f"80% interval of #1's step: {show_seconds(first.low_s)} to {show_seconds(first.high_s)}"
+    machine, gpus = results.inputs.machine.document, results.inputs.problem.gpus
+    bounds = (
+        f"#1's step: {show_seconds(first.iteration_s)}, 80% interval {show_seconds(first.low_s)} to "
+        f"{show_seconds(first.high_s)}; MFU {first.mfu or 0.0:.1%}, {(first.tokens_per_s or 0.0) / gpus:,.0f} "
+        "tokens/s per GPU"
+    )
     if machine.learned is not None:
         apart = results.ranked.difference
         name = METRICS[results.inputs.problem.rank_by][0]
         of = "" if apart is None else f"; that of the difference of #1 and #2 in {name} is ±{apart:.1%}"
-        return f"{bounds}. Most of it is common to all rows{of}."
-    half_s = (first.exposed_communication_s or 0.0) * machine.uncertainty.communication
+        return f"{bounds}. Most of the interval is common to all rows{of}."
+    width = machine.uncertainty.communication
+    own_s = float(own_half_s(first.iteration_s, first.exposed_communication_s or 0.0, width=width))
     return (
-        f"{bounds}. Errors of computation (±{machine.uncertainty.compute:.0%}) are common to all rows; those of "
-        f"exposed communication (±{machine.uncertainty.communication:.0%}) differ: ±{show_seconds(half_s)} for #1."
+        f"{bounds}. Errors of computation (±{machine.uncertainty.compute:.0%}) are common to all rows; "
+        f"±{show_seconds(own_s)} is #1's own (each layout {_OF_LAYOUT}, exposed communication ±{width:.0%})."
     )
 
 
 def shortest_step_remark(results: Results) -> str:
-    """Which candidate has the shortest step of all, and how much it gains over the first of the ranking."""
+    """The candidate with the shortest step, and its gain over the first configuration."""
     problem, ranked = results.inputs.problem, results.ranked
     best = ranked.fastest() if len(ranked) and problem.rank_by != "iteration" else None
     first_s = ranked.entry(0, terms=False).iteration_s if best else None
@@ -632,7 +650,7 @@ def _configuration(entry: Entry, problem: Problem) -> str:
 
 
 def rejected_remark(results: Results) -> str:
-    """How many grids were rejected, and for which constraints."""
+    """Number of rejected grids by constraint."""
     found = results.ranked.searched
     left_out = found.grids - len(results.ranked.ranks())
     if not left_out:
@@ -647,11 +665,15 @@ def rejected_remark(results: Results) -> str:
     return f"{left_out:,} of {of} {are} rejected: {reasons}{several}; --all lists {them}."
 
 
-_CONSTRAINTS = {MEMORY: "out of memory", MICRO_BATCH: "without a micro-batch that divides the batch", PINNED: "pinned"}
+_CONSTRAINTS = {
+    MEMORY: "out of memory",
+    MICRO_BATCH: "without a micro-batch that divides the batch",
+    PINNED: "other than pinned",
+}
 
 
 def searched_remark(results: Results) -> str:
-    """How much was priced, in what time."""
+    """Number of priced candidates, and the time."""
     found = results.ranked.searched
     fit = "fits and was" if found.feasible == 1 else "fit and were"
     of = counted(found.candidates, "candidate")

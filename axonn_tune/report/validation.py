@@ -33,7 +33,7 @@ from axonn_tune.report.output import (
 from axonn_tune.report.run import TIMES, collectives_table, pairs_figure
 from axonn_tune.specs.results import MeasurementSite, StepTotals
 from axonn_tune.units import GIB, MILLI, counted, show_bytes, show_seconds
-from axonn_tune.validation.comparison import ComparisonRow, Quality, RunComparison, paper_quality
+from axonn_tune.validation.comparison import ComparisonRow, Quality, RunComparison, on_cpu, paper_quality
 from axonn_tune.validation.regression import GATES, Gate, Regression, RegressionFinding
 
 VALIDATION_SCHEMA, REGRESSION_SCHEMA = "axonn-tune/validation/1", "axonn-tune/regression/1"
@@ -192,6 +192,8 @@ def _notes(comparison: RunComparison) -> Iterator[str]:
         f"{counted(runs, 'interleaved run')} each, medians; {place.network}; predicted by {measurements.machine.name}."
     )
     yield "Error: predicted / measured − 1."
+    if on_cpu(place):
+        yield "Memory on CPUs has the buffers of Python and Gloo in it, so it is not compared."
     agreements = [row.verdict.agreement for row in comparison.rows]
     if measurements.serial is not None:
         parts = [f"{agreements.count(one)} {one}" for one in dict.fromkeys(agreements)]

@@ -1,7 +1,7 @@
 """Starts all ranks of a launch config on this host with torchrun: `python -m axonn_tune.runtime.agent launch.yaml`.
 
-torchrun itself answers every failure with exit code 1 and a page of text; here the ranks' own exit codes and
-messages count. How many exit codes become one is also what a lab asks here, so torch is imported by `main` alone.
+torchrun ends every failure with exit code 1 and a page of text; here the ranks' own exit codes and messages count. A
+lab uses `exit_code_of` too, so only `main` imports torch.
 """
 
 from __future__ import annotations

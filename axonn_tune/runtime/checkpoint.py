@@ -1,7 +1,7 @@
 """Checkpoints: saving a run, resuming it on the same or any other grid, exporting its parameters.
 
-A checkpoint holds the parameters, the optimizer's moments and the number of steps done. That number is also the
-position in the data, which is a function of it.
+A checkpoint holds the parameters, the optimizer's moments and the number of steps done. The position in the data is a
+function of that number.
 
 In a folder of checkpoints, `step-N` is complete and `step-N.tmp` is being written. A checkpoint gets its name once
 everything in it is on the disk; its marker, written last, lists each file with its size and checksum. A checkpoint
@@ -52,7 +52,7 @@ from axonn_tune.runtime.shards import (
 from axonn_tune.specs.launch import Launch
 
 SCHEMA, _FIRST_SCHEMA = "axonn-tune/checkpoint/2", "axonn-tune/checkpoint/1"
-"""The first one has no checksums."""
+"""Version 1 has no checksums."""
 _MARKER, _LOCK = "checkpoint.json", ".lock"
 _NAME = re.compile(r"step-(0|[1-9][0-9]*)")
 _LEFT_OVER = ".tmp"
@@ -61,7 +61,7 @@ _MARKER_BYTES = 1 << 26
 
 
 class DamagedCheckpointError(TrainingFailedError):
-    """A checkpoint is not as it was written."""
+    """A checkpoint has changed since it was written."""
 
     @classmethod
     def of(cls, checkpoint: Path, words: str) -> DamagedCheckpointError:
@@ -71,7 +71,7 @@ class DamagedCheckpointError(TrainingFailedError):
 
 @dataclass(frozen=True)
 class Marker:
-    """What the marker of a complete checkpoint holds; sizes in bytes, and CRC-32, by file."""
+    """Content of a complete checkpoint's marker; sizes in bytes, and CRC-32, by file."""
 
     step: int
     version: str
@@ -87,7 +87,7 @@ class CheckpointFolder:
     path: Path
 
     def lock(self) -> TextIO | None:
-        """Make the folder this run's own for as long as the file is open; UsageError if another run has it.
+        """Lock the folder for as long as the file is open; UsageError if another run holds the lock.
 
         None on a file system without locks. EnvironmentProblem if nothing can be written there.
         """
@@ -110,7 +110,7 @@ class CheckpointFolder:
         return file
 
     def place(self, step: int) -> Path:
-        """Where the checkpoint of a step lies once it is complete."""
+        """Path of the complete checkpoint of a step."""
         return self.path / f"step-{step}"
 
     def named(self) -> list[int]:
@@ -121,7 +121,7 @@ class CheckpointFolder:
         return []
 
     def steps(self) -> list[int]:
-        """Steps with a complete checkpoint, ascending; checksums are not looked at."""
+        """Steps with a complete checkpoint, ascending; checksums are not verified."""
         return [step for step in self.named() if _is_complete(self.place(step))]
 
     def recover(self) -> list[int]:
@@ -151,7 +151,7 @@ class CheckpointFolder:
             os.fsync(file.fileno())
         sync_folder(begun)
         if target.exists():
-            # A run that resumed from an earlier step has come here again.
+            # A run that resumed from an earlier step saves this step again.
             target.rename(self.path / f"step-{step}.old{_LEFT_OVER}")
         begun.rename(target)
         sync_folder(self.path)
@@ -160,12 +160,12 @@ class CheckpointFolder:
     def keep(self, newest: int) -> None:
         """Delete all complete checkpoints but the newest ones."""
         for step in self.steps()[:-newest]:
-            # Renamed first: a deletion cut short must not leave half a checkpoint under its name.
+            # Renamed first: an interrupted deletion must not leave half a checkpoint under its name.
             self.place(step).rename(self.path / f"step-{step}.old{_LEFT_OVER}")
         self.clean()
 
     def clean(self) -> None:
-        """Delete what was begun and not finished."""
+        """Delete unfinished checkpoints."""
         self.recover()
         for left in self.path.glob(f"step-*{_LEFT_OVER}"):
             shutil.rmtree(left, ignore_errors=True)
@@ -241,7 +241,7 @@ def checksum_of(path: Path) -> int:
 
 
 def _or_damaged(checkpoint: Path, reading: Callable[[], Result]) -> Result:
-    """What reading returns; DamagedCheckpointError for whatever goes wrong in it."""
+    """Result of reading; DamagedCheckpointError for any error in it."""
     try:
         return reading()
     except Exception as error:
@@ -251,7 +251,7 @@ def _or_damaged(checkpoint: Path, reading: Callable[[], Result]) -> Result:
 def _with_newest_whole(
     error: DamagedCheckpointError, steps: Sequence[int], require: Callable[[int], object], advice: str
 ) -> DamagedCheckpointError:
-    """The error with the newest checkpoint that is whole, and what to do with it."""
+    """The error with the newest intact checkpoint, and the option to resume from it."""
     for step in reversed(steps):
         with contextlib.suppress(DamagedCheckpointError):
             require(step)
@@ -265,7 +265,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a run must have in common with the checkpoint it resumes from, beside the sizes of its tensors."""
+    """Properties of a run that must match the checkpoint it resumes from, besides tensor sizes."""
 
     global_batch: int
     sequence_length: int
@@ -280,7 +280,7 @@ class RunIdentity:
 
 
 class Checkpointer:
-    """Saves in a thread of its own beside training, one checkpoint at a time, and loads.
+    """Saves in a background thread, one checkpoint at a time, and loads.
 
     All ranks must make it, and call each method, together. Errors of an unfinished save are raised by the next
     call: EnvironmentProblem if the disk is full. Earlier checkpoints stay as they are.
@@ -296,14 +296,14 @@ class Checkpointer:
         self._saving: Future[None] | None = None
 
     def save(self) -> None:
-        """Copy the state to host memory, then return; the rest happens beside training."""
+        """Copy the state to host memory and return; the rest happens in the background."""
         self.wait()
         state = {name: [shard.host_copy() for shard in shards] for name, shards in self._state(to_write=True)}
         synchronize(self._optimizer.device)
         self._saving = self._thread.submit(self._write, self._optimizer.steps_done, state)
 
     def wait(self) -> None:
-        """Return once nothing is being saved; raises what went wrong."""
+        """Wait for the save in progress; raises its error."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
@@ -374,7 +374,7 @@ class Checkpointer:
                     yield f"second_moments.{one.name}", shards_of(one, bucket, moments.second)
 
     def _write(self, step: int, state: Shards) -> None:
-        """The part beside training. Rank 0 makes, names and deletes folders."""
+        """The background part of a save. Rank 0 makes, names and deletes folders."""
         try:
             own_bytes = sum(shard.values.nbytes for shards in state.values() for shard in shards)
             needed_bytes = sum(self._ranks.on_all(lambda: own_bytes))

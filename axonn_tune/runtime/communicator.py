@@ -4,9 +4,9 @@ Each call returns a handle; its result may be read after `wait()`. Collectives o
 not recorded. Gloo's own reduce-scatter is an all-reduce inside; here it is an all-to-all and a local sum in rank
 order, which sends half the bytes. The sum counts as the collective's time.
 
-Under NCCL each group has a stream of its own. docs/decisions/0013 explains why nothing is read too early there and no
-memory reused too early, whatever CUDA_DEVICE_MAX_CONNECTIONS says: a collective starts after an event on the stream
-that issues it, the stream that waits is held by another, and a handle keeps what is sent until then.
+Under NCCL each group has its own stream. docs/decisions/0013 explains why no data is read and no memory reused too
+early, for any CUDA_DEVICE_MAX_CONNECTIONS: a collective starts after an event on the issuing stream, another event
+blocks the waiting stream, and a handle holds the sent tensors until then.
 
 A message to a neighbouring pipeline stage is a broadcast in a group of its two ranks: unlike Gloo's own messages it is
 asynchronous on both sides, in order, and timed as every other collective is.
@@ -47,7 +47,7 @@ class CollectiveHandle:
         call: Call | None = None,
     ) -> None:
         self._result = result
-        # Kept, or its memory could be reused while a stream that the computation does not wait for still reads it.
+        # Held, because a stream that the computation does not wait for may still read its memory.
         self._sent = sent
         self._work = work
         self._finish = finish
@@ -57,7 +57,7 @@ class CollectiveHandle:
 
     @property
     def done(self) -> bool:
-        """Whether the result is known to be there, or what was sent to be received."""
+        """Whether the result has arrived, or the message has been received."""
         return self._work is None or self._work.is_completed()
 
     def wait(self) -> torch.Tensor:
@@ -142,13 +142,13 @@ class Communicator:
         return CollectiveHandle(tensor, work, sent=tensor if sent else None, call=call)
 
     def _record(self, entry: LedgerEntry, group: dist.ProcessGroup) -> Call | None:
-        """Count a call that is about to be issued, and time it if this step is timed."""
+        """Count a call before its issue, and time it if this step is timed."""
         self.ledger.record(entry)
         return self.timer.issue(entry, group)
 
 
 def _message(tensor: torch.Tensor) -> LedgerEntry:
-    """As the program calls it."""
+    """Its name in the program."""
     return LedgerEntry("send", "pipeline", "forward", "stage", tensor.nbytes)
 
 
@@ -256,7 +256,7 @@ class DataBuckets:
         self._sent.clear()
 
     def reduce_copies(self, bucket: Bucket) -> None:
-        """Sum the gradients of a tied table's copies, which the first stage's embedding and the last's LM head made."""
+        """Sum the gradients of tied embeddings over the first stage's embedding and the last stage's LM head."""
         if bucket.layer == COPY:
             reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
             total = reduce(bucket.gradient, "data", "step", COPY).wait()

@@ -50,7 +50,7 @@ def require_gpus(backend: str, *, ranks: int) -> None:
 
 
 def require_free_memory(device: torch.device, *, each_bytes: float, ranks: int) -> None:
-    """EnvironmentProblem if what ranks of this host will hold is not free: on this rank's GPU, or of the host's RAM."""
+    """EnvironmentProblem if the predicted memory is not free on this rank's GPU, or in the host's RAM."""
     free, what = free_bytes(device), f"GPU {device.index}" if device.type == "cuda" else "this host"
     needed = each_bytes * (1 if device.type == "cuda" else ranks)
     if needed > free:
@@ -62,7 +62,7 @@ def require_free_memory(device: torch.device, *, each_bytes: float, ranks: int) 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that nothing holds yet: of a GPU; of the host, and no more than this process' control group may have."""
+    """Free memory of a GPU, or of the host within the limit of this process' control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
@@ -85,25 +85,25 @@ def synchronize(device: torch.device) -> None:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on the device; a GPU gets it while the host goes on."""
+    """A host tensor on the device; the copy to a GPU is asynchronous."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def forget_peak(device: torch.device) -> None:
-    """Count the peak of `peak_memory_bytes` from here, on a GPU: without what initialisation and compilation took."""
+    """Reset the peak of `peak_memory_bytes` on a GPU, to exclude initialisation and compilation."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory held so far: what torch allocated on a GPU, the whole process on a CPU."""
+    """Peak memory so far: torch's allocations on a GPU, the whole process on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def resident_bytes(device: torch.device) -> int:
-    """What this process holds now that `peak_memory_bytes` will count, though no model needs it."""
+    """Memory of this process before the model, which `peak_memory_bytes` will include."""
     if device.type == "cuda":
         return 0
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -1,9 +1,9 @@
 """One rank of a launch config without memory or network: `python -m axonn_tune.runtime.dry_run launch.yaml`.
 
-Tensors are on torch's meta device, which knows shapes only, and collectives go to a fake process group, which
-returns at once. So the first rank of every pipeline stage of any world can run one step here: its peak memory, and its
-collectives compared with the program's. Stages alike in layers, embedding and LM head are run once: the first of them
-has most micro-batches in flight.
+Tensors are on torch's meta device, which knows shapes only, and collectives go to a fake process group, which returns
+at once. So the first rank of every pipeline stage of any world can run one step on this host, which gives its peak
+memory and compares its collectives with the program's. Stages with equal layers, embedding and LM head run once: the
+first of them has the most micro-batches in flight.
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ class KernelLaunch:
 
 
 class MetaBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what tensors without data would cost while it is on: bytes that are alive, and bytes that kernels move.
+    """Counts live bytes, and bytes that kernels move, of tensors without data.
 
     A kernel reads each of its inputs once and writes its outputs; of a broadcast tensor the elements that exist count,
     of a look-up those it finds. Views and allocations launch none; GEMMs, attention and collectives are not counted.
     Uncompiled, each operator is one. A compiled function is two at most: one for all outputs that need sums over the
-    rows of a matrix, one for the others. What it makes on its way is in registers; an input that both need is read
-    twice.
+    rows of a matrix, one for the others. Intermediate results are in registers; an input of both is read twice.
     """
 
     def __init__(self) -> None:
@@ -83,7 +82,7 @@ class MetaBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Run an operation and count what it made and moved."""
+        """Run an operation and count its allocations and moved bytes."""
         made = function(*args, **(kwargs or {}))
         operator = Operator.of(function, args, kwargs or {}, made)
         if self._fused is not None:
@@ -219,7 +218,7 @@ class Fusion:
 
 
 class FlashShapes(torch.autograd.Function):
-    """What flash attention saves: inputs, outputs and one number a row. On the meta device torch would save S × S."""
+    """Saved tensors of flash attention: inputs, outputs, one number per row. On the meta device torch saves S × S."""
 
     @staticmethod
     def forward(context: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
@@ -246,7 +245,7 @@ def flash_shapes(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 
 
 class NoTokens:
-    """Batches with a shape and nothing in them."""
+    """Batches with a shape and no data."""
 
     def __init__(self, launch: Launch) -> None:
         self._shape = (launch.micro_batch, launch.workload.sequence_length)
@@ -271,7 +270,7 @@ def build(launch: Launch, mesh: Mesh, meter: MetaBytes) -> Trainer:
 
 
 class KernelClock:
-    """Counts kernels in place of seconds, so that a timer's parts say which kernels each of them has launched."""
+    """Counts kernels instead of seconds, so that a timer's parts list their kernels."""
 
     def __init__(self, meter: MetaBytes) -> None:
         self._meter = meter
@@ -317,7 +316,7 @@ def step_ledger(trainer: Trainer, *, micro_batches: int) -> Counter[LedgerEntry]
 def whole_ledger(trainer: Trainer) -> Ledger:
     """The same for the launch config's micro-batches, by running few: the number of calls is affine in them.
 
-    Enough for as many in flight as there ever are, and then one group more.
+    It runs as many as are ever in flight, plus one group.
     """
     count, stages = trainer.launch.grad_accumulation, trainer.mesh.grid.pipeline
     group = group_size(stages, trainer.launch.chunks)
@@ -361,7 +360,7 @@ def ledger_lines(ledger: Ledger) -> list[str]:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run has found, and the peak memory of the stage that needs most, bytes."""
+    """Report of a dry run, and the peak memory of the largest stage, bytes."""
 
     lines: list[str]
     peak_bytes: int
@@ -376,7 +375,7 @@ def dry_run(launch: Launch) -> DryRun:
     if launch.predicted.memory_bytes is not None:
         of = "rank 0" if launch.grid.pipeline == 1 else "the largest stage"
         lines += [f"Predicted peak of {of}: {show_bytes(launch.predicted.memory_bytes)}", ""]
-    return DryRun([*lines, "They equal the program, which the prediction is made from."], largest.peak_bytes)
+    return DryRun([*lines, "They match the program, which the prediction is based on."], largest.peak_bytes)
 
 
 def _different_stages(launch: Launch) -> list[int]:

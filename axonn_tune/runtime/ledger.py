@@ -1,7 +1,7 @@
-"""The ledger: every collective a rank issued, and where that differs from the program.
+"""The ledger: every collective that a rank issued, and its differences from the program.
 
 The program lists the collectives of a step, the ledger those that were issued. They must agree on operation,
-axis, phase, layer, bytes and count. If they differ, prediction and execution are not about the same thing.
+axis, phase, layer, bytes and count. If they differ, the prediction is of another step than the executed one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TermName: TypeAlias = tuple[OpKind, str, Phase, str]
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """A collective as the program describes it too; size_bytes: of the full buffer."""
+    """A collective in the terms of the program; size_bytes: of the full buffer."""
 
     op: OpKind
     axis: str

@@ -137,7 +137,7 @@ def _new_group(
 def _connect_stages(mesh: Mesh, *, chunks: int, timeout: timedelta | None, device: torch.device | None) -> None:
     """Add the group of first and last stage, and the edges between neighbours; interleaved stages form a ring.
 
-    Each edge has a group, so a stream, of its own: no message can hold up one of another kind or direction.
+    Each edge has a group, and so a separate stream: no message can block one of another kind or direction.
     """
     for line in mesh.grid.groups("pipeline"):
         both = _new_group((line[0], line[-1]), mesh.rank, timeout=timeout, device=device)
@@ -153,7 +153,7 @@ def _connect_stages(mesh: Mesh, *, chunks: int, timeout: timedelta | None, devic
 
 
 _RECORD_S = 3.0
-"""How long torch may take to write what the flight recorder holds: it looks at its pipe once a second."""
+"""How long torch may take to dump the flight recorder: it polls its pipe once a second."""
 
 
 _PIPES = "axonn-tune-nccl-"
@@ -211,9 +211,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class WorldGroup:
-    """A process group of all ranks that a thread can use beside training; group None: one process.
+    """A process group of all ranks for a background thread; group None: one process.
 
-    What one rank decides all do, and where one fails all fail.
+    All ranks follow one rank's decision, and fail if one fails.
     """
 
     group: dist.ProcessGroup | None

@@ -1,13 +1,13 @@
 """Metrics of a run: JSON lines per rank, one line a step for people, TensorBoard, and a summary of all ranks.
 
-The summary compares predicted with measured times. What a collective takes on the network follows from what every
-rank of its group saw: an early rank waits for the late ones, and a late rank finds part of the work done, so neither
-saw what the collective takes. From when the last rank has entered it to when the last rank has its result, all took
-part. That needs one clock, which the processes of one host share. Ranks of several hosts, and GPUs, have none: there
-the shortest time that any rank saw counts for each call.
+The summary compares predicted with measured times. The network time of a collective follows from the times of all ranks
+of its group: an early rank waits for the late ones, and a late rank finds part of the work done. The collective's time
+is from when the last rank enters it to when the last rank has its result. That needs one clock, which the processes of
+one host share. Ranks of several hosts, and GPUs, have none: there the shortest time that any rank saw counts for each
+call.
 
-A message between pipeline stages counts where it is sent. Who waits for one longer than it takes waits for its sender,
-which is part of the bubble. Terms are those of the stage that the prediction's are of.
+A message between pipeline stages counts where it is sent. A longer wait is for its sender, which is part of the bubble.
+Terms are those of the stage that the prediction's are of.
 
 On GPUs, where few steps are timed, the step's time is that of the others: see `summarise`.
 """
@@ -58,7 +58,7 @@ SHARED = ", shared by calls in flight at once on one network level"
 
 
 def boot_id() -> str:
-    """Names the host and its running kernel, whose processes share a clock; empty where the kernel does not say."""
+    """Identifies the host and its running kernel, whose processes share a clock; empty if unknown."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
 
@@ -124,15 +124,15 @@ def summarise(
 ) -> Summary:
     """The summary of a run from the last timed `steps` of every rank; all ranks must call this together.
 
-    A collective that waits for a late rank takes longer for those that were early, which says nothing
-    about the network; the module's docstring says what counts instead. untimed_s: of the last steps without timing,
-    if any: the step's time is theirs, because on GPUs the timing of collectives takes hardware queues from overlap.
+    A collective that waits for a late rank takes longer for those that were early, which is not network time; the
+    module's docstring defines what counts. untimed_s: of the last steps without timing, if any: the step's time is
+    theirs, because on GPUs the timing of collectives takes hardware queues from overlap.
     """
     timed_s, chosen = _middle_mean([one.step_s for one in steps], mesh, rank_device)
     step_s = _middle_mean(untimed_s, mesh, rank_device)[0] if untimed_s else timed_s
     one_clock = _share_a_clock(mesh, steps[0].times)
     terms = _term_means(launch, mesh, rank_device, [steps[number].times for number in chosen], one_clock=one_clock)
-    # What timing made longer was waiting.
+    # Timing lengthens only waits.
     exposed_s = max(sum(term.exposed_s for term in terms) - max(timed_s - step_s, 0.0), 0.0)
     predicted = launch.predicted
     waited_s = [sum(call.exposed_s for call in steps[number].times.calls) for number in chosen]
@@ -219,7 +219,7 @@ Mean = TypeVar("Mean", float, torch.Tensor)
 
 
 def _of_stage(launch: Launch, mesh: Mesh, mine: Gathered) -> list[Gathered]:
-    """What each rank of the predicted stage has; all ranks must call this together."""
+    """Values of each rank of the predicted stage; all ranks must call this together."""
     return [one for stage, one in _from_all(mesh, (mesh.stage, mine)) if stage == launch.predicted.stage]
 
 
@@ -230,7 +230,7 @@ def _mean_of_stage(launch: Launch, mesh: Mesh, mine: Mean) -> Mean:
 
 
 def _from_all(mesh: Mesh, mine: Gathered) -> list[Gathered]:
-    """What each rank has; not part of a step, so not in the ledger."""
+    """Values of each rank; not part of a step, so not in the ledger."""
     found: list[Gathered] = [mine] * mesh.grid.world
     if mesh.grid.world > 1:
         dist.all_gather_object(found, mine)
@@ -339,7 +339,7 @@ def _ran_on(launch: Launch, mesh: Mesh, rank_device: RankDevice) -> RunSite:
 
 FOLDER = "tensorboard"
 _FLUSH_S = 10
-"""A run that is killed loses no more than this."""
+"""A killed run loses at most this."""
 
 
 def require_tensorboard(launch: Launch) -> None:
@@ -385,14 +385,14 @@ class Scalars:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # A resumed run continues from its checkpoint: what an earlier one had written beyond that is void.
+            # A resumed run continues from its checkpoint: later events of an earlier run are void.
             self._writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=_FLUSH_S)
         return self._writer
 
 
 SCHEMA = "axonn-tune/metrics/1"
 WARMUP_STEPS = 2
-"""Steps at the start of each run, also of a resumed one, that no summary counts: allocation, first connections."""
+"""Warm-up steps of each run, also of a resumed one: allocation, first connections."""
 WINDOW_STEPS = 32
 """Timed steps, the last ones, that the summary is made from."""
 
@@ -429,7 +429,7 @@ class StepMetrics:
 class Metrics:
     """Writes one rank's metrics; rank 0 also prints, and writes the summary of all ranks.
 
-    `base_bytes`: what the process held before there was a model, by `resident_bytes`.
+    `base_bytes`: memory of the process before the model, by `resident_bytes`.
     """
 
     launch: Launch
@@ -495,7 +495,7 @@ class Metrics:
             self._untimed_s.append(step_s)
 
     def say(self, line: str) -> None:
-        """A line for people."""
+        """A line of text."""
         print(line, file=self.talk, flush=True)
 
     def close(self) -> None:
@@ -523,7 +523,7 @@ class Metrics:
         return self._needed / (step_s * self.mesh.grid.world * peak), self._executed / (step_s * peak)
 
     def _heading(self) -> dict[str, object]:
-        """What a reader of the lines needs: who measured, and by which conventions."""
+        """First line: rank and conventions."""
         return {
             "tool_version": __version__,
             "torch_version": str(torch.__version__),
@@ -558,7 +558,7 @@ class Metrics:
 
 
 def step_line(found: StepMetrics, *, steps: int) -> str:
-    """One step for people."""
+    """One step as text."""
     return (
         f"step {found.step}/{steps}  loss {found.loss:.4f}  grad norm {found.gradient_norm:.3g}  "
         f"rate {found.learning_rate:.2e}  {show_seconds(found.step_s)}  {found.tokens_per_s:,.0f} tok/s  "
@@ -584,7 +584,7 @@ def term_rows(times: StepTimes) -> list[dict[str, object]]:
 
 
 def summary_line(summary: Summary) -> str:
-    """A whole run for people."""
+    """A whole run as text."""
     predicted = summary.step_s.predicted
     expected = "" if predicted is None else f", predicted {show_seconds(predicted)}"
     last = summary.untimed_steps or summary.timed_steps

@@ -96,9 +96,9 @@ class AttentionBackward:
 
 
 def separate_heads(qkv: torch.Tensor, shape: tuple[int, int, int, int], *turns: torch.Tensor) -> Heads:
-    """Heads of `[M, N_x]`, turned by `rotary_table` where there is one; shape: `S, kv_heads, queries a key, head_dim`.
+    """Heads of `[M, N_x]`, rotated by `rotary_table` if there is one; shape: `S, kv_heads, queries a key, head_dim`.
 
-    Copies, so that qkv need not live on; views where each key has one query and nothing turns.
+    Copies, so that qkv can be freed; views with one query per key and without rotation.
     """
     sequence, kv_heads, each, dim = shape
     grouped = qkv.view(-1, sequence, kv_heads, each + 2, dim)
@@ -130,8 +130,8 @@ def rotary_table(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine `[S, 1, head_dim / 2]` and, for both halves, sine `[S, 2, head_dim / 2]` of rotary positions.
 
-    Base 10,000 (Su et al. 2021, arXiv 2104.09864). In the type of what they turn, FP32 at least: lower precision cannot
-    tell late positions apart.
+    Base 10,000 (Su et al. 2021, arXiv 2104.09864). In the type of the rotated tensor, at least FP32: lower precision
+    cannot resolve late positions.
     """
     frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float64) / dim)
     angle = torch.arange(sequence, device=device, dtype=torch.float64)[:, None] * frequency
@@ -141,7 +141,7 @@ def rotary_table(
 
 
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """The halves of the last dim turned as pairs; with `-sine` back again, which is the gradient."""
+    """The halves of the last dim rotated as pairs; with `-sine` the inverse, which is the gradient."""
     pairs = x.view(*x.shape[:-1], 2, -1)
     return torch.addcmul(pairs * cosine, pairs.flip(-2), sine).to(x.dtype).flatten(-2)
 
@@ -177,7 +177,7 @@ def attention_core(settings: RuntimeSettings) -> Callable[..., torch.Tensor]:
 def repeated_core(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, is_causal: bool, enable_gqa: bool = False
 ) -> torch.Tensor:
-    """Each key repeated for its queries: flash attention alone takes fewer keys, and only in 16 bits from sm80 on."""
+    """Each key repeated for its queries: only flash attention takes fewer keys, in 16 bits from sm80 on."""
     if enable_gqa:
         each = queries.shape[1] // keys.shape[1]
         keys, values = (one.repeat_interleave(each, dim=1) for one in (keys, values))
@@ -376,7 +376,7 @@ class Norm:
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, NormStatistics]:
-        """What is normed, that is `x`, which may be overwritten, plus `residual`; the output; statistics to save."""
+        """The norm's input `x` (may be overwritten) plus `residual`; the output; statistics to save."""
         if self._has_kernel:
             total = x if residual is None else x.add_(residual)
             return total, *self._native(total)
@@ -391,7 +391,7 @@ class Norm:
         return total, self.apply(total, statistics), statistics
 
     def apply(self, x: torch.Tensor, statistics: NormStatistics) -> torch.Tensor:
-        """The norm's output again, without communication: from saved statistics, or by torch's kernel."""
+        """Recompute of the norm's output, without communication: from saved statistics, or by torch's kernel."""
         return self._native(x)[0] if self._has_kernel else self._normalized(x, statistics, *self._vectors)
 
     def backward(
@@ -642,7 +642,7 @@ class LMHead:
             losses.append(self._loss(logits, labels, scale=scale))
             torch.mm(logits, block, out=part_gradient)
             weight_gradient.addmm_(logits.t(), part, beta=min(len(losses) - 1, 1))
-            del logits  # Or two chunks' would be alive.
+            del logits  # Freed, or two chunks' logits would be alive.
         del hidden, part, block
         gradients.reduce(self.table, weight_gradient, "head", self.after)
         gradient = scatter_hidden(hidden_gradient, self.communicator, "backward", "head")

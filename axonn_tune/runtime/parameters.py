@@ -2,7 +2,7 @@
 
 A matrix `W[rows, columns]` has its rows split over some axes and then over z, its columns over at
 most one axis. An all-gather over z gives the weight that a GEMM needs. Vectors are split over one axis
-and replicated over the others. Buckets make them contiguous: what is reduced and updated together lies together.
+and replicated over the others. Buckets make parameters contiguous that are reduced and updated together.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class Bucket:
         return parameter.split_axes | ({"data"} if self.split else set())
 
     def slices(self, parameter: Parameter, flat: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
-        """What `flat`, laid out as `master`, holds of a parameter: `(first row, first column, values)`, views.
+        """Slices of a parameter in `flat`, which has the layout of `master`: `(first row, first column, values)`,
+        views.
 
         A run of elements is the end of a row, whole rows, and the beginning of one; of a vector it is one column.
         At least one slice is returned, empty if need be.

@@ -1,16 +1,15 @@
 """One rank of a calibration, and starting one: `python -m axonn_tune.runtime.probes --ranks N PLAN POINTS`.
 
-Rank 0 decides what is measured next and writes each point; all ranks measure at the same time, as they compute and
-communicate at the same time in training. They go through the plan again and again while time is left. Calls that
-ranks make alone are counted for a fixed time, so that all are busy to its end; calls they make together are
-counted, and the slowest rank's time is taken. On GPUs batches of calls are timed by events, behind work that keeps the
-GPU busy until the host has issued them: neither the host's clock nor its rate of issue counts. Collectives go through
-the runtime's own `Communicator`, attention and steps through its own code, so that what is measured is what training
-does.
+Rank 0 chooses the next probe and writes each point; all ranks measure at the same time, as they compute and communicate
+at the same time in training. The plan repeats while time is left. Local calls run for a fixed time, so that all ranks
+are busy to its end; for collective calls the slowest rank's time counts. On GPUs batches of calls are timed by events,
+behind work that keeps the GPU busy until the host has issued them: neither the host's clock nor its rate of issue
+counts. Collectives go through the runtime's own `Communicator`, attention and steps through its own code, so the
+measured code is that of training.
 
 Under torchrun, srun, or whatever else sets RANK and WORLD_SIZE, this process is one rank, and only rank 0 needs the
 plan. Otherwise it imports torch once and forks the ranks, in a tenth of the time that starting each would take.
-Progress goes, as one JSON document a line, to a descriptor of its own, because libraries print to standard output.
+Progress goes to a separate descriptor, one JSON document per line, because libraries print to standard output.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ class Bench:
         return run
 
     def _communicator(self, group: int, stride: int) -> Communicator:
-        """The groups of a shape, made once and kept: all ranks make all of them, in the same order."""
+        """The groups of a shape, made once: all ranks make all of them, in the same order."""
         if (group, stride) not in self._communicators:
             grid = Grid(x=stride, y=group, z=self._world // (group * stride))
             groups: dict[str, dist.ProcessGroup | None] = {_AXIS: dist.group.WORLD if group == self._world else None}
@@ -199,13 +198,13 @@ class Bench:
 
 
 MOST_ROUNDS = 15
-"""How often the whole plan is gone through at most: the median of more is no better."""
+"""Largest number of repeats of the plan: more do not improve the median."""
 
 ProgressListener = Callable[[int, float, str], None]
 """Called after each sample with points so far, seconds so far, and what comes next in words."""
 
 _LONGEST_SHARE = 0.0025
-"""A call expected to take more than this share of the budget is skipped: many short ones tell more."""
+"""A call expected to take more than this share of the budget is skipped: many short ones are more informative."""
 _WINDOWS_PER_BUDGET = 4.0
 """Samples are so long that the plan is gone through about this often within the budget."""
 _WINDOW_RANGE_S = (0.01, 0.25)
@@ -514,7 +513,12 @@ def main(arguments: list[str] | None = None) -> int:
     job = ProbeJob(chosen.plan, chosen.points, chosen.backend, chosen.resume, chosen.progress)
     if chosen.ranks is not None:
         return start(chosen.ranks, job)
-    return rank_main(rank_environment(os.environ), job)
+    try:
+        place = rank_environment(os.environ)
+    except AxonnTuneError as error:
+        print_message(str(error))
+        return error.exit_code
+    return rank_main(place, job)
 
 
 def start(ranks: int, job: ProbeJob) -> int:
@@ -568,7 +572,8 @@ def rank_main(place: RankEnvironment, job: ProbeJob) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except AxonnTuneError as error:
-        if first:
+        # Before ranks have joined each other, the first to end takes the others with it.
+        if first or not dist.is_initialized():
             print_message(str(error))
         return error.exit_code
     except Exception as error:

@@ -1,6 +1,6 @@
 """One rank's run: joining the world, process groups, the run directory, and its exit code.
 
-Whatever ends a rank, all others end within seconds with the same exit code, and one of them reports why.
+If a rank ends, all others end within seconds with the same exit code, and one of them reports the reason.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ from axonn_tune.specs.results import LAUNCH_HEADER, LAUNCH_NAME, differences_nam
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
 DESCRIPTORS_EACH, DESCRIPTORS_BESIDE = 4, 256
-"""Open files of rank 0: for each rank of the world, and beside those."""
+"""Open files of rank 0: per rank of the world, and fixed."""
 _ROOT_CAUSE_S = 6.0
 """How long a rank whose connection broke waits for the name of the lost rank before it reports itself."""
+_REPORTED_WITHIN_S = 20.0
+"""How long a rank that leaves an error to another to report waits: torchrun ends all once the first has ended."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class RankEnvironment:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the command line adds to a launch config."""
+    """Options of the command line besides the launch config."""
 
     steps: int | None = None
     resume: bool = False
@@ -128,7 +130,7 @@ def _named(told: str, here: Sequence[str], *, whole: bool = False) -> list[str]:
 
 
 def use_interface(environment: MutableMapping[str, str]) -> None:
-    """Have Gloo, which checkpoints use beside NCCL, take the network interface that NCCL is told to take.
+    """Make Gloo, which checkpoints use besides NCCL, use NCCL's network interface.
 
     NCCL_SOCKET_IFNAME lists prefixes, after = whole names; Gloo wants one that exists. With ^ it lists those to avoid.
     """
@@ -151,7 +153,7 @@ class Rank:
     recorder: FlightRecorder | None = None
 
     def run(self) -> int:
-        """Train; the exit code. Every error is reported and turned into one."""
+        """Train; the exit code. Every error is reported and mapped to an exit code."""
         try:
             return self._finish(self._train(), "")
         except KeyboardInterrupt:
@@ -194,7 +196,7 @@ class Rank:
         return SAVED_ON_A_SIGNAL
 
     def _require_host(self) -> None:
-        """What all ranks of a host find alike, before any joins another; one of them reports it."""
+        """Checks of the host before ranks join; one rank reports errors."""
         launch, place = self.launch, self.place
         try:
             require_world(launch.grid.grid(), place.world)
@@ -206,6 +208,7 @@ class Rank:
                 use_interface(os.environ)
         except AxonnTuneError as error:
             if place.local_rank:
+                time.sleep(_REPORTED_WITHIN_S)
                 raise type(error)() from error
             raise
 
@@ -370,7 +373,7 @@ class Rank:
             # The watch is about to report the lost rank, which ends this process.
             time.sleep(_ROOT_CAUSE_S)
         elif isinstance(error, OSError) and error.strerror:
-            # A disk that is full or has gone; where in the program it was noticed says nothing.
+            # A full or lost disk; the position in the program does not matter.
             reason = f"cannot write or read{f' {error.filename!r}' if error.filename else ''}: {error.strerror}"
         else:
             print(f"rank {self.place.rank}:\n{''.join(traceback.format_exception(error))}", file=sys.stderr)
@@ -393,7 +396,7 @@ class Rank:
         return code
 
     def _end_for_another(self, failure: RankFailure) -> None:
-        """Another rank has failed: exit now, whatever the main thread waits for."""
+        """Another rank has failed: exit now, even if the main thread waits."""
         reason = failure.reason if failure.reason.startswith("rank ") else f"rank {failure.rank}: {failure.reason}"
         if not failure.told:
             print_message(reason)
@@ -414,6 +417,8 @@ def run_rank(launch_path: str, options: RunOptions, *, export: bool = False) -> 
         # All ranks find the same in a file, but not in their variables.
         if place is None or place.rank == 0:
             print_message(str(error))
+        else:
+            time.sleep(_REPORTED_WITHIN_S)
         return error.exit_code
     for variable in launch.environment if export else ():
         os.environ.setdefault(variable.name, variable.value)

@@ -1,4 +1,4 @@
-"""What a launch config asks of the runtime: number formats, overlaps, activation recomputation."""
+"""Settings of the runtime from a launch config: number formats, overlaps, activation recomputation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from axonn_tune.specs.workload import Overlap, Precision, Recompute
 from axonn_tune.units import show_bytes
 
 MOST_LAYERS, MOST_TOKENS, MOST_BYTES = 2_000, 1 << 24, 1 << 44
-"""What one rank is built for: blocks and tokens of a micro-batch, which take time each; bytes, which no device has."""
+"""Limits of one rank: blocks and tokens of a micro-batch, which take time to build; bytes of memory."""
 
 DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
     "bf16": (torch.bfloat16, torch.float32, torch.float32),
@@ -25,7 +25,7 @@ DTYPES: dict[Precision, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
 
 
 def compile_static(function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.compile with static shapes: each new set of shapes is compiled anew."""
+    """torch.compile with static shapes: each new set of shapes is recompiled."""
     return torch.compile(function, dynamic=False)
 
 
@@ -54,12 +54,12 @@ class RuntimeSettings:
 
 
 def least_bytes(launch: Launch) -> int:
-    """What the fullest rank holds on any grid: an equal part of master weights, their gradients and both moments."""
+    """Least memory of the largest rank: an equal share of master weights, their gradients and both moments."""
     return 4 * launch.workload.element_sizes.main * launch.model.parameters // launch.grid.world
 
 
 def require_size(launch: Launch) -> None:
-    """NothingFeasibleError for what no rank can hold; to build it, if only for a dry run, would take hours."""
+    """NothingFeasibleError for a model that no rank can hold; building it, even for a dry run, would take hours."""
     layers, tokens = launch.model.layers, launch.micro_batch * launch.workload.sequence_length
     if layers > MOST_LAYERS or tokens > MOST_TOKENS:
         raise NothingFeasibleError(

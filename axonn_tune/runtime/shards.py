@@ -1,10 +1,10 @@
 """Shards of tensors, read and written through torch.distributed.checkpoint.
 
-A shard is a rectangle of a tensor of the whole model, padding not counted. A checkpoint holds shards that cover each
-tensor. A rank that loads asks for other shards, so any grid can read what any other has written.
+A shard is a 2D slice of a tensor of the whole model, padding not counted. A checkpoint holds shards that cover each
+tensor. A loading rank requests its own shards, so any grid can read any other's checkpoint.
 
-The library's metadata is a pickle. Here it is read without a single class or function that it names, and nothing in
-it is believed before it fits the files: a checkpoint cannot run code, nor have other files read.
+The library's metadata is a pickle. It is read without importing any class or function that it names, and checked
+against the files: a checkpoint cannot run code or make other files be read.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from axonn_tune.runtime.parameters import Bucket, Parameter, Vector
 
 @dataclass(frozen=True)
 class Shard:
-    """A rectangle of a tensor: the whole tensor's size, where in it the shard begins, and its values."""
+    """A shard of a tensor: the whole tensor's size, the shard's offset, and its values."""
 
     size: tuple[int, ...]
     start: tuple[int, ...]
     values: torch.Tensor
 
     def host_copy(self) -> Shard:
-        """A copy in host memory, which training does not change; from a GPU it is there after `synchronize`."""
+        """A copy in host memory, which training does not change; from a GPU it is complete after `synchronize`."""
         values = self.values.detach()
         copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
         return Shard(self.size, self.start, copy.copy_(values, non_blocking=True))
@@ -65,7 +65,7 @@ Shards: TypeAlias = Mapping[str, Sequence[Shard]]
 
 
 def shards_of(parameter: Parameter, bucket: Bucket, flat: torch.Tensor) -> list[Shard]:
-    """Shards of a parameter in `flat`, which is laid out as the bucket's master weights; views without padded rows."""
+    """Shards of a parameter in `flat`, which has the layout of the bucket's `master`; views without padded rows."""
     found = [_shard(parameter, *one) for one in bucket.slices(parameter, flat)]
     return [shard for shard in found if shard.values.numel()] or found[:1]
 
@@ -82,7 +82,7 @@ def _shard(parameter: Parameter, row: int, column: int, values: torch.Tensor) ->
 
 
 def names_to_write(buckets: Sequence[Bucket], mesh: Mesh) -> set[str]:
-    """Names of the parameters this rank saves: each is saved by one of its replicas, all ranks about as much."""
+    """Names of the parameters this rank saves: one replica saves each, balanced over ranks."""
     # Of a tied table the first pipeline stage saves its copy.
     owned = [(parameter, bucket) for bucket in buckets for parameter in bucket.parameters if bucket.layer != COPY]
     written: set[str] = set()
@@ -164,7 +164,7 @@ def read_metadata(folder: Path, sizes: Mapping[str, int]) -> Metadata:
     except _MisfitError as error:
         raise ValueError(f"{METADATA_FILE} {error}") from error
     except Exception as error:
-        # Whatever the bytes of a broken pickle amount to.
+        # Any error of a broken pickle.
         raise ValueError(f"{METADATA_FILE} cannot be read: {type(error).__name__}: {error}") from error
     return Metadata(state_dict_metadata=dict(tensors), storage_data=places)
 
@@ -221,7 +221,7 @@ _NAMES = frozenset(
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a shard lies, bytes: what the library's reader wants to know."""
+    """Position of a shard in bytes, for the library's reader."""
 
     relative_path: str
     offset: int

@@ -2,9 +2,9 @@
 
 A rank without pipeline stages is the only one of its pipeline: each forward pass is followed by its backward pass.
 
-Messages go out beside computation and delay who waits for them. Of each kind the next is asked for as soon as the one
-before has come, so that it arrives beside computation too. A stage that is two messages ahead of its neighbour waits
-for the first of them to be received, which bounds the memory they hold and, in these orders, never ends in a circle.
+Sends overlap with computation and delay only the receiver. The receive of the next message of each kind is posted as
+soon as the one before has arrived, so that it overlaps too. A stage that is two messages ahead of its neighbour waits
+until the first is received, which bounds their memory and cannot deadlock in these orders.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Inbox:
 
 
 MOST_SENT = 2
-"""Messages of one kind that a stage has on their way at once."""
+"""Messages of one kind in flight at once."""
 
 
 @dataclass

@@ -4,12 +4,12 @@ Three times describe a call: *issued*, when the rank issued it and its input was
 there; and from *halted* to *resumed*, when computation waited for it. A call is charged from its issue, or from when
 the one before it in the same process group was done, because collectives of a group run one after the other.
 
-On CPUs the end comes from the work's future, which the thread that did the work completes, so it is right although
-nobody waits yet. On GPUs all marks are events: a stream of its own for each group waits for the collective and
-records its end, which holds up neither the host nor the computation.
+On CPUs the end comes from the work's future, which the thread that did the work completes, so it is correct before
+anyone waits. On GPUs all marks are events: a separate stream for each group waits for the collective and records its
+end, which blocks neither the host nor the computation.
 
 A trace, for Perfetto, is made of the same marks, so it costs no more. On a GPU torch's profiler records the kernels
-of the same steps into a file of its own.
+of the same steps into a separate file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HostClock:
         return time.perf_counter()
 
     def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
-        """Noted by the thread that does the work, before it wakes a waiting one."""
+        """Recorded by the thread that does the work, before it wakes a waiting one."""
         work.get_future().add_done_callback(lambda future: note(time.perf_counter()))
 
     def between_s(self, start: Mark, end: Mark) -> float:
@@ -92,7 +92,7 @@ class DeviceClock:
         return event
 
     def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
-        """Noted by a stream that waits for the group's work and does nothing else."""
+        """Recorded by a stream that only waits for the group's work."""
         key = id(group)
         if key not in self._observers:
             self._observers[key] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]

@@ -4,9 +4,9 @@ A token file is a fixed header, then the ids of all documents one after the othe
 with the tokenizer's end-of-text id where it has one.
 
 Batches are a pure function of seed, step and coordinate: nothing to save, and the same on every grid. Sequences are
-numbered through the whole run: step s of B sequences has s·B to s·B + B − 1. Which text a number stands for depends
-on the seed alone; the grid only decides which rank reads it. So a run that resumes, on whatever grid, sees exactly
-what an uninterrupted one would.
+numbered through the whole run: step s of B sequences has s·B to s·B + B − 1. The text of a number depends only on the
+seed; the grid only decides which rank reads it. So a run that resumes on any grid reads the same data as an
+uninterrupted one.
 
 Only batches need torch, which they import when they are made.
 """
@@ -71,7 +71,7 @@ class TokenHeader:
 
 @dataclass(frozen=True)
 class TokenFile:
-    """A token file, memory-mapped: only what is used is read."""
+    """A memory-mapped token file."""
 
     path: Path
     header: TokenHeader
@@ -150,7 +150,7 @@ def write_tokens(path: str | Path, parts: Iterable[NDArray[Any]], *, vocab: int,
 
 
 TEXT_PATTERNS = ("*.txt", "*.md", "*.rst", "*.py")
-# Other people's packages and caches that may lie below a folder of sources.
+# Installed packages and caches below a folder of sources.
 _FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _CHUNK_BYTES = 1 << 20
 _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
@@ -233,7 +233,7 @@ def tokenizer_named(name: str) -> Tokenizer:
         ) from error
     try:
         model = library.Tokenizer.from_file(str(path))
-    except Exception as error:  # The library raises bare Exception.
+    except Exception as error:  # The library raises plain Exception.
         raise UsageError(f"tokenizer {name!r} cannot be used: {error}") from error
     ends = (model.token_to_id(word) for word in _END_OF_TEXT)
     vocab = 1 + max(model.get_vocab(with_added_tokens=True).values(), default=-1)

@@ -1,7 +1,7 @@
 """Training on one rank: the step, and the loop with metrics, checkpoints and a stop that all ranks agree on.
 
-Python's garbage collector is off during training: it would run whenever its counters say so, on each rank at another
-time, while all others wait in their next collective. It runs between two steps, on all ranks after the same ones.
+Python's garbage collector is off during training: it would run on each rank at another time, while all others wait in
+their next collective. It runs between two steps, on all ranks after the same ones.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 class StepLimit:
     """How long a step may take before it counts as hung: `hang_timeout_s` plus twice the longest so far.
 
-    The first step, which may compile for minutes, counts for nothing but the limit of the second.
+    The first step, which may compile for minutes, counts only for the limit of the second.
     """
 
     hang_timeout_s: float

@@ -131,7 +131,7 @@ class ResidualBranch:
         values, backwards = map(list, zip(*(self._take_local(part) for part in parts), strict=True))
         part_gradients = [self.dropout(one, part.tokens) for one, part in zip(output_gradients, parts, strict=True)]
         part_gradients = self.output.backward(values, weight, part_gradients, gradients)
-        # What is read for the last time goes at once: an MLP's arrays are the largest there are.
+        # Freed after the last read: an MLP's arrays are the largest.
         del values, weight
         part_gradients = [backwards.pop(0)(part_gradients.pop(0)) for _ in parts]
         weight = weights.take(self.input, last=True)
@@ -192,7 +192,7 @@ class TransformerBlock:
         core, core_backward = first.local(qkv)
         output = yield from first.output.forward(core, weights.take(first.output, last=last), "forward")
         middle, mlp_normal, statistics = second.norm.forward(first.dropout(output, tokens), x)
-        del output  # What the norm has added up may lie elsewhere.
+        del output  # The norm may have returned the sum in another tensor.
         mlp = SavedActivations(tokens, statistics)
         up = yield from second.input.forward(mlp_normal, weights.take(second.input, last=last), "forward")
         active, active_backward = second.local(up)
@@ -233,7 +233,7 @@ class TransformerBlock:
 
 
 def _present(saved: Result | None) -> Result:
-    """What forward saved, or `_recompute` made."""
+    """The saved or recomputed array."""
     assert saved is not None, "saved in forward, or just recomputed"
     return saved
 
@@ -334,7 +334,7 @@ class Transformer:
             part(block_forward(block.number))
             parts, saved = block.forward(parts, numbers_of_parts, gathers, keep_weights=self._keeps_weights(block))
             context.blocks.append(saved)
-            del saved  # Or the last block's activations would live until all of backward is done.
+            del saved  # Freed, or the last block's activations would live until the end of backward.
         result = _joined(parts)
         if not self.ends(chunk):
             return result, context
@@ -398,7 +398,7 @@ class Transformer:
         return (sequences[:, None] * self.sequence + places).flatten()
 
     def _forward_gathers(self, chunk: int) -> Iterator[WeightGather]:
-        """Every weight gather of a forward pass through a chunk, in order."""
+        """Weight gathers of a forward pass through a chunk, in order."""
         if self.embedding is not None and chunk == 0:
             yield self.embedding.table, "forward", "embedding"
             if self.embedding.positions is not None:
@@ -534,7 +534,7 @@ class Transformer:
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The parts of a micro-batch as one."""
+    """The parts of a micro-batch, concatenated."""
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 

@@ -1,14 +1,14 @@
 """Lost and hanging ranks: every rank has a TCP connection to rank 0, which tells all when one is lost.
 
-A process that dies, in whatever way, closes its connections at once; one that hangs or is stopped does
-not. So this distinguishes a lost rank from a slow one, which the time-out of a collective cannot. Over the same
-connections the ranks agree to stop between two steps.
+A process that dies, for any reason, closes its connections at once; one that hangs or is stopped does not. So the watch
+distinguishes a lost rank from a slow one, unlike the time-out of a collective. Over the same connections the ranks
+agree to stop between two steps.
 
-A step that does not end in time ends the run too, whatever the backend: under NCCL a rank that waits for
-another waits in the driver, and raises nothing. Each rank has a limit of its own, from the steps it has seen, so the
-first report only makes rank 0 ask all where they are, which a thread answers whatever the main one does; it asks again
-until no step is within its limit. The others wait for the rank that does not answer, is in no step, or has issued the
-fewest collectives. A silent process may be stopped and ignore everything else, so ranks of the same host kill it.
+A step that does not end in time ends the run too, whatever the backend: under NCCL a rank that waits for another waits
+in the driver, and raises nothing. Each rank has its own limit, from its earlier steps, so the first report only makes
+rank 0 ask all ranks for their position, which a separate thread answers; it asks again until no step is within its
+limit. The others wait for the rank that does not answer, is in no step, or has issued the fewest collectives. A silent
+process may be stopped, so ranks of the same host kill it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Connection:
 
 @dataclass
 class Watch:
-    """One rank's connections. `on_failure` is called once, in a thread of its own, when another rank has failed."""
+    """One rank's connections. `on_failure` is called once, in a separate thread, when another rank has failed."""
 
     rank: int
     world: int

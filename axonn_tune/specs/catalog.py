@@ -1,4 +1,4 @@
-"""The models and machines at hand: listed, found and loaded by name or path."""
+"""Models and machines: listed, found and loaded by name or path."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 DEFAULT_MACHINE = "perlmutter"
-"""The machine that is searched for unless another is named."""
+"""The default machine of a search."""
 
 ModelLike: TypeAlias = str | Path | Model | Loaded[Model]
 """A model by name or path, or the model itself."""
@@ -39,7 +39,7 @@ MachineLike: TypeAlias = str | Path | Machine | Loaded[Machine]
 
 
 def load_model(name: ModelLike, *, overrides: Sequence[str] = ()) -> Loaded[Model]:
-    """Load a model by name (`80b`, any case) or path; one that is loaded already is returned as it is.
+    """Load a model by name (`80b`, any case) or path; a loaded model is returned unchanged.
 
     UnknownNameError if no model has that name, UsageError for an unreadable file, a Hugging Face config or
     a wrong override (`hidden=8192`), DocumentError with every problem of the document.
@@ -59,7 +59,7 @@ def load_machine(name: MachineLike, *, overrides: Sequence[str] = ()) -> Loaded[
 
 
 def _find_machine(name: str) -> Path:
-    """The file of a machine; the error of an unknown name lists profiles that have an accelerator called so."""
+    """The file of a machine; the error of an unknown name lists profiles with an accelerator of that name."""
     try:
         return find("machine", name)
     except UnknownNameError as error:
@@ -74,7 +74,7 @@ def machines_with(accelerator: str) -> dict[str, str]:
     """Names of machine profiles whose accelerator has every word of `accelerator` in its name, and those names."""
     words, found = re.findall(r"[a-z]*\d+[a-z]*|[a-z]{3,}", accelerator.lower()), dict[str, str]()
     for name in available("machine") if words else ():
-        # A broken profile is none to suggest.
+        # Broken profiles are not suggested.
         with contextlib.suppress(AxonnTuneError):
             has = load_file(find("machine", name), schema=Machine).document.accelerator.name
             if all(re.search(rf"(?<![a-z0-9]){word}(?!(?<=[0-9])[0-9])", has.lower()) for word in words):
@@ -109,7 +109,7 @@ def route_overrides(assignments: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _find_model(name: str) -> Path:
-    """The file of a model; UsageError if it is what Hugging Face has instead, or a folder with that."""
+    """The file of a model; UsageError for a Hugging Face config or a folder with one."""
     try:
         path = find("model", name)
     except UnknownNameError:
@@ -117,7 +117,7 @@ def _find_model(name: str) -> Path:
         if not _is_hugging_face(path):
             raise
     if not path.exists():
-        # Imported here: few names are none.
+        # Imported here: only unknown names need it.
         from axonn_tune.specs.hugging_face import refuse_hub_name
 
         refuse_hub_name(name)

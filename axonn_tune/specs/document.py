@@ -1,11 +1,11 @@
 """Documents: YAML read as nodes that know their line, checked against a schema, and written back with comments.
 
-YAML is read by the YAML 1.2 core schema. Against PyYAML's own loader: `25e9` is a number, `on` and `yes` are
+YAML is read by the YAML 1.2 core schema. Unlike PyYAML's own loader: `25e9` is a number, `on` and `yes` are
 strings, `010` is 10, `1:30` and dates are strings, a key written twice is a problem, and aliases, merge keys
 and tags are refused. Sequences become tuples, because documents are frozen.
 
-The nodes are built from parser events, not by PyYAML's composer: that one has no limit on nesting,
-and its C version crashes the interpreter on a file of 100,000 brackets.
+The nodes are built from parser events, not by PyYAML's composer: the composer has no limit on nesting, and its C
+version crashes the interpreter on a file of 100,000 brackets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 LARGEST_COUNT, LARGEST_SIZE = 2**53, 2**31 - 1
-"""Of whole numbers: the largest that a float holds exactly, and the largest size of a model, batch or world."""
+"""Largest whole number that a float holds exactly; largest size of a model, batch or world."""
 
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_COUNT)]
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
@@ -44,7 +44,7 @@ class Document(BaseModel):
 
     @classmethod
     def from_fields_of(cls, source: object, **others: object) -> Self:
-        """The document with what `source` has under the names of its fields, and `others` on top."""
+        """A document from the attributes of `source` with its fields' names; `others` take precedence."""
         shared = {name: getattr(source, name) for name in cls.model_fields if hasattr(source, name)}
         return cls.model_validate(shared | others)
 
@@ -72,7 +72,7 @@ _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
-# No text needs them, terminals obey them, and no path can hold the first.
+# Terminals interpret them, and no path can hold the first.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -90,7 +90,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Node:
-    """A value and where it stands: of a mapping's item the line of its key, of a sequence's item its first line."""
+    """A value and its position: the line of the key of a mapping's item, the first line of a sequence's item."""
 
     value: Scalar | dict[str, Node] | tuple[Node, ...]
     place: Position
@@ -104,7 +104,7 @@ class Node:
         return self.value
 
     def mapping(self) -> dict[str, Node]:
-        """Its items if this is a mapping, else nothing."""
+        """The items of a mapping; empty for other values."""
         return self.value if isinstance(self.value, dict) else {}
 
     def child(self, key: str | int) -> Node | None:
@@ -146,7 +146,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a text holds, and what is wrong with how it is written (location, message, line)."""
+    """The nodes of a text, and its syntax problems (location, message, line)."""
 
     root: Node
     problems: tuple[Problem, ...]
@@ -155,8 +155,8 @@ class Reading:
 def read_yaml(text: str, *, source: str) -> Reading:
     """Read one YAML document; DocumentError if it cannot be parsed at all or is empty.
 
-    Keys are always strings, whatever they look like. Problems that leave the rest readable (a key
-    written twice, an alias, a tag) are returned, so that a caller can report them with its own.
+    Keys are always strings. Problems that leave the rest readable (a duplicate key, an alias, a tag) are returned, so
+    that a caller can report them with its own.
     """
     builder = _Builder(source, events=yaml.parse(text, _Parser))
     try:
@@ -170,7 +170,7 @@ def read_yaml(text: str, *, source: str) -> Reading:
 
 
 def read_scalar(text: str) -> Scalar:
-    """What an unquoted scalar means; ValueError for a number beyond what Python reads."""
+    """Value of an unquoted scalar; ValueError for a number with too many digits for Python."""
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
@@ -185,7 +185,7 @@ def read_scalar(text: str) -> Scalar:
 
 
 def _syntax_problem(error: yaml.YAMLError, *, lines: int) -> Problem:
-    """What the parser says, on one line, with the place it says it about."""
+    """The parser's message on one line, with its position."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         context = error.context
@@ -199,7 +199,7 @@ def _syntax_problem(error: yaml.YAMLError, *, lines: int) -> Problem:
 
 
 class _Builder:
-    """Turns parser events into `Node`s and collects what is wrong."""
+    """Turns parser events into `Node`s and collects problems."""
 
     def __init__(self, source: str, *, events: Iterator[yaml.Event]) -> None:
         self.source = source
@@ -254,9 +254,9 @@ class _Builder:
         return items
 
     def _key(self, event: yaml.Event, location: Location) -> str | None:
-        """The key that an event holds; None, and a problem, if it cannot be one."""
+        """The key of an event; None and a problem if it is not a valid key."""
         if not isinstance(event, yaml.ScalarEvent):
-            # One deeper, as keys may hold keys.
+            # One level deeper, since keys may be mappings.
             self._node(event, location=(*location, "?"))
             self._report(event, location, "a key must be a word, not a list, a mapping or an alias")
             return None
@@ -310,7 +310,7 @@ _WANTED = {
 
 
 def validate(node: Node, *, schema: type[D], source: str, found: Iterable[Problem] = ()) -> D:
-    """Build the document, or raise DocumentError with `found` and every problem of its own, by line.
+    """Build the document, or raise DocumentError with `found` and all other problems, by line.
 
     A rule across several fields of a section is only checked once each of those fields is valid.
     """
@@ -325,7 +325,7 @@ def validate(node: Node, *, schema: type[D], source: str, found: Iterable[Proble
 
 
 def type_at(schema: type[Document], location: Location) -> object:
-    """The type the schema wants at a location (a Document class for a section), or None."""
+    """The schema's type at a location (a Document class for a section), or None."""
     found: object = schema
     for key in location:
         found = _step(found, key)
@@ -333,12 +333,12 @@ def type_at(schema: type[Document], location: Location) -> object:
 
 
 def known_keys(section: object) -> list[str]:
-    """Keys a section may have, as written in YAML; none if it is no section."""
+    """Keys a section may have, as written in YAML; empty for other types."""
     return list(_fields(section))
 
 
 def required_keys(section: object) -> list[str]:
-    """Keys a section must have, as written in YAML; none if it is no section."""
+    """Keys a section must have, as written in YAML; empty for other types."""
     return [name for name, field in _fields(section).items() if field.is_required()]
 
 
@@ -484,22 +484,22 @@ def _repeated_names(node: Node, *, source: str) -> Iterator[Problem]:
 
 _WIDTH = 120
 _UNQUOTED = re.compile(r"(?:[1-9][0-9]*)?[A-Za-z](?:[\w ./()+-]*[\w./()+-])?", re.ASCII)
-# Words that readers of YAML 1.1 take for booleans; ours does not, but files get read by others too.
+# YAML 1.1 readers parse these words as booleans; ours does not, but other programs read the files too.
 _YAML_1_1_WORDS = frozenset({"y", "n", "yes", "no", "on", "off"})
 # Characters that a YAML file may hold only escaped, beyond those that JSON escapes.
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-# Characters that it may not hold in comments, where nothing can be escaped.
+# Characters not allowed in comments, where nothing can be escaped.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")
-# Keys that say themselves what they hold.
+# Keys that need no description.
 _UNCOMMENTED = frozenset({"schema", "name", "description", "source"})
 
 
 def to_yaml(document: Document, *, header: Sequence[str] = ()) -> str:
     """A document as YAML that loads back equal.
 
-    Keys stand in schema order with their descriptions as comments; `header` lines become comments on
-    top. Optional keys that hold nothing (null, empty text, empty list) are left out, all other
-    defaults are written, so that the file keeps its meaning when a default changes.
+    Keys stand in schema order with their descriptions as comments; `header` lines become comments on top. Empty
+    optional keys (null, empty text, empty list) are omitted; all other defaults are written, so that the file keeps its
+    meaning when a default changes.
     """
     lines = [f"# {_FORBIDDEN.sub('?', line)}".rstrip() for text in header for line in text.splitlines() or [""]]
     if lines:
@@ -520,7 +520,7 @@ def _given(document: Document) -> Iterator[tuple[str, object, str | None]]:
 def _written_section(document: Document, *, indent: int, commented: bool) -> Iterator[str]:
     for key, value, description in _given(document):
         comment = description if commented and key not in _UNCOMMENTED else None
-        # A section without anything in it would read as null.
+        # An empty section would read as null.
         compact = not isinstance(value, Document) or not any(_given(value))
         yield from _entry(key, value, indent=indent, comment=comment, commented=commented, compact=compact)
 
@@ -592,17 +592,17 @@ def _written_scalar(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        # Whole numbers look better without their .0, and schemas take an integer for a float.
+        # Whole numbers are written without .0; schemas accept an integer for a float.
         if value.is_integer() and 0 < abs(value) < 1e15:
             return str(int(value))
         digits, exponent = repr(value).partition("e")[::2]
-        # YAML 1.1 takes 1e-05 for text: it wants a point before the exponent.
+        # YAML 1.1 reads 1e-05 as text: it needs a point before the exponent.
         return f"{digits if '.' in digits else digits + '.0'}e{exponent}" if exponent else digits
     return str(value) if isinstance(value, int) else _written_text(str(value))
 
 
 def _written_text(text: str) -> str:
-    """Text as a plain scalar where every reader takes it for the same text, else in double quotes."""
+    """Text as a plain scalar if every reader parses it as the same text, else in double quotes."""
     plain = _UNQUOTED.fullmatch(text) and read_scalar(text) == text and text.lower() not in _YAML_1_1_WORDS
     if plain:
         return text

@@ -1,10 +1,9 @@
 """Builds a model document from a local Hugging Face config.json.
 
-Taken: gpt2, and llama, mistral, qwen2 and qwen3, whose blocks are the two families of this tool.
-What would change the cost noticeably (experts, latent attention, sliding windows, cross-attention,
-parallel residual streams) is refused by name. What changes it by less than the error of any
-prediction (biases on some of the layers, norms of queries and keys, the scaling of rotary positions)
-is left out, and the description says so.
+Supported are gpt2, llama, mistral, qwen2 and qwen3, whose blocks are the two families of this tool. What would change
+the cost noticeably (experts, latent attention, sliding windows, cross-attention, parallel residual streams) is refused
+by name. What changes it by less than the error of any prediction (biases on some of the layers, norms of queries and
+keys, the scaling of rotary positions) is ignored, and the description says so.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _KEYS = {
         "max_sequence_length": "max_position_embeddings",
     },
 }
-# Keys whose value says that the model has parts this tool has no operations for.
+# Keys that mark model parts without operations in this tool.
 _REFUSED = {
     "num_experts": "a mixture of experts",
     "num_local_experts": "a mixture of experts",
@@ -52,6 +51,8 @@ _LEFT_OUT = {
     "partial_rotary_factor": "partial rotary positions",
     "quantization_config": "quantisation",
 }
+_UNPRICED = ("rope_theta", "rms_norm_eps", "layer_norm_epsilon")
+"""Numbers that no cost depends on, kept in the description for whoever writes a training script."""
 _ACTIVATIONS = {"gpt2": ("activation_function", ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "GELU")}
 _GATED_ACTIVATION = ("hidden_act", ("silu", "swish"), "SiLU")
 
@@ -61,8 +62,8 @@ def model_from_hf_config(
 ) -> Model:
     """Read a config.json, or the folder that holds one; DocumentError with all that cannot be mapped.
 
-    The file knows nothing of a batch: unless given, a step takes 4 Mi tokens in sequences of the
-    longest the model takes, at most 8,192, and `source` says that this was assumed.
+    The file has no batch. The default step has 4 Mi tokens in sequences of the model's maximum length, at most 8,192;
+    `source` records this assumption.
     """
     path = Path(path)
     path = path / "config.json" if path.is_dir() else path
@@ -86,7 +87,7 @@ def model_from_hf_config(
 
 
 def refuse_hub_name(name: str) -> None:
-    """UsageError for what can only be the name of a model on the Hugging Face hub, with what to download."""
+    """UsageError for a name of a model on the Hugging Face hub, with the file to download."""
     known = re.search(r"\.(ya?ml|json|toml|sh|sbatch|txt)$", name)
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) and not known and not Path(name).parent.exists():
         raise UsageError(
@@ -119,7 +120,7 @@ def _llama(config: _Config) -> dict[str, Scalar]:
     sizes = config.sizes("llama")
     config.check_activation(*_GATED_ACTIVATION)
     _check_attention(config)
-    # Left out of a config.json, these take the defaults of that model's class: only Llama's follow from the sizes.
+    # A config.json without these keys means the defaults of the model's class; only Llama's follow from the sizes.
     follows = kind == "llama" or config.states("num_key_value_heads")
     kv_heads = config.size("num_key_value_heads", absent=sizes["heads"] if follows else None)
     if config.value("head_dim") is not None or kind == "qwen3":
@@ -153,7 +154,7 @@ def _check_attention(config: _Config) -> None:
 
 
 def _llama_biases(config: _Config, kind: str) -> bool:
-    """Whether all linear layers have biases; some alone are left out, and noted."""
+    """Whether all linear layers have biases; biases of only some layers are ignored and noted."""
     attention = config.flag("attention_bias", absent=False)
     mlp = config.flag("mlp_bias", absent=False)
     if kind == "qwen2":
@@ -166,7 +167,7 @@ def _llama_biases(config: _Config, kind: str) -> bool:
 
 
 class _Config:
-    """A config.json being read: its values, the problems met, and what was left out."""
+    """A config.json being read: its values, its problems, and what was ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -215,15 +216,18 @@ class _Config:
         raise DocumentError(str(self.path), self.problems)
 
     def refuse_parts(self) -> None:
-        """Report every part of the model that this tool has no operations for; note those it may ignore."""
+        """Report every model part without operations in this tool; note those it may ignore."""
         for key, part in _REFUSED.items():
             if self.value(key) not in (None, False, 0):
                 self.report(key, f"{part} is not supported")
         self.left_out += [words for key, words in _LEFT_OUT.items() if self.value(key) not in (None, False, 1.0)]
-        # Newer files keep the scaling with the other settings of rotary positions.
+        # Newer files keep the base and the scaling of rotary positions together.
         rope = self.value("rope_parameters")
-        if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
+        rope = rope if isinstance(rope, dict) else {}
+        if rope.get("rope_type", "default") != "default":
             self.left_out.append(_ROPE_SCALING)
+        numbers = {key: rope.get(key, self.value(key)) for key in _UNPRICED}
+        self.left_out += [f"{key} {value:g}" for key, value in numbers.items() if isinstance(value, int | float)]
 
     def sizes(self, family: str) -> dict[str, int]:
         """The sizes whose keys this family states, under this tool's names."""
@@ -261,7 +265,7 @@ class _Config:
             self.left_out.append(f"its activation ({value}, here {ours})")
 
     def description(self, kind: str) -> str:
-        """One line on what the model is, and what of it was left out."""
+        """One line on the model and on what was ignored."""
         architectures = self.value("architectures")
         title = architectures[0] if isinstance(architectures, list) and architectures else kind
         return f"{title}, imported" + (f"; left out: {', '.join(self.left_out)}" if self.left_out else "")

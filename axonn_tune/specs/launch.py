@@ -67,7 +67,7 @@ class LaunchGrid(Document):
 
 
 class StepShape(Protocol):
-    """What says how a step is run: a launch config, or a measured configuration."""
+    """Fields that determine a step: of a launch config, or of a measured configuration."""
 
     @property
     def grid(self) -> LaunchGrid:
@@ -75,11 +75,11 @@ class StepShape(Protocol):
 
     @property
     def micro_batch(self) -> int:
-        """Sequences at a time."""
+        """Sequences a rank processes at a time."""
 
     @property
     def recompute(self) -> Recompute:
-        """Activations made again in the backward pass."""
+        """Activation recomputation: none, selective or full."""
 
     @property
     def kept_layers(self) -> int:
@@ -111,7 +111,7 @@ class LaunchVariable(EnvironmentVariable):
     """An environment variable of every rank."""
 
     purpose: Purpose = Field(
-        description="overlap, memory, compute: the prediction assumes it; site: this machine wants it; debug: neither."
+        description="overlap, memory, compute: the prediction assumes it; site: this machine needs it; debug: neither."
     )
 
 
@@ -141,7 +141,7 @@ class Checkpoint(Document):
 
     directory: str | None = Field(default=None, description="Folder; absent: nothing is saved.")
     every_steps: PositiveInt = Field(default=1000, description="Steps between two.")
-    keep: PositiveInt = Field(default=3, description="How many of the newest are kept.")
+    keep: PositiveInt = Field(default=3, description="Number of newest checkpoints that stay.")
 
 
 class MetricSinks(Document):
@@ -171,7 +171,7 @@ class CollectiveTerm(Document):
 
 
 class PredictedTerm(CollectiveTerm):
-    """A collective as it is predicted."""
+    """A predicted collective."""
 
     tier: str = Field(description="Outermost network level it crosses.")
     seconds: NonNegativeFloat = Field(description="Time of all calls, s.")
@@ -179,10 +179,10 @@ class PredictedTerm(CollectiveTerm):
 
 
 class Prediction(Document):
-    """What the tuner expects of one step."""
+    """Prediction of one step."""
 
     machine: str = Field(description="Profile predicted for.")
-    accelerator: str = Field(description="What one rank computes with.")
+    accelerator: str = Field(description="Accelerator of one rank.")
     peak_tflops: PositiveFloat = Field(description="Its peak in this precision, TFLOP/s: denominator of mfu and hfu.")
     cost: str = Field(description="Cost model: alpha-beta, paper, paper-released or paper-mended.")
     iteration_s: PositiveFloat | None = Field(description="One step, s; null where the cost model gives none.")
@@ -194,22 +194,24 @@ class Prediction(Document):
     exposed_communication_s: NonNegativeFloat | None = Field(description="The part that is not overlapped, s.")
     compute_s: NonNegativeFloat | None = Field(description="Kernels of a step and rank, s.")
     memory_bytes: NonNegativeFloat | None = Field(description="Peak of one rank.")
-    memory_limit_bytes: PositiveFloat | None = Field(description="What a step of one rank may use.")
-    tokens_per_s: PositiveFloat | None = Field(description="Tokens of all ranks together, per second.")
+    memory_limit_bytes: PositiveFloat | None = Field(description="Memory limit of one rank.")
+    tokens_per_s: PositiveFloat | None = Field(description="Tokens per second, all ranks.")
     mfu: NonNegativeFloat | None = Field(description="Model FLOPs over peak; activation recomputation not counted.")
     hfu: NonNegativeFloat | None = Field(description="Executed FLOPs over peak; activation recomputation counted.")
     terms: tuple[PredictedTerm, ...] = Field(description="Each collective's share.")
-    stage: NonNegativeInt = Field(default=0, description="Pipeline stage that communication is of: that with most.")
+    stage: NonNegativeInt = Field(
+        default=0, description="Pipeline stage with the most communication, to which the communication figures belong."
+    )
 
 
 class Provenance(Document):
-    """What wrote this file, from what."""
+    """Program, version and inputs that wrote this file."""
 
     tool: str = Field(description="Program.")
     version: str = Field(description="Its version.")
     created: str = Field(description="When, ISO 8601.")
     command: str = Field(description="Command line.")
-    model_sha256: str = Field(description="Of the model file, what it extends, and overrides.")
+    model_sha256: str = Field(description="Hash of the model file, what it extends, and overrides.")
     machine_sha256: str = Field(description="The same for the machine.")
 
 
@@ -219,7 +221,7 @@ class Launch(Document):
     schema_: Literal["axonn-tune/launch/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/launch/1."
     )
-    name: str = Field(description="What runs, in folder and job names.")
+    name: str = Field(description="Name of the run, in folder and job names.")
     model: Model = Field(description="The whole model document.")
     workload: Workload = Field(description="The whole workload document.")
     grid: LaunchGrid = Field(description="How the ranks are arranged.")
@@ -237,7 +239,7 @@ class Launch(Document):
     seed: NonNegativeInt = Field(default=0, description="Seed of the initial weights and of dropout.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0,
-        description="Share of the embedding and of both outputs of a block set to zero; its time is not predicted.",
+        description="Dropout probability, after the embedding and both outputs of a block; its time is not predicted.",
     )
     compile: bool = Field(
         default=False,
@@ -246,7 +248,7 @@ class Launch(Document):
     deterministic: bool = Field(default=False, description="Bit-identical from run to run, at some cost in speed.")
     hang_timeout_s: PositiveFloat = Field(default=60.0, description="A collective that takes longer ends the run, s.")
     optimizer: Optimizer = Field(default=Optimizer(), description="How weights are updated.")
-    data: Data = Field(default=Data(), description="What it trains on.")
+    data: Data = Field(default=Data(), description="Training data.")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Saving.")
     metrics: MetricSinks = Field(
         default=MetricSinks(), description="Where metrics go in addition to the run's JSON lines."
@@ -254,16 +256,16 @@ class Launch(Document):
     backend: Backend = Field(description="torch.distributed backend.")
     device: Literal["cpu", "cuda"] | None = Field(
         default=None,
-        description="What ranks compute on; absent: a GPU each under nccl, CPUs under gloo. cuda under gloo: shared.",
+        description="Device of the ranks; absent: one GPU each under nccl, CPUs under gloo. cuda under gloo: shared.",
     )
     ranks_per_node: Size = Field(description="Ranks started on each node.")
     environment: tuple[LaunchVariable, ...] = Field(description="Variables every rank gets, each name once.")
-    predicted: Prediction = Field(description="What the tuner expects of one step.")
-    provenance: Provenance = Field(description="What wrote this file, from what.")
+    predicted: Prediction = Field(description="Prediction of one step.")
+    provenance: Provenance = Field(description="Program and inputs that wrote this file.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Launch:
-        """Refuse edits that contradict each other; all of them in one message."""
+        """Refuse contradictory edits, all in one message."""
         found = [*self._batch_problems(), *self._part_problems(), *self._environment_problems()]
         if self.backend == "nccl" and self.device == "cpu":
             found.append("device is cpu, but backend nccl needs GPUs: use backend gloo")

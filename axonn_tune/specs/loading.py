@@ -39,12 +39,12 @@ Kind = Literal["model", "machine"]
 SUFFIXES = (".yaml", ".yml")
 _FOLDERS: dict[Kind, str] = {"model": "configs", "machine": "machines"}
 _PACKAGES: dict[Kind, str] = {"model": "axonn_tune.shipped_configs", "machine": "axonn_tune.shipped_machines"}
-"""Names by which the folders of the repository are part of the installed package."""
+"""Names of the repository's folders inside the installed package."""
 ORIGIN = "--set on the command line"
-"""Where values of overrides come from, as their provenance says."""
+"""Source of overrides in their provenance."""
 
 DOCUMENT_BYTES, DATA_BYTES = 2 << 20, 256 << 20
-"""Most that a YAML document may have, and a file of measurements; the largest that the tool writes have a tenth."""
+"""Size limits of a YAML document and of a file of measurements, about ten times the largest the tool writes."""
 
 D = TypeVar("D", bound=Document)
 
@@ -62,7 +62,7 @@ def available(kind: Kind) -> dict[str, Path]:
 
 
 def find(kind: Kind, name: str, *, besides: Path | None = None) -> Path:
-    """The file behind a name or path; UnknownNameError with the nearest name if nothing answers to it.
+    """The file of a name or path; UnknownNameError with the nearest name if there is none.
 
     A path is anything that is a file already, ends in .yaml or .yml, or contains a slash; whether it
     can be read is the loader's business. Names ignore case. `besides` is a file to look past, so that
@@ -79,19 +79,19 @@ def find(kind: Kind, name: str, *, besides: Path | None = None) -> Path:
 
 
 def is_path(name: str) -> bool:
-    """Whether this is to be read as a path rather than looked up as a name."""
+    """Whether this is a path, not a name."""
     return name.endswith(SUFFIXES) or "/" in name or os.sep in name or _is_file(Path(name))
 
 
 def _expanded(path: str) -> Path:
-    """The path with the home folder that a ~ at its beginning means; as it is, if there is no such."""
+    """The path with a leading ~ expanded; unchanged if there is no such home folder."""
     with contextlib.suppress(RuntimeError):
         return Path(path).expanduser()
     return Path(path)
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is one; False for a name that no file can have."""
+    """Whether the file exists; False for an invalid file name."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -109,7 +109,7 @@ def _search_path(kind: Kind) -> Iterator[Path]:
 
 
 def is_shipped(kind: Kind, path: Path) -> bool:
-    """Whether a file came with the tool."""
+    """Whether a file ships with the tool."""
     return _shipped(kind).resolve() in path.resolve().parents
 
 
@@ -137,7 +137,7 @@ def _natural(name: str) -> list[tuple[bool, int, str]]:
 
 @dataclass(frozen=True)
 class Loaded(Generic[D]):
-    """A document, the file it came from, and the SHA-256 of everything that made it.
+    """A document, its file, and the SHA-256 of its inputs.
 
     The hash covers the file's text, then those of the files it extends, then the overrides; without
     the latter two it is the hash of the file.
@@ -150,7 +150,7 @@ class Loaded(Generic[D]):
 
 @dataclass(frozen=True)
 class _Composition:
-    """A document's nodes after composition, what is wrong with how it is written, and all texts that went in."""
+    """A document's nodes after composition, its syntax problems, and all input texts."""
 
     root: Node
     problems: tuple[Problem, ...]
@@ -175,9 +175,9 @@ def parse_document(text: str, *, schema: type[D], source: str = "<text>", overri
 
 
 def hold(document: D | Loaded[D], *, schema: type[D], overrides: Sequence[str] = ()) -> Loaded[D]:
-    """A document that is at hand already, with `overrides` applied, as if it had been loaded.
+    """An existing document with `overrides` applied, as if it had been loaded.
 
-    What came from no file has its name for a path, and the hash of the text it would be written as. UsageError
+    A document without a file has its name as path, and the hash of its text as written. UsageError
     and DocumentError for a wrong override, as when loading.
     """
     if isinstance(document, Loaded) and not overrides:
@@ -188,7 +188,7 @@ def hold(document: D | Loaded[D], *, schema: type[D], overrides: Sequence[str] =
 
 
 def read_text(path: Path, *, limit_bytes: int = DATA_BYTES) -> str:
-    """Text of a UTF-8 file; UsageError if there is none to read or it is too long, DocumentError if it is not UTF-8."""
+    """Text of a UTF-8 file; UsageError if it is unreadable or too large, DocumentError if it is not UTF-8."""
     try:
         return read_bytes(path, limit_bytes=limit_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -197,7 +197,7 @@ def read_text(path: Path, *, limit_bytes: int = DATA_BYTES) -> str:
 
 
 def read_bytes(path: Path, *, limit_bytes: int = DATA_BYTES) -> bytes:
-    """What a file holds; UsageError if there is none to read or it is too long."""
+    """Content of a file; UsageError if it is unreadable or too large."""
     try:
         return read_regular(path, limit_bytes=limit_bytes)
     except FileNotFoundError as error:
@@ -215,7 +215,7 @@ def _load(text: str, *, path: Path | None, source: str, schema: type[D], overrid
     composed = _compose(text, path=path, source=source, schema=schema, chain=())
     root = composed.root
     if overrides:
-        # First on its own, so that the file's problems are not taken for the overrides'.
+        # Validated without overrides first, so that the file's problems are not attributed to them.
         validate(root, schema=schema, source=source, found=composed.problems)
         root = apply_overrides(root, overrides, schema=schema)
     document = validate(root, schema=schema, source=source, found=composed.problems)
@@ -229,7 +229,10 @@ def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chai
     root = reading.root
     if kind_of(schema) not in _EXTENSIBLE or "extends" not in root.mapping():
         return _Composition(root, reading.problems, (text,))
-    own = Node({key: value for key, value in root.mapping().items() if key != "extends"}, root.place)
+    keys = {key: value for key, value in root.mapping().items() if key != "extends"}
+    # What the base is described as holds for the base alone.
+    described = {"description": Node(f"extends {root.mapping()['extends'].value}", root.mapping()["extends"].place)}
+    own = Node(described | keys, root.place)
     base_path = _base_path(root, path=path, schema=schema, source=source)
     chain = (*chain, path.resolve()) if path is not None else chain
     if base_path.resolve() in chain:
@@ -249,13 +252,13 @@ def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chai
 
 
 def _require_document(text: str, *, path: Path, schema: type[Document]) -> None:
-    """UsageError for a file that is no document of ours: whoever named it may not be who reads the message."""
+    """UsageError for a file without a schema line; the message does not quote the file."""
     if not re.search(r"^schema:\s*[\"']?axonn-tune/", text, re.MULTILINE):
         raise UsageError(f"{str(path)!r} is no {kind_of(schema)} document: it lacks `schema: {_expected(schema)}`")
 
 
 def _derived_problems(base: Node, own: Node, *, source: str) -> list[Problem]:
-    """What a derived file must say itself: its name, and where the numbers it changes come from."""
+    """Required content of a derived file: its name, and the sources of changed numbers."""
     wrong = [*stale_sources(base, own), *idle_sources(base, own)]
     found = [locate(words, root=own, location=location, source=source) for location, words in wrong]
     if "name" not in own.mapping():
@@ -264,7 +267,7 @@ def _derived_problems(base: Node, own: Node, *, source: str) -> list[Problem]:
 
 
 def _misnamed(base: Node, own: Node, *, extended: str, schema: type[Document], source: str) -> Iterator[Problem]:
-    """Items of lists that are new and lack keys: most likely meant as changes of inherited ones."""
+    """New list items that lack keys: probably meant as changes of inherited items."""
     for location, item, known in new_items(base, own):
         wanted = type_at(schema, location)
         if isinstance(wanted, type) and any(key not in item.mapping() for key in required_keys(wanted)):
@@ -275,7 +278,7 @@ def _misnamed(base: Node, own: Node, *, extended: str, schema: type[Document], s
 
 
 def _base_path(root: Node, *, path: Path | None, schema: type[Document], source: str) -> Path:
-    """The file that `extends` means: beside the derived file first, then as the catalog has it."""
+    """The file of `extends`: in the folder of the derived file, else from the catalog."""
     wanted = root.mapping()["extends"].value
     if not isinstance(wanted, str) or not wanted:
         raise _extends_error(root, "must be one name or path", source=source)
@@ -297,7 +300,7 @@ def _extends_error(root: Node, message: str, *, source: str) -> AxonnTuneError:
 
 
 def _check_header(reading: Reading, *, schema: type[Document], source: str) -> None:
-    """Refuse a text that is no mapping, or says it is another kind or version of document."""
+    """Refuse a text that is not a mapping, or has another kind or version of document."""
     if not isinstance(reading.root.value, dict):
         raise DocumentError(source, [Problem("", "must hold a mapping (key: value lines) at the top level", 1)])
     expected = _expected(schema)
@@ -323,7 +326,7 @@ def _expected(schema: type[Document]) -> str:
 
 
 def _nearest_file(path: Path) -> str:
-    """A hint at a file of nearly this name, or at the missing folder."""
+    """A hint at a file of a similar name, or at the missing folder."""
     if not path.parent.is_dir():
         return f": there is no folder {str(path.parent)!r}"
     names = {entry.name: entry for entry in path.parent.iterdir() if entry.is_file()}
@@ -360,7 +363,7 @@ def _merge_mappings(base: dict[str, Node], own: dict[str, Node]) -> dict[str, No
 
 
 def _merge_sources(merged: Node, own: Node | None, *, removed: set[str]) -> Node:
-    """Provenance after merging: entries are taken whole, since the kind of an old one need not fit a new source."""
+    """Provenance after merging: entries are replaced as a whole, since an old kind need not fit a new source."""
     restated = own.mapping() if own is not None else {}
     entries = {key: restated.get(key, value) for key, value in merged.mapping().items() if key not in removed}
     return Node(entries, merged.place)
@@ -387,13 +390,16 @@ def stale_sources(base: Node, own: Node) -> Iterator[tuple[Location, str]]:
             if key not in inherited or key == "sources" or not _changes(inherited[key], value):
                 continue
             if key in sourced and key not in restated:
-                yield (*location, key), f"changes a number without its provenance: add sources.{key} beside it"
+                yield (
+                    (*location, key),
+                    f"changes a number without its provenance: add sources.{key} beside it",
+                )
             elif _is_number(inherited[key]) and "source" in inherited and "source" not in given:
                 yield (*location, key), "changes a number without its provenance: add 'source' to this file"
 
 
 def idle_sources(base: Node, own: Node) -> Iterator[tuple[Location, str]]:
-    """Provenance that `own` gives for numbers it inherits: locations in `own`, and what is wrong."""
+    """Provenance in `own` of inherited numbers: locations in `own`, and messages."""
     for location, before, after in _counterparts(base, own):
         restated = after.mapping().get("sources")
         for key in restated.mapping() if restated is not None else ():
@@ -452,7 +458,7 @@ def apply_overrides(root: Node, assignments: Iterable[str], *, schema: type[Docu
 
 
 def _resolve(root: Node, path: str, *, schema: type[Document]) -> Location:
-    """Location of a dotted path; its last key may be one that the schema knows but the file leaves out."""
+    """Location of a dotted path; its last key may be in the schema but not in the file."""
     location: Location = ()
     node, rest = root, path
     while rest:
@@ -467,7 +473,7 @@ def _resolve(root: Node, path: str, *, schema: type[Document]) -> Location:
 
 
 def _unknown(root: Node, location: Location, key: str | int, known: list[str]) -> str:
-    """Why a key cannot be set, with the nearest one that can."""
+    """Error text for a key that cannot be set, with the nearest valid key."""
     node = root.nearest(location)
     if key in known:
         return f"this document has no {root.path((*location, key))!r} to change a part of"
@@ -520,7 +526,7 @@ def _value(text: str, *, assignment: str) -> Node:
 
 
 def _placed(node: Node) -> Node:
-    """The same value, all of it placed on the command line, which has no lines."""
+    """The same value with the command line, which has no lines, as its position."""
     place = Position(ORIGIN)
     if isinstance(node.value, tuple):
         return Node(tuple(_placed(item) for item in node.value), place)
@@ -547,7 +553,7 @@ def _replace(node: Node, location: Location, value: Node | None) -> Node:
 
 
 def _restate_source(root: Node, location: Location, value: Node) -> Node:
-    """Make the provenance of the number at a location say that it was assumed on the command line."""
+    """Set the provenance of the number at a location to an assumption on the command line."""
     origin = Position(ORIGIN)
     for depth in range(len(location) - 1, -1, -1):
         section, key = root.nearest(location[:depth]).mapping(), str(location[depth])

@@ -34,7 +34,7 @@ class Source(Document):
 
 
 class SourcedSection(Document):
-    """A section each of whose numbers must be listed in `sources`."""
+    """A section with an entry in `sources` for each number."""
 
     sources: dict[str, Source] = Field(description="Provenance, one entry per number of this section.")
     _unsourced: ClassVar[frozenset[str]] = frozenset({"name", "sources", "version", "algorithms"})
@@ -42,7 +42,7 @@ class SourcedSection(Document):
     @model_validator(mode="after")
     def _every_number_has_a_source(self) -> SourcedSection:
         given = {key for key in self.model_fields_set if key not in self._unsourced and getattr(self, key) is not None}
-        # A default that was written down says no more than one that was not.
+        # A written default needs no source, like an omitted one.
         defaults = {key for key in given if getattr(self, key) == type(self).model_fields[key].get_default()}
         missing = sorted(given - defaults - self.sources.keys())
         if missing:
@@ -58,10 +58,12 @@ class Accelerator(SourcedSection):
 
     name: str = Field(description="Product name.")
     memory_gib: PositiveFloat = Field(description="Memory of one rank, GiB.")
-    reserved_memory_gib: NonNegativeFloat = Field(description="Taken by context, library buffers and allocator, GiB.")
+    reserved_memory_gib: NonNegativeFloat = Field(
+        description="Reserved for context, library buffers and allocator, GiB."
+    )
     memory_bandwidth_gb_per_s: PositiveFloat = Field(description="Peak memory bandwidth, GB/s.")
     memory_efficiency: Share = Field(
-        description="Share of the peak that element-wise kernels and a GEMM's own memory accesses reach."
+        description="Share of the peak bandwidth that element-wise kernels and a GEMM's memory accesses reach."
     )
     peak_tflops: dict[Precision, PositiveFloat] = Field(description="Dense tensor-core peak by precision, TFLOP/s.")
     vector_tflops: dict[Precision, PositiveFloat] | None = Field(
@@ -76,7 +78,7 @@ class Accelerator(SourcedSection):
     matmul_launch_us: NonNegativeFloat = Field(description="Fixed time of one GEMM, µs.")
     matmul_ramp: NonNegativeFloat = Field(
         default=0.0,
-        description="Steps of the contraction (K) dimension that filling and draining a GEMM's pipeline costs.",
+        description="Steps of the contraction (K) dimension to fill and drain a GEMM's pipeline.",
     )
     matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")
     attention_forward_efficiency: PositiveFloat = Field(
@@ -115,10 +117,10 @@ class MeasuredBandwidth(Document):
 
 
 class CollectiveFactors(Document):
-    """How one collective uses a tier: its latency and bandwidth as factors of the tier's."""
+    """Latency and bandwidth of one collective, relative to the network level's."""
 
-    latency_factor: NonNegativeFloat = Field(description="Its latency of a hop over the tier's.")
-    bandwidth_factor: PositiveFloat = Field(description="Its bandwidth over the tier's.")
+    latency_factor: NonNegativeFloat = Field(description="Latency of a hop, relative to the network level's.")
+    bandwidth_factor: PositiveFloat = Field(description="Bandwidth, relative to the network level's.")
 
 
 class Tier(SourcedSection):
@@ -129,15 +131,17 @@ class Tier(SourcedSection):
     shared by everything in it.
     """
 
-    name: str = Field(min_length=1, description="What --set and reports call this tier.")
-    ranks: PositiveInt | None = Field(default=None, description="Ranks one domain of this tier holds; absent: all.")
-    latency_us: NonNegativeFloat = Field(description="Time of one hop over this tier without data, µs.")
+    name: str = Field(min_length=1, description="Name in --set and reports.")
+    ranks: PositiveInt | None = Field(
+        default=None, description="Ranks in one domain of this network level; absent: all."
+    )
+    latency_us: NonNegativeFloat = Field(description="Latency of one hop over this network level, µs.")
     bandwidth_gb_per_s: PositiveFloat = Field(description="One rank (innermost) or one inner domain (others), GB/s.")
     measured: tuple[MeasuredBandwidth, ...] | None = Field(
-        default=None, description="Group shapes whose bandwidth the counting rule does not give, measured."
+        default=None, description="Measured bandwidths of group shapes, used instead of the link-sharing rule."
     )
     collectives: dict[CollectiveKind, CollectiveFactors] | None = Field(
-        default=None, description="Collectives that do not reach the tier's own latency and bandwidth, or surpass them."
+        default=None, description="Collectives whose latency and bandwidth differ from this network level's."
     )
 
     @property
@@ -161,23 +165,23 @@ class Tier(SourcedSection):
 
 
 class Protocol(Document):
-    """A way the library moves bytes: its latency and bandwidth as factors of the tier's."""
+    """A protocol of the library: its latency and bandwidth relative to the network level's."""
 
     name: str = Field(description="The library's name for it.")
-    latency_factor: PositiveFloat = Field(description="Its latency over the tier's.")
-    bandwidth_factor: Share = Field(description="Its bandwidth over the tier's.")
+    latency_factor: PositiveFloat = Field(description="Latency, relative to the network level's.")
+    bandwidth_factor: Share = Field(description="Bandwidth, relative to the network level's.")
 
 
 class Library(SourcedSection):
-    """The collective library: which algorithms and protocols it chooses from, at what fixed cost."""
+    """The collective library: its algorithms, protocols and fixed cost of a call."""
 
     name: str = Field(description="NCCL, RCCL or Gloo.")
     version: str = Field(description="Version the numbers hold for.")
     launch_us: NonNegativeFloat = Field(description="Fixed time of one collective call, µs.")
     algorithms: dict[CollectiveKind, Annotated[tuple[Algorithm, ...], Field(min_length=1)]] = Field(
-        description="What it chooses from, per collective."
+        description="Algorithms per collective."
     )
-    protocols: tuple[Protocol, ...] = Field(min_length=1, description="What it chooses from.")
+    protocols: tuple[Protocol, ...] = Field(min_length=1, description="Protocols.")
 
     @model_validator(mode="after")
     def _has_each_collective(self) -> Library:
@@ -199,33 +203,33 @@ class Uncertainty(SourcedSection):
 
 
 class Software(Document):
-    """What a framework's kernels and host make of an accelerator: small physical numbers, relative to the profile."""
+    """Software numbers: overheads of a framework's kernels and host, relative to the profile."""
 
-    gemm: PositiveFloat = Field(default=1.0, description="Time of GEMMs over the profile's.")
-    attention: PositiveFloat = Field(default=1.0, description="Time of attention over the profile's.")
+    gemm: PositiveFloat = Field(default=1.0, description="Time of GEMMs, relative to the profile's.")
+    attention: PositiveFloat = Field(default=1.0, description="Time of attention, relative to the profile's.")
     traffic: PositiveFloat = Field(
-        default=1.0, description="Bytes that element-wise kernels move over those that the program counts."
+        default=1.0, description="Bytes that element-wise kernels move, relative to the program's."
     )
     operation_us: NonNegativeFloat = Field(
-        default=0.0, description="What one operation costs the accelerator beyond the profile's launch times, µs."
+        default=0.0, description="Accelerator time per operation on top of the profile's launch times, µs."
     )
-    collective_us: NonNegativeFloat = Field(default=0.0, description="The same of one collective, µs.")
-    dispatch_us: NonNegativeFloat = Field(default=0.0, description="Time in which the host issues an operation, µs.")
+    collective_us: NonNegativeFloat = Field(default=0.0, description="The same per collective, µs.")
+    dispatch_us: NonNegativeFloat = Field(default=0.0, description="Host time to issue one operation, µs.")
 
 
 class LearnedNumber(Document):
-    """One number that runs have moved, or could have."""
+    """One number that evidence could update."""
 
-    path: str = Field(min_length=1, description="Where it stands in the profile, as tiers.network.latency_us.")
+    path: str = Field(min_length=1, description="Path in the profile, such as tiers.network.latency_us.")
     prior: PositiveFloat = Field(description="Its value before any evidence.")
-    prior_spread: NonNegativeFloat = Field(description="Standard deviation of its logarithm before.")
+    prior_spread: NonNegativeFloat = Field(description="Prior standard deviation of its logarithm.")
     value: PositiveFloat = Field(description="Its value now.")
-    spread: NonNegativeFloat = Field(description="Standard deviation of its logarithm now.")
+    spread: NonNegativeFloat = Field(description="Posterior standard deviation of its logarithm.")
     moved_by: tuple[str, ...] = Field(default=(), description="The evidence that moved it most, with its share.")
 
 
 class Learned(Document):
-    """What a profile has learned from runs: every number before and after, and how sure it is of them together."""
+    """What a profile has learned from runs: every number before and after, and their joint uncertainty."""
 
     evidence: tuple[str, ...] = Field(description="What it was learned from.")
     ranks: PositiveFloat = Field(description="Ranks of the evidence, geometric mean; of several learnings the most.")
@@ -233,10 +237,8 @@ class Learned(Document):
     correlations: tuple[tuple[float, ...], ...] = Field(
         description="Of the logarithms of these numbers: row i holds those of number i with all before it."
     )
-    of_layout: NonNegativeFloat = Field(
-        description="Standard deviation of the logarithm of what no number explains, of each layout by itself."
-    )
-    of_model: NonNegativeFloat = Field(description="The same, common to all layouts of one model on as many ranks.")
+    of_layout: NonNegativeFloat = Field(description="Residual standard deviation of a step's logarithm, per layout.")
+    of_model: NonNegativeFloat = Field(description="The same, common to all layouts of one model and number of ranks.")
     per_doubling: NonNegativeFloat = Field(
         description="The same, common to all layouts, for each doubling of the ranks of the evidence."
     )
@@ -251,7 +253,7 @@ class PaperEntry(Document):
 
 
 class PaperTable(SourcedSection):
-    """What the paper's own model needs to know of a machine."""
+    """Inputs of the paper's own model."""
 
     ranks_per_node: PositiveInt = Field(description="Ranks that share a node.")
     inter_node_gib_per_s: PositiveFloat = Field(description="β_inter of equation 7.")
@@ -275,18 +277,18 @@ class EnvironmentVariable(Document):
 
     name: str = Field(min_length=1, description="Its name.")
     value: str = Field(description="Its value, as text.")
-    why: str = Field(min_length=1, description="Printed as the comment above it.")
+    why: str = Field(min_length=1, description="Reason, printed as a comment in scripts.")
 
 
 class Slurm(Document):
-    """What a site's Slurm wants on top of nodes and tasks."""
+    """Slurm settings of a site besides nodes and tasks."""
 
     constraint: str | None = Field(default=None, description="--constraint.")
     partition: str | None = Field(default=None, description="--partition.")
     qos: str | None = Field(default=None, description="--qos.")
     account: str | None = Field(default=None, description="Absent: the script leaves a placeholder.")
     cpus_per_rank: PositiveInt = Field(description="CPU cores one rank gets.")
-    gpus_per_rank: PositiveInt | None = Field(default=1, description="GPUs one rank gets; null: asks for none.")
+    gpus_per_rank: PositiveInt | None = Field(default=1, description="GPUs one rank gets; null: none are requested.")
     extra: tuple[str, ...] = Field(default=(), description="More #SBATCH options, as written.")
     srun: tuple[str, ...] = Field(default=(), description="More srun options, as written.")
 
@@ -296,26 +298,24 @@ class Launcher(Document):
 
     backend: Backend = Field(description="torch.distributed backend.")
     ranks_per_node: PositiveInt = Field(description="Ranks started on each node.")
-    slurm: Slurm | None = Field(default=None, description="What this site's Slurm wants; absent: no Slurm here.")
+    slurm: Slurm | None = Field(default=None, description="Slurm settings of this site; absent: no Slurm.")
     environment: tuple[EnvironmentVariable, ...] = Field(default=(), description="Variables every rank gets.")
 
 
 class Measurement(Document):
-    """What a measured profile was measured on and with, to compare with where it is used."""
+    """Host and software of a measurement, to compare with those of a later use."""
 
     created: str = Field(description="When, ISO 8601.")
     tool_version: str = Field(description="Of axonn-tune.")
     torch_version: str | None = Field(default=None, description="Of torch; absent: read from logs.")
     hosts: tuple[str, ...] = Field(description="Host names.")
-    device: str = Field(description="What one rank computed on.")
-    ranks: PositiveInt = Field(description="Ranks that measured together.")
+    device: str = Field(description="Device of one rank.")
+    ranks: PositiveInt = Field(description="Ranks in the measurement.")
     cores: PositiveInt | None = Field(default=None, description="CPU cores of the first host that ranks could use.")
     network: str = Field(description="What the ranks communicated through.")
     samples: PositiveInt = Field(description="Points the numbers are fitted to, repeats counted.")
-    held_out_error: NonNegativeFloat | None = Field(
-        default=None, description="Mean error of collectives that a fit to the others had not seen."
-    )
-    outliers: tuple[str, ...] = Field(default=(), description="Points far off the fit, which had little pull on it.")
+    held_out_error: NonNegativeFloat | None = Field(default=None, description="Mean error of held-out collectives.")
+    outliers: tuple[str, ...] = Field(default=(), description="Outliers, which had little influence on the fit.")
 
 
 class Machine(Document):
@@ -326,7 +326,7 @@ class Machine(Document):
     )
     name: str = Field(min_length=1, description="The name it is found by: that of its file.")
     description: str = Field(default="", description="One line: what it is.")
-    accelerator: Accelerator = Field(description="What one rank computes with.")
+    accelerator: Accelerator = Field(description="Accelerator of one rank.")
     tiers: tuple[Tier, ...] = Field(min_length=1, description="Network levels, from inner to outer.")
     library: Library = Field(description="The collective library.")
     uncertainty: Uncertainty = Field(description="Relative half-width of the 80% interval of a prediction.")
@@ -334,15 +334,15 @@ class Machine(Document):
     paper: PaperTable | None = Field(default=None, description="For the paper's own cost models; absent: not for them.")
 
     software: dict[str, Software] = Field(
-        default={}, description="Numbers of frameworks on this machine, by software; absent: those that ship."
+        default={}, description="Software numbers on this machine, by software; absent: the shipped ones."
     )
     learned: Learned | None = Field(default=None, description="What was learned from runs; absent: nothing.")
     measured: Measurement | None = Field(
-        default=None, description="Where and with what its numbers were measured; absent: not by this tool."
+        default=None, description="Host and software of the measurement; absent: not measured by this tool."
     )
 
     def tiers_of(self, kind: CollectiveKind) -> tuple[Tier, ...]:
-        """The tiers as one collective uses them: unchanged if none has factors of its own."""
+        """The tiers with the factors of one collective applied, if any."""
         if not any(tier.collectives for tier in self.tiers):
             return self.tiers
         return tuple(tier.used_by(kind) for tier in self.tiers)

@@ -56,7 +56,7 @@ def scaled(machine: Machine, factors: Mapping[str, float]) -> Machine:
 
 
 def _measured_groups(machine: Machine, path: str) -> list[str]:
-    """Paths of the bandwidths that were measured beside that of a tier."""
+    """Paths of a tier's measured group bandwidths."""
     return [
         f"tiers.{tier.name}.measured.{one.group}.bandwidth_gb_per_s"
         for tier in machine.tiers

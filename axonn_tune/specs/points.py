@@ -1,7 +1,7 @@
-"""What a calibration measures and what it has measured: the plan, the points, and the file they are kept in.
+"""Plan, points and point file of a calibration.
 
-The file is JSON lines: first where and with what was measured, then one point per line, written as it comes, so
-that a calibration that was cut off continues where it stopped.
+The file is JSON lines: first host and software, then one point per line, written when measured, so that an interrupted
+calibration can resume.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class CollectiveProbe(Document):
 
 
 class TransferProbe(Document):
-    """One message to the rank `stride` further on, every rank sending and receiving at once."""
+    """One message to the rank at distance `stride`; all ranks send and receive at once."""
 
     what: Literal["transfer"] = "transfer"
-    stride: PositiveInt = Field(description="How much further on.")
+    stride: PositiveInt = Field(description="Distance to the receiving rank.")
     size_bytes: PositiveInt = Field(description="The message.")
 
 
@@ -54,7 +54,7 @@ class CopyProbe(Document):
     """A copy in memory on every rank at once."""
 
     what: Literal["copy"] = "copy"
-    size_bytes: PositiveInt = Field(description="Bytes copied: as many are read, and as many written.")
+    size_bytes: PositiveInt = Field(description="Bytes copied; each is read and written once.")
 
 
 class AttentionProbe(Document):
@@ -79,19 +79,21 @@ Probe: TypeAlias = Annotated[
 
 
 def collective_or_message(probe: Probe) -> bool:
-    """Whether ranks take part in one call; else each makes its own."""
+    """Whether all ranks take part in one call."""
     return isinstance(probe, CollectiveProbe | TransferProbe)
 
 
 class Plan(Document):
-    """What to measure, most important first; the list is repeated while time is left."""
+    """Probes, most important first; the list repeats while time is left."""
 
-    budget_s: PositiveFloat = Field(description="Time to measure in.")
+    budget_s: PositiveFloat = Field(description="Time budget.")
     backend: Backend = Field(description="torch.distributed backend.")
-    precision: Precision = Field(description="Number format of what is sent and computed.")
+    precision: Precision = Field(description="Number format of messages and computation.")
     launches: tuple[Launch, ...] = Field(min_length=1, description="Steps of one rank that probes refer to.")
     probes: tuple[Probe, ...] = Field(min_length=1, description="What to measure.")
-    essential: NonNegativeInt = Field(description="So many, from the first, are measured even if the time is over.")
+    essential: NonNegativeInt = Field(
+        description="Number of first probes that are measured even if the budget is exceeded."
+    )
 
 
 class RankPlace(Document):
@@ -107,7 +109,7 @@ class RankPlace(Document):
 
 
 class Setting(Document):
-    """Where and with what a file of points was measured."""
+    """Host and software of a file of points."""
 
     schema_: Literal["axonn-tune/points/1"] = Field(
         alias="schema", default="axonn-tune/points/1", description="Kind and version of this document."
@@ -117,7 +119,7 @@ class Setting(Document):
     torch_version: str = Field(description="Of torch.")
     library: str = Field(description="The collective library, with its version.")
     backend: Backend = Field(description="torch.distributed backend.")
-    precision: Precision = Field(description="Number format of what was sent and computed.")
+    precision: Precision = Field(description="Number format of messages and computation.")
     cores: PositiveInt = Field(description="CPU cores the first rank may run on.")
     memory_bytes: PositiveInt = Field(description="Memory of the first rank's host, or of its GPU.")
     ranks: tuple[RankPlace, ...] = Field(min_length=1, description="Every rank's place.")
@@ -125,7 +127,7 @@ class Setting(Document):
 
 
 class Point(Document):
-    """One sample: the mean over some calls in a row, of the slowest rank for what involves several."""
+    """One sample: the mean over consecutive calls, of the slowest rank for collectives and transfers."""
 
     probe: Probe = Field(description="What was measured.")
     seconds: PositiveFloat = Field(description="Time of one call, s.")
@@ -135,7 +137,7 @@ class Point(Document):
 D = TypeVar("D", Setting, Point)
 
 _SAME = ("backend", "precision", "torch_version", "library")
-"""What must be unchanged for a calibration to be resumed."""
+"""Settings that must match for a calibration to resume."""
 
 
 @dataclass(frozen=True)
@@ -148,15 +150,15 @@ class PointFile:
 
 @dataclass
 class PointLog:
-    """Where points go as they come."""
+    """Writes points as they are measured."""
 
     path: Path
     _file: TextIO | None = None
 
     def open(self, setting: Setting, *, resume: bool) -> tuple[Point, ...]:
-        """Start the file, or resume it; the points it has.
+        """Start the file, or resume it; its existing points.
 
-        UsageError if there is one that is not to be resumed, or that was measured elsewhere or otherwise.
+        UsageError if it exists without --resume, or has other settings.
         """
         found = self._existing(setting) if resume and self.path.exists() else None
         if found is None and self.path.exists():
@@ -192,19 +194,18 @@ class PointLog:
             different.append(f"ranks ({len(before.ranks)} then, {len(now.ranks)} now)")
         if different:
             raise UsageError(
-                f"{str(self.path)!r} was measured otherwise, so its points do not go with new ones: "
-                f"{', '.join(different)}"
+                f"{str(self.path)!r} has other settings, so its points cannot be continued: {', '.join(different)}"
             )
         return found
 
 
 def _trained(launch: Launch) -> tuple[object, ...]:
-    """What a step is a step of, whenever its launch config was written."""
+    """A launch config without its provenance, to compare steps by."""
     return launch.model, launch.workload, launch.micro_batch
 
 
 def read_points(path: str | Path) -> PointFile:
-    """Setting and points of a file; a last line that was cut off is left out.
+    """Setting and points of a file; a truncated last line is ignored.
 
     UsageError if it cannot be read, DocumentError with every line that is wrong.
     """
@@ -231,7 +232,7 @@ def _parsed(lines: list[str], schema: type[D], first: int, problems: list[Proble
 
 
 def _drop_truncated_line(path: Path) -> None:
-    """Cut off what a killed calibration had begun to write."""
+    """Remove the truncated last line of a killed calibration."""
     data = path.read_bytes()
     if data and not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)

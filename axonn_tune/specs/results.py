@@ -1,7 +1,7 @@
-"""What runs have measured: the summary of one run, the measurements of a validation, the baseline of a check.
+"""Results of runs: the summary of one run, the measurements of a validation, the baseline of a check.
 
 `axonn-tune run` writes summaries, `axonn-tune validate` measurement files, `axonn-tune regress` compares with a
-baseline. Each says what was predicted of the same step.
+baseline. Each includes the prediction of the same step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
 SUMMARY_NAME, LAUNCH_NAME = "summary.json", "launch.yaml"
-"""In a run's folder: what it measured, and the launch config it ran."""
+"""Files in a run's folder: its summary, and its launch config."""
 LAUNCH_HEADER = "What this run trained."
 """First line of that launch config."""
 SHORTEST = "of each call, the shortest time of any rank of its group"
@@ -29,7 +29,7 @@ SHORTEST = "of each call, the shortest time of any rank of its group"
 class RunSite(Document):
     """Where the run took place."""
 
-    device: str = Field(description="What rank 0 computed with.")
+    device: str = Field(description="Device of rank 0.")
     host: str = Field(description="Rank 0's host.")
     ranks: PositiveInt = Field(description="Number of ranks.")
     backend: str = Field(description="torch.distributed backend.")
@@ -38,22 +38,22 @@ class RunSite(Document):
 
 
 class PredictionTarget(Document):
-    """What the prediction was made for, and how."""
+    """Machine and cost model of the prediction."""
 
     machine: str = Field(description="Machine profile.")
-    accelerator: str = Field(description="What one rank computes with.")
+    accelerator: str = Field(description="Accelerator of one rank.")
     cost: str = Field(description="Cost model.")
 
 
 class Quantity(Document):
-    """One number of a step, both ways."""
+    """One quantity of a step, predicted and measured."""
 
-    predicted: NonNegativeFloat | None = Field(description="By the launch config; null where it says nothing.")
+    predicted: NonNegativeFloat | None = Field(description="From the launch config; null if absent there.")
     measured: NonNegativeFloat = Field(description="By the run.")
 
 
 class RecordedTerm(CollectiveTerm):
-    """A collective that was sent, in whole bytes."""
+    """A measured collective, in whole bytes."""
 
     count: PositiveInt = Field(description="Calls per step and rank.")
     bytes: PositiveInt = Field(description="Full (gathered or reduced) buffer of one call.")
@@ -75,28 +75,28 @@ class SummaryTerm(RecordedTerm):
 class Summary(Document):
     """One run, predicted vs. measured: times of one step of one rank, means over steps and ranks.
 
-    Of the timed steps the quarter that took least and the quarter that took most are left out.
+    The fastest and the slowest quarter of the timed steps do not count.
     """
 
     schema_: Literal["axonn-tune/summary/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/summary/1."
     )
     name: str = Field(description="What ran.")
-    predicted_for: PredictionTarget = Field(description="What the prediction is about.")
+    predicted_for: PredictionTarget = Field(description="Machine and cost model of the prediction.")
     ran_on: RunSite = Field(description="What ran it.")
-    timed_steps: PositiveInt = Field(description="Steps after the warm-up whose collectives were timed, the last ones.")
+    timed_steps: PositiveInt = Field(description="Last steps after the warm-up with timed collectives.")
     averaged_steps: PositiveInt = Field(description="Steps among them whose times are in the means.")
     untimed_steps: NonNegativeInt = Field(
-        default=0, description="Last steps after the warm-up that were not timed; if any, the step's time is theirs."
+        default=0, description="Last untimed steps after the warm-up; if any, the step time is theirs."
     )
-    warmup_steps: NonNegativeInt = Field(description="Steps at the start that count for nothing.")
+    warmup_steps: NonNegativeInt = Field(description="Steps at the start that do not count.")
     step_s: Quantity = Field(description="One step, s.")
     compute_s: Quantity = Field(description="The step without its exposed communication, s.")
     communication_s: Quantity = Field(description="All collectives, overlapped ones included, s.")
     exposed_communication_s: Quantity = Field(description="The part that is not overlapped, s.")
-    memory_bytes: Quantity = Field(description="Peak of the rank that held most.")
-    memory_convention: str = Field(description="What was measured as memory.")
-    tokens_per_s: PositiveFloat = Field(description="Tokens of all ranks together, per second, measured.")
+    memory_bytes: Quantity = Field(description="Peak of the rank with the most.")
+    memory_convention: str = Field(description="Definition of measured memory.")
+    tokens_per_s: PositiveFloat = Field(description="Measured tokens per second, all ranks.")
     mfu: NonNegativeFloat = Field(description="Model FLOPs over the peak that the prediction assumes, measured.")
     seconds_convention: str = Field(
         default=SHORTEST,
@@ -106,29 +106,29 @@ class Summary(Document):
 
 
 def run_directory(launch: Launch) -> Path:
-    """Where a run of a launch config goes unless told otherwise: `runs/<time>-<name>`."""
+    """Default folder of a run: `runs/<time>-<name>`."""
     return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{launch.name}"
 
 
 def differences_name(rank: int | str) -> str:
-    """File of what a rank has sent that the program does not have, if anything; `*` for all ranks'."""
+    """File of a rank's differences from the program, if any; `*` for all ranks'."""
     return f"differs-rank{rank}.json"
 
 
 def remove_outcome(directory: Path) -> None:
-    """Delete what a run leaves at its end, before another one in the same folder; metrics are continued."""
+    """Delete the final files of an earlier run in the same folder; metrics are appended."""
     for path in (directory / SUMMARY_NAME, *directory.glob(differences_name("*"))):
         path.unlink(missing_ok=True)
 
 
 class MeasurementSite(Document):
-    """Where everything ran: what has to be the same for two measurements to be comparable."""
+    """Host and software of a measurement, which must match for comparisons."""
 
     network: str = Field(description="What the ranks communicated through.")
     host: str = Field(description="Rank 0's host.")
     processor: str = Field(description="Rank 0's CPU.")
     cores: PositiveInt = Field(description="CPU cores that the ranks of one host shared.")
-    device: str = Field(description="What rank 0 computed with.")
+    device: str = Field(description="Device of rank 0.")
     ranks: PositiveInt = Field(description="Number of ranks.")
     ranks_per_node: PositiveInt = Field(description="Ranks on each node.")
     backend: str = Field(description="torch.distributed backend.")
@@ -142,7 +142,7 @@ class StepTotals(Document):
     compute_s: NonNegativeFloat = Field(description="The step without its exposed communication, s.")
     communication_s: NonNegativeFloat = Field(description="All collectives, overlapped ones included, s.")
     exposed_communication_s: NonNegativeFloat = Field(description="The part that is not overlapped, s.")
-    memory_bytes: NonNegativeFloat = Field(description="Peak of the rank that held most.")
+    memory_bytes: NonNegativeFloat = Field(description="Peak of the rank with the most.")
 
 
 def measured_totals(source: object) -> dict[str, float]:
@@ -154,15 +154,15 @@ class RunTimes(StepTotals):
     """One run of a configuration, in fresh processes: means over its middle steps."""
 
     began: str = Field(description="When, ISO 8601.")
-    load: NonNegativeFloat = Field(description="Processes of this host that wanted a core when it began.")
+    load: NonNegativeFloat = Field(description="Load of the host at the start: runnable processes.")
     steps_s: tuple[PositiveFloat, ...] = Field(description="Each step after the warm-up, mean over ranks, s.")
     losses: tuple[float, ...] = Field(description="Loss of each step, the warm-up included.")
     gradient_norms: tuple[float, ...] = Field(description="Global gradient norm of each step, the warm-up included.")
-    differs: tuple[str, ...] = Field(default=(), description="Collectives that were not sent as the program says.")
+    differs: tuple[str, ...] = Field(default=(), description="Collectives that differ from the program.")
 
 
 class MeasuredTerm(RecordedTerm):
-    """A collective as predicted, and as each run has measured it."""
+    """A collective: its prediction and the measurements of all runs."""
 
     predicted_s: NonNegativeFloat | None = Field(description="Predicted time of all calls, s.")
     predicted_exposed_s: NonNegativeFloat | None = Field(description="Predicted: the part that is not overlapped, s.")
@@ -174,7 +174,7 @@ class MeasuredTerm(RecordedTerm):
 
 
 class PredictedStep(Document):
-    """What was predicted of one step of one rank."""
+    """Prediction of one step of one rank."""
 
     step_s: PositiveFloat | None = Field(description="One step, s.")
     low_s: NonNegativeFloat | None = Field(description="Lower end of its 80% interval, s.")
@@ -191,7 +191,7 @@ class PredictedStep(Document):
 
 
 class PredictedConfiguration(Document):
-    """One configuration: what it is, and what was predicted of it."""
+    """One configuration and its prediction."""
 
     grid: LaunchGrid = Field(description="How the ranks are arranged.")
     micro_batch: PositiveInt = Field(description="Sequences one rank processes at a time.")
@@ -204,7 +204,7 @@ class PredictedConfiguration(Document):
 
     @property
     def name(self) -> str:
-        """What it is called in tables: see `configuration_name`."""
+        """Its name in tables: see `configuration_name`."""
         return configuration_name(self)
 
 
@@ -226,14 +226,14 @@ class MeasuredConfiguration(PredictedConfiguration):
 
 
 class Serial(Document):
-    """The same training on one rank alone, to be equal to."""
+    """The same training on one rank alone, as the reference."""
 
     losses: tuple[float, ...] = Field(description="Loss of each step.")
     gradient_norms: tuple[float, ...] = Field(description="Global gradient norm of each step.")
 
 
 class Measurements(Document):
-    """What `axonn-tune validate` has measured."""
+    """Measurements of `axonn-tune validate`."""
 
     schema_: Literal["axonn-tune/measurement/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/measurement/1."
@@ -242,8 +242,8 @@ class Measurements(Document):
     tool_version: str = Field(description="Of axonn-tune.")
     command: str = Field(description="Command line.")
     place: MeasurementSite = Field(description="Where everything ran.")
-    warmup_steps: NonNegativeInt = Field(description="Steps at the start of each run that no time is made of.")
-    model_sha256: str = Field(description="Of the model file, what it extends, and overrides.")
+    warmup_steps: NonNegativeInt = Field(description="Warm-up steps of each run, which do not count.")
+    model_sha256: str = Field(description="Hash of the model file, what it extends, and overrides.")
     machine_sha256: str = Field(description="The same for the machine.")
     model: Model = Field(description="The whole model document.")
     machine: Machine = Field(description="The whole machine profile that was predicted for.")
@@ -252,7 +252,7 @@ class Measurements(Document):
 
 
 class MeasuredStep(StepTotals):
-    """What was measured of one step of one rank: medians over runs."""
+    """Measurement of one step of one rank: medians over runs."""
 
     spread: NonNegativeFloat = Field(description="Of the step: slowest less fastest run over the median.")
 
@@ -264,21 +264,19 @@ class BaselineConfiguration(PredictedConfiguration):
 
 
 class Tolerances(Document):
-    """Relative changes that are none yet."""
+    """Relative changes within tolerance."""
 
-    prediction: NonNegativeFloat = Field(default=0.001, description="Of any predicted number, either way.")
-    step: NonNegativeFloat = Field(default=0.1, description="Longer measured steps; the runs' spread if that is more.")
+    prediction: NonNegativeFloat = Field(default=0.001, description="Change of any predicted number, up or down.")
+    step: NonNegativeFloat = Field(default=0.1, description="Increase of measured steps; the runs' spread if larger.")
     communication: NonNegativeFloat = Field(default=0.2, description="Longer measured communication.")
     memory: NonNegativeFloat = Field(default=0.1, description="More measured memory.")
 
 
 class Floors(Document):
-    """Accuracy that predictions must keep, whatever it was before. null: tracked only."""
+    """Absolute limits on accuracy. null: tracked only."""
 
     spearman: float | None = Field(default=None, ge=-1, le=1, description="Least rank correlation of step times.")
-    regret: NonNegativeFloat | None = Field(
-        default=None, description="Most that the predicted best may be off the best."
-    )
+    regret: NonNegativeFloat | None = Field(default=None, description="Largest regret of the predicted best.")
     step_error: NonNegativeFloat | None = Field(default=None, description="Largest mean error of step times.")
     communication_error: NonNegativeFloat | None = Field(
         default=None, description="Largest mean error of communication times."
@@ -286,7 +284,7 @@ class Floors(Document):
 
 
 class Baseline(Document):
-    """What a project expects of its predictions and of its runs."""
+    """Recorded predictions and measurements of a project."""
 
     schema_: Literal["axonn-tune/baseline/1"] = Field(
         alias="schema", description="Kind and version of this document: axonn-tune/baseline/1."
@@ -295,7 +293,7 @@ class Baseline(Document):
     tool_version: str = Field(description="Of axonn-tune.")
     reason: str = Field(default="", description="Why it was recorded.")
     place: MeasurementSite | None = Field(default=None, description="Where it was measured; absent: predictions alone.")
-    tolerances: Tolerances = Field(default=Tolerances(), description="Relative changes that are none yet.")
+    tolerances: Tolerances = Field(default=Tolerances(), description="Relative changes within tolerance.")
     floors: Floors = Field(default=Floors(), description="Accuracy to keep.")
     model: Model = Field(description="The whole model document.")
     machine: Machine = Field(description="The whole machine profile that was predicted for.")

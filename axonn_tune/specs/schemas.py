@@ -23,7 +23,7 @@ from axonn_tune.specs.workload import Workload
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_EXTENDS = "Name or path of the document to build on; what this file says is laid over it."
+_EXTENDS = "Name or path of the document to extend; keys of this file override it."
 
 
 def schema_texts() -> dict[str, str]:
@@ -75,27 +75,27 @@ def _derived(schema: dict[str, Any]) -> dict[str, Any]:
 DOCUMENTS: dict[str, tuple[type[Document], str]] = {
     "model": (
         Model,
-        "What is trained: one file in `configs/`, or your own. With `extends: NAME` a file says only what differs, and "
+        "A model: one file in `configs/`, or your own. With `extends: NAME` a file holds only changed keys, and "
         "its own `name`.",
     ),
     "machine": (
         Machine,
-        "What it is trained on: one file in `machines/`, or your own. With `extends: NAME` a file says only what "
-        "differs, its own `name`, and where each changed number comes from. "
-        "[Machine profiles](machines.md) explains it.",
+        "A machine: one file in `machines/`, or your own. With `extends: NAME` a file holds only changed keys, its "
+        "own `name`, and the source of each changed number. "
+        "See [machine profiles](machines.md).",
     ),
     "workload": (
         Workload,
-        "What one step processes. It is not a file of its own: the search fills it from the model's defaults and the "
+        "The workload of one step. It is not a separate file: the search fills it from the model's defaults and the "
         "options, `--set global_batch=512` changes it, and launch configs hold it.",
     ),
-    "launch": (Launch, "One configuration, complete in itself: what `-o` writes and `axonn-tune run` takes. "
-                       "[Launch configs](launch.md) explains it."),
+    "launch": (Launch, "One self-contained configuration, which `-o` writes and `axonn-tune run` executes. "
+                       "See [launch configs](launch.md)."),
     "summary": (Summary, "Predicted vs. measured of one run: `summary.json` in the run's folder, JSON. "
-                         "[What a run measures](measuring.md) explains it."),
-    "measurement": (Measurements, "What `axonn-tune validate -o` writes: every run of every configuration. "
-                                  "[Predicted against measured](validate.md) explains it."),
-    "baseline": (Baseline, "What `axonn-tune regress --record` writes. [A gate for CI](regress.md) explains it."),
+                         "See [what a run measures](measuring.md)."),
+    "measurement": (Measurements, "Every run of every configuration of `axonn-tune validate -o`. "
+                                  "See [predicted vs. measured](validate.md)."),
+    "baseline": (Baseline, "The baseline of `axonn-tune regress --record`. See [a gate for CI](regress.md)."),
 }  # fmt: skip
 """Each kind of document, with what it is for."""
 

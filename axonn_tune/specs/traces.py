@@ -1,7 +1,7 @@
-"""Traces in the format that Perfetto and chrome://tracing read: lanes of named spans, written and read back.
+"""Traces in the format of Perfetto and chrome://tracing: tracks of named spans, written and read back.
 
-Measured and predicted timelines name lanes and events by the same functions, so they can be laid side by
-side: one lane for the computation, one for the collectives of each axis.
+Measured and predicted timelines name tracks and events by the same functions: one track for computation, one for the
+collectives of each axis.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from axonn_tune.units import MICRO
 TRACE_SCHEMA = "axonn-tune/trace/1"
 
 COMPUTE_LANE = "compute"
-# Parts of a step on the compute lane, in order: forward, loss, backward, end.
+# Parts of a step on the compute track, in order: forward, loss, backward, end.
 EMBEDDING_FORWARD, HEAD, EMBEDDING_BACKWARD = "embedding, forward", "head and loss", "embedding, backward"
 END = "gradients and optimizer"
 
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasted, on a lane; spans of one lane lie beside or within each other."""
+    """A time span on a track; spans of one track are disjoint or nested."""
 
     lane: str
     name: str
@@ -62,12 +62,12 @@ def block_backward(number: int) -> str:
 
 
 def wait_name(name: str) -> str:
-    """What a pause of the computation is called, by the collective it waits for."""
+    """Name of a wait, by its collective."""
     return f"wait: {name}"
 
 
 def communication_lane(axis: str) -> str:
-    """The lane of the collectives over an axis."""
+    """The track of the collectives over an axis."""
     return f"communication over {axis}"
 
 
@@ -92,7 +92,7 @@ def _events(process: Process) -> Iterator[dict[str, object]]:
         yield _label("thread_name", number, place, name=lane)
         yield _label("thread_sort_index", number, place, sort_index=place)
     for span in process.spans:
-        # Whole nanoseconds: a slice that ends in the next one by rounding is dropped by Perfetto.
+        # Whole nanoseconds: Perfetto drops a slice that overlaps the next one by rounding.
         start_ns, end_ns = round(span.start_s * 1e9), round(span.end_s * 1e9)
         yield {
             "ph": "X",
@@ -106,13 +106,13 @@ def _events(process: Process) -> Iterator[dict[str, object]]:
 
 
 def _microseconds(time_ns: int) -> float:
-    """As the format wants it: readers that cut off what is below 1 ns get the same number of nanoseconds."""
+    """Microseconds, such that readers that truncate to 1 ns get the same number of nanoseconds."""
     found = time_ns / 1000
     return math.nextafter(found, math.inf) if int(found * 1000) < time_ns else found
 
 
 def _label(kind: str, process: int, lane: int, **said: object) -> dict[str, object]:
-    """What a process or a lane is called, or where it stands."""
+    """Name or position of a process or a track."""
     return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": said}
 
 
@@ -121,7 +121,7 @@ _FILE_NAME = re.compile(r"trace-rank(\d+)\.json")
 
 @dataclass(frozen=True)
 class MeasuredTrace:
-    """What one rank of a run was seen to do in some steps; times by its host's clock.
+    """The trace of one rank in some steps; times by its host's clock.
 
     steps: their numbers, counted from 1; host: empty where the file does not say.
     """
@@ -195,7 +195,7 @@ def _json(text: str, path: Path) -> dict[str, Any]:
 
 
 def _lanes(events: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Names of the lanes of the only process."""
+    """Names of the tracks of the only process."""
     if len({event["pid"] for event in events}) != 1:
         raise ValueError("it holds several processes; give the files of the run, not what was merged of them")
     return {event["tid"]: str(event["args"]["name"]) for event in events if event["name"] == "thread_name"}

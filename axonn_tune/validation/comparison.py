@@ -23,6 +23,7 @@ from axonn_tune.specs.results import (
     MeasuredConfiguration,
     MeasuredTerm,
     Measurements,
+    MeasurementSite,
     PredictedStep,
     RunTimes,
     Serial,
@@ -33,7 +34,7 @@ from axonn_tune.validation.quality import errors_of, regret, relative_error, spe
 
 Agreement: TypeAlias = Literal["equal", "within rounding", "wrong", "not compared"]
 FixedConfiguration: TypeAlias = MeasuredConfiguration | BaselineConfiguration
-"""A configuration with every choice made."""
+"""A configuration with all choices."""
 COMPARED_STEPS = 10
 """Rounding errors grow from step to step; these, from the first, are compared."""
 PAPER = "paper, true bytes"
@@ -45,7 +46,7 @@ _PASSES: dict[str, int] = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2
 
 @dataclass(frozen=True)
 class Verdict:
-    """Agreement of a configuration with the serial run. where: the first error; difference: the largest, relative."""
+    """Agreement with the serial run. where: the first error; difference: the largest relative one."""
 
     agreement: Agreement
     difference: float = 0.0
@@ -60,7 +61,7 @@ class Verdict:
 
 
 def compare_with_serial(configuration: MeasuredConfiguration, serial: Serial | None) -> Verdict:
-    """The worst verdict of a configuration's runs: losses and gradient norms against those of a single rank."""
+    """The worst agreement of a configuration's runs with a single rank, in losses and gradient norms."""
     if serial is None:
         return Verdict("not compared")
     found = [_compare_run(run, serial, configuration.workload.precision) for run in configuration.runs]
@@ -99,7 +100,7 @@ def _where(step: int, what: str, difference: float) -> str:
 
 
 def blame(verdicts: Sequence[tuple[MeasuredConfiguration, Verdict]]) -> str | None:
-    """The axes that are split wherever training is wrong and nowhere else, in words; None if nothing is wrong."""
+    """The axes that are split in all wrong configurations and in no other, in words; None if nothing is wrong."""
     wrong = [_split(one) for one, verdict in verdicts if verdict.agreement == "wrong"]
     right = [_split(one) for one, verdict in verdicts if verdict.agreement in ("equal", "within rounding")]
     if not wrong:
@@ -155,8 +156,8 @@ class ComparisonRow:
 class Quality:
     """How well some pairs were predicted.
 
-    mape: mean of |error|; bias: mean error; spearman: rank correlation; regret: what the predicted best really
-    takes over what the best takes, less 1; best: place of the predicted best among the measured, from 1.
+    mape: mean of |error|; bias: mean error; spearman: rank correlation; regret: measured time of the predicted best
+    over that of the best, minus 1; best: place of the predicted best among the measured, from 1.
     """
 
     what: str
@@ -247,7 +248,7 @@ class RunComparison:
 
     @property
     def sound(self) -> bool:
-        """Whether losses are right and the collectives are those of the program, everywhere."""
+        """Whether losses and collectives of all configurations are correct."""
         return not any(row.verdict.agreement == "wrong" or row.differs for row in self.rows)
 
     def quality_of(self, what: str) -> Quality:
@@ -277,6 +278,8 @@ def _fastest(configuration: MeasuredConfiguration) -> MeasuredConfiguration:
 
 def _row(configuration: MeasuredConfiguration, measurements: Measurements) -> ComparisonRow:
     predicted, runs = configuration.predicted, configuration.runs
+    if on_cpu(measurements.place):
+        predicted = predicted.model_copy(update={"memory_bytes": None})
     return ComparisonRow(
         configuration=configuration,
         **{
@@ -288,13 +291,18 @@ def _row(configuration: MeasuredConfiguration, measurements: Measurements) -> Co
     )
 
 
+def on_cpu(place: MeasurementSite) -> bool:
+    """Whether memory is a process' resident set, with the buffers of Python and Gloo that no prediction includes."""
+    return place.device.startswith("cpu")
+
+
 def _pair(predicted: float | None, values: Sequence[float]) -> Pair:
     middle = median(values)
     return Pair(predicted, middle, (max(values) - min(values)) / middle if middle else 0.0)
 
 
 def _twin(row: ComparisonRow) -> tuple[object, ...]:
-    """What is common to two configurations that differ in their overlaps alone."""
+    """Key shared by configurations that differ only in their overlaps."""
     one = row.configuration
     return one.grid, one.micro_batch, one.recompute, one.kept_layers
 

@@ -1,4 +1,4 @@
-"""How good predictions are: relative errors, rank correlations, and what a choice by prediction costs."""
+"""Quality of predictions: relative errors, rank correlations and regret."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def errors_by(named: Iterable[tuple[str, float | None]]) -> dict[str, Errors]:
 
 
 def regret(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """What the predicted best really takes over what the best takes, less 1; nan if the best takes nothing."""
+    """Regret: measured time of the predicted best over that of the best, minus 1; nan if the best is 0."""
     best = min(measured)
     return measured[predicted.index(min(predicted))] / best - 1.0 if best else math.nan
 

@@ -1,8 +1,8 @@
 """Baselines, and checks against them: predictions, measured times, and accuracy.
 
-The gates are different jobs. A prediction that moves by more than a trifle fails: somebody changed the model, and must
-record the baseline again with a reason. A measured step that became slower fails beyond its tolerance. Accuracy is
-tracked, and fails below its floor alone.
+There are three gates. A prediction that moves by more than its tolerance fails: a change of the model needs a new
+baseline with a reason. A measured step fails if it becomes slower than its tolerance. Accuracy is tracked, and fails
+below its floor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GATES: tuple[Gate, ...] = get_args(Gate)
 
 
 class Kept(TypedDict):
-    """What a baseline keeps beside its numbers: why it was recorded, and what it allows."""
+    """Reason and tolerances of a baseline."""
 
     reason: str
     tolerances: Tolerances

@@ -1,7 +1,6 @@
-"""Runs configurations to validate predictions: which ones, on which ranks, and what each run measured.
+"""Runs configurations to validate predictions.
 
-Configurations run in turn, A B C, A B C, each time in fresh processes, so that other work on the host affects all of
-them alike.
+Configurations run in turn, A B C, A B C, each time in new processes, so that other work on the host affects all alike.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class ValidationPlan:
-    """Launch configs to run: of one model, predicted for one machine, most promising first."""
+    """Launch configs to run, of one model and machine, best prediction first."""
 
     launches: tuple[Launch, ...]
     model: Loaded[Model]
@@ -168,7 +167,7 @@ def _canonical(grid: Grid) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LabRunner:
-    """The ranks of a lab that is up. realtime: before all ordinary processes of this host, where that is allowed."""
+    """The ranks of a running lab. realtime: prioritized over ordinary processes of this host, where allowed."""
 
     lab: Lab
     realtime: bool = False

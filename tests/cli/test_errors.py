@@ -218,6 +218,34 @@ def test_names_of_files_do_not_drive_the_terminal() -> None:
     assert "\x1b" not in said
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--gpus 8 --model in.yaml -o ./in.yaml",
+        "--gpus 8 --model nano --machine in.yaml --html in.yaml",
+        "--gpus 8 --model nano --emit torchrun --html run/../launch.sh",
+        "--gpus 8 --model nano --emit slurm --html launch.yaml",
+        "explain in.yaml --trace in.yaml",
+        "trace in.yaml -o in.yaml",
+        "report other in.yaml -o in.yaml",
+        "validate in.yaml -o in.yaml",
+        "learn in.yaml --machine dgx-h100 -o in.yaml",
+        "diagnose in.yaml --machine dgx-h100 --html in.yaml",
+        "models import in.yaml -o in.yaml",
+        "data in.yaml -o in.yaml",
+        "regress in.yaml --markdown in.yaml",
+    ],
+)
+def test_no_command_writes_over_what_it_reads(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards logs and documents against a name given twice, and a report against what is written beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "in.yaml").write_text("as it was", "utf-8")
+    assert "of its own" in fails(line, code=2).err or "give each its own" in fails(line, code=2).err
+    assert (tmp_path / "in.yaml").read_text("utf-8") == "as it was"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.yaml", "run"]
+
+
 def test_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards Ctrl-C: exit code 130 and no traceback."""
 

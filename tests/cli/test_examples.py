@@ -149,9 +149,11 @@ def test_examples_run(example: Example, files: Path, tmp_path: Path, monkeypatch
 
 
 def test_commands_of_the_workflow_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards docs/examples/github-regress.yml: YAML that reads, and command lines that are understood."""
+    """Guards docs/examples/github-regress.yml: YAML that reads, command lines that are understood, no package index."""
     workflow = yaml.safe_load((FILES / "github-regress.yml").read_text("utf-8"))
+    assert workflow["env"]["AXONN_TUNE"].startswith("git+https://")
     scripts = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert all("@ $AXONN_TUNE" in script for script in scripts if "pip install" in script)
     calls = [call for script in scripts for call in commands_of(script)]
     assert {call[0] for call in calls} == {"regress", "lab", "validate"}
     for call in calls:

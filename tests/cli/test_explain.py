@@ -54,10 +54,12 @@ def test_collectives_are_aggregated(document: Any) -> None:
 def test_the_gap_to_peak_sums_to_the_step(document: Any) -> None:
     """Guards the bars: useful FLOPs at the peak and what comes on top are the step; slowdown is named as part of it."""
     gap = document["gap_to_peak"]
-    assert gap[0]["what"] == "useful FLOPs at peak"
+    assert gap[0]["what"] == "useful FLOPs at peak (MFU)"
+    config = document["config"]
+    assert gap[0]["seconds"] == pytest.approx(config["mfu"] * config["iteration_s"], rel=1e-9)
     assert [part["seconds"] for part in gap[1:]] == sorted((part["seconds"] for part in gap[1:]), reverse=True)
     assert sum(part["seconds"] for part in gap) == pytest.approx(document["config"]["iteration_s"], rel=1e-9)
-    assert "are slowdown by overlapped communication" in " ".join(document["words"])
+    assert "are compute slowdown from overlap" in " ".join(document["words"])
 
 
 def test_json_adds_up(document: Any) -> None:

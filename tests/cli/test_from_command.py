@@ -28,7 +28,7 @@ def test_a_run_is_explained() -> None:
         "Assumed: not stated, so as torchtitan has it: ",
         "80% interval",
         "Peak memory per GPU is",
-        "What would be better",
+        "Faster layouts",
         "ranks its grid",
     ):
         assert words in " ".join(out.split()), words
@@ -79,6 +79,8 @@ def test_what_a_command_does_not_say_is_given() -> None:
     assert "512 sequences of 4,096 tokens" in " ".join(out.split())
     plain, wide = (good(f"explain {CORE} --format json{more}").document for more in ("", " --set model.vocab=256000"))
     assert wide["config"]["iteration_s"] > plain["config"]["iteration_s"]
+    gaps = [[words for words in one["run"]["assumed"] if "(--set model.vocab=N)" in words] for one in (plain, wide)]
+    assert [len(found) for found in gaps] == [1, 0]
     assert (
         "the machine is perlmutter, since no --machine was named"
         in good(f"explain --from-command {COMMANDS / 'torchtitan-8b.sh'} --format json").document["run"]["assumed"]
@@ -91,6 +93,7 @@ def test_what_a_command_does_not_say_is_given() -> None:
         (f"explain {TITAN} --x 8", "says all of it: leave out --x"),
         (f"explain {TITAN} --recompute full --pick 2", "leave out --pick"),
         (f"explain launch.yaml {TITAN}", "leave out launch.yaml"),
+        (f"explain {COMMANDS / 'torchtitan-8b.sh'}", "torchtitan-8b.sh reads scripts and configs"),
         (f"compare {TITAN} --no-overlap", "says all of it: leave out --no-overlap"),
         ("explain --from-command nothing.sh", "no file 'nothing.sh'"),
         (f"explain --from-command {COMMANDS / 'torchtitan-70b.toml'}", "does not state n_gpus: add --gpus N"),
@@ -120,8 +123,8 @@ def test_a_layout_too_large_for_memory_is_explained_all_the_same(tmp_path: Path)
     large = "--training.local_batch_size 4 --training.seq_len 32768 --compile"
     path.write_text(text.replace("--compile", large), "utf-8")
     out = " ".join(good(f"explain --from-command {path} --machine dgx-h100").out.split())
-    assert "It is predicted not to fit: " in out
-    assert "What would be better" in out
+    assert "It is predicted to exceed memory: " in out
+    assert "Faster layouts" in out
 
 
 def test_a_run_is_compared() -> None:

@@ -105,6 +105,8 @@ def test_what_was_assumed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     said = good("--gpus 8 --model mine.yaml --top 1").err
     assert "Priced on perlmutter, since no --machine was given" in said
     assert "a batch of 512 sequences (--batch) and 8,192 of up to 131,072 tokens in a sequence (--seq)" in said
+    swept = good("sweep --gpus 8,16 --model mine.yaml,5b").err
+    assert swept.count("Priced on perlmutter, since") == swept.count("a batch of 512 sequences (--batch)") == 1
     chosen = good("--gpus 8 --model mine.yaml --machine dgx-h100 --batch 64 --seq 4096 --top 1").err
     assert "Priced on" not in chosen
     assert "Assumed" not in chosen

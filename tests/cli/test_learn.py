@@ -53,6 +53,21 @@ def test_rows() -> None:
     assert best["low_s"] < best["iteration_s"] < best["high_s"]
 
 
+def test_json_has_what_the_text_has() -> None:
+    """Guards `axonn-tune/learning/1`: numbers that moved, every row with its errors, and the profile written."""
+    done = good("learn steps.csv -o ours.yaml --format json")
+    document, learned = done.document, {one.path: one for one in known("ours.yaml").numbers}
+    assert document["schema"] == "axonn-tune/learning/1"
+    assert document["numbers"]
+    for number in document["numbers"]:
+        assert number["value"] == learned[number["path"]].value != number["prior"]
+        assert number["moved_by"].startswith("steps.csv:2, step: ")
+    (row,) = document["rows"]
+    assert abs(row["after"]) < abs(row["before"])
+    assert set(document["silent"]) <= set(learned)
+    assert any(words.startswith("base profile dgx-h100") for words in document["assumed"])
+
+
 def test_a_training_log() -> None:
     """Guards a log: the lines that were read, what the log did not say, and what was left out."""
     done = run("learn titan.log --machine dgx-h100 -o ours.yaml", FACTS)

@@ -25,6 +25,8 @@ BAD = [
     # Axes that a framework does not have.
     (f"{CORE} --y 2", 2, "--y 2: Megatron-Core has no axis y; it has TP, GTP, PP, VPP, CP, DP"),
     (f"{LLAMA} --framework fsdp --pipeline 2", 2, "PyTorch FSDP has no axis pipeline"),
+    (f"{LLAMA} --context 2", 2, "has no axis context; it has x, y, z, data, pipeline, chunks; frameworks that do: "),
+    (f"{LLAMA} --grid 1,1,64,1", 2, "each axis has an option: --x N --y N --z N --data N"),
     (
         f"{LLAMA} --framework nemo --gtp 2",
         2,
@@ -43,6 +45,18 @@ BAD = [
     (f"{LLAMA} --vpp 2", 2, "name of chunks a stage: --chunks 2, or --framework megatron-core"),
     (f"{LLAMA} --cp 2", 2, "name of axis context, which axonn-tune (4D) does not have; it has x, y, z, data"),
     (f"{CORE} --tpp 8", 2, "No such option"),
+    # Names with torchtitan's sections before them.
+    (
+        f"{LLAMA} --parallelism.tensor_parallel_degree 8",
+        2,
+        "--tensor-parallel-degree is torchtitan's and DeepSpeed ZeRO's name of axis x: --x 8, or --framework tor",
+    ),
+    (f"{LLAMA} --parallelism.data_parallel_shard_degree=8", 2, "is torchtitan's name of axis z: --z 8"),
+    (f"{LLAMA} --training.local_batch_size 2", 2, "is the micro-batch of a layout without stages: --micro-batch N"),
+    (f"{LLAMA} --activation_checkpoint.mode full", 2, "activation recomputation is --recompute selective or"),
+    (f"{LLAMA} --model.flavor 70B", 2, "there is no option --model.flavor: the model is --model NAME, such as"),
+    (f"{LLAMA} --job.config_file x.toml", 2, "explain and compare read a config file by --from-command FILE"),
+    (f"{LLAMA} --training.dataset c4", 2, "No such option '--training.dataset'"),
     # Pins.
     (f"{CORE} --tp 3", 2, "64 GPUs cannot be arranged with TP = 3: 3 does not divide them"),
     (f"{CORE} --tp 8 --pp 16", 2, "64 GPUs cannot be arranged with TP = 8, PP = 16: 128 does not divide them"),
@@ -111,6 +125,14 @@ def test_pins_have_several_names(pins: str) -> None:
     found = sizes(f"{CORE} --mbs 1 --gbs 64 {pins}")
     assert found == {"TP": 4, "GTP": 2, "PP": 2, "VPP": 5, "CP": 1, "DP": 4}
     assert list(found) == ["TP", "GTP", "PP", "VPP", "CP", "DP"]
+
+
+def test_torchtitans_sections_are_left_out() -> None:
+    """Guards options copied from a command of torchtitan: pins, sequence and batch by its names."""
+    titan = f"{LLAMA} --framework torchtitan --training.seq_len 4096 --training.global_batch_size 128"
+    assert sizes(
+        f"{titan} --parallelism.tensor_parallel_degree 4 --parallelism.data_parallel_shard_degree=16"
+    ) == sizes(f"{LLAMA} --framework torchtitan --seq 4096 --batch 128 --tp 4 --dp-shard 16")
 
 
 def test_python_takes_the_same_names() -> None:

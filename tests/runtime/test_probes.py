@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -13,6 +15,8 @@ from axonn_tune.runtime.mesh import WorldGroup
 from axonn_tune.runtime.probes import Bench, Prober
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.points import AttentionProbe, StepProbe
+
+WORLD = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29999"}
 
 
 def test_attention_is_measured_in_the_format_it_trains_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +78,29 @@ def test_a_gpus_calls_are_timed_without_the_hosts_rate_of_issue(
     seconds, calls = prober._counted(device.work, 50) if together else prober._timed(device.work, 0.01)
     assert seconds == pytest.approx(1e-4)
     assert calls >= 50
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "code", "said"),
+    [
+        ({"RANK": "1"}, [], 2, "RANK is set, so WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT must be too"),
+        (WORLD, ["--backend", "nccl"], 5, "rank 1 needs GPU 1 of its host for backend nccl, but torch finds 0"),
+    ],
+)
+def test_what_ends_a_rank_before_it_joins_others_is_a_line(
+    environment: dict[str, str],
+    options: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Guards against a traceback, and against silence: the first to end takes the others with it."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert probes.main([str(tmp_path / "plan.json"), str(tmp_path / "points.jsonl"), *options]) == code
+    found = capsys.readouterr().err
+    assert said in found
+    assert found.count("\n") == 1

@@ -159,11 +159,16 @@ def test_a_run_fails_before_any_rank_joins_another(
 def test_one_rank_of_a_host_speaks_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Guards a page of the same message: what all ranks of a host find alike is said by the first."""
+    """Guards a page of the same message, and none: the others end later, since torchrun ends all with the first."""
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
     for name, value in (WORLD | {"RANK": "1", "LOCAL_RANK": "1", "GLOO_SOCKET_IFNAME": "hsn0"}).items():
         monkeypatch.setenv(name, value)
     assert run_rank(str(launch(tmp_path, GLOO)), RunOptions()) == 5
+    assert run_rank(str(tmp_path / "missing.yaml"), RunOptions()) == 2
     assert capsys.readouterr().err == ""
+    assert min(waited) > 10
+    assert len(waited) == 2
 
 
 def test_free_memory_is_that_of_the_host_or_of_its_control_group() -> None:

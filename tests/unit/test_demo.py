@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from axonn_tune.cli.calibrate import calibrate_command
-from axonn_tune.errors import EnvironmentProblem
+from axonn_tune.errors import CheckFailedError, EnvironmentProblem
 from axonn_tune.lab.lab import Lab
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import Measurements
@@ -106,6 +106,15 @@ def test_what_holds_and_what_does_not_is_said(measured: RunComparison) -> None:
         ),
     )
     assert "The order does not hold." in demo.verdicts(backwards, network=True)
+
+
+@pytest.mark.parametrize("network", [True, False])
+@pytest.mark.parametrize("error", [0.09, -0.09, 0.12, -0.12])
+def test_a_promise_that_is_not_kept_fails(error: float, network: bool, measured: RunComparison) -> None:
+    """Guards the exit code: on an emulated cluster, and there alone, an error of more than 10% is one."""
+    fails = network and abs(error) > 0.1
+    with pytest.raises(CheckFailedError, match=r"1[24]\.\d% off, where 10% is") if fails else nullcontext():
+        demo.require_promised(as_predicted(measured, error=error), network=network)
 
 
 def test_loopback_says_nothing_of_communication_and_nothing_of_memory(measured: RunComparison) -> None:

@@ -22,9 +22,9 @@ from statistics import fmean
 
 import numpy as np
 
-from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE
+from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, OF_LAYOUT
 from axonn_tune.frameworks import software_key
-from axonn_tune.learning.evidence import OF_LAYOUT, OF_MODEL, Sample, step_sample
+from axonn_tune.learning.evidence import OF_MODEL, Sample, step_sample
 from axonn_tune.learning.learn import PER_DOUBLING, Learning, Prior, learn, prior_of
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.numbers import with_numbers

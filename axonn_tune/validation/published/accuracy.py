@@ -1,8 +1,8 @@
 """Published measurements against their predictions: each step with its interval or why there is none, and in sum.
 
-Half-widths of intervals of shipped rows are in `intervals.csv`: of software that was in the fit, from fits without the
-row's family; of other software and of accelerators without a measured step, from fits without the row's source. Rows of
-users have the intervals that searches give: no fit has seen their cluster.
+Half-widths of intervals of shipped rows are in `intervals.csv`: for software in the fit, from fits with the row's
+family held out; for other software and accelerators without a measured step, from fits with the row's source held out.
+Rows of users have the intervals of a search, because no fit has seen their cluster.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from axonn_tune.validation.quality import Errors, errors_by, errors_of, kendall,
 FAMILY_ROWS = 5
 """Families with fewer rows are not ranked."""
 MEMORY_TOLERANCE = 0.1
-"""A layout counts as not fitting where it is predicted to need this share more than there is."""
+"""A layout does not fit if its predicted memory exceeds the limit by this share."""
 
 LeftOut: TypeAlias = Literal["family", "source"]
-"""What a fit has not seen of a row: its model on its number of GPUs, or the whole publication."""
+"""What is held out of a fit: the row's model on its number of GPUs, or the whole publication."""
 
 LEFT_OUT: tuple[LeftOut, ...] = get_args(LeftOut)
 
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """What is predicted of a row; without a step time, `why_not` says why.
+    """Prediction of a row; without a step time, `why_not` has the reason.
 
-    plain_s: of a row that does not say whether its stages are interleaved, the step without; its step time is the
-    shortest of all that are possible. warnings: what the row says of its machine that the profile does not.
+    plain_s: for a row that does not state interleaving, the step without it; the step time is then the shortest of all
+    possible. warnings: differences between the row's machine and the profile.
     """
 
     row: StepRow
@@ -74,7 +74,7 @@ class PredictedRow:
 
     @property
     def layout(self) -> str:
-        """What is split how, as priced: `tp=8 pp=2 dp=64, interleaved 3, ...`; "" without a price."""
+        """The priced layout: `tp=8 pp=2 dp=64, interleaved 3, ...`; "" without a price."""
         if self.case is None or self.configuration is None:
             return ""
         grid, options = self.configuration.grid, self.case.framework.step
@@ -157,9 +157,9 @@ def widths() -> dict[str, float]:
 
 
 def without(predictions: Iterable[PredictedRow], left_out: LeftOut) -> tuple[PredictedRow, ...]:
-    """Predictions by fits that have not seen their family or source, from `left_out.csv`: what other rows can expect.
+    """Predictions with the row's family or source held out, from `left_out.csv`.
 
-    Intervals keep their width. Rows without such a time are left out.
+    Intervals keep their width. Rows without such a time are omitted.
     """
     times = left_out_s(left_out)
     return tuple(
@@ -176,7 +176,7 @@ def _moved(one: PredictedRow, step_s: float) -> PredictedRow:
 
 @cache
 def left_out_s(left_out: LeftOut) -> dict[str, float]:
-    """Step times by fits that have not seen a row's family or source, by its id, s."""
+    """Step times with a row's family or source held out, by its id, s."""
     column = f"without_{left_out}_s"
     records = read_records(SHIPPED / "left_out.csv", needed=("id", column))
     return {record["id"]: float(record[column]) for _, record in records}
@@ -184,9 +184,9 @@ def left_out_s(left_out: LeftOut) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class FamilyQuality:
-    """How well layouts of one model on as many GPUs are ranked.
+    """Ranking quality of layouts of one model and GPU count.
 
-    regret: what the predicted best really takes over what the best takes, less 1; best_rank: place of the
+    regret: measured time of the predicted best over that of the best, minus 1; best_rank: place of the
     measured best among the predictions, from 1.
     """
 
@@ -309,7 +309,7 @@ class Files:
 class Accuracy:
     """What was predicted of each kind, in the order of its rows; empty for a kind that was left out.
 
-    without: steps by fits that have not seen a row's family, or its source; of the shipped rows alone.
+    without: steps with a row's family or source held out; only for the shipped rows.
     machine: the profile that all steps were priced on; None: each on the nearest.
     """
 

@@ -1,4 +1,4 @@
-"""What a row of measured steps means to the cost model: its machine, its software, its model and configurations."""
+"""Maps a row of measured steps to the cost model: machine, software, model and configurations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from axonn_tune.validation.published.rows import SILENT, Place, StepRow, nearest
 
 @dataclass(frozen=True)
 class Case:
-    """A row as the cost model sees it; `configurations`: several where the row leaves something open.
+    """A row as the cost model sees it; `configurations`: several where the row does not state something.
 
     known: rows of this software were in the fit. known_chip: so were rows of this accelerator.
     """
@@ -36,7 +36,7 @@ class Case:
     known_chip: bool
 
 
-# The machine of a row: the nearest shipped profile, with what the row says of memory, node and network.
+# The machine of a row: the nearest shipped profile, with the row's memory, node and network.
 
 
 _SYSTEMS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -65,7 +65,7 @@ ACCELERATORS: tuple[tuple[str, str], ...] = (
 """Word in an accelerator's name, and the profile it means; the first found counts."""
 
 _OWN_NETWORK = {"perlmutter", "frontier", "alps"}
-"""Profiles of one machine, whose network was measured: what a row says of it adds nothing."""
+"""Profiles of one machine, whose network was measured: rows do not change it."""
 
 LARGEST_NODE = 16
 """An innermost domain of more ranks is a rack."""
@@ -75,7 +75,7 @@ LINE_RATE_SHARE = 0.9
 
 
 def differences(row: StepRow, machine: Machine) -> tuple[str, ...]:
-    """What a row says of its machine that a profile it is priced on does not, in words."""
+    """Differences between a row's machine and the profile it is priced on, in words."""
     found = []
     if row.gpu.lower() not in SILENT and not _same_chip(row.gpu, machine.accelerator.name):
         found.append(f"gpu is {row.gpu!r}, the accelerator of {machine.name} is {machine.accelerator.name!r}")
@@ -186,11 +186,11 @@ _WITH_BIASES = ("megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspe
 """Frameworks whose GPT layers have biases, as their published models do."""
 
 _FITTED_CHIPS = ("a100", "h100", "gb200")
-"""Accelerators with measured steps enough to know how theirs turn out."""
+"""Accelerators with enough measured steps for intervals."""
 
 
 def framework_of(row: StepRow) -> Framework:
-    """The framework a row names, with what the row itself says of attention, overlap, ZeRO and compilation."""
+    """The framework of a row, with the row's attention, overlap, ZeRO and compilation."""
     return _as_stated(registry().get(row.framework) or find_framework(_framework_meant(row)), row)
 
 
@@ -203,7 +203,7 @@ def _framework_meant(row: StepRow) -> str:
         name = "torchtitan-eager"
     stated = row.attention.lower() not in {"", "nan"}
     if name == "nemo" and not stated and any(chip in row.gpu.lower() for chip in ("a100", "v100")):
-        # Where it does not say so, what ran on these is NeMo before it had FlashAttention and fused layers.
+        # Unstated, the software on these is NeMo before FlashAttention and fused layers.
         name = "nemo-2022"
     return name
 
@@ -293,7 +293,7 @@ def _precision(words: str) -> Precision | None:
 
 
 def model_of(row: StepRow, framework: Framework) -> Model:
-    """The model of a row; what the row does not say, such as biases, as models of its kind have it."""
+    """The model of a row; unstated properties, such as biases, as usual for its kind."""
     return Model(
         schema="axonn-tune/model/1",
         name=row.model or "model",

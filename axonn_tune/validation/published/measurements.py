@@ -1,8 +1,8 @@
-"""Predicted collectives, GEMMs and memory beside the values that others published.
+"""Predicted vs. published collectives, GEMMs and memory.
 
-Collectives are priced by the lines of the machine's library, GEMMs as single kernels in short bursts, before long
-training slows them. Quantities of memory are those of Korthikanti et al., arXiv 2205.05198, figures 1 and 7, and come
-from the program's arrays.
+Collectives are priced by the lines of the machine's library, GEMMs as single kernels in short bursts, without sustained
+efficiency. Quantities of memory are those of Korthikanti et al., arXiv 2205.05198, figures 1 and 7, and come from the
+program's arrays.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def errors_by_group(evaluations: Iterable[Evaluation]) -> dict[str, Errors]:
 OF_COLLECTIVES = ("id", "system", "gpu", "library", "collective", "nranks", "size_bytes")
 LARGE_BYTES = 1024**2
 ASYMPTOTIC_BYTES = float(8 * 1024**3)
-"""What is taken for rows that print a bandwidth of "large" messages."""
+"""Size assumed for rows with a bandwidth of "large" messages."""
 
 _KINDS: dict[str, CollectiveKind] = {kind: kind for kind in COLLECTIVE_KINDS}
 
@@ -185,7 +185,7 @@ def _evaluate_gemm(record: Mapping[str, str], line: int) -> Evaluation:
 
 @lru_cache(maxsize=256)
 def _burst_rates(gpu: str, precision: Precision) -> ComputeRates | None:
-    """Rates of a burst: without what long training takes away."""
+    """Rates of a burst, without sustained efficiency."""
     machine = machine_of(Place(gpu))
     if machine is None or precision not in machine.accelerator.peak_tflops:
         return None
@@ -210,7 +210,9 @@ def evaluate_memory(path: Path) -> tuple[Evaluation, ...]:
 def _evaluate_memory(record: Mapping[str, str], line: int) -> Evaluation:
     name, quantity = record.get("id") or f"line {line}", record["quantity"]
     value = above_zero(record, "value")
-    relative = record["unit"].strip() == "%"
+    if (unit := record["unit"]) not in ("GiB", "%"):
+        raise ValueError(f"unit is {unit!r}, neither GiB nor %")
+    relative = unit == "%"
     measured = None if value is None else value / 100.0 if relative else value * GIB
     run, words = _MemoryRun(_model(record), _configuration(record), count(record, "gbs", 1)), quantity.lower()
     if "activation" in words:
@@ -281,10 +283,13 @@ def _configuration(record: Mapping[str, str]) -> Configuration:
     tensor, pipeline, chunks = (count(record, name, 1) for name in ("tp", "pp", "vpp"))
     if (layers := count(record, "l")) < pipeline * chunks:
         raise ValueError(f"l is {layers}, too few for pp · vpp, {pipeline * chunks}")
-    gpus = count(record, "gpus", tensor * pipeline)
-    sizes = {"x": tensor, "data": max(1, gpus // (tensor * pipeline)), "pipeline": pipeline}
-    grid = Grid(**sizes, order=("x", "y", "z", "data", "pipeline"))
-    return Configuration(grid, count(record, "mbs", 1), "none", chunks=chunks)
+    if (gpus := count(record, "gpus", tensor * pipeline)) % (tensor * pipeline):
+        raise ValueError(f"gpus is {gpus}, not divisible by tp · pp, {tensor * pipeline}")
+    data, micro_batch, batch = gpus // (tensor * pipeline), count(record, "mbs", 1), count(record, "gbs", 1)
+    if batch % (micro_batch * data):
+        raise ValueError(f"gbs is {batch}, not divisible by mbs · gpus / (tp · pp), {micro_batch * data}")
+    grid = Grid(x=tensor, data=data, pipeline=pipeline, order=("x", "y", "z", "data", "pipeline"))
+    return Configuration(grid, micro_batch, "none", chunks=chunks)
 
 
 def _model(record: Mapping[str, str]) -> Model:

@@ -1,9 +1,9 @@
-"""Rows of measured training steps; what each means to the cost model: `published.cases`.
+"""Rows of measured training steps, which `published.cases` maps to the cost model.
 
 A CSV file has one row per measured layout. Columns are those of `COLUMNS`, in any order; those in `NEEDED` must be
-there. An empty cell, `nan` or words where a number is expected mean that the source does not say, and options of the
-software are then as its recipes have them; an empty `vpp` means no interleaving, `unknown` that the source is silent
-about it. Cells with few possible words hold one of them.
+there. An empty cell, `nan` or words where a number is expected mean that the source does not state it; options of the
+software are then those of its recipes. An empty `vpp` means no interleaving, `unknown` that the source does not state
+it. Cells with few possible words hold one of them.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _maybe(record: Mapping[str, str], name: str) -> int | None:
 
 @cache
 def _known_errata() -> tuple[dict[str, str], ...]:
-    """Columns that published rows are known to state wrongly, with what is taken instead, and why."""
+    """Known errata of published rows, with corrected values and reasons."""
     return tuple(record for _, record in read_records(SHIPPED / "errata.csv", needed=("dataset", "column")))
 
 

@@ -96,9 +96,9 @@ def test_purposes_are_kept_apart() -> None:
     """Guards the order of the block: what the prediction rests on first, debugging last, each under a heading."""
     lines = environment_lines(case("nano", "perlmutter").launch.environment)
     headings = [lines[number + 1] for number, line in enumerate(lines) if not line]
-    assert [heading.split()[1] for heading in headings] == ["For", "For", "For", "What", "For"]
+    assert [heading.split()[1] for heading in headings] == ["For", "For", "For", "From", "For"]
     assert headings[0].startswith("# For overlapped communication")
-    assert headings[-1].startswith("# For finding faults")
+    assert headings[-1].startswith("# For debugging")
 
 
 def test_names_no_shell_takes_are_refused() -> None:

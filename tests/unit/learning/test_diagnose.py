@@ -30,7 +30,7 @@ import pytest
 
 import axonn_tune
 from axonn_tune.errors import UsageError
-from axonn_tune.learning.diagnose import PRIORS, Diagnosis
+from axonn_tune.learning.diagnose import Diagnosis
 from axonn_tune.report.diagnosis import command_of
 from axonn_tune.report.output import csv_table
 from axonn_tune.validation.published.rows import SHIPPED
@@ -142,13 +142,6 @@ def test_seconds_explained_are_those_of_the_fault() -> None:
         found = of_run(name)
         gap_s = found.measured_s - found.predicted_s
         assert found.causes[0].explains_s == pytest.approx(gap_s, rel=0.4)
-
-
-def test_probabilities_are_shares(tmp_path: Path) -> None:
-    """Guards that causes and health share one whole, and every kind has a weight."""
-    found = of_row(published()["papers_megatron"][0], tmp_path)
-    assert found.healthy + sum(cause.probability for cause in found.causes) == pytest.approx(1.0)
-    assert {cause.kind for cause in found.causes} <= set(PRIORS)
 
 
 def test_a_run_that_is_too_fast_is_not_reasonable(tmp_path: Path) -> None:

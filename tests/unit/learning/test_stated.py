@@ -132,6 +132,17 @@ def test_what_is_not_stated_is_said() -> None:
     assert "pipeline" not in preset
 
 
+def test_what_only_the_shell_knows_is_empty_after_a_switch_and_asked_for_elsewhere(tmp_path: Path) -> None:
+    """Guards `--sequence-parallel $EXTRA`: a switch has no value, which a number needs."""
+    run = stated(tmp_path, f"{CORE} --sequence-parallel $EXTRA ${{MORE[@]}} --tensor-model-parallel-size 2 --bf16 $Z")
+    assert case(run).framework.step.sequence_parallel
+    assert sizes(run)["TP"] == 2
+    for name in ("$EXTRA", "${MORE[@]}", "$Z"):
+        assert f"run.sh:1: {name} is not set in the file: taken to be empty" in run.assumed
+    with pytest.raises(DocumentError, match=r"tensor_model_parallel_size: is \$TP, which the file does not set"):
+        stated(tmp_path, f"{CORE} --tensor-model-parallel-size $TP")
+
+
 def test_flags_of_the_step_are_taken(tmp_path: Path) -> None:
     """Guards overlap, distributed optimizer, gradients' format, dropout, exchange of keys and values."""
     plain, recipe = case(stated(tmp_path, CORE)), case(stated(tmp_path, f"{CORE} {' '.join(_RECIPE)}"))
@@ -320,6 +331,8 @@ _EMITTED = [
     ("torchtitan", "toml.sh", {"gpus": 64, "x": 8, "recompute": "full"}),
     ("fsdp", "run.sh", {"gpus": 64, "z": 32, "data": 2}),
     ("deepspeed", "run.sh", {"gpus": 64}),
+    ("deepspeed", "run.sh", {"gpus": 64, "z": 64, "no_overlap": ["gather_prefetch"]}),
+    ("deepspeed", "run.sh", {"gpus": 64, "z": 64, "no_overlap": ["all"]}),
 ]
 
 
@@ -340,6 +353,23 @@ def test_what_this_tool_writes_is_read_as_it_was_priced(
     for name in ("micro_batch", "recompute", "chunks"):
         assert getattr(theirs.configuration, name) == getattr(ours.configuration, name)
     assert [stage.blocks for stage in theirs.stages] == [stage.blocks for stage in ours.stages]
+
+
+@pytest.mark.parametrize(
+    ("zero", "off"),
+    [
+        ('"stage": 3', set()),
+        ('"stage": 2', {"data_parallel", "weight_gradient"}),
+        ('"stage": 3, "overlap_comm": false', {"data_parallel", "weight_gradient"}),
+        ('"stage": 3, "stage3_prefetch_bucket_size": 0', {"gather_prefetch"}),
+    ],
+)
+def test_overlaps_of_deepspeed_are_those_of_its_config(zero: str, off: set[str], tmp_path: Path) -> None:
+    """Guards overlap_comm, which is on for stage 3 alone unless stated, and a bucket without room to prefetch into."""
+    text = f'{{"train_batch_size": 64, "zero_optimization": {{{zero}}}}}'
+    (tmp_path / "zero.json").write_text(text, "utf-8")
+    read = read_run(tmp_path / "zero.json", given={"n_gpus": "64", "seq": "8192"}, model="llama3-8b").case(H100)
+    assert set(read.framework.step.overlaps) - set(read.workload.overlaps) == off
 
 
 def test_megatron_axonn_is_read_as_it_was_priced(tmp_path: Path) -> None:

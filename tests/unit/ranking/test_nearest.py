@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from axonn_tune.frameworks import find_framework
 from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
 from axonn_tune.ranking.nearest import nearest_change
 from axonn_tune.ranking.results import run_search
@@ -27,6 +28,11 @@ CASES: dict[str, dict[str, Any]] = {
         "limits": Limits(axes={"x": 1, "y": 1}),
     },
     "a batch of seven": {"gpus": 13, "workload": WorkloadChoices(batch=7)},
+    "weights kept whole": {
+        **{"gpus": 16, "model": "llama3-70b", "machine": "dgx-h100"},
+        "framework": find_framework("megatron-core"),
+    },
+    "long sequences": {"gpus": 8, "model": "llama3-8b", "workload": WorkloadChoices(batch=8, seq=262144)},
 }
 
 
@@ -51,6 +57,11 @@ def changed(choices: Choices, change: str) -> Choices:
         workload = replace(workload, shard_optimizer=True)
     if found := re.search(r"--batch (\d+)", change):
         workload = replace(workload, batch=int(found[1]))
+    if found := re.search(r"--seq (\d+)", change):
+        workload = replace(workload, seq=int(found[1]))
+    if found := re.search(r"--framework (\S+)", change):
+        choices = replace(choices, framework=find_framework(found[1]))
+    choices = replace(choices, pipeline=choices.pipeline or "--pipeline" in change)
     gpus = re.search(r"--gpus (\d+)", change)
     return replace(choices, workload=workload, gpus=int(gpus[1]) if gpus else choices.gpus)
 
@@ -74,6 +85,8 @@ def test_every_suggestion_fits(case: str) -> None:
         ("a batch of one", "leave out --x and --y or --batch 64"),
         ("a micro-batch", "leave out --micro-batch or --batch 8064"),
         ("no halves", "--batch 128"),
+        ("weights kept whole", "--framework torchtitan or --gpus 24"),
+        ("long sequences", "fit: --seq 131072 or "),
     ],
 )
 def test_suggestions_are_useful(case: str, suggested: str) -> None:

@@ -61,7 +61,7 @@ def test_bars_are_for_terminals() -> None:
 
 def test_ties_are_marked_and_three_named() -> None:
     """Guards ties: marked on every row but the first, and at most three are named."""
-    found = results(gpus=64, model="llama3-70b", machine="gb200-nvl72")
+    found = results(gpus=64, model="llama3-70b", machine="dgx-h100", framework=find_framework("megatron-core"))
     assert found.ranked.ties == 6
     marks = [row[0].endswith("≈") for row in ranking.ranking_table(found, found.listed(top=10)).cells]
     assert marks == [False, *[True] * 5, *[False] * 4]
@@ -76,11 +76,21 @@ def test_the_interval_is_in_two_parts() -> None:
     first, widths = found.ranked.entry(0, terms=False), found.inputs.problem.machine.uncertainty
     said = ranking.interval_remark(found)
     common = f"(±{widths.compute:.0%}) are common to all rows"
-    particular_s = (first.exposed_communication_s or 0.0) * widths.communication
+    waiting_s, step_s = first.exposed_communication_s or 0.0, first.iteration_s or 0.0
+    own_s = ((waiting_s * widths.communication) ** 2 + (0.04 * 1.2816 * step_s) ** 2) ** 0.5
     assert common in said
-    assert f"±{show_seconds(particular_s)} for #1" in said
-    half_s = (first.compute_s or 0.0) * widths.compute + particular_s
+    assert f"±{show_seconds(own_s)} is #1's own" in said
+    half_s = (first.compute_s or 0.0) * widths.compute + waiting_s * widths.communication
     assert (first.high_s or 0.0) - (first.low_s or 0.0) == pytest.approx(2 * half_s)
+
+
+def test_steps_closer_than_layouts_scatter_are_ties() -> None:
+    """Guards ties by step: what layouts have by themselves counts, also where no communication is exposed."""
+    found = results(rank_by="iteration")
+    entries, ties = found.listed(top=0), found.ranked.ties
+    steps = [entry.iteration_s or 0.0 for entry in entries]
+    assert steps[ties - 1] < 1.11 * steps[0]
+    assert steps[ties] > 1.072 * steps[0]
 
 
 def test_rejections_are_counted() -> None:
@@ -167,7 +177,7 @@ def test_one_row_needs_no_comparison() -> None:
     """Guards the smallest rankings: one feasible configuration, and none."""
     alone = results(limits=Limits(axes={"x": 1, "y": 1, "z": 256, "data": 1}))
     assert len(alone.ranked) == 1
-    assert ranking.why_first(alone) == "Only one configuration is feasible."
+    assert ranking.why_first(alone) == "Only one configuration with what is pinned is feasible."
     nothing = results(gpus=1)
     assert len(nothing.ranked) == 0
     assert ranking.ranking_remarks(nothing)

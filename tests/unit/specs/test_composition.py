@@ -59,6 +59,13 @@ def test_named_lists_merge_by_name(base: Path) -> None:
     assert [variable.name for variable in machine.launcher.environment] == ["OMP_NUM_THREADS", "NEW"]
 
 
+def test_a_description_is_not_inherited(base: Path) -> None:
+    """Guards lists and headings, where a changed machine would stand under the words of the one it extends."""
+    assert load_document(MACHINE, schema=Machine).description
+    assert derive(base, "").description == "extends twotier"
+    assert derive(base, "description: The second\n").description == "The second"
+
+
 def test_other_lists_are_replaced(base: Path) -> None:
     """Guards lists of plain values, where merging would have no meaning."""
     machine = derive(base, "library:\n  algorithms:\n    all_reduce: [ring]\n")

@@ -102,6 +102,7 @@ def test_defaults_are_those_of_the_model_class(tmp_path: Path) -> None:
         ({**LLAMA, "rope_parameters": {"rope_type": "default"}}, "", False),
         ({**LLAMA, "hidden_act": "gelu"}, "its activation (gelu, here SiLU)", False),
         ({**GPT2, "activation_function": "relu"}, "its activation (relu, here GELU)", True),
+        ({**LLAMA, "rope_theta": 5e5, "rms_norm_eps": 1e-5}, "rope_theta 500000, rms_norm_eps 1e-05", False),
         ({**LLAMA, "quantization_config": {"bits": 4}}, "quantisation", False),
     ],
 )

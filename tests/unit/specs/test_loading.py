@@ -65,7 +65,7 @@ def test_a_missing_key_names_its_section_and_meaning() -> None:
     assert problems(text) == [
         f"m.yaml:{line_of(text, 'accelerator:')}: accelerator: missing key 'memory_gib' (Memory of one rank, GiB)",
         f"m.yaml:{line_of(text, 'name: network-1.0')}: tiers.network-1.0: "
-        "missing key 'latency_us' (Time of one hop over this tier without data, µs)",
+        "missing key 'latency_us' (Latency of one hop over this network level, µs)",
     ]
 
 

@@ -59,4 +59,4 @@ def test_units_and_header_become_comments() -> None:
 def test_comments_are_not_repeated_for_every_item() -> None:
     """Guards readable lists: only the first tier explains its keys."""
     text = to_yaml(load_machine(MACHINE).document)
-    assert text.count("Time of one hop") == 1
+    assert text.count("Latency of one hop") == 1

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.errors import DocumentError
 from axonn_tune.validation.published.measurements import errors_by_group, evaluate_memory
 from axonn_tune.validation.published.rows import SHIPPED
 
@@ -12,3 +17,27 @@ def test_memory_is_as_published() -> None:
     assert len(found) == 20
     assert all(one.error is not None and abs(one.error) <= 0.02 for one in found)
     assert errors_by_group(found)["all"].mape <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"h": "0"}, "h is '0', not a whole number from 1 to 2,147,483,647"),
+        ({"a": ""}, "a is '', not a whole number from 1"),
+        ({"l": "1" + "0" * 30}, "not a whole number from 1"),
+        ({"h": "6145"}, "h is 6145, not divisible by a, 64"),
+        ({"tp": "16"}, "gpus is 8, not divisible by tp · pp, 16"),
+        ({"tp": ""}, "gbs is 4, not divisible by mbs · gpus / (tp · pp), 32"),
+        ({"value": "-1"}, "value is '-1', not a number above 0"),
+        ({"unit": "lb"}, "unit is 'lb', neither GiB nor %"),
+    ],
+)
+def test_rows_that_no_run_has(cells: dict[str, str], said: str, tmp_path: Path) -> None:
+    """Guards rows of one's own against divisions by zero, and against a prediction of something else."""
+    row = {"model": "22B", "h": "6144", "a": "64", "l": "48", "tp": "8", "pp": "1", "gpus": "8", "mbs": "4", "gbs": "4"}
+    row |= {"quantity": "activation memory", "value": "59.25", "unit": "GiB"} | cells
+    path = tmp_path / "memory.csv"
+    path.write_text(f"{','.join(row)}\n{','.join(row.values())}\n", "utf-8")
+    with pytest.raises(DocumentError) as caught:
+        evaluate_memory(path)
+    assert said in str(caught.value)
