@@ -180,6 +180,7 @@ def explain_command(
         layouts=len(ranking),
         best_s=ranking.candidate(0).iteration_s if len(ranking) else None,
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
+        model=str(model) if isinstance(model := options.get("model"), str | Path) else None,
     )
     return CommandExplanation(inputs, priced_entry(pricing, inputs.problem), pricing, said=said)
 

@@ -28,14 +28,18 @@ def evidence_options(command: F) -> F:
             "Base profile. Default: that of the measurements, or the shipped one nearest to the stated accelerator.",
             default=None,
         ),
-        click.option("--framework", metavar="NAME", help="Framework that ran, instead of the recognised log format."),
-        model_option("Model, for logs that do not print it.", default=None),
+        click.option(
+            "--framework",
+            metavar="NAME",
+            help="Framework that ran, instead of the recognised log format or a blank column.",
+        ),
+        model_option("Model, for logs and rows that do not state it.", default=None),
         click.option(
             "--fact",
             "facts",
             multiple=True,
             metavar="COLUMN=VALUE",
-            help="Fact that a log does not state, as a column of the step CSV: tp=8. May be repeated.",
+            help="Fact that a log or row does not state, as a column of the step CSV: tp=8. May be repeated.",
         ),
         click.option(
             "--ranks", type=Count(2), metavar="N", help="Ranks, for a collective log that does not state them."
@@ -92,10 +96,10 @@ def learn_command(*, output: str, output_format: str, **options: Any) -> None:
 def diagnose_command(*, path: str, output_format: str, html: str | None, **options: Any) -> None:
     """Compare a run with what is predicted of it, and weigh what could explain the difference.
 
-    Reads what learn reads; what it says of the run is taken as stated. Lists explanations (slow links, flags
-    that are not in effect, a straggler and so on) by their probability, with the seconds that each explains,
-    and what would make the run faster. Ends with exit code 4 if the run took more or less than the 80%
-    interval of the prediction.
+    Reads the same evidence as learn. Settings that it does not state are those of a search, and are listed
+    first. Lists explanations (slow links, flags that are not in effect, a straggler and so on) by their
+    probability, with the seconds that each explains, and what would make the run faster.
+    Ends with exit code 4 if the run took more or less than the 80% interval of the prediction.
 
     \b
     Examples:
@@ -109,18 +113,17 @@ def diagnose_command(*, path: str, output_format: str, html: str | None, **optio
     from axonn_tune.report.output import json_text
 
     found, evidence = diagnose(path, **options)
-    machine = str(options["machine"] or evidence.machine.name)
+    named = {"machine": str(options["machine"] or evidence.machine.name), "model": options["model"]}
     if output_format == "json":
-        documents = [diagnosis_json(one, machine=machine) for one in found]
+        documents = [diagnosis_json(one, **named) for one in found]
         click.echo(json_text(documents[0] if len(documents) == 1 else {"diagnoses": documents}), nl=False)
     else:
         remarks = [*evidence.assumed, *(f"left out: {words}" for words in evidence.left_out)]
-        texts = [diagnosis_text(one, machine=machine) for one in found]
-        click.echo("\n".join([*texts[:-1], diagnosis_text(found[-1], machine=machine, remarks=remarks)]), nl=False)
+        texts = [diagnosis_text(one, **named) for one in found[1:]]
+        click.echo("\n".join([diagnosis_text(found[0], **named, remarks=remarks), *texts]), nl=False)
     if html:
         sections = [
-            diagnosis_section(one, machine=machine, identity=f"s{number}", source=path)
-            for number, one in enumerate(found, 1)
+            diagnosis_section(one, **named, identity=f"s{number}", source=path) for number, one in enumerate(found, 1)
         ]
         write_html(html, sections)
     if odd := [one for one in found if not one.reasonable]:

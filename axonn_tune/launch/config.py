@@ -180,7 +180,7 @@ def predict(pricing: Pricing, *, model: Model, machine: Machine, workload: Workl
         workload,
         pricing.configuration,
         framework=pricing.framework,
-        compute_s=pricing.compute_s,
+        compute_s=pricing.compute_s + pricing.bubble_s,
         iteration_s=pricing.iteration_s,
         executed_flops=pricing.executed_flops,
     )

@@ -23,7 +23,7 @@ from statistics import median
 
 import numpy as np
 
-from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats
+from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats, profile_bounds_s
 from axonn_tune.errors import UsageError
 from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Adjust, Sample, Setup, named_times, noise_of
 from axonn_tune.learning.learn import Prior, prior_of
@@ -58,6 +58,9 @@ PRIORS: Mapping[str, float] = {
 """Relative prior probabilities of faults, estimated, not measured. Most runs are as stated. Flags that are not in
 effect and the inter-node network are the most frequent faults. `slow_network` is of the outermost network level,
 `slow_link` of each other one, `latency` of each."""
+
+UNSTATED = 4.0
+"""How many times as often an option differs from what was assumed of it as from what was stated: judgement, too."""
 
 SLOWER = np.geomspace(1.1, 10.0, 10)
 BETWEEN = np.geomspace(1.1, 10.0, 46)
@@ -94,12 +97,13 @@ class Guess:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One explanation: equally likely guesses, and advice."""
+    """One explanation: equally likely guesses, and advice; weight: multiplies its prior."""
 
     kind: str
     title: str
     guesses: tuple[Guess, ...]
     advice: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,31 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """What an assumption may be instead, in words, and the step that is then predicted, s; whether the run fits it."""
+
+    words: str
+    step_s: float
+    reasonable: bool
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A column of the run that was not stated, the cell it was taken to hold, and others that change the step."""
+
+    column: str
+    taken: str
+    others: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """One run against its prediction; times of `of`, s, with the prediction's 80% interval.
 
-    healthy: probability of no fault. misfit: root mean square of the deviations that even the nearest
-    explanation leaves, in standard deviations; 1 where it leaves less. causes: explanations, the most probable first.
+    learned: the interval is the uncertainty left by the runs learned from, else the profile's half-widths. assumed:
+    settings that the file does not state. healthy: probability of no fault. misfit: root mean square of the deviations
+    that even the nearest explanation leaves, in standard deviations; 1 where it leaves less. causes: explanations, the
+    most probable first.
     """
 
     name: str
@@ -132,6 +156,8 @@ class Diagnosis:
     misfit: float
     causes: tuple[Cause, ...]
     changes: tuple[Change, ...]
+    assumed: tuple[Assumption, ...] = ()
+    learned: bool = False
 
     @property
     def reasonable(self) -> bool:
@@ -190,20 +216,63 @@ def diagnose(sample: Sample, machine: Machine, *, ranks: RankTimes | None = None
     # Ranks of several stages compute different parts of the model.
     staged = sample.setup is not None and sample.setup.configuration.grid.pipeline > 1
     observed = _Observed(sample, machine, None if staged else ranks)
-    causes, healthy, misfit = _weighed(observed, list(_hypotheses(observed)))
-    step, spread = observed.total(observed.stated), observed.spread
+    hypotheses = list(_hypotheses(observed))
+    causes, healthy, misfit = _weighed(observed, hypotheses)
+    step, (least, most) = observed.total(observed.stated), observed.interval
     return Diagnosis(
         name=sample.name,
         of="step" if "step" in observed.rows else "all collectives",
         measured_s=observed.measured_s,
         predicted_s=step,
-        low_s=step * math.exp(-DEVIATIONS * spread),
-        high_s=step * math.exp(DEVIATIONS * spread),
+        low_s=step * least,
+        high_s=step * most,
         healthy=healthy,
         misfit=misfit,
         causes=causes,
         changes=() if sample.setup is None else changes_of(sample.setup, observed.price_as),
+        assumed=tuple(_assumptions(observed, hypotheses)),
+        learned=machine.learned is not None,
     )
+
+
+_KINDS = {
+    "mbs": "micro_batch",
+    "vpp": "interleaving",
+    "recompute": "recompute",
+    "seq_parallel": "sequence_parallel",
+    "zero_stage": "distributed_optimizer",
+}
+"""Columns that a row may leave blank, and the hypothesis of another value. Attention has none: frameworks that have it
+fused seldom run without."""
+
+
+def _assumptions(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> Iterator[Assumption]:
+    """Settings that the file does not state, with other values that change the step."""
+    least, most = observed.interval
+    for column in observed.sample.unstated:
+        assert observed.setup is not None, "of rows"
+        others = (
+            Alternative(re.sub(", not [^,]+", "", guess.words), step_s, least <= observed.measured_s / step_s <= most)
+            for one in hypotheses
+            if one.kind == _KINDS.get(column)
+            for guess in one.guesses
+            if (step_s := guess.times["step"])
+        )
+        yield Assumption(column, _cell(column, observed.setup), tuple(others))
+
+
+def _cell(column: str, setup: Setup) -> str:
+    """The value of a column for a setup."""
+    one, step = setup.configuration, setup.framework.step
+    stage = 2 if step.shard_gradients else int(step.distributed_optimizer)
+    return {
+        "mbs": str(one.micro_batch),
+        "vpp": str(one.chunks),
+        "recompute": one.recompute,
+        "seq_parallel": str(int(step.sequence_parallel)),
+        "zero_stage": str(3 if one.grid.z > 1 else stage),
+        "attn": "flash" if step.fused_attention else "unfused",
+    }[column]
 
 
 # Observations and their predictions.
@@ -227,6 +296,27 @@ class _Observed:
         # The noise of a lone step has that of its model in it; in a run, step and computation share it.
         whole = np.array([float(row in WHOLE) for row in self.rows])
         self.shared = beyond**2 + (OF_MODEL**2 * np.outer(whole, whole) if len(self.rows) > 1 else 0.0)
+        # What no number explains of a cluster and software on which the profile was not checked: all to its half-width.
+        missing = max(0.0, (math.log1p(self.half_width) / DEVIATIONS) ** 2 - self.spread**2)
+        self.shared = self.shared + missing * np.outer(whole, whole)
+
+    @cached_property
+    def half_width(self) -> float:
+        """Half of the 80% interval that every command gives this step, as a share; 0 by a profile that has learned."""
+        if self.prior.machine.learned is not None or self.setup is None or "step" not in self.rows:
+            return 0.0
+        pricing = self.setup.price(lambda machine: machine)
+        low_s, high_s = profile_bounds_s(
+            self.setup.machine, compute_s=pricing.compute_s + pricing.bubble_s, iteration_s=pricing.iteration_s
+        )
+        return (high_s - low_s) / (high_s + low_s)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Least and most of the 80% interval over the prediction."""
+        if math.expm1(DEVIATIONS * self.spread) > self.half_width * (1.0 + 1e-9):
+            return math.exp(-DEVIATIONS * self.spread), math.exp(DEVIATIONS * self.spread)
+        return 1.0 - self.half_width, 1.0 + self.half_width
 
     def price(self, adjust: Adjust, setup: Setup | None = None) -> Mapping[str, float]:
         """Predicted times with the numbers under trial."""
@@ -333,7 +423,7 @@ def _weighed(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> tuple[tup
     logs = [[observed.log_likelihood(guess, misfit=misfit) for guess in one.guesses] for one in every]
     weights = np.array(
         [
-            math.log(PRIORS[one.kind]) + float(np.logaddexp.reduce(found)) - math.log(len(found))
+            math.log(one.weight * PRIORS[one.kind]) + float(np.logaddexp.reduce(found)) - math.log(len(found))
             for one, found in zip(every, logs, strict=True)
         ]
     )
@@ -432,6 +522,7 @@ _SHARED = "Check for other processes on the accelerators and cores, and that eac
 _HOST = "Bind each rank to cores next to its GPU (numactl, --cpu-bind), compile, or use CUDA graphs."
 _QUEUES = "Check that the flags reached every rank, and CUDA_DEVICE_MAX_CONNECTIONS=1 where the framework needs it."
 _FLAGS = "Compare the arguments that the run printed with those stated here."
+_STATE = "State the settings that ran, as columns of the CSV or with --fact COLUMN=VALUE."
 
 
 def _straggler(observed: _Observed) -> Hypothesis:
@@ -447,11 +538,14 @@ def _straggler(observed: _Observed) -> Hypothesis:
 
 
 def _other_setups(observed: _Observed, setup: Setup) -> Iterator[Hypothesis]:
-    """A configuration other than stated."""
-    within = most_bytes(setup)
+    """A configuration other than stated or assumed."""
+    within, open_ = most_bytes(setup), {_KINDS.get(column) for column in observed.sample.unstated}
     for (kind, title), others in alternatives(setup).items():
         guesses = tuple(
             observed.guess(words, changed) for words, changed in others if possible(changed, within_bytes=within)
         )
-        if guesses:
-            yield Hypothesis(kind, title, guesses, _QUEUES if kind in ("overlap", "overlaps") else _FLAGS)
+        advice = _QUEUES if kind in ("overlap", "overlaps") else _FLAGS
+        if guesses and kind in open_:
+            yield Hypothesis(kind, title.replace("than stated", "than assumed"), guesses, _STATE, UNSTATED)
+        elif guesses:
+            yield Hypothesis(kind, title, guesses, advice)

@@ -28,8 +28,10 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
 from axonn_tune.specs.results import MeasuredConfiguration, Measurements, RecordedTerm, Summary
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
+from axonn_tune.units import show_bytes
 from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.validation.published.cases import Case, interleavings
+from axonn_tune.validation.published.measurements import bus_bytes
 
 Adjust: TypeAlias = Callable[[Machine], Machine]
 """Maps a profile to one with trial numbers."""
@@ -46,6 +48,11 @@ MATMUL_NOISE = 0.15
 
 TERM_NOISE, COLLECTIVE_NOISE = 0.1, 0.1
 """Of one collective: alpha-beta lines miss measured times by about that (docs/accuracy.md, collectives)."""
+
+PRECISE_BYTES, MOST_COLLECTIVE_NOISE = 64.0 * 1024**2, 0.3
+"""Size from which on that is all that a collective misses, and what it misses at most. Errors of published collectives
+scatter by 4 to 6% from 64 MiB up, 16% at 16 MiB, and 29 to 34% at 1 to 4 MiB (robust standard deviations), where
+libraries switch between protocols and algorithms: small messages must not spoil what large ones say of bandwidth."""
 
 TERM_FLOOR = 0.02
 """Share of a step below which a collective's time has little weight."""
@@ -75,7 +82,8 @@ class Sample:
 
     name: with its position in the file; what: quantity of each time. ranks: of the run. noise: of each time.
     price: predicted times on its profile, s; narrow: the same sample with open configurations chosen. setup: of a step
-    with a fixed layout. seen: every measured time, also those that `price` does not have, s.
+    with a fixed layout. seen: every measured time, also those that `price` does not have, s. unstated: blank columns
+    of a row on which its step may depend. bus_bytes: bytes that the bus bandwidth of each collective counts.
     """
 
     name: str
@@ -88,6 +96,8 @@ class Sample:
     narrow: Callable[[Adjust], Sample] | None = None
     setup: Setup | None = None
     seen: Mapping[str, float] = field(default_factory=dict)
+    unstated: tuple[str, ...] = ()
+    bus_bytes: tuple[float, ...] = ()
 
     def narrowed(self, adjust: Adjust) -> Sample:
         """The same, with open configurations chosen by these numbers."""
@@ -121,7 +131,18 @@ def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:
         narrow=narrow if settled is None else None,
         setup=None if settled is None else Setup(case.model, case.machine, case.workload, settled, case.framework),
         seen={"step": case.row.step_s},
+        unstated=tuple(name for name in case.row.unstated if _matters(name, case)),
     )
+
+
+def _matters(column: str, case: Case) -> bool:
+    """Whether a blank cell of a row leaves anything open."""
+    one, block = case.configurations[0].grid, case.framework.step.gather_unit == "block"
+    return {
+        "vpp": one.pipeline > 1,
+        "seq_parallel": one.x > 1,
+        "zero_stage": one.data > 1 and not block,
+    }.get(column, True)
 
 
 def measured_samples(measurements: Measurements, machine: Machine, *, name: str) -> list[Sample]:
@@ -246,7 +267,7 @@ def _collective_sample(
     found: Sequence[tuple[CollectiveProbe, float]], machine: Machine, framework: Framework, name: str
 ) -> Sample:
     first, ranks = found[0][0], found[0][0].group * found[0][0].stride
-    noise = COLLECTIVE_NOISE * math.sqrt(max(1.0, len(found) / INDEPENDENT))
+    share = math.sqrt(max(1.0, len(found) / INDEPENDENT))
     sizes = [float(probe.size_bytes) for probe, _ in found]
 
     def price(adjust: Adjust) -> tuple[float, ...]:
@@ -259,11 +280,24 @@ def _collective_sample(
         name=f"{name}: {first.op} of {first.group} ranks",
         framework=framework,
         ranks=ranks,
-        what=tuple(f"{first.op}, {probe.size_bytes} bytes" for probe, _ in found),
+        what=tuple(_size(probe.size_bytes) for probe, _ in found),
         measured_s=tuple(seconds for _, seconds in found),
-        noise=(noise,) * len(found),
+        noise=tuple(share * collective_noise(size) for size in sizes),
         price=price,
+        bus_bytes=tuple(bus_bytes(first.op, first.group, size) for size in sizes),
     )
+
+
+def _size(size_bytes: int) -> str:
+    """A size for a person, in full where a binary unit does not divide it."""
+    unit = 1024 ** ((size_bytes.bit_length() - 1) // 10)
+    return f"{size_bytes:,} bytes" if size_bytes % unit else show_bytes(size_bytes)
+
+
+def collective_noise(size_bytes: float) -> float:
+    """Of one collective of a benchmark, by its size: it falls with the fourth root down to `COLLECTIVE_NOISE`."""
+    smaller = max(1.0, PRECISE_BYTES / size_bytes)
+    return min(MOST_COLLECTIVE_NOISE, COLLECTIVE_NOISE * math.sqrt(math.sqrt(smaller)))
 
 
 def joined(samples: Sequence[Sample]) -> Sample:

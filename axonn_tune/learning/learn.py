@@ -65,6 +65,9 @@ PER_DOUBLING = 0.01
 SHARES, UNBOUNDED = ("training_share", "memory_efficiency"), 20.0
 """Numbers that are at most 1; and logarithms that nothing reaches."""
 
+WORSE = 0.05
+"""By how much more of its logarithm a row must be off than before to be called worse."""
+
 SILENT, MOVED, FAR, CONTRADICTS = 0.9, 0.02, 3.0, 3.0
 """A number whose spread stays above the first share of its prior is not identified; one that moves by less than the
 second has not moved. Beyond so many standard deviations a number contradicts its prior, and a row the others."""
@@ -165,7 +168,10 @@ def _paths(machine: Machine) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """One time of the evidence, before and after; log errors are log(predicted / measured)."""
+    """One time of the evidence, before and after; log errors are log(predicted / measured).
+
+    bus_bytes: what the bus bandwidth of a collective counts, 0 of other times.
+    """
 
     name: str
     what: str
@@ -174,6 +180,12 @@ class Row:
     before: float
     after: float
     noise: float
+    bus_bytes: float = 0.0
+
+    @property
+    def worse(self) -> bool:
+        """Whether it is predicted worse than before, because others count more."""
+        return abs(self.after) > abs(self.before) + WORSE
 
     @property
     def contradicts(self) -> bool:
@@ -247,10 +259,14 @@ def learn(
         pricing.predict, pricing.derivatives, measured, noise=noise, prior=prior.covariance, bounds=prior.bounds
     )
     before = pricing.predict(np.zeros(len(prior.paths))) - measured
-    labels = [(sample, what) for sample in samples for what in sample.what]
+    labels = [
+        (sample, what, of_bus)
+        for sample in samples
+        for what, of_bus in zip(sample.what, sample.bus_bytes or (0.0,) * len(sample.what), strict=True)
+    ]
     rows = tuple(
-        Row(sample.name, what, sample.ranks, math.exp(time), float(old), float(new), float(own))
-        for (sample, what), time, old, new, own in zip(
+        Row(sample.name, what, sample.ranks, math.exp(time), float(old), float(new), float(own), of_bus)
+        for (sample, what, of_bus), time, old, new, own in zip(
             labels, measured, before, posterior.residuals, noise, strict=True
         )
     )

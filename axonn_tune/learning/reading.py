@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,6 +20,7 @@ from axonn_tune.errors import DocumentError, Problem, UnknownNameError, UsageErr
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.learning.arguments import Stated, StatedRun
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, run_sample, step_sample
 from axonn_tune.learning.stated import model_columns
 from axonn_tune.specs.catalog import MachineLike, ModelLike, load_machine, load_model, machines_with
@@ -31,7 +32,7 @@ from axonn_tune.specs.points import MatmulProbe, Probe
 from axonn_tune.specs.results import LAUNCH_NAME, SUMMARY_NAME, Measurements, Summary
 from axonn_tune.units import counted
 from axonn_tune.validation.published.cases import case_of, differences, profile_of
-from axonn_tune.validation.published.rows import COLUMNS, NEEDED, StepRow, read_steps, step_row
+from axonn_tune.validation.published.rows import COLUMNS, NEEDED, SILENT, StepRow, each_record, step_row
 
 if TYPE_CHECKING:
     from axonn_tune.learning.training_logs import LoggedRun
@@ -42,7 +43,8 @@ class EvidenceRequest:
     """Files, and facts that they do not state.
 
     machine: base profile; without one, that of measurement files, or the shipped one nearest to what rows say.
-    framework: software of logs and rows that do not name it. facts: columns of the step CSV, by name or as in `tp=8`.
+    framework: software of logs and rows that do not name it. model, facts: what logs and rows do not state; facts are
+    columns of the step CSV, by name or as in `tp=8`.
     ranks, nodes: of a collective log that does not state them. ranks_per_node: splits a base profile of one network
     level.
     """
@@ -95,14 +97,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Steps of a CSV file, or of a training log (logged); errors: relative standard error of each time."""
+    """Steps of a CSV file, or of a training log; errors: relative standard error of each time."""
 
     path: Path
     rows: tuple[StepRow, ...]
     errors: tuple[float, ...]
     said: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    logged: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,17 +155,17 @@ def read_evidence(request: EvidenceRequest) -> Evidence:
 
 def _require_use(found: Sequence[_Read], request: EvidenceRequest) -> None:
     """UsageError for an option that no file needs."""
-    logs = any(isinstance(one, _Rows) and one.logged for one in found)
+    rows = any(isinstance(one, _Rows) for one in found)
     probes = any(isinstance(one, _Probes) for one in found)
     unused = {
-        "--fact": bool(request.facts) and not logs,
-        "--model": request.model is not None and not logs,
-        "--framework": request.framework is not None and not (logs or probes),
+        "--fact": bool(request.facts) and not rows,
+        "--model": request.model is not None and not rows,
+        "--framework": request.framework is not None and not (rows or probes),
         "--ranks": request.ranks is not None and not probes,
         "--nodes": request.nodes is not None and not probes,
     }
     if named := [option for option, idle in unused.items() if idle]:
-        raise UsageError(f"{', '.join(named)}: no file here needs it; steps as CSV, runs and measurements state it all")
+        raise UsageError(f"{', '.join(named)}: no file here needs it: runs and measurements state it all")
 
 
 def _digests(paths: Sequence[str | Path]) -> tuple[str, ...]:
@@ -246,11 +247,39 @@ def _is_collective_log(text: str) -> bool:
 
 
 def _rows(path: Path, request: EvidenceRequest) -> _Rows:
-    rows = read_steps(path)
+    """A CSV of steps, whose blank cells and missing columns are what was given."""
+    given, named = _given(request), "gpu" not in request.stated
+    plain: dict[str, list[int]] = {}
+
+    def row(record: Mapping[str, str], line: int) -> StepRow:
+        stated = {name: Stated(value, line) for name, value in record.items() if value.lower() not in SILENT}
+        # Rows of another accelerator than that of --machine are priced on it, and that is said.
+        asked = {name: value for name, value in given.items() if name != "gpu" or not (named and "gpu" in stated)}
+        run = StatedRun(str(path), record.get("framework", ""), (line, line), stated).with_given(asked)
+        if not run.row()["framework"]:
+            raise ValueError("framework is blank: name the software there, or with --framework")
+        if blank := [words for name, words in _PLAIN_MODEL.items() if name not in run.columns]:
+            plain.setdefault(" and ".join(blank), []).append(line)
+        return step_row({**record, **run.row(), "id": record["id"]}, line)
+
+    rows = each_record(path, tuple(name for name in NEEDED if name not in given), row, known=COLUMNS)
     timed = tuple(row for row in rows if row.step_s is not None)
     if not timed:
         raise UsageError(f"{str(path)!r} has no row with a time (column step_s)")
-    return _Rows(path, timed, (0.0,) * len(timed))
+    said = (f"{path.name}:{_listed(lines)}: {words}; --model NAME says it" for words, lines in plain.items())
+    return _Rows(path, timed, (0.0,) * len(timed), tuple(said))
+
+
+def _listed(lines: Sequence[int]) -> str:
+    """The first of some lines, and how many there are."""
+    return f"{lines[0]} and {len(lines) - 1} more" if len(lines) > 1 else str(lines[0])
+
+
+_PLAIN_MODEL = {
+    "kv_heads": "kv_heads is blank, so as many as heads",
+    "gated_mlp": "gated_mlp is blank, so an MLP without gate",
+}
+"""Columns of a model that change its FLOPs, and what they are taken to be where they are blank."""
 
 
 def _measurement(path: Path, request: EvidenceRequest) -> Measurements:
@@ -279,26 +308,34 @@ def _trace(path: Path, request: EvidenceRequest) -> _Probes:
 def _training_log(path: Path, request: EvidenceRequest) -> _Rows:
     from axonn_tune.learning.training_logs import read_training_log
 
-    model = {} if request.model is None else model_columns(load_model(request.model).document)
-    given = {**model, **_beside(path), **request.stated}
-    if request.framework:
-        given.setdefault("framework", request.framework)
-    if request.machine is not None:
-        given.setdefault("gpu", load_machine(request.machine).document.accelerator.name)
+    given = _given(request, _beside(path))
     runs = read_training_log(path)
     rows = tuple(_row_of(run, given) for run in runs)
     errors = tuple(run.spread / math.sqrt(len(run.times_s)) for run in runs)
     said = (f"{path.name}:{run.lines[0]}: {words}" for run in runs for words in run.assumed)
     left_out = [words for run in runs for words in _left_out(run)]
     more = [f"{path.name}: {len(left_out) - MOST_LEFT_OUT} lines more"] if len(left_out) > MOST_LEFT_OUT else []
-    return _Rows(path, rows, errors, tuple(said), (*left_out[:MOST_LEFT_OUT], *more), logged=True)
+    return _Rows(path, rows, errors, tuple(said), (*left_out[:MOST_LEFT_OUT], *more))
+
+
+def _given(request: EvidenceRequest, beside: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Columns that options give, over those of the file beside a log."""
+    model = {} if request.model is None else model_columns(load_model(request.model).document)
+    given = {**model, **(beside or {}), **request.stated}
+    if request.framework:
+        given.setdefault("framework", request.framework)
+    if request.machine is not None and "gpu" not in given:
+        given["gpu"] = load_machine(request.machine).document.accelerator.name
+    return given
 
 
 def _row_of(run: LoggedRun, given: Mapping[str, str]) -> StepRow:
     """A run as a row; DocumentError for words or sizes that mean nothing."""
     record = run.record(given)
     try:
-        return step_row(record, run.lines[0])
+        row = step_row(record, run.lines[0])
+        # A log that prints its arguments prints switches that are off as nothing.
+        return replace(row, unstated=tuple(set(row.unstated) - {"vpp", "attn"})) if "pp" in run.columns else row
     except ValueError as error:
         raise DocumentError(run.path, [Problem("", str(error), run.lines[0])]) from None
 

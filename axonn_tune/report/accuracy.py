@@ -251,6 +251,12 @@ def _reasons(evaluations: Sequence[Evaluation]) -> list[Json]:
     return [{"rows": number, "why_not": why} for why, number in counts.most_common()]
 
 
+_FROM_ROWS = (
+    "80% intervals: as wide as errors of the same software's rows by fits that had not seen their model and size."
+)
+_FROM_PROFILE = "80% intervals: half-widths of the profile, or what it has learned from runs, as in a search."
+
+
 def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
     """Errors by source with held-out errors, families, the worst rows first, and rows without a prediction."""
     parts = []
@@ -260,6 +266,7 @@ def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> 
         parts.append(_steps_text("worst rows", summary.worst))
     parts.append(text_of(_INTERLEAVING, list(map(_step_row, summary.of_unknown_interleaving))))
     parts.append(_steps_text("rows without a time", [one for one in summary.not_measured if one.predicted_s]))
+    parts.append(_FROM_ROWS if without else _FROM_PROFILE)
     parts += sorted({words for one in summary.of_unknown_software for words in _unknown_software(one)})
     parts += [f"warning: {one.row.id}: {words}" for one in summary.warned for words in one.warnings]
     parts += [f"not predicted: {one.row.id}: {one.why_not}" for one in summary.not_predicted]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from axonn_tune import __version__
 from axonn_tune.cost.prediction import Pricing
-from axonn_tune.errors import UnknownNameError, UsageError
+from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.learning.diagnose import Cause, Diagnosis
@@ -22,7 +22,7 @@ from axonn_tune.learning.stated import CommandRun
 from axonn_tune.report import page
 from axonn_tune.report.explain import ExplainSection
 from axonn_tune.report.output import PERCENT, Column, Json, fields_of, percent, signed_percent, text_of, words, wrapped
-from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import OVERLAPS
 from axonn_tune.units import counted, show_bytes, show_seconds
@@ -30,6 +30,9 @@ from axonn_tune.units import counted, show_bytes, show_seconds
 SCHEMA = "axonn-tune/diagnosis/1"
 LIKELY, LISTED = 0.01, 6
 """Least probability and largest number of listed explanations."""
+
+EXPLAINED = 0.1
+"""Share of the gap below which a cause explains nothing."""
 
 MISFIT = 2.0
 """Residual of the best explanation, in standard deviations, above which none fits."""
@@ -46,17 +49,21 @@ _CAUSES = (
 _CHANGES = (Column("gain", "gain", show=percent), Column("step_s", "step", show=show_seconds), words("words", "change"))
 
 
-def diagnosis_text(found: Diagnosis, *, machine: str, remarks: Sequence[str] = ()) -> str:
-    """Assessment, explanations of the gap, and faster layouts; remarks: assumptions."""
-    parts = [f"{found.name}\n{wrapped(verdict(found))}\n"]
+def diagnosis_text(found: Diagnosis, *, machine: str, model: str | None = None, remarks: Sequence[str] = ()) -> str:
+    """Assumptions, assessment, explanations of the gap, and faster layouts.
+
+    machine, model: as stated, for commands. remarks: assumptions about the evidence.
+    """
+    assumed = [*remarks, *_assumed(found)]
+    said = "".join(f"{wrapped(f'Assumed: {words}')}\n" for words in assumed)
+    parts = [f"{found.name}\n{said}{wrapped(verdict(found))}\n"]
     if likely := _likely(found):
         parts.append(text_of(_CAUSES, likely))
     parts += ["".join(f"{wrapped(note)}\n" for note in _notes(found))]
     if found.changes and not found.faster:
         faster = f"Faster than the predicted {show_seconds(found.predicted_s)}, by the profile:"
         parts.append(f"{faster}\n\n" + text_of(_CHANGES, found.changes))
-        parts.append("\n".join(command_of(change, machine=machine) for change in found.changes) + "\n")
-    parts += ["".join(f"{wrapped(f'Assumed: {remark}')}\n" for remark in remarks)] if remarks else []
+        parts.append("\n".join(command_of(change, machine=machine, model=model) for change in found.changes) + "\n")
     return "\n".join(part for part in parts if part)
 
 
@@ -67,20 +74,56 @@ def verdict(found: Diagnosis) -> str:
         f"The {found.of} took {show_seconds(found.measured_s)}, predicted {show_seconds(found.predicted_s)} "
         f"(80%: {show_seconds(found.low_s)} to {show_seconds(found.high_s)}): {signed_percent(off)}"
     )
+    depends = _depends(found)
     if found.reasonable:
-        return f"{said}, which is reasonable."
+        return f"{said}, which is reasonable{depends}."
     if found.faster:
-        return f"{said}, faster than predicted. Its stated layout, batch or machine is probably wrong."
-    return f"{said}, slower than predicted."
+        wrong = "Its stated layout, batch or machine is probably wrong."
+        return f"{said}, faster than predicted{depends}. {wrong}"
+    return f"{said}, slower than predicted{depends}."
+
+
+def _depends(found: Diagnosis) -> str:
+    """The assumptions on which an assessment depends, and the opposite one; "" without any."""
+    turned = [
+        (one, [other for other in one.others if other.reasonable != found.reasonable])
+        for one in found.assumed
+        if any(other.reasonable != found.reasonable for other in one.others)
+    ]
+    if not turned:
+        return ""
+    cells = ", ".join(f"{one.column}={one.taken}" for one, _ in turned)
+    others = " or ".join(
+        f"{other.words} ({show_seconds(other.step_s)} predicted)" for _, several in turned for other in several
+    )
+    return f", if {cells} as assumed; {'not ' if found.reasonable else ''}reasonable with {others}"
+
+
+def _assumed(found: Diagnosis) -> Iterator[str]:
+    """Settings that the file does not state, and the steps of others."""
+    if not found.assumed:
+        return
+    cells = ", ".join(f"{one.column}={one.taken}" for one in found.assumed)
+    others = [f"{show_seconds(other.step_s)} with {other.words}" for one in found.assumed for other in one.others]
+    instead = f" Otherwise the prediction is {', '.join(others)}." if others else ""
+    yield f"{cells}, not stated by the file.{instead} Add the columns, or --fact {cells.partition(',')[0]} and so on"
 
 
 def _likely(found: Diagnosis) -> list[Cause]:
-    return [cause for cause in found.causes[:LISTED] if cause.probability >= LIKELY]
+    """Causes that explain a part of the gap, in its direction, and are not all too improbable."""
+    gap_s = found.measured_s - found.predicted_s
+    told = [cause for cause in found.causes if cause.explains_s * gap_s >= EXPLAINED * gap_s**2]
+    return [cause for cause in told[:LISTED] if cause.probability >= LIKELY]
 
 
 def _notes(found: Diagnosis) -> Iterator[str]:
-    none = "Nothing is wrong" if found.reasonable else "No listed explanation"
-    yield f"{none}: {percent(found.healthy, decimals=0)} likely."
+    nothing = "no fault" if found.reasonable else "none of these causes, and an error of the prediction itself"
+    yield f"Probability of {nothing}: {percent(found.healthy, decimals=0)}."
+    if found.of == "step" and not found.learned:
+        yield (
+            "The 80% interval has the half-widths of the profile, which has learned from no step: `axonn-tune learn` "
+            "with a run that is known to be good narrows it."
+        )
     if found.misfit > MISFIT:
         yield (
             f"No explanation fits well: even the best leaves {found.misfit:.1f} standard deviations, so "
@@ -89,9 +132,9 @@ def _notes(found: Diagnosis) -> Iterator[str]:
     yield from dict.fromkeys(cause.advice for cause in _likely(found)[:3] if cause.advice)
 
 
-def command_of(change: Change, *, machine: str) -> str:
+def command_of(change: Change, *, machine: str, model: str | None = None) -> str:
     """The command that writes the launch files of a change, or explains it if there are none."""
-    words = pins(change.setup, machine=machine)
+    words = pins(change.setup, machine=machine, model=model)
     if change.setup.framework.name == AXONN_TUNE.name:
         return shlex.join(["axonn-tune", *words, "-o", "launch.yaml"])
     if _expressible(change.setup):
@@ -111,10 +154,10 @@ def _expressible(setup: Setup) -> bool:
     return True
 
 
-def pins(setup: Setup, *, machine: str) -> list[str]:
+def pins(setup: Setup, *, machine: str, model: str | None = None) -> list[str]:
     """Options that pin this step configuration."""
     one, workload, framework = setup.configuration, setup.workload, setup.framework
-    found = ["--gpus", str(one.grid.world), *_model_words(setup.model), "--machine", machine]
+    found = ["--gpus", str(one.grid.world), *_model_words(setup.model, model), "--machine", machine]
     if framework.name != AXONN_TUNE.name:
         found += ["--framework", framework.name]
     found += ["--batch", str(workload.global_batch), "--seq", str(workload.sequence_length)]
@@ -144,20 +187,24 @@ def _step_words(setup: Setup) -> Iterator[str]:
             yield from ("--set", f"step.{name}={_word(value)}")
 
 
-def _model_words(model: Model) -> list[str]:
-    """A shipped model by name, another model by its differences from a shipped one."""
-    try:
-        if load_model(model.name).document == model:
-            return ["--model", model.name]
-    except UnknownNameError:
-        pass
-    near = "llama3-8b" if model.gated else "20b"
-    known = load_model(near).document
-    names = [name for name in Model.model_fields if name not in _DESCRIPTIVE]
-    changed = [
-        f"{name}={_word(getattr(model, name))}" for name in names if getattr(model, name) != getattr(known, name)
-    ]
-    return ["--model", near, *(word for change in changed for word in ("--set", change))]
+def _model_words(model: Model, stated: str | None) -> list[str]:
+    """The stated model, or the nearest shipped one, with its differences."""
+    changed: dict[str, list[str]] = {}
+    for name in [stated] if stated else available("model"):
+        other = load_model(name).document
+        if stated or other.gated == model.gated:
+            changed[name] = list(_changed(model, other))
+    name = min(changed, key=lambda one: (len(changed[one]), one != model.name))
+    return ["--model", name, *(word for change in changed[name] for word in ("--set", change))]
+
+
+def _changed(model: Model, other: Model) -> Iterator[str]:
+    """Fields in which a model differs from another, as `--set` takes them."""
+    for name in Model.model_fields:
+        # Only a table of learned positions has a length that is priced.
+        idle = name in _DESCRIPTIVE or (name == "max_sequence_length" and not model.learned_positions)
+        if not idle and getattr(model, name) != getattr(other, name):
+            yield f"{name}={_word(getattr(model, name))}"
 
 
 def _word(value: object) -> str:
@@ -165,7 +212,7 @@ def _word(value: object) -> str:
     return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
 
 
-def diagnosis_json(found: Diagnosis, *, machine: str) -> Json:
+def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None) -> Json:
     """Everything, by the schema `axonn-tune/diagnosis/1`."""
     times = ("name", "of", "measured_s", "predicted_s", "low_s", "high_s", "healthy", "misfit")
     return {
@@ -174,28 +221,30 @@ def diagnosis_json(found: Diagnosis, *, machine: str) -> Json:
         **{name: getattr(found, name) for name in times},
         "reasonable": found.reasonable,
         "verdict": verdict(found),
+        "learned": found.learned,
+        "assumed": [asdict(one) for one in found.assumed],
         "causes": [asdict(cause) for cause in found.causes],
-        "changes": [_change_json(change, machine=machine) for change in found.changes],
+        "changes": [_change_json(change, machine=machine, model=model) for change in found.changes],
     }
 
 
-def _change_json(change: Change, *, machine: str) -> Json:
+def _change_json(change: Change, *, machine: str, model: str | None) -> Json:
     return {
         "words": change.words,
         "layout": layout_words(change.setup.configuration, change.setup.framework),
         "step_s": change.step_s,
         "gain": change.gain,
-        "command": command_of(change, machine=machine),
+        "command": command_of(change, machine=machine, model=model),
     }
 
 
-def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: str) -> Json:
-    """A page section: predicted and measured step, the gap and its causes, and commands."""
+def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: str, model: str | None = None) -> Json:
+    """A page section: assumptions, predicted and measured step, the gap and its causes, and commands."""
     likely, interval = _likely(found), f"80%: {show_seconds(found.low_s)} to {show_seconds(found.high_s)}"
     return page.section(
         identity,
         f"{found.name}: is it reasonable?",
-        verdict=[verdict(found), *_notes(found)],
+        verdict=[verdict(found), *(f"Assumed: {words}." for words in _assumed(found)), *_notes(found)],
         cards=[
             page.card("measured", show_seconds(found.measured_s), note=found.of),
             page.card("predicted", show_seconds(found.predicted_s), note=interval),
@@ -204,7 +253,9 @@ def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: 
         blocks=[
             *_figures(found, likely),
             *(
-                page.command(command_of(one, machine=machine), title=f"{one.words}: {percent(one.gain)} faster")
+                page.command(
+                    command_of(one, machine=machine, model=model), title=f"{one.words}: {percent(one.gain)} faster"
+                )
                 for one in found.changes
             ),
             page.origin_fold([("source", source), ("schema", SCHEMA)]),
@@ -246,7 +297,7 @@ class StatedCommand:
     """Facts about a command besides its prediction.
 
     setup: what it runs. rank, layouts: rank of its grid in a search, None if rejected there; best_s: step of the first.
-    machine: the profile's name.
+    machine, model: as named.
     """
 
     run: CommandRun
@@ -256,6 +307,7 @@ class StatedCommand:
     layouts: int
     best_s: float | None
     machine: str
+    model: str | None = None
 
 
 def command_section(command: StatedCommand, pricing: Pricing) -> ExplainSection:
@@ -301,7 +353,7 @@ def better_section(command: StatedCommand, step_s: float) -> ExplainSection:
         sentences=sentences,
         columns=_CHANGES,
         rows=[fields_of(change, ("gain", "step_s", "words")) for change in command.changes],
-        commands=[command_of(change, machine=command.machine) for change in command.changes],
+        commands=[command_of(change, machine=command.machine, model=command.model) for change in command.changes],
     )
 
 
@@ -319,5 +371,5 @@ def command_json(command: StatedCommand) -> Json:
             "layouts": command.layouts,
             "best_step_s": command.best_s,
         },
-        "changes": [_change_json(change, machine=command.machine) for change in command.changes],
+        "changes": [_change_json(change, machine=command.machine, model=command.model) for change in command.changes],
     }

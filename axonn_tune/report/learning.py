@@ -12,6 +12,7 @@ from axonn_tune.learning.evidence import WHOLE
 from axonn_tune.learning.learn import Learning, Row, deviations
 from axonn_tune.learning.reading import Evidence
 from axonn_tune.report.output import Column, Json, fields_of, signed_percent, text_of, words, wrapped
+from axonn_tune.units import GB, show_seconds
 
 SCHEMA = "axonn-tune/learning/1"
 _LISTED = 20
@@ -29,7 +30,8 @@ _ROWS = (
     words("name", "evidence"),
     words("what", ""),
     Column("ranks", "ranks", decimals=0),
-    Column("measured_s", "measured, s"),
+    Column("measured_s", "measured", show=show_seconds),
+    Column("bus_bytes_per_s", "busbw,\nGB/s", per=GB, decimals=1),
     Column("before", "predicted\nbefore", show=signed_percent),
     Column("after", "now", show=signed_percent),
     words("mark", ""),
@@ -42,9 +44,9 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
     if moved := numbers_text(learning):
         parts.append(moved)
     steps = sorted(learning.rows, key=lambda row: (row.what not in WHOLE, -abs(row.after) / row.noise))
-    parts.append(
-        text_of(_ROWS, [{**_errors(row), "mark": "contradicts" if row.contradicts else ""} for row in steps[:_LISTED]])
-    )
+    of_bus = any(row.bus_bytes for row in steps)
+    columns = [column for column in _ROWS if of_bus or column.key != "bus_bytes_per_s"]
+    parts.append(text_of(columns, [{**_errors(row), "mark": _mark(row)} for row in steps[:_LISTED]]))
     if len(steps) > _LISTED:
         parts.append(f"and {len(steps) - _LISTED} more rows with smaller errors\n")
     notes = list(_notes(learning, evidence))
@@ -58,9 +60,9 @@ def learning_json(learning: Learning, evidence: Evidence) -> Json:
         "schema": SCHEMA,
         "tool_version": __version__,
         "machine": learning.machine.name,
-        **fields_of(evidence, ("sources", "assumed", "left_out")),
+        **fields_of(evidence, ("sources", "assumed", "left_out"), assumed=[*evidence.assumed, *_unstated(evidence)]),
         "numbers": _moved(learning),
-        "rows": [{**_errors(row), "contradicts": row.contradicts} for row in learning.rows],
+        "rows": [{**_errors(row), **fields_of(row, ("contradicts", "worse"))} for row in learning.rows],
         "silent": list(learning.silent),
         "far": [one.path for one in learning.far],
     }
@@ -85,8 +87,16 @@ def _moved(learning: Learning) -> list[Json]:
 
 
 def _errors(row: Row) -> Json:
-    named = ("name", "what", "ranks", "measured_s", "before", "after")
-    return fields_of(row, named, before=math.expm1(row.before), after=math.expm1(row.after))
+    named = ("name", "what", "ranks", "measured_s", "bus_bytes_per_s", "before", "after")
+    bus_bytes_per_s = row.bus_bytes / row.measured_s if row.bus_bytes else None
+    errors = {"before": math.expm1(row.before), "after": math.expm1(row.after)}
+    return fields_of(row, named, bus_bytes_per_s=bus_bytes_per_s, **errors)
+
+
+def _mark(row: Row) -> str:
+    if row.contradicts:
+        return "contradicts"
+    return "worse" if row.worse else ""
 
 
 def _notes(learning: Learning, evidence: Evidence) -> Iterator[str]:
@@ -105,8 +115,29 @@ def _notes(learning: Learning, evidence: Evidence) -> Iterator[str]:
             f"{row.name} ({row.what}) was measured {where} what the profile and all evidence together predict; it is "
             "down-weighted."
         )
-    yield from (f"Assumed: {words}" for words in evidence.assumed)
+    if worse := sorted((row for row in learning.rows if row.worse), key=lambda row: abs(row.before) - abs(row.after)):
+        most = worse[0]
+        yield (
+            f"{len(worse)} of {len(learning.rows)} rows are predicted worse than before (marked worse), most "
+            f"{most.name}, {most.what}: {signed_percent(math.expm1(most.before))} became "
+            f"{signed_percent(math.expm1(most.after))}. Other rows outweigh them; large messages have the most weight."
+        )
+    yield from (f"Assumed: {words}" for words in (*evidence.assumed, *_unstated(evidence)))
     yield from (f"Left out: {words}" for words in evidence.left_out)
+
+
+def _unstated(evidence: Evidence) -> Iterator[str]:
+    """Columns that rows leave blank, once for all rows that leave the same."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for sample in evidence.samples:
+        if sample.unstated:
+            rows.setdefault((*sample.unstated, sample.framework.title), []).append(sample.name)
+    for (*columns, title), names in rows.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield (
+            f"{names[0]}{more} without {', '.join(columns)}: as {title}'s recipes have it, or the fastest that fits; "
+            "state them as columns or with --fact"
+        )
 
 
 def _silent(learning: Learning) -> list[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+from axonn_tune.specs.catalog import load_model
+from axonn_tune.specs.document import to_yaml
 from tests.cli.running import good, run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "diagnose"
@@ -53,6 +56,69 @@ def test_commands_lead_to_the_predicted_step(tmp_path: Path, monkeypatch: pytest
     assert found["configs"][0]["iteration_s"] == pytest.approx(change["step_s"])
     good(shlex.join(words[1:]))
     assert (tmp_path / "launch.yaml").is_file()
+
+
+MINIMAL = """id,gpu,n_gpus,framework,model,layers,hidden,heads,kv_heads,ffn,vocab,gated_mlp,seq,gbs,mbs,tp,pp,dp,step_s
+me,H100,512,Megatron-Core,llama3-70b,80,8192,64,8,28672,128256,1,8192,1024,1,8,4,16,{step_s}
+"""
+"""Llama 3 70B on 512 H100, with nothing but its layout."""
+
+
+@pytest.fixture(name="minimal")
+def _minimal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("steps.csv").write_text(MINIMAL.format(step_s=24), "utf-8")
+
+
+@pytest.mark.usefixtures("minimal")
+def test_one_run_has_one_prediction_by_whichever_command() -> None:
+    """Guards against opposite verdicts: the same facts give the same step and interval to three commands."""
+    layout = "--tp 8 --pp 4 --dp 16 --cp 1 --gtp 1 --vpp 1 --micro-batch 1"
+    asked = f"--gpus 512 --model llama3-70b --batch 1024 --seq 8192 --framework megatron-core {layout}"
+    explained = good(f"explain {asked} --machine dgx-h100 --format json").document["config"]
+    diagnosed = json.loads(run("diagnose steps.csv --machine dgx-h100 --format json").out)
+    checked = good("validate --rows steps.csv --machine dgx-h100 --format json").document["rows"][0]
+    for one in (diagnosed, checked):
+        assert one["predicted_s"] == pytest.approx(explained["iteration_s"], rel=1e-6)
+        assert one["low_s"] == pytest.approx(explained["low_s"], rel=1e-6)
+        assert one["high_s"] == pytest.approx(explained["high_s"], rel=1e-6)
+
+
+@pytest.mark.usefixtures("minimal")
+def test_what_was_assumed_comes_first_and_the_verdict_depends_on_it() -> None:
+    """Guards blank cells: they are said before the verdict, which says on which it depends, and can be stated."""
+    done = run("diagnose steps.csv --machine dgx-h100")
+    said = " ".join(done.out.split())
+    assert said.startswith("steps.csv:2 Assumed: vpp=1, recompute=none, seq_parallel=1, zero_stage=1, attn=flash, not")
+    assert re.search(
+        r"slower than predicted, if recompute=none as assumed; reasonable with recompute full \(24\.\d s predicted\)",
+        said,
+    )
+    assert done.code == 4
+    stated = good("diagnose steps.csv --machine dgx-h100 --fact recompute=full")
+    assert "which is reasonable." in " ".join(stated.out.split())
+    assert "recompute=" not in stated.out.partition("The step took")[0]
+
+
+@pytest.mark.usefixtures("minimal")
+def test_what_explains_nothing_is_not_listed() -> None:
+    """Guards the list: only causes that change the step as the gap does, by a tenth of it or more."""
+    done = run("diagnose steps.csv --machine dgx-h100")
+    explained = re.findall(r" ([+-])([\d.]+) (m?s)$", done.out.partition("Probability of")[0], re.MULTILINE)
+    assert len(explained) >= 3
+    assert all(sign == "+" for sign, _, _ in explained)
+    assert all(float(number) * {"s": 1.0, "ms": 1e-3}[unit] >= 0.58 for _, number, unit in explained)
+
+
+@pytest.mark.usefixtures("minimal")
+def test_commands_name_the_model(tmp_path: Path) -> None:
+    """Guards commands to copy: the shipped model of these sizes, or the one that was stated, and no --set of sizes."""
+    found = run("diagnose steps.csv --machine dgx-h100").out
+    assert "--model llama3-70b --machine dgx-h100" in found
+    own = tmp_path / "own.yaml"
+    own.write_text(to_yaml(load_model("llama3-70b").document.model_copy(update={"name": "own"})), "utf-8")
+    assert f"--model {own} --machine" in run(f"diagnose steps.csv --machine dgx-h100 --model {own}").out
+    assert "--set" not in found
 
 
 def test_the_page_draws_it(tmp_path: Path) -> None:

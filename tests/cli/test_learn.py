@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import axonn_tune
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.machine import Learned, Machine
 from tests.cli.running import good, run
@@ -39,7 +40,7 @@ def test_rows() -> None:
     assert done.out.startswith("ours, learned from steps.csv: 1 step on 8 ranks\n")
     assert "Wrote ours.yaml." in done.err
     assert re.search(r"software\.eager\.\w+ +\S+ +\S+ +\d+% +\d+% +steps\.csv:2, step: \+", done.out)
-    assert re.search(r"steps\.csv:2 +step +8 +3\.60? +-\d+\.\d% +-?\+?\d+\.\d%", done.out)
+    assert re.search(r"steps\.csv:2 +step +8 +3\.60? s +-\d+\.\d% +-?\+?\d+\.\d%", done.out)
     assert "This evidence says little or nothing about" in done.out
     assert "Assumed: base profile dgx-h100" in " ".join(done.out.split())
     found = load_document("ours.yaml", schema=Machine)
@@ -86,6 +87,59 @@ def test_collectives_move_the_network_alone() -> None:
     assert moved
     assert all(path.startswith(("library.", "tiers.nvlink.", "software.")) for path in moved)
     assert "accelerator.*" in done.out.partition("says little or nothing about")[2]
+
+
+def test_collectives_are_shown_in_the_units_of_nccl_tests() -> None:
+    """Guards the table: sizes in binary units, times with theirs, and the bus bandwidth as the log has it."""
+    shown = good("learn all_gather.txt --machine dgx-h100 -o ours.yaml").out
+    assert re.search(r"all_gather of \d+ ranks +\d+ MiB +\d+ +[\d.]+ [mµ]s +[\d.]+ +[+-]", shown)
+    assert "bytes" not in shown
+    assert "busbw" in shown
+    assert "busbw" not in good("learn steps.csv -o ours.yaml").out
+
+
+LATE = """# nThread 1 nGpus 1 minBytes 1048576 maxBytes 4294967296
+#  Rank  0 Group  0 Pid  1 on node001 device  0 [0x19] NVIDIA H200
+{others}
+#       size         count      type   redop    root     time   algbw   busbw #wrong
+     1048576         16384     float    none      -1     62.8   16.70   15.66      0
+     4194304         65536     float    none      -1     70.7   59.29   55.58      0
+    16777216        262144     float    none      -1    110.3  152.17  142.66      0
+    67108864       1048576     float    none      -1    243.5  275.59  258.36      0
+   268435456       4194304     float    none      -1    844.3  317.95  298.08      0
+  1073741824      16777216     float    none      -1   3057.5  351.18  329.23      0
+# Out of bounds values : 0 OK
+"""
+"""An all-gather of two nodes: small messages take twice as long as the profile says, large ones do not."""
+
+
+def test_small_messages_do_not_spoil_large_ones(tmp_path: Path) -> None:
+    """Guards weights by size: libraries scatter at 1 to 16 MiB, so these may not move what is known of 64 MiB and more.
+
+    With one weight for all sizes 64 MiB went from +7% to +30%.
+    """
+    others = "\n".join(
+        f"#  Rank {rank:2} Group  0 Pid {rank + 1} on node00{1 + rank // 8} device {rank % 8:2} [0x19] NVIDIA H200"
+        for rank in range(1, 16)
+    )
+    (tmp_path / "all_gather.txt").write_text(LATE.format(others=others), "utf-8")
+    found, _ = axonn_tune.learn(["all_gather.txt"], machine="dgx-h200")
+    large = [row for row in found.rows if row.what in ("64 MiB", "256 MiB", "1 GiB")]
+    assert len(large) == 3
+    assert all(abs(row.after) < 0.12 for row in large), large
+    assert not any(row.worse for row in large)
+
+
+def test_rows_that_get_worse_are_said(tmp_path: Path) -> None:
+    """Guards against silent damage: a row that others outweigh is marked, and the worst is named with both errors."""
+    text = (tmp_path / "steps.csv").read_text("utf-8")
+    header, row = text.splitlines()
+    met = row.replace(",3.6,", ",2.84,")
+    (tmp_path / "steps.csv").write_text("\n".join([header, met, row, row, row]) + "\n", "utf-8")
+    said = " ".join(good("learn steps.csv -o ours.yaml").out.split())
+    assert re.search(
+        r"1 of 4 rows are predicted worse than before \(marked worse\), most steps\.csv:2, step: \S+% became", said
+    )
 
 
 def test_the_second_time_goes_on_from_the_first() -> None:

@@ -1,7 +1,8 @@
 """Published measurements against their predictions: each step with its interval or why there is none, and in sum.
 
-Half-widths of intervals are in `intervals.csv`: for software in the fit, from fits with the row's family held out; for
-other software and accelerators without a measured step, from fits with the row's source held out.
+Half-widths of intervals of shipped rows are in `intervals.csv`: for software in the fit, from fits with the row's
+family held out; for other software and accelerators without a measured step, from fits with the row's source held out.
+Rows of users have the intervals of a search, because no fit has seen their cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from statistics import fmean
 from typing import Literal, TypeAlias, get_args
 
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
-from axonn_tune.cost.uncertainty import DEVIATIONS, step_spread
+from axonn_tune.cost.uncertainty import DEVIATIONS, profile_bounds_s, step_spread
 from axonn_tune.frameworks import UNKNOWN
 from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.specs.loading import Loaded
@@ -86,11 +87,16 @@ class PredictedRow:
         return ", ".join(words)
 
 
-def predict_steps(rows: Iterable[StepRow], *, machine: Machine | None = None) -> tuple[PredictedRow, ...]:
-    """Predictions in the order of the rows, each on the nearest profile, or all on `machine` as it is."""
+def predict_steps(
+    rows: Iterable[StepRow], *, machine: Machine | None = None, shipped: bool = False
+) -> tuple[PredictedRow, ...]:
+    """Predictions in the order of the rows, each on the nearest profile, or all on `machine` as it is.
+
+    shipped: they are rows that the fits know, or others of the same publications.
+    """
     if machine is None:
-        return tuple(_predict(row, None) for row in rows)
-    return tuple(replace(_predict(row, machine), warnings=differences(row, machine)) for row in rows)
+        return tuple(_predict(row, None, shipped=shipped) for row in rows)
+    return tuple(replace(_predict(row, machine, shipped=shipped), warnings=differences(row, machine)) for row in rows)
 
 
 def best_pricing(case: Case, configurations: Iterable[Configuration]) -> Pricing:
@@ -110,7 +116,7 @@ def limit_bytes(case: Case) -> float:
     return memory_limit_bytes(case.machine.accelerator) * (1.0 + MEMORY_TOLERANCE)
 
 
-def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
+def _predict(row: StepRow, machine: Machine | None, *, shipped: bool) -> PredictedRow:
     case = case_of(row, machine=machine)
     if isinstance(case, str):
         return PredictedRow(row, why_not=case)
@@ -120,11 +126,17 @@ def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
     if needed > limit_bytes(case):
         there = memory_limit_bytes(case.machine.accelerator) / GIB
         return PredictedRow(row, case, why_not=f"does not fit: needs {needed / GIB:.1f} GiB of {there:.1f} GiB")
-    factor, step_s = math.exp(width(case, price.configuration)), price.iteration_s
+    step_s, (low_s, high_s) = price.iteration_s, _bounds_s(case, price, shipped=shipped)
     plain_s = None if known else best_pricing(case, case.configurations).iteration_s
-    return PredictedRow(
-        row, case, price.configuration, step_s, needed, step_s / factor, step_s * factor, plain_s=plain_s
-    )
+    return PredictedRow(row, case, price.configuration, step_s, needed, low_s, high_s, plain_s=plain_s)
+
+
+def _bounds_s(case: Case, price: Pricing, *, shipped: bool) -> tuple[float, float]:
+    """80% interval of a row's step, s."""
+    if not shipped and case.machine.learned is None:
+        return profile_bounds_s(case.machine, compute_s=price.compute_s + price.bubble_s, iteration_s=price.iteration_s)
+    factor = math.exp(width(case, price.configuration))
+    return price.iteration_s / factor, price.iteration_s * factor
 
 
 def width(case: Case, configuration: Configuration) -> float:
@@ -317,8 +329,9 @@ def evaluate(files: Files, *, worst: int, machine: Loaded[Machine] | None = None
     """
     chosen = files.or_shipped()
     profile = None if machine is None else machine.document
-    steps = () if chosen.steps is None else predict_steps(read_steps(chosen.steps), machine=profile)
     own = machine is None and chosen.steps == SHIPPED / "steps.csv"
+    rows = () if chosen.steps is None else read_steps(chosen.steps)
+    steps = predict_steps(rows, machine=profile, shipped=own)
     return Accuracy(
         steps=steps,
         summary=summarize_steps(steps, worst=worst),

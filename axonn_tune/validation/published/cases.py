@@ -214,8 +214,8 @@ def nearest_framework(words: str) -> str:
 
 
 def _as_stated(found: Framework, row: StepRow) -> Framework:
-    """Step options that a row states, or that its published layouts imply."""
-    step, zero, attention = found.step, _zero_stage(row), row.attention.lower()
+    """Step options that a row states; those that it does not state are the framework's own."""
+    step, attention = found.step, row.attention.lower()
     changes: dict[str, object] = {}
     if attention not in {"", "nan"}:
         fused = any(word in attention for word in ("flash", "sdpa", "cudnn")) and "no flash" not in attention
@@ -224,10 +224,11 @@ def _as_stated(found: Framework, row: StepRow) -> Framework:
         changes["vocabulary_multiple"] = row.vocabulary_multiple
     if "tp-comm-overlap" in row.overlap.lower():
         changes["pipelined_tensor"] = True
-    if not _sharded(found, row):
-        changes["distributed_optimizer"] = zero >= 1
-        changes["shard_gradients"] = zero >= 2
-    changes["sequence_parallel"] = row.sequence_parallel and row.tensor > 1
+    if not _sharded(found, row) and "zero_stage" not in row.unstated:
+        changes["distributed_optimizer"] = _zero_stage(row) >= 1
+        changes["shard_gradients"] = _zero_stage(row) >= 2
+    asked = step.sequence_parallel if row.sequence_parallel is None else row.sequence_parallel
+    changes["sequence_parallel"] = asked and row.tensor > 1
     wanted = {name: value for name, value in changes.items() if getattr(step, name) != value}
     return found.with_step(**wanted) if wanted else found
 

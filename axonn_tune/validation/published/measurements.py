@@ -131,8 +131,13 @@ def _measured_s(record: Mapping[str, str]) -> float | None:
     bus = above_zero(record, "busbw_GBps")
     if bus is None or ranks is None or size is None:
         return None
-    passes = 2.0 if record["collective"] == "all_reduce" else 1.0
-    return passes * (ranks - 1.0) / ranks * size / (bus * 1e9)
+    return bus_bytes(record["collective"], ranks, size) / (bus * 1e9)
+
+
+def bus_bytes(collective: str, ranks: float, size_bytes: float) -> float:
+    """Bytes that the bus bandwidth of a collective counts (nccl-tests, PERFORMANCE.md)."""
+    passes = 2.0 if collective == "all_reduce" else 1.0
+    return passes * (ranks - 1.0) / ranks * size_bytes
 
 
 # GEMMs.

@@ -1,8 +1,9 @@
 """Rows of measured training steps, which `published.cases` maps to the cost model.
 
 A CSV file has one row per measured layout. Columns are those of `COLUMNS`, in any order; those in `NEEDED` must be
-there. An empty cell, `nan` or words where a number is expected mean that the source does not state it; an empty `vpp`
-means no interleaving, `unknown` that the source does not state it. Cells with few possible words hold one of them.
+there. An empty cell, `nan` or words where a number is expected mean that the source does not state it; options of the
+software are then those of its recipes. An empty `vpp` means no interleaving, `unknown` that the source does not state
+it. Cells with few possible words hold one of them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ COLUMNS = (*NEEDED, *_READ, *_DESCRIPTIVE, "flops_convention")
 where a row comes from, or repeat in other units what others say."""
 
 
+OPTIONS = ("mbs", "vpp", "recompute", "seq_parallel", "zero_stage", "attn")
+"""Columns of how a step runs that do not follow from others where a row leaves them blank."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where something was measured: cluster and network in words; None where the source does not say."""
@@ -61,7 +66,7 @@ class StepRow(Place):
     """One measured step; None where the source does not say. `step_s` is None in a row that only asks.
 
     z: ranks over which each weight is sharded, of the `data` that share the batch. order: rank order; parts: blocks of
-    each model part; both empty where they are the framework's own.
+    each model part; both empty where they are the framework's own. unstated: columns of `OPTIONS` that it leaves blank.
     """
 
     id: str
@@ -94,7 +99,7 @@ class StepRow(Place):
     interleave_known: bool
     context: int
     data: int
-    sequence_parallel: bool
+    sequence_parallel: bool | None
     step_s: float | None
     memory_gib: float | None
     y: int = 1
@@ -104,6 +109,7 @@ class StepRow(Place):
     head_dim: int | None = None
     biases: bool | None = None
     tied: bool | None = None
+    unstated: tuple[str, ...] = ()
 
 
 def read_steps(path: Path) -> tuple[StepRow, ...]:
@@ -205,7 +211,7 @@ def step_row(stated: Mapping[str, str], line: int) -> StepRow:
         interleave_known=record.get("vpp", "").lower() != "unknown",
         context=context,
         data=data,
-        sequence_parallel=_flag(record, "seq_parallel"),
+        sequence_parallel=_stated_flag(record, "seq_parallel"),
         step_s=above_zero(record, "step_s"),
         memory_gib=above_zero(record, "mem_gib"),
         y=y,
@@ -215,6 +221,7 @@ def step_row(stated: Mapping[str, str], line: int) -> StepRow:
         head_dim=_maybe(record, "head_dim"),
         biases=_stated_flag(record, "biases"),
         tied=_stated_flag(record, "tied"),
+        unstated=tuple(name for name in OPTIONS if record.get(name, "").lower() in SILENT),
     )
 
 

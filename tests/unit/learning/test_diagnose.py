@@ -9,7 +9,7 @@ that has most of them.
 
 Not found, and why: the eager row of torchtitan (13% apart) lies between both predictions, inside both intervals.
 Interleaving (dgxc: 6 chunks stated as 1) changes the predicted step by 7%, less than its 80% interval: nothing is
-flagged, and that it comes second, with 3%, is by its weight. Of the starved run the first explanation is that GEMMs are
+flagged, and what weighs more comes first. Of the starved run the first explanation is that GEMMs are
 throttled, and the second that the processor is shared, which is what it is: computation alone does not tell them apart.
 The numbers of shipped software are fitted to the published rows among others, so that healthy ones of these lie nearer
 to their predictions than a new cluster's would.

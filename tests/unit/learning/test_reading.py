@@ -179,6 +179,25 @@ def test_contradictions_between_log_and_options(facts: dict[str, str], message: 
         evidence(titan(tmp_path), machine="dgx-h100", facts={**MODEL, **facts})
 
 
+def test_blank_cells_are_what_is_given(tmp_path: Path) -> None:
+    """Guards rows of a CSV: facts, model and framework fill blank cells and missing columns, and contradict none."""
+    whole = rows(tmp_path, recompute="none", framework="torchtitan")
+    (stated,) = evidence(whole).samples
+    sizes = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated_mlp"), "")
+    blank = rows(tmp_path, name="blank.csv", recompute="", framework="", **sizes)
+    options = {"model": "llama3-8b", "framework": "torchtitan", "facts": ["recompute=none"]}
+    (given,) = evidence(blank, **options).samples
+    assert given.price(lambda one: one) == stated.price(lambda one: one)
+    assert "recompute" not in given.unstated
+    assert "recompute" in evidence(blank, **{**options, "facts": ()}).samples[0].unstated
+    with pytest.raises(DocumentError, match=r"blank\.csv:2: .*: framework is blank"):
+        evidence(blank, model="llama3-8b")
+    with pytest.raises(UsageError, match=r"steps\.csv:2: the file states layers 32, but 80 is given"):
+        evidence(whole, model="llama3-70b")
+    said = evidence(rows(tmp_path, name="plain.csv", kv_heads="", gated_mlp="")).assumed
+    assert any("kv_heads is blank, so as many as heads and gated_mlp is blank" in words for words in said)
+
+
 def test_the_base_profile_is_the_nearest(tmp_path: Path) -> None:
     """Guards the choice, which is said; rows of two machines, or a log of collectives, ask for --machine."""
     found = evidence(rows(tmp_path))
