@@ -370,7 +370,7 @@ _STRATEGIES = {
     "layout": words("shown_layout", "layout", "Its best layout that fits.", 34),
     "sizes": words("sizes", "layout"),
     **{key: COLUMNS[key] for key in ("micro_batch", "grad_accumulation", "recompute")},
-    "step": COLUMNS["iteration_s"],
+    "step": replace(COLUMNS["iteration_s"], title="step, s,\nsame kernels"),
     "compute": COLUMNS["compute_s"],
     "exposed": COLUMNS["exposed_communication_s"],
     "bubble": replace(COLUMNS["bubble_s"], show="{:.2f}".format),
@@ -378,7 +378,7 @@ _STRATEGIES = {
     "mfu": share("mfu", "MFU", COLUMNS["mfu"].meaning),
     "hfu": share("hfu", "HFU", COLUMNS["hfu"].meaning),
     "paper_share": share("paper_share", "paper's\ncount"),
-    "own_software": Column("own_software_s", "with own\nsoftware"),
+    "own_software": Column("own_software_s", "own\nsoftware"),
     "relative": Column("relative_step", "relative\nstep", decimals=2),
     "gain": share("gain_of_4d", "step\nvs. 4D", "Its step time over that of 4D, less 1.", signed=True),
 }
@@ -466,8 +466,9 @@ def _verdict(comparison: Comparison) -> str:
     same = comparison.same_layout
     beside = f" 4D's best layout has x = y = 1: it is {same}." if same else ""
     kernels = (
-        "Steps are with ideal kernels for all; own software: with numbers fitted to published steps. Below: what makes "
-        "other steps longer, in shares of the shortest; of pipeline stages, that of the one that computes longest."
+        "Same kernels: ideal ones for all, which compares layouts. Own software: each framework's numbers, fitted to "
+        "published steps, as --framework NAME ranks by. Below: what makes other steps longer, in shares of the "
+        "shortest; with pipeline stages, that of the stage with the most computation."
     )
     return f"{where}: {fastest_words(comparison)}{beside} {kernels}"
 
