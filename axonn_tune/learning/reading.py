@@ -334,8 +334,9 @@ def _row_of(run: LoggedRun, given: Mapping[str, str]) -> StepRow:
     record = run.record(given)
     try:
         row = step_row(record, run.lines[0])
-        # A log that prints its arguments prints switches that are off as nothing.
-        return replace(row, unstated=tuple(set(row.unstated) - {"vpp", "attn"})) if "pp" in run.columns else row
+        # A log that prints its arguments prints no interleaving and default kernels as nothing.
+        printed = ("vpp", "attn") if "recompute" in run.columns else ()
+        return replace(row, unstated=tuple(name for name in row.unstated if name not in printed))
     except ValueError as error:
         raise DocumentError(run.path, [Problem("", str(error), run.lines[0])]) from None
 
