@@ -365,7 +365,7 @@ def search(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class SearchResult(ReportedResult, Sequence[Entry]):
-    """A ranking: a sequence of configurations, best first, that shows itself in consoles and notebooks.
+    """A ranking: a sequence of configurations, best first, displayed as a table in consoles and notebooks.
 
     results: the ranking as the search made it. call: what asked for it, which launch configs name.
     """

@@ -62,7 +62,7 @@ def evidence_options(command: F) -> F:
 @format_option(("table", "json"))
 @help_option
 def learn_command(*, output: str, output_format: str, **options: Any) -> None:
-    """Move a profile's numbers as far as EVIDENCE makes them, and write the profile with what it is now sure of.
+    """Update a machine profile from measurements (EVIDENCE), and write it with the uncertainty that is left.
 
     Evidence is recognised by its content: steps as CSV (as for validate --rows), training logs of Megatron-LM,
     Megatron-DeepSpeed, NeMo, torchtitan, DeepSpeed, MLPerf, Lightning or the Hugging Face Trainer, logs of

@@ -185,7 +185,7 @@ def _write(
     if not quiet:
         click.echo(f"Wrote {' and '.join(written)}.", err=True)
         if emit and not found.inputs.problem.framework.software:
-            click.echo("It trains with the bundled runtime; --framework NAME writes that framework's.", err=True)
+            click.echo("It starts the bundled runtime. --framework NAME writes the script of that framework.", err=True)
 
 
 @click.command("explain", cls=SearchCommand, short_help="Explain one configuration, term by term.")
@@ -213,8 +213,8 @@ def explain_command(
 
     The configuration is that of a LAUNCH config, or the best that the options leave (--pick N: the
     Nth): pin axes, order and the rest to explain one in particular. With --from-command it is that of a run
-    you have: what was not stated and how it was taken, what the step costs, and what would be better. Options
-    then say what the file does not, such as --gpus.
+    you have: the assumptions made, the cost of the step, and better layouts. Options then state what the
+    file does not, such as --gpus.
 
     \b
     Examples:

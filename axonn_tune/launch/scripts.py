@@ -184,7 +184,7 @@ def _heading_lines(job: Job, layout: _NodeLayout) -> list[str]:
     last = layout.ranks_per_node - 1
     placed = f"Ranks of a node are consecutive, 0 to {last} on the first: neighbours along {job.inner} are nearest."
     if job.fixed:
-        placed += f" {job.fixed} numbers ranks in this order itself, so hosts need no permutation."
+        placed += f" {job.fixed} numbers ranks in this order itself: the order of the hosts does not matter."
     *about, written = job.about
     return [
         *map(comment, about),
@@ -323,7 +323,7 @@ if ((${SLURM_JOB_NUM_NODES:?submit this script with sbatch} != nodes)); then
 fi"""
 
 _ADDRESS = """
-# Ranks meet at the first node; the port differs from job to job, should two share a node.
+# The first node is the rendezvous. The port depends on the job, in case two jobs share a node.
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${hosts%%$'\\n'*}
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))"""
@@ -424,7 +424,7 @@ _SIGNAL = [
     f"#SBATCH --signal=B:USR2@{SIGNAL_SECONDS}",
 ]
 _ACCOUNT_PLACEHOLDER = [
-    "# The account to charge: write its name and take one # away, or leave this if your site needs none.",
+    "# If your site charges an account, write its name here and uncomment the line (##SBATCH to #SBATCH).",
     "##SBATCH --account=YOUR_ACCOUNT",
 ]
 _SITE_COMMENTS = {
@@ -490,7 +490,7 @@ def _step_lines(job: Job, slurm: Slurm, layout: _NodeLayout) -> list[str]:
     return [
         "",
         "# One task per rank, filled node by node and bound to cores in the same order. --cpus-per-task again, because",
-        "# srun does not take it from #SBATCH; one rank that fails ends the others.",
+        "# srun does not take it from #SBATCH; if one rank fails, srun ends the others.",
         " \\\n  ".join(command),
         *(["step=$!"] if job.saves else []),
     ]

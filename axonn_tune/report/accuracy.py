@@ -252,7 +252,7 @@ def _reasons(evaluations: Sequence[Evaluation]) -> list[Json]:
 
 
 _FROM_ROWS = (
-    "80% intervals: as wide as errors of the same software's rows by fits that had not seen their model and size."
+    "80% intervals: as wide as cross-validation errors of the same software's rows, model and GPU count held out."
 )
 _FROM_PROFILE = "80% intervals: half-widths of the profile, or what it has learned from runs, as in a search."
 

@@ -65,7 +65,7 @@ def test_slurm_starts_a_task_a_rank(tmp_path: Path, found: SearchResult) -> None
     """Guards the sbatch script: each task runs the same arguments, with the environment that the framework wants."""
     (path,) = found.write_launch_config(tmp_path / "run.yaml", emit="slurm")
     assert path == tmp_path / "run.sbatch"
-    assert "numbers ranks in this order itself, so hosts need no permutation." in path.read_text("utf-8")
+    assert "numbers ranks in this order itself: the order of the hosts does not matter." in path.read_text("utf-8")
     program(tmp_path, "srun", SRUN)
     program(tmp_path, "scontrol", 'printf "nid01\\nnid02\\n"')
     program(tmp_path, "python3", f'echo "$CUDA_DEVICE_MAX_CONNECTIONS $RANK $WORLD_SIZE $MASTER_ADDR"\n{PRINTED}')
