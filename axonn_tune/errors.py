@@ -15,8 +15,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters but tabs and line breaks: no text needs them, terminals obey them."""
 
 
 class AxonnTuneError(Exception):

@@ -137,9 +137,9 @@ def _heading(site: Site, skipped: list[Stage]) -> Iterator[str]:
         yield f"Measured with {where}."
         return
     yield f"**No GPU has run it yet.** These figures are from a host without one: {where}."
-    yield "The stages ran on CPU tensors, with the smallest models, over Gloo instead of NCCL. They show that each stage"
-    yield "works and that results are correct. Their times and memory say nothing about a GPU, and the profile is not one"
-    yield "of this host."
+    yield "The stages ran on CPU tensors, with the smallest models, over Gloo instead of NCCL. They show that each"
+    yield "stage works and that results are correct. Their times and memory say nothing about a GPU, and the profile"
+    yield "is not one of this host."
     if skipped:
         yield f"Skipped, since they need a GPU: {', '.join(f'`{one.name}`' for one in skipped)}."
 

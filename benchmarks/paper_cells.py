@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import gt, lt
@@ -13,6 +13,7 @@ import numpy as np
 import axonn_tune
 from axonn_tune.api.search import SearchResult, make_choices
 from axonn_tune.cost.paper import RELEASED_MINIMUM_TENSOR_PARALLELISM, PaperBackend, price_paper, released_grids
+from axonn_tune.cost.uncertainty import own_half_s
 from axonn_tune.grid import AXES
 from axonn_tune.program.constraints import MEMORY
 from axonn_tune.ranking.by_alpha_beta import count_ties
@@ -104,23 +105,19 @@ def step_ratio(found: Cell, pick: Best) -> float:
 
 
 def sent_tie(found: Cell, pick: Best) -> bool:
-    """Whether our model's stated error leaves open which of the two communicates less."""
-    return _tie(*(seconds(best.sent.communication_s) for best in (found.ours, pick)), case=found.case)
+    """Whether the communication of both is within model error."""
+    sent_s = np.array([seconds(best.sent.communication_s) for best in (found.ours, pick)])
+    return count_ties(sent_s, sent_s * found.case.problem.machine.uncertainty.communication) == 2
 
 
 def step_tie(found: Cell, pick: Best) -> bool:
-    """The same of steps: errors of exposed communication count, those of computation are taken as common to both."""
-    steps, exposed = (
-        [seconds(getattr(best.step, name)) for best in (found.ours, pick)]
+    """The same of steps: errors of exposed communication and the residual of each layout count."""
+    width = found.case.problem.machine.uncertainty.communication
+    step_s, exposed_s = (
+        np.array([seconds(getattr(best.step, name)) for best in (found.ours, pick)])
         for name in ("iteration_s", "exposed_communication_s")
     )
-    return _tie(*steps, errors_s=exposed, case=found.case)
-
-
-def _tie(first_s: float, other_s: float, *, case: Case, errors_s: Sequence[float] | None = None) -> bool:
-    middle = np.array([first_s, other_s])
-    half = np.array(errors_s or [first_s, other_s]) * case.problem.machine.uncertainty.communication
-    return count_ties(middle - half, middle + half) == 2
+    return count_ties(step_s, np.asarray(own_half_s(step_s, exposed_s, width=width))) == 2
 
 
 def seconds(value_s: float | None) -> float:

@@ -176,8 +176,8 @@ def _finding(found: Mapping[Case, Cell | None]) -> str:
     empty = sum(one is None for one in found.values())
     return _wrapped(
         f"Of {len(found)} cells, {empty} have no grid that fits into memory, and in {len(pairs) - len(other)} both "
-        f"models pick the same grid by communication. In {more_z} of the other {len(other)} the paper's pick has more z. "
-        f"In {late} of them most of its additional communication time is latency; in {again} it needs more "
+        f"models pick the same grid by communication. In {more_z} of the other {len(other)} the paper's pick has more "
+        f"z. In {late} of them most of its additional communication time is latency; in {again} it needs more "
         f"micro-batches per step. {_margin(pairs)}"
     )
 
@@ -280,7 +280,8 @@ def _story(name: str, entry: Entry, case: Case) -> str:
     return (
         f"{name.capitalize()}, {layout(entry)} (micro-batch {entry.micro_batch}, {entry.accumulation} to a step, "
         f"recompute {entry.recompute}): a step of {step}, of which computation {computing} and exposed communication "
-        f"{waiting}; communication {sent}, of which latency {late}; the paper's model says {paper} for this grid and order."
+        f"{waiting}; communication {sent}, of which latency {late}; the paper's model says {paper} for this grid and "
+        "order."
     )
 
 

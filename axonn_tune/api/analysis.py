@@ -7,7 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, Unpack, overload
 
-from axonn_tune.api.search import Format, Reported, Result, SearchOptions, call_text, make_choices, parse_tokens, whole
+from axonn_tune.api.search import (
+    Format,
+    ReportedResult,
+    Result,
+    SearchOptions,
+    call_text,
+    make_choices,
+    parse_tokens,
+    whole,
+)
 from axonn_tune.errors import AxonnTuneError, NothingFeasibleError, UnknownNameError, UsageError
 from axonn_tune.files import write_text_atomically
 from axonn_tune.ranking.compare import Comparison, Contender
@@ -146,6 +155,12 @@ class Explanation(PricedConfiguration):
         """What it consists of; terms: with every collective of every layer."""
         return sections(self, terms=terms)
 
+    def section(self, *, source: str) -> Json:
+        """This explanation as a section of a report; `source` names where it comes from."""
+        from axonn_tune.report.configuration import explanation_section
+
+        return explanation_section(self.to_dict(), identity="s1", source=source, subject=self)
+
     def trace(self, runs: Sequence[str | Path] = (), *, step: int | None = None) -> StepTrace:
         """The predicted step as a trace for Perfetto, with measured ones, as `axonn-tune trace` writes it.
 
@@ -191,7 +206,7 @@ def compare(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class CompareResult(Reported):
+class CompareResult(ReportedResult):
     """4D and its alternatives, each at its fastest layout; iterates over them. call: the call, for provenance."""
 
     comparison: Comparison
@@ -280,7 +295,7 @@ def _models(model: ModelLike | Sequence[ModelLike]) -> list[ModelLike]:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class SweepResult(Reported, Sequence[Point]):
+class SweepResult(ReportedResult, Sequence[Point]):
     """The best configuration of each point, in the order asked for: models, batches, then GPU counts.
 
     weak: whether the batch grows with the GPUs; call: what asked for it.

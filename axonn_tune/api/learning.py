@@ -175,7 +175,7 @@ def explain_command(
     said = StatedCommand(
         run=run,
         setup=setup,
-        changes=changes_of(setup, lambda way: way.price(lambda same: same).iteration_s, ranking=ranking),
+        changes=changes_of(setup, lambda changed: changed.price(lambda same: same).iteration_s, ranking=ranking),
         rank=ranks.get(tuple(setup.configuration.grid.axis_size(axis) for axis in ranking.grids.axes)),
         layouts=len(ranking),
         best_s=ranking.candidate(0).iteration_s if len(ranking) else None,

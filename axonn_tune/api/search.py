@@ -19,7 +19,7 @@ from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.program.memory import memory_limit_bytes
-from axonn_tune.ranking.choosing import RANK_BY, Searched
+from axonn_tune.ranking.choosing import RANK_BY, SearchCounts
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, completed, load_inputs
 from axonn_tune.ranking.nearest import faster_batch
@@ -301,7 +301,7 @@ class Result(ABC):
         return self._table().html()
 
 
-class Reported(Result):
+class ReportedResult(Result):
     """A result that a report can be written of. call: what asked for it."""
 
     call: str
@@ -364,7 +364,7 @@ def search(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class SearchResult(Reported, Sequence[Entry]):
+class SearchResult(ReportedResult, Sequence[Entry]):
     """A ranking: a sequence of configurations, best first, that shows itself in consoles and notebooks.
 
     results: the ranking as the search made it. call: what asked for it, which launch configs name.
@@ -379,7 +379,7 @@ class SearchResult(Reported, Sequence[Entry]):
         return self.results.inputs
 
     @property
-    def searched(self) -> Searched:
+    def searched(self) -> SearchCounts:
         """Numbers of grids and candidates, and of grids rejected by each constraint."""
         return self.results.ranked.searched
 

@@ -18,6 +18,7 @@ from axonn_tune.cli.options import (
     machine_option,
     model_option,
 )
+from axonn_tune.errors import CONTROL
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.measure import CalibrationProgress, CalibrationRequest
@@ -28,9 +29,8 @@ if TYPE_CHECKING:
 def _refuse_logs(log: str | None) -> None:
     """Name the command that reads logs of collectives."""
     if log is not None:
-        raise click.UsageError(
-            f"--from-logs is another command: axonn-tune learn {shlex.quote(log)} --machine NAME -o FILE"
-        )
+        name = shlex.quote(CONTROL.sub("?", log))
+        raise click.UsageError(f"--from-logs is another command: axonn-tune learn {name} --machine NAME -o FILE")
 
 
 @click.command("calibrate", short_help="Measure this machine and write its profile.")

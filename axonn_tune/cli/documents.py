@@ -17,7 +17,7 @@ from axonn_tune.cli.options import (
     set_option,
     write_or_print,
 )
-from axonn_tune.errors import AxonnTuneError, UsageError
+from axonn_tune.errors import CONTROL, AxonnTuneError, UsageError
 
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import Catalog
@@ -57,7 +57,7 @@ def _list(kind: Kind, *, output_format: str) -> None:
     catalog: Catalog[Any] = models() if kind == "model" else machines()
     for name, error in catalog.broken.items():
         # One broken file must not hide the others; `check` fails on it.
-        click.echo(f"left out {name}: {error}", err=True)
+        click.echo(CONTROL.sub("?", f"left out {name}: {error}"), err=True)
     if output_format == "json":
         click.echo(json.dumps(catalog.to_dict(), indent=2, ensure_ascii=False))
     else:

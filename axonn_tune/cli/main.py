@@ -6,7 +6,6 @@ import errno
 import gc
 import importlib
 import os
-import re
 import sys
 from collections import UserDict
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import click
 
 from axonn_tune import __version__
 from axonn_tune.cli.options import WORDS, help_option, with_files_kept
-from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, UsageError
+from axonn_tune.errors import CONTROL, AxonnTuneError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -85,7 +84,6 @@ _GROUPS = {
 }
 """Headings of the commands, by purpose."""
 _DEFAULT = "search"
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class LazyCommands(UserDict[str, Any]):
@@ -233,7 +231,9 @@ def _reported(error: BaseException) -> int:
     except OSError:
         # Standard error is full too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        return error.exit_code if isinstance(error, AxonnTuneError) else EnvironmentProblem.exit_code
+        if isinstance(error, AxonnTuneError | click.ClickException):
+            return error.exit_code
+        return EnvironmentProblem.exit_code
 
 
 def _open_closed_streams() -> None:
@@ -266,7 +266,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, AxonnTuneError):
         lines = "\n".join([f"Error: {error}", *([error.advice] if error.advice else [])])
         # Names of files may hold terminal escapes.
-        click.echo(_CONTROL.sub(lambda found: repr(found[0])[1:-1], lines), err=True)
+        click.echo(CONTROL.sub(lambda found: repr(found[0])[1:-1], lines), err=True)
         return error.exit_code
     name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     click.echo(f"Internal error: {name}\nPlease report this, with what --debug shows.", err=True)

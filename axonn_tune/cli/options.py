@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from axonn_tune.api.search import Reported
+    from axonn_tune.api.search import ReportedResult
     from axonn_tune.ranking.inputs import Inputs
     from axonn_tune.report.output import Json
     from axonn_tune.specs.catalog import Kind
@@ -475,6 +475,8 @@ def beside_command(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 _WRITTEN = ("output", "html", "trace", "plot", "points", "junit", "markdown")
 """Options that name a file to write."""
+_PASSED_ON = ("command", "start_with", "set")
+"""Parameters that name no file."""
 _LEARNS = ("learn", "calibrate")
 """Commands whose output may take the place of the machine's profile: it holds what that held."""
 
@@ -487,21 +489,28 @@ def with_files_kept(command: click.Command) -> click.Command:
 
     def callback(*args: Any, **options: Any) -> Any:
         context = click.get_current_context()
-        require_distinct({param: context.params.get(param.name or "") for param in context.command.params})
+        require_files({param: context.params.get(param.name or "") for param in context.command.params})
         return run(*args, **options) if run is not None else None
 
     command.callback = callback
     return command
 
 
-def require_distinct(values: Mapping[click.Parameter, Any]) -> None:
-    """click.UsageError if two options would write one file, or one would write over a file that another reads."""
+def require_files(values: Mapping[click.Parameter, Any]) -> None:
+    """click.UsageError if two options would write one file, or one would write over a file that another reads.
+
+    Also for a name that holds what a terminal obeys, since messages show it.
+    """
+    from axonn_tune.errors import CONTROL
+
     command = click.get_current_context().command.name
     seen: dict[str, click.Parameter] = {}
     for param, value in values.items():
         for path in value if isinstance(value, tuple) else (value,):
             if not isinstance(path, str) or path in ("", "-") or (param.name == "machine" and command in _LEARNS):
                 continue
+            if param.name not in _PASSED_ON and (odd := CONTROL.search(path)):
+                raise click.UsageError(f"{_shown(param)} holds the control character {odd[0]!r}.")
             other = seen.setdefault(os.path.realpath(path), param)
             writes = [one.name in _WRITTEN for one in (other, param)]
             if other is not param and (all(writes) or (any(writes) and Path(path).is_file())):
@@ -559,7 +568,7 @@ def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:
         click.echo(wrote, err=True)
 
 
-def show(found: Reported, text: str, *, html: str | None, quiet: bool = False) -> None:
+def show(found: ReportedResult, text: str, *, html: str | None, quiet: bool = False) -> None:
     """Print a result, and write its report if one is wanted."""
     click.echo(text, nl=False, color=True)
     if html:

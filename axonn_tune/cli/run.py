@@ -217,7 +217,7 @@ def doctor_command(*, launch: str | None, output_format: str) -> None:
         *host.software_checks(),
         *_torch_findings(devices),
         *host.network_checks(),
-        *host.starter_checks(os.environ),
+        *host.launcher_checks(os.environ),
         *_lab_findings(),
         *host.variable_checks(os.environ, document),
     ]

@@ -197,6 +197,7 @@ def _write(
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
 @click.option("--terms", is_flag=True, help="In tables, one row for each collective of each layer, with its formula.")
 @format_option(("table", "json", "md"))
+@html_option
 def explain_command(
     *,
     launch: str | None,
@@ -205,6 +206,7 @@ def explain_command(
     trace: str | None,
     terms: bool,
     output_format: ExplainFormat,
+    html: str | None,
     **options: Any,
 ) -> None:
     """Explain one configuration: what a step consists of, what bounds it, every collective.
@@ -244,6 +246,8 @@ def explain_command(
     if trace:
         write_trace(trace, found.trace().text, quiet=False)
     click.echo(found.render(output_format, terms=terms), nl=False)
+    if html:
+        write_html(html, [found.section(source=command_line())])
     if not (launch or from_command):
         say_assumed(found.inputs)
 
@@ -348,10 +352,10 @@ def compare_command(
 def report_command(*, sources: tuple[str, ...], output: str, machine: str | None, quiet: bool) -> None:
     """Write results as one self-contained HTML file, to be read in any browser, without a network.
 
-    SOURCE is a launch config; a ranking, sweep, comparison or validation as --format json prints it; a
-    measurement file, as `validate -o` writes it; or the folder of a finished run. Several become
+    SOURCE is a launch config; a ranking, explanation, sweep, comparison or validation as --format json prints
+    it; a measurement file, as `validate -o` writes it; or the folder of a finished run. Several become
     sections of one report. Each is recognised by its schema. The same is written by --html of search,
-    compare, sweep and validate. It needs plotly: pip install '.[report]' in a checkout.
+    explain, compare, sweep and validate. It needs plotly: pip install '.[report]' in a checkout.
 
     \b
     Example:

@@ -26,7 +26,16 @@ from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_s
 from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.operations import Collective, Computation, OpKind
-from axonn_tune.program.schedule import BackwardBlocks, Instructions, Issued, MicroBatch, Run, StepSchedule, Sync, Wait
+from axonn_tune.program.schedule import (
+    BackwardBlocks,
+    HostOperations,
+    Instructions,
+    MicroBatch,
+    Run,
+    StepSchedule,
+    Sync,
+    Wait,
+)
 from axonn_tune.program.size import COLUMNS, Size, Value
 from axonn_tune.program.step import ONLY, Stage, StepProgram
 from axonn_tune.specs.machine import Machine
@@ -130,7 +139,7 @@ class LinkedSchedule:
     micro_batch: LinkedMicroBatch
     last_micro_batch: LinkedMicroBatch
     ends: Mapping[Stage, Linked]
-    issued: tuple[Issued, Issued]
+    issued: tuple[HostOperations, HostOperations]
     replicas: str
 
 
@@ -223,9 +232,9 @@ class Replay:
     ) -> tuple[Value, Value]:
         """Duration of one step without pipeline stages, and its wait for the host, s.
 
-        keeping: 0 if no candidate keeps gathered weights, 2 if all keep all layers', 1 in between; buckets: whether the
-        last micro-batch differs from the others by data-parallel buckets; host_s: time to issue a block's forward and
-        backward.
+        keeping: 0 if all candidates reshard all layers after forward, 2 if none reshards any, 1 in between; buckets:
+        whether the last micro-batch differs from the others by data-parallel buckets; host_s: time to issue a block's
+        forward and backward.
         """
         last, waited_s = self._micro_batch(
             schedule.last_micro_batch, layers=layers, kept=kept, keeping=keeping, host_s=host_s
@@ -477,8 +486,8 @@ class Candidates:
         code, most = self.shape.copy(), int(table.alike.max(initial=0)) + 1
         for taken in self.routes.values():
             code = distinct(code * most + table.alike[taken])[2]
-        _, first, twin = distinct(code)
-        return first, twin
+        _, first, representative = distinct(code)
+        return first, representative
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ def rate_of_matmul(
     if batched:
         return rates.vector_fp32_flops_per_s[layout]
     vector = rates.vector_flops_per_s[layout]
-    way = math.log(max(1.0, alignment / element_bytes)) / math.log(MATRIX_ALIGNMENT / element_bytes)
-    return float(vector * (matrix / vector) ** way)
+    share = math.log(max(1.0, alignment / element_bytes)) / math.log(MATRIX_ALIGNMENT / element_bytes)
+    return float(vector * (matrix / vector) ** share)
 
 
 def matmul_time_s(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One candidate: grid with rank order, micro-batch, recompute; kept layers None for as many as fit.
+    """One candidate: grid with rank order, micro-batch, recompute; layers not resharded: None for as many as fit.
 
     chunks: of each pipeline stage; parts: blocks of each chunk, model part c·p + s at that place; None: an even split.
     """

@@ -328,7 +328,7 @@ class Timeline:
         return twice.repeated(times - 2.0, once)
 
     def _lane_every_s(self, once: State, twice: State) -> dict[str, float]:
-        """How far apart the same collective of two repeats is, by name of the lane."""
+        """Period of a repeated collective, by name of the stream."""
         every_s = twice.now_s - once.now_s
         return {
             self.lane_names[lane]: max(clock - once.lanes.get(lane, clock), every_s)

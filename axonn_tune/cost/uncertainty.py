@@ -109,6 +109,13 @@ def own_half_s(step_s: Value, waiting_s: Value, *, width: float) -> Value:
     return np.hypot(waiting_s * width, DEVIATIONS * OF_LAYOUT * step_s)
 
 
+def own_bound_s(machine: Machine, *, step_s: float, waiting_s: float) -> float:
+    """The same by a profile, with what it has learned of layouts if it has learned."""
+    if machine.learned is None:
+        return float(own_half_s(step_s, waiting_s, width=machine.uncertainty.communication))
+    return DEVIATIONS * machine.learned.of_layout * step_s
+
+
 def with_software(machine: Machine, framework: Framework) -> Machine:
     """A learned profile, with prior uncertainty for a framework without evidence."""
     learned, key = machine.learned, software_key(framework)

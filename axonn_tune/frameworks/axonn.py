@@ -55,7 +55,7 @@ _ENVIRONMENT = (Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", "kernels start in t
 def launch_easy(run: Run) -> Command:
     """The user's own script, with `axonn.init` and a training step in a Python file.
 
-    UsageError for kept layers, which the easy API does not have, and for other number formats than BF16.
+    UsageError for layers not resharded, which the easy API does not have, and for other number formats than BF16.
     """
     run.check(AXONN, settable=("gather_prefetch",), precisions=("bf16",))
     if run.kept_layers and run.size("z") > 1:

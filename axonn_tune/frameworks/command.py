@@ -17,7 +17,7 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
-Starter: TypeAlias = Literal["torchrun", "accelerate"]
+RankLauncher: TypeAlias = Literal["torchrun", "accelerate"]
 
 _OVERLAPPED = {
     "gather_prefetch": "z",
@@ -155,9 +155,9 @@ class Command:
     program: the words after `torchrun ...`, `("-m", "torchtitan.train")` or `("pretrain_gpt.py",)`. release: the
     release of the framework that the arguments are for. needs: sentences on what must be there. files: config files
     beside the script, text by suffix; `{file:SUFFIX}` in a word of the program, in the value of an argument or of the
-    starter stands for the path of one. starter: what starts the ranks; its own arguments: `started_with`. notes:
-    differences of the framework from the request. forms: the same run for another front end or an older release, by its
-    name in `--emit`.
+    launcher stands for the path of one. rank_launcher: starts the ranks, with `launcher_arguments`. notes: differences
+    of the framework from the request. forms: the same run for another front end or an older release, by its name in
+    `--emit`.
     """
 
     release: str
@@ -167,8 +167,8 @@ class Command:
     files: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    starter: Starter = "torchrun"
-    started_with: tuple[Argument, ...] = ()
+    rank_launcher: RankLauncher = "torchrun"
+    launcher_arguments: tuple[Argument, ...] = ()
     forms: Mapping[str, Command] = field(default_factory=dict)
 
     @property

@@ -41,7 +41,7 @@ class StepOptions:
         prefetch_recompute, prefetch_backward: those gathers are issued one ahead, as the forward's are.
         reshard: after forward always, never, or as many blocks as memory allows keep theirs (`fit`).
         head_gathered_again: the LM head's weight is gathered once more for its backward pass, blocking.
-        replicated_tables: of embedding, position and head, those that each rank of z holds whole; their gradients are
+        replicated_tables: of embedding, positions and LM head, those replicated over z; their gradients are
         summed over z at the end of the step.
         whole_rows: shards are whole rows, so rows must divide; otherwise they are padded.
         master_shards: gathers read FP32 master weights and round them first; otherwise each rank keeps its weights
@@ -66,10 +66,10 @@ class StepOptions:
         chunked_loss: logits exist for a chunk of tokens at a time. loss_reductions: all-reduces of one number a token.
         fused_attention: FlashAttention; otherwise GEMMs, softmax and dropout that write all scores.
         fused_norms: an RMSNorm is one kernel; otherwise some, in FP32 (nn.RMSNorm without a compiler).
-        dropout: its masks are kept and its kernels run.
+        dropout: its masks are saved and its kernels run.
         fused_accumulation: weight gradients are added inside their GEMM.
         kernels: element-wise work in kernels as the bundled runtime launches them, compiled or operator by operator;
-        ideal: so that the software's `traffic` says what is moved in the end.
+        ideal: with the software's `traffic` as factor.
         vocabulary_multiple: rows of the embedding on each rank of x are padded to a multiple of it; None: to what
         divides; 0: not padded, rows that do not divide are dropped.
         overlaps: those it has; a workload may switch some of them off.

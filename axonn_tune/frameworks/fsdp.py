@@ -56,8 +56,8 @@ def _accelerate_command(run: Run) -> Command:
     return Command(
         release="accelerate 1.15.0",
         program=("train.py",),
-        starter="accelerate",
-        started_with=(Argument("--config_file", "{file:.yaml}"),),
+        rank_launcher="accelerate",
+        launcher_arguments=(Argument("--config_file", "{file:.yaml}"),),
         sections=(_batch(run),),
         environment=_ENVIRONMENT,
         files={".yaml": "\n".join(_config(run)) + "\n"},

@@ -1,10 +1,10 @@
 """Megatron-Core: tensor, sequence, context and interleaved pipeline parallelism, distributed optimizer, and GTP.
 
 GTP (generalized tensor parallelism) shards weights over an axis of its own, our z: one gather a weight and pass, a
-reduce-scatter of its gradient each micro-batch, nothing kept between passes. Sources: NVIDIA/Megatron-LM@d98e8a64
-(2026-08-22) and its GTP guide, docs/api-guide/core/generalized_tensor_parallel.md; defaults of its arguments but for
-those every recipe sets: sequence parallelism, distributed optimizer, overlapped gradient reduction and parameter
-gather.
+reduce-scatter of its gradient each micro-batch, every layer resharded after forward. Sources:
+NVIDIA/Megatron-LM@d98e8a64 (2026-08-22) and its GTP guide, docs/api-guide/core/generalized_tensor_parallel.md; defaults
+of its arguments but for those every recipe sets: sequence parallelism, distributed optimizer, overlapped gradient
+reduction and parameter gather.
 """
 
 from __future__ import annotations

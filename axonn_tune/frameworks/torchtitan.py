@@ -148,7 +148,7 @@ def _check(run: Run, framework: Framework) -> None:
 def _resharding(run: Run) -> str:
     """`always` or `never`, by the layers that are not resharded after forward."""
     sharded = run.size("z") * run.size("context") > 1
-    # Blocks of a stage that has most of them: kept layers of a pipeline are counted in each stage.
+    # Blocks of the largest stage: layers not resharded are counted per stage.
     blocks = max(sum(run.parts[stage :: run.size("pipeline")]) for stage in range(run.size("pipeline")))
     if sharded and 0 < run.kept_layers < blocks:
         what = f"{run.kept_layers} of {blocks} layers that are not resharded after forward"

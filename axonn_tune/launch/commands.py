@@ -40,7 +40,7 @@ _TRIAL_STEPS = 50
 
 
 @dataclass(frozen=True)
-class Emission:
+class LaunchFiles:
     """Launch files of a configuration: a script, and text of config files for the same folder."""
 
     script: Path
@@ -96,7 +96,7 @@ def emission(
     call: str,
     kind: ScriptKind = "torchrun",
     form: str = "",
-) -> Emission:
+) -> LaunchFiles:
     """Launch files of a priced configuration: `path` with the suffix of the script, and config files in its folder.
 
     call: the command line, for provenance. Errors as `command_of`, and UsageError if the ranks do not fill nodes, the
@@ -120,10 +120,12 @@ def emission(
         variables=tuple(_variables(command, machine)),
         per_task=per_task(machine.launcher.environment),
         steps=_TRIAL_STEPS,
-        accelerate=tuple(_words(one, names) for one in command.started_with) if command.starter == "accelerate" else (),
+        accelerate=tuple(_words(one, names) for one in command.launcher_arguments)
+        if command.rank_launcher == "accelerate"
+        else (),
     )
     text = slurm_script(job, machine) if kind == "slurm" else torchrun_script(job, machine)
-    return Emission(target, text, {target.with_name(names[suffix]): body for suffix, body in command.files.items()})
+    return LaunchFiles(target, text, {target.with_name(names[suffix]): body for suffix, body in command.files.items()})
 
 
 def _about(pricing: Pricing, command: Command, *, model: Model, machine: Machine, call: str) -> Iterator[str]:

@@ -160,7 +160,7 @@ def software_checks() -> Iterator[HostCheck]:
     yield HostCheck("software", "C++ compiler", compiler or "none", here, "for `compile: true` on CPUs")
 
 
-def starter_checks(environment: Mapping[str, str]) -> Iterator[HostCheck]:
+def launcher_checks(environment: Mapping[str, str]) -> Iterator[HostCheck]:
     """Launchers, and whether a job is running."""
     for name in _STARTERS:
         path = shutil.which(name)

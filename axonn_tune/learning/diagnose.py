@@ -27,7 +27,7 @@ from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats, profile_bound
 from axonn_tune.errors import UsageError
 from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Adjust, Sample, Setup, named_times, noise_of
 from axonn_tune.learning.learn import Prior, prior_of
-from axonn_tune.learning.setups import Change, changes_of, most_bytes, possible, ways
+from axonn_tune.learning.setups import Change, alternatives, changes_of, most_bytes, possible
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.numbers import scaled
@@ -540,8 +540,10 @@ def _straggler(observed: _Observed) -> Hypothesis:
 def _other_setups(observed: _Observed, setup: Setup) -> Iterator[Hypothesis]:
     """A configuration other than stated or assumed."""
     within, open_ = most_bytes(setup), {_KINDS.get(column) for column in observed.sample.unstated}
-    for (kind, title), others in ways(setup).items():
-        guesses = tuple(observed.guess(words, way) for words, way in others if possible(way, within_bytes=within))
+    for (kind, title), others in alternatives(setup).items():
+        guesses = tuple(
+            observed.guess(words, changed) for words, changed in others if possible(changed, within_bytes=within)
+        )
         advice = _QUEUES if kind in ("overlap", "overlaps") else _FLAGS
         if guesses and kind in open_:
             yield Hypothesis(kind, title.replace("than stated", "than assumed"), guesses, _STATE, UNSTATED)

@@ -44,7 +44,7 @@ STEP_NOISE, RUN_NOISE = math.hypot(OF_LAYOUT, OF_MODEL), OF_LAYOUT
 """Noise of a step of any model, and of a run with known collectives."""
 
 MATMUL_NOISE = 0.15
-"""Of one GEMM (docs/accuracy.md, matrix products)."""
+"""Of one GEMM (docs/accuracy.md, GEMMs)."""
 
 TERM_NOISE, COLLECTIVE_NOISE = 0.1, 0.1
 """Of one collective: alpha-beta lines miss measured times by about that (docs/accuracy.md, collectives)."""
@@ -273,8 +273,8 @@ def _collective_sample(
     def price(adjust: Adjust) -> tuple[float, ...]:
         adjusted = adjust(machine)
         path = route(GroupShape(((first.group, first.stride),)), adjusted.tiers, ranks)
-        ways = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in lines(first.op, path, adjusted))
-        return tuple(float(collective_time_s(ways, size, PLAIN)) for size in sizes)
+        choices = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in lines(first.op, path, adjusted))
+        return tuple(float(collective_time_s(choices, size, PLAIN)) for size in sizes)
 
     return Sample(
         name=f"{name}: {first.op} of {first.group} ranks",

@@ -34,10 +34,10 @@ class Change:
     gain: float
 
 
-_Ways = Mapping[tuple[str, str], list[tuple[str, Setup]]]
+_Alternatives = Mapping[tuple[str, str], list[tuple[str, Setup]]]
 
 
-def ways(setup: Setup) -> _Ways:
+def alternatives(setup: Setup) -> _Alternatives:
     """Configurations with one change from the stated one, by kind and title of the hypothesis."""
     one, used = setup.configuration, _overlaps(setup)
     stages = one.grid.pipeline > 1
@@ -72,12 +72,12 @@ def ways(setup: Setup) -> _Ways:
     }
 
 
-def _other_steps(setup: Setup) -> _Ways:
+def _other_steps(setup: Setup) -> _Alternatives:
     """Other options of the framework's step, and other kernels."""
     step, grid = setup.framework.step, setup.configuration.grid
     own = setup.framework.name == AXONN_TUNE.name
-    twin = setup.framework.name.removesuffix("-eager") if setup.framework.name.endswith("-eager") else ""
-    other = registry().get(twin or f"{setup.framework.name}-eager")
+    counterpart = setup.framework.name.removesuffix("-eager") if setup.framework.name.endswith("-eager") else ""
+    other = registry().get(counterpart or f"{setup.framework.name}-eager")
     kernels = (
         [] if other is None else [(f"{other.title}, not {setup.framework.title}", replace(setup, framework=other))]
     )
@@ -153,14 +153,14 @@ def most_bytes(stated: Setup) -> float:
     return (1.0 + MEMORY_TOLERANCE) * max(before.memory_limit_bytes, float(before.memory.total_bytes))
 
 
-def possible(way: Setup, *, within_bytes: float) -> bool:
+def possible(changed: Setup, *, within_bytes: float) -> bool:
     """Whether the framework can run this in so much memory."""
-    one = way.configuration
+    one = changed.configuration
     if broken_constraints(
-        one.grid, way.model, way.workload, way.framework, micro_batch=one.micro_batch, chunks=one.chunks
+        one.grid, changed.model, changed.workload, changed.framework, micro_batch=one.micro_batch, chunks=one.chunks
     ):
         return False
-    return float(way.price(_same).memory.total_bytes) <= within_bytes
+    return float(changed.price(_same).memory.total_bytes) <= within_bytes
 
 
 def _same(machine: Machine) -> Machine:
@@ -173,13 +173,13 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Rankin
     ranking: of a search, if there was one.
     """
     stated_s, found, limit = price(setup), [], setup.price(_same).memory_limit_bytes
-    tried = [(words, way) for several in ways(setup).values() for words, way in several]
+    tried = [(words, changed) for several in alternatives(setup).values() for words, changed in several]
     if (flagged := with_own_flags(setup)) != setup:
         tried.append(("the framework's default overlaps and sharding", flagged))
-    for words, way in (*tried, *_best(flagged, ranking or search(problem_of(setup), exact=1))):
-        if way.framework.name == setup.framework.name and possible(way, within_bytes=limit):
-            step_s = price(way)
-            found.append(Change(words, way, step_s, 1.0 - step_s / stated_s))
+    for words, changed in (*tried, *_best(flagged, ranking or search(problem_of(setup), exact=1))):
+        if changed.framework.name == setup.framework.name and possible(changed, within_bytes=limit):
+            step_s = price(changed)
+            found.append(Change(words, changed, step_s, 1.0 - step_s / stated_s))
     worth = [change for change in found if change.gain >= WORTH]
     return tuple(sorted(worth, key=lambda change: -change.gain)[:CHANGES])
 

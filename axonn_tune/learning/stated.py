@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from axonn_tune.cost.prediction import Configuration
-from axonn_tune.errors import DocumentError, Problem, UsageError
+from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
 from axonn_tune.learning.arguments import (
@@ -82,7 +82,7 @@ def _read(path: Path) -> _Source:
         return _of_pairs(path, _toml(text, path))
     if path.suffix in (".yaml", ".yml", ".json") or text.lstrip().startswith("{"):
         return _of_pairs(path, _yaml(text, path))
-    script = read_script(text, path=str(path))
+    script = read_script(CONTROL.sub("", text), path=str(path))
     source = _of_script(script, path)
     for config in _configs(source, script, path):
         source = source.over(config)
@@ -145,10 +145,10 @@ _PROGRAM = re.compile(
 def _of_script(script: Script, path: Path) -> _Source:
     """The command with the most recognised arguments, or all words if no known program is started."""
     started = [command for command in script.commands if any(_PROGRAM.search(word.value) for word in command)]
-    loose = (*script.values, *(word for command in script.commands for word in command))
-    words = max(started, key=_telling) if started else loose
+    all_words = (*script.values, *(word for command in script.commands for word in command))
+    words = max(started, key=_telling) if started else all_words
     if not _telling(words):
-        words = (*loose, *words)
+        words = (*all_words, *words)
     words, unset = _without_unset(words)
     named = {_plain(name): stated for name, stated in named_values(words)}
     arguments = arguments_of(words)

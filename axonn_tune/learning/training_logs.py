@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
-from axonn_tune.errors import DocumentError, Problem
+from axonn_tune.errors import CONTROL, DocumentError, Problem
 from axonn_tune.learning.arguments import NEEDED, Arguments, PrintedArguments, Stated, StatedRun, columns_of
 from axonn_tune.specs.loading import read_bytes
 
@@ -230,7 +230,7 @@ class _Reader:
         last = len(broken) if broken[-1].strip() else 0
         for number, line in enumerate(broken, 1):
             for part in line.split("\r"):
-                self._line(_LABEL.sub("", _ANSI.sub("", part[:_LONGEST])), number, torn=number == last)
+                self._line(_LABEL.sub("", CONTROL.sub("", _ANSI.sub("", part[:_LONGEST]))), number, torn=number == last)
 
     def _line(self, text: str, number: int, *, torn: bool) -> None:
         if torn and re.search(r"[\w.,]$", text) and _LOOKS.search(text):

@@ -44,7 +44,7 @@ V, P, CHUNKS, BLOCK = symbol("V"), symbol("P"), symbol("C"), symbol("W")
 PARTS = symbol("parts")
 ALONE, SHARED, GROUPED, HALVED = (symbol(name) for name in ("alone", "shared", "grouped", "halved"))
 UNKEPT_SHARE = symbol("unkept") / symbol("L")
-"""Of the blocks, those whose gathered weights are not kept, and so are gathered again for the backward pass."""
+"""Share of the blocks that are resharded after forward, so gathered again for the backward pass."""
 
 TABLE = V * H / (X * Y)
 POSITIONS = P * H / Y
@@ -83,7 +83,7 @@ WHOLE_BLOCK = "block"
 
 
 @dataclass(frozen=True)
-class Given:
+class LayerInputs:
     """Common inputs of the layers of one program.
 
     sharded: master weights are split over data; context: there is a context axis; table_alignment: alignment of rows of
@@ -187,7 +187,7 @@ def moves(
     layer: str,
     moved: Traffic,
     elements: Size,
-    given: Given,
+    given: LayerInputs,
     *,
     calls: Size = ONCE,
     makes: tuple[Array, ...] = (),
@@ -199,12 +199,14 @@ def moves(
     return Kernel(phase, layer, size * elements, kernels * calls, makes=makes, frees=frees)
 
 
-def copies(phase: Phase, layer: str, elements: Size, given: Given, *, calls: Size) -> list[Operation]:
+def copies(phase: Phase, layer: str, elements: Size, given: LayerInputs, *, calls: Size) -> list[Operation]:
     """A copy to another layout, where the runtime's are counted."""
     return [moves(phase, layer, Traffic(1, 2), elements, given, calls=calls)] if given.launched else []
 
 
-def gather_weight(layer: str, elements: Size, given: Given, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
+def gather_weight(
+    layer: str, elements: Size, given: LayerInputs, *, phase: Phase, calls: Size = ONCE
+) -> list[Operation]:
     """All-gather of one weight block over z; from FP32 master shards each is rounded first.
 
     Ranks that also hold weights in the compute type have nothing to round.
@@ -221,7 +223,7 @@ def gather_weight(layer: str, elements: Size, given: Given, *, phase: Phase, cal
     ]
 
 
-def reduce_weight_gradient(layer: str, elements: Size, given: Given) -> list[Operation]:
+def reduce_weight_gradient(layer: str, elements: Size, given: LayerInputs) -> list[Operation]:
     """Reduce-scatter of one weight gradient over z, then its addition to the accumulated shard."""
     element = given.options.shard_gradient_bytes or given.elements.compute
     added = (element + 2 * given.gradient_bytes) * elements / given.shards
@@ -231,12 +233,12 @@ def reduce_weight_gradient(layer: str, elements: Size, given: Given) -> list[Ope
     ]
 
 
-def gather_table(table: str, elements: Size, given: Given) -> list[Operation]:
+def gather_table(table: str, elements: Size, given: LayerInputs) -> list[Operation]:
     """All-gather of a table over z for the forward pass, unless it is replicated."""
     return [] if given.replicated(table) else gather_weight(table, elements, given, phase="forward")
 
 
-def reduce_table_gradient(table: str, elements: Size, given: Given) -> list[Operation]:
+def reduce_table_gradient(table: str, elements: Size, given: LayerInputs) -> list[Operation]:
     """As of a weight; a table that is not split over z only adds its gradient."""
     if not given.replicated(table):
         return reduce_weight_gradient(table, elements, given)
@@ -245,14 +247,16 @@ def reduce_table_gradient(table: str, elements: Size, given: Given) -> list[Oper
     return [Kernel("backward", table, (given.element + 2.0 * given.gradient_bytes) * elements)]
 
 
-def reduction(axis: str, phase: Phase, layer: str, size: Size, given: Given, *, role: Role, calls: Size) -> Collective:
+def reduction(
+    axis: str, phase: Phase, layer: str, size: Size, given: LayerInputs, *, role: Role, calls: Size
+) -> Collective:
     """Sum of an output or input gradient: an all-reduce, over x with sequence parallelism a reduce-scatter."""
     kind: OpKind = "reduce_scatter" if given.options.sequence_parallel and axis == "x" else "all_reduce"
     return Collective(kind, axis, phase, layer, size, role, calls)
 
 
 def sequence_gather(
-    phase: Phase, layer: str, given: Given, *, tokens: Size, calls: Size, role: Role
+    phase: Phase, layer: str, given: LayerInputs, *, tokens: Size, calls: Size, role: Role
 ) -> list[Operation]:
     """`[M_x, H_y]` to `[M, H_y]` with sequence parallelism; otherwise no communication."""
     if not given.options.sequence_parallel:
@@ -260,7 +264,9 @@ def sequence_gather(
     return [Collective("all_gather", "x", phase, layer, given.element * tokens * H / Y, role, calls)]
 
 
-def linear_forward(linear: Linear, given: Given, *, phase: Phase, makes: tuple[Array, ...] = ()) -> list[Operation]:
+def linear_forward(
+    linear: Linear, given: LayerInputs, *, phase: Phase, makes: tuple[Array, ...] = ()
+) -> list[Operation]:
     """GEMM and reduction of the output: `O[M, n] = Σ_output_axis I[M, k] · W[k, n]`."""
     size = given.element * given.part * linear.n
     gathered: list[Operation] = []
@@ -277,17 +283,17 @@ def linear_forward(linear: Linear, given: Given, *, phase: Phase, makes: tuple[A
     ]
 
 
-def gemm_again(layer: str, given: Given) -> list[Operation]:
+def gemm_again(layer: str, given: LayerInputs) -> list[Operation]:
     """One GEMM of selective recompute: `attention.output`, or `mlp.up`, of a gated MLP the half that is not gated."""
     linear, n = (ATTENTION_OUTPUT, ATTENTION_OUTPUT.n) if layer == ATTENTION_OUTPUT.layer else (FC1, F / X)
     return [MatMul("recompute", linear.layer, given.part, n, linear.k, "NN", PARTS)]
 
 
-def _forward_role(given: Given) -> Role:
+def _forward_role(given: LayerInputs) -> Role:
     return "output" if given.options.pipelined_tensor else "other"
 
 
-def linear_backward(linear: Linear, given: Given, *, makes: Array, frees: tuple[str, ...]) -> list[Operation]:
+def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: tuple[str, ...]) -> list[Operation]:
     """Both gradients: `dI[M, k] = Σ_input_axis dO · Wᵀ`, and `dW[k, n] = Σ_z Iᵀ · dO`.
 
     makes: dI; frees: I and dO, where nothing else needs them.
@@ -315,18 +321,24 @@ def linear_backward(linear: Linear, given: Given, *, makes: Array, frees: tuple[
     ]
 
 
-def _gathers_for_backward(linear: Linear, given: Given) -> list[Operation]:
+def _gathers_for_backward(linear: Linear, given: LayerInputs) -> list[Operation]:
     """Row-parallel: dO is gathered first. Column-parallel: the gather of I overlaps with the input-gradient GEMM."""
     role: Role = "input_gather" if linear.input_axis == "x" else "other"
     return sequence_gather("backward", linear.layer, given, tokens=given.part, calls=PARTS, role=role)
 
 
 def norm_forward(
-    layer: str, given: Given, *, tokens: Size, calls: Size, makes: tuple[Array, ...] = (), summed: Traffic | None = None
+    layer: str,
+    given: LayerInputs,
+    *,
+    tokens: Size,
+    calls: Size,
+    makes: tuple[Array, ...] = (),
+    summed: Traffic | None = None,
 ) -> list[Operation]:
     """Exact norm of `[M, H_y]`: the shard's statistics are all-gathered over y and combined.
 
-    summed: what the addition of the residual stream moves, if the norm has it inside.
+    summed: bytes of the addition of the residual stream, if fused into the norm.
     """
     own = given.outside(tokens)
     statistics = given.norm_statistics * given.elements.statistics * own * Y
@@ -338,7 +350,7 @@ def norm_forward(
     ]
 
 
-def norm_recompute(layer: str, given: Given, *, makes: tuple[Array, ...]) -> list[Operation]:
+def norm_recompute(layer: str, given: LayerInputs, *, makes: tuple[Array, ...]) -> list[Operation]:
     """Recompute of a norm's output from its saved input and statistics, without communication."""
     own = given.outside(given.part)
     return _norm_kernels("recompute", layer, given.kernels.again, given, tokens=own, calls=PARTS, makes=makes)
@@ -346,7 +358,7 @@ def norm_recompute(layer: str, given: Given, *, makes: tuple[Array, ...]) -> lis
 
 def norm_backward(
     layer: str,
-    given: Given,
+    given: LayerInputs,
     *,
     tokens: Size,
     calls: Size,
@@ -369,7 +381,7 @@ def _norm_kernels(
     phase: Phase,
     layer: str,
     moved: Sequence[Traffic],
-    given: Given,
+    given: LayerInputs,
     *,
     tokens: Size,
     calls: Size,
@@ -390,7 +402,7 @@ def _norm_kernels(
 CORE = "attention.core"
 
 
-def attention_core(given: Given, *, phase: Phase) -> list[Operation]:
+def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     """Biases or rotary positions, then softmax(QKᵀ)V on heads_x: `[M, N_x] → [M, Q_x]`, replicated over y."""
     return [
         *_exchange_keys(given, phase=phase, passes=1.0),
@@ -400,20 +412,20 @@ def attention_core(given: Given, *, phase: Phase) -> list[Operation]:
     ]
 
 
-def _separated(given: Given, *, phase: Phase) -> list[Operation]:
+def _separated(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     """Heads of `[M, N_x]`: rotated by their positions, or copied under grouped-query attention, else views."""
     views = given.launched and given.model.learned_positions
     copied = moves(phase, CORE, Traffic(1, 2), given.part * N / X, given, calls=GROUPED * PARTS if views else PARTS)
     return [*_turned(given, given.kernels.turned, phase), copied]
 
 
-def _joined(given: Given) -> list[Operation]:
+def _joined(given: LayerInputs) -> list[Operation]:
     """Gradient of `[M, N_x]` from those of its heads."""
     joined = moves("backward", CORE, Traffic(1, 2), given.part * N / X, given, calls=PARTS)
     return [*_turned(given, given.kernels.turned_back, "backward"), joined]
 
 
-def _turned(given: Given, moved: Traffic, phase: Phase) -> list[Operation]:
+def _turned(given: LayerInputs, moved: Traffic, phase: Phase) -> list[Operation]:
     """Rotary positions of queries and keys, where they have kernels of their own."""
     if not moved.kernels or given.model.learned_positions:
         return []
@@ -421,7 +433,7 @@ def _turned(given: Given, moved: Traffic, phase: Phase) -> list[Operation]:
     return [moves(phase, CORE, moved, given.part * width, given, calls=PARTS) for width in (Q / X, keys)]
 
 
-def _fused_core(given: Given, *, phase: Phase) -> list[Computation]:
+def _fused_core(given: LayerInputs, *, phase: Phase) -> list[Computation]:
     rows = given.tokens * Q / X / given.model.head_dim
     return [
         Attention(
@@ -437,7 +449,7 @@ def _fused_core(given: Given, *, phase: Phase) -> list[Computation]:
     ]
 
 
-def _unfused_core(given: Given, *, phase: Phase) -> list[Computation]:
+def _unfused_core(given: LayerInputs, *, phase: Phase) -> list[Computation]:
     """Scores `[b, heads_x, S, S]` are written and read: `5·a·s²·b` bytes saved (arXiv 2205.05198, equation 1)."""
     element, mask = given.element, 1.0 if given.options.dropout else 0.0
     scores = given.tokens * Q / X / given.model.head_dim * S
@@ -457,11 +469,13 @@ def _unfused_core(given: Given, *, phase: Phase) -> list[Computation]:
     ]
 
 
-def _scores(given: Given) -> Size:
+def _scores(given: LayerInputs) -> Size:
     return given.part * Q / X / given.model.head_dim * S
 
 
-def _scores_matmul(given: Given, phase: Phase, layout: str, *, forward: bool, makes: tuple[Array, ...] = ()) -> MatMul:
+def _scores_matmul(
+    given: LayerInputs, phase: Phase, layout: str, *, forward: bool, makes: tuple[Array, ...] = ()
+) -> MatMul:
     """One batched GEMM of the core, `[rows, S]` from heads or `[rows, head_dim]` from scores."""
     rows, width = given.part * (Q / X) / given.model.head_dim, as_size(given.model.head_dim)
     n, k = (S, width) if forward else (width, S)
@@ -480,7 +494,7 @@ def _scores_matmul(given: Given, phase: Phase, layout: str, *, forward: bool, ma
     )
 
 
-def attention_core_backward(given: Given) -> list[Operation]:
+def attention_core_backward(given: LayerInputs) -> list[Operation]:
     """Gradient of `attention_core`: five GEMMs for its two when fused, since the scores are computed again."""
     element = given.element
     gradient = given.stream("qkv gradient", "backward temporaries", N / X, inside=True)
@@ -499,7 +513,7 @@ def attention_core_backward(given: Given) -> list[Operation]:
     return [*exchanged, scores, values, *masked, softmax, values, values, *swapped, *joined]
 
 
-def _exchange_keys(given: Given, *, phase: Phase, passes: float) -> list[Operation]:
+def _exchange_keys(given: LayerInputs, *, phase: Phase, passes: float) -> list[Operation]:
     """Keys and values of the other context ranks; in the backward pass their gradients are sent back.
 
     With all-to-all, queries, keys and values of some heads of the whole sequence (arXiv 2309.14509); in the backward
@@ -515,21 +529,21 @@ def _exchange_keys(given: Given, *, phase: Phase, passes: float) -> list[Operati
     return [Collective("all_gather", "context", phase, CORE, passes * whole * widths, role, PARTS)]
 
 
-def _swap_heads(given: Given, *, phase: Phase, width: Size) -> list[Operation]:
+def _swap_heads(given: LayerInputs, *, phase: Phase, width: Size) -> list[Operation]:
     """All-to-all from tokens to heads or back, `[M, width_x]`."""
     if not given.context or given.options.context_exchange != "all_to_all":
         return []
     return [Collective("all_to_all", "context", phase, CORE, given.element * given.part * width / X, "other", PARTS)]
 
 
-def activation(given: Given, *, phase: Phase) -> list[Operation]:
+def activation(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     """GELU or SwiGLU, `[M, G_x] → [M, F_x]`: reads G, writes F."""
     made = given.stream("activation", "activation", F / X, inside=True)
     moved = given.kernels.activation
     return [moves(phase, "mlp.activation", moved, given.part * F / X, given, calls=PARTS, makes=(made,))]
 
 
-def activation_backward(given: Given) -> list[Operation]:
+def activation_backward(given: LayerInputs) -> list[Operation]:
     """Gradient of the activation: reads G and dF, writes dG."""
     made = given.stream("up gradient", "backward temporaries", G / X, inside=True)
     moved, freed = given.kernels.activation_back, ("up projection", "activation gradient")
@@ -537,7 +551,7 @@ def activation_backward(given: Given) -> list[Operation]:
     return [moves("backward", "mlp.activation", moved, elements, given, calls=PARTS, makes=(made,), frees=freed)]
 
 
-def residual(layer: str, given: Given, *, phase: Phase, makes: tuple[Array, ...] = ()) -> list[Operation]:
+def residual(layer: str, given: LayerInputs, *, phase: Phase, makes: tuple[Array, ...] = ()) -> list[Operation]:
     """Addition to the residual stream `[M, H_y]`; with dropout its mask of one byte an element is written, too."""
     mask = 1.0 if given.options.dropout else 0.0
     size = (3.0 * given.element + mask) * given.outside(given.part) * H / Y
@@ -545,7 +559,7 @@ def residual(layer: str, given: Given, *, phase: Phase, makes: tuple[Array, ...]
     return [Kernel(phase, layer, size, PARTS, makes=(*makes, *masks))]
 
 
-def dropout_backward(layer: str, given: Given) -> list[Operation]:
+def dropout_backward(layer: str, given: LayerInputs) -> list[Operation]:
     """Gradient through the mask, where there is dropout."""
     if not given.options.dropout:
         return []
@@ -557,7 +571,7 @@ def dropout_backward(layer: str, given: Given) -> list[Operation]:
 # padded to divide. With a chunked loss no rank holds more logits than `[M/C, V_xy]`.
 
 
-def embedding_forward(given: Given) -> list[Operation]:
+def embedding_forward(given: LayerInputs) -> list[Operation]:
     """Look-up in the local rows, `[M, H]` reduce-scattered over y to `[M, H_y]`, summed over x."""
     element, tokens = given.element, given.tokens
     size = element * tokens * H / Y
@@ -575,7 +589,7 @@ def embedding_forward(given: Given) -> list[Operation]:
     return operations
 
 
-def embedding_backward(given: Given) -> list[Operation]:
+def embedding_backward(given: LayerInputs) -> list[Operation]:
     """Position gradient; then `[M, H_y]` all-gathered over y and added into the local rows."""
     element, tokens = given.element, given.tokens
     operations: list[Operation] = []
@@ -595,7 +609,7 @@ def embedding_backward(given: Given) -> list[Operation]:
     ]
 
 
-def head(given: Given) -> list[Operation]:
+def head(given: LayerInputs) -> list[Operation]:
     """Final norm, `h[M, H]` gathered over y, then logits, loss and their gradients chunk by chunk.
 
     Each chunk's gradients follow its loss, so logits are never saved: `dh[M, H]` is reduce-scattered over
@@ -622,7 +636,7 @@ def head(given: Given) -> list[Operation]:
     ]
 
 
-def _loss_chunk(given: Given, *, tokens: Size, gradient: Array) -> list[Operation]:
+def _loss_chunk(given: LayerInputs, *, tokens: Size, gradient: Array) -> list[Operation]:
     """One chunk: `logits[t, V_xy] = h · Eᵀ`, cross-entropy over xy, `dh = dlogits · E`, `dE = dlogitsᵀ · h`.
 
     Unless it is in chunks, the input is gathered again beside the dh GEMM with sequence parallelism.
@@ -646,7 +660,7 @@ def _loss_chunk(given: Given, *, tokens: Size, gradient: Array) -> list[Operatio
     ]
 
 
-def _gathers_for_head_backward(given: Given) -> list[Operation]:
+def _gathers_for_head_backward(given: LayerInputs) -> list[Operation]:
     """The LM head's weight and, for its gradient, its input once more; in chunks both are there."""
     if given.options.chunked_loss:
         return []
@@ -659,7 +673,7 @@ def _gathers_for_head_backward(given: Given) -> list[Operation]:
     return [*weight, *sequence_gather("backward", "head", given, tokens=given.tokens, calls=ONCE, role="input_gather")]
 
 
-def data_bucket(layer: str, elements: Size, given: Given) -> Collective:
+def data_bucket(layer: str, elements: Size, given: LayerInputs) -> Collective:
     """Gradients of one bucket over data: all-reduced, or reduce-scattered to the owner of the optimizer state."""
     kind: OpKind = "reduce_scatter" if given.sharded else "all_reduce"
     return Collective(kind, given.data_axes, "backward", layer, given.reduced_bytes * elements, "data")
@@ -669,7 +683,7 @@ Bucket = tuple[str, Size, Size]
 """`(layer, elements, how many a step)` of one data-parallel bucket."""
 
 
-def step_end(given: Given, *, buckets: tuple[Bucket, ...], unsent: tuple[Collective, ...]) -> Iterator[Operation]:
+def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[Collective, ...]) -> Iterator[Operation]:
     """Gradients of the replicated vectors, the gradient norm with the loss, AdamW; then new weights to their users.
 
     buckets: those of the data-parallel reduction; unsent: what of it is reduced only here.
@@ -697,7 +711,7 @@ def step_end(given: Given, *, buckets: tuple[Bucket, ...], unsent: tuple[Collect
             yield parameter_gather(COPY, symbol("table_bucket"), given, phase="step")
 
 
-def _tables_end(given: Given) -> Iterator[Operation]:
+def _tables_end(given: LayerInputs) -> Iterator[Operation]:
     """Gradients of tables replicated over z, and of tied embeddings on the first and the last stage."""
     if given.options.reduction != "parameter":
         for table, elements in _tables(given):
@@ -713,7 +727,7 @@ def _tables_end(given: Given) -> Iterator[Operation]:
         yield Collective("all_reduce", "ends", "step", "embedding", given.gradient_bytes * own)
 
 
-def _tables(given: Given) -> Iterator[tuple[str, Size]]:
+def _tables(given: LayerInputs) -> Iterator[tuple[str, Size]]:
     yield "embedding", TABLE
     if not given.model.tied_embeddings:
         yield "head", TABLE
@@ -721,7 +735,7 @@ def _tables(given: Given) -> Iterator[tuple[str, Size]]:
         yield "position", POSITIONS
 
 
-def parameter_gather(layer: str, elements: Size, given: Given, *, phase: Phase, calls: Size = ONCE) -> Collective:
+def parameter_gather(layer: str, elements: Size, given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> Collective:
     """New weights of one bucket, in the compute type, from the ranks that updated them."""
     return Collective(
         "all_gather",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
-from axonn_tune.program.layers import BLOCK, Given, X, Y
+from axonn_tune.program.layers import BLOCK, LayerInputs, X, Y
 from axonn_tune.program.operations import Array, Collective, Operation, Role
 from axonn_tune.program.size import PLAIN, Arithmetic, Size, Value, symbol
 from axonn_tune.program.step import ONLY, Stage, StepProgram
@@ -32,12 +32,12 @@ def memory_limit_bytes(accelerator: Accelerator) -> float:
     return accelerator.memory_gib * GIB - accelerator.reserved_memory_gib * GIB
 
 
-def kept_layer_bytes(given: Given) -> Size:
+def kept_layer_bytes(given: LayerInputs) -> Size:
     """Gathered weights of one block, which a block not resharded after forward holds until its backward."""
     return (given.options.gather_bytes or given.element) * BLOCK / (X * Y)
 
 
-def persistent_items(given: Given) -> Held:
+def persistent_items(given: LayerInputs) -> Held:
     """Weights, gradients and optimizer state, with what the data-parallel ranks split of them (ZeRO-1, ZeRO-2)."""
     sizes, options = given.elements, given.options
     share = given.replicas if given.sharded else Size(1.0)
@@ -139,7 +139,7 @@ class Peak:
 class MemoryPlan:
     """Memory of a program as sizes: throughout the step, per block in flight, and in parts with a possible peak."""
 
-    given: Given
+    given: LayerInputs
     persistent: Held
     saved: Held
     peaks: tuple[Peak, ...]
@@ -254,7 +254,7 @@ def price_memory(
     return Memory(lasting, peaks, total, kept)
 
 
-def _kept_layers(given: Given, room: Value, layers: Value, *, arithmetic: Arithmetic) -> Value:
+def _kept_layers(given: LayerInputs, room: Value, layers: Value, *, arithmetic: Arithmetic) -> Value:
     """Blocks that are not resharded after forward: none, all, or as many as fit."""
     if given.options.reshard == "always":
         return 0.0 * room
@@ -264,7 +264,7 @@ def _kept_layers(given: Given, room: Value, layers: Value, *, arithmetic: Arithm
     return kept
 
 
-def _gathers(given: Given, values: Mapping[str, Value], *, arithmetic: Arithmetic) -> Value:
+def _gathers(given: LayerInputs, values: Mapping[str, Value], *, arithmetic: Arithmetic) -> Value:
     """1.0 where weights are sharded over z, 0.0 where a rank has them whole."""
     if given.options.master_shards:
         return 1.0
@@ -273,7 +273,7 @@ def _gathers(given: Given, values: Mapping[str, Value], *, arithmetic: Arithmeti
 
 
 def _points(plan: MemoryPlan, values: Mapping[str, Value], *, kept: bool, arithmetic: Arithmetic) -> tuple[Items, ...]:
-    """Each point that may be the peak, with the largest buffers of its part; kept: beside gathers of kept blocks."""
+    """Each point that may be the peak, with the largest buffers of its part; kept: with blocks not resharded."""
     needed, found = _gathers(plan.given, values, arithmetic=arithmetic), []
     for peak in plan.peaks:
         gathers, reductions = (

@@ -75,7 +75,7 @@ class Gather:
 class BackwardBlocks:
     """Backward pass over the blocks: the first block, then repeated ones, then the last.
 
-    Blocks whose weights are kept come first in backward order. Each part is a run of equal blocks.
+    Blocks that are not resharded after forward come first in backward order. Each part is a run of equal blocks.
     """
 
     first: Instructions
@@ -90,9 +90,9 @@ class BackwardBlocks:
 class MicroBatch:
     """Instructions of one micro-batch; `head` has the chain's next gather unless all layers are not resharded.
 
-    Of pipeline stages: enter, enter_backward begin a pass of a chunk with no embedding or head before it; alone is the
-    last block of a chunk with no head after it, head_all_kept the head of one; leave ends the backward pass of a chunk
-    without embedding.
+    Of pipeline stages: enter, enter_backward begin a pass of a chunk with no embedding or LM head before it; alone is
+    the last block of a chunk with no LM head after it, head_all_kept the LM head of one; leave ends the backward pass
+    of a chunk without embedding.
     """
 
     embedding: Instructions
@@ -119,12 +119,12 @@ class StepSchedule:
     micro_batch: MicroBatch
     last_micro_batch: MicroBatch
     ends: Mapping[Stage, Instructions]
-    issued: tuple[Issued, Issued]
+    issued: tuple[HostOperations, HostOperations]
     replicas: str
 
 
 @dataclass(frozen=True)
-class Issued:
+class HostOperations:
     """Operations the host issues in one pass of a block: computations, and collectives by group of axes.
 
     counted: computations that are as many kernels as a symbol says, by that symbol.
@@ -169,7 +169,7 @@ def _end_of(program: StepProgram, stage: Stage) -> Iterator[Operation]:
 _COUNTS = ("softmax", "softmax_back", "alone", "shared", "grouped")
 
 
-def _issued(section: Section) -> Issued:
+def _issued(section: Section) -> HostOperations:
     computations, counted, collectives = 0.0, dict[str, float](), dict[str, float]()
     for step in section.operations:
         symbols = [name for name, _ in step.calls.powers if name in _COUNTS]
@@ -179,7 +179,7 @@ def _issued(section: Section) -> Issued:
             counted[symbols[0]] = counted.get(symbols[0], 0.0) + step.calls.coefficient
         elif not isinstance(step, Kernel) or step.size_bytes.coefficient:
             computations += step.calls.coefficient
-    return Issued(computations, counted, collectives)
+    return HostOperations(computations, counted, collectives)
 
 
 def _plain(operations: Iterable[Operation]) -> Instructions:

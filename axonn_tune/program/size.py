@@ -54,7 +54,7 @@ CANDIDATE_SYMBOLS = (
 """What differs between candidates.
 
 b: micro-batch (sequences of one rank); A: accumulation steps; C: chunks of the loss; parts: halves of a split
-micro-batch; kept, unkept: layers that keep gathered weights for the backward pass, and the others; V, P: padded rows
+micro-batch; kept, unkept: layers not resharded after forward, and the others; V, P: padded rows
 of the vocabulary and position tables; *_bucket: elements of one data-parallel bucket; parameters, vectors: elements
 of split and of replicated parameters one rank stores; alone, shared: 1 where a rank has the whole hidden dim and where
 y splits it, else 0.

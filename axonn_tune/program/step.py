@@ -30,8 +30,8 @@ from axonn_tune.program.layers import (
     Bucket,
     F,
     G,
-    Given,
     H,
+    LayerInputs,
     N,
     Q,
     X,
@@ -91,7 +91,7 @@ class StepProgram:
     """
 
     recompute: Recompute
-    given: Given
+    given: LayerInputs
     embedding: Section
     block: Section
     head: Section
@@ -174,7 +174,7 @@ def build_step(
     context: the framework has a context axis; table_alignment: bytes at whose multiples rows of logits start.
     """
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
-    given = Given(model, workload.element_sizes, options, sharded, context, table_alignment)
+    given = LayerInputs(model, workload.element_sizes, options, sharded, context, table_alignment)
     buckets = _buckets(given)
     sent = buckets if options.reduction == "buckets" else []
     times = ACCUMULATION if options.reduce_each_micro_batch else ONCE
@@ -197,14 +197,16 @@ def build_step(
     )
 
 
-def _bucket_section(name: str, buckets: list[Bucket], of: tuple[str, ...], given: Given, *, times: Size) -> Section:
+def _bucket_section(
+    name: str, buckets: list[Bucket], of: tuple[str, ...], given: LayerInputs, *, times: Size
+) -> Section:
     """Reductions over data of the named layers."""
     chosen = [bucket for bucket in buckets if bucket[0] in of]
     operations = tuple(layers.data_bucket(layer, elements, given) for layer, elements, _ in chosen)
     return Section(name, times * chosen[0][2] if chosen else ONCE, operations)
 
 
-def _parameter_section(of: str, buckets: list[Bucket], given: Given) -> Section:
+def _parameter_section(of: str, buckets: list[Bucket], given: LayerInputs) -> Section:
     """Gathers of new weights behind the forward pass, block by block, then the LM head's; others are needed first."""
     name = "parameters" if of == "block" else f"{of}_parameters"
     chosen = [bucket for bucket in buckets if bucket[0] == of]
@@ -214,7 +216,7 @@ def _parameter_section(of: str, buckets: list[Bucket], given: Given) -> Section:
     return Section(name, count, (layers.parameter_gather(layer, elements, given, phase="forward"),))
 
 
-def _unsent(given: Given) -> tuple[Collective, ...]:
+def _unsent(given: LayerInputs) -> tuple[Collective, ...]:
     """Gradients that are reduced over data after the last backward pass: in one buffer, or one call a parameter."""
     if given.options.reduction == "buckets":
         return ()
@@ -241,7 +243,7 @@ def _unsent(given: Given) -> tuple[Collective, ...]:
     )
 
 
-def _buckets(given: Given) -> list[Bucket]:
+def _buckets(given: LayerInputs) -> list[Bucket]:
     """Data-parallel buckets as `(layer, elements, how many a step)`: one a block, one a table."""
 
     def table(name: str, shard: Size, whole: Size) -> Bucket:
@@ -256,21 +258,21 @@ def _buckets(given: Given) -> list[Bucket]:
     return found
 
 
-def _gather(linear: layers.Linear, given: Given, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
+def _gather(linear: layers.Linear, given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
     """Gather of one weight, where weights are gathered one by one."""
     if given.options.gather_unit == "block":
         return []
     return layers.gather_weight(linear.layer, linear.weight, given, phase=phase, calls=calls)
 
 
-def _gather_block(given: Given, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
+def _gather_block(given: LayerInputs, *, phase: Phase, calls: Size = ONCE) -> list[Operation]:
     """Gather of all weights of a block at once, where they are."""
     if given.options.gather_unit == "weight":
         return []
     return layers.gather_weight(WHOLE_BLOCK, BLOCK / (X * Y), given, phase=phase, calls=calls)
 
 
-def _block_forward(given: Given, *, phase: Phase = "forward") -> Iterator[Operation]:
+def _block_forward(given: LayerInputs, *, phase: Phase = "forward") -> Iterator[Operation]:
     """Norm, attention, norm, MLP, each followed by its addition to the residual stream."""
     stream, inside = given.stream, True
     yield from _gather_block(given, phase=phase)
@@ -297,7 +299,7 @@ def _block_forward(given: Given, *, phase: Phase = "forward") -> Iterator[Operat
     yield from layers.residual("mlp.fc2", given, phase=phase)
 
 
-def _recompute_full(given: Given) -> Iterator[Operation]:
+def _recompute_full(given: LayerInputs) -> Iterator[Operation]:
     """The block's forward pass again; unless the whole of it, up to the activation: backward needs no output of fc2.
 
     Where it stops there, norm statistics are always saved, so nothing is gathered for the norms. The gathered weights
@@ -311,8 +313,8 @@ def _recompute_full(given: Given) -> Iterator[Operation]:
             yield step
 
 
-def _again(forward: Iterator[Operation], given: Given) -> Iterator[Operation]:
-    """A forward pass as it is repeated: kept blocks gather nothing, norms use their saved statistics."""
+def _again(forward: Iterator[Operation], given: LayerInputs) -> Iterator[Operation]:
+    """A forward pass as it is repeated: blocks not resharded gather nothing, norms use their saved statistics."""
     for step in forward:
         if step.layer in ("attention.norm", "mlp.norm"):
             made = {array.name: array for array in step.makes}
@@ -324,7 +326,7 @@ def _again(forward: Iterator[Operation], given: Given) -> Iterator[Operation]:
             yield step
 
 
-def _block_backward(given: Given, *, recompute: Recompute) -> Iterator[Operation]:
+def _block_backward(given: LayerInputs, *, recompute: Recompute) -> Iterator[Operation]:
     """Recompute, then the gradients of the block, last layer first."""
     gathers = recompute != "full" or given.options.gather_after_recompute
 
@@ -369,7 +371,7 @@ def _block_backward(given: Given, *, recompute: Recompute) -> Iterator[Operation
         yield from layers.reduce_weight_gradient(WHOLE_BLOCK, BLOCK / (X * Y), given)
 
 
-def _recompute_layer(layer: str, given: Given) -> Iterator[Operation]:
+def _recompute_layer(layer: str, given: LayerInputs) -> Iterator[Operation]:
     """One layer's forward again, where recompute is selective."""
     if layer == "mlp.activation":
         yield from layers.activation(given, phase="recompute")
@@ -385,7 +387,7 @@ def _recompute_layer(layer: str, given: Given) -> Iterator[Operation]:
         yield from layers.norm_recompute(layer, given, makes=(made,))
 
 
-def _norm_backward(layer: str, given: Given, *, frees: tuple[str, ...]) -> list[Operation]:
+def _norm_backward(layer: str, given: LayerInputs, *, frees: tuple[str, ...]) -> list[Operation]:
     """Gradient of a norm, added to that of the residual stream."""
     made = given.stream("new residual gradient", "residual gradients")
     frees = (*frees, "new residual gradient")

@@ -20,7 +20,7 @@ from axonn_tune.cost.uncertainty import (
 )
 from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.program.dimensions import executed_flops
-from axonn_tune.ranking.choosing import Candidate, Ranking, Searched, ranking_metric
+from axonn_tune.ranking.choosing import Candidate, Ranking, SearchCounts, ranking_metric
 from axonn_tune.ranking.entries import Entry, Sizes
 from axonn_tune.ranking.space import Fitting, Problem
 from axonn_tune.specs.machine import Machine
@@ -42,7 +42,7 @@ class AlphaBetaRanking:
         return len(self.ranking)
 
     @property
-    def searched(self) -> Searched:
+    def searched(self) -> SearchCounts:
         """Numbers of grids and candidates."""
         return self.ranking.searched
 

@@ -25,7 +25,7 @@ from axonn_tune.grid import AXES, PAPER_ORDER, Grid
 from axonn_tune.program.operations import Collective
 from axonn_tune.program.size import as_size
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, count_ties
-from axonn_tune.ranking.choosing import Searched, search
+from axonn_tune.ranking.choosing import SearchCounts, search
 from axonn_tune.ranking.entries import Entry, Sizes
 from axonn_tune.ranking.space import Problem
 
@@ -99,7 +99,7 @@ class PaperRanking:
         )
 
     @cached_property
-    def searched(self) -> Searched:
+    def searched(self) -> SearchCounts:
         """Numbers of grids and candidates, by our search and by the table."""
         found, missing = self.base.searched, int(self.prices.rejected.sum())
         return replace(found, rejected={**found.rejected, NO_BANDWIDTH_ENTRY: missing}) if missing else found

@@ -57,7 +57,7 @@ LISTED = 10
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchCounts:
     """Numbers of grids before constraints, of candidates after them, and of priced candidates that fit.
 
     `rejected` counts grids by constraint; a grid can violate several.
@@ -102,7 +102,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectedGrid:
     """A rejected grid with reasons; needed_bytes: least memory of its candidates if memory is the reason."""
 
     sizes: dict[str, int]
@@ -115,7 +115,7 @@ class Ranking:
     """Result of a search. `rows` indexes the columns, best first, each grid once (or every candidate)."""
 
     problem: Problem
-    searched: Searched
+    searched: SearchCounts
     grids: Grids
     shapes: Shapes
     placements: Placements
@@ -174,7 +174,7 @@ class Ranking:
         ordered = _order(self.columns, rows, self.shapes, self.placements, rank_by="iteration", fittings=self.fittings)
         return replace(self, rows=ordered[:1])
 
-    def rejected(self) -> tuple[Rejected, ...]:
+    def rejected(self) -> tuple[RejectedGrid, ...]:
         """Every grid that is not ranked, with its reasons, in the order of the grids."""
         ranked = set(self.shapes.grid[self.columns.shape].tolist())
         shaped = set(self.shapes.grid.tolist())
@@ -192,14 +192,14 @@ class Ranking:
             np.minimum.at(least, self.shapes.grid, fitting.total_bytes)
         return least
 
-    def _rejection(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> Rejected:
+    def _rejection(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> RejectedGrid:
         reasons = self._reasons(number, sizes, shaped=shaped)
         if reasons:
-            return Rejected(sizes, reasons)
+            return RejectedGrid(sizes, reasons)
         least = float(self._least_bytes[number])
         limit_bytes = next(iter(self.fittings.values())).limit_bytes
         reason = MEMORY, f"needs {least / 2**30:.1f} GiB of {limit_bytes / 2**30:.1f} GiB"
-        return Rejected(sizes, (reason,), least)
+        return RejectedGrid(sizes, (reason,), least)
 
     def _reasons(self, number: int, sizes: dict[str, int], *, shaped: set[int]) -> tuple[tuple[str, str], ...]:
         """All but memory."""
@@ -272,7 +272,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
     rows = np.arange(len(columns.shape)) if variants else _best_of_each(columns, shapes, rank_by=problem.rank_by)
     rows = _order(columns, rows, shapes, placements, rank_by=problem.rank_by, fittings=fittings)
-    searched = Searched(
+    searched = SearchCounts(
         grids=len(grids.sizes),
         candidates=_count_candidates(shapes, grids, problem),
         feasible=_count_fitting(shapes, placements, fittings),
@@ -374,8 +374,8 @@ def _price(
     number = RECOMPUTES.index(program.recompute)
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
-    first, twin = candidates.distinct(table)
-    prices = pricer.price(candidates.taken(first), {**shapes.values, **kept}).taken(twin)
+    first, representative = candidates.distinct(table)
+    prices = pricer.price(candidates.taken(first), {**shapes.values, **kept}).taken(representative)
     found = Columns(
         shape=candidates.shape,
         placement=placement,

@@ -199,7 +199,7 @@ class Comparison:
 def compare(problem: Problem) -> Comparison:
     """Find the best layout of each strategy by step time; NothingFeasibleError if none of any kind fits.
 
-    Axes, their order and kept layers are pinned for 4D alone; recompute and micro-batch for all.
+    Axes, rank order and layers not resharded are pinned only for 4D; recompute and micro-batch for all.
     """
     stated = claims(problem.model, machine_name=problem.machine.name, gpus=problem.gpus)
     strategies = [*STRATEGIES, *([OF_THE_CLAIM] if any(one.what == GAIN for one in stated) else [])]

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 from axonn_tune.cost.prediction import Pricing, StagePrediction, Term
 from axonn_tune.grid import AXES
-from axonn_tune.ranking.choosing import Searched
+from axonn_tune.ranking.choosing import SearchCounts
 
 Sizes: TypeAlias = tuple[int, ...]
 """Axis sizes in the order of the axes that were searched."""
@@ -94,7 +94,7 @@ class RankedGrids(Protocol):
         """Name of the cost model."""
 
     @property
-    def searched(self) -> Searched:
+    def searched(self) -> SearchCounts:
         """Numbers of grids and candidates."""
 
     @property

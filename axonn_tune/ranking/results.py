@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from axonn_tune.errors import NothingFeasibleError, UsageError
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking
-from axonn_tune.ranking.choosing import Searched, search
+from axonn_tune.ranking.choosing import SearchCounts, search
 from axonn_tune.ranking.entries import Entry, RankedGrids, Sizes
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
@@ -63,7 +63,7 @@ def _rank(problem: Problem, *, cost: str, variants: bool = False) -> RankedGrids
     return rank_by_paper(problem, backend=cost)
 
 
-def nothing_feasible(problem: Problem, searched: Searched) -> str:
+def nothing_feasible(problem: Problem, searched: SearchCounts) -> str:
     """Reason of an empty ranking, and the nearest change."""
     from axonn_tune.ranking.nearest import nearest_change
 

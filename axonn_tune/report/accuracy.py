@@ -376,13 +376,14 @@ def _steps_section(found: Accuracy) -> Json:
         *([_steps_table(found.steps)] if summary.predicted else []),
         *([_refused_steps(summary.not_predicted)] if summary.not_predicted else []),
     ]
-    lead = [
-        f"{summary.predicted:,} of {summary.rows:,} rows are predicted, from their model, layout, software and "
-        "accelerator. Error: predicted / measured − 1."
+    said = [
+        f"{summary.predicted:,} of {summary.rows:,} rows are predicted from their model, layout, software and "
+        "accelerator",
+        "error: predicted / measured − 1",
     ]
     if found.machine is not None:
-        lead.append(f"All on {found.machine.document.name}; {len(summary.warned):,} say that they ran elsewhere.")
-    return page.section("s1", "Training steps", lead=lead, cards=_step_cards(found), blocks=blocks)
+        said.append(f"all on {found.machine.document.name}; {len(summary.warned):,} say that they ran elsewhere")
+    return page.section("s1", "Training steps", subtitle=" · ".join(said), cards=_step_cards(found), blocks=blocks)
 
 
 def _step_cards(found: Accuracy) -> list[Json]:
@@ -455,9 +456,9 @@ def _kind_section(kind: _Kind, identity: str) -> Json:
         ),
         *([page.table("", _REFUSED, _REASONS, reasons, tall=len(reasons) > _FEW)] if reasons else []),
     ]
-    lead = [f"{len(predicted):,} of {len(kind.evaluations):,} rows are predicted. {note}"]
+    said = f"{len(predicted):,} of {len(kind.evaluations):,} rows are predicted. {note}"
     title = kind.name[0].upper() + kind.name[1:]
-    return page.section(identity, title, lead=lead, cards=_error_cards(errors["all"]), blocks=blocks)
+    return page.section(identity, title, subtitle=said, cards=_error_cards(errors["all"]), blocks=blocks)
 
 
 def _kind_figure(kind: _Kind, rows: Sequence[Evaluation], unit: DisplayUnit, *, title: str) -> Iterator[Json]:

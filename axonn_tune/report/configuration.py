@@ -16,10 +16,12 @@ from pathlib import Path
 from axonn_tune.cost.breakdown import CONTENDED, kind_of
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
 from axonn_tune.cost.timeline import Batch, Interval, Stretch
-from axonn_tune.errors import AxonnTuneError
+from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid
+from axonn_tune.launch.commands import emission
+from axonn_tune.launch.config import build_launch, launch_text
 from axonn_tune.program.operations import Collective
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs, WorkloadChoices, make_workload
@@ -28,20 +30,32 @@ from axonn_tune.report import page
 from axonn_tune.report.explain import (
     WORK_COLUMNS,
     PricedConfiguration,
+    gap_to_peak,
     line_sentences,
     memory_items,
     paragraphs,
     work_rows,
 )
 from axonn_tune.report.output import Json, axis_name, percent
-from axonn_tune.report.ranking import COLLECTIVE, framework_of, page_axes, term_json, term_row
+from axonn_tune.report.ranking import (
+    COLLECTIVE,
+    TIED,
+    days_interval,
+    framework_of,
+    is_tied,
+    page_axes,
+    show_days,
+    term_json,
+    term_row,
+    with_framework,
+)
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.loading import D, Loaded, is_shipped, parse_document
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.traces import COMPUTE_LANE, END, HEAD, communication_lane, term_name, wait_name
 from axonn_tune.specs.workload import Workload
-from axonn_tune.units import GIB, MILLI, show_bytes, show_seconds
+from axonn_tune.units import GIB, MILLI, show_bytes, show_count, show_seconds
 
 _ADDED = frozenset({"path", "sha256"})
 """Keys that results have beside those of the documents they were made from."""
@@ -55,6 +69,8 @@ _STEP_PARTS = 500
 """What is shorter than this part of a step is too narrow to see in a figure of the step."""
 _BY_PHASE = {"forward": "--compute", HEAD: "--compute-4", "backward": "--compute-2", END: "--compute-3"}
 _LANE_HEIGHT, _BASE_HEIGHT = 34, 80
+_LONG = 0.6
+"""Share of a figure's width from which on a bar has its words within."""
 
 
 def _parsed(document: Json, schema: type[D], *, source: str) -> D:
@@ -75,6 +91,7 @@ def inputs_of(document: Json, *, source: str) -> Inputs:
         gpus=document["gpus"],
         rank_by=document.get("rank_by", "iteration"),
         framework=framework_of(document),
+        tokens_total=next((one.get("tokens_total") for one in document.get("configs", [])), None),
     )
     return Inputs(
         problem,
@@ -171,9 +188,9 @@ class LayoutWords:
         """Names of the axes beside those and z."""
         return [self.framework.called(axis) for axis in self.axes if axis not in ("x", "y", "z", "chunks")]
 
-    def short(self, config: Mapping[str, object], *, launch: bool = False) -> str:
-        """`#1  1×1×512×2`, or `launch  1×1×512×2`."""
-        rank = "launch" if launch else f"#{config['rank']}"
+    def short(self, config: Json, *, launch: bool = False) -> str:
+        """`#1  1×1×512×2`, `#2 ≈  1×1×256×4` where it is within model error of the first, or `launch  1×1×512×2`."""
+        rank = "launch" if launch else f"#{config['rank']}{f' {TIED}' if is_tied(config) else ''}"
         return f"{rank}  {'×'.join(str(config[axis]) for axis in self.axes)}"
 
     def title(self, config: Json) -> str:
@@ -190,8 +207,13 @@ class LayoutWords:
         return [*found, "--kept-layers", str(config["kept_layers"])]
 
 
-def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str], layouts: LayoutWords) -> list[Json]:
-    """Everything about a configuration; `explain`: words of the command that explains it, less its own options."""
+def detail_blocks(
+    found: ConfigurationDetail, *, explain: Sequence[str], layouts: LayoutWords, source: str
+) -> list[Json]:
+    """Everything about a configuration; `explain`: words of the command that explains it, less its own options.
+
+    source: what launch configs and scripts say they were written by, where that command is not known.
+    """
     config, pricing = found.config, found.pricing
     rows = [term_row(term, layouts.framework) for term in found.terms]
     terms = page.table("", "", [COLLECTIVE[key] for key in _TERMS], rows)
@@ -199,6 +221,7 @@ def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str], layouts
     blocks = [
         page.cards(config_cards(config, limit_bytes=pricing.memory_limit_bytes)),
         *_changed(found),
+        gap_figure(found),
         *_in_words(found),
         *timeline_figures(pricing),
         memory_figure(pricing),
@@ -207,7 +230,73 @@ def detail_blocks(found: ConfigurationDetail, *, explain: Sequence[str], layouts
     ]
     if explain:
         blocks.append(page.command(shlex.join([*explain, *layouts.pins(config)]), title="The same in the terminal"))
-    return blocks
+    return [*blocks, *started_with(found, command=writing(explain, layouts.pins(config)) or source)]
+
+
+def writing(explain: Sequence[str], pins: Sequence[str]) -> str:
+    """The command line that writes what starts a configuration, from that which explains it; empty without one."""
+    written = "run.sh" if "--framework" in explain else "launch.yaml"
+    return " ".join([shlex.join([explain[0], *explain[2:]]), *pins, "-o", written]) if explain else ""
+
+
+def started_with(found: ConfigurationDetail, *, command: str) -> Iterator[Json]:
+    """What starts a configuration, to copy: a launch config, or the script and files of another framework.
+
+    command: what the text says it was written by. Nothing for what can only be priced.
+    """
+    problem, pricing = found.inputs.problem, found.pricing
+    model, machine, workload = found.inputs.model, found.inputs.machine, problem.workload
+    try:
+        if problem.framework.software:
+            files = emission(
+                pricing,
+                "run.sh",
+                model=model.document,
+                machine=machine.document,
+                workload=workload,
+                call=command,
+            )
+            texts = {files.script: files.text, **files.files}
+        else:
+            launch = build_launch(pricing, model=model, machine=machine, workload=workload, command=command)
+            texts = {Path("launch.yaml"): launch_text(launch)}
+    except UsageError:
+        return
+    for path, text in texts.items():
+        what = "Launch config" if path.suffix == ".yaml" and len(texts) == 1 else "Script"
+        yield page.fold(f"{what} to copy: {path}", [page.command(text, title="")])
+
+
+def explanation_section(
+    document: Json, *, identity: str, source: str, subject: PricedConfiguration | None = None
+) -> Json:
+    """The section of an explanation; `subject`: what it explains, else that is priced again.
+
+    ValueError for a document of a configuration without a step time, errors as of `inputs_of`.
+    """
+    config = document["config"]
+    inputs = subject.inputs if subject else inputs_of({**document, "configs": [config]}, source=source)
+    found = ConfigurationDetail(config, inputs, subject.pricing) if subject else detailed(config, inputs)
+    if found is None:
+        raise ValueError("no step time")
+    layouts = LayoutWords.of(document, [config])
+    changes = [
+        page.command(change["command"], title=f"{change['words']}: {percent(change['gain'])} faster")
+        for change in document.get("changes", [])
+    ]
+    return page.section(
+        identity,
+        f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}"
+        f"{with_framework(layouts.framework)}: one configuration",
+        subtitle=page.subtitle(document),
+        verdict=[f"{layouts.title(config)}: {outcome(config)}"],
+        blocks=[
+            *detail_blocks(found, explain=explain_command(inputs), layouts=layouts, source=source),
+            *page.notes([f"Assumed: {words}." for words in document.get("run", {}).get("assumed", [])]),
+            *changes,
+            *page.provenance_folds(document, source=source),
+        ],
+    )
 
 
 def _in_words(found: ConfigurationDetail) -> list[Json]:
@@ -222,21 +311,42 @@ def _in_words(found: ConfigurationDetail) -> list[Json]:
     return [page.fold("The step in words", [page.text([" ".join(part) for part in story])])]
 
 
+def outcome(config: Json) -> str:
+    """`69.3 s a step (80%: 52 s to 86.6 s), MFU 46.0%, 73 GiB a GPU`, of what is known of it."""
+    within = page.interval_words(config)
+    found: list[tuple[str, Callable[[float], str]]] = [
+        ("iteration_s", lambda step_s: f"{show_seconds(step_s)} a step{f' ({within})' if within else ''}"),
+        ("mfu", lambda mfu: f"MFU {percent(mfu)}"),
+        ("memory_bytes", lambda size_bytes: f"{show_bytes(size_bytes)} a GPU"),
+    ]
+    return ", ".join(show(config[key]) for key, show in found if config[key] is not None)
+
+
 def config_cards(config: Json, *, limit_bytes: float) -> list[Json]:
     """The numbers that matter most of one configuration of the contract."""
-    low_s, high_s, hfu = config["low_s"], config["high_s"], config["hfu"]
-    interval = "" if low_s is None or high_s is None else f"80%: {show_seconds(low_s)} to {show_seconds(high_s)}"
+    hfu, total = config["hfu"], show_count(config.get("tokens_total") or 0)
+    hours = [config.get(f"gpu_hours{end}") for end in ("_low", "_high")]
+    days = days_interval(config)
     found: list[tuple[str, str, Callable[[float], str], str]] = [
-        ("communication", "communication_s", show_seconds, "all collectives, overlapped or not"),
-        ("exposed", "exposed_communication_s", show_seconds, "not overlapped with computation"),
-        ("computation", "compute_s", show_seconds, "kernels of one GPU"),
-        ("step", "iteration_s", show_seconds, interval),
+        ("step", "iteration_s", show_seconds, page.interval_words(config)),
         ("MFU", "mfu", percent, "" if hfu is None else f"HFU {hfu:.1%}"),
         ("memory", "memory_bytes", show_bytes, f"of {show_bytes(limit_bytes)} usable"),
+        ("exposed", "exposed_communication_s", show_seconds, "communication not overlapped"),
+        ("communication", "communication_s", show_seconds, "all collectives, overlapped or not"),
+        ("computation", "compute_s", show_seconds, "kernels of one GPU"),
         ("tokens/s", "tokens_per_s", "{:,.0f}".format, "of all GPUs"),
+        (f"days, {total} tokens", "days", show_days, f"80%: {days}"),
+        (
+            f"GPU-hours, {total} tokens",
+            "gpu_hours",
+            show_count,
+            f"80%: {' to '.join(show_count(one or 0) for one in hours)}",
+        ),
     ]
     return [
-        page.card(label, show(config[key]), note=note) for label, key, show, note in found if config[key] is not None
+        page.card(label, show(config[key]), note=note)
+        for label, key, show, note in found
+        if config.get(key) is not None
     ]
 
 
@@ -252,29 +362,43 @@ def _changed(found: ConfigurationDetail) -> list[Json]:
     return [page.text([warning])]
 
 
+def gap_figure(found: ConfigurationDetail) -> Json:
+    """What the step is spent on: useful FLOPs at the peak, then what stands between that and the step."""
+    step_s = found.pricing.iteration_s
+    spent = gap_to_peak(found.pricing, found.inputs.problem)
+    scale, unit = time_unit(step_s)
+    parts = [(what, spent_s / scale, f"{show_seconds(spent_s)}, {spent_s / step_s:.1%}") for what, spent_s in spent]
+    xaxis = {"title": {"text": unit}, "range": [0, 1.4 * max(value for _, value, _ in parts)]}
+    note = "The bars sum to the step. The first is what the step would take at the accelerator's peak."
+    return _part_bars("Gap to peak", parts, xaxis=xaxis, note=note)
+
+
 def memory_figure(pricing: Pricing) -> Json:
     """Peak memory of one rank, largest item first, and what it may use."""
     *items, (_, total) = memory_items(pricing)
     limit = pricing.memory_limit_bytes
-    shown = [("all", total), *items]
-    said = [f"{name}: {show_bytes(size)}, {size / limit:.1%} of usable" for name, size in shown]
-    sizes, places = [size / GIB for _, size in shown], list(range(len(shown)))
-    written = {"text": [show_bytes(size) for _, size in shown], "cliponaxis": False, "insidetextanchor": "end"}
-    trace = {
-        **page.bar_trace("memory", sizes, places, color=[page.ACCENT, *[page.MUTED] * len(items)]),
-        **written,
-        "textposition": ["inside", *["outside"] * len(items)],
-        "hovertext": said,
-        "hovertemplate": "%{hovertext}<extra></extra>",
-    }
-    layout = {
-        "showlegend": False,
-        "xaxis": {"title": {"text": "GiB"}, "range": [0, 1.18 * max(limit, total) / GIB]},
-        "yaxis": page.named_axis([name for name, _ in shown]),
-        "shapes": [{**page.upright(limit / GIB, {"color": page.LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}],
-    }
+    parts = [(name, size / GIB, show_bytes(size)) for name, size in (("all", total), *items)]
+    xaxis = {"title": {"text": "GiB"}, "range": [0, 1.18 * max(limit, total) / GIB]}
+    line = {**page.upright(limit / GIB, {"color": page.LIMIT, "width": 2, "dash": "dash"}), "layer": "below"}
     note = f"Dashed line: usable memory, {limit / GIB:.3g} GiB; {show_bytes(max(limit - total, 0.0))} are free."
-    return page.figure("Peak memory per GPU", [trace], layout=layout, height=90 + 24 * len(shown), note=note)
+    return _part_bars("Peak memory per GPU", parts, xaxis=xaxis, shapes=[line], note=note)
+
+
+def _part_bars(
+    title: str, parts: Sequence[tuple[str, float, str]], *, xaxis: Json, note: str, shapes: Sequence[Json] = ()
+) -> Json:
+    """A bar for each part with its words at the end, or within where it is long; the first stands out."""
+    names, sizes, written = zip(*parts, strict=True)
+    color = [page.ACCENT, *[page.MUTED] * (len(parts) - 1)]
+    places = ["inside" if size > _LONG * xaxis["range"][1] else "outside" for size in sizes]
+    look = {
+        "text": written,
+        "textposition": places,
+        "cliponaxis": False,
+        "insidetextanchor": "end",
+        "hoverinfo": "skip",
+    }
+    return page.named_bars(title, names, sizes, color=color, xaxis=xaxis, note=note, shapes=shapes, look=look)
 
 
 _TERMS = (
@@ -305,7 +429,7 @@ def timeline_figures(pricing: Pricing) -> list[Json]:
 def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, names: Framework, faint: bool = False) -> Json:
     lanes = sorted({one.lane for one in bars}, key=lambda lane: (lane != COMPUTE_LANE, lane))
     end_s = max((one.end_s for one in bars), default=0.0)
-    scale, unit = (MILLI, "ms") if end_s < 1.0 else (1.0, "s")
+    scale, unit = time_unit(end_s)
     traces = [
         _lane_trace(
             what,
@@ -324,6 +448,11 @@ def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, names: Framework
     }
     height = _BASE_HEIGHT + _LANE_HEIGHT * len(lanes)
     return page.figure(title, traces, layout=layout, height=height, note=note)
+
+
+def time_unit(end_s: float) -> tuple[float, str]:
+    """In what a figure of times up to `end_s` has them: s of the unit, and its name."""
+    return (MILLI, "ms") if end_s < 1.0 else (1.0, "s")
 
 
 def _lane_trace(

@@ -244,7 +244,7 @@ def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: 
     return page.section(
         identity,
         f"{found.name}: is it reasonable?",
-        lead=[*(f"Assumed: {words}." for words in _assumed(found)), verdict(found), *_notes(found)],
+        verdict=[*(f"Assumed: {words}." for words in _assumed(found)), verdict(found), *_notes(found)],
         cards=[
             page.card("measured", show_seconds(found.measured_s), note=found.of),
             page.card("predicted", show_seconds(found.predicted_s), note=interval),
@@ -263,29 +263,30 @@ def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: 
     )
 
 
+_S = {"title": {"text": "s"}}
+
+
 def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
     """Predicted vs. measured; the gap and the share and probability of each explanation."""
     whiskers = page.error_bars([found.high_s - found.predicted_s, 0.0], [found.predicted_s - found.low_s, 0.0])
     both, colors = [found.predicted_s, found.measured_s], [page.PREDICTED, page.MEASURED]
-    yield _bars(f"The {found.of}", ["predicted", "measured"], both, color=colors, unit="s", error_x=whiskers)
+    yield page.named_bars(
+        f"The {found.of}", ["predicted", "measured"], both, color=colors, xaxis=_S, look={"error_x": whiskers}
+    )
     if not likely:
         return
     names = ["measured - predicted", *(cause.title for cause in likely)]
     gaps = [found.measured_s - found.predicted_s, *(cause.explains_s for cause in likely)]
     colors = [page.MEASURED, *[page.PREDICTED] * len(likely)]
-    yield _bars("The gap, and the time of each explanation", names, gaps, color=colors, unit="s")
+    yield page.named_bars("The gap, and the time of each explanation", names, gaps, color=colors, xaxis=_S)
     shares = [cause.probability / PERCENT for cause in likely]
-    yield _bars("How likely", [f"{one.title}: {one.words}" for one in likely], shares, color=page.ACCENT, unit="%")
-
-
-def _bars(
-    title: str, names: Sequence[str], values: Sequence[float], *, color: object, unit: str, **others: object
-) -> Json:
-    """Horizontal bars, one for each name."""
-    places = list(range(len(names)))
-    layout = {"showlegend": False, "xaxis": {"title": {"text": unit}}, "yaxis": page.named_axis(names)}
-    trace = page.bar_trace(title, values, places, color=color, **others)
-    return page.figure(title, [trace], layout=layout, height=110 + 28 * len(names))
+    yield page.named_bars(
+        "How likely",
+        [f"{one.title}: {one.words}" for one in likely],
+        shares,
+        color=page.ACCENT,
+        xaxis={"title": {"text": "%"}},
+    )
 
 
 # A run that is only stated.
@@ -309,9 +310,9 @@ class StatedCommand:
     model: str | None = None
 
 
-def command_section(said: StatedCommand, pricing: Pricing) -> ExplainSection:
+def command_section(command: StatedCommand, pricing: Pricing) -> ExplainSection:
     """The run and its assumptions."""
-    run, setup, name = said.run, said.setup, Path(said.run.path).name
+    run, setup, name = command.run, command.setup, Path(command.run.path).name
     model, workload, grid = setup.model, setup.workload, setup.configuration.grid
     layout = layout_words(setup.configuration, setup.framework)
     accumulated = counted(pricing.accumulation, "gradient accumulation step")
@@ -329,46 +330,46 @@ def command_section(said: StatedCommand, pricing: Pricing) -> ExplainSection:
     return ExplainSection("The run", sentences=sentences)
 
 
-def better_section(said: StatedCommand, step_s: float) -> ExplainSection:
+def better_section(command: StatedCommand, step_s: float) -> ExplainSection:
     """Rank of its layout in a search, and faster layouts."""
-    title, framework = "Faster layouts", said.setup.framework.title
+    title, framework = "Faster layouts", command.setup.framework.title
     sentences = []
-    if said.best_s is None:
+    if command.best_s is None:
         sentences.append(f"A search finds no layout of {framework} that fits.")
     else:
-        place = "rejects its grid" if said.rank is None else f"ranks its grid {said.rank} of {said.layouts}"
-        gain = 1.0 - said.best_s / step_s
+        place = "rejects its grid" if command.rank is None else f"ranks its grid {command.rank} of {command.layouts}"
+        gain = 1.0 - command.best_s / step_s
         than = (
             f"{percent(abs(gain), decimals=1)} {'less' if gain > 0 else 'more'} than this run's {show_seconds(step_s)}"
         )
         sentences.append(
             f"A search of {framework}'s layouts for this model, batch and number of GPUs {place}; the best that fits "
-            f"takes {show_seconds(said.best_s)}, {than}."
+            f"takes {show_seconds(command.best_s)}, {than}."
         )
-    if not said.changes:
+    if not command.changes:
         return ExplainSection(title, sentences=[*sentences, "No change is predicted to save 1% or more."])
     return ExplainSection(
         title,
         sentences=sentences,
         columns=_CHANGES,
-        rows=[fields_of(change, ("gain", "step_s", "words")) for change in said.changes],
-        commands=[command_of(change, machine=said.machine, model=said.model) for change in said.changes],
+        rows=[fields_of(change, ("gain", "step_s", "words")) for change in command.changes],
+        commands=[command_of(change, machine=command.machine, model=command.model) for change in command.changes],
     )
 
 
-def command_json(said: StatedCommand) -> Json:
+def command_json(command: StatedCommand) -> Json:
     """Fields of `axonn-tune/explain/1` for a command: the run, and changes."""
     return {
         "run": {
-            "path": said.run.path,
-            "line": said.run.lines[0],
-            "framework": said.setup.framework.name,
-            "layout": layout_words(said.setup.configuration, said.setup.framework),
-            "stated": {name: stated.value for name, stated in said.run.columns.items() if stated.line},
-            "assumed": list(said.run.assumed),
-            "rank": said.rank,
-            "layouts": said.layouts,
-            "best_step_s": said.best_s,
+            "path": command.run.path,
+            "line": command.run.lines[0],
+            "framework": command.setup.framework.name,
+            "layout": layout_words(command.setup.configuration, command.setup.framework),
+            "stated": {name: stated.value for name, stated in command.run.columns.items() if stated.line},
+            "assumed": list(command.run.assumed),
+            "rank": command.rank,
+            "layouts": command.layouts,
+            "best_step_s": command.best_s,
         },
-        "changes": [_change_json(change, machine=said.machine, model=said.model) for change in said.changes],
+        "changes": [_change_json(change, machine=command.machine, model=command.model) for change in command.changes],
     }

@@ -29,18 +29,25 @@ from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Accelerator, Library, Machine, PaperTable, Tier, Uncertainty
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
+from axonn_tune.units import counted, show_seconds
 
 Cell: TypeAlias = str | int | float | None
 SORTS = "Click a heading to sort."
+OWN = "its own part"
+"""What of an interval other bars do not share, in a legend."""
 SAID = "%{text}<extra></extra>"
 MISSING = "a report needs plotly, which is not installed: pip install '.[report]' in the checkout"
 _SCRIPTS = ("format.js", "table.js", "figures.js", "blocks.js", "page.js")
+LABELLED = 1.25
+"""What a figure is wider than its bars, for the words beside them."""
+_FAR = 100.0
+"""Values so many times the smallest take no digits from it: a page lists rows far worse than those one compares."""
 _DECADES_ONLY = 300.0
 """From this ratio of the ends of a logarithmic axis on, powers of ten are enough."""
 
 # Colors by meaning, as variables of `style.css`, `--name` or `--name/opacity`; the same in every figure.
 COMPUTATION, TEXT = "--compute", "--text"
-ACCENT, MUTED, LIMIT, WAIT, RING = "--accent", "--muted", "--limit", "--wait", "--ring"
+ACCENT, MUTED, LIMIT, WAIT, RING, PANEL = "--accent", "--muted", "--limit", "--wait", "--ring", "--panel"
 PREDICTED, MEASURED = "--predicted", "--measured"
 BY_KIND = {
     GEMMS: "--compute",
@@ -55,10 +62,30 @@ _AXES = {"x": "--axis-x", "y": "--axis-y", "z": "--axis-z", "data": "--axis-data
 
 
 def section(
-    identity: str, title: str, *, lead: Sequence[str] = (), cards: Sequence[Json] = (), blocks: Sequence[Json]
+    identity: str,
+    title: str,
+    *,
+    subtitle: str = "",
+    verdict: Sequence[str] = (),
+    cards: Sequence[Json] = (),
+    blocks: Sequence[Json],
 ) -> Json:
-    """One source of the report; `identity` is what links lead to, `lead` sentences below its title."""
-    return {"id": identity, "title": title, "lead": list(lead), "cards": list(cards), "blocks": list(blocks)}
+    """One source of the report; `identity` is what links lead to.
+
+    subtitle: what was priced or measured, in a line. verdict: the answer in sentences, the first of them large.
+    """
+    return {
+        **{"id": identity, "title": title, "subtitle": subtitle},
+        **{"verdict": list(verdict), "cards": list(cards), "blocks": list(blocks)},
+    }
+
+
+def subtitle(document: Json, *more: str) -> str:
+    """`H100-SXM5-80GB · 512 sequences of 8,192 tokens · bf16`, and what else is said of a document of results."""
+    workload = document["workload"]
+    sequences = counted(workload["global_batch"], "sequence")
+    of = f"{sequences} of {counted(workload['sequence_length'], 'token')}"
+    return " · ".join([document["machine"]["accelerator"]["name"], of, workload["precision"], *more])
 
 
 def card(label: str, value: str, *, note: str = "") -> Json:
@@ -76,13 +103,18 @@ def text(sentences: Sequence[str], *, title: str = "") -> Json:
     return {"kind": "text", "title": title, "sentences": list(sentences)}
 
 
+def notes(sentences: Sequence[str], *, title: str = "Notes") -> list[Json]:
+    """A block of them, if there are any."""
+    return [text(sentences, title=title)] if sentences else []
+
+
 def facts(rows: Sequence[tuple[str, str]]) -> Json:
     """Names and values."""
     return {"kind": "facts", "rows": [list(row) for row in rows]}
 
 
 def command(line: str, *, title: str) -> Json:
-    """A command line to copy."""
+    """A command line to copy, or a whole file."""
     return {"kind": "command", "title": title, "line": line}
 
 
@@ -140,6 +172,23 @@ def bar_trace(name: str, x: Sequence[float | None], y: Sequence[Any], *, color: 
     return {"type": "bar", "orientation": "h", "name": name, "x": x, "y": y, "marker": marker, **said, **others}
 
 
+def named_bars(
+    title: str,
+    names: Sequence[str],
+    values: Sequence[float],
+    *,
+    color: object,
+    xaxis: Mapping[str, Any],
+    note: str = "",
+    shapes: Sequence[Json] = (),
+    look: Mapping[str, Any] = MappingProxyType({}),
+) -> Json:
+    """A figure of horizontal bars, one for each name; look: more about the bars."""
+    layout = {"showlegend": False, "xaxis": dict(xaxis), "yaxis": named_axis(names), "shapes": list(shapes)}
+    trace = {**bar_trace(title, values, list(range(len(names))), color=color), **look}
+    return figure(title, [trace], layout=layout, height=90 + 24 * len(names), note=note)
+
+
 def point_trace(name: str, x: Sequence[Any], y: Sequence[Any], *, mode: str = "markers", **others: object) -> Json:
     """Marks, or a line through them; `text`, if given, is what pointing at each says, else nothing is said."""
     said = {"hovertemplate": SAID} if "text" in others else {"hoverinfo": "skip"}
@@ -155,6 +204,53 @@ def error_bars(up: Sequence[float], down: Sequence[float]) -> Json:
     """Error bars of both sides; the median of two runs may round a hair beyond them."""
     both = {"array": [max(value, 0.0) for value in up], "arrayminus": [max(value, 0.0) for value in down]}
     return {"type": "data", "symmetric": False, **both}
+
+
+def interval_traces(steps: Sequence[Json], y: Sequence[float], *, own_s: Sequence[float]) -> list[Json]:
+    """Whiskers over horizontal bars of steps: their 80% interval, and thicker the part that no other bar shares.
+
+    own_s: half of that part, s. Below is a line in the color of the page, so that they are seen on any bar.
+    """
+    known = [(at, one, half_s) for at, one, half_s in zip(y, steps, own_s, strict=True) if one["low_s"] is not None]
+    places, x = [at for at, _, _ in known], [one["iteration_s"] for _, one, _ in known]
+    halves = [half_s for _, _, half_s in known]
+    said = [f"{interval_words(one)}<br>±{show_seconds(half_s)} its own" for _, one, half_s in known]
+    whole = error_bars(
+        [one["high_s"] - one["iteration_s"] for _, one, _ in known],
+        [one["iteration_s"] - one["low_s"] for _, one, _ in known],
+    )
+    own = error_bars(halves, halves)
+    looks = (
+        ("80% interval", whole, {"color": PANEL, "thickness": 4.6, "width": 5.5}),
+        (OWN, own, {"color": PANEL, "thickness": 8, "width": 0}),
+        ("80% interval", whole, {"color": TEXT, "thickness": 1.6, "width": 4}),
+        (OWN, own, {"color": TEXT, "thickness": 5, "width": 0}),
+    )
+    found = []
+    for name, ends, look in looks if known else ():
+        symbol = {"symbol": "line-ew-open" if name == OWN else "line-ns-open", "size": 10, "color": TEXT}
+        trace = point_trace(name, x, places, text=said, marker={**symbol, "line": {"width": 1.6}}, cliponaxis=False)
+        found.append({**trace, "error_x": {**ends, **look}, "showlegend": look["color"] == TEXT})
+    return found
+
+
+def label_trace(texts: Sequence[str], y: Sequence[float], *, at: float) -> Json:
+    """Words at the right edge of horizontal bars that end at `at` at most, in a column of their own."""
+    look = {"textposition": "middle left", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [LABELLED * at] * len(texts),
+        "y": list(y),
+        "text": list(texts),
+        **look,
+    }
+
+
+def interval_words(config: Json) -> str:
+    """`80%: 52 s to 86.6 s`; nothing for what has no interval."""
+    low_s, high_s = config["low_s"], config["high_s"]
+    return "" if low_s is None or high_s is None else f"80%: {show_seconds(low_s)} to {show_seconds(high_s)}"
 
 
 def table(
@@ -223,11 +319,11 @@ def _longest(numbers: Sequence[float], decimals: int) -> int:
 
 
 def _decimals(numbers: Sequence[float]) -> int:
-    """As many decimals as the tables of the terminal have."""
+    """As many decimals as the tables of the terminal have for the smallest and what is near it."""
     known = [abs(number) for number in numbers if number]
     if not known:
         return 0
-    return len(seconds_cells([min(known), max(known)])[0].partition(".")[2])
+    return len(seconds_cells([min(known), min(max(known), _FAR * min(known))])[0].partition(".")[2])
 
 
 def term_color(op: str, axis: str) -> str:
@@ -281,11 +377,12 @@ def workload_fold(workload: Json) -> Json:
 
 
 def launch_fold(launch: Launch) -> Json:
-    """What a launch config says beside model and workload."""
+    """What a launch config says beside model and workload, and what wrote it."""
     document = launch.model_dump(mode="json", by_alias=True)
     apart = {"model", "workload", "predicted", "provenance"}
     shown = {key: value for key, value in document.items() if key not in apart}
-    return fold(f"Launch config: {launch.name}", [_keys_table(shown, Launch)])
+    written = facts([("written by", launch.provenance.command)])
+    return fold(f"Launch config: {launch.name}", [written, _keys_table(shown, Launch)])
 
 
 def origin_fold(rows: list[tuple[str, str]]) -> Json:

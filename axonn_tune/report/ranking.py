@@ -55,7 +55,8 @@ _MOST_NAMED = 3
 _OF_LAYOUT = f"±{DEVIATIONS * OF_LAYOUT:.0%}"
 """Half of the 80% interval of the residual of each layout's step."""
 _HOUR_S = 3600.0
-_TIED = "≈"
+TIED = "≈"
+"""Marks what is within model error of the first."""
 _LEAST_BAR, _MOST_BAR = 10, 30
 """Characters of the bar of the longest step."""
 _WORTH_SAYING = 0.01
@@ -189,7 +190,11 @@ def training_words(problem: Problem, found: Json) -> str:
     """The same in a sentence; empty without tokens."""
     if not found.get("days"):
         return ""
-    shown = (("gpu_hours", "GPU-hours", show_count), ("node_hours", "node-hours", show_count), ("days", "days", _days))
+    shown = (
+        ("gpu_hours", "GPU-hours", show_count),
+        ("node_hours", "node-hours", show_count),
+        ("days", "days", show_days),
+    )
     parts = [
         f"{show(found[name])} {words} (80%: {show(found[f'{name}_low'])} to {show(found[f'{name}_high'])})"
         for name, words, show in shown
@@ -197,7 +202,8 @@ def training_words(problem: Problem, found: Json) -> str:
     return f"{show_count(problem.tokens_total or 0)} tokens are {found['steps']:,} steps: {', '.join(parts)}."
 
 
-def _days(value: float) -> str:
+def show_days(value: float) -> str:
+    """Days of a training for a person."""
     return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
@@ -208,7 +214,7 @@ def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str
     """
     names = list(map(framework.called, axes))
     heading, *grids = aligned_cells([names, *([_plain(config.get(axis)) for axis in axes] for config in configs)])
-    tied = any(_is_tied(config) for config in configs)
+    tied = any(is_tied(config) for config in configs)
     rows = [
         {**shown_row(config, framework), "grid": grid, "marked_rank": _marked_rank(config, tied=tied)}
         for config, grid in zip(configs, grids, strict=True)
@@ -233,7 +239,7 @@ def shown_row(config: Json, framework: Framework) -> Json:
 def days_interval(config: Json) -> str | None:
     """80% interval of the days of a training."""
     low, high = config.get("days_low"), config.get("days_high")
-    return None if low is None or high is None else f"{_days(low)} to {_days(high)}"
+    return None if low is None or high is None else f"{show_days(low)} to {show_days(high)}"
 
 
 def layout_words(layout: Mapping[str, int]) -> str:
@@ -241,7 +247,7 @@ def layout_words(layout: Mapping[str, int]) -> str:
     return " ".join(f"{name}={size}" for name, size in layout.items() if size > 1) or "one GPU"
 
 
-def _is_tied(config: Json) -> bool:
+def is_tied(config: Json) -> bool:
     """Whether this configuration is within model error of the first."""
     return bool(config.get("tie")) and (config.get("rank") or 1) > 1
 
@@ -249,7 +255,7 @@ def _is_tied(config: Json) -> bool:
 def _marked_rank(config: Json, *, tied: bool) -> str | None:
     """The rank; tied: with a mark, or space for it, if some are within model error of the first."""
     rank = config.get("rank")
-    return None if rank is None else f"{rank} {_TIED if _is_tied(config) else ' '}" if tied else str(rank)
+    return None if rank is None else f"{rank} {TIED if is_tied(config) else ' '}" if tied else str(rank)
 
 
 def shown_axes(problem: Problem) -> list[str]:
@@ -339,7 +345,7 @@ _COLUMNS = (
     ),
     Column("gpu_hours", "GPU-hours", "Of the whole training run.", title="GPU-\nhours", show=show_count),
     Column("node_hours", "node-hours", "Of the whole training run.", title="node-\nhours", show=show_count),
-    Column("days", "days", "Of the whole training run.", show=_days),
+    Column("days", "days", "Of the whole training run.", show=show_days),
     Column("days_interval", "days, 80%", "80% interval of the days.", show=str),
     Column("tie", "within\nmodel\nerror", show=lambda tie: "yes" if tie else NOTHING),
     words("state", "state", "Feasible, within model error of the first, or why it is rejected.", 24),
@@ -392,6 +398,7 @@ def ranking_document(results: Results, entries: Sequence[Entry]) -> Json:
         "mfu_convention": MFU_CONVENTION,
         "searched": fields_of(searched, ("grids", "candidates", "feasible", "rejected", "seconds")),
         "ties_with_first": results.ranked.ties,
+        "verdict": ranking_verdict(results),
         "remarks": ranking_remarks(results),
         "configs": [entry_json(entry, results) for entry in entries],
     }
@@ -470,6 +477,12 @@ def term_row(term: Json, framework: Framework) -> Json:
     """A term of the contract as tables show it: algorithm and protocol as one, the axis by the framework's name."""
     algorithm = ", ".join(filter(None, (term["algorithm"], term["protocol"])))
     return {**term, "algorithm": algorithm, "axis": framework.called(term["axis"])}
+
+
+def ranking_verdict(results: Results) -> list[str]:
+    """Which configuration to take and why, in those of the sentences below a table that say so."""
+    remarks = (shortest_step_remark, why_first, ties_remark, training_remark)
+    return [said for remark in remarks if (said := remark(results))]
 
 
 def ranking_remarks(results: Results) -> list[str]:
@@ -592,8 +605,8 @@ def ties_remark(results: Results) -> str:
     listed = [f"#{rank}" for rank in range(1, min(ties, _MOST_NAMED) + 1)]
     whom = f"{', '.join(listed[:-1])} and {listed[-1]}"
     if ties <= _MOST_NAMED:
-        return f"{_TIED}: {whom} are within model error ({known}): benchmark {'both' if ties == 2 else 'all three'}."
-    return f"{_TIED}: #2 to #{ties:,} are within model error of #1 ({known}): benchmark {whom} first."
+        return f"{TIED}: {whom} are within model error ({known}): benchmark {'both' if ties == 2 else 'all three'}."
+    return f"{TIED}: #2 to #{ties:,} are within model error of #1 ({known}): benchmark {whom} first."
 
 
 def interval_remark(results: Results) -> str:

@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from axonn_tune.cost.breakdown import hidden_s, work_by_kind
+from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.inputs import Inputs
@@ -19,17 +20,21 @@ from axonn_tune.report import page
 from axonn_tune.report.configuration import (
     ConfigurationDetail,
     LayoutWords,
-    config_cards,
     detail_blocks,
     detailed,
     explain_command,
     inputs_of,
+    outcome,
     over_axis,
+    time_unit,
+    writing,
 )
+from axonn_tune.report.explain import memory_items
 from axonn_tune.report.output import Column, Json, axis_name, unbroken
 from axonn_tune.report.ranking import (
     COLUMNS,
     METRICS,
+    TIED,
     axis_columns,
     rank_column,
     ranking_document,
@@ -42,16 +47,16 @@ DETAILED = 10
 """How many configurations, from the first, are shown with timeline, memory and terms."""
 MOST_ROWS = 12_000
 """More rows than this would make the file too large to send."""
-FEASIBLE, TIE = "feasible", "within model error of the first"
+FEASIBLE, TIE = "feasible", f"{TIED} within model error of the first"
 REJECTED = "rejected: "
 _HOLES = {key: f"{{{key}}}" for key in (*ALL_AXES, "chunks", "order", "micro_batch", "recompute", "kept_layers")}
 """Where a page fills in the cells of a row."""
 PAGE_COLUMNS = tuple(
     COLUMNS[key]
     for key in (
-        *("rank", "communication_s", "exposed_communication_s", "iteration_s", "low_s", "high_s", "mfu"),
+        *("rank", "iteration_s", "communication_s", "exposed_communication_s", "low_s", "high_s", "mfu"),
         *("memory_bytes", "micro_batch", "recompute", "kept_layers", "wide_order", "compute_s", "tokens_per_s", "hfu"),
-        *("grad_accumulation", "state", "rejected_because", "order"),
+        *("gpu_hours", "node_hours", "days", "grad_accumulation", "state", "rejected_because", "order"),
     )
 )
 _FILTERS = {"recompute": "recompute", "wide_order": "rank order", "state": "state"}
@@ -68,18 +73,14 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
     pins = layouts.pins
     picked = picked and next((one for one in configs[:DETAILED] if pins(one) == pins(picked)), picked)
     found = _details(configs, inputs, picked=picked)
-    names = [layouts.short(one.config, launch=one.config is picked) for one in found]
     opens = f"{identity}-configuration"
-    shown = [one for one in found if one.config is not picked]
+    panel = _configurations(found, configs, inputs, identity=opens, picked=picked, layouts=layouts, source=source)
     pieces = [
-        *([shares_figure(found, names, layouts=layouts)] if found else []),
-        map_figure(document["configs"], rank_by=document["rank_by"], layouts=layouts),
+        *([shares_figure(found, picked=picked, layouts=layouts)] if found else []),
+        *page.notes(_remarks(document, configs), title="How sure, and what was searched"),
         _ranking_table(configs, document, identity=identity, opens=opens if configs else "", layouts=layouts),
-        *(
-            [_configurations(found, configs, inputs, identity=opens, picked=picked, layouts=layouts)]
-            if found or configs
-            else []
-        ),
+        *([panel] if configs or found else []),
+        map_figure(document["configs"], rank_by=document["rank_by"], layouts=layouts),
         page.fold("What the columns mean", [page.facts(_meanings(layouts))]),
         *page.provenance_folds(document, source=source),
     ]
@@ -88,10 +89,17 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}"
         f"{with_framework(layouts.framework)}",
-        lead=_lead(document, configs, shown=len(shown)),
-        cards=[] if first is None else config_cards(first, limit_bytes=document["memory_limit_bytes"]),
+        subtitle=page.subtitle(document, f"ranked by {METRICS[document['rank_by']][0]}"),
+        verdict=_verdict(document, first, layouts),
         blocks=[piece for piece in pieces if piece is not None],
     )
+
+
+def _verdict(document: Json, first: Json | None, layouts: LayoutWords) -> list[str]:
+    """The configuration to take with its step and interval, then the sentences of the document that say why."""
+    if first is None:
+        return ["No grid is feasible; the table says why for each."]
+    return [f"{layouts.title(first)}: {outcome(first)}", *document.get("verdict", [])]
 
 
 def _columns(layouts: LayoutWords) -> list[Column]:
@@ -111,17 +119,14 @@ def _listed(configs: Sequence[Json]) -> list[Json]:
     return [*feasible[:MOST_ROWS], *rejected[: max(MOST_ROWS - len(feasible), 0)]]
 
 
-def _lead(document: Json, configs: Sequence[Json], *, shown: int) -> list[str]:
-    """What was found in words: of the document if it has any."""
+def _remarks(document: Json, configs: Sequence[Json]) -> list[str]:
+    """What else the document says in words, and what the page leaves out."""
     # In the terminal another option lists rejected grids; here the table does.
-    said = [line.replace("--all lists", "the table lists") for line in document.get("remarks", [])]
-    if not any(config["feasible"] for config in configs):
-        said.append("No grid is feasible; the table says why for each.")
+    rest = [line for line in document.get("remarks", []) if line not in document.get("verdict", [])]
+    said = [line.replace("--all lists", "the table lists") for line in rest]
     left = document.get("left_out", 0) + len(document["configs"]) - len(configs)
     if left:
         said.append(f"{counted(left, 'more row')} are left out of this page; --format csv or json has all.")
-    if shown > 1:
-        said.append(f"The first {shown} are shown in full: click one in the table.")
     return said
 
 
@@ -156,18 +161,23 @@ def _configurations(
     identity: str,
     picked: Json | None,
     layouts: LayoutWords,
+    source: str,
 ) -> Json:
-    """Details that the table opens, one configuration at a time."""
+    """Details that the table opens, one configuration at a time, or two beside each other."""
     explain = explain_command(inputs)
     places = {id(config): place for place, config in enumerate(configs)}
     items = [
         {
             "row": places.get(id(one.config)),
             "title": f"{'The launch config: ' if one.config is picked else ''}{layouts.title(one.config)}",
-            "blocks": detail_blocks(one, explain=explain, layouts=layouts),
+            "short": layouts.short(one.config, launch=one.config is picked),
+            "spent": spent(one),
+            "blocks": detail_blocks(one, explain=explain, layouts=layouts, source=source),
         }
         for one in found
     ]
+    pins = layouts.pins(_HOLES)
+    commands = {"Explain it": " ".join([shlex.join(explain), *pins]), "Write what starts it": writing(explain, pins)}
     return {
         "kind": "configurations",
         "id": identity,
@@ -175,9 +185,9 @@ def _configurations(
         "items": items,
         "rowTitle": f"#{{rank}}: {layouts.sizes(_HOLES)}",
         "rejectedTitle": f"{layouts.sizes(_HOLES)}, infeasible",
-        "elsewhere": "This page has timeline, memory and terms only for the first of the ranking; the command below"
-        " shows them for this one.",
-        "command": " ".join([shlex.join(explain), *layouts.pins(_HOLES)]) if explain else "",
+        "elsewhere": "This page has timeline, memory, terms and launch config only for the first of the ranking; these"
+        " commands have them for this one.",
+        "commands": commands if explain else {},
     }
 
 
@@ -193,16 +203,46 @@ def ranking_of(results: Results) -> Json:
 
 _ROW_HEIGHT = 38
 _STEP_PLACE, _HIDDEN_PLACE = -0.1, 0.3
+BREAKDOWN, BUBBLE = "Step time: breakdown and 80% interval", "pipeline bubble"
 _OTHERS, _WORTH = "all other collectives", 0.005
 """Collectives that take less than this share of every step shown are one."""
 
 
-def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str], *, layouts: LayoutWords) -> Json:
-    """One pair of bars per configuration: the step above, overlapped communication below."""
+def spent(one: ConfigurationDetail) -> list[Json]:
+    """What a configuration spends of time and memory, by the same names in all, to compare it with another."""
+    exposed = _term_sums(one, exposed=True)
+    framework, bubble_s = one.inputs.problem.framework, one.pricing.bubble_s
+    step = {
+        **_work_sums(one),
+        **{f"exposed {over_axis(key, framework)}": exposed_s for key, exposed_s in exposed.items()},
+    }
+    step |= {BUBBLE: bubble_s} if bubble_s else {}
+    # Terms are those of all pipeline stages, the step's wait that of one.
+    rest_s = one.pricing.iteration_s - sum(step.values())
+    step |= {"the rest": rest_s} if bubble_s else {}
+    *items, _ = memory_items(one.pricing)
+    scale, unit = time_unit(one.pricing.iteration_s)
+    return [
+        {"title": "Step", "unit": unit, "per": scale, "values": step},
+        {"title": "Peak memory per GPU", "unit": "GiB", "per": float(GIB), "values": dict(items)},
+    ]
+
+
+def shares_figure(found: Sequence[ConfigurationDetail], *, picked: Json | None, layouts: LayoutWords) -> Json:
+    """One pair of bars per configuration: the step with its interval above, overlapped communication below."""
+    names = [layouts.short(one.config, launch=one.config is picked) for one in found]
     steps = [one.pricing.iteration_s for one in found]
     computed = [_work_sums(one) for one in found]
     exposed = _with_others([_term_sums(one, exposed=True) for one in found], steps)
     hidden = _with_others([_term_sums(one, exposed=False) for one in found], steps)
+    bubbles = [{BUBBLE: one.pricing.bubble_s} if one.pricing.bubble_s else {} for one in found]
+    machine = found[0].inputs.problem.machine
+    tied = f"; {TIED} is within model error of #1" if any(TIED in name for name in names) else ""
+    own_s = [
+        own_bound_s(machine, step_s=step_s, waiting_s=one.pricing.exposed_communication_s)
+        for one, step_s in zip(found, steps, strict=True)
+    ]
+    end_s = max(max(one.config["high_s"] or 0.0, one.pricing.iteration_s) for one in found)
     waited, hiding = _sorted_keys(exposed), _sorted_keys(hidden)
     framework = layouts.framework
     traces = [
@@ -211,32 +251,32 @@ def shares_figure(found: Sequence[ConfigurationDetail], names: Sequence[str], *,
             for kind, color in page.BY_KIND.items()
             if any(kind in one for one in computed)
         ),
+        *([_share_trace(BUBBLE, BUBBLE, bubbles, color=page.MUTED)] if any(bubbles) else []),
         *(_term_trace(key, exposed, framework) for key in waited),
         *(_term_trace(key, hidden, framework, apart=True, shown=key not in waited) for key in hiding),
-        _step_ends(steps),
+        *page.interval_traces([one.config for one in found], places := _places(steps), own_s=own_s),
+        page.label_trace([show_seconds(step_s) for step_s in steps], places, at=end_s),
     ]
     layout = {
         "barmode": "stack",
-        "xaxis": {"title": {"text": "s"}, "range": [0, 1.22 * max(steps)]},
+        "xaxis": {"title": {"text": "s"}, "range": [0, page.LABELLED * end_s]},
         "yaxis": page.named_axis(names, above=0.5),
     }
     return page.figure(
-        "Where the time goes",
+        BREAKDOWN,
         traces,
         layout=layout,
         height=60 + _ROW_HEIGHT * len(names),
-        note="Thick bars: the step, that is computation, then exposed time by collective. Thin bars: communication"
-        " overlapped with computation. A color is an axis, its strength the collective. Names are rank, then"
-        f" {' × '.join(map(framework.called, layouts.axes))}.",
+        note=f"Names are rank, then {' × '.join(map(framework.called, layouts.axes))}{tied}. Upper bars: the step, that"
+        " is computation, then exposed communication by collective. Whiskers: its 80% interval; their thick part is the"
+        " row's own, which is what tells rows apart. Lower bars: communication overlapped with computation, which"
+        " lengthens the step only by the compute slowdown it causes.",
     )
 
 
-def _step_ends(steps: Sequence[float]) -> Json:
-    """The time of each step, at the end of its bar."""
-    places = [number + _STEP_PLACE for number in range(len(steps))]
-    said = {"text": [f" {show_seconds(step_s)}" for step_s in steps], "textposition": "middle right"}
-    hidden = {"hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
-    return {"type": "scatter", "mode": "text", "x": list(steps), "y": places, **said, **hidden}
+def _places(steps: Sequence[float]) -> list[float]:
+    """Where thick bars are."""
+    return [number + _STEP_PLACE for number in range(len(steps))]
 
 
 def _with_others(sums: Sequence[dict[str, float]], steps: Sequence[float]) -> list[dict[str, float]]:
@@ -372,12 +412,13 @@ def map_figure(configs: Sequence[Json], *, rank_by: str, layouts: LayoutWords) -
     choices = [page.choice(metric.label, {0: _colored_cells(best, places, metric, layouts)}) for metric in metrics]
     what = "Columns of one product x·y are joined; a cell shows the best of them. " if places.joined else ""
     across, z = layouts.across, layouts.framework.called("z")
+    falls = f"; within one {' · '.join(across)}, {across[0]} falls from left to right" if len(across) > 1 else ""
     return page.figure(
         "The space of grids",
         traces,
         layout=_map_layout(places, layouts),
         height=170 + max(24 * len(places.rows), 140),
-        note=f"Each cell is a grid at its best: {' and '.join(across)} across, {z} upwards, "
+        note=f"Each cell is a grid at its best: {' and '.join(across)} across{falls}; {z} upwards; "
         f"{' and '.join(layouts.others)} {'are' if len(layouts.others) > 1 else 'is'} what remains. {what}"
         "The ring is the first of the ranking. Marks are infeasible grids; the legend says why, and hides them when"
         " clicked.",
@@ -486,8 +527,7 @@ def _map_layout(places: GridMap, layouts: LayoutWords) -> Json:
     centres = [(start + end) / 2 for start, end in zip(starts, ends, strict=True)]
     line, bare = {"color": "--grid", "width": 1}, {"showgrid": False, "zeroline": False}
     product = " · ".join(layouts.across)
-    falls = f"; within one {product}, {layouts.across[0]} falls from left to right" if len(layouts.across) > 1 else ""
-    across = {"title": {"text": f"{product}{falls}"}, "tickvals": centres}
+    across = {"title": {"text": product}, "tickvals": centres}
     upwards = {"title": {"text": layouts.framework.called("z")}, "tickvals": list(range(len(places.rows)))}
     products_shown, sizes_shown = [f"{products[start]:,}" for start in starts], [f"{size:,}" for size in places.rows]
     return {

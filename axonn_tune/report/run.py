@@ -186,13 +186,17 @@ def run_section(summary: Summary, *, identity: str, source: str) -> Json:
     groups = groups_of(summary.terms, all_terms=False)
     by_kind = [(f"{one.op} over {axis_name(one.axis)}", one.predicted_s, one.measured_s) for one in groups]
     note = "All calls of a step, overlapped or not, by collective and axis."
+    setting, *notes = _summary_notes(summary)
+    warning = other_hardware(summary)
     return page.section(
         identity,
         f"{summary.name}: predicted vs. measured",
-        lead=list(_summary_notes(summary)),
+        subtitle=setting,
+        verdict=[warning] if warning else [],
         cards=list(_run_cards(summary)),
         blocks=[
             pairs_figure("Predicted vs. measured", times, note="One step of one rank."),
+            *page.notes([one for one in notes if not warning or warning not in one]),
             *([pairs_figure("Collectives", by_kind, note=note)] if groups else []),
             collectives_table(summary.terms, f"{identity}-table", "Each collective", note=page.SORTS),
             page.origin_fold(origin),

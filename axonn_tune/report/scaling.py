@@ -5,15 +5,17 @@ JSON follows the contracts `axonn-tune/sweep/1` and `axonn-tune/comparison/1`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from axonn_tune import __version__
+from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.ranking.compare import OF_THE_CLAIM
 from axonn_tune.report import page
-from axonn_tune.report.configuration import LayoutWords
+from axonn_tune.report.configuration import LayoutWords, inputs_of
 from axonn_tune.report.output import (
     PERCENT,
     WIDTH,
@@ -46,8 +48,9 @@ from axonn_tune.report.ranking import (
     training_names,
     with_framework,
 )
+from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
-from axonn_tune.units import TERA, counted, show_seconds
+from axonn_tune.units import TERA, counted, show_count, show_seconds
 
 if TYPE_CHECKING:
     from axonn_tune.ranking.compare import Comparison, Contender, StepPrediction
@@ -215,15 +218,18 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     points, scaling, framework = document["points"], document["scaling"].capitalize(), framework_of(document)
     names = ", ".join(model["name"] for model in document["models"])
     feasible = [point for point in points if point["feasible"]]
-    lead = [
-        f"{scaling} scaling of {names} on {document['machine']['name']}{with_framework(framework)}: the best "
-        f"configuration at each of {counted(len(points), 'point')}, by {METRICS[document['rank_by']][0]}.",
+    said = [
+        f"{scaling} scaling",
+        document["machine"]["accelerator"]["name"],
+        f"sequences of {counted(points[0]['workload']['sequence_length'], 'token')}",
+        points[0]["workload"]["precision"],
+        f"the best of each of {counted(len(points), 'point')} by {METRICS[document['rank_by']][0]}",
     ]
     layouts = LayoutWords.of(document, [point["config"] or {} for point in points])
     named = axis_columns(framework, layouts.axes)
     columns = [*_POINT.values(), _EFFICIENCY, *named, *(COLUMNS[key] for key in _OF_CONFIG)]
     if len(feasible) < len(points):
-        lead.append(f"At {len(points) - len(feasible)} of them nothing is feasible; the table says why.")
+        said.append(f"at {len(points) - len(feasible)} of them nothing is feasible; the table says why")
         columns.append(_REASON)
     note = f"{scaling} scaling. {page.SORTS}"
     rows, tall = _sweep_rows(points, framework, layouts.axes)[1], len(points) > _MANY
@@ -235,7 +241,20 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
         page.workload_fold(points[0]["workload"]),
         page.origin_fold(page.origin_rows(document, source)),
     ]
-    return page.section(identity, f"Scaling of {names}", lead=lead, blocks=blocks)
+    title = f"{names} on {document['machine']['name']}{with_framework(framework)}: scaling"
+    verdict = _reached(feasible, weak=document["scaling"] == "weak")
+    return page.section(identity, title, subtitle=" · ".join(said), verdict=verdict, blocks=blocks)
+
+
+def _reached(feasible: Sequence[Json], *, weak: bool) -> list[str]:
+    """What each line reaches at its largest count of GPUs."""
+    ends = ((name, line[0], line[-1]) for name, line in _points_by_line(feasible, weak=weak).items())
+    return [
+        f"{name}: {show_count(last['config']['tokens_per_s'])} tokens/s on {last['gpus']:,} GPUs, "
+        f"efficiency {percent(last['efficiency'])} vs. {first['gpus']:,}; step "
+        f"{show_seconds(last['config']['iteration_s'])} ({page.interval_words(last['config'])})."
+        for name, first, last in ends
+    ]
 
 
 def _curves(points: Sequence[Json], *, weak: bool, layouts: LayoutWords) -> Json:
@@ -250,8 +269,12 @@ def _curves(points: Sequence[Json], *, weak: bool, layouts: LayoutWords) -> Json
         for ideal in (False, True):
             for change, (_, key, _, per) in zip(changes, metrics, strict=True):
                 change[len(traces)] = {"y": [_curve_values(line, key, per, ideal=ideal)]}
+                if not ideal:
+                    change[len(traces)] |= {f"error_y.{name}": [ends] for name, ends in _ends(line, key, per).items()}
             y = changes[0][len(traces)]["y"][0]
             traces.append(_curve(name, line, number, ideal=ideal, y=y, layouts=layouts))
+            if not ideal:
+                traces[-1]["error_y"] = {**_ends(line, metrics[0][1], metrics[0][3]), "thickness": 1.2, "width": 4}
     choices = [
         page.choice(label, change, {"yaxis.title.text": label, "yaxis.type": scale, **_axis_ticks(change, scale)})
         for (label, _, scale, _), change in zip(metrics, changes, strict=True)
@@ -263,8 +286,23 @@ def _curves(points: Sequence[Json], *, weak: bool, layouts: LayoutWords) -> Json
         "xaxis": {"title": {"text": "GPUs"}, "type": "log", **named},
         "yaxis": {"title": {"text": metrics[0][0]}, "type": metrics[0][2]},
     }
-    note = "Dashed: every GPU as fast as at the first feasible count."
+    note = (
+        "Dashed: every GPU as fast as at the first feasible count. Whiskers: the 80% interval; most of it is common to "
+        "all points, so efficiency, their ratio, has none."
+    )
     return page.figure("Scaling", traces, layout=layout, height=420, note=note, choices=choices)
+
+
+def _ends(line: Sequence[Json], key: str, per: float) -> Json:
+    """How far the 80% interval of the step takes a value up and down; not at all for efficiency."""
+    up, down = [], []
+    for point in line:
+        value, config = (_point_value(point, key) or 0.0) / per, point["config"]
+        shares = (config["iteration_s"] / config["low_s"], config["iteration_s"] / config["high_s"])
+        most, least = (1.0 / shares[1], 1.0 / shares[0]) if key == "iteration_s" else shares
+        up.append(0.0 if key == "efficiency" else value * (most - 1.0))
+        down.append(0.0 if key == "efficiency" else value * (1.0 - least))
+    return page.error_bars(up, down)
 
 
 def _axis_ticks(change: Mapping[int, Json], scale: str) -> Json:
@@ -332,7 +370,7 @@ _STRATEGIES = {
     "layout": words("shown_layout", "layout", "Its best layout that fits.", 34),
     "sizes": words("sizes", "layout"),
     **{key: COLUMNS[key] for key in ("micro_batch", "grad_accumulation", "recompute")},
-    "step": COLUMNS["iteration_s"],
+    "step": replace(COLUMNS["iteration_s"], title="step, s,\nsame kernels"),
     "compute": COLUMNS["compute_s"],
     "exposed": COLUMNS["exposed_communication_s"],
     "bubble": replace(COLUMNS["bubble_s"], show="{:.2f}".format),
@@ -340,7 +378,7 @@ _STRATEGIES = {
     "mfu": share("mfu", "MFU", COLUMNS["mfu"].meaning),
     "hfu": share("hfu", "HFU", COLUMNS["hfu"].meaning),
     "paper_share": share("paper_share", "paper's\ncount"),
-    "own_software": Column("own_software_s", "with own\nsoftware"),
+    "own_software": Column("own_software_s", "own\nsoftware"),
     "relative": Column("relative_step", "relative\nstep", decimals=2),
     "gain": share("gain_of_4d", "step\nvs. 4D", "Its step time over that of 4D, less 1.", signed=True),
 }
@@ -353,7 +391,7 @@ _PAGE_COLUMNS = (
     *(_STRATEGIES[name] for name in ("strategy", "layout", "step")),
     *(COLUMNS[key] for key in ("low_s", "high_s")),
     *(_STRATEGIES[name] for name in ("gain", "compute", "exposed", "bubble", "memory", "mfu", "hfu")),
-    *(COLUMNS[key] for key in ("micro_batch", "grad_accumulation", "recompute")),
+    *(COLUMNS[key] for key in ("micro_batch", "grad_accumulation", "recompute", *TRAINING[:3])),
     words("infeasible", "infeasible because", "What rules it out.", 50),
 )
 _CONTENDER_FIELDS = (
@@ -405,8 +443,8 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
     first = comparison.own.prediction
     if first is not None:
         lines.append(
-            f"Differences within the 80% interval are within model error: 4D takes {first.performance.low_s:.3g} to "
-            f"{first.performance.high_s:.3g} s."
+            f"4D takes {first.performance.low_s:.3g} to {first.performance.high_s:.3g} s (80%). Most of that is common "
+            f"to all strategies; ±{_own_s(comparison, first):.3g} s is 4D's own, and what counts for model error."
         )
     if comparison.overlap is not None:
         overlap = comparison.overlap
@@ -419,7 +457,7 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
 
 def _verdict(comparison: Comparison) -> str:
     """Which strategy is fastest here, on what, and whether 4D's best is another strategy's kind of layout."""
-    problem, fastest = comparison.problem, comparison.contenders[0]
+    problem = comparison.problem
     machine, workload = problem.machine, problem.workload
     where = (
         f"{problem.model.name} on {problem.gpus:,} × {machine.name}, {workload.global_batch:,} sequences of "
@@ -428,10 +466,35 @@ def _verdict(comparison: Comparison) -> str:
     same = comparison.same_layout
     beside = f" 4D's best layout has x = y = 1: it is {same}." if same else ""
     kernels = (
-        "Steps are with ideal kernels for all; own software: with numbers fitted to published steps. Below: what makes "
-        "other steps longer, in shares of the shortest; of pipeline stages, that of the one that computes longest."
+        "Same kernels: ideal ones for all, which compares layouts. Own software: each framework's numbers, fitted to "
+        "published steps, as --framework NAME ranks by. Below: what makes other steps longer, in shares of the "
+        "shortest; with pipeline stages, that of the stage with the most computation."
     )
-    return f"{where}: {fastest.name} has the shortest step, which all are ranked by.{beside} {kernels}"
+    return f"{where}: {fastest_words(comparison)}{beside} {kernels}"
+
+
+def fastest_words(comparison: Comparison) -> str:
+    """Which strategy has the shortest step, by how much before 4D or else the next, and whether model error is more."""
+    first, *others = (one for one in comparison.contenders if one.prediction)
+    assert first.prediction is not None, "compare found one"
+    performance, step_s = first.prediction.performance, first.prediction.iteration_s
+    said = (
+        f"{first.name} has the shortest step, {show_seconds(step_s)} (80%: {show_seconds(performance.low_s)} to "
+        f"{show_seconds(performance.high_s)})"
+    )
+    second = next((one for one in others if one.key == "4d"), others[0] if others else None)
+    if second is None or second.prediction is None:
+        return f"{said}; no other strategy fits."
+    other_s = second.prediction.iteration_s
+    own_s = math.hypot(_own_s(comparison, first.prediction), _own_s(comparison, second.prediction))
+    error = "within model error" if other_s - step_s <= own_s else "more than model error"
+    return f"{said}, {percent(1.0 - step_s / other_s)} less than {second.name}'s {show_seconds(other_s)}: {error}."
+
+
+def _own_s(comparison: Comparison, found: StepPrediction) -> float:
+    """Half of the 80% interval of a step that no other strategy shares, s."""
+    waiting_s = found.pricing.exposed_communication_s
+    return own_bound_s(comparison.problem.machine, step_s=found.iteration_s, waiting_s=waiting_s)
 
 
 def _limits(contender: Contender, comparison: Comparison) -> str:
@@ -511,6 +574,7 @@ def comparison_json(comparison: Comparison, inputs: Inputs) -> Json:
         "memory_limit_bytes": comparison.limit_bytes,
         "contenders": [_contender_json(comparison, one) for one in comparison.contenders],
         "overlap": None if overlap is None else fields_of(overlap, ("off_s", "on_s", "gain")),
+        "verdict": [fastest_words(comparison)],
         "remarks": comparison_remarks(comparison),
         "paper": [fields_of(claim, ("what", "value", "words")) for claim in comparison.claims],
     }
@@ -561,25 +625,28 @@ def _prediction_json(found: StepPrediction, problem: Problem) -> Json:
 
 def comparison_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a comparison document."""
-    contenders = document["contenders"]
+    contenders, machine = document["contenders"], inputs_of(document, source=source).problem.machine
     rows = [_contender_row(one) for one in contenders]
     columns = [column for column in _PAGE_COLUMNS if any(row.get(column.key) is not None for row in rows)]
     return page.section(
         identity,
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}: 4D and its alternatives",
+        subtitle=page.subtitle(document, "ranked by step time"),
+        verdict=document.get("verdict", []),
         blocks=[
-            _step_bars([one for one in contenders if one["prediction"]]),
-            page.text(document.get("remarks", []), title="In words"),
+            _step_bars([one for one in contenders if one["prediction"]], machine),
             page.table(f"{identity}-table", "Each strategy at its best", columns, rows, note=page.SORTS),
+            page.text(document.get("remarks", []), title="In words"),
             *page.provenance_folds(document, source=source),
         ],
     )
 
 
-def _step_bars(contenders: Sequence[Json]) -> Json:
+def _step_bars(contenders: Sequence[Json], machine: Machine) -> Json:
     """The parts of each one's step, and its interval."""
     places = list(range(len(contenders)))
     predictions = [one["prediction"] for one in contenders]
+    end_s = max(max(one["high_s"], one["iteration_s"]) for one in predictions)
     traces = []
     for name, key, color in _STEP_PARTS:
         times_s = [one[key] for one in predictions]
@@ -588,19 +655,17 @@ def _step_bars(contenders: Sequence[Json]) -> Json:
             traces.append(page.bar_trace(name, times_s, places, color=color, text=said, width=0.55))
     layout = {
         "barmode": "stack",
-        "xaxis": {"title": {"text": "s per step"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": "s per step"}, "range": [0, page.LABELLED * end_s]},
         "yaxis": page.named_axis([one["name"] for one in contenders]),
     }
-    note = "Whiskers: the 80% interval. Differences within it are within model error."
+    note = (
+        "Whiskers: the 80% interval; thick: the part that other strategies do not share. Differences within that part, "
+        "of both, are within model error."
+    )
+    own_s = [
+        own_bound_s(machine, step_s=one["iteration_s"], waiting_s=one["exposed_communication_s"]) for one in predictions
+    ]
     height = 130 + 42 * len(contenders)
-    traces.append(_intervals(predictions, places))
+    steps = [show_seconds(one["iteration_s"]) for one in predictions]
+    traces += [*page.interval_traces(predictions, places, own_s=own_s), page.label_trace(steps, places, at=end_s)]
     return page.figure("Step time by strategy", traces, layout=layout, height=height, note=note)
-
-
-def _intervals(predictions: Sequence[Json], places: Sequence[int]) -> Json:
-    """Whiskers at the end of each bar."""
-    steps = [one["iteration_s"] for one in predictions]
-    up = [one["high_s"] - one["iteration_s"] for one in predictions]
-    down = [one["iteration_s"] - one["low_s"] for one in predictions]
-    whiskers = {**page.error_bars(up, down), "color": page.TEXT, "thickness": 1, "width": 5}
-    return page.point_trace("80% interval", steps, places, marker={"color": page.TEXT, "size": 5}, error_x=whiskers)

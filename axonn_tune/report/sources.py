@@ -13,6 +13,7 @@ from axonn_tune.ranking.inputs import launch_inputs
 from axonn_tune.ranking.results import run_search
 from axonn_tune.ranking.space import Limits
 from axonn_tune.report import page
+from axonn_tune.report.configuration import explanation_section
 from axonn_tune.report.output import Json
 from axonn_tune.report.ranking import entry_json
 from axonn_tune.report.ranking_section import ranking_of, ranking_section
@@ -69,12 +70,11 @@ def launch_section(file: Path, *, identity: str, machine: str | None = None) -> 
     document = ranking_of(everything)
     picked = entry_json(alone.ranked.entry(0, terms=True), alone) if len(alone.ranked) else None
     found = ranking_section(document, identity=identity, source=str(file), picked=_placed(picked, document))
-    said = [f"{launch.name}, written by: {launch.provenance.command}"]
+    found["subtitle"] = f"{launch.name} · {found['subtitle']}"
     if changed:
-        said.append("The machine profile differs from the one it was written with, and so do times.")
+        found["verdict"].append("The machine profile differs from the one it was written with, and so do times.")
     if picked is None:
-        said.append("By this profile the launch config does not fit in memory.")
-    found["lead"] = [*said, *found["lead"]]
+        found["verdict"].append("By this profile the launch config does not fit in memory.")
     found["blocks"] = [*found["blocks"], page.launch_fold(launch)]
     return found
 
@@ -113,6 +113,7 @@ def _result(section: Callable[..., Json]) -> Callable[[Json, Path, str], Json]:
 _KINDS: dict[str, Callable[[Json, Path, str], Json]] = {
     "launch": lambda _, file, identity: launch_section(file, identity=identity),
     "ranking": _result(ranking_section),
+    "explain": _result(explanation_section),
     "sweep": _result(sweep_section),
     "comparison": _result(comparison_section),
     "validation": _result(validation_section),

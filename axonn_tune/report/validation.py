@@ -231,8 +231,10 @@ def _row_json(row: ComparisonRow) -> Json:
 def validation_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a validation document."""
     rows, place, opens = document["configurations"], document["place"], f"{identity}-one"
+    site, *notes = document["notes"]
     blocks = [
         _points_figure(rows),
+        *page.notes(notes),
         page.table(f"{identity}-table", "Each configuration", _CONFIGURATIONS, _shown(rows), opens=opens),
         _axes_figure(document),
         _details(document, source=source, identity=opens),
@@ -243,7 +245,17 @@ def validation_section(document: Json, *, identity: str, source: str) -> Json:
         *_origin_folds(document, source=source),
     ]
     title = f"{document['model']['name']} on {place['ranks']} ranks: predicted vs. measured"
-    return page.section(identity, title, lead=document["notes"], cards=_cards(document), blocks=blocks)
+    return page.section(
+        identity, title, subtitle=site, verdict=[_found(document)], cards=_cards(document), blocks=blocks
+    )
+
+
+def _found(document: Json) -> str:
+    """Whether the predicted best is the best, by how much steps are off, and whether training is sound."""
+    step, measured = document["quality"]["step"], len(document["configurations"])
+    place = f"#{step['best']} of {measured} measured" if step["best"] else "not among the measured"
+    error = f"step time: mean |error| {percent(step['mape'])}, worst {signed_percent(step['worst'])}"
+    return f"The predicted best is {place}; {error}; training is {'sound' if document['sound'] else 'wrong'}."
 
 
 def _quality_folds(document: Json) -> list[Json]:
@@ -295,7 +307,7 @@ def _details(document: Json, *, source: str, identity: str) -> Json:
         blocks = [
             page.fold(f"Runs ({len(one['runs'])})", [page.text(said), page.table("", "", _RUNS, one["runs"])]),
             page.fold(f"Collectives, predicted vs. measured ({len(one['terms'])})", [collectives_table(one["terms"])]),
-            *([] if found is None else detail_blocks(found, explain=(), layouts=layouts)),
+            *([] if found is None else detail_blocks(found, explain=(), layouts=layouts, source=document["command"])),
         ]
         items.append({"row": number, "title": one["name"], "blocks": blocks})
     return {"kind": "configurations", "id": identity, "title": "One configuration", "items": items}

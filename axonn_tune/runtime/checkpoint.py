@@ -488,8 +488,7 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
     One tensor at a time is in memory. `dtype` None: as saved. Neither the library nor a GPU is needed:
     the format is the length of a header, the header in JSON, then the tensors one after the other.
     """
-    marker = _require_whole_or_name_another(checkpoint)
-    metadata = _metadata(checkpoint, marker)
+    marker, metadata = _whole_or_another_named(checkpoint)
     found = saved_tensors(metadata)
     sizes = {name: (size, dtype or kept) for name, (size, kept) in found.items() if name.startswith(PARAMETERS)}
     header: dict[str, Any] = {
@@ -516,10 +515,11 @@ def export(checkpoint: Path, output: str | Path, *, dtype: torch.dtype | None = 
     return sum(torch.Size(size).numel() for size, _ in sizes.values())
 
 
-def _require_whole_or_name_another(checkpoint: Path) -> Marker:
-    """As `require_whole`; its error names the newest whole checkpoint beside this one."""
+def _whole_or_another_named(checkpoint: Path) -> tuple[Marker, Metadata]:
+    """What is read of it before its tensors are; the error of a damaged one names the newest whole one beside it."""
     try:
-        return require_whole(checkpoint)
+        marker = require_whole(checkpoint)
+        return marker, _metadata(checkpoint, marker)
     except DamagedCheckpointError as error:
         folder = CheckpointFolder(checkpoint.parent)
         others = [step for step in folder.named() if folder.place(step) != checkpoint]

@@ -38,7 +38,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's coordinates in the grid, and its process groups; None for a group of one, unless those are kept.
+    """One rank's coordinates in the grid, and its process groups; None for a group of one, unless `keep_single`.
 
     sends, receives: the edges on which activations (F) and gradients (B) leave and reach this rank.
     """
@@ -111,8 +111,8 @@ def build_mesh(
         if size == world > 1:
             groups[axes] = dist.group.WORLD
             continue
-        if twin := next((other for other in groups if other != axes and _same_groups(grid, other, axes)), None):
-            groups[axes] = groups[twin]
+        if same := next((other for other in groups if other != axes and _same_groups(grid, other, axes)), None):
+            groups[axes] = groups[same]
             continue
         for members in grid.groups(axes):
             group = _new_group(members, rank, timeout=timeout, device=device)

@@ -484,7 +484,7 @@ class Metrics:
             self.say(step_line(found, steps=self.steps))
 
     def _count(self, step_s: float, times: StepTimes | None) -> None:
-        """Keep a step for the summary, unless torch's profiler slowed it: it recorded a rank, and all waited."""
+        """Keep a step for the summary, unless torch's profiler recorded a rank in it, which delays all."""
         before, self._profiled = self._profiled, times is not None and times.traced and self.device.type == "cuda"
         if self._profiled:
             return

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Self, TypeAlias, TypeVar, Union, ge
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from axonn_tune.errors import DocumentError, Problem, suggest
+from axonn_tune.errors import CONTROL, DocumentError, Problem, suggest
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -72,8 +72,6 @@ _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
-# Terminals interpret them, and no path can hold the first.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -260,7 +258,7 @@ class _Builder:
             self._node(event, location=(*location, "?"))
             self._report(event, location, "a key must be a word, not a list, a mapping or an alias")
             return None
-        if found := _CONTROL.search(event.value):
+        if found := CONTROL.search(event.value):
             self._report(event, location, f"a key holds the control character {found[0]!r}")
             return None
         if event.value == "<<" and not event.style:
@@ -269,7 +267,7 @@ class _Builder:
         return event.value
 
     def _scalar(self, event: yaml.ScalarEvent, location: Location) -> Scalar:
-        if found := _CONTROL.search(event.value):
+        if found := CONTROL.search(event.value):
             self._report(event, location, f"holds the control character {found[0]!r}")
             return None
         if event.style:

@@ -418,7 +418,7 @@ def new_items(base: Node, own: Node) -> Iterator[tuple[Location, Node, list[str]
 
 
 def _counterparts(base: Node, own: Node, *, location: Location = ()) -> Iterator[tuple[Location, Node, Node]]:
-    """Every node of `own` that is laid over one of `base`: its location, the one below, itself."""
+    """Every node of `own` that overrides one of `base`: its location, the base node, itself."""
     yield location, base, own
     children: list[tuple[str | int, Node | None, Node]]
     if isinstance(own.value, tuple):

@@ -43,7 +43,7 @@ Unit: TypeAlias = Literal["s", "bytes", "share"]
 GATES: tuple[Gate, ...] = get_args(Gate)
 
 
-class Kept(TypedDict):
+class BaselineTerms(TypedDict):
     """Reason and tolerances of a baseline."""
 
     reason: str
@@ -60,7 +60,7 @@ _PREDICTED: tuple[tuple[str, str, Unit], ...] = (
 )
 
 
-def baseline_from_measurements(measurements: Measurements, **kept: Unpack[Kept]) -> Baseline:
+def baseline_from_measurements(measurements: Measurements, **kept: Unpack[BaselineTerms]) -> Baseline:
     """A baseline of measured times, with the predictions in the file."""
     configurations = [
         BaselineConfiguration.from_fields_of(row.configuration, measured=measured_step(row))
@@ -71,7 +71,7 @@ def baseline_from_measurements(measurements: Measurements, **kept: Unpack[Kept])
 
 
 def baseline_from_launches(
-    launches: Sequence[Launch], model: Model, machine: Machine, **kept: Unpack[Kept]
+    launches: Sequence[Launch], model: Model, machine: Machine, **kept: Unpack[BaselineTerms]
 ) -> Baseline:
     """A baseline of predictions alone."""
     configurations = [
@@ -86,7 +86,7 @@ def _baseline(
     machine: Machine,
     *,
     place: MeasurementSite | None,
-    **kept: Unpack[Kept],
+    **kept: Unpack[BaselineTerms],
 ) -> Baseline:
     return Baseline(
         schema="axonn-tune/baseline/1",

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from axonn_tune.report.ranking_section import BREAKDOWN
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document
 from tests.browser.browser import DESKTOP, PHONE, Scheme, browser, opened
 from tests.cli.running import good
 
@@ -32,13 +35,14 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def reports(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A search, a sweep, a comparison, a launch config, published rows; what ran here, and one run's folder."""
+    """One of every kind: a search, an explanation, a sweep, …; what ran here, and one run's folder."""
     folder = tmp_path_factory.mktemp("reports")
     found = {
         name: folder / f"{name}.html"
-        for name in ("search", "sweep", "compare", "launch", "published", "validated", "run")
+        for name in ("search", "explain", "sweep", "compare", "launch", "published", "validated", "run")
     }
     good(f"--gpus 1024 --model 80b -o {folder}/launch.yaml --html {found['search']}")
+    good(f"explain --gpus 64 --model llama3-8b --machine dgx-h100 --framework torchtitan --html {found['explain']}")
     good(f"sweep --gpus 64..4096x2 --model 20b,40b --html {found['sweep']}")
     good(f"compare --gpus 1024 --model 80b --html {found['compare']}")
     good(f"report {folder}/launch.yaml -o {found['launch']}")
@@ -51,7 +55,9 @@ def reports(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 SEEN = [(name, *view) for name in ("search", "sweep", "validated") for view in VIEWS]
-SEEN += [(name, *view) for name in ("compare", "launch", "published", "run") for view in (VIEWS[0], VIEWS[3])]
+SEEN += [
+    (name, *view) for name in ("compare", "explain", "launch", "published", "run") for view in (VIEWS[0], VIEWS[3])
+]
 
 
 @pytest.mark.parametrize(("name", "view", "size", "scheme"), SEEN)
@@ -135,17 +141,77 @@ def test_a_row_opens_its_configuration(chromium: Any, reports: dict[str, Path]) 
     with opened(chromium, reports["search"]) as seen:
         seen.page.locator("#s1-table tr[data-row='1']").click()
         panel = seen.page.locator("#s1-configuration")
-        assert panel.locator("select option:checked").inner_text().startswith("#2: ")
+        assert panel.get_by_label("configuration", exact=True).locator("option:checked").inner_text().startswith("#2: ")
         assert "chosen" in (seen.page.locator("#s1-table tr[data-row='1']").get_attribute("class") or "")
         row = seen.page.locator("#s1-table tr[data-row='12']")
         row.focus()
         row.press("Enter")
         assert panel.locator("h3").inner_text().startswith("#13: ")
-        line = panel.locator(".command code").inner_text()
+        line = panel.locator(".command code").first.inner_text()
         assert "axonn-tune explain --gpus 1024 --model 80b" in line
         words = line.removeprefix("axonn-tune ") + " --format json"
         explained = json.loads(good(words).out)["config"]
         assert f"{explained['x']}" in rows(seen.page)[12][1]
+        assert panel.locator(".command code").nth(1).inner_text().endswith(" -o launch.yaml")
+        seen.check()
+
+
+def test_two_configurations_stand_beside_each_other(chromium: Any, reports: dict[str, Path]) -> None:
+    """Guards the choice of a second one: its parts, which sum to the difference, as bars and as a table."""
+    with opened(chromium, reports["search"]) as seen:
+        panel = seen.page.locator("#s1-configuration")
+        panel.locator("select[aria-label='compare with']").select_option("2")
+        block = panel.locator(".block", has=seen.page.locator("h2", has_text="Step: #1 "))
+        assert " vs. #3 " in block.locator("h2").inner_text()
+        block.scroll_into_view_if_needed()
+        block.locator("[data-drawn=true]").wait_for()
+        panel.locator("summary", has_text="The same as a table").first.click()
+        cells = (
+            panel.locator("table")
+            .first.locator("tbody tr[data-row]")
+            .evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
+        )
+        (_, own, other, more), *parts = cells
+        listed = {row[0]: row[place_of(seen.page, "step, s")] for row in rows(seen.page)}
+        assert [float(own), float(other)] == pytest.approx([float(listed["1"]), float(listed["3"])], abs=0.06)
+        assert float(more) == pytest.approx(sum(float(part[3]) for part in parts), abs=0.01)
+        panel.locator("select[aria-label='compare with']").select_option("")
+        assert panel.locator("h2", has_text=" vs. ").count() == 0
+        seen.check()
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_launch_config_is_copied(chromium: Any, reports: dict[str, Path], tmp_path: Path, *, allowed: bool) -> None:
+    """Guards the copy button, with the clipboard and without: what is copied is a launch config that loads."""
+    with opened(chromium, reports["search"]) as seen:
+        seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        if not allowed:
+            seen.page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(); }")
+        panel = seen.page.locator("#s1-configuration")
+        panel.locator("summary", has_text="to copy").click()
+        button = panel.locator(".command.file button")
+        button.click()
+        seen.page.wait_for_function("button => button.textContent === 'copied'", arg=button.element_handle())
+        path = tmp_path / "launch.yaml"
+        path.write_text(seen.page.evaluate("navigator.clipboard.readText()"), "utf-8")
+        assert load_document(path, schema=Launch).grid.world == 1024
+        seen.check()
+
+
+def test_a_phone_has_the_answer_on_its_first_screen(chromium: Any, reports: dict[str, Path]) -> None:
+    """Guards the head on a phone: verdict and first bars are in sight, the map's colors and axis are not cut off."""
+    with opened(chromium, reports["search"], size=PHONE) as seen:
+        assert re.search(r" s a step \(80%: ", seen.page.locator(".verdict p").first.inner_text())
+        block = seen.drawn(BREAKDOWN)
+        seen.page.evaluate("window.scrollTo(0, 0)")
+        bar = block.locator(".barlayer path").first.bounding_box()
+        assert bar["y"] + bar["height"] < PHONE[1]
+        shown = seen.drawn("The space of grids")
+        frame = shown.locator(".drawing").bounding_box()
+        for part in (".colorbar", ".xtitle", ".ytitle"):
+            box = shown.locator(part).first.bounding_box()
+            assert box["y"] >= frame["y"] - 1
+            assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1
         seen.check()
 
 
@@ -183,7 +249,7 @@ def test_the_map_changes_its_colour_and_the_theme_changes_all(chromium: Any, rep
 def test_the_legend_hides(chromium: Any, reports: dict[str, Path]) -> None:
     """Guards the legend: a click hides what it stands for, a second one shows it again."""
     with opened(chromium, reports["search"]) as seen:
-        block = seen.drawn("Where the time goes")
+        block = seen.drawn(BREAKDOWN)
         bars = block.locator(".barlayer .point")
         before = bars.count()
         entry = block.locator(".legend button", has_text="GEMMs")

@@ -203,7 +203,7 @@ def test_completion_that_no_shell_asks_for(
 
 
 @pytest.mark.parametrize(
-    ("line", "code"), [("--gpus 8 --model 6b", 2), ("--gpus 8 --model nano --machine localhost", 5)]
+    ("line", "code"), [("--gpus 8", 2), ("--gpus 8 --model 6b", 2), ("--gpus 8 --model nano --machine localhost", 5)]
 )
 def test_standard_error_on_a_full_disk(line: str, code: int) -> None:
     """Guards exit code 1 against a message that cannot be written."""
@@ -212,10 +212,41 @@ def test_standard_error_on_a_full_disk(line: str, code: int) -> None:
         assert subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, check=False).returncode == code
 
 
-def test_names_of_files_do_not_drive_the_terminal() -> None:
-    """Guards messages that show a path."""
-    said = fails("--gpus 8 --machine \x1b[31m.yaml --model nano", code=2).err
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--gpus 8 --machine {}.yaml --model nano",
+        "--gpus 8 --model nano -o {}.yaml",
+        "--gpus 8 --model nano --html {}.html",
+        "learn {}.log -o ours.yaml",
+        "calibrate --from-logs {} -o ours.yaml",
+        "models check {}.yaml",
+        "{}",
+    ],
+)
+def test_names_of_files_do_not_drive_the_terminal(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards messages that show a path: as on a terminal, where nothing is stripped of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
+    said = fails(line.format("\x1b[31m"), code=2).err
     assert "\x1b" not in said
+    assert "[31m" in said or "control character '\\x1b'" in said
+
+
+def test_contents_of_files_do_not_drive_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards what a table or a remark repeats of rows and scripts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
+    heading = "id,gpu,n_gpus,framework,layers,hidden,heads,ffn,vocab,seq,gbs,step_s"
+    row = "\x1b[31mred,H100,8,megatron-core,32,4096,32,16384,50257,2048,64,3"
+    (tmp_path / "rows.csv").write_text(f"{heading}\n{row}\n", "utf-8")
+    assert "rows.csv:2: holds the control character '\\x1b'" in fails("validate --rows rows.csv", code=2).err
+    sizes = "--num-layers 2 --hidden-size 192 --num-attention-heads 24 --seq-length 64 --global-batch-size 8"
+    script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {sizes} --tokenizer-model gpt2\x1b[31m\n"
+    (tmp_path / "run.sh").write_text(script, "utf-8")
+    out = good("explain --from-command run.sh --machine dgx-h100").out
+    assert "as of gpt2" in out
+    assert "\x1b" not in out
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_dry_run_compares_one_rank_with_the_program(more: str, tmp_path: Path) -
     command = [sys.executable, "-m", "axonn_tune", "run", str(path), "--dry-run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "They equal the program" in done.stdout
+    assert "They match the program" in done.stdout
     assert "optimizer moments" in done.stdout
     assert "gradient_norm" in done.stdout
 

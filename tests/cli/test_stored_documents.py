@@ -32,7 +32,7 @@ def test_launch_config_is_explained(name: str) -> None:
 
 def test_launch_config_is_built(tmp_path: Path) -> None:
     """Guards what the runtime reads of a launch config: one rank is built from it and sends what is predicted."""
-    assert "They equal the program" in _run(tmp_path, "launch.yaml", "--dry-run").stdout
+    assert "They match the program" in _run(tmp_path, "launch.yaml", "--dry-run").stdout
 
 
 def test_profile_is_checked_and_searched_with() -> None:

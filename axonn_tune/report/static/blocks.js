@@ -6,10 +6,15 @@ function rendered(block) {
   return renderers[block.kind](block);
 }
 
+/* What a figure means stands below it, so that it comes first. */
 function framed(block, ...children) {
   const title = block.title ? element("h2", {}, block.title) : null;
   const note = block.note ? element("p", { className: "note" }, block.note) : null;
-  return element("div", { className: "block" }, title, note, ...children);
+  return element("div", { className: "block" }, title, ...(block.kind === "figure" ? [...children, note] : [note, ...children]));
+}
+
+function paragraphs(sentences) {
+  return sentences.map((sentence) => element("p", {}, sentence));
 }
 
 function cardsOf(cards) {
@@ -23,22 +28,25 @@ function factsOf(rows) {
   return element("dl", { className: "facts" }, ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
+/* A line or a file to copy. Where the page may not use the clipboard, it is selected and copied as a person would. */
 function commandOf(line) {
   const button = element("button", { type: "button" }, "copy");
+  const code = element("code", { tabIndex: 0 }, line);
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(line);
       button.textContent = "copied";
     } catch {
-      getSelection().selectAllChildren(button.previousSibling);
+      getSelection().selectAllChildren(code);
+      button.textContent = document.execCommand("copy") ? "copied" : "selected";
     }
   });
-  return element("div", { className: "command" }, element("code", {}, line), button);
+  return element("div", { className: line.includes("\n") ? "command file" : "command" }, code, button);
 }
 
 const renderers = {
   cards: (block) => cardsOf(block.cards),
-  text: (block) => framed(block, ...block.sentences.map((sentence) => element("p", {}, sentence))),
+  text: (block) => framed(block, ...paragraphs(block.sentences)),
   facts: (block) => framed(block, factsOf(block.rows)),
   command: (block) => framed(block, commandOf(block.line)),
   figure: (block) => framed(block, new Figure(block).root),
@@ -64,20 +72,61 @@ const renderers = {
   },
 };
 
-/* Shows one configuration: in full if Python wrote it down, else what the table has of it. */
+/* Two configurations beside each other: how much more or less one spends on each part, savings first, then a table. */
+function comparisonOf(one, other) {
+  return one.spent.flatMap((quantity, place) => {
+    const { title, unit, per } = quantity;
+    const [own, beside] = [quantity.values, other.spent[place].values];
+    const names = [...new Set([...Object.keys(own), ...Object.keys(beside)])];
+    const rows = names.map((name) => [name, own[name] ?? 0, beside[name] ?? 0]).sort((a, b) => a[1] - a[2] - b[1] + b[2]);
+    const all = ["all", ...[1, 2].map((side) => rows.reduce((sum, row) => sum + row[side], 0))];
+    return [differencesOf(title, unit, per, one, other, [all, ...rows]), differencesTable(unit, per, one, other, [all, ...rows])].map(rendered);
+  });
+}
+
+const WORTH_DRAWING = 0.0005;
+
+function differencesOf(title, unit, per, one, other, rows) {
+  const shown = rows.filter(([name, a, b]) => name === "all" || Math.abs(a - b) > WORTH_DRAWING * rows[0][1]);
+  const x = shown.map(([, a, b]) => (a - b) / per);
+  const color = x.map((value) => (value > 0 ? "--cost" : "--saving"));
+  const texts = x.map((value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toPrecision(3)}`);
+  const [least, most] = [Math.min(0, ...x), Math.max(1e-12, ...x)];
+  const room = 0.45 * (most - least);
+  const yaxis = { tickvals: shown.keys().toArray(), ticktext: shown.map(([name]) => name), range: [shown.length - 0.4, -0.6], fixedrange: true };
+  const data = [{ type: "bar", orientation: "h", name: title, x, y: yaxis.tickvals, marker: { color }, text: texts, textposition: "outside", hoverinfo: "skip", cliponaxis: false }];
+  const layout = { showlegend: false, xaxis: { title: { text: unit }, range: [least - room, most + room] }, yaxis };
+  const note = `Left: what ${one.short} saves against ${other.short}; right: what it costs more. The bars below "all" sum to it.`;
+  return { kind: "figure", title: `${title}: ${one.short} vs. ${other.short}`, note, figure: { data, layout }, height: 90 + 24 * shown.length, choices: [] };
+}
+
+function differencesTable(unit, per, one, other, rows) {
+  const number = (key, label, values) => ({ key, label, meaning: "", text: false, per, decimals: 3, width: 9, values });
+  const what = { key: "what", label: "spent on", meaning: "", text: true, width: 30, words: rows.map(([name]) => name), values: rows.map((_, place) => place) };
+  const sides = [one, other].map((item, side) => number(`side${side}`, `${item.short.split(" ")[0]}, ${unit}`, rows.map((row) => row[side + 1])));
+  const difference = number("difference", `more, ${unit}`, rows.map(([, a, b]) => a - b));
+  return { kind: "fold", title: "The same as a table", blocks: [{ kind: "table", title: "", note: "", rows: rows.length, columns: [what, ...sides, difference], filters: [], opens: "", tall: false, id: "" }] };
+}
+
+/* Shows one configuration: in full if Python wrote it down, else what the table has of it; beside another, if chosen. */
 class Panel {
   constructor(block, table) {
     this.block = block;
     this.table = table;
     this.content = element("div", {});
-    this.select = element("select", { "aria-label": "configuration" }, ...block.items.map((item, number) => element("option", { value: number }, item.title)));
-    this.select.addEventListener("change", () => this.showItem(block.items[this.select.value]));
-    const heading = element("h2", {}, block.title);
-    this.root = element("div", { className: "block", id: block.id }, heading, this.select, this.content);
-    this.select.style.maxWidth = "100%";
-    this.select.hidden = block.items.length === 0;
+    this.select = this.chooser("configuration", []);
+    this.beside = this.chooser("compare with", [element("option", { value: "" }, "none")]);
+    const compared = block.items.length > 1 && block.items[0].spent ? element("label", {}, "compare with", this.beside) : null;
+    const chosen = block.items.length ? element("div", { className: "filters" }, this.select, compared) : null;
+    this.root = element("div", { className: "block", id: block.id }, element("h2", {}, block.title), chosen, this.content);
     if (block.items.length) this.showItem(block.items[0]);
     else this.content.append(element("p", { className: "note" }, "Click a row of the table above."));
+  }
+
+  chooser(label, first) {
+    const found = element("select", { "aria-label": label }, ...first, ...this.block.items.map((item, number) => element("option", { value: number }, item.title)));
+    found.addEventListener("change", () => this.showItem(this.block.items[this.select.value]));
+    return found;
   }
 
   show(row, scroll) {
@@ -88,20 +137,24 @@ class Panel {
   }
 
   showItem(item) {
+    if (!item) return;
     this.select.value = String(this.block.items.indexOf(item));
     this.table.mark(item.row);
-    this.content.replaceChildren(...item.blocks.map(rendered));
+    const other = this.beside.value && this.block.items[this.beside.value];
+    const compared = other && other !== item ? comparisonOf(item, other) : [];
+    this.content.replaceChildren(...compared, ...item.blocks.map(rendered));
   }
 
   showRow(row) {
     const { columns } = this.table;
     const title = filled(this.block.rowTitle, columns, row) ?? filled(this.block.rejectedTitle, columns, row);
-    const command = this.block.command ? filled(this.block.command, columns, row) : null;
+    const commands = Object.entries(this.block.commands ?? {}).map(([what, line]) => [what, filled(line, columns, row)]).filter(([, line]) => line);
     const rows = columns.filter((column) => !column.hidden).map((column) => [column.meaning, `${column.label.replaceAll("\u00ad", "")}: ${cellText(column, row)}`]).filter(([, value]) => !/: –?$/.test(value));
     this.select.value = "";
     this.content.replaceChildren(
       element("h3", {}, title ?? ""),
       factsOf(rows.map(([meaning, value]) => [value, meaning])),
-      ...(command ? [element("p", { className: "note" }, this.block.elsewhere), commandOf(command)] : []));
+      ...(commands.length ? [element("p", { className: "note" }, this.block.elsewhere)] : []),
+      ...commands.map(([title, line]) => rendered({ kind: "command", title, line })));
   }
 }

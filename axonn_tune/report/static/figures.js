@@ -1,5 +1,7 @@
 /* Figures: plotly is unpacked when the first one comes into sight, and each is drawn when it does. */
 
+/* What of its least width a map may have on a phone. */
+const NARROWER = 0.6;
 let plotlyReady = null;
 const drawnFigures = new Set();
 
@@ -65,9 +67,9 @@ class Figure {
     this.choice = 0;
     this.place = element("div", { className: "waiting" }, "drawing…");
     this.box = element("div", { style: `height:${block.height}px`, role: "img", "aria-label": `${block.title}. ${block.note}` }, this.place);
-    if (block.leastWidth) this.box.style.minWidth = `${block.leastWidth}px`;
+    if (block.leastWidth) this.box.style.minWidth = `${(window.innerWidth < NARROW ? NARROWER : 1) * block.leastWidth}px`;
     this.hidden = new Set();
-    this.root = element("div", {}, this.buttons(), this.legend(), element("div", { className: "drawing" }, this.box));
+    this.root = element("div", { className: "figure" }, this.buttons(), this.legend(), element("div", { className: "drawing" }, this.box));
     sight.observe(this.box);
     this.box.figure = this;
   }
@@ -119,11 +121,12 @@ class Figure {
 
   async draw() {
     await loadPlotly();
-    const narrow = window.innerWidth < 700;
+    const narrow = window.innerWidth < NARROW;
     const { data, layout } = this.chosen();
     this.place.remove();
     drawnFigures.add(this);
     for (const trace of data) if (this.hidden.has(trace.name)) trace.visible = false;
+    if (narrow) for (const trace of data) if (trace.colorbar) Object.assign(trace.colorbar, { orientation: "h", x: 0.5, y: 1, yanchor: "bottom", len: 0.95 });
     const whole = themed(mergedLayout(baseLayout(narrow), layout));
     await Plotly.react(this.box, themed(data), { ...whole, height: this.block.height, autosize: true }, {
       responsive: true,
@@ -135,7 +138,7 @@ class Figure {
   }
 }
 
-const GLYPHS = { "x-thin-open": "×", "circle-open": "○", "square-open": "□", "diamond-open": "◇", "triangle-up-open": "△", "cross-thin-open": "+", "hash-open": "#", "diamond": "◆", "square": "■", "triangle-up": "▲" };
+const GLYPHS = { "line-ns-open": "├┤", "line-ew-open": "━", "x-thin-open": "×", "circle-open": "○", "square-open": "□", "diamond-open": "◇", "triangle-up-open": "△", "cross-thin-open": "+", "hash-open": "#", "diamond": "◆", "square": "■", "triangle-up": "▲" };
 
 function swatch(trace) {
   const color = [trace.marker?.color, trace.line?.color].flat().find((one) => typeof one === "string") ?? "--text";

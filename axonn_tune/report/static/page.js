@@ -3,9 +3,10 @@
 const report = JSON.parse(document.getElementById("data").textContent);
 
 function sectionOf(section) {
-  const lead = element("div", { className: "lead" }, ...section.lead.map((sentence) => element("p", {}, sentence)));
+  const subtitle = section.subtitle ? element("p", { className: "subtitle" }, section.subtitle) : null;
+  const verdict = section.verdict.length ? element("div", { className: "verdict" }, ...paragraphs(section.verdict)) : null;
   const cards = section.cards.length ? cardsOf(section.cards) : null;
-  return element("section", { className: "source", id: section.id }, element("h1", {}, section.title), lead, cards, ...section.blocks.map(rendered));
+  return element("section", { className: "source", id: section.id }, element("h1", {}, section.title), subtitle, verdict, cards, ...section.blocks.map(rendered));
 }
 
 const THEMES = { auto: "theme: auto", light: "theme: light", dark: "theme: dark" };

@@ -3,7 +3,9 @@
 const ROW_HEIGHT = 30;
 const MARGIN_ROWS = 12;
 const WORDS_CH = 34;
-const PADDING_CH = window.innerWidth < 700 ? 1.7 : 2.4;
+/* Below this width of the window, px, all is smaller. */
+const NARROW = 700;
+const PADDING_CH = window.innerWidth < NARROW ? 1.7 : 2.4;
 
 class SortedTable {
   constructor(block, opened) {
@@ -58,7 +60,8 @@ class SortedTable {
       this.search = search.value.trim().toLowerCase();
       this.refresh();
     });
-    return element("div", { className: "filters" }, ...selects, search, this.count);
+    const folded = selects.length ? element("details", { open: window.innerWidth >= NARROW, className: "selects" }, element("summary", {}, "filter"), ...selects) : null;
+    return element("div", { className: "filters" }, folded, search, this.count);
   }
 
   sortBy(column) {

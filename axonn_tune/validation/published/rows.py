@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
+from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.loading import read_text
@@ -326,6 +326,10 @@ def read_records(
         if wrong := list(_wrong_columns(reader.fieldnames or (), needed, known)):
             raise DocumentError(str(path), [Problem("", words, 1) for words in wrong])
         for record in reader:
+            if odd := CONTROL.search("".join(value for value in record.values() if isinstance(value, str))):
+                raise DocumentError(
+                    str(path), [Problem("", f"holds the control character {odd[0]!r}", reader.line_num)]
+                )
             yield reader.line_num, {name: (value or "").strip() for name, value in record.items() if name}
     except csv.Error as error:
         raise UsageError(f"cannot read {path}: {error}") from error

@@ -13,7 +13,7 @@ import pytest
 from axonn_tune.errors import DocumentError, EnvironmentProblem, UsageError
 from axonn_tune.report import page
 from axonn_tune.report.output import json_text
-from axonn_tune.report.ranking_section import MOST_ROWS, ranking_section
+from axonn_tune.report.ranking_section import DETAILED, MOST_ROWS, ranking_section
 from axonn_tune.report.sources import read_section
 from axonn_tune.report.validation import validation_json
 from axonn_tune.specs.document import to_yaml
@@ -63,7 +63,8 @@ def test_words_of_a_document_cannot_leave_their_element() -> None:
     document["model"]["description"] = "</script><script>alert(1)</script>"
     text = page.page_text([ranking_section(document, identity="s1", source="</script><b>")], command="<b>")
     assert "alert(1)</script>" not in text
-    assert json.dumps(data_of(text)).count("</script><script>alert(1)</script>") == 2
+    shown = json.dumps(data_of(text)).count("</script><script>alert(1)</script>")
+    assert shown == 2 + DETAILED, "in the model, its table, and each launch config"
 
 
 def test_without_plotly_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +86,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {
         "launch": folder / "launch.yaml",
         "ranking": folder / "ranking.json",
+        "explain": folder / "explain.json",
         "sweep": folder / "sweep.json",
         "comparison": folder / "comparison.json",
         "validation": folder / "validation.json",
@@ -93,6 +95,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     good(f"--gpus 8 --model nano -o {found['launch']}")
     found["ranking"].write_text(good("--gpus 8 --model nano --format json --top 0").out, "utf-8")
+    found["explain"].write_text(good("explain --gpus 8 --model nano --format json").out, "utf-8")
     found["sweep"].write_text(good("sweep --gpus 1,2,4 --model nano --format json").out, "utf-8")
     found["comparison"].write_text(good("compare --gpus 8 --model nano --format json").out, "utf-8")
     found["validation"].write_text(validation_json(RunComparison(measurements(runs=2))), "utf-8")
@@ -110,7 +113,7 @@ def test_each_kind_of_source_is_recognised(sources: dict[str, Path], tmp_path: P
     assert done.err == f"Wrote the report as {report}.\n"
     sections = data_of(report.read_text("utf-8"))["sections"]
     assert isinstance(sections, list)
-    assert [section["id"] for section in sections] == [f"s{number}" for number in range(1, 8)]
+    assert [section["id"] for section in sections] == [f"s{number}" for number in range(1, 9)]
     assert all(section["blocks"] for section in sections)
 
 
@@ -204,12 +207,26 @@ def test_a_part_without_a_key_is_an_error_with_the_file(
 
 
 def test_html_beside_every_command(tmp_path: Path) -> None:
-    """Guards --html of search, sweep and compare: the file is written, standard output stays as it is."""
+    """Guards --html of search, explain, sweep and compare: the file is written, standard output stays as it is."""
     plain = good("--gpus 8 --model nano --format csv").out
     assert good(f"--gpus 8 --model nano --format csv --html {tmp_path}/a.html").out == plain
     good(f"sweep --gpus 1,2 --model nano --html {tmp_path}/b.html")
+    line = "explain --gpus 8 --model nano --pick 2"
+    assert good(f"{line} --html {tmp_path}/d.html").out == good(line).out
     good(f"compare --gpus 8 --model nano --html {tmp_path}/c.html")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html", "c.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html", "c.html", "d.html"]
+
+
+@pytest.mark.parametrize("words", ["torchtitan-8b.sh", "zero3.json --seq 4096 --gpus 64 --model llama3-8b"])
+def test_a_run_one_has_makes_a_report(tmp_path: Path, words: str) -> None:
+    """Guards `explain --from-command --html`: the run's own step, what was assumed, and what would make it faster."""
+    line = f"explain --from-command tests/fixtures/commands/{words} --machine dgx-h100 --format json"
+    document = json.loads(good(f"{line} --html {tmp_path}/r.html").out)
+    (section,) = data_of((tmp_path / "r.html").read_text("utf-8"))["sections"]  # type: ignore[misc]
+    assert page.interval_words(document["config"]) in section["verdict"][0]
+    assert titled(section, "figure", "Gap to peak")
+    titles = [one["title"] for one in blocks(section, "command")]
+    assert {f"{one['words']}: {one['gain']:.1%} faster" for one in document["changes"]} <= set(titles)
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,29 @@ import math
 import re
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import axonn_tune
+from axonn_tune.cost.uncertainty import DEVIATIONS, OF_LAYOUT
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.grid import AXES
 from axonn_tune.ranking.results import run_search
+from axonn_tune.report import page
 from axonn_tune.report.output import Json
 from axonn_tune.report.page import BY_KIND
-from axonn_tune.report.ranking import term_json
-from axonn_tune.report.ranking_section import DETAILED, MOST_ROWS, PAGE_COLUMNS, ranking_of, ranking_section
+from axonn_tune.report.ranking import TIED, TRAINING, term_json
+from axonn_tune.report.ranking_section import (
+    BREAKDOWN,
+    DETAILED,
+    MOST_ROWS,
+    PAGE_COLUMNS,
+    ranking_of,
+    ranking_section,
+)
+from axonn_tune.specs.launch import Launch
+from axonn_tune.specs.loading import load_document
 from tests.cli.running import good
 from tests.unit.report.pages import blocks, ranking, results, titled, values
 
@@ -37,7 +50,8 @@ def test_the_table_has_every_number_of_every_configuration(section: Json) -> Non
         if column["key"] not in _MADE_OF_SEVERAL:
             key = column["key"]
             assert values(table, key) == [config[key] for config in configs], key
-    assert {column.key for column in PAGE_COLUMNS} - {column["key"] for column in table["columns"]} == set()
+    missing = {column.key for column in PAGE_COLUMNS} - {column["key"] for column in table["columns"]}
+    assert missing == set(TRAINING[:3]), "of a training whose tokens nobody has said"
 
 
 def test_rejected_grids_say_why(section: Json) -> None:
@@ -65,7 +79,7 @@ def test_terms_of_each_detailed_configuration_are_the_contracts(section: Json) -
 
 def test_bars_add_up_to_the_step_and_to_all_communication(section: Json) -> None:
     """Guards the figure of shares: thick bars are the step, exposed and hidden parts all communication."""
-    figure = titled(section, "figure", "Where the time goes")["figure"]
+    figure = titled(section, "figure", BREAKDOWN)["figure"]
     for place, config in enumerate(ranking()["configs"][:DETAILED]):
         thick, thin, waiting = 0.0, 0.0, 0.0
         for trace in (one for one in figure["data"] if one["type"] == "bar"):
@@ -79,6 +93,90 @@ def test_bars_add_up_to_the_step_and_to_all_communication(section: Json) -> None
         assert thick == pytest.approx(config["iteration_s"], rel=1e-9)
         assert waiting == pytest.approx(config["exposed_communication_s"], rel=1e-6)
         assert thin + waiting >= config["communication_s"] * (1 - 1e-9)
+
+
+def test_bars_have_intervals_and_tie_marks(section: Json) -> None:
+    """Guards what one may trust: each step's whisker is the contract's interval, ≈ stands where the table has it."""
+    figure = titled(section, "figure", BREAKDOWN)["figure"]
+    configs = ranking()["configs"][:DETAILED]
+    _, whiskers = [trace for trace in figure["data"] if trace.get("name") == "80% interval"]
+    ends = [(one["low_s"], one["high_s"]) for one in configs]
+    up, down = (whiskers["error_x"][side] for side in ("array", "arrayminus"))
+    assert [x - less for x, less in zip(whiskers["x"], down, strict=True)] == pytest.approx([low for low, _ in ends])
+    assert [x + more for x, more in zip(whiskers["x"], up, strict=True)] == pytest.approx([high for _, high in ends])
+    width = ranking()["machine"]["uncertainty"]["communication"]
+    own = next(trace for trace in figure["data"] if trace.get("name") == page.OWN)["error_x"]["array"]
+    assert own == pytest.approx(
+        [
+            math.hypot(one["exposed_communication_s"] * width, DEVIATIONS * OF_LAYOUT * one["iteration_s"])
+            for one in configs
+        ]
+    )
+    names = figure["layout"]["yaxis"]["ticktext"]
+    tied = [one["tie"] and one["rank"] > 1 for one in configs]
+    assert any(tied)
+    assert [TIED in name for name in names] == tied
+
+
+def test_the_verdict_is_the_terminals(section: Json) -> None:
+    """Guards the head: the first configuration with its interval, then sentences that the terminal has too."""
+    first, *why = section["verdict"]
+    assert first.startswith("#1: x 1 · y 1 · z 256 · data 4, ")
+    assert page.interval_words(ranking()["configs"][0]) in first
+    said = " ".join(good("--gpus 1024 --model 80b").err.split())
+    assert [sentence for sentence in why if sentence in said] == why
+    assert any(sentence.startswith("#1 beats #2 by ") for sentence in why)
+    assert any(sentence.startswith(TIED) for sentence in why)
+    below = titled(section, "text", "How sure")["sentences"]
+    assert not set(below) & set(why), "nothing is said twice"
+
+
+def test_what_a_configuration_spends_adds_up() -> None:
+    """Guards two beside each other: parts that sum to the step and to the memory, of pipelines too."""
+    given = {"machine": "dgx-h100", "framework": "megatron-core", "pipeline": 2}
+    found = axonn_tune.search("llama3-8b", gpus=16, **given)  # type: ignore[arg-type]
+    for document in (ranking(), ranking_of(found.results)):
+        section = ranking_section(document, identity="s1", source="test")
+        for item, config in zip(next(blocks(section, "configurations"))["items"], document["configs"], strict=False):
+            step, memory = (sum(quantity["values"].values()) for quantity in item["spent"])
+            assert step == pytest.approx(config["iteration_s"], rel=1e-6)
+            assert memory == pytest.approx(config["memory_bytes"], abs=1.0)
+
+
+def test_a_launch_config_to_copy_loads(tmp_path: Path) -> None:
+    """Guards what is copied: it is the launch config of its own row, and its command writes the same."""
+    section = ranking_section(ranking(), identity="s1", source="test")
+    for place in (0, 4):
+        config, item = ranking()["configs"][place], next(blocks(section, "configurations"))["items"][place]
+        copied = titled({"blocks": item["blocks"]}, "fold", "Launch config to copy")
+        path = tmp_path / "launch.yaml"
+        path.write_text(copied["blocks"][0]["line"], "utf-8")
+        launch = load_document(path, schema=Launch)
+        assert {axis: getattr(launch.grid, axis) for axis in AXES} == {axis: config[axis] for axis in AXES}
+        assert launch.predicted is not None
+        assert launch.predicted.iteration_s == pytest.approx(config["iteration_s"])
+        assert (launch.micro_batch, launch.kept_layers) == (config["micro_batch"], config["kept_layers"])
+    written = launch.provenance.command.removeprefix("axonn-tune ").replace("launch.yaml", str(tmp_path / "again.yaml"))
+    good(written)
+    again = load_document(tmp_path / "again.yaml", schema=Launch)
+    assert again.model_copy(update={"provenance": None}) == launch.model_copy(update={"provenance": None})
+
+
+def test_a_training_has_its_costs() -> None:
+    """Guards --tokens-total: days and GPU-hours in the head, in the table, and of each configuration."""
+    found = axonn_tune.search("20b", gpus=64, tokens_total="1.5T")
+    document = ranking_of(found.results)
+    section = ranking_section(document, identity="s1", source="test")
+    assert any(" GPU-hours (80%: " in sentence for sentence in section["verdict"])
+    assert values(titled(section, "table", "Ranking"), "days") == [config.get("days") for config in document["configs"]]
+    shown = next(blocks(section, "configurations"))["items"][0]["blocks"][0]["cards"]
+    assert {"days, 1.5T tokens", "GPU-hours, 1.5T tokens"} < {card["label"] for card in shown}
+
+
+def test_the_gap_to_peak_is_the_step(section: Json) -> None:
+    """Guards the bars of the gap: they sum to the step."""
+    parts = titled(section, "figure", "Gap to peak")["figure"]["data"][0]["x"]
+    assert sum(parts) == pytest.approx(ranking()["configs"][0]["iteration_s"], rel=1e-9)
 
 
 def test_the_map_has_every_grid_once(section: Json) -> None:
@@ -112,7 +210,7 @@ def test_a_picked_configuration_comes_first() -> None:
     items = next(blocks(section, "configurations"))["items"]
     assert len(items) == DETAILED + 1
     assert items[0]["title"].startswith("The launch config: #21")
-    assert section["cards"][0]["value"].endswith(" s")
+    assert section["verdict"][0].startswith("#21: ")
 
 
 def test_a_picked_configuration_of_the_ranking_is_shown_once() -> None:
@@ -121,7 +219,7 @@ def test_a_picked_configuration_of_the_ranking_is_shown_once() -> None:
     section = ranking_section(ranking(), identity="s1", source="test", picked=picked)
     items = next(blocks(section, "configurations"))["items"]
     assert [item["row"] for item in items] == [3, 0, 1, 2, *range(4, DETAILED)]
-    names = titled(section, "figure", "Where the time goes")["figure"]["layout"]["yaxis"]["ticktext"]
+    names = titled(section, "figure", BREAKDOWN)["figure"]["layout"]["yaxis"]["ticktext"]
     assert [name.split()[0] for name in names[:2]] == ["launch", "#1"]
 
 
@@ -132,7 +230,8 @@ def test_a_long_ranking_is_cut_and_says_so() -> None:
     document["configs"] = [{**first, "rank": rank} for rank in range(1, MOST_ROWS + 6)]
     section = ranking_section(document, identity="s1", source="test")
     assert titled(section, "table", "Ranking")["rows"] == MOST_ROWS
-    assert any(sentence.startswith("5 more rows are left out") for sentence in section["lead"])
+    said = titled(section, "text", "How sure")["sentences"]
+    assert any(sentence.startswith("5 more rows are left out") for sentence in said)
 
 
 def test_rows_never_priced_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +240,8 @@ def test_rows_never_priced_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> N
     whole = ranking()["configs"]
     section = ranking_section(ranking_of(results()), identity="s1", source="test")
     assert titled(section, "table", "Ranking")["rows"] == 20
-    assert any(sentence.startswith(f"{len(whole) - 20} more rows are left out") for sentence in section["lead"])
+    said = titled(section, "text", "How sure")["sentences"]
+    assert any(sentence.startswith(f"{len(whole) - 20} more rows are left out") for sentence in said)
 
 
 def test_commands_leave_nothing_open() -> None:
@@ -151,10 +251,11 @@ def test_commands_leave_nothing_open() -> None:
     document = ranking_of(run_search(inputs))
     section = ranking_section(document, identity="s1", source="test")
     panel, table = next(blocks(section, "configurations")), titled(section, "table", "Ranking")
-    assert "--rank-by exposed" in panel["command"]
-    keys = re.findall(r"{(\w+)}", panel["command"])
-    filled = panel["command"].format(**{key: values(table, key)[0] for key in keys})
-    shown = next(one for one in blocks({"blocks": panel["items"][0]["blocks"]}, "command"))
+    command = panel["commands"]["Explain it"]
+    assert "--rank-by exposed" in command
+    keys = re.findall(r"{(\w+)}", command)
+    filled = command.format(**{key: values(table, key)[0] for key in keys})
+    shown = titled({"blocks": panel["items"][0]["blocks"]}, "command", "The same in the terminal")
     assert filled == shown["line"]
     assert next(column for column in table["columns"] if column["key"] == "order")["hidden"]
 
@@ -173,9 +274,10 @@ def test_nothing_feasible_is_a_report_too() -> None:
     document = deepcopy(ranking())
     document["configs"] = [config for config in document["configs"] if not config["feasible"]]
     section = ranking_section(document, identity="s1", source="test")
-    assert "No grid is feasible; the table says why for each." in section["lead"]
+    assert section["verdict"] == ["No grid is feasible; the table says why for each."]
     assert titled(section, "figure", "The space of grids")["choices"] == []
     assert not list(blocks(section, "cards"))
+    assert next(blocks(section, "configurations"))["items"] == []
 
 
 def test_every_number_of_the_machine_has_its_source(section: Json) -> None:

@@ -9,6 +9,7 @@ from axonn_tune.ranking.inputs import Choices, load_inputs
 from axonn_tune.ranking.sweep import sweep
 from axonn_tune.report.output import Json
 from axonn_tune.report.scaling import comparison_json, comparison_section, sweep_document, sweep_section
+from axonn_tune.units import show_seconds
 from tests.unit.report.pages import titled, values
 
 
@@ -33,6 +34,21 @@ def test_a_sweep_has_every_point(weak: bool) -> None:
     drawn = [value for trace in traces if trace["mode"] != "lines" for value in trace["y"]]
     feasible = [point for point in document["points"] if point["feasible"]]
     assert sorted(drawn) == sorted(point["config"]["tokens_per_s"] for point in feasible)
+
+
+def test_curves_have_the_interval_of_the_step() -> None:
+    """Guards whiskers of a sweep: the contract's interval in each view; none on efficiency, where it cancels."""
+    document = sweep_json(weak=False)
+    block = titled(sweep_section(document, identity="s1", source="test"), "figure", "Scaling")
+    line = [point["config"] for point in document["points"] if point["feasible"] and point["model"] == "5b"]
+    views = {choice["label"]: choice["traces"]["0"] for choice in block["choices"]}
+    steps = views["step, s"]
+    ends = [step - less for step, less in zip(steps["y"][0], steps["error_y.arrayminus"][0], strict=True)]
+    assert ends == pytest.approx([one["low_s"] for one in line])
+    rates = views["tokens/s"]
+    most = [rate + more for rate, more in zip(rates["y"][0], rates["error_y.array"][0], strict=True)]
+    assert most == pytest.approx([one["tokens_per_s"] * one["iteration_s"] / one["low_s"] for one in line])
+    assert set(views["efficiency, %"]["error_y.array"][0]) == {0.0}
 
 
 def test_an_ideal_line_grows_with_the_gpus() -> None:
@@ -61,3 +77,13 @@ def test_a_comparison_has_every_contender() -> None:
     found = [each["prediction"]["iteration_s"] for each in document["contenders"] if each["prediction"]]
     assert [sum(parts) for parts in zip(*(trace["x"] for trace in bars), strict=True)] == pytest.approx(found)
     assert titled(section, "text", "In words")["sentences"] == document["remarks"]
+    (verdict,) = section["verdict"]
+    assert verdict in document["remarks"][0], "the terminal's own"
+    first = document["contenders"][0]
+    step_s = first["prediction"]["iteration_s"]
+    assert f"{first['name']} has the shortest step, {show_seconds(step_s)} (80%: " in verdict
+    assert section["subtitle"].startswith("A100-SXM4-40GB · 8,192 sequences of 2,048 tokens · bf16")
+    figure = titled(section, "figure", "Step time by strategy")["figure"]
+    _, whiskers = [trace for trace in figure["data"] if trace.get("name") == "80% interval"]
+    lows = [x - less for x, less in zip(whiskers["x"], whiskers["error_x"]["arrayminus"], strict=True)]
+    assert lows == pytest.approx([one["prediction"]["low_s"] for one in document["contenders"] if one["prediction"]])
