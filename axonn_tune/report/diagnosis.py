@@ -244,7 +244,7 @@ def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: 
     return page.section(
         identity,
         f"{found.name}: is it reasonable?",
-        verdict=[*(f"Assumed: {words}." for words in _assumed(found)), verdict(found), *_notes(found)],
+        verdict=[verdict(found), *(f"Assumed: {words}." for words in _assumed(found)), *_notes(found)],
         cards=[
             page.card("measured", show_seconds(found.measured_s), note=found.of),
             page.card("predicted", show_seconds(found.predicted_s), note=interval),

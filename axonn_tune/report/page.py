@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.cost.breakdown import ATTENTION, CONTENDED, ELEMENT_WISE, GEMMS, OPTIMIZER
+from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.files import write_text_atomically
 from axonn_tune.report.output import Column, Json, json_text, known_value, seconds_cells, words
@@ -206,12 +207,16 @@ def error_bars(up: Sequence[float], down: Sequence[float]) -> Json:
     return {"type": "data", "symmetric": False, **both}
 
 
-def interval_traces(steps: Sequence[Json], y: Sequence[float], *, own_s: Sequence[float]) -> list[Json]:
+def interval_traces(steps: Sequence[Json], y: Sequence[float], *, machine: Machine) -> list[Json]:
     """Whiskers over horizontal bars of steps: their 80% interval, and thicker the part that no other bar shares.
 
-    own_s: half of that part, s. Below is a line in the color of the page, so that they are seen on any bar.
+    steps: configurations of the contract. Below is a line in the color of the page, so that they are seen on any bar.
     """
-    known = [(at, one, half_s) for at, one, half_s in zip(y, steps, own_s, strict=True) if one["low_s"] is not None]
+    known = [
+        (at, one, own_bound_s(machine, step_s=one["iteration_s"], waiting_s=one["exposed_communication_s"] or 0.0))
+        for at, one in zip(y, steps, strict=True)
+        if one["low_s"] is not None
+    ]
     places, x = [at for at, _, _ in known], [one["iteration_s"] for _, one, _ in known]
     halves = [half_s for _, _, half_s in known]
     said = [f"{interval_words(one)}<br>±{show_seconds(half_s)} its own" for _, one, half_s in known]
@@ -234,17 +239,21 @@ def interval_traces(steps: Sequence[Json], y: Sequence[float], *, own_s: Sequenc
     return found
 
 
-def label_trace(texts: Sequence[str], y: Sequence[float], *, at: float) -> Json:
-    """Words at the right edge of horizontal bars that end at `at` at most, in a column of their own."""
+def steps_axis(steps: Sequence[Json]) -> Json:
+    """The axis of their times, with room for the times as words."""
+    return {"title": {"text": "s per step"}, "range": [0, LABELLED * _reach_s(steps)]}
+
+
+def _reach_s(steps: Sequence[Json]) -> float:
+    """The end of the longest step, its interval included."""
+    return float(max(max(one["high_s"] or 0.0, one["iteration_s"]) for one in steps))
+
+
+def label_trace(steps: Sequence[Json], y: Sequence[float]) -> Json:
+    """The time of each step in words, in a column at the right edge of horizontal bars."""
+    at, texts = [LABELLED * _reach_s(steps)] * len(steps), [show_seconds(one["iteration_s"]) for one in steps]
     look = {"textposition": "middle left", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "x": [LABELLED * at] * len(texts),
-        "y": list(y),
-        "text": list(texts),
-        **look,
-    }
+    return {"type": "scatter", "mode": "text", "x": at, "y": list(y), "text": texts, **look}
 
 
 def interval_words(config: Json) -> str:

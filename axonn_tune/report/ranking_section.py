@@ -11,7 +11,6 @@ from functools import cached_property
 from itertools import pairwise
 
 from axonn_tune.cost.breakdown import hidden_s, work_by_kind
-from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES
 from axonn_tune.ranking.inputs import Inputs
@@ -236,13 +235,7 @@ def shares_figure(found: Sequence[ConfigurationDetail], *, picked: Json | None, 
     exposed = _with_others([_term_sums(one, exposed=True) for one in found], steps)
     hidden = _with_others([_term_sums(one, exposed=False) for one in found], steps)
     bubbles = [{BUBBLE: one.pricing.bubble_s} if one.pricing.bubble_s else {} for one in found]
-    machine = found[0].inputs.problem.machine
-    tied = f"; {TIED} is within model error of #1" if any(TIED in name for name in names) else ""
-    own_s = [
-        own_bound_s(machine, step_s=step_s, waiting_s=one.pricing.exposed_communication_s)
-        for one, step_s in zip(found, steps, strict=True)
-    ]
-    end_s = max(max(one.config["high_s"] or 0.0, one.pricing.iteration_s) for one in found)
+    configs, places = [one.config for one in found], [number + _STEP_PLACE for number in range(len(found))]
     waited, hiding = _sorted_keys(exposed), _sorted_keys(hidden)
     framework = layouts.framework
     traces = [
@@ -254,29 +247,24 @@ def shares_figure(found: Sequence[ConfigurationDetail], *, picked: Json | None, 
         *([_share_trace(BUBBLE, BUBBLE, bubbles, color=page.MUTED)] if any(bubbles) else []),
         *(_term_trace(key, exposed, framework) for key in waited),
         *(_term_trace(key, hidden, framework, apart=True, shown=key not in waited) for key in hiding),
-        *page.interval_traces([one.config for one in found], places := _places(steps), own_s=own_s),
-        page.label_trace([show_seconds(step_s) for step_s in steps], places, at=end_s),
+        *page.interval_traces(configs, places, machine=found[0].inputs.problem.machine),
+        page.label_trace(configs, places),
     ]
-    layout = {
-        "barmode": "stack",
-        "xaxis": {"title": {"text": "s"}, "range": [0, page.LABELLED * end_s]},
-        "yaxis": page.named_axis(names, above=0.5),
-    }
-    return page.figure(
-        BREAKDOWN,
-        traces,
-        layout=layout,
-        height=60 + _ROW_HEIGHT * len(names),
-        note=f"Names are rank, then {' × '.join(map(framework.called, layouts.axes))}{tied}. Upper bars: the step, that"
-        " is computation, then exposed communication by collective. Whiskers: its 80% interval; their thick part is the"
-        " row's own, which is what tells rows apart. Lower bars: communication overlapped with computation, which"
-        " lengthens the step only by the compute slowdown it causes.",
+    axes = {"xaxis": page.steps_axis(configs), "yaxis": page.named_axis(names, above=0.5)}
+    note = _breakdown_note(names, layouts)
+    height = 60 + _ROW_HEIGHT * len(names)
+    return page.figure(BREAKDOWN, traces, layout={"barmode": "stack", **axes}, height=height, note=note)
+
+
+def _breakdown_note(names: Sequence[str], layouts: LayoutWords) -> str:
+    """How to read the figure."""
+    tied = f"; {TIED} is within model error of #1" if any(TIED in name for name in names) else ""
+    return (
+        f"Names are rank, then {' × '.join(map(layouts.framework.called, layouts.axes))}{tied}. Upper bars: the step, "
+        "that is computation, then exposed communication by collective. Whiskers: its 80% interval; their thick part "
+        "is the row's own, which is what tells rows apart. Lower bars: communication overlapped with computation, "
+        "which lengthens the step only by the compute slowdown it causes."
     )
-
-
-def _places(steps: Sequence[float]) -> list[float]:
-    """Where thick bars are."""
-    return [number + _STEP_PLACE for number in range(len(steps))]
 
 
 def _with_others(sums: Sequence[dict[str, float]], steps: Sequence[float]) -> list[dict[str, float]]:

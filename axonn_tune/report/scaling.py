@@ -646,7 +646,6 @@ def _step_bars(contenders: Sequence[Json], machine: Machine) -> Json:
     """The parts of each one's step, and its interval."""
     places = list(range(len(contenders)))
     predictions = [one["prediction"] for one in contenders]
-    end_s = max(max(one["high_s"], one["iteration_s"]) for one in predictions)
     traces = []
     for name, key, color in _STEP_PARTS:
         times_s = [one[key] for one in predictions]
@@ -655,17 +654,13 @@ def _step_bars(contenders: Sequence[Json], machine: Machine) -> Json:
             traces.append(page.bar_trace(name, times_s, places, color=color, text=said, width=0.55))
     layout = {
         "barmode": "stack",
-        "xaxis": {"title": {"text": "s per step"}, "range": [0, page.LABELLED * end_s]},
+        "xaxis": page.steps_axis(predictions),
         "yaxis": page.named_axis([one["name"] for one in contenders]),
     }
     note = (
         "Whiskers: the 80% interval; thick: the part that other strategies do not share. Differences within that part, "
         "of both, are within model error."
     )
-    own_s = [
-        own_bound_s(machine, step_s=one["iteration_s"], waiting_s=one["exposed_communication_s"]) for one in predictions
-    ]
     height = 130 + 42 * len(contenders)
-    steps = [show_seconds(one["iteration_s"]) for one in predictions]
-    traces += [*page.interval_traces(predictions, places, own_s=own_s), page.label_trace(steps, places, at=end_s)]
+    traces += [*page.interval_traces(predictions, places, machine=machine), page.label_trace(predictions, places)]
     return page.figure("Step time by strategy", traces, layout=layout, height=height, note=note)
