@@ -79,7 +79,7 @@ def test_rows_on_a_profile_of_ones_own(tmp_path: Path) -> None:
     assert [row["warnings"] for row in document["rows"]] == [list(one.warnings) for one in found.steps]
     assert len({row["predicted_s"] for row in document["rows"]}) == 1
     assert [row["predicted_s"] for row in document["rows"]] == [one.predicted_s for one in found.steps]
-    assert "All on mine; 2 say that they ran elsewhere." in report.read_text("utf-8")
+    assert "all on mine; 2 say that they ran elsewhere" in report.read_text("utf-8")
 
 
 def test_a_misspelt_framework_is_named_with_the_nearest(tmp_path: Path) -> None:
