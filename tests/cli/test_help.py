@@ -93,7 +93,7 @@ def test_emit_alone_writes_files(line: str, files: set[str], tmp_path: Path, mon
     said = good(f"--gpus {gpus} {line} --top 1 --batch 64").err
     assert {path.name for path in tmp_path.iterdir()} == files
     assert all(name in said for name in files)
-    assert ("trains with the bundled runtime" in said) == ("--framework" not in line)
+    assert ("starts the bundled runtime" in said) == ("--framework" not in line)
 
 
 def test_what_was_assumed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
