@@ -56,6 +56,11 @@ SPREADS: Mapping[str, Mapping[str, float]] = {
 }
 """The same of numbers of a profile, by the kind of their source; a kind that is missing is known."""
 
+OF_ANOTHER_NETWORK = 0.4
+"""Least of the bandwidth between nodes, in profiles not measured by their user: NICs, topology and congestion differ
+from cluster to cluster, while links within a node come with the accelerator. Else one log of a slow network is taken as
+one of slow links within nodes."""
+
 FACTORS, FACTOR_SPREAD = ("latency_factor", "bandwidth_factor"), 0.2
 """Of latency and bandwidth of one collective over those of a tier, where collectives themselves were measured."""
 
@@ -115,6 +120,9 @@ def prior_of(machine: Machine, frameworks: Sequence[Framework], *, collectives: 
     if collectives:
         whole = whole.model_copy(update={"tiers": tuple(map(_with_factors, whole.tiers))})
     spreads = dict(_spreads(whole))
+    if collectives and machine.measured is None:
+        networks = (f"tiers.{tier.name}.bandwidth_gb_per_s" for tier in machine.tiers[1:])
+        spreads.update({path: max(spreads.get(path, 0.0), OF_ANOTHER_NETWORK) for path in networks})
     learned = machine.learned
     known = [] if learned is None else [one.path for one in learned.numbers]
     if lost := [path for path in known if not has_number(whole, path)]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from axonn_tune.errors import DocumentError, UsageError
 from axonn_tune.frameworks import find_framework
 from axonn_tune.grid import GroupShape
 from axonn_tune.learning.collective_logs import LogRow, read_log, times_of
-from axonn_tune.learning.evidence import probe_samples
+from axonn_tune.learning.evidence import Sample, probe_samples
 from axonn_tune.learning.learn import learn
 from axonn_tune.specs.catalog import load_machine
+from axonn_tune.specs.machine import Machine
 
 TEXT = """# nccl-tests version 2.17.6 nccl-headers=22501 nccl-library=22501
 # Collective test starting: all_gather_perf
@@ -202,14 +204,16 @@ def test_wrong_logs_are_refused(text: str, message: str, tmp_path: Path) -> None
         read_log(written(tmp_path, text))
 
 
-def made_up_logs(folder: Path) -> list[Path]:
-    """All-gathers on half a node to 4 nodes of Perlmutter, had its network 1.4 times the latency, 1 / 1.3 the rate."""
-    base = load_machine("perlmutter").document
+GROUPS = ((2, 1), (4, 1), (8, 2), (16, 4))
+"""Ranks and nodes."""
+
+
+def made_up_logs(folder: Path, base: Machine, groups: Sequence[tuple[int, int]], **slower: float) -> list[Path]:
+    """Logs of all-gathers on a machine whose network is another than that of `base`."""
     inner, outer = base.tiers
-    slower = {"latency_us": 1.4 * outer.latency_us, "bandwidth_gb_per_s": outer.bandwidth_gb_per_s / 1.3}
     machine = base.model_copy(update={"tiers": (inner, outer.model_copy(update={**slower, "measured": None}))})
     paths = []
-    for ranks, nodes in ((2, 1), (4, 1), (8, 2), (16, 4)):
+    for ranks, nodes in groups:
         ways = lines("all_gather", route(GroupShape(((ranks, 1),)), machine.tiers, ranks), machine)
         records = [
             {"name": "AllGather", "nodes": nodes, "ranks": ranks, "size": size, "inPlace": 0}
@@ -220,22 +224,34 @@ def made_up_logs(folder: Path) -> list[Path]:
     return paths
 
 
+def samples_of(paths: Sequence[Path], base: Machine) -> list[Sample]:
+    """Evidence of logs."""
+    framework = find_framework("axonn")
+    read = [(path, times_of(read_log(path), base)) for path in paths]
+    return [one for path, times in read for one in probe_samples(times, base, framework, name=path.name)]
+
+
 def test_network_is_learnt_from_logs(tmp_path: Path) -> None:
     """Guards the profile: its collectives take the times of the logs, and what sends nothing stays as it was."""
     base = load_machine("perlmutter").document
-    samples = [
-        sample
-        for path in made_up_logs(tmp_path)
-        for sample in probe_samples(times_of(read_log(path), base), base, find_framework("axonn"), name=path.name)
-    ]
-    found = learn(samples, base)
+    rate = base.tiers[1].bandwidth_gb_per_s / 1.3
+    slower = {"latency_us": 1.4 * base.tiers[1].latency_us, "bandwidth_gb_per_s": rate}
+    found = learn(samples_of(made_up_logs(tmp_path, base, GROUPS, **slower), base), base)
     assert max(abs(row.before) for row in found.rows) > 0.25
     assert max(abs(row.after) for row in found.rows) < 0.06
     for name in ("training_share", "memory_efficiency", "peak_tflops", "matmul_efficiency"):
         assert getattr(found.machine.accelerator, name) == getattr(base.accelerator, name)
-    assert found.machine.tiers[1].used_by("all_gather").bandwidth_gb_per_s == pytest.approx(
-        base.tiers[1].bandwidth_gb_per_s / 1.3, rel=0.06
-    )
+    assert found.machine.tiers[1].used_by("all_gather").bandwidth_gb_per_s == pytest.approx(rate, rel=0.06)
+
+
+def test_one_log_of_a_slow_network_leaves_links_within_nodes(tmp_path: Path) -> None:
+    """Guards what a log of full nodes alone is taken to say: of two links in a row the network is the slow one."""
+    base = load_machine("dgx-h200").document
+    inner, outer = base.tiers
+    logs = made_up_logs(tmp_path, base, ((64, 8),), bandwidth_gb_per_s=0.4 * outer.bandwidth_gb_per_s)
+    found = learn(samples_of(logs, base), base).machine.tiers
+    assert found[0].used_by("all_gather").bandwidth_gb_per_s == pytest.approx(inner.bandwidth_gb_per_s, rel=0.05)
+    assert found[1].used_by("all_gather").bandwidth_gb_per_s == pytest.approx(0.4 * outer.bandwidth_gb_per_s, rel=0.15)
 
 
 @pytest.mark.parametrize("text", [TEXT, OLD, RCCL])
@@ -250,6 +266,6 @@ def test_log_that_is_cut_off(text: str, tmp_path: Path) -> None:
 
 def test_logs_of_other_nodes_are_refused(tmp_path: Path) -> None:
     """Guards placement: 8 ranks on 2 nodes do not fit a machine with 8 GPUs a node."""
-    logs = [read_log(path) for path in made_up_logs(tmp_path)]
+    logs = [read_log(path) for path in made_up_logs(tmp_path, load_machine("perlmutter").document, GROUPS)]
     with pytest.raises(UsageError, match="nodes of dgx-h100 hold 8"):
         [times_of(log, load_machine("dgx-h100").document) for log in logs]
