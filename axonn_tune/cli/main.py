@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune import __version__
-from axonn_tune.cli.options import WORDS, help_option, with_files_kept
+from axonn_tune.cli.options import WORDS, help_option, refusing_overwrites
 from axonn_tune.errors import CONTROL, AxonnTuneError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class LazyCommands(UserDict[str, Any]):
     def __getitem__(self, name: str) -> click.Command:
         if isinstance(self.data[name], tuple):
             module, attribute = self.data[name]
-            self.data[name] = with_files_kept(getattr(importlib.import_module(module), attribute))
+            self.data[name] = refusing_overwrites(getattr(importlib.import_module(module), attribute))
         command: click.Command = self.data[name]
         return command
 

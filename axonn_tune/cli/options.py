@@ -473,30 +473,32 @@ def beside_command(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in _BESIDE_COMMAND if given(name)}
 
 
-_WRITTEN = ("output", "html", "trace", "plot", "points", "junit", "markdown")
+_WRITTEN = ("output", "html", "trace", "plot", "points", "junit", "markdown", "baseline")
 """Options that name a file to write."""
 _PASSED_ON = ("command", "start_with", "set")
+"""Parameters whose control characters are their own."""
+_NO_FILES = ("name", "reason", "framework", "fact", *_PASSED_ON)
 """Parameters that name no file."""
 _LEARNS = ("learn", "calibrate")
 """Commands whose output may take the place of the machine's profile: it holds what that held."""
 
 
-def with_files_kept(command: click.Command) -> click.Command:
+def refusing_overwrites(command: click.Command) -> click.Command:
     """The command, or those of a group, refusing to write a file that another option or an argument names."""
     for one in command.commands.values() if isinstance(command, click.Group) else ():
-        with_files_kept(one)
+        refusing_overwrites(one)
     run = command.callback
 
     def callback(*args: Any, **options: Any) -> Any:
         context = click.get_current_context()
-        require_files({param: context.params.get(param.name or "") for param in context.command.params})
+        require_separate_files({param: context.params.get(param.name or "") for param in context.command.params})
         return run(*args, **options) if run is not None else None
 
     command.callback = callback
     return command
 
 
-def require_files(values: Mapping[click.Parameter, Any]) -> None:
+def require_separate_files(values: Mapping[click.Parameter, Any]) -> None:
     """click.UsageError if two options would write one file, or one would write over a file that another reads.
 
     Also for a name that holds what a terminal obeys, since messages show it.
@@ -511,11 +513,19 @@ def require_files(values: Mapping[click.Parameter, Any]) -> None:
                 continue
             if param.name not in _PASSED_ON and (odd := CONTROL.search(path)):
                 raise click.UsageError(f"{_shown(param)} holds the control character {odd[0]!r}.")
+            if param.name in _NO_FILES:
+                continue
             other = seen.setdefault(os.path.realpath(path), param)
-            writes = [one.name in _WRITTEN for one in (other, param)]
+            writes = [_is_written(one) for one in (other, param)]
             if other is not param and (all(writes) or (any(writes) and Path(path).is_file())):
                 names = " and ".join(_shown(one) for one in (other, param))
                 raise click.UsageError(f"{names} are the same file, {path}: give each its own.")
+
+
+def _is_written(param: click.Parameter) -> bool:
+    """Whether a parameter names a file to write; a baseline is written with --record only."""
+    recorded = click.get_current_context().params.get("record")
+    return param.name in _WRITTEN and (param.name != "baseline" or bool(recorded))
 
 
 def _shown(param: click.Parameter) -> str:

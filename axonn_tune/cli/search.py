@@ -6,6 +6,7 @@ Also `report`, results as one HTML file, and `trace`, steps as one file for Perf
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,9 @@ def search_command(
     if emit and output is None:
         output = _default_output(emit, framework=options["framework"])
     _check_output(output, pick=pick, tokens=tokens)
-    _keep_apart(html, output, emit)
+    named = {"html": html, "tokens": tokens, **{name: options[name] for name in ("model", "machine")}}
+    if output:
+        _keep_apart(output, named, framework=options["framework"])
     found = search(**options, cost=cost, variants=variants)
     found.results.require_row(pick)
     shown = found.render(
@@ -134,7 +137,7 @@ def search_command(
     if output_format in ("table", "md") and not quiet:
         click.echo("\n" + "\n".join(map(wrapped, found.remarks)), err=True)
         say_assumed(found.inputs)
-        if not output:
+        if not (output or given("cost")):
             click.echo(wrapped(_next(found)), err=True)
     if output:
         _write(found, output=output, pick=pick, tokens=tokens, emit=emit, quiet=quiet)
@@ -142,13 +145,13 @@ def search_command(
 
 def _next(found: SearchResult) -> str:
     """Commands for what users do after a search."""
-    launch = "a launch config for the bundled runtime"
-    if found.inputs.problem.framework.software:
-        launch = f"the arguments of {found.inputs.problem.framework.title} and a script"
-    return (
-        f"Next, with the same options: `axonn-tune explain` breaks #1 down, `axonn-tune compare` has other frameworks, "
-        f"-o NAME --emit slurm writes {launch}."
-    )
+    framework = found.inputs.problem.framework
+    said = ["`axonn-tune explain` breaks #1 down, `axonn-tune compare` has other frameworks"]
+    if framework.name == "axonn-tune":
+        said.append("-o launch.yaml --emit slurm writes what starts #1 in the bundled runtime")
+    elif framework.launch:
+        said.append(f"-o run --emit slurm writes a script with {framework.title}'s arguments")
+    return f"Next, with the same options: {', '.join(said)}."
 
 
 def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:
@@ -165,14 +168,21 @@ def _check_output(output: str | None, *, pick: int, tokens: str | None) -> None:
         raise click.UsageError("-o - : a launch config is a file of its own, and the ranking is on standard output.")
 
 
-def _keep_apart(html: str | None, output: str | None, emit: tuple[Emit, ...]) -> None:
-    """Refuse a report that what --emit writes would replace."""
-    from axonn_tune.launch.scripts import SUFFIXES
+def _keep_apart(output: str, named: Mapping[str, str | None], *, framework: str | None) -> None:
+    """Refuse files of other options that what is written would replace.
 
-    path = Path(output or "launch.yaml")
-    written = [path, *(path.with_suffix(suffix) for kind, suffix in SUFFIXES.items() if kind in emit)]
-    if html and output and os.path.realpath(html) in map(os.path.realpath, written):
-        raise click.UsageError(f"--html {html} is what --emit writes: give the report a file of its own.")
+    That is the launch config, scripts and a framework's config files, which all have the stem of the output.
+    """
+    suffixes = _WRITTEN if framework in (None, "axonn-tune") else (*_WRITTEN, ".yaml", ".json", ".toml", ".py")
+    path = Path(output)
+    written = {os.path.realpath(one) for one in (path, *(path.with_name(path.stem + suffix) for suffix in suffixes))}
+    for option, other in named.items():
+        if other and os.path.realpath(other) in written and (option == "html" or Path(other).is_file()):
+            raise click.UsageError(f"-o {output} would replace --{option} {other}: give each its own name.")
+
+
+_WRITTEN = (".sh", ".sbatch")
+"""Suffixes of scripts."""
 
 
 def _write(
@@ -236,7 +246,9 @@ def explain_command(
         found = explain_stated(from_command, **beside_command(from_command, options))
     elif launch:
         if Path(launch).suffix in (".sh", ".sbatch", ".slurm", ".toml"):
-            raise click.UsageError(f"{launch} is no launch config: --from-command {launch} reads scripts and configs.")
+            raise click.UsageError(
+                f"{launch} is not a launch config: pass scripts and configs with --from-command {launch}."
+            )
         refuse_search(f"{launch} says", options, allowed=("machine", "tokens_total"))
         machine = options["machine"] if given("machine") else None
         found = explain_launch_said(launch, machine=machine, tokens_total=options["tokens_total"])

@@ -110,7 +110,7 @@ def own_half_s(step_s: Value, waiting_s: Value, *, width: float) -> Value:
 
 
 def own_bound_s(machine: Machine, *, step_s: float, waiting_s: float) -> float:
-    """The same by a profile, with what it has learned of layouts if it has learned."""
+    """The same by a profile, s; with what it has learned of layouts if it has learned."""
     if machine.learned is None:
         return float(own_half_s(step_s, waiting_s, width=machine.uncertainty.communication))
     return DEVIATIONS * machine.learned.of_layout * step_s

@@ -22,7 +22,7 @@ from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.ranking.choosing import Candidate, Ranking, SearchCounts, ranking_metric
 from axonn_tune.ranking.entries import Entry, Sizes
-from axonn_tune.ranking.space import Fitting, Problem
+from axonn_tune.ranking.space import Fitting, Problem, RankBy
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 
@@ -48,13 +48,15 @@ class AlphaBetaRanking:
 
     @cached_property
     def ties(self) -> int:
-        """Number of rows from the first on that are within model error of it.
+        """Number of rows from the first on that are within model error of it, also by their steps.
 
         With a learned profile: rows whose difference from the first is within its 80% interval.
         """
         if not len(self):
             return 0
-        return count_ties(*self._halves()) if self.ranking.problem.machine.learned is None else self._learned_ties()
+        if self.ranking.problem.machine.learned is not None:
+            return self._learned_ties()
+        return min(count_ties(*self._halves(by)) for by in ("iteration", self.ranking.problem.rank_by))
 
     def _learned_ties(self) -> int:
         learned, first = self._machine.learned, self._slopes(0)
@@ -91,15 +93,15 @@ class AlphaBetaRanking:
 
         return slopes_of(metric, self._machine)
 
-    def _halves(self) -> tuple[Floats, Floats]:
-        """The ranking criterion and half of its 80% interval, common errors left out, in ranking order.
+    def _halves(self, rank_by: RankBy) -> tuple[Floats, Floats]:
+        """A ranking criterion and half of its 80% interval, common errors left out, in ranking order.
 
         Errors of computation are common to all grids, apart from the residual of each layout.
         """
-        columns, rows, problem = self.ranking.columns, self.ranking.rows, self.ranking.problem
-        metric = ranking_metric(columns, rank_by=problem.rank_by)[rows]
-        width = problem.machine.uncertainty.communication
-        if problem.rank_by != "iteration":
+        columns, rows = self.ranking.columns, self.ranking.rows
+        metric = ranking_metric(columns, rank_by=rank_by)[rows]
+        width = self.ranking.problem.machine.uncertainty.communication
+        if rank_by != "iteration":
             return metric, metric * width
         return metric, np.asarray(own_half_s(metric, exposed_s(metric, columns.compute_s[rows]), width=width))
 

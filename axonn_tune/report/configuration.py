@@ -281,7 +281,7 @@ def explanation_section(
         raise ValueError("no step time")
     layouts = LayoutWords.of(document, [config])
     changes = [
-        page.command(change["command"], title=f"{change['words']}: {percent(change['gain'])} faster")
+        page.command(change["command"], title=f"{change['words']}: {percent(change['gain'])} less time")
         for change in document.get("changes", [])
     ]
     return page.section(

@@ -254,7 +254,7 @@ def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: 
             *_figures(found, likely),
             *(
                 page.command(
-                    command_of(one, machine=machine, model=model), title=f"{one.words}: {percent(one.gain)} faster"
+                    command_of(one, machine=machine, model=model), title=f"{one.words}: {percent(one.gain)} less time"
                 )
                 for one in found.changes
             ),

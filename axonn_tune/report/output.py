@@ -302,7 +302,7 @@ def seconds_cells(values_s: Sequence[float | None]) -> list[str]:
     known = [abs(value) for value in values_s if value]
     decimals = 2 if not known else min(max(2 - math.floor(math.log10(min(known))), 0), 7)
     largest = max(known, default=1.0)
-    # Five digits tell any two times of a column apart.
+    # Five significant digits of the largest: more is noise.
     decimals = max(min(decimals, 4 - math.floor(math.log10(largest))), 0) if known else decimals
     return [NOTHING if value is None else f"{value:.{decimals}f}" if value else "0" for value in values_s]
 

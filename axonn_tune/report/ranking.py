@@ -14,7 +14,7 @@ from typing import Any
 from axonn_tune import __version__
 from axonn_tune.cost.breakdown import Parts, separated, step_parts
 from axonn_tune.cost.prediction import Term
-from axonn_tune.cost.uncertainty import DEVIATIONS, OF_LAYOUT, own_half_s
+from axonn_tune.cost.uncertainty import DEVIATIONS, OF_LAYOUT, own_bound_s
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -516,7 +516,7 @@ def priced_remark(results: Results) -> str:
     sequences, tokens = counted(workload.global_batch, "sequence"), counted(workload.sequence_length, "token")
     said = (
         f"{problem.model.name} on {problem.gpus:,} × {machine.name} ({machine.accelerator.name})"
-        f"{with_framework(problem.framework)}, "
+        f"{with_framework(problem.framework) or ' with the bundled 4D runtime'}, "
         f"{sequences} of {tokens} in {workload.precision}; ranked by {RANKED_BY[problem.rank_by]}"
     )
     if cost == _OURS:
@@ -537,7 +537,7 @@ def why_first(results: Results) -> str:
     """Where the first configuration is faster than the second."""
     ranked = results.ranked
     if len(ranked) < 2:
-        pinned = " with what is pinned" if results.inputs.problem.limits.axes else ""
+        pinned = " with these pins" if results.inputs.problem.limits.axes else ""
         return f"Only one configuration{pinned} is feasible." if len(ranked) else ""
     first, second = (ranked.entry(position, terms=True) for position in (0, 1))
     rank_by = results.inputs.problem.rank_by
@@ -600,8 +600,9 @@ def ties_remark(results: Results) -> str:
     known = f"communication ±{machine.uncertainty.communication:.0%}"
     if machine.learned is not None:
         known = "by what the profile has learned"
-    elif results.inputs.problem.rank_by == "iteration":
-        known = f"each layout {_OF_LAYOUT}, exposed {known}"
+    else:
+        own = f"each layout's step {_OF_LAYOUT}"
+        known = f"{own}, exposed {known}" if results.inputs.problem.rank_by == "iteration" else f"{known}, {own}"
     listed = [f"#{rank}" for rank in range(1, min(ties, _MOST_NAMED) + 1)]
     whom = f"{', '.join(listed[:-1])} and {listed[-1]}"
     if ties <= _MOST_NAMED:
@@ -626,7 +627,7 @@ def interval_remark(results: Results) -> str:
         of = "" if apart is None else f"; that of the difference of #1 and #2 in {name} is ±{apart:.1%}"
         return f"{bounds}. Most of the interval is common to all rows{of}."
     width = machine.uncertainty.communication
-    own_s = float(own_half_s(first.iteration_s, first.exposed_communication_s or 0.0, width=width))
+    own_s = own_bound_s(machine, step_s=first.iteration_s, waiting_s=first.exposed_communication_s or 0.0)
     return (
         f"{bounds}. Errors of computation (±{machine.uncertainty.compute:.0%}) are common to all rows; "
         f"±{show_seconds(own_s)} is #1's own (each layout {_OF_LAYOUT}, exposed communication ±{width:.0%})."
@@ -641,6 +642,8 @@ def shortest_step_remark(results: Results) -> str:
     if best is None or best.iteration_s is None or not first_s:
         return ""
     gain = 1.0 - best.iteration_s / first_s
+    if best.iteration_s == first_s:
+        return "#1 also has the shortest step of all."
     if gain < _WORTH_SAYING:
         return f"#1's step is within {_WORTH_SAYING:.0%} of the shortest of all, {show_seconds(best.iteration_s)}."
     rank = ranked.ranks().get(best.sizes)

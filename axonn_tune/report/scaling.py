@@ -218,10 +218,11 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     points, scaling, framework = document["points"], document["scaling"].capitalize(), framework_of(document)
     names = ", ".join(model["name"] for model in document["models"])
     feasible = [point for point in points if point["feasible"]]
+    lengths = sorted({point["workload"]["sequence_length"] for point in points})
     said = [
         f"{scaling} scaling",
         document["machine"]["accelerator"]["name"],
-        f"sequences of {counted(points[0]['workload']['sequence_length'], 'token')}",
+        f"sequences of {' and '.join(f'{length:,}' for length in lengths)} tokens",
         points[0]["workload"]["precision"],
         f"the best of each of {counted(len(points), 'point')} by {METRICS[document['rank_by']][0]}",
     ]

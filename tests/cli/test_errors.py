@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -256,6 +257,9 @@ def test_contents_of_files_do_not_drive_the_terminal(tmp_path: Path, monkeypatch
         "--gpus 8 --model nano --machine in.yaml --html in.yaml",
         "--gpus 8 --model nano --emit torchrun --html run/../launch.sh",
         "--gpus 8 --model nano --emit slurm --html launch.yaml",
+        "--gpus 8 --model in.yaml --framework fsdp -o in --emit torchrun",
+        "--gpus 8 --model nano --framework fsdp -o t.sh --html t.yaml",
+        "regress in.yaml --measurement in.yaml --record --reason x",
         "explain in.yaml --trace in.yaml",
         "trace in.yaml -o in.yaml",
         "report other in.yaml -o in.yaml",
@@ -272,7 +276,7 @@ def test_no_command_writes_over_what_it_reads(line: str, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "in.yaml").write_text("as it was", "utf-8")
-    assert "of its own" in fails(line, code=2).err or "give each its own" in fails(line, code=2).err
+    assert re.search("of its own|give each its own", fails(line, code=2).err)
     assert (tmp_path / "in.yaml").read_text("utf-8") == "as it was"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.yaml", "run"]
 

@@ -93,7 +93,7 @@ function differencesOf(title, unit, per, one, other, rows) {
   const texts = x.map((value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toPrecision(3)}`);
   const [least, most] = [Math.min(0, ...x), Math.max(1e-12, ...x)];
   const room = 0.45 * (most - least);
-  const yaxis = { tickvals: shown.keys().toArray(), ticktext: shown.map(([name]) => name), range: [shown.length - 0.4, -0.6], fixedrange: true };
+  const yaxis = { tickvals: shown.map((_, place) => place), ticktext: shown.map(([name]) => name), range: [shown.length - 0.4, -0.6], fixedrange: true };
   const data = [{ type: "bar", orientation: "h", name: title, x, y: yaxis.tickvals, marker: { color }, text: texts, textposition: "outside", hoverinfo: "skip", cliponaxis: false }];
   const layout = { showlegend: false, xaxis: { title: { text: unit }, range: [least - room, most + room] }, yaxis };
   const note = `Left: what ${one.short} saves against ${other.short}; right: what it costs more. The bars below "all" sum to it.`;

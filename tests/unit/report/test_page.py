@@ -226,7 +226,7 @@ def test_a_run_one_has_makes_a_report(tmp_path: Path, words: str) -> None:
     assert page.interval_words(document["config"]) in section["verdict"][0]
     assert titled(section, "figure", "Gap to peak")
     titles = [one["title"] for one in blocks(section, "command")]
-    assert {f"{one['words']}: {one['gain']:.1%} faster" for one in document["changes"]} <= set(titles)
+    assert {f"{one['words']}: {one['gain']:.1%} less time" for one in document["changes"]} <= set(titles)
 
 
 @pytest.mark.parametrize(
