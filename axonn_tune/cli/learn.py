@@ -113,14 +113,15 @@ def diagnose_command(*, path: str, output_format: str, html: str | None, **optio
     from axonn_tune.report.output import json_text
 
     found, evidence = diagnose(path, **options)
-    named = {"machine": str(options["machine"] or evidence.machine.name), "model": options["model"]}
+    named: dict[str, Any] = {"machine": str(options["machine"] or evidence.machine.name), "model": options["model"]}
+    left_out = [f"Left out: {words}" for words in evidence.left_out]
+    named["remarks"] = [*(f"Assumed: {words}" for words in evidence.assumed), *left_out]
     if output_format == "json":
         documents = [diagnosis_json(one, **named) for one in found]
         click.echo(json_text(documents[0] if len(documents) == 1 else {"diagnoses": documents}), nl=False)
     else:
-        remarks = [*evidence.assumed, *(f"left out: {words}" for words in evidence.left_out)]
-        texts = [diagnosis_text(one, **named) for one in found[1:]]
-        click.echo("\n".join([diagnosis_text(found[0], **named, remarks=remarks), *texts]), nl=False)
+        texts = [diagnosis_text(one, **{**named, "remarks": ()}) for one in found[1:]]
+        click.echo("\n".join([diagnosis_text(found[0], **named), *texts]), nl=False)
     if html:
         sections = [
             diagnosis_section(one, **named, identity=f"s{number}", source=path) for number, one in enumerate(found, 1)

@@ -153,7 +153,8 @@ def _by_our_names(args: Sequence[str], known: Collection[str]) -> list[str]:
         flag, has_value, value = args[place].partition("=")
         dotted = flag.removeprefix("--").replace("-", "_")
         # torchtitan has sections before its names.
-        name = dotted if dotted in ADVICE else dotted.rpartition(".")[2]
+        section, _, plain = dotted.rpartition(".")
+        name = plain if section in ("", "training", "parallelism") and dotted not in ADVICE else dotted
         value = value if has_value else " ".join(args[place + 1 : place + 2])
         if flag in known:
             others[name] = value

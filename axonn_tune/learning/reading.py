@@ -255,6 +255,12 @@ def _rows(path: Path, request: EvidenceRequest) -> _Rows:
         stated = {name: Stated(value, line) for name, value in record.items() if value.lower() not in SILENT}
         # Rows of another accelerator than that of --machine are priced on it, and that is said.
         asked = {name: value for name, value in given.items() if name != "gpu" or not (named and "gpu" in stated)}
+        if (
+            "framework" in stated
+            and "framework" in asked
+            and not _same_words(stated["framework"].value, asked["framework"])
+        ):
+            raise ValueError(f"framework is {stated['framework'].value}, but {asked['framework']} is given")
         run = StatedRun(str(path), record.get("framework", ""), (line, line), stated).with_given(asked)
         if not run.row()["framework"]:
             raise ValueError("framework is blank: name the software there, or with --framework")
@@ -316,6 +322,12 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Rows:
     left_out = [words for run in runs for words in _left_out(run)]
     more = [f"{path.name}: {len(left_out) - MOST_LEFT_OUT} lines more"] if len(left_out) > MOST_LEFT_OUT else []
     return _Rows(path, rows, errors, tuple(said), (*left_out[:MOST_LEFT_OUT], *more))
+
+
+def _same_words(one: str, other: str) -> bool:
+    """Whether one name is part of the other, signs and case apart: `Megatron-LM (NeMo)` and `nemo`."""
+    plain = ["".join(filter(str.isalnum, words.lower())) for words in (one, other)]
+    return plain[0] in plain[1] or plain[1] in plain[0]
 
 
 def _given(request: EvidenceRequest, beside: Mapping[str, str] | None = None) -> dict[str, str]:

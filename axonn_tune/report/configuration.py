@@ -289,7 +289,7 @@ def explanation_section(
         f"{document['model']['name']} on {document['gpus']:,} × {document['machine']['name']}"
         f"{with_framework(layouts.framework)}: one configuration",
         subtitle=page.subtitle(document),
-        verdict=[f"{layouts.title(config)}: {outcome(config)}"],
+        verdict=[f"{layouts.title({**config, 'rank': None})}: {outcome(config)}"],
         blocks=[
             *detail_blocks(found, explain=explain_command(inputs), layouts=layouts, source=source),
             *page.notes([f"Assumed: {words}." for words in document.get("run", {}).get("assumed", [])]),

@@ -54,8 +54,7 @@ def diagnosis_text(found: Diagnosis, *, machine: str, model: str | None = None, 
 
     machine, model: as stated, for commands. remarks: assumptions about the evidence.
     """
-    assumed = [*remarks, *_assumed(found)]
-    said = "".join(f"{wrapped(f'Assumed: {words}')}\n" for words in assumed)
+    said = "".join(f"{wrapped(words)}\n" for words in (*remarks, *_assumed(found)))
     parts = [f"{found.name}\n{said}{wrapped(verdict(found))}\n"]
     if likely := _likely(found):
         parts.append(text_of(_CAUSES, likely))
@@ -106,7 +105,8 @@ def _assumed(found: Diagnosis) -> Iterator[str]:
     cells = ", ".join(f"{one.column}={one.taken}" for one in found.assumed)
     others = [f"{show_seconds(other.step_s)} with {other.words}" for one in found.assumed for other in one.others]
     instead = f" Otherwise the prediction is {', '.join(others)}." if others else ""
-    yield f"{cells}, not stated by the file.{instead} Add the columns, or --fact {cells.partition(',')[0]} and so on"
+    fact = cells.partition(",")[0]
+    yield f"Assumed: {cells}, not stated by the file.{instead} Add the columns, or pass them, as in --fact {fact}."
 
 
 def _likely(found: Diagnosis) -> list[Cause]:
@@ -212,8 +212,8 @@ def _word(value: object) -> str:
     return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
 
 
-def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None) -> Json:
-    """Everything, by the schema `axonn-tune/diagnosis/1`."""
+def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None, remarks: Sequence[str] = ()) -> Json:
+    """Everything, by the schema `axonn-tune/diagnosis/1`; remarks: on the evidence."""
     times = ("name", "of", "measured_s", "predicted_s", "low_s", "high_s", "healthy", "misfit")
     return {
         "schema": SCHEMA,
@@ -222,6 +222,7 @@ def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None) 
         "reasonable": found.reasonable,
         "verdict": verdict(found),
         "learned": found.learned,
+        "remarks": list(remarks),
         "assumed": [asdict(one) for one in found.assumed],
         "causes": [asdict(cause) for cause in found.causes],
         "changes": [_change_json(change, machine=machine, model=model) for change in found.changes],
@@ -238,13 +239,21 @@ def _change_json(change: Change, *, machine: str, model: str | None) -> Json:
     }
 
 
-def diagnosis_section(found: Diagnosis, *, machine: str, identity: str, source: str, model: str | None = None) -> Json:
+def diagnosis_section(
+    found: Diagnosis,
+    *,
+    machine: str,
+    identity: str,
+    source: str,
+    model: str | None = None,
+    remarks: Sequence[str] = (),
+) -> Json:
     """A page section: assumptions, predicted and measured step, the gap and its causes, and commands."""
     likely, interval = _likely(found), f"80%: {show_seconds(found.low_s)} to {show_seconds(found.high_s)}"
     return page.section(
         identity,
         f"{found.name}: is it reasonable?",
-        verdict=[verdict(found), *(f"Assumed: {words}." for words in _assumed(found)), *_notes(found)],
+        verdict=[verdict(found), *remarks, *_assumed(found), *_notes(found)],
         cards=[
             page.card("measured", show_seconds(found.measured_s), note=found.of),
             page.card("predicted", show_seconds(found.predicted_s), note=interval),

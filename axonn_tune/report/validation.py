@@ -254,8 +254,9 @@ def _found(document: Json) -> str:
     """Whether the predicted best is the best, by how much steps are off, and whether training is sound."""
     step, measured = document["quality"]["step"], len(document["configurations"])
     place = f"#{step['best']} of {measured} measured" if step["best"] else "not among the measured"
+    trained = _trained(document)
     error = f"step time: mean |error| {percent(step['mape'])}, worst {signed_percent(step['worst'])}"
-    return f"The predicted best is {place}; {error}; training is {'sound' if document['sound'] else 'wrong'}."
+    return f"The predicted best is {place}; {error}; training: {trained[0]}, {trained[1]}."
 
 
 def _quality_folds(document: Json) -> list[Json]:
@@ -278,23 +279,24 @@ def _origin_folds(document: Json, *, source: str) -> list[Json]:
 def _cards(document: Json) -> list[Json]:
     step, sent = document["quality"]["step"], document["quality"]["communication"]
     best = f"#{step['best']}" if step["best"] else NOTHING
+    verdict, why = _trained(document)
     return [
         page.card("predicted best", best, note="among the measured, by step"),
         page.card("regret", percent(step["regret"]), note="cost of trusting it"),
         page.card("step, mean |error|", percent(step["mape"]), note=f"worst {signed_percent(step['worst'])}"),
         page.card("communication, mean |error|", percent(sent["mape"]), note=f"worst {signed_percent(sent['worst'])}"),
-        _training(document),
+        page.card("training", verdict, note=why),
     ]
 
 
-def _training(document: Json) -> Json:
-    """Whether training is sound: losses against a single rank, else whether the expected collectives were sent."""
+def _trained(document: Json) -> tuple[str, str]:
+    """Whether training is sound, and by what: losses against a single rank, or whether the expected collectives ran."""
     if not document["sound"]:
-        return page.card("training", "wrong", note=document["blame"] or "unexpected collectives")
+        return "wrong", document["blame"] or "unexpected collectives"
     losses = list(dict.fromkeys(one["losses"].partition(" (")[0] for one in document["configurations"]))
     if losses == ["not compared"]:
-        return page.card("training", "not compared", note="but every rank sent the expected collectives")
-    return page.card("training", "sound", note=f"vs. a single rank: {', '.join(losses)}")
+        return "not compared", "but every rank sent the expected collectives"
+    return "sound", f"vs. a single rank: {', '.join(losses)}"
 
 
 def _details(document: Json, *, source: str, identity: str) -> Json:

@@ -56,6 +56,7 @@ BAD = [
     (f"{LLAMA} --activation_checkpoint.mode full", 2, "activation recomputation is --recompute selective or"),
     (f"{LLAMA} --model.flavor 70B", 2, "there is no option --model.flavor: the model is --model NAME, such as"),
     (f"{LLAMA} --job.config_file x.toml", 2, "explain and compare read a config file by --from-command FILE"),
+    (f"{LLAMA} --validation.seq_len 2048", 2, "No such option '--validation.seq_len'"),
     (f"{LLAMA} --training.dataset c4", 2, "No such option '--training.dataset'"),
     # Pins.
     (f"{CORE} --tp 3", 2, "64 GPUs cannot be arranged with TP = 3: 3 does not divide them"),

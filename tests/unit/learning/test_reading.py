@@ -194,6 +194,8 @@ def test_blank_cells_are_what_is_given(tmp_path: Path) -> None:
         evidence(blank, model="llama3-8b")
     with pytest.raises(UsageError, match=r"steps\.csv:2: the file states layers 32, but 80 is given"):
         evidence(whole, model="llama3-70b")
+    with pytest.raises(DocumentError, match=r"steps\.csv:2: .*: framework is torchtitan, but megatron-core is given"):
+        evidence(whole, framework="megatron-core")
     said = evidence(rows(tmp_path, name="plain.csv", kv_heads="", gated_mlp="")).assumed
     assert any("kv_heads is blank, so as many as heads and gated_mlp is blank" in words for words in said)
 
