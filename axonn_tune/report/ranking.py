@@ -15,7 +15,7 @@ from axonn_tune import __version__
 from axonn_tune.cost.breakdown import Parts, separated, step_parts
 from axonn_tune.cost.prediction import Term
 from axonn_tune.cost.uncertainty import DEVIATIONS, OF_LAYOUT, own_bound_s
-from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, AXES
@@ -54,6 +54,8 @@ _MOST_NAMED = 3
 """Number of configurations within model error that a remark names."""
 _OF_LAYOUT = f"±{DEVIATIONS * OF_LAYOUT:.0%}"
 """Half of the 80% interval of the residual of each layout's step."""
+_LONG_CONTEXT = 32_768
+"""Tokens in a sequence from which context parallelism is mentioned."""
 _HOUR_S = 3600.0
 TIED = "≈"
 """Marks what is within model error of the first."""
@@ -491,6 +493,7 @@ def ranking_remarks(results: Results) -> list[str]:
         shortest_step_remark(results),
         priced_remark(results),
         nodes_remark(results.inputs.problem),
+        context_remark(results.inputs.problem),
         training_remark(results),
         why_first(results),
         ties_remark(results),
@@ -507,6 +510,17 @@ def nodes_remark(problem: Problem) -> str:
     if gpus % per_node == 0 or gpus < per_node:
         return ""
     return f"{gpus:,} GPUs do not fill nodes of {per_node}: scripts can be written for multiples of {per_node} only."
+
+
+def context_remark(problem: Problem) -> str:
+    """Frameworks with context parallelism, for long sequences in one without."""
+    if "context" in problem.framework.axes or problem.workload.sequence_length < _LONG_CONTEXT:
+        return ""
+    others = [name for name, one in registry().items() if "context" in one.axes and one.launch]
+    return (
+        f"{problem.framework.title} has no context parallelism, which sequences of "
+        f"{problem.workload.sequence_length:,} tokens may need: --framework {' or '.join(others)} has."
+    )
 
 
 def priced_remark(results: Results) -> str:

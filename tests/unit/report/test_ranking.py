@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from axonn_tune.frameworks import find_framework
-from axonn_tune.ranking.inputs import Choices, load_inputs
+from axonn_tune.ranking.inputs import Choices, WorkloadChoices, load_inputs
 from axonn_tune.ranking.results import Results, run_search
 from axonn_tune.ranking.space import Limits
 from axonn_tune.report import ranking
@@ -111,6 +111,15 @@ def test_rejections_are_in_the_names_of_the_framework(framework: str, words: str
     said = ranking.rejected_remark(results(gpus=64, model="20b", framework=find_framework(framework)))
     assert words in said
     assert f"{framework}-" not in said
+
+
+def test_long_sequences_name_frameworks_with_context_parallelism() -> None:
+    """Guards the hint: for long sequences alone, and not where there is such an axis."""
+    long = {"gpus": 64, "model": "llama3-8b", "machine": "dgx-h100", "workload": WorkloadChoices(batch=64, seq=65536)}
+    found = load_inputs(Choices(**long)).problem
+    assert "--framework megatron-core or torchtitan" in ranking.context_remark(found)
+    assert ranking.context_remark(load_inputs(Choices(**long, framework=find_framework("torchtitan"))).problem) == ""
+    assert ranking.context_remark(load_inputs(Choices(64, "llama3-8b")).problem) == ""
 
 
 def test_ties_are_said_with_their_reason() -> None:
