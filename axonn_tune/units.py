@@ -56,3 +56,8 @@ def show_seconds(value_s: float) -> str:
         if abs(value_s) < limit:
             return f"{value_s * scale:.3g} {unit}"
     return f"{value_s:.3g} s" if value_s < 1000 else f"{value_s:.0f} s"
+
+
+def show_interval(low_s: float, high_s: float) -> str:
+    """`80%: 52 s to 86.6 s`."""
+    return f"80%: {show_seconds(low_s)} to {show_seconds(high_s)}"

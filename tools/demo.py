@@ -221,7 +221,7 @@ def worst_error(comparison: RunComparison) -> float:
 def require_promised(comparison: RunComparison, *, network: bool) -> None:
     """CheckFailedError if training was wrong or, with a network, a step was not predicted as well as is promised."""
     if not comparison.sound:
-        raise CheckFailedError(comparison.blame or "some ranks did not send what the program says")
+        raise CheckFailedError(comparison.fault)
     if network and abs(worst := worst_error(comparison)) > HOLDS_WITHIN:
         raise CheckFailedError(
             f"a step was predicted {worst:+.1%} off, where {HOLDS_WITHIN:.0%} is promised: "

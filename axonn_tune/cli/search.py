@@ -151,7 +151,7 @@ def _next(found: SearchResult) -> str:
         said.append("-o launch.yaml --emit slurm writes what starts #1 in the bundled runtime")
     elif framework.launch:
         said.append(f"-o run --emit slurm writes a script with {framework.title}'s arguments")
-    return f"Next, with the same options: {', '.join(said)}."
+    return f"Next, with the same workload, hardware and constraints: {', '.join(said)}."
 
 
 def _default_output(emit: tuple[str, ...], *, framework: str | None) -> str:

@@ -202,7 +202,7 @@ def _validate_runs(
     if update and comparison.sound:
         _update(comparison, selected)
     if not comparison.sound:
-        raise CheckFailedError(comparison.blame or "collectives of some ranks differ from the program")
+        raise CheckFailedError(comparison.fault)
 
 
 def _select(options: Mapping[str, Any], launches: tuple[str, ...], selection: Selection) -> ValidationPlan:

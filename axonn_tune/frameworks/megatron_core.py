@@ -288,8 +288,7 @@ def _environment(run: Run) -> Iterator[Variable]:
 def _needs(run: Run) -> Iterator[str]:
     if run.size("z") > 1:
         yield "GTP needs Transformer Engine 2.19 or later."
-    left_out = run.model.description.partition("left out: ")[2]
-    known = f" ({left_out})" if left_out else ""
+    known = f" ({run.model.description})" if run.model.description else ""
     yield f"Speed hardly depends on {_UNSTATED}: set them as {run.model.name} has them{known}."
     yield "For real training replace --mock-data and NullTokenizer, and add --save."
 

@@ -33,7 +33,7 @@ from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Backend, EnvironmentVariable, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-from axonn_tune.units import show_bytes, show_seconds
+from axonn_tune.units import show_bytes, show_interval, show_seconds
 
 
 def build_launch(
@@ -140,7 +140,7 @@ def count_ranks(count: int) -> str:
 def _interval(predicted: Prediction) -> str:
     if predicted.low_s is None or predicted.high_s is None:
         return ""
-    return f" (80%: {show_seconds(predicted.low_s)} to {show_seconds(predicted.high_s)})"
+    return f" ({show_interval(predicted.low_s, predicted.high_s)})"
 
 
 def _header(launch: Launch) -> list[str]:

@@ -100,7 +100,7 @@ _SOFTWARE = {
     "tokenizers": ("data --tokenizer", ""),
     "safetensors": ("export", ""),
 }
-_STARTERS = ("torchrun", "srun", "sbatch")
+_LAUNCHERS = ("torchrun", "srun", "sbatch")
 _TELLING = ("CUDA_", "FI_", "GLOO_", "HIP_", "NCCL_", "OMP_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH_")
 _JOB = ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "RANK", "WORLD_SIZE", "MASTER_ADDR", "AXONN_TUNE_PATH")
 _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
@@ -162,7 +162,7 @@ def software_checks() -> Iterator[HostCheck]:
 
 def launcher_checks(environment: Mapping[str, str]) -> Iterator[HostCheck]:
     """Launchers, and whether a job is running."""
-    for name in _STARTERS:
+    for name in _LAUNCHERS:
         path = shutil.which(name)
         note = "" if path else "scripts of --emit need it where they run"
         yield HostCheck("starting jobs", name, path or "not found", "ok" if path else "noted", note)

@@ -54,17 +54,17 @@ class AlphaBetaRanking:
         """
         if not len(self):
             return 0
-        if self.ranking.problem.machine.learned is not None:
-            return self._learned_ties()
-        return min(count_ties(*self._halves(by)) for by in ("iteration", self.ranking.problem.rank_by))
+        alike = self._alike if self.ranking.problem.machine.learned is None else self._alike_as_learned
+        return min(alike(by) for by in {"iteration", self.ranking.problem.rank_by})
 
-    def _learned_ties(self) -> int:
-        learned, first = self._machine.learned, self._slopes(0)
+    def _alike_as_learned(self, rank_by: RankBy) -> int:
+        """Rows from the first on within model error of it in one metric, by what the profile has learned."""
+        learned, first = self._machine.learned, self._slopes(0, rank_by)
         assert learned is not None, "asked before"
-        metric = ranking_metric(self.ranking.columns, rank_by=self.ranking.problem.rank_by)[self.ranking.rows]
+        metric = ranking_metric(self.ranking.columns, rank_by=rank_by)[self.ranking.rows]
         for position in range(1, len(self)):
             apart = float(np.log(metric[position] / max(metric[0], 1e-9)))
-            if apart > DEVIATIONS * difference_spread(self._slopes(position), first, learned):
+            if apart > DEVIATIONS * difference_spread(self._slopes(position, rank_by), first, learned):
                 return position
         return len(self)
 
@@ -74,14 +74,15 @@ class AlphaBetaRanking:
         learned = self._machine.learned
         if learned is None or len(self) < 2:
             return None
-        return DEVIATIONS * difference_spread(self._slopes(1), self._slopes(0), learned)
+        first, second = (self._slopes(position, self.ranking.problem.rank_by) for position in (0, 1))
+        return DEVIATIONS * difference_spread(second, first, learned)
 
     @cached_property
     def _machine(self) -> Machine:
         """The profile with the uncertainty of the framework's software."""
         return with_software(self.ranking.problem.machine, self.ranking.problem.framework)
 
-    def _slopes(self, position: int) -> Floats:
+    def _slopes(self, position: int, rank_by: RankBy) -> Floats:
         """Slopes of the ranking criterion, at a rank."""
         problem, configuration = self.ranking.problem, self.ranking.candidate(position).configuration
 
@@ -89,12 +90,12 @@ class AlphaBetaRanking:
             pricing = price_configuration(
                 problem.model, machine, problem.workload, configuration, framework=problem.framework
             )
-            return RANKED[problem.rank_by](pricing)
+            return RANKED[rank_by](pricing)
 
         return slopes_of(metric, self._machine)
 
-    def _halves(self, rank_by: RankBy) -> tuple[Floats, Floats]:
-        """A ranking criterion and half of its 80% interval, common errors left out, in ranking order.
+    def _alike(self, rank_by: RankBy) -> int:
+        """Rows from the first on within model error of it in one metric, by the half-widths of the profile.
 
         Errors of computation are common to all grids, apart from the residual of each layout.
         """
@@ -102,8 +103,9 @@ class AlphaBetaRanking:
         metric = ranking_metric(columns, rank_by=rank_by)[rows]
         width = self.ranking.problem.machine.uncertainty.communication
         if rank_by != "iteration":
-            return metric, metric * width
-        return metric, np.asarray(own_half_s(metric, exposed_s(metric, columns.compute_s[rows]), width=width))
+            return count_ties(metric, metric * width)
+        waiting_s = exposed_s(metric, columns.compute_s[rows])
+        return count_ties(metric, np.asarray(own_half_s(metric, waiting_s, width=width)))
 
     def entry(self, position: int, *, terms: bool) -> Entry:
         """The entry at a place of the ranking, from 0; `terms`: with every collective."""

@@ -230,16 +230,16 @@ def detail_blocks(
     ]
     if explain:
         blocks.append(page.command(shlex.join([*explain, *layouts.pins(config)]), title="The same in the terminal"))
-    return [*blocks, *started_with(found, command=writing(explain, layouts.pins(config)) or source)]
+    return [*blocks, *launch_blocks(found, command=launch_command(explain, layouts.pins(config)) or source)]
 
 
-def writing(explain: Sequence[str], pins: Sequence[str]) -> str:
+def launch_command(explain: Sequence[str], pins: Sequence[str]) -> str:
     """The command line that writes what starts a configuration, from that which explains it; empty without one."""
     written = "run.sh" if "--framework" in explain else "launch.yaml"
     return " ".join([shlex.join([explain[0], *explain[2:]]), *pins, "-o", written]) if explain else ""
 
 
-def started_with(found: ConfigurationDetail, *, command: str) -> Iterator[Json]:
+def launch_blocks(found: ConfigurationDetail, *, command: str) -> Iterator[Json]:
     """What starts a configuration, to copy: a launch config, or the script and files of another framework.
 
     command: what the text says it was written by. Nothing for what can only be priced.

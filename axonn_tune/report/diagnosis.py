@@ -25,7 +25,7 @@ from axonn_tune.report.output import PERCENT, Column, Json, fields_of, percent, 
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import OVERLAPS
-from axonn_tune.units import counted, show_bytes, show_seconds
+from axonn_tune.units import counted, show_bytes, show_interval, show_seconds
 
 SCHEMA = "axonn-tune/diagnosis/1"
 LIKELY, LISTED = 0.01, 6
@@ -71,7 +71,7 @@ def verdict(found: Diagnosis) -> str:
     off = found.measured_s / found.predicted_s - 1.0
     said = (
         f"The {found.of} took {show_seconds(found.measured_s)}, predicted {show_seconds(found.predicted_s)} "
-        f"(80%: {show_seconds(found.low_s)} to {show_seconds(found.high_s)}): {signed_percent(off)}"
+        f"({show_interval(found.low_s, found.high_s)}): {signed_percent(off)}"
     )
     depends = _depends(found)
     if found.reasonable:
@@ -249,7 +249,7 @@ def diagnosis_section(
     remarks: Sequence[str] = (),
 ) -> Json:
     """A page section: assumptions, predicted and measured step, the gap and its causes, and commands."""
-    likely, interval = _likely(found), f"80%: {show_seconds(found.low_s)} to {show_seconds(found.high_s)}"
+    likely, interval = _likely(found), show_interval(found.low_s, found.high_s)
     return page.section(
         identity,
         f"{found.name}: is it reasonable?",

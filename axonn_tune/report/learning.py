@@ -46,7 +46,7 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
     steps = sorted(learning.rows, key=lambda row: (row.what not in WHOLE, -abs(row.after) / row.noise))
     of_bus = any(row.bus_bytes for row in steps)
     columns = [column for column in _ROWS if of_bus or column.key != "bus_bytes_per_s"]
-    parts.append(text_of(columns, [{**_errors(row), "mark": _mark(row)} for row in steps[:_LISTED]]))
+    parts.append(text_of(columns, [{**_row_fields(row), "mark": _mark(row)} for row in steps[:_LISTED]]))
     if len(steps) > _LISTED:
         parts.append(f"and {len(steps) - _LISTED} more rows with smaller errors\n")
     notes = list(_notes(learning, evidence))
@@ -62,7 +62,7 @@ def learning_json(learning: Learning, evidence: Evidence) -> Json:
         "machine": learning.machine.name,
         **fields_of(evidence, ("sources", "assumed", "left_out"), assumed=[*evidence.assumed, *_unstated(evidence)]),
         "numbers": _moved(learning),
-        "rows": [{**_errors(row), **fields_of(row, ("contradicts", "worse"))} for row in learning.rows],
+        "rows": [{**_row_fields(row), **fields_of(row, ("contradicts", "worse"))} for row in learning.rows],
         "silent": list(learning.silent),
         "far": [one.path for one in learning.far],
     }
@@ -86,7 +86,7 @@ def _moved(learning: Learning) -> list[Json]:
     ]
 
 
-def _errors(row: Row) -> Json:
+def _row_fields(row: Row) -> Json:
     named = ("name", "what", "ranks", "measured_s", "bus_bytes_per_s", "before", "after")
     bus_bytes_per_s = row.bus_bytes / row.measured_s if row.bus_bytes else None
     errors = {"before": math.expm1(row.before), "after": math.expm1(row.after)}

@@ -30,7 +30,7 @@ from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.machine import Accelerator, Library, Machine, PaperTable, Tier, Uncertainty
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
-from axonn_tune.units import counted, show_seconds
+from axonn_tune.units import counted, show_interval, show_seconds
 
 Cell: TypeAlias = str | int | float | None
 SORTS = "Click a heading to sort."
@@ -259,7 +259,7 @@ def label_trace(steps: Sequence[Json], y: Sequence[float]) -> Json:
 def interval_words(config: Json) -> str:
     """`80%: 52 s to 86.6 s`; nothing for what has no interval."""
     low_s, high_s = config["low_s"], config["high_s"]
-    return "" if low_s is None or high_s is None else f"80%: {show_seconds(low_s)} to {show_seconds(high_s)}"
+    return "" if low_s is None or high_s is None else show_interval(low_s, high_s)
 
 
 def table(

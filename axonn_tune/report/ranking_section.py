@@ -23,10 +23,10 @@ from axonn_tune.report.configuration import (
     detailed,
     explain_command,
     inputs_of,
+    launch_command,
     outcome,
     over_axis,
     time_unit,
-    writing,
 )
 from axonn_tune.report.explain import memory_items
 from axonn_tune.report.output import Column, Json, axis_name, unbroken
@@ -176,7 +176,10 @@ def _configurations(
         for one in found
     ]
     pins = layouts.pins(_HOLES)
-    commands = {"Explain it": " ".join([shlex.join(explain), *pins]), "Write what starts it": writing(explain, pins)}
+    commands = {
+        "Explain it": " ".join([shlex.join(explain), *pins]),
+        "Write what starts it": launch_command(explain, pins),
+    }
     return {
         "kind": "configurations",
         "id": identity,

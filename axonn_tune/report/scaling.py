@@ -50,7 +50,7 @@ from axonn_tune.report.ranking import (
 )
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
-from axonn_tune.units import TERA, counted, show_count, show_seconds
+from axonn_tune.units import TERA, counted, show_count, show_interval, show_seconds
 
 if TYPE_CHECKING:
     from axonn_tune.ranking.compare import Comparison, Contender, StepPrediction
@@ -480,8 +480,8 @@ def fastest_words(comparison: Comparison) -> str:
     assert first.prediction is not None, "compare found one"
     performance, step_s = first.prediction.performance, first.prediction.iteration_s
     said = (
-        f"{first.name} has the shortest step, {show_seconds(step_s)} (80%: {show_seconds(performance.low_s)} to "
-        f"{show_seconds(performance.high_s)})"
+        f"{first.name} has the shortest step, {show_seconds(step_s)} "
+        f"({show_interval(performance.low_s, performance.high_s)})"
     )
     second = next((one for one in others if one.key == "4d"), others[0] if others else None)
     if second is None or second.prediction is None:

@@ -247,6 +247,11 @@ class RunComparison:
         return blame([(row.configuration, row.verdict) for row in self.rows])
 
     @property
+    def fault(self) -> str:
+        """What a check that fails says of it."""
+        return self.blame or "collectives of some ranks differ from the program"
+
+    @property
     def sound(self) -> bool:
         """Whether losses and collectives of all configurations are correct."""
         return not any(row.verdict.agreement == "wrong" or row.differs for row in self.rows)

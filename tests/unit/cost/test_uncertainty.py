@@ -24,6 +24,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking
 from axonn_tune.ranking.choosing import search
+from axonn_tune.ranking.space import RankBy
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Learned, LearnedNumber, Machine, Software, Uncertainty
 from axonn_tune.specs.numbers import number_at, scaled
@@ -176,11 +177,23 @@ def test_interval_of_a_learned_profile() -> None:
     assert found.low_s * found.high_s == pytest.approx(40.0**2)
 
 
-def ranked(model: str, machine: Machine, *, gpus: int, batch: int) -> AlphaBetaRanking:
-    """Grids of a model in sequences of 2,048, by their step."""
+def ranked(model: str, machine: Machine, *, gpus: int, batch: int, rank_by: RankBy = "iteration") -> AlphaBetaRanking:
+    """Grids of a model in sequences of 2,048, by their step unless asked otherwise."""
     document, framework = load_model(model).document, find_framework("axonn-tune")
-    problem = small_problem(document, machine, framework, gpus=gpus, batch=batch, sequence_length=2048)
+    problem = small_problem(document, machine, framework, gpus=gpus, batch=batch, sequence_length=2048, rank_by=rank_by)
     return AlphaBetaRanking(search(problem))
+
+
+@pytest.mark.parametrize("has_learned", [False, True])
+def test_ties_by_communication_hold_for_steps_too(has_learned: bool) -> None:
+    """Guards ties: grids whose communication could be the same, but not their steps, are none."""
+    machine = learned(0.02, 1.0, of_layout=0.01) if has_learned else load_machine("perlmutter").document
+    wide = machine.model_copy(update={"uncertainty": machine.uncertainty.model_copy(update={"communication": 0.3})})
+    found = ranked("5b", wide, gpus=16, batch=64, rank_by="communication")
+    entries = [found.entry(place, terms=False) for place in range(found.ties + 1)]
+    alone = found._alike_as_learned if has_learned else found._alike
+    assert 1 <= found.ties == alone("iteration") < alone("communication")
+    assert entries[-1].iteration_s > entries[0].iteration_s
 
 
 def test_ties_of_a_ranking_use_differences_only() -> None:

@@ -166,7 +166,12 @@ def test_the_shortest_step_is_that_of_all_candidates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "words"), [(0.0, "#1 also has the shortest step"), (0.009, "#1's step is within 1% of the")]
+    ("gain", "words"),
+    [
+        (-0.5, "#1's step is within 1% of the"),
+        (0.0, "#1 also has the shortest step"),
+        (0.009, "#1's step is within 1% of the"),
+    ],
 )
 def test_small_gains_are_not_named(gain: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the line against noise: no other configuration is named when the shortest step is hardly shorter."""
