@@ -1,8 +1,11 @@
-"""The whole loop: a cluster comes up, is calibrated, grids are ranked and run, and predictions must hold.
+"""What is measured on labs: their links, and the whole loop of calibration, ranking, runs and predictions that hold.
 
-The gate is that of `axonn-tune regress`: floors for rank correlation, regret and the error of steps. Noise on two
-shared cores passes them; a model without latency, without shared links, or with two axes swapped does not, on the
-same runs.
+All of it is in this one file, whose tests run one after another: ranks that are scheduled before all other
+processes of this host slow those of another lab.
+
+The gate of the loop is that of `axonn-tune regress`: floors for rank correlation, regret and the error of steps. Noise
+on two shared cores passes them; a model without latency, without shared links, or with two axes swapped does not, on
+the same runs.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from axonn_tune.cost import collectives
 from axonn_tune.cost.prediction import Pricing
 from axonn_tune.errors import EnvironmentProblem
 from axonn_tune.lab.lab import Lab
+from axonn_tune.lab.links import verify
 from axonn_tune.lab.shape import Shape
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
 from axonn_tune.ranking.space import Limits
@@ -41,9 +45,10 @@ from axonn_tune.validation.runner import (
     plan_from_ranking,
     run_plan,
 )
-from tests.lab.labs import WHY_NOT
+from tests.lab.labs import SMALL, WHY_NOT, needs_labs
 
 WORLD, BATCH = 4, 8
+ATTEMPTS = 4
 LONGEST_STEP_S = 1.3
 SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=60e6, port_bits_per_s=200e6, delay_s=4e-3)
 FLOORS = Floors(spearman=0.8, regret=0.25, step_error=0.13)
@@ -52,6 +57,37 @@ LOOPBACK_FLOORS = Floors(regret=1.0)
 REALTIME = os.getuid() == 0
 """Before all other processes of this host, where that is allowed: tests run beside one another."""
 CALIBRATE = "calibrate --model nano --batch 8 --ranks-per-node 2 --budget 30s -o"
+
+
+def links(shape: Shape) -> dict[str, float]:
+    """Values of a lab's links, which must all agree once: the host may be busy for longer than `verify` tries."""
+    with Lab(shape) as lab:
+        for _ in range(ATTEMPTS):
+            found = verify(lab.ranks)
+            if all(check.agrees for check in found):
+                break
+    assert [check for check in found if not check.agrees] == []
+    return {check.what: check.value for check in found}
+
+
+@needs_labs
+def test_rates_and_round_trips_are_what_was_asked() -> None:
+    """Guards the network itself: 100 Mbit/s between nodes, shared by a node's ranks, 200 inside, each within 5%."""
+    rates = links(SMALL)
+    assert rates["node 0 → 1"] == pytest.approx(100e6, rel=0.05)
+    assert rates["node 0 → 1, 2 ranks share"] == pytest.approx(100e6, rel=0.05)
+    assert rates["rank 0.0 → 0.1"] == pytest.approx(200e6, rel=0.05)
+
+
+@needs_labs
+def test_delay_is_added_between_nodes_only() -> None:
+    """Guards --delay, by the kernel's netem or by the relay: 2 ms there and back, and the rate is still reached."""
+    try:
+        times = links(replace(SMALL, uplink_bits_per_s=50e6, delay_s=1e-3))
+    except EnvironmentProblem as error:
+        pytest.skip(str(error))
+    assert 2e-3 <= times["round trip between nodes 0 and 1"] < 3e-3
+    assert times["round trip inside node 0"] < 1e-3
 
 
 def lab_machine(folder: Path, lab: Lab) -> Path:
