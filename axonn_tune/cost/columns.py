@@ -481,14 +481,6 @@ class Candidates:
         """Some of them."""
         return Candidates(self.shape[rows], {axes: route[rows] for axes, route in self.routes.items()})
 
-    def distinct(self, table: RouteTable) -> tuple[Integers, Integers]:
-        """Rows that represent all others of equal shape and route times; and the representative of each row."""
-        code, most = self.shape.copy(), int(table.alike.max(initial=0)) + 1
-        for taken in self.routes.values():
-            code = distinct(code * most + table.alike[taken])[2]
-        _, first, representative = distinct(code)
-        return first, representative
-
 
 @dataclass(frozen=True)
 class Prices:
@@ -525,6 +517,15 @@ class ColumnPricer:
         """What depends on the shapes alone; `values` are columns over shapes, `kept` among them."""
         clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
         return ShapeColumns(clock, self._schedule, self._program, stage)
+
+    def distinct(self, candidates: Candidates) -> tuple[Integers, Integers]:
+        """Rows that represent all others of equal shape and route times; and the representative of each row."""
+        alike, code = self._table.alike, candidates.shape.copy()
+        most = int(alike.max(initial=0)) + 1
+        for taken in candidates.routes.values():
+            code = distinct(code * most + alike[taken])[2]
+        _, first, representative = distinct(code)
+        return first, representative
 
     def price(self, candidates: Candidates, shapes: ShapeColumns) -> Prices:
         """Price every candidate without pipeline stages."""

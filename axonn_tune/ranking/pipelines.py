@@ -137,17 +137,19 @@ def price_pipelines(
     stages, chunks = shapes.stages[candidates.shape], shapes.chunks[candidates.shape]
     batches = np.asarray(shapes.values["A"])[candidates.shape]
     sends = _sends_s(shapes, candidates, routes)
-    parts = _Parts(shapes, fitting, pricer, Candidates(piped[candidates.shape], candidates.routes))
+    first, representative = pricer.distinct(candidates)
+    alike = candidates.taken(first)
+    parts = _Parts(shapes, fitting, pricer, Candidates(piped[alike.shape], alike.routes))
     schedule = shapes.problem.framework.schedule
     groups = [
         (np.flatnonzero((stages == count) & (chunks == several)), count, several)
         for count in distinct(stages)[0].tolist()
         for several in distinct(chunks[stages == count])[0].tolist()
     ]
-    for group in groups:
-        parts.expect(*group)
     for rows, count, several in groups:
-        kinds = tuple(parts.kinds(rows, count, several))
+        parts.expect(distinct(representative[rows])[0], count, several)
+    for rows, count, several in groups:
+        kinds = tuple(parts.kinds(representative[rows], count, several))
         sent = 2.0 * several * batches[rows] * sends[rows]
         communication = [kind.communication_s + sent * _boundaries(kind, count, several) for kind in kinds]
         yield Pipelines(
