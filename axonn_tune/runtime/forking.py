@@ -1,4 +1,4 @@
-"""Ranks as forks of a process that has imported torch once: 0.3 s for eight, where eight programs import it eight times.
+"""Ranks as forks of a process that has imported torch once: 0.3 s for eight, where eight programs each import it.
 
 What forks them, `axonn_tune.lab.forker`, imports this module before the first fork, so it must start no thread.
 """
