@@ -301,9 +301,9 @@ def _collectives(path: Path, request: EvidenceRequest) -> _Probes:
 
 
 def _trace(path: Path, request: EvidenceRequest) -> _Probes:
-    from axonn_tune.learning.traces import probes, read_trace
+    from axonn_tune.learning.traces import read_trace
 
-    found = probes(read_trace(path))
+    found = read_trace(path)
     if not found:
         raise UsageError(f"{str(path)!r} has no collective with its size and group, and no GEMM with its shapes")
     said = [f"{path.name}: GEMMs ran in bf16, on CPUs in fp32"]
