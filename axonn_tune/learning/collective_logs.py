@@ -33,7 +33,6 @@ _KINDS: dict[str, CollectiveKind] = {
 _STARTING = re.compile(r"# Collective test starting: (?:\S*/)?(\w+?)_perf")
 _BEGINNING = re.compile(r"# nThread\w* ")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+ on\s+(\S+) device\s+\d+ \[[^\]]*\] (.+)")
-_VERSION = re.compile(r"(?:nccl-library=|[NR]CCL version\s*:?\s*)(\d\S*)")
 _TIME_AT = 5
 # What srun --label and mpirun --tag-output put before each line.
 _LABEL = re.compile(r"^\s*(?:\d+:|\[\d+,\d+\]<std(?:out|err)>:)\s?")
@@ -58,9 +57,7 @@ class Log:
     """Content of one file; cut_off: last lines of truncated runs."""
 
     rows: tuple[LogRow, ...]
-    library: str
-    hosts: tuple[str, ...]
-    device: str
+    device: str = ""
     cut_off: tuple[int, ...] = ()
 
 
@@ -89,6 +86,12 @@ class _LogError(Exception):
         super().__init__()
 
 
+def kind_in(name: str) -> CollectiveKind | None:
+    """The collective whose name is part of a file's, a kernel's or an operator's."""
+    letters = re.sub("[^a-z]", "", name.lower())
+    return next((kind for word, kind in _KINDS.items() if word in letters), None)
+
+
 def _kind(name: str) -> CollectiveKind:
     found = _KINDS.get(re.sub(r"[^a-z]", "", name.lower()))
     if found is None:
@@ -103,16 +106,7 @@ def _text_log(text: str, name: str, *, ranks: int | None, nodes: int | None) -> 
     found = [_run(lines, part, name, problems, ranks=ranks, nodes=nodes) for part in _runs(lines)]
     rows = [row for run in found for row in run.rows]
     _require(rows, problems)
-    version = _VERSION.search(text)
-    library = f"{'RCCL' if 'rccl' in text.lower() else 'NCCL'} {_release(version[1]) if version else 'of a log'}"
-    hosts = tuple(dict.fromkeys(host for run in found for host in run.hosts))
-    return Log(tuple(rows), library, hosts, found[0].device, tuple(line for run in found for line in run.cut_off))
-
-
-def _release(version: str) -> str:
-    """A version with dots: nccl-tests prints 2.25.1 as 22501."""
-    number = int(version) if version.isdecimal() else 0
-    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}" if 10_000 < number < 1_000_000 else version
+    return Log(tuple(rows), found[0].device, tuple(line for run in found for line in run.cut_off))
 
 
 def _runs(lines: list[str]) -> Iterator[range]:
@@ -139,8 +133,7 @@ def _run(
     starting = _STARTING.match(own[0]) if own else None
     op = _kind(starting[1]) if starting else _kind_of_name(name)
     places = [found for line in own if (found := _RANK.match(line))]
-    hosts = tuple(dict.fromkeys(place[3] for place in places))
-    ranks, nodes = len(places) or ranks, len(hosts) or nodes
+    ranks, nodes = len(places) or ranks, len({place[3] for place in places}) or nodes
     if not ranks or not nodes:
         raise _LogError((None, "lists no devices, so it does not say how many ranks and nodes ran: give --ranks"))
     _require_one_group({place[2] for place in places}, line=part.start + 1)
@@ -152,7 +145,7 @@ def _run(
         for size, time in _row(line, number, problems, time_at=_time_at(own))
     ]
     cut_off = () if any(map(_CLOSING.match, own)) else (_last_line(own, first=part.start + 1),)
-    return Log(tuple(rows), "", hosts, places[0][4].strip() if places else "", cut_off)
+    return Log(tuple(rows), places[0][4].strip() if places else "", cut_off)
 
 
 def _last_line(lines: list[str], *, first: int) -> int:
@@ -200,11 +193,12 @@ def _row(line: str, number: int, problems: _LineProblems, *, time_at: int) -> It
 
 
 def _kind_of_name(name: str) -> CollectiveKind:
-    plain = re.sub(r"[^a-z]", "", Path(name).stem.lower())
-    for word, kind in _KINDS.items():
-        if word in plain:
-            return kind
-    raise _LogError((None, "does not say which collective it measured; name the file after it, as in all_gather.txt"))
+    found = kind_in(Path(name).stem)
+    if found is None:
+        raise _LogError(
+            (None, "does not say which collective it measured; name the file after it, as in all_gather.txt")
+        )
+    return found
 
 
 def _json_log(text: str, name: str) -> Log:
@@ -223,15 +217,15 @@ def _nccl_json(found: dict[str, Any], name: str) -> Log:
     program = Path(found["args"][0]).name.split("_perf")[0]
     devices = found["config"]["devices"]
     _require_one_group({device.get("group", 0) for device in devices}, line=None)
-    hosts = tuple(dict.fromkeys(str(device["hostname"]) for device in devices))
+    nodes = len({str(device["hostname"]) for device in devices})
     op = _kind(program) if program else _kind_of_name(name)
     rows = [
-        LogRow(op, len(devices), len(hosts), int(row["size"]), seconds(float(row["out_of_place"]["time"])))
+        LogRow(op, len(devices), nodes, int(row["size"]), seconds(float(row["out_of_place"]["time"])))
         for row in found["results"]
         if row["out_of_place"] is not None
     ]
     _require(rows, [])
-    return Log(tuple(rows), f"NCCL {_release(str(found['nccl_version']))}", hosts, str(devices[0]["device_info"]))
+    return Log(tuple(rows), str(devices[0]["device_info"]))
 
 
 def _rccl_json(found: list[dict[str, Any]]) -> Log:
@@ -242,7 +236,7 @@ def _rccl_json(found: list[dict[str, Any]]) -> Log:
         if not row["inPlace"]
     ]
     _require(rows, [])
-    return Log(tuple(rows), "RCCL of a log", (), "")
+    return Log(tuple(rows))
 
 
 def _osu_log(text: str, *, ranks: int | None, nodes: int | None) -> Log:
@@ -260,7 +254,7 @@ def _osu_log(text: str, *, ranks: int | None, nodes: int | None) -> Log:
         elif op is not None and re.match(r"\s*\d", line):
             rows += _osu_row(line, number, op, ranks, nodes or 1, problems)
     _require(rows, problems)
-    return Log(tuple(rows), "MPI (OSU micro-benchmarks)", (), "")
+    return Log(tuple(rows))
 
 
 def _osu_row(

@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from axonn_tune.errors import DocumentError, Problem, UsageError
+from axonn_tune.learning.collective_logs import kind_in
 from axonn_tune.specs.document import LARGEST_COUNT, LARGEST_SIZE
 from axonn_tune.specs.loading import read_bytes
 from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
@@ -192,16 +193,6 @@ def _collective(event: _Event, op: CollectiveKind | None, group: _Group | None, 
         yield CollectiveProbe(op=op, group=ranks, stride=stride, size_bytes=size_bytes), event.dur
 
 
-def _op(name: str) -> CollectiveKind | None:
-    letters = re.sub("[^a-z]", "", name.lower())
-    kinds: dict[str, CollectiveKind] = {
-        "allgather": "all_gather",
-        "reducescatter": "reduce_scatter",
-        "allreduce": "all_reduce",
-    }
-    return next((kind for words, kind in kinds.items() if words in letters), None)
-
-
 _TYPE_BYTES = {"double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2}
 
 
@@ -220,7 +211,7 @@ def _nccl_calls(events: Sequence[_Event]) -> Iterator[_Timed]:
         said = event if "In msg nelems" in event.args else host.get(event.external, event)
         elements = [said.count(f"{way} msg nelems", LARGEST_COUNT // 8) for way in ("In", "Out")]
         largest = 0 if None in elements else max(one or 0 for one in elements)
-        op = _op(event.name) or _op(str(said.args.get("Collective name", "")))
+        op = kind_in(event.name) or kind_in(str(said.args.get("Collective name", "")))
         yield from _collective(event, op, _group(said), _type_bytes(str(said.args.get("dtype", ""))) * largest)
 
 
@@ -262,7 +253,7 @@ def _gloo_calls(events: Sequence[_Event], group: _Group | None) -> Iterator[_Tim
     paired = len(queued) == len(records) and all(map(_may_be, queued, records))
     for number, record in enumerate(records):
         by = queued[number] if paired else record
-        op, types = _op(by.name) or _op(record.name), record.args.get("Input type")
+        op, types = kind_in(by.name) or kind_in(record.name), record.args.get("Input type")
         each = _type_bytes(str(types[0]) if isinstance(types, list) and types else "")
         shapes, full = record.shapes("Input Dims"), [prod(one) for one in by.shapes("Input Dims")]
         if group and shapes:
@@ -272,7 +263,7 @@ def _gloo_calls(events: Sequence[_Event], group: _Group | None) -> Iterator[_Tim
 
 def _may_be(queued: _Event, record: _Event) -> bool:
     """Whether a record may be of what an operator queued."""
-    kinds = _op(queued.name), _op(record.name)
+    kinds = kind_in(queued.name), kind_in(record.name)
     return queued.ts <= record.ts and (kinds[0] == kinds[1] or kinds == ("reduce_scatter", "all_reduce"))
 
 

@@ -45,27 +45,21 @@ _DEVIATION_OF_MAD = 1.4826
 class LoggedRun(StatedRun):
     """Steps of a training log with one layout and one batch.
 
-    lines: first and last line of its steps. times_s: seconds per `per`, after warm-up and without outliers. warmup:
-    excluded steps at the start. outliers, ignored: excluded lines. assumed: assumptions, in words.
+    lines: first and last line of its steps. times_s: seconds per `per`, after warm-up and without outliers. outliers,
+    ignored: excluded lines. assumed: assumptions, in words.
     """
 
     noun: ClassVar[str] = "log"
 
     times_s: tuple[float, ...]
     per: Per
-    warmup: int
     outliers: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @property
-    def steps_s(self) -> tuple[float, ...]:
-        """Step times, s; UsageError where the log prints a rate and does not say what one step processes."""
-        return tuple(time * self._work() for time in self.times_s)
-
-    @property
     def step_s(self) -> float:
-        """Median step time, s; UsageError as `steps_s`."""
+        """Median step time, s; UsageError where the log prints a rate and does not say what one step processes."""
         return statistics.median(self.times_s) * self._work()
 
     @property
@@ -468,7 +462,6 @@ def _run(path: str, segment: _Segment) -> LoggedRun | None:
         columns=columns,
         times_s=tuple(one.time_s for one in kept),
         per=readings[0].per,
-        warmup=warmup,
         outliers=outliers,
         ignored=tuple(segment.ignored),
         assumed=(*assumed, *words, *more, *_column_assumptions(segment.arguments, columns)),

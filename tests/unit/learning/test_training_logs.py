@@ -386,8 +386,7 @@ def test_the_step_time_and_the_layout_of_a_public_run_are_read(case: Case, tmp_p
     assert {name: run.columns[name].value for name in case.columns} == case.columns
     assert looks_like_training_log("\n".join(case.lines))
     if len(run.times_s) > 1:
-        assert run.warmup == 2
-        assert len(run.outliers) == 1
+        assert (len(run.outliers), len(run.times_s)) == (1, 11), "two of fourteen are warm-up"
         assert "2.50 times" in run.outliers[0] or "2.4" in run.outliers[0] or "2.51" in run.outliers[0]
         assert run.spread < 0.01
 
