@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from axonn_tune.learning.arguments import (
     Arguments,
     Stated,
     StatedRun,
-    arguments_of,
     columns_of,
     is_off,
     is_on,
@@ -89,8 +88,8 @@ def _read(path: Path) -> _Source:
     return source
 
 
-def _of_pairs(path: Path, pairs: Iterator[tuple[str, Stated]]) -> _Source:
-    named = {name.lower(): stated for name, stated in pairs}
+def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:
+    named = {_plain(name): stated for name, stated in pairs}
     return _Source(path, {known: stated for name, stated in named.items() if (known := known_name(name))}, named)
 
 
@@ -150,11 +149,10 @@ def _of_script(script: Script, path: Path) -> _Source:
     if not _telling(words):
         words = (*all_words, *words)
     words, unset = _without_unset(words)
-    named = {_plain(name): stated for name, stated in named_values(words)}
-    arguments = arguments_of(words)
     remarks = [f"{path.name}:{line}: this condition cannot be evaluated: taken to be false" for line in script.skipped]
     remarks += [f"{path.name}:{word.line}: {word.value} is not set in the file: taken to be empty" for word in unset]
-    return _Source(path, arguments, named, words, script.directives, tuple(remarks))
+    stated = _of_pairs(path, named_values(words))
+    return replace(stated, words=words, directives=script.directives, remarks=tuple(remarks))
 
 
 def _without_unset(words: Sequence[Stated]) -> tuple[tuple[Stated, ...], list[Stated]]:

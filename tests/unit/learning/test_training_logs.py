@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
-from axonn_tune.learning.arguments import NAMES, Stated, arguments_of, columns_of
+from axonn_tune.learning.arguments import NAMES, Stated, columns_of, known_name, named_values
 from axonn_tune.learning.training_logs import (
     NEEDED,
     LoggedRun,
@@ -558,7 +558,8 @@ def test_text_of_each_encoding() -> None:
 def test_arguments_of_a_command_line() -> None:
     """Flags of a launch command mean what a printed dump of them means."""
     words = "pretrain_gpt.py --tensor-model-parallel-size 8 --bf16 --num-layers=32 --training.seq_len 4096 --lr 1e-4"
-    found = columns_of(arguments_of(Stated(word, 1) for word in words.split()))
+    named = named_values(Stated(word, 1) for word in words.split())
+    found = columns_of({known: stated for name, stated in named if (known := known_name(name))})
     assert {name: one.value for name, one in found.items()} == {
         "tp": "8",
         "seq": "4096",
