@@ -14,9 +14,9 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Literal, TypeAlias
 
-from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
-from axonn_tune.grid import AXES, Grid, split_axes
-from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.grid import AXES, split_axes
+from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine, Tier
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import (
     BaselineConfiguration,
@@ -389,66 +389,44 @@ def _repriced(
     measurements: Measurements, machine: Machine, configuration: MeasuredConfiguration
 ) -> MeasuredConfiguration:
     priced = price(measurements.model, machine, configuration)
-    by_name = {(term.op, term.axis, term.phase, term.layer, round(term.bytes)): term for term in priced.terms}
-    terms = tuple(
-        _with(term, by_name.get((term.op, term.axis, term.phase, term.layer, term.bytes)))
-        for term in configuration.terms
-    )
-    return configuration.model_copy(update={"predicted": predicted_step(priced), "terms": terms})
+    now = {(term.op, term.axis, term.phase, term.layer, round(term.bytes)): term for term in priced.terms}
+    terms = []
+    for term in configuration.terms:
+        found = now.get((term.op, term.axis, term.phase, term.layer, term.bytes))
+        seconds, exposed_s = (None, None) if found is None else (found.seconds, found.exposed_s)
+        terms.append(term.model_copy(update={"predicted_s": seconds, "predicted_exposed_s": exposed_s}))
+    return configuration.model_copy(update={"predicted": predicted_step(priced), "terms": tuple(terms)})
 
 
-def _with(measured: MeasuredTerm, priced: Term | None) -> MeasuredTerm:
-    return measured.model_copy(
-        update={
-            "predicted_s": None if priced is None else priced.seconds,
-            "predicted_exposed_s": None if priced is None else priced.exposed_s,
-        }
-    )
+def paper_communication_s(configuration: MeasuredConfiguration, machine: Machine, *, world: int) -> float:
+    """arXiv 2305.13525: ring bytes over equation 7's bandwidth, no latency; bytes and calls as sent.
 
-
-@dataclass(frozen=True)
-class PaperNetwork:
-    """Inputs of the paper's rule: ranks of a node, and each collective's β inside and between nodes, bytes/s."""
-
-    node_ranks: int
-    inside: dict[str, float]
-    between: dict[str, float]
-
-    @classmethod
-    def of(cls, machine: Machine, *, world: int) -> PaperNetwork:
-        """From a profile's innermost and outermost tier, with each collective's factors."""
-        tiers = {kind: machine.tiers_of(kind) for kind in COLLECTIVE_KINDS}
-        return cls(
-            node_ranks=(machine.tiers[0].ranks or world) if len(machine.tiers) > 1 else world,
-            inside={kind: found[0].bandwidth_bytes_per_s for kind, found in tiers.items()},
-            between={kind: found[-1].bandwidth_bytes_per_s for kind, found in tiers.items()},
-        )
-
-    def bandwidth(self, op: str, *, inner: int, group: int) -> float:
-        """Equation 7: β_inter / min(G_node, ∏ inner axes) for a group that spans nodes, bytes/s."""
-        if inner * group <= self.node_ranks:
-            return self.inside[op]
-        return self.between[op] / min(self.node_ranks, inner)
-
-
-def paper_communication_s(configuration: MeasuredConfiguration, network: PaperNetwork) -> float:
-    """arXiv 2305.13525: ring bytes over equation 7's bandwidth, no latency; bytes and calls as sent."""
-    grid = configuration.grid.grid()
-    return sum(_paper_term_s(term, grid, network) for term in configuration.terms)
-
-
-def _paper_term_s(term: MeasuredTerm, grid: Grid, network: PaperNetwork) -> float:
-    inner = min(grid.stride(axis) for axis in split_axes(term.axis) if grid.axis_size(axis) > 1)
-    sent = term.count * _PASSES[term.op] * (term.group - 1) / term.group * term.bytes
-    kind = "all_gather" if term.op == "send" else term.op
-    return sent / network.bandwidth(kind, inner=inner, group=term.group)
+    Equation 7 for a group that spans nodes: β_inter / min(G_node, ∏ inner axes), with each collective's β on the
+    innermost and the outermost tier.
+    """
+    grid, total_s = configuration.grid.grid(), 0.0
+    tiers_of: dict[str, tuple[Tier, ...]] = {kind: machine.tiers_of(kind) for kind in COLLECTIVE_KINDS}
+    tiers_of["send"] = tiers_of["all_gather"]
+    node_ranks = (machine.tiers[0].ranks or world) if len(machine.tiers) > 1 else world
+    for term in configuration.terms:
+        inner = min(grid.stride(axis) for axis in split_axes(term.axis) if grid.axis_size(axis) > 1)
+        sent = term.count * _PASSES[term.op] * (term.group - 1) / term.group * term.bytes
+        tiers = tiers_of[term.op]
+        if inner * term.group <= node_ranks:
+            total_s += sent / tiers[0].bandwidth_bytes_per_s
+        else:
+            total_s += sent / (tiers[-1].bandwidth_bytes_per_s / min(node_ranks, inner))
+    return total_s
 
 
 def paper_quality(measurements: Measurements) -> Quality:
     """How well the paper's rule predicts the measured communication."""
-    network = PaperNetwork.of(measurements.machine, world=measurements.place.ranks)
-    pairs = []
-    for configuration in measurements.configurations:
-        measured_s = median(run.communication_s for run in configuration.runs)
-        pairs.append(Pair(paper_communication_s(configuration, network), measured_s))
+    machine, world = measurements.machine, measurements.place.ranks
+    pairs = [
+        Pair(
+            paper_communication_s(one, machine, world=world),
+            median(run.communication_s for run in one.runs),
+        )
+        for one in measurements.configurations
+    ]
     return quality(PAPER, pairs)
