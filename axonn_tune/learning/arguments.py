@@ -356,20 +356,18 @@ def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
 def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
     """Blocks of each model part, from Megatron-Core's layout or its uneven first and last stage."""
     layout, stages = arguments.get("pipeline_model_parallel_layout"), int(found.get("pp", _ONE).value)
+    stated: list[tuple[list[int], int]] = []
     if layout is not None and not is_off(layout):
-        parts = layout_parts(layout.value)
-        if len(parts) % stages == 0:
-            found["vpp"] = Stated(str(len(parts) // stages), layout.line)
-        _add_uneven(found, parts, layout.line)
+        stated.append((layout_parts(layout.value), layout.line))
+        if len(stated[0][0]) % stages == 0:
+            found["vpp"] = Stated(str(len(stated[0][0]) // stages), layout.line)
     elif "layers" in found and stages > 1:
         chunks, layers = int(found.get("vpp", _ONE).value), int(found["layers"].value)
-        _add_uneven(found, *_uneven_ends(arguments, layers, stages=stages, chunks=chunks))
-        _add_uneven(found, *_less_at_ends(arguments, layers, parts=stages * chunks))
-
-
-def _add_uneven(found: dict[str, Stated], parts: Sequence[int], line: int) -> None:
-    if len(set(parts)) > 1:
-        found["parts"] = Stated(" ".join(map(str, parts)), line)
+        stated.append(_uneven_ends(arguments, layers, stages=stages, chunks=chunks))
+        stated.append(_less_at_ends(arguments, layers, parts=stages * chunks))
+    for parts, line in stated:
+        if len(set(parts)) > 1:
+            found["parts"] = Stated(" ".join(map(str, parts)), line)
 
 
 def layout_parts(layout: str) -> list[int]:
