@@ -262,7 +262,9 @@ def _uncertainty(
         ]
         for sends in (True, False)
     }
-    communication = max(_quantile(spread[True]), _communication_uncertainty(fit) if fit is not None else 0.0)
+    # The held-out errors; of the fit's own, if nothing was held out.
+    fitted = () if fit is None else fit.held_out_errors or tuple(fit.errors.values())
+    communication = max(_quantile(spread[True]), _quantile([abs(error) for error in fitted]))
     computing = max(_quantile(spread[False]), _quantile([abs(error) for error in compute.solution.errors]))
     source = Source(kind="measured", source="80% quantile of the errors of the fit and of single samples")
     return Uncertainty(
@@ -270,12 +272,6 @@ def _uncertainty(
         compute=_share(computing),
         sources={"communication": source, "compute": source},
     )
-
-
-def _communication_uncertainty(fit: CommunicationFit) -> float:
-    """80% of the held-out errors are smaller; of the fit's own errors, if nothing was held out."""
-    errors = fit.held_out_errors or tuple(fit.errors.values())
-    return _share(_quantile([abs(error) for error in errors]))
 
 
 def _quantile(errors: Sequence[float]) -> float:

@@ -217,22 +217,19 @@ class RunComparison:
     @cached_property
     def axes(self) -> tuple[TermComparison, ...]:
         """Means of the collectives over each axis."""
-        names = dict.fromkeys(term.axis for one in self.measurements.configurations for term in one.terms)
-        ordered = sorted(names, key=lambda name: (AXES.index(name) if name in AXES else len(AXES), name))
-        return tuple(term_means(name, self._terms(axis=name)) for name in ordered)
+        order = {axis: place for place, axis in enumerate(AXES)}
+        return tuple(sorted(self._means("axis"), key=lambda one: (order.get(one.name, len(AXES)), one.name)))
 
     @cached_property
     def collectives(self) -> tuple[TermComparison, ...]:
         """Means of each collective."""
-        names = dict.fromkeys(term.op for one in self.measurements.configurations for term in one.terms)
-        return tuple(term_means(name, self._terms(op=name)) for name in names)
+        return tuple(self._means("op"))
 
-    def _terms(self, *, axis: str | None = None, op: str | None = None) -> list[list[MeasuredTerm]]:
-        """Of each configuration, those over an axis, or of a collective."""
-        return [
-            [term for term in one.terms if axis in (None, term.axis) and op in (None, term.op)]
-            for one in self.measurements.configurations
-        ]
+    def _means(self, field: Literal["axis", "op"]) -> Iterator[TermComparison]:
+        """Of all terms with the same value in this field."""
+        terms = [one.terms for one in self.measurements.configurations]
+        for name in dict.fromkeys(getattr(term, field) for own in terms for term in own):
+            yield term_means(name, ([term for term in own if getattr(term, field) == name] for own in terms))
 
     @cached_property
     def gains(self) -> tuple[OverlapSaving, ...]:
@@ -268,15 +265,9 @@ def fastest_runs(measurements: Measurements) -> Measurements:
 
 def _fastest(configuration: MeasuredConfiguration) -> MeasuredConfiguration:
     at = min(range(len(configuration.runs)), key=lambda number: configuration.runs[number].step_s)
+    times = ("measured_s", "exposed_s", "steps_s")
     terms = tuple(
-        term.model_copy(
-            update={
-                "measured_s": (term.measured_s[at],),
-                "exposed_s": (term.exposed_s[at],),
-                "steps_s": (term.steps_s[at],),
-            }
-        )
-        for term in configuration.terms
+        term.model_copy(update={name: (getattr(term, name)[at],) for name in times}) for term in configuration.terms
     )
     return configuration.model_copy(update={"runs": (configuration.runs[at],), "terms": terms})
 
