@@ -85,14 +85,13 @@ class Guess:
     """Predicted measurement under one explanation: times by quantity, s.
 
     words: the explanation. slopes: ∂ log / ∂ number, a row for each observed time. slow_rank: computation of the
-    slowest rank over the others'. setup: of a configuration other than stated.
+    slowest rank over the others'.
     """
 
     words: str
     times: Mapping[str, float]
     slopes: Floats
     slow_rank: float = 1.0
-    setup: Setup | None = None
 
 
 @dataclass(frozen=True)
@@ -336,7 +335,7 @@ class _Observed:
         base, nudges = self.logs(times), NUDGE * np.eye(len(self.prior.paths))
         moved = [self.logs(self.price(self.prior.adjust(nudge), setup)) for nudge in nudges]
         slopes = np.nan_to_num((np.array(moved).reshape(len(nudges), len(base)) - base).T / NUDGE)
-        return Guess(words, times, slopes, setup=setup)
+        return Guess(words, times, slopes)
 
     def price_as(self, setup: Setup) -> float:
         """The step of another configuration, by the profile, s."""
