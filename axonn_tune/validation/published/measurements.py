@@ -89,7 +89,9 @@ def _evaluate_collective(record: Mapping[str, str], line: int) -> Evaluation:
     if size is None or number(record, "nranks") is None or (ranks := count(record, "nranks")) < 2:
         return refuse("no size or no ranks")
     nodes = count(record, "nodes", 1)
-    stride = _stride(record)
+    # Groups that run side by side, whose ranks alternate.
+    side_by_side = re.search(r"STRIDED ranks: (\d+) groups", record.get("notes", ""))
+    stride = int(side_by_side[1]) if side_by_side else 1
     node_ranks = count(record, "gpus_per_node", 8) * stride if nodes > 1 else None
     place = Place(record["gpu"], record["system"], record.get("network", ""), node_ranks)
     found = _lines(kind, ranks, stride, place)
@@ -106,12 +108,6 @@ def _lines(kind: CollectiveKind, ranks: int, stride: int, place: Place) -> tuple
     if machine is None:
         return None
     return lines(kind, route(GroupShape(((ranks, stride),)), machine.tiers, ranks * stride), machine)
-
-
-def _stride(record: Mapping[str, str]) -> int:
-    """Groups that run side by side, whose ranks alternate."""
-    found = re.search(r"STRIDED ranks: (\d+) groups", record.get("notes", ""))
-    return int(found[1]) if found else 1
 
 
 def _size_bytes(record: Mapping[str, str]) -> float | None:
