@@ -61,14 +61,8 @@ model parallelism). `experts` is no column of the CSV: a record with more than o
 """
 
 _OTHERS = {
-    *(
-        "pipeline_parallel_microbatch_size",
-        "devices",
-        "num_nodes",
-        "gradient_accumulation_steps",
-        "data_parallel_replicate_degree",
-        "parallelism_config_dp_replicate_size",
-    ),
+    *("pipeline_parallel_microbatch_size", "devices", "num_nodes", "gradient_accumulation_steps"),
+    *("data_parallel_replicate_degree", "parallelism_config_dp_replicate_size"),
     *("tensor_parallel_num_weight_shards", "pipeline_model_parallel_layout"),
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
     *("add_bias_linear", "model.bias", "share_embeddings_and_output_weights", "enable_sequence_parallel"),

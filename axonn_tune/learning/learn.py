@@ -41,24 +41,19 @@ OF_A_PLACEHOLDER = 2.0
 """The same for orders of magnitude."""
 
 SPREADS: Mapping[str, Mapping[str, float]] = {
-    "latency_us": {"measured": 0.3, "fitted": 0.3, "peak": 0.5, "assumed": 0.7, "placeholder": OF_A_PLACEHOLDER},
-    "bandwidth_gb_per_s": {
-        "measured": 0.15,
-        "fitted": 0.15,
-        "peak": 0.3,
-        "assumed": 0.4,
-        "placeholder": OF_A_PLACEHOLDER,
-    },
-    "launch_us": {"measured": 0.3, "fitted": 0.3, "assumed": 0.5, "placeholder": OF_A_PLACEHOLDER},
-    "training_share": {"measured": 0.05, "fitted": 0.05, "assumed": 0.15},
-    "memory_efficiency": {"measured": 0.05, "fitted": 0.05, "assumed": 0.05},
-    "contention": {"measured": 0.5, "fitted": 0.5, "assumed": 0.5},
+    "latency_us": {"measured": 0.3, "peak": 0.5, "assumed": 0.7, "placeholder": OF_A_PLACEHOLDER},
+    "bandwidth_gb_per_s": {"measured": 0.15, "peak": 0.3, "assumed": 0.4, "placeholder": OF_A_PLACEHOLDER},
+    "launch_us": {"measured": 0.3, "assumed": 0.5, "placeholder": OF_A_PLACEHOLDER},
+    "training_share": {"measured": 0.05, "assumed": 0.15},
+    "memory_efficiency": {"measured": 0.05, "assumed": 0.05},
+    "contention": {"measured": 0.5, "assumed": 0.5},
     "peak_tflops": {"placeholder": OF_A_PLACEHOLDER},
     "memory_bandwidth_gb_per_s": {"placeholder": 1.0},
     "kernel_launch_us": {"placeholder": 1.0},
     "matmul_launch_us": {"placeholder": 1.0},
 }
-"""The same of numbers of a profile, by the kind of their source; a kind that is missing is known."""
+"""The same of numbers of a profile, by the kind of their source; `fitted` is as `measured`, a kind that is missing
+is known."""
 
 OF_ANOTHER_NETWORK = 0.4
 """Least of the bandwidth between nodes, in profiles not measured by their user: NICs, topology and congestion differ
@@ -159,7 +154,8 @@ def _spreads(machine: Machine) -> Iterator[tuple[str, float]]:
             yield path, FACTOR_SPREAD
         else:
             of_kind = SPREADS[path.split(".")[1] if path.startswith("accelerator.") else name]
-            if spread := of_kind.get(kind_at(machine, path), 0.0):
+            kind = kind_at(machine, path)
+            if spread := of_kind.get("measured" if kind == "fitted" else kind, 0.0):
                 yield path, spread
 
 
