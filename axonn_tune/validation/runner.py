@@ -110,18 +110,12 @@ def plan_from_files(paths: Sequence[str], *, machine: str | None, command: str) 
             raise UsageError(f"{path} was predicted for another machine than {paths[0]}; --machine chooses one")
     profile = machine_of_launch(paths[0], first) if machine is None else load_machine(machine)
     model = Loaded(first.model, Path(paths[0]), first.provenance.model_sha256)
-    launches = tuple(
-        document.model_copy(
-            update={
-                "predicted": _priced_launch(
-                    Configuration.of(document), model, profile, document.workload, command=command
-                ).predicted
-            }
-        )
-        for document in documents
-    )
+    launches = []
+    for document in documents:
+        now = _priced_launch(Configuration.of(document), model, profile, document.workload, command=command)
+        launches.append(document.model_copy(update={"predicted": now.predicted}))
     _require_distinct(paths, launches)
-    return ValidationPlan(launches, model, profile, command)
+    return ValidationPlan(tuple(launches), model, profile, command)
 
 
 def _require_distinct(paths: Sequence[str], launches: Sequence[Launch]) -> None:
@@ -333,9 +327,9 @@ def run_plan(
     listen: Callable[[ValidationProgress], None],
     save: Callable[[Measurements], None],
 ) -> Measurements:
-    """Run everything, each configuration `repeats` times for `steps` steps; `save` gets the measurements so far
-    after each round. serial: train on one rank, too, to compare losses with. Runs leave their folders in `folder`.
+    """Run each configuration `repeats` times for `steps` steps; `save` gets the measurements so far after each round.
 
+    serial: train on one rank, too, to compare losses with. Runs leave their folders in `folder`.
     UsageError, before anything runs, if the ranks do not suit a launch config; TrainingFailedError if a run fails.
     """
     for launch in plan.launches:

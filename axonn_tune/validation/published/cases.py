@@ -142,8 +142,9 @@ def _adjusted(name: str, memory_gb: float | None, per_node: int | None, line_gb_
         accelerator = accelerator.model_copy(update={"memory_gib": memory_gb * 0.989})
     tiers = list(profile.tiers)
     if len(tiers) > 1:
+        domain = tiers[0].ranks
         # A rack that is one domain stays one.
-        if per_node is not None and (tiers[0].ranks or LARGEST_NODE + 1) <= LARGEST_NODE:
+        if per_node is not None and domain is not None and domain <= LARGEST_NODE:
             tiers[0] = tiers[0].model_copy(update={"ranks": per_node})
         if line_gb_per_s is not None and name not in _OWN_NETWORK:
             # What a rack is in one domain has as many nodes' links.
