@@ -73,7 +73,7 @@ def read_log(path: str | Path, *, ranks: int | None = None, nodes: int | None = 
             reader = _osu_log if _OSU.search(text) else _text_log
             lines = [_LABEL.sub("", line).strip() for line in text.splitlines()]
             log = reader(lines, str(path), problems, ranks=ranks, nodes=nodes)
-    except _LogError as error:
+    except ReadingError as error:
         problems = [error.problem]
     else:
         problems += [] if problems or log.rows else [Problem("", "holds no result")]
@@ -82,11 +82,11 @@ def read_log(path: str | Path, *, ranks: int | None = None, nodes: int | None = 
     return log
 
 
-class _LogError(Exception):
-    """Error that ends the reading of a log, before its path is known."""
+class ReadingError(Exception):
+    """Error that ends the reading of a log or a trace, before its path is known; place: in the document."""
 
-    def __init__(self, message: str, line: int | None = None) -> None:
-        self.problem = Problem("", message, line)
+    def __init__(self, message: str, line: int | None = None, *, place: str = "") -> None:
+        self.problem = Problem(place, message, line)
         super().__init__()
 
 
@@ -99,7 +99,7 @@ def kind_in(name: str) -> CollectiveKind | None:
 def _kind(name: str) -> CollectiveKind:
     found = _KINDS.get(re.sub(r"[^a-z]", "", name.lower()))
     if found is None:
-        raise _LogError(f"holds {name}, not an all-gather, a reduce-scatter or an all-reduce")
+        raise ReadingError(f"holds {name}, not an all-gather, a reduce-scatter or an all-reduce")
     return found
 
 
@@ -130,7 +130,7 @@ def _run(
     places = [found for line in own if (found := _RANK.match(line))]
     ranks, nodes = len(places) or ranks, len({place[3] for place in places}) or nodes
     if not ranks or not nodes:
-        raise _LogError("lists no devices, so it does not say how many ranks and nodes ran: give --ranks")
+        raise ReadingError("lists no devices, so it does not say how many ranks and nodes ran: give --ranks")
     _require_one_group({place[2] for place in places}, line=part.start + 1)
     _check_units(own, first=part.start + 1)
     rows = [
@@ -149,14 +149,16 @@ def _run(
 
 def _require_one_group(groups: Set[object], *, line: int | None) -> None:
     if len(groups) > 1:
-        raise _LogError(f"{len(groups)} groups ran at once (NCCL_TESTS_SPLIT); only runs of one group are read", line)
+        raise ReadingError(
+            f"{len(groups)} groups ran at once (NCCL_TESTS_SPLIT); only runs of one group are read", line
+        )
 
 
 def _check_units(lines: list[str], *, first: int) -> None:
     """Times in µs, as every version prints them; another unit in the header means another tool."""
     for number, line in enumerate(lines, first):
         if line.startswith("#") and "(B)" in line and "(us)" not in line:
-            raise _LogError(f"the column of times is not in (us): {' '.join(line.split())}", number)
+            raise ReadingError(f"the column of times is not in (us): {' '.join(line.split())}", number)
 
 
 def _time_at(lines: list[str]) -> int:
@@ -191,7 +193,7 @@ def _row(line: str, number: int, problems: list[Problem], *, time_at: int) -> It
 def _kind_of_name(name: str) -> CollectiveKind:
     found = kind_in(Path(name).stem)
     if found is None:
-        raise _LogError("does not say which collective it measured; name the file after it, as in all_gather.txt")
+        raise ReadingError("does not say which collective it measured; name the file after it, as in all_gather.txt")
     return found
 
 
@@ -199,11 +201,11 @@ def _json_log(text: str, name: str) -> Log:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _LogError(f"is not complete JSON: {error}", getattr(error, "lineno", None)) from error
+        raise ReadingError(f"is not complete JSON: {error}", getattr(error, "lineno", None)) from error
     try:
         return _rccl_json(found) if isinstance(found, list) else _nccl_json(found, name)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise _LogError(f"is not a result of nccl-tests or rccl-tests: missing or wrong {error!r}") from error
+        raise ReadingError(f"is not a result of nccl-tests or rccl-tests: missing or wrong {error!r}") from error
 
 
 def _nccl_json(found: dict[str, Any], name: str) -> Log:
@@ -234,7 +236,7 @@ def _rccl_json(found: list[dict[str, Any]]) -> Log:
 def _osu_log(lines: list[str], name: str, problems: list[Problem], *, ranks: int | None, nodes: int | None) -> Log:
     """OSU micro-benchmarks of collectives."""
     if not ranks:
-        raise _LogError("an OSU log does not say how many ranks ran: give --ranks, and --nodes")
+        raise ReadingError("an OSU log does not say how many ranks ran: give --ranks, and --nodes")
     rows: list[LogRow] = []
     op: CollectiveKind | None = None
     for number, line in enumerate(lines, 1):

@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias, TypeVar, get_args
 
-from axonn_tune.errors import DocumentError, Problem, UsageError
-from axonn_tune.learning.collective_logs import kind_in
+from axonn_tune.errors import DocumentError, UsageError
+from axonn_tune.learning.collective_logs import ReadingError, kind_in
 from axonn_tune.specs.document import LARGEST_COUNT, LARGEST_SIZE
 from axonn_tune.specs.loading import read_bytes
 from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
@@ -47,17 +47,9 @@ def read_trace(path: Path) -> Mapping[Probe, float]:
     try:
         for probe, dur in _calls(_parsed(_unpacked(read_bytes(path, limit_bytes=TRACE_BYTES), path))):
             times_s[probe].append(dur * MICRO)
-    except _TraceError as error:
+    except ReadingError as error:
         raise DocumentError(str(path), [error.problem]) from None
     return {probe: median(found) for probe, found in times_s.items()}
-
-
-class _TraceError(Exception):
-    """Error in a trace, before the file's name is known."""
-
-    def __init__(self, place: str, message: str, line: int | None = None) -> None:
-        self.problem = Problem(place, message, line)
-        super().__init__(message)
 
 
 def _unpacked(data: bytes, path: Path) -> bytes:
@@ -67,11 +59,11 @@ def _unpacked(data: bytes, path: Path) -> bytes:
     try:
         found = stream.decompress(data, TRACE_BYTES + 1)
     except zlib.error as error:
-        raise _TraceError("", f"damaged gzip: {error}") from error
+        raise ReadingError(f"damaged gzip: {error}") from error
     if len(found) > TRACE_BYTES:
         raise UsageError(f"{str(path)!r} unpacks to more than the {TRACE_BYTES >> 20} MiB that a trace may have")
     if not stream.eof:
-        raise _TraceError("", "truncated gzip")
+        raise ReadingError("truncated gzip")
     return found
 
 
@@ -79,9 +71,9 @@ def _parsed(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _TraceError("", f"truncated, or not JSON: {error}", getattr(error, "lineno", None)) from error
+        raise ReadingError(f"truncated, or not JSON: {error}", getattr(error, "lineno", None)) from error
     if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
-        raise _TraceError("traceEvents", "no list of events: not what torch.profiler exports")
+        raise ReadingError("no list of events: not what torch.profiler exports", place="traceEvents")
     return found
 
 
@@ -93,7 +85,7 @@ _WORDS: dict[type, str] = {str: "text", int: "a whole number", list: "a list", d
 def _has(value: object, kind: type[T], place: str) -> T:
     """A value that is of the kind it has to be."""
     if not isinstance(value, kind):
-        raise _TraceError(place, _needed(value, _WORDS[kind]))
+        raise ReadingError(_needed(value, _WORDS[kind]), place=place)
     return value
 
 
@@ -104,7 +96,7 @@ def _needed(value: object, what: str) -> str:
 def _number(value: object, place: str, least: float, most: float = 1e18) -> float:
     # Not-a-number is in no range.
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise _TraceError(place, _needed(value, f"a number from {least:g} to {most:g}"))
+        raise ReadingError(_needed(value, f"a number from {least:g} to {most:g}"), place=place)
     return float(value)
 
 
@@ -167,7 +159,7 @@ def _events(listed: Sequence[object]) -> list[_Event]:
     for number, event in enumerate(listed):
         place = f"traceEvents.{number}"
         if not isinstance(event, dict):
-            raise _TraceError(place, "an event is needed")
+            raise ReadingError("an event is needed", place=place)
         if event.get("ph") == "X" and event.get("cat") in _READ:
             name = _has(event.get("name"), str, f"{place}.name")
             ts = _number(event.get("ts"), f"{place}.ts", -1e18)
