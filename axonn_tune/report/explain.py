@@ -148,7 +148,7 @@ def explain_markdown(parts_of: Sequence[ExplainSection]) -> str:
     parts = []
     for section in parts_of:
         cells = cells_of(section.columns, section.rows)
-        table = markdown_table([column.heading for column in section.columns], cells) if cells else ""
+        table = markdown_table(section.columns, cells) if cells else ""
         listed = "\n".join(f"- {sentence}" for sentence in section.sentences)
         story = [" ".join(part) for part in section.paragraphs]
         commands = "\n".join(["```console", *(f"$ {command}" for command in section.commands), "```"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.errors import UsageError
-from axonn_tune.report.output import Column, Heading, Json, Table, fields_of, json_text, text_table, words
+from axonn_tune.report.output import Column, Json, Table, fields_of, json_text, text_table, words
 from axonn_tune.units import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _tier(tier: Tier) -> str:
 
 
 _STATES: dict[State, str] = {"ok": "ok", "missing": "missing", "differs": "differs", "noted": ""}
-_FINDING_HEADINGS = tuple(Heading(title, left=True) for title in ("what", "here", "state", "note"))
+_FINDING = tuple(words(title, title) for title in ("what", "here", "state", "note"))
 
 
 def doctor_text(findings: Sequence[HostCheck]) -> str:
@@ -117,7 +117,7 @@ def doctor_text(findings: Sequence[HostCheck]) -> str:
         if number == 0 or finding.area != findings[number - 1].area:
             rows += [["", "", "", ""], [finding.area.upper(), "", "", ""]]
         rows.append([finding.what, finding.here, _STATES[finding.state], finding.note])
-    return text_table(_FINDING_HEADINGS, rows)
+    return text_table(_FINDING, rows)
 
 
 def doctor_json(findings: Sequence[HostCheck]) -> str:
