@@ -139,11 +139,6 @@ class ConfigurationDetail:
     inputs: Inputs
     pricing: Pricing
 
-    @property
-    def terms(self) -> list[Json]:
-        """Its terms: those of the document, or as it would have them."""
-        return self.config.get("terms") or [term_json(term) for term in self.pricing.terms]
-
 
 def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
     """Price a configuration of the contract; None if it does not say enough, as those of other cost models do not."""
@@ -215,7 +210,8 @@ def detail_blocks(
     source: what launch configs and scripts say they were written by, where that command is not known.
     """
     config, pricing = found.config, found.pricing
-    rows = [term_row(term, layouts.framework) for term in found.terms]
+    listed = config.get("terms") or [term_json(term) for term in pricing.terms]
+    rows = [term_row(term, layouts.framework) for term in listed]
     terms = page.table("", "", [COLLECTIVE[key] for key in _TERMS], rows)
     computed = [page.text(line_sentences(found.inputs.problem, pricing), title="How calls are priced")]
     blocks = [
@@ -225,8 +221,8 @@ def detail_blocks(
         *_in_words(found),
         *timeline_figures(pricing),
         memory_figure(pricing),
-        page.fold(f"Every collective ({len(found.terms)}), with α and β", [terms, *computed]),
-        page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(pricing, found.inputs.problem))]),
+        page.fold(f"Every collective ({len(rows)}), with α and β", [terms, *computed]),
+        page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(pricing, found.inputs.problem)[:-1])]),
     ]
     if explain:
         blocks.append(page.command(shlex.join([*explain, *layouts.pins(config)]), title="The same in the terminal"))
@@ -409,7 +405,7 @@ _TERMS = (
 
 def timeline_figures(pricing: Pricing) -> list[Json]:
     """One layer forward, one backward, and the step."""
-    forward, backward = layer_bars(pricing)
+    forward, backward = (layer_bars(pricing, phase) for phase in ("forward", "backward"))
     step = step_bars(pricing, finest_s=pricing.iteration_s / _STEP_PARTS)
     micro_batches = pricing.accumulation
     batches = f"All {micro_batches:,} micro-batches of the step" if micro_batches > 1 else "The step's only micro-batch"
@@ -444,7 +440,10 @@ def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, names: Framework
     layout = {
         "barmode": "overlay",
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-        "yaxis": page.named_axis([_lane_name(lane, names) for lane in lanes], below=0.5, above=0.5),
+        # There is little room beside a lane.
+        "yaxis": page.named_axis(
+            [over_axis(lane.removeprefix("communication "), names) for lane in lanes], below=0.5, above=0.5
+        ),
     }
     height = _BASE_HEIGHT + _LANE_HEIGHT * len(lanes)
     return page.figure(title, traces, layout=layout, height=height, note=note)
@@ -505,11 +504,6 @@ def over_axis(what: str, names: Framework) -> str:
     return f"{call}{over}{names.called(axes)}{comma}{where}" if over and axes != "world" else what
 
 
-def _lane_name(lane: str, names: Framework) -> str:
-    """A lane beside the figure, where there is little room."""
-    return over_axis(lane.removeprefix("communication "), names)
-
-
 def _bar_color(what: str, lane: str) -> str:
     """Color of a kind of bar."""
     if what == WAITING:
@@ -563,14 +557,12 @@ def phase_bar(stretch: Stretch) -> Bar:
     return Bar(COMPUTE_LANE, phase, phase, stretch.start_s, stretch.end_s, busy_s)
 
 
-def layer_bars(pricing: Pricing) -> tuple[list[Bar], list[Bar]]:
-    """One block forward and one backward, from time 0 each: the kind there is most of, of the last micro-batch."""
+def layer_bars(pricing: Pricing, phase: str) -> list[Bar]:
+    """One block, forward or backward, from time 0: the kind there is most of, of the last micro-batch.
+
+    With what earlier ones have sent, if there are earlier ones.
+    """
     stretches = pricing.batches[-1].stretches
-    return _layer(stretches, "forward"), _layer(stretches, "backward")
-
-
-def _layer(stretches: Iterable[Stretch], phase: str) -> list[Bar]:
-    """The longest run of equal blocks; with what earlier ones have sent, if there are earlier ones."""
     blocks = [one for one in stretches if one.names[0].startswith("block ") and one.names[0].endswith(phase)]
     chosen = max(blocks, key=lambda one: len(one.names))
     lasts_s = chosen.end_s - chosen.start_s
