@@ -46,7 +46,11 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
     steps = sorted(learning.rows, key=lambda row: (row.what not in WHOLE, -abs(row.after) / row.noise))
     of_bus = any(row.bus_bytes for row in steps)
     columns = [column for column in _ROWS if of_bus or column.key != "bus_bytes_per_s"]
-    parts.append(text_of(columns, [{**_row_fields(row), "mark": _mark(row)} for row in steps[:_LISTED]]))
+    rows = [
+        {**_row_fields(row), "mark": "contradicts" if row.contradicts else "worse" if row.worse else ""}
+        for row in steps[:_LISTED]
+    ]
+    parts.append(text_of(columns, rows))
     if len(steps) > _LISTED:
         parts.append(f"and {len(steps) - _LISTED} more rows with smaller errors\n")
     notes = list(_notes(learning, evidence))
@@ -70,8 +74,7 @@ def learning_json(learning: Learning, evidence: Evidence) -> Json:
 
 def numbers_text(learning: Learning) -> str:
     """Numbers that moved, before and after; an empty text if none did."""
-    moved = _moved(learning)
-    return text_of(_NUMBERS, moved) if moved else ""
+    return text_of(_NUMBERS, _moved(learning))
 
 
 def _moved(learning: Learning) -> list[Json]:
@@ -91,12 +94,6 @@ def _row_fields(row: Row) -> Json:
     bus_bytes_per_s = row.bus_bytes / row.measured_s if row.bus_bytes else None
     errors = {"before": math.expm1(row.before), "after": math.expm1(row.after)}
     return fields_of(row, named, bus_bytes_per_s=bus_bytes_per_s, **errors)
-
-
-def _mark(row: Row) -> str:
-    if row.contradicts:
-        return "contradicts"
-    return "worse" if row.worse else ""
 
 
 def _notes(learning: Learning, evidence: Evidence) -> Iterator[str]:

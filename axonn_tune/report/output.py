@@ -131,7 +131,9 @@ class Table:
     @cached_property
     def shown(self) -> list[Column]:
         """The columns to show."""
-        require_columns(self.names, self.columns)
+        for name in self.names:
+            if name not in self.columns:
+                raise UsageError(f"no column {name!r}{suggest(name, self.columns)}; known: {', '.join(self.columns)}")
         return [self.columns[name] for name in self.names]
 
     @cached_property
@@ -233,14 +235,6 @@ def colored(text: str, color: str) -> str:
     return f"{color}{text}{RESET}" if color and text else text
 
 
-def require_columns(names: Sequence[str], known: Iterable[str]) -> None:
-    """UsageError for a column that does not exist, with the nearest that does."""
-    listed = list(known)
-    for name in names:
-        if name not in listed:
-            raise UsageError(f"no column {name!r}{suggest(name, listed)}; known: {', '.join(listed)}")
-
-
 def text_table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], *, color: bool = False, best: int | None = None
 ) -> str:
@@ -276,7 +270,7 @@ def csv_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([_csv_cell(cell) for cell in row] for row in rows)
+    writer.writerows([str(cell).lower() if isinstance(cell, bool) else cell for cell in row] for row in rows)
     return output.getvalue()
 
 
@@ -321,12 +315,6 @@ def aligned_cells(parts: Sequence[Sequence[str]]) -> list[str]:
 def _markdown_row(cells: Iterable[str]) -> str:
     escaped = (cell.replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(escaped)} |"
-
-
-def _csv_cell(cell: object) -> object:
-    if isinstance(cell, bool):
-        return "true" if cell else "false"
-    return repr(cell) if isinstance(cell, float) else cell
 
 
 def fields_of(source: object, names: Iterable[str], **own: object) -> Json:

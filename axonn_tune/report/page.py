@@ -489,10 +489,9 @@ def page_text(sections: Sequence[Json], *, command: str) -> str:
 
 def _plotly() -> bytes:
     """plotly's own script, compressed: four times smaller, and browsers unpack it by themselves."""
-    try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise EnvironmentProblem(MISSING) from error
+    require_plotly()
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
     return gzip.compress(get_plotlyjs().encode(), mtime=0)
 
 

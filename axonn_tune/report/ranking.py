@@ -559,19 +559,16 @@ def why_first(results: Results) -> str:
     less_s = getattr(second, attribute) - getattr(first, attribute)
     if less_s == 0.0:
         return f"#1 and #2 have the same {name}; the shorter step decides, then less memory."
-    base, other = _step_reasons(results) if rank_by == "iteration" else _collective_reasons(results, first, second)
+    if rank_by == "iteration":
+        workload = results.inputs.problem.workload
+        base, other = (step_parts(ranked.pricing(position), workload) for position in (1, 0))
+    else:
+        base, other = _collective_reasons(results, first, second)
     apart_s = [other.get(key, ("", 0.0))[1] - base.get(key, ("", 0.0))[1] for key in {**base, **other}]
     worth_s = _TELLING * sum(map(abs, apart_s))
     found = separated(base, other, longer_s=-less_s, worth_s=worth_s, unseen_s=worth_s / 10.0)
     parts = [f"{'-' if more_s < 0 else '+'}{show_seconds(abs(more_s))} {what}" for what, more_s in found]
     return f"#1 beats #2 by {show_seconds(less_s)} of {name}: {', '.join(parts)}."
-
-
-def _step_reasons(results: Results) -> tuple[Parts, Parts]:
-    """Step breakdowns of the second and the first."""
-    workload = results.inputs.problem.workload
-    second, first = (step_parts(results.ranked.pricing(position), workload) for position in (1, 0))
-    return second, first
 
 
 def _collective_reasons(results: Results, first: Entry, second: Entry) -> tuple[Parts, Parts]:

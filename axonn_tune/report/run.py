@@ -263,7 +263,8 @@ def choose_step(traces: Sequence[MeasuredTrace], *, step: int | None) -> TraceSt
     if step is None:
         common = set(traces[0].steps).intersection(*(trace.steps for trace in traces[1:]))
         if not common:
-            raise UsageError("the traces have no step in common: " + "; ".join(map(_steps_of, traces)))
+            of_each = (f"rank {trace.rank} has {', '.join(map(str, trace.steps))}" for trace in traces)
+            raise UsageError("the traces have no step in common: " + "; ".join(of_each))
         by_time = sorted(common, key=lambda one: (_duration_s(traces[0].whole_step(one)), one))
         step = by_time[(len(by_time) - 1) // 2]
     for trace in traces:
@@ -330,10 +331,6 @@ def _collective_names(spans: Sequence[Span]) -> set[str]:
 
 def _duration_s(span: Span) -> float:
     return span.end_s - span.start_s
-
-
-def _steps_of(trace: MeasuredTrace) -> str:
-    return f"rank {trace.rank} has {', '.join(map(str, trace.steps))}"
 
 
 def _trace_notes(prediction: PricedConfiguration, measured: TraceStep | None) -> Json:

@@ -106,8 +106,13 @@ _SWEEP_METRICS = (
 
 def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: bool = False) -> Table:
     """The points with these columns, all or the main ones; below are the reasons where nothing is feasible."""
-    reasons = [f"{_where(point)}: {point.reason}" for point in points if point.entry is None]
     problem = points[0].inputs.problem
+    reasons = [
+        f"{one.inputs.problem.model.name} on {one.inputs.problem.gpus} GPUs, batch "
+        f"{one.inputs.problem.workload.global_batch}: {one.reason}"
+        for one in points
+        if one.entry is None
+    ]
     label, rows = _sweep_rows([_point_json(one) for one in points], problem.framework, shown_axes(problem))
     grid = replace(_SWEEP_COLUMNS["grid"], label=label)
     columns = {**_SWEEP_COLUMNS, **_TRAINING, "grid": grid, "layout": grid}
@@ -206,11 +211,6 @@ def _point_json(point: Point) -> Json:
         "workload": problem.workload.model_dump(mode="json", by_alias=True),
         "config": None if point.entry is None else entry_fields(point.entry, problem),
     }
-
-
-def _where(point: Point) -> str:
-    problem = point.inputs.problem
-    return f"{problem.model.name} on {problem.gpus} GPUs, batch {problem.workload.global_batch}"
 
 
 def sweep_section(document: Json, *, identity: str, source: str) -> Json:
