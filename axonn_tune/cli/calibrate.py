@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,19 +12,17 @@ from axonn_tune.cli.options import (
     PRECISIONS,
     Count,
     SuggestingChoice,
+    document_option,
     help_option,
-    machine_option,
-    model_option,
 )
 from axonn_tune.errors import CONTROL
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.measure import CalibrationProgress, CalibrationRequest
     from axonn_tune.calibration.profile import Calibration
-    from axonn_tune.specs.points import Plan
 
 
-def _refuse_logs(log: str | None) -> None:
+def _refuse_logs(ctx: click.Context, param: click.Parameter, log: str | None) -> None:
     """Name the command that reads logs of collectives."""
     if log is not None:
         name = shlex.quote(CONTROL.sub("?", log))
@@ -42,11 +38,11 @@ def _refuse_logs(log: str | None) -> None:
     help="Ranks to start on this host. Default: one per core, or per GPU for nccl; of torchrun or srun: theirs.",
 )
 @click.option("--budget", default="60s", show_default=True, metavar="TIME", help="Time budget: 20s, 5m, 1h.")
-@model_option("Model whose GEMMs, attention and step are measured.", default="nano")
+@document_option("model", "Model whose GEMMs, attention and step are measured.", default="nano")
 @click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: fp32, bf16 under nccl.")
 @click.option("--batch", type=Count(), metavar="N", help="Global batch size, in sequences. Default: the model's.")
 @click.option("--backend", type=SuggestingChoice(("gloo", "nccl")), default="gloo", show_default=True)
-@machine_option("Profile for what is not measured, such as the launcher.", default="localhost")
+@document_option("machine", "Profile for what is not measured, such as the launcher.", default="localhost")
 @click.option(
     "--ranks-per-node",
     type=Count(),
@@ -60,7 +56,7 @@ def _refuse_logs(log: str | None) -> None:
     "--from-logs",
     metavar="LOG",
     expose_value=False,
-    callback=lambda ctx, param, value: _refuse_logs(value),
+    callback=_refuse_logs,
     help="Instead: axonn-tune learn LOG --machine NAME -o FILE.",
 )
 @click.option("--plot", metavar="FILE", help="Draw points and fit into this .svg file.")
@@ -78,44 +74,28 @@ def calibrate_command(**options: Any) -> None:
       axonn-tune calibrate --ranks 2 --budget 20s -o here.yaml
       srun axonn-tune calibrate --backend nccl --machine dgx-h100 -o cluster.yaml
     """
-    from axonn_tune.calibration.measure import CalibrationRequest, write_profile
+    from axonn_tune.calibration.measure import CalibrationRequest, plan_of, run_probes, write_profile
+    from axonn_tune.launch import host
     from axonn_tune.report.inventory import require_svg
+    from axonn_tune.report.output import progress
+    from axonn_tune.units import counted
 
     request = CalibrationRequest(**options)
     if request.plot:
         require_svg(request.plot)
-    if _measured(request):
-        _say(write_profile(request), request)
-
-
-def _measured(request: CalibrationRequest) -> bool:
-    """Measure; returns whether this process fits and writes."""
-    from axonn_tune.calibration.measure import plan_of, run_probes
-    from axonn_tune.launch import host
-
     host.require_torch()
     plan, first = plan_of(request), host.leads(os.environ)
-    with _progress(plan, shown=first) as listen:
-        code = run_probes(request, plan, listen)
-    if code:
-        raise click.exceptions.Exit(code)
-    return first
-
-
-@contextmanager
-def _progress(plan: Plan, *, shown: bool) -> Iterator[Callable[[CalibrationProgress], None]]:
-    """The time left of the budget, and what is measured now."""
-    from axonn_tune.report.output import progress
-    from axonn_tune.units import counted
-
-    with progress("calibrating", shown=shown) as tell:
+    with progress("calibrating", shown=first) as tell:
         tell(0.0, "starting ranks")
 
         def listen(heard: CalibrationProgress) -> None:
-            words = f"{heard.what}, {counted(heard.points, 'point')}"
-            tell(min(heard.elapsed_s / plan.budget_s, 1.0), words)
+            tell(min(heard.elapsed_s / plan.budget_s, 1.0), f"{heard.what}, {counted(heard.points, 'point')}")
 
-        yield listen
+        code = run_probes(request, plan, listen)
+    if code:
+        raise click.exceptions.Exit(code)
+    if first:
+        _say(write_profile(request), request)
 
 
 def _say(calibration: Calibration, request: CalibrationRequest) -> None:

@@ -29,7 +29,7 @@ _CORE_BITS_PER_S = 400e6
 
 @click.group("lab", short_help="Emulate a cluster of nodes on this Linux host.")
 @help_option
-def lab_group() -> None:
+def lab_command() -> None:
     """Emulate a cluster of nodes on this Linux host, to run and validate without one.
 
     Each rank has its own network namespace. A rank's port and a node's uplink are limited to a rate in
@@ -43,7 +43,7 @@ _name_option = click.option(
 )
 
 
-@lab_group.command("up")
+@lab_command.command("up")
 @click.option("--nodes", type=Count(), required=True, metavar="N", help="Number of nodes.")
 @click.option("--ranks-per-node", type=Count(), required=True, metavar="R", help="Ranks on each node.")
 @click.option("--uplink", required=True, metavar="RATE", help="Rate per node and direction: 200mbit, 1gbit.")
@@ -88,7 +88,7 @@ def up_command(
         raise
 
 
-@lab_group.command("verify")
+@lab_command.command("verify")
 @_name_option
 @help_option
 def verify_command(*, name: str) -> None:
@@ -104,7 +104,7 @@ def verify_command(*, name: str) -> None:
         _verify(lab)
 
 
-@lab_group.command("down")
+@lab_command.command("down")
 @_name_option
 @click.option("--all", "every", is_flag=True, help="All labs of this user.")
 @help_option
@@ -126,7 +126,7 @@ def down_command(*, name: str, every: bool) -> None:
         click.echo(f"lab {one!r} is down", err=True)
 
 
-@lab_group.command("status")
+@lab_command.command("status")
 @help_option
 def status_command() -> None:
     """List the labs of this user that are up.
@@ -144,7 +144,7 @@ def status_command() -> None:
         click.echo("no lab is up", err=True)
 
 
-@lab_group.command("exec", context_settings={"ignore_unknown_options": True})
+@lab_command.command("exec", context_settings={"ignore_unknown_options": True})
 @_name_option
 @click.argument("place", metavar="NODE.RANK")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -166,7 +166,7 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
         raise click.exceptions.Exit(code)
 
 
-@lab_group.command("run")
+@lab_command.command("run")
 @_name_option
 @click.argument("launch", metavar="LAUNCH.YAML")
 @steps_option
@@ -210,7 +210,7 @@ def run_command(*, name: str, launch: str, directory: str | None, terms: bool, *
         raise click.exceptions.Exit(code)
 
 
-@lab_group.command("profile")
+@lab_command.command("profile")
 @_name_option
 @click.option("-o", "--output", metavar="FILE", help="Write the YAML here instead of to standard output.")
 @help_option

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from axonn_tune.cli.options import (
     Count,
+    added,
     command_line,
+    document_option,
     format_option,
     help_option,
     html_option,
-    machine_option,
-    model_option,
     write_html,
 )
 
-F = Callable[..., Any]
-
-
-def evidence_options(command: F) -> F:
-    """Options for facts that the evidence does not state."""
-    options = (
-        machine_option(
+evidence_options = added(
+    [
+        document_option(
+            "machine",
             "Base profile. Default: that of the measurements, or the shipped one nearest to the stated accelerator.",
             default=None,
         ),
@@ -33,7 +29,7 @@ def evidence_options(command: F) -> F:
             metavar="NAME",
             help="Framework that ran, instead of the recognised log format or a blank column.",
         ),
-        model_option("Model, for logs and rows that do not state it.", default=None),
+        document_option("model", "Model, for logs and rows that do not state it.", default=None),
         click.option(
             "--fact",
             "facts",
@@ -48,10 +44,9 @@ def evidence_options(command: F) -> F:
         click.option(
             "--ranks-per-node", type=Count(), metavar="N", help="Gives a base profile of one network level nodes of N."
         ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+    ]
+)
+"""Options for facts that the evidence does not state."""
 
 
 @click.command("learn", short_help="Update a machine profile from runs.")

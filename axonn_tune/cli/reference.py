@@ -49,11 +49,6 @@ language server: `# yaml-language-server: $schema=machine.json` as a file's firs
 """
 
 
-def render_files_page() -> str:
-    """The page of all documents, with a table of keys for each."""
-    return FILES_PREAMBLE + tables()
-
-
 def render(root: click.Command, name: str = "axonn-tune") -> str:
     """Return the reference of a command and all below it as Markdown, one section each."""
     sections = [f"## {title}\n\n```text\n{text}\n```\n" for title, text in _helps(root, name, None)]
@@ -90,7 +85,7 @@ def _helps(command: click.Command, name: str, parent: click.Context | None) -> I
 def main(*, check: bool) -> None:
     """Write docs/cli.md, docs/files.md and the example in docs/launch.md."""
     launch = render_launch_page(LAUNCH_PATH.read_text(encoding="utf-8"))
-    texts = {PATH: render(cli), FILES_PATH: render_files_page(), LAUNCH_PATH: launch}
+    texts = {PATH: render(cli), FILES_PATH: FILES_PREAMBLE + tables(), LAUNCH_PATH: launch}
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if not check:
         for path in stale:
