@@ -462,7 +462,7 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         from axonn_tune.launch.config import write_launch
 
         launch, machine = self.launch_config(pick=pick, tokens=tokens), self.inputs.machine.document
-        if emit is None or not _several(emit):
+        if not _several(emit):
             write_launch(path, launch)
             return (Path(path),)
         from axonn_tune.launch.scripts import emit_script, script_text
