@@ -214,9 +214,8 @@ def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptio
     problem = inputs.problem
     case = replace(case, model=problem.model, machine=problem.machine, workload=problem.workload)
     case = replace(case, framework=problem.framework)
-    setup = Setup(case.model, case.machine, case.workload, case.configurations[0], case.framework)
-    settled = replace(setup, configuration=best_pricing(case, case.configurations).configuration)
-    return run, settled, inputs
+    best = best_pricing(case, case.configurations).configuration
+    return run, Setup(case.model, case.machine, case.workload, best, case.framework), inputs
 
 
 def import_model(

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from axonn_tune.api.analysis import Explanation
+    from axonn_tune.cost.prediction import Pricing
     from axonn_tune.launch.scripts import Emit, ScriptKind
     from axonn_tune.specs.launch import Launch
 
@@ -185,14 +186,6 @@ def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -
         example, there = ",".join(known) if framework.names else "x,y,z,data", ", ".join(known)
         raise UsageError(f"rank order {given!r} must name axes once each, as in {example}: there are {there}")
     return completed(cast(tuple[str, ...], axes), framework)
-
-
-def parse_costs(cost: Cost | Sequence[Cost]) -> tuple[Cost, ...]:
-    """One or several cost models; UsageError for one there is not."""
-    found = tuple(_one_of("cost", name, COSTS) for name in _several(cost))
-    if not found:
-        raise UsageError("cost=(): name a cost model to rank by")
-    return found
 
 
 def whole(name: str, value: int, *, least: int = 1) -> int:
@@ -360,7 +353,10 @@ def search(
     given = {"gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, "cost": cost, **options}
     choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options)
     call = call_text("search", {"model": model, **given, "variants": variants or None})
-    return SearchResult(run_search(load_inputs(choices), costs=parse_costs(cost), variants=variants), call)
+    costs = tuple(_one_of("cost", name, COSTS) for name in _several(cost))
+    if not costs:
+        raise UsageError("cost=(): name a cost model to rank by")
+    return SearchResult(run_search(load_inputs(choices), costs=costs, variants=variants), call)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -426,10 +422,8 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         """The launch config of a configuration; `tokens`: a file to train on. Errors as `explain`."""
         from axonn_tune.launch.config import build_launch
 
-        self.results.require_any()
-        self.results.require_row(pick)
         return build_launch(
-            self.results.ranked.pricing(pick - 1),
+            self._pricing(pick),
             model=self.inputs.model,
             machine=self.inputs.machine,
             workload=self.inputs.problem.workload,
@@ -452,7 +446,7 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         files that it reads; "bridge" and "toml" are other forms of it. Errors as `explain`, those of
         `axonn_tune.launch.config.write_launch`, and UsageError for what the framework cannot express.
         """
-        from axonn_tune.launch.scripts import emit_kind
+        from axonn_tune.launch.scripts import emit_kind, emit_script, script_text
 
         kind, form = emit_kind(_several(emit))
         if self.inputs.problem.framework.software:
@@ -465,12 +459,16 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         if not _several(emit):
             write_launch(path, launch)
             return (Path(path),)
-        from axonn_tune.launch.scripts import emit_script, script_text
-
         # What refuses a script refuses it here, before anything is written.
         script_text(kind, launch=launch, machine=machine, launch_path=path)
         write_launch(path, launch)
         return Path(path), Path(emit_script(kind, launch=launch, machine=machine, launch_path=path))
+
+    def _pricing(self, pick: int) -> Pricing:
+        """The prediction of a configuration; errors as `explain`."""
+        self.results.require_any()
+        self.results.require_row(pick)
+        return self.results.ranked.pricing(pick - 1)
 
     def _write_command(
         self, path: str | Path, *, pick: int, tokens: str | Path | None, kind: ScriptKind, form: str
@@ -481,10 +479,8 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         problem = self.inputs.problem
         if tokens is not None:
             raise UsageError(f"--tokens is for the bundled runtime, not for {problem.framework.name}")
-        self.results.require_any()
-        self.results.require_row(pick)
         found = emission(
-            self.results.ranked.pricing(pick - 1),
+            self._pricing(pick),
             path,
             model=problem.model,
             machine=problem.machine,

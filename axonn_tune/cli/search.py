@@ -41,7 +41,7 @@ from axonn_tune.cli.options import (
 
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import ExplainFormat, Explanation
-    from axonn_tune.api.search import Cost, Format, SearchResult
+    from axonn_tune.api.search import Format, SearchResult
     from axonn_tune.launch.scripts import Emit
 
 
@@ -83,10 +83,8 @@ if TYPE_CHECKING:
 @color_option
 def search_command(
     *,
-    cost: tuple[Cost, ...],
     top: int,
     with_rejected: bool,
-    variants: bool,
     output_format: Format,
     wide: bool,
     columns: tuple[str, ...],
@@ -120,7 +118,7 @@ def search_command(
     named = {"html": html, "tokens": tokens, **{name: options[name] for name in ("model", "machine")}}
     if output:
         _keep_apart(output, named, framework=options["framework"])
-    found = search(**options, cost=cost, variants=variants)
+    found = search(**options)
     found.results.require_row(pick)
     shown = found.render(
         output_format,
@@ -290,7 +288,6 @@ def explain_launch_said(path: str, *, machine: str | None, tokens_total: str | N
 @color_option
 def sweep_command(
     *,
-    weak: bool,
     output_format: Format,
     wide: bool,
     columns: tuple[str, ...],
@@ -309,7 +306,7 @@ def sweep_command(
     """
     from axonn_tune.api.analysis import sweep
 
-    found = sweep(**options, weak=weak)
+    found = sweep(**options)
     show(found, found.render(output_format, wide=wide, columns=columns, color=color), html=html)
     # The first point of each model: a batch given for it holds there.
     say_assumed(*reversed({point.inputs.model.sha256: point.inputs for point in reversed(found.points)}.values()))

@@ -241,8 +241,10 @@ def _kind_row(rows: Sequence[Json]) -> Json:
 
 
 _SENT = ("number", "phase", "layer", "op", "axis", "group", "formula", "bytes", "count")
-_COSTS = ("number", "call", "tier", "algorithm", "latency_s", "bandwidth_bytes_per_s")
-_COSTS_S = ("seconds", "exposed_s", "overlapped_with")
+_COSTS = (
+    *("number", "call", "tier", "algorithm", "latency_s", "bandwidth_bytes_per_s"),
+    *("seconds", "exposed_s", "overlapped_with"),
+)
 
 
 def _sent(subject: PricedConfiguration) -> ExplainSection:
@@ -292,11 +294,11 @@ _MEANINGS = {
 def _costs(subject: PricedConfiguration) -> ExplainSection:
     """Cost of every collective."""
     pricing = subject.pricing
-    blank: Json = dict.fromkeys((*_COSTS, *_COSTS_S), "")
+    blank: Json = dict.fromkeys(_COSTS, "")
     total_s = {"seconds": pricing.communication_s, "exposed_s": pricing.exposed_communication_s}
     return ExplainSection(
         "Collective costs",
-        columns=[_in_ms(COLLECTIVE[key]) for key in (*_COSTS, *_COSTS_S)],
+        columns=[_in_ms(COLLECTIVE[key]) for key in _COSTS],
         rows=[*_term_rows(subject), {**blank, "call": "all", **total_s}],
         notes=[f"One call takes α + bytes/β. {_EXPOSED}"],
     )

@@ -229,20 +229,18 @@ def shares_figure(found: Sequence[ConfigurationDetail], *, picked: Json | None, 
     """One pair of bars per configuration: the step with its interval above, overlapped communication below."""
     names = [layouts.short(one.config, launch=one.config is picked) for one in found]
     steps = [one.pricing.iteration_s for one in found]
-    computed = [_work_sums(one) for one in found]
+    computed = [_work_sums(one) | ({BUBBLE: one.pricing.bubble_s} if one.pricing.bubble_s else {}) for one in found]
     exposed = _with_others([_term_sums(one, exposed=True) for one in found], steps)
     hidden = _with_others([_term_sums(one, exposed=False) for one in found], steps)
-    bubbles = [{BUBBLE: one.pricing.bubble_s} if one.pricing.bubble_s else {} for one in found]
     configs, places = [one.config for one in found], [number + _STEP_PLACE for number in range(len(found))]
     waited, hiding = _sorted_keys(exposed), _sorted_keys(hidden)
     framework = layouts.framework
     traces = [
         *(
             _share_trace(kind, kind, computed, color=color)
-            for kind, color in page.BY_KIND.items()
+            for kind, color in {**page.BY_KIND, BUBBLE: page.MUTED}.items()
             if any(kind in one for one in computed)
         ),
-        *([_share_trace(BUBBLE, BUBBLE, bubbles, color=page.MUTED)] if any(bubbles) else []),
         *(_term_trace(key, exposed, framework) for key in waited),
         *(_term_trace(key, hidden, framework, apart=True, shown=key not in waited) for key in hiding),
         *page.interval_traces(configs, places, machine=found[0].inputs.problem.machine),
