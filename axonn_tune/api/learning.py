@@ -20,8 +20,8 @@ from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, priced_entry
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.compare import compare, with_layout
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
-from axonn_tune.report.diagnosis import StatedCommand, better_section, command_json, command_section
 from axonn_tune.report.explain import ExplainSection
+from axonn_tune.report.learning import StatedCommand, better_section, command_json, command_section
 from axonn_tune.report.output import Json
 from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike, load_machine
 from axonn_tune.specs.document import to_yaml

@@ -59,7 +59,7 @@ _COMMANDS = {
         **{"run": "run", "lab": "lab", "validate": "validate", "regress": "validate"},
         **{"data": "run", "export": "run"},
     },
-    "Learn and diagnose": {"learn": "learn", "diagnose": "learn", "calibrate": "calibrate"},
+    "Learn and diagnose": dict.fromkeys(("learn", "diagnose", "calibrate"), "learn"),
     "Documents and set-up": {
         **dict.fromkeys(("models", "machines", "schema"), "documents"),
         **{"doctor": "run", "completion": "main"},

@@ -239,15 +239,11 @@ def _panel(kind: str, found: FitSeries, scale: FitScale) -> Iterator[str]:
         yield f'<text x="{_LEFT - 4}" y="{scale.y(time):.1f}" text-anchor="end">{show_seconds(time)}</text>'
     for number, (label, points) in enumerate(found.items()):
         color = _COLORS[number % len(_COLORS)]
-        yield from _drawn(sorted(points), color, scale)
+        line = " ".join(f"{scale.x(size):.1f},{scale.y(fitted):.1f}" for size, _, fitted in sorted(points))
+        yield f'<polyline points="{line}" fill="none" stroke="{color}"/>'
+        for size, measured, _ in sorted(points):
+            yield f'<circle cx="{scale.x(size):.1f}" cy="{scale.y(measured):.1f}" r="2.5" fill="{color}"/>'
         yield f'<text x="{_LEFT + 8}" y="{_TOP + 12 * number}" fill="{color}">{escape(label)}</text>'
-
-
-def _drawn(points: Sequence[tuple[float, float, float]], color: str, scale: FitScale) -> Iterator[str]:
-    line = " ".join(f"{scale.x(size):.1f},{scale.y(fitted):.1f}" for size, _, fitted in points)
-    yield f'<polyline points="{line}" fill="none" stroke="{color}"/>'
-    for size, measured, _ in points:
-        yield f'<circle cx="{scale.x(size):.1f}" cy="{scale.y(measured):.1f}" r="2.5" fill="{color}"/>'
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

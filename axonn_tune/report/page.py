@@ -299,7 +299,11 @@ def table(
 def column_json(column: Column, values: Sequence[Cell]) -> Json:
     """A column with its values, every digit of them; repeated words are kept once."""
     numbers = [value / column.per for value in values if isinstance(value, int | float)]
+    decimals = _decimals(numbers) if column.decimals is None else column.decimals
+    ends = [f"{number:,.{decimals}f}" for number in (min(numbers), max(numbers))] if numbers else []
     label = column.label.replace("\n", " ")
+    # A heading breaks at spaces and soft hyphens, a number nowhere.
+    unbreakable = [*label.replace("\u00ad", "- ").split(), *ends]
     found: Json = {
         "key": column.key,
         "label": label,
@@ -307,24 +311,14 @@ def column_json(column: Column, values: Sequence[Cell]) -> Json:
         "text": column.text,
         "hidden": column.hidden,
         "per": column.per,
-        "decimals": (decimals := _decimals(numbers) if column.decimals is None else column.decimals),
-        "width": max(_width(label), _longest(numbers, decimals), column.width_ch if column.text else 0),
+        "decimals": decimals,
+        "width": max(*map(len, unbreakable), column.width_ch if column.text else 0),
     }
     if not column.text:
         return {**found, "values": list(values)}
     known = list(dict.fromkeys(value for value in values if value is not None))
     places = {word: place for place, word in enumerate(known)}
     return {**found, "words": known, "values": [None if value is None else places[value] for value in values]}
-
-
-def _width(label: str) -> int:
-    """Characters of the longest part of a heading that cannot be broken."""
-    return max(len(part) for part in label.replace("\u00ad", "- ").split())
-
-
-def _longest(numbers: Sequence[float], decimals: int) -> int:
-    """Characters of the longest number as it is shown."""
-    return max((len(f"{number:,.{decimals}f}") for number in (min(numbers), max(numbers))), default=0) if numbers else 0
 
 
 def _decimals(numbers: Sequence[float]) -> int:

@@ -131,17 +131,13 @@ def _ranked(points: Sequence[Point]) -> str:
     lengths = dict.fromkeys(f"{point.inputs.problem.workload.sequence_length:,}" for point in points)
     names = ", ".join(dict.fromkeys(point.inputs.problem.model.name for point in points))
     where = f"{problem.machine.name} ({problem.machine.accelerator.name}){with_framework(problem.framework)}"
-    shorter = [one.entry for one in points if one.entry and _shorter(one.entry.shortest_step_s, one.entry.iteration_s)]
+    steps = [(point.entry.shortest_step_s, point.entry.iteration_s) for point in points if point.entry]
+    shorter = any(shortest_s and step_s and shortest_s < (1.0 - NOTABLE) * step_s for shortest_s, step_s in steps)
     step = " --rank-by step finds the shorter steps." if shorter and problem.rank_by != "iteration" else ""
     return (
         f"{names} on {where}, sequences of {' or '.join(lengths)} tokens in {problem.workload.precision}: the best of "
         f"each point, ranked by {RANKED_BY[problem.rank_by]}.{step}"
     )
-
-
-def _shorter(step_s: float | None, than_s: float | None) -> bool:
-    """Whether a step is clearly shorter than another."""
-    return step_s is not None and than_s is not None and step_s < (1.0 - NOTABLE) * than_s
 
 
 def _above_100(points: Sequence[Point]) -> list[str]:
