@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
@@ -544,10 +544,6 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         if isinstance(places, range):
             return tuple(self.results.ranked.entry(place, terms=True) for place in places)
         return self.results.ranked.entry(places, terms=True)
-
-    def __iter__(self) -> Iterator[Entry]:
-        """Each configuration, best first, with its terms."""
-        return (self[place] for place in range(len(self)))
 
     def __str__(self) -> str:
         return "\n".join([self.render() or self._none(), *self.remarks])

@@ -19,9 +19,7 @@ from axonn_tune.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from axonn_tune.lab.holder import LabStatus
     from axonn_tune.lab.lab import Lab
-    from axonn_tune.lab.links import LinkCheck
 
 _CORE_BITS_PER_S = 400e6
 """Sum of uplink rates per core above which cores, not links, are the bottleneck."""
@@ -135,11 +133,15 @@ def status_command() -> None:
     Example:
       axonn-tune lab status
     """
+    import time
+
     from axonn_tune.lab.holder import find, names
 
     found = [status for status in map(find, names()) if status is not None]
-    for status in found:
-        click.echo(_line(status))
+    for one in found:
+        rights = ", unprivileged" if one.unprivileged else ""
+        minutes = (time.time() - one.since_s) / 60
+        click.echo(f"{one.name}: {one.shape.words()}; up {minutes:.0f} min, process {one.holder}{rights}")
     if not found:
         click.echo("no lab is up", err=True)
 
@@ -269,22 +271,11 @@ def _verify(lab: Lab) -> None:
 
     with progress("verifying") as tell:
         found = verify(lab.ranks, listen=tell)
-    click.echo(_table(found), nl=False)
+    width = max(len(one.what) for one in found)
+    rows = [("", "asked", "measured", ""), *((o.what, o.asked, o.measured, "ok" if o.agrees else "off") for o in found)]
+    for what, asked, measured, state in rows:
+        click.echo(f"{what:{width}}  {asked:>12}  {measured:>12}  {state}".rstrip())
     wrong = [check for check in found if not check.agrees]
     if wrong:
         listed = "; ".join(f"{one.what}: asked {one.asked}, measured {one.measured}" for one in wrong)
         raise CheckFailedError(f"{len(wrong)} of {len(found)} links are not as asked ({listed})")
-
-
-def _table(found: list[LinkCheck]) -> str:
-    width = max(len(one.what) for one in found)
-    rows = [("", "asked", "measured", ""), *((o.what, o.asked, o.measured, "ok" if o.agrees else "off") for o in found)]
-    return "".join(f"{row[0]:{width}}  {row[1]:>12}  {row[2]:>12}  {row[3]}".rstrip() + "\n" for row in rows)
-
-
-def _line(status: LabStatus) -> str:
-    import time
-
-    rights = ", unprivileged" if status.unprivileged else ""
-    minutes = (time.time() - status.since_s) / 60
-    return f"{status.name}: {status.shape.words()}; up {minutes:.0f} min, process {status.holder}{rights}"

@@ -143,24 +143,18 @@ def _notes(found: Diagnosis) -> Iterator[str]:
 
 def command_of(change: Change, *, machine: str, model: str | None = None) -> str:
     """The command that writes the launch files of a change, or explains it if there are none."""
-    words = pins(change.setup, machine=machine, model=model)
-    if change.setup.framework.name == AXONN_TUNE.name:
-        return shlex.join(["axonn-tune", *words, "-o", "launch.yaml"])
-    if _expressible(change.setup):
-        return shlex.join(["axonn-tune", *words, "-o", "run.sh"])
-    return shlex.join(["axonn-tune", "explain", *words])
-
-
-def _expressible(setup: Setup) -> bool:
-    """Whether a framework command exists for a step configuration."""
     # Imported here: few reports have commands.
     from axonn_tune.launch.commands import command_of as started
 
+    setup = change.setup
+    words = pins(setup, machine=machine, model=model)
+    if setup.framework.name == AXONN_TUNE.name:
+        return shlex.join(["axonn-tune", *words, "-o", "launch.yaml"])
     try:
         started(setup.price(lambda same: same), model=setup.model, machine=setup.machine, workload=setup.workload)
     except UsageError:
-        return False
-    return True
+        return shlex.join(["axonn-tune", "explain", *words])
+    return shlex.join(["axonn-tune", *words, "-o", "run.sh"])
 
 
 def pins(setup: Setup, *, machine: str, model: str | None = None) -> list[str]:

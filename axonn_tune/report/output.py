@@ -17,7 +17,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -161,6 +161,18 @@ class Table:
         below = ("\n" if self.apart else "").join(f"{wrapped(note)}\n" for note in self.notes)
         shown = text_table(self.shown, self.cells, color=color, best=self.best)
         return shown + (f"\n{below}" if below else "")
+
+    def fitted(self, spare: Sequence[str], *, aside: str = "") -> Table:
+        """Without those of the spare columns, in their order, that make it wider than a line.
+
+        aside: a column that comes last and is long, and does not count.
+        """
+        table = self
+        for name in spare:
+            if replace(table, names=[one for one in table.names if one != aside]).width <= WIDTH:
+                break
+            table = replace(table, names=[one for one in table.names if one != name])
+        return table
 
     def frame(self) -> pd.DataFrame:
         """The fields as a data frame."""

@@ -30,7 +30,6 @@ from axonn_tune.report.output import (
     BLUE,
     NOTHING,
     PERCENT,
-    WIDTH,
     YELLOW,
     Column,
     Json,
@@ -106,17 +105,11 @@ def ranking_table(
         (*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because", *training_names(problem)),
         best=0 if entries and entries[0].feasible else None,
     )
-    return _with_bars(table if names or wide else _fitted(table), terminal)
-
-
-def _fitted(table: Table) -> Table:
-    """The table without columns that make it wider than a line; reasons, which are long, come last and do not count."""
-    spare = ("exposed_communication_s", "shortest_step_s") if "days" in table.names else ()
-    for name in (_LEFT_OUT_FIRST[0], *spare, *_LEFT_OUT_FIRST[1:]):
-        if replace(table, names=[one for one in table.names if one != "rejected_because"]).width <= WIDTH:
-            return table
-        table = replace(table, names=[one for one in table.names if one != name])
-    return table
+    if not (names or wide):
+        first, *others = _LEFT_OUT_FIRST
+        more = ("exposed_communication_s", "shortest_step_s") if "days" in table.names else ()
+        table = table.fitted((first, *more, *others), aside="rejected_because")
+    return _with_bars(table, terminal)
 
 
 def _with_bars(table: Table, terminal: int) -> Table:

@@ -72,15 +72,6 @@ def groups_of(terms: Sequence[SummaryTerm], *, all_terms: bool) -> list[SummaryT
     return sorted(map(_group, found.values()), key=lambda group: -group.measured_s)
 
 
-def setting_sentence(summary: Summary) -> str:
-    """What the prediction is for, and what the run was on."""
-    ran, predicted = summary.ran_on, summary.predicted_for
-    return (
-        f"Predicted for {predicted.machine} ({predicted.accelerator}) by {predicted.cost}; ran on "
-        f"{counted(ran.ranks, 'rank')}, the first on {ran.host} ({ran.device}), with {ran.backend}."
-    )
-
-
 def other_hardware(summary: Summary) -> str | None:
     """What to say if the run was on another kind of processor than the prediction is about."""
     predicted, ran = summary.predicted_for.accelerator, summary.ran_on.device
@@ -147,7 +138,12 @@ def ratio(measured: float, predicted: float | None) -> str:
 
 
 def _summary_notes(summary: Summary) -> Iterator[str]:
-    yield setting_sentence(summary)
+    """What the prediction is for and what the run was on; then how it was measured."""
+    ran, predicted = summary.ran_on, summary.predicted_for
+    yield (
+        f"Predicted for {predicted.machine} ({predicted.accelerator}) by {predicted.cost}; ran on "
+        f"{counted(ran.ranks, 'rank')}, the first on {ran.host} ({ran.device}), with {ran.backend}."
+    )
     warning = other_hardware(summary)
     if warning:
         yield f"Warning: {warning}"

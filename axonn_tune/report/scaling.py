@@ -18,7 +18,6 @@ from axonn_tune.report import page
 from axonn_tune.report.configuration import LayoutWords, inputs_of
 from axonn_tune.report.output import (
     PERCENT,
-    WIDTH,
     Column,
     Json,
     Table,
@@ -413,11 +412,7 @@ def comparison_table(comparison: Comparison, *, wide: bool = False) -> Table:
     fields = (*_CONTENDER_FIELDS, *training_names(problem))
     table = Table({**_STRATEGIES, **_TRAINING}, rows, names, fields, comparison_remarks(comparison))
     # Names of some frameworks are long.
-    for name in () if wide else _SPARE:
-        if table.width > WIDTH:
-            names.remove(name)
-            table = replace(table, names=names)
-    return table
+    return table if wide else table.fitted(_SPARE)
 
 
 def _contender_row(contender: Json) -> Json:
