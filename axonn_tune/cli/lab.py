@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,9 +17,6 @@ from axonn_tune.cli.options import (
     terms_option,
     write_or_print,
 )
-
-if TYPE_CHECKING:
-    from axonn_tune.lab.lab import Lab
 
 _CORE_BITS_PER_S = 400e6
 """Sum of uplink rates per core above which cores, not links, are the bottleneck."""
@@ -63,7 +60,6 @@ def up_command(
     """
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.lab.holder import end, find, start
-    from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.shape import Shape, parse_delay, parse_rate
 
     rate = parse_rate(uplink)
@@ -75,8 +71,7 @@ def up_command(
     if no_verify:
         return
     try:
-        with Lab.attached(name) as lab:
-            _verify(lab)
+        _verify(name)
     except (Exception, KeyboardInterrupt) as error:
         status = find(name)
         if status is not None:
@@ -96,10 +91,7 @@ def verify_command(*, name: str) -> None:
     Example:
       axonn-tune lab verify
     """
-    from axonn_tune.lab.lab import Lab
-
-    with Lab.attached(name) as lab:
-        _verify(lab)
+    _verify(name)
 
 
 @lab_command.command("down")
@@ -264,12 +256,14 @@ def _warn_of_cores(uplinks_bits_per_s: float) -> None:
         )
 
 
-def _verify(lab: Lab) -> None:
+def _verify(name: str) -> None:
+    """Print a lab's links as asked and as measured; CheckFailedError if some are not as asked."""
     from axonn_tune.errors import CheckFailedError
+    from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.links import verify
     from axonn_tune.report.output import progress
 
-    with progress("verifying") as tell:
+    with Lab.attached(name) as lab, progress("verifying") as tell:
         found = verify(lab.ranks, listen=tell)
     width = max(len(one.what) for one in found)
     rows = [("", "asked", "measured", ""), *((o.what, o.asked, o.measured, "ok" if o.agrees else "off") for o in found)]

@@ -185,7 +185,10 @@ def cli(*, debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; every error ends in one line, not in a traceback."""
-    _open_closed_streams()
+    # Stand in for standard streams that are closed, before a file of ours gets their number.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
     # A command is short and makes few cycles: default garbage collection would take a tenth of a search.
     gc.set_threshold(100_000, 50, 50)
     try:
@@ -217,13 +220,6 @@ def _reported(error: BaseException) -> int:
         if isinstance(error, AxonnTuneError | click.ClickException):
             return error.exit_code
         return EnvironmentProblem.exit_code
-
-
-def _open_closed_streams() -> None:
-    """Stand in for standard streams that are closed, before a file of ours gets their number."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _report(error: BaseException) -> int:

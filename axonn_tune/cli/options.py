@@ -509,25 +509,20 @@ def load(options: Mapping[str, Any]) -> Inputs:
 
 
 def say_assumed(*searched: Inputs) -> None:
-    """Print the assumed machine, batches and sequence lengths on standard error."""
+    """Print the assumed machine, and the batch and sequence length of imported models, on standard error."""
     if not (given("machine") or all("AxoNN paper" in one.model.document.description for one in searched)):
         name = searched[0].machine.document.name
         click.echo(f"Priced on {name}, since no --machine was given: `axonn-tune machines list` has others.", err=True)
-    for inputs in searched:
-        _say_imported(inputs)
-
-
-def _say_imported(inputs: Inputs) -> None:
-    """Say what was assumed of the workload when a model was imported."""
-    model, workload = inputs.model.document, inputs.problem.workload
-    guessed = model.source.partition("assumed:")[2]
-    words = {
-        "batch": f"a batch of {workload.global_batch:,} sequences (--batch)",
-        "seq": f"{workload.sequence_length:,} of up to {model.max_sequence_length:,} tokens in a sequence (--seq)",
-    }
-    names = {"batch": "batch", "seq": "sequence length"}
-    if taken := [words[option] for option, name in names.items() if name in guessed and not given(option)]:
-        click.echo(f"Assumed when the model was imported: {' and '.join(taken)}.", err=True)
+    for one in searched:
+        model, workload = one.model.document, one.problem.workload
+        of_length = f"{workload.sequence_length:,} of up to {model.max_sequence_length:,} tokens in a sequence (--seq)"
+        options = (
+            ("batch", "batch", f"a batch of {workload.global_batch:,} sequences (--batch)"),
+            ("seq", "sequence length", of_length),
+        )
+        guessed = model.source.partition("assumed:")[2]
+        if taken := [words for option, name, words in options if name in guessed and not given(option)]:
+            click.echo(f"Assumed when the model was imported: {' and '.join(taken)}.", err=True)
 
 
 def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:

@@ -57,17 +57,14 @@ def render(root: click.Command, name: str = "axonn-tune") -> str:
 
 def render_launch_page(page: str) -> str:
     """The page on launch configs with its example as `EXAMPLE` writes it, but for the date."""
-    before, fence, rest = page.partition("```yaml\n")
-    return before + fence + _launch_example() + rest[rest.index("```") :]
-
-
-def _launch_example() -> str:
     from axonn_tune.api.search import search
     from axonn_tune.launch.config import launch_text
 
     launch = replace(search("nano", gpus=1, machine="localhost"), call=EXAMPLE).launch_config()
     provenance = launch.provenance.model_copy(update={"created": EXAMPLE_CREATED})
-    return launch_text(launch.model_copy(update={"provenance": provenance}))
+    before, fence, rest = page.partition("```yaml\n")
+    example = launch_text(launch.model_copy(update={"provenance": provenance}))
+    return before + fence + example + rest[rest.index("```") :]
 
 
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:

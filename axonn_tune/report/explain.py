@@ -337,14 +337,12 @@ def work_rows(pricing: Pricing, problem: Problem) -> list[Json]:
     """Computation by kind and phase, in the order of the step; last all of it."""
     peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
     work = sorted(work_by_kind(pricing, problem.workload), key=lambda each: _PHASES.index(each.phase))
-    whole = Work("all", "", pricing.compute_s, pricing.executed_flops)
-    return [_work_row(each, pricing, peak) for each in (*work, whole)]
-
-
-def _work_row(work: Work, pricing: Pricing, peak: float) -> Json:
-    rate = work.flops / work.seconds if work.flops else None
-    shares = {"share": work.seconds / pricing.compute_s, "of_peak": rate and rate / peak}
-    return {"kind": work.kind, "phase": work.phase, "seconds": work.seconds, "rate": rate, **shares}
+    rows = []
+    for each in (*work, Work("all", "", pricing.compute_s, pricing.executed_flops)):
+        rate = each.flops / each.seconds if each.flops else None
+        shares = {"share": each.seconds / pricing.compute_s, "of_peak": rate and rate / peak}
+        rows.append({**fields_of(each, ("kind", "phase", "seconds")), "rate": rate, **shares})
+    return rows
 
 
 def _computation(subject: PricedConfiguration) -> ExplainSection:

@@ -128,24 +128,14 @@ def doctor_json(findings: Sequence[HostCheck]) -> str:
 
 def calibration_lines(done: Calibration) -> Iterator[str]:
     """The numbers that matter, how well they fit, and which points are outliers."""
-    machine = done.machine
+    machine, accelerator = done.machine, done.machine.accelerator
     yield f"{machine.name}: {machine.description}"
-    yield _compute_line(machine)
-    yield from _network_lines(machine)
-    yield from _fit_lines(done)
-
-
-def _compute_line(machine: Machine) -> str:
-    accelerator = machine.accelerator
     (precision, peak), *_ = accelerator.peak_tflops.items()
     reached = ", ".join(f"{layout} {share:.0%}" for layout, share in accelerator.matmul_efficiency.items())
-    return (
+    yield (
         f"sustained per rank, all ranks busy: {peak * 1e3:.3g} GFLOP/s in {precision} (large GEMMs {reached}), copies "
         f"{accelerator.memory_bandwidth_gb_per_s:.3g} GB/s, {accelerator.kernel_launch_us:.3g} µs a kernel launch"
     )
-
-
-def _network_lines(machine: Machine) -> Iterator[str]:
     for tier in machine.tiers:
         for kind in tier.collectives or ():
             used = tier.used_by(kind)
@@ -153,6 +143,7 @@ def _network_lines(machine: Machine) -> Iterator[str]:
                 f"{tier.name}, {kind}: α {show_seconds(used.latency_s)} a hop, β {used.bandwidth_gb_per_s:.3g} GB/s, "
                 f"launch {show_seconds(machine.library.launch_s)}"
             )
+    yield from _fit_lines(done)
 
 
 def _fit_lines(done: Calibration) -> Iterator[str]:

@@ -334,12 +334,13 @@ def fields_of(source: object, names: Iterable[str], **own: object) -> Json:
     return {name: own[name] if name in own else getattr(source, name) for name in names}
 
 
-def json_text(document: Json, *, indent: int | None = None) -> str:
+def json_text(document: Json, *, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
     """JSON text with every digit; a number that is not finite becomes null, which JSON has instead."""
+    dumps = partial(json.dumps, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
     try:
-        return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
+        return f"{dumps(document)}\n"
     except ValueError:
-        return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
+        return f"{dumps(_finite(document))}\n"
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value

@@ -462,15 +462,20 @@ def require_plotly() -> None:
 
 
 def page_text(sections: Sequence[Json], *, command: str) -> str:
-    """The whole file as text."""
+    """The whole file as text; EnvironmentProblem without plotly."""
+    require_plotly()
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
     made = datetime.now(UTC).isoformat(timespec="seconds")
     data = {"made": f"Written by axonn-tune {__version__}, {made}", "command": command, "sections": list(sections)}
     title = sections[0]["title"] if len(sections) == 1 else f"{len(sections)} results"
     parts = {
         "TITLE": escape(f"axonn-tune: {title}"),
         "STYLE": _static_file("style.css"),
-        "DATA": _in_script(json_text(data)),
-        "PLOTLY": base64.b64encode(_plotly()).decode("ascii"),
+        # No HTML parser takes a part of it for the end of the element it stands in.
+        "DATA": json_text(data, separators=(",", ":")).rstrip("\n").replace("<", "\\u003c"),
+        # Compressed it is four times smaller, and browsers unpack it by themselves.
+        "PLOTLY": base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode("ascii"),
         "SCRIPT": "\n".join(map(_static_file, _SCRIPTS)),
     }
     text = _static_file("template.html")
@@ -479,19 +484,6 @@ def page_text(sections: Sequence[Json], *, command: str) -> str:
         assert mark, f"the template has no %{name}%"
         text = before + value + after
     return text
-
-
-def _plotly() -> bytes:
-    """plotly's own script, compressed: four times smaller, and browsers unpack it by themselves."""
-    require_plotly()
-    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-
-    return gzip.compress(get_plotlyjs().encode(), mtime=0)
-
-
-def _in_script(text: str) -> str:
-    """JSON that no HTML parser takes for the end of the element it stands in."""
-    return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _static_file(name: str) -> str:

@@ -106,9 +106,9 @@ def ranking_table(
         best=0 if entries and entries[0].feasible else None,
     )
     if not (names or wide):
-        first, *others = _LEFT_OUT_FIRST
+        first, *rest = _LEFT_OUT_FIRST
         more = ("exposed_communication_s", "shortest_step_s") if "days" in table.names else ()
-        table = table.fitted((first, *more, *others), aside="rejected_because")
+        table = table.fitted((first, *more, *rest), aside="rejected_because")
     return _with_bars(table, terminal)
 
 

@@ -33,9 +33,8 @@ _MOST_SPANS = 100_000
 """About 15 MB of a file."""
 
 
-_PER_CALLS = "Time of all calls of a step."
 TIMES = {
-    "predicted_s": Column("predicted_s", "predicted, ms", _PER_CALLS, per=MILLI),
+    "predicted_s": Column("predicted_s", "predicted, ms", "Time of all calls of a step.", per=MILLI),
     "measured_s": Column("measured_s", "measured, ms", "The same, measured; of several runs the median.", per=MILLI),
     "predicted_exposed_s": Column(
         "predicted_exposed_s", "exposed, predicted, ms", "The part not overlapped with computation.", per=MILLI
