@@ -485,12 +485,15 @@ def points_figure(points: Sequence[ScatterPoint], unit: DisplayUnit, *, title: s
     errors: dict[int, Json] = {
         number: {"y": [[one.error / PERCENT for one in found]]} for number, found in enumerate(series.values())
     }
-    ends = _axis_ends(drawn)
+    values = [value for one in drawn for value in (one.measured, one.predicted)]
+    # With room on both sides.
+    ends = (0.8 * min(values), 1.25 * max(values))
     for share_off in (0.0, NEAR, -NEAR):
         errors[len(traces)] = {"y": [[share_off / PERCENT] * 2]}
         traces.append(_error_line(ends, share_off))
     times = {number: {"y": [trace["y"]]} for number, trace in enumerate(traces)}
-    axis = _log_axis(ends, unit)
+    ticks = page.round_ticks(*ends, unit=unit.per)
+    axis = {"type": "log", "tickvals": ticks, "ticktext": [unit.show(tick) for tick in ticks]}
     layout = {
         "xaxis": {"title": {"text": "measured"}, **axis},
         "yaxis": {"title": {"text": "predicted"}, **axis},
@@ -523,17 +526,6 @@ def _by_series(points: Sequence[ScatterPoint]) -> Mapping[str, list[ScatterPoint
     for one in points:
         found.setdefault(one.series, []).append(one)
     return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
-
-
-def _axis_ends(points: Sequence[ScatterPoint]) -> tuple[float, float]:
-    """The range of all values, with room on both sides."""
-    values = [value for one in points for value in (one.measured, one.predicted)]
-    return 0.8 * min(values), 1.25 * max(values)
-
-
-def _log_axis(ends: tuple[float, float], unit: DisplayUnit) -> Json:
-    ticks = page.round_ticks(*ends, unit=unit.per)
-    return {"type": "log", "tickvals": ticks, "ticktext": [unit.show(tick) for tick in ticks]}
 
 
 def _points_trace(name: str, points: Sequence[ScatterPoint], number: int) -> Json:

@@ -217,12 +217,11 @@ def _word(value: object) -> str:
 
 def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None, remarks: Sequence[str] = ()) -> Json:
     """Everything, by the schema `axonn-tune/diagnosis/1`; remarks: on the evidence."""
-    times = ("name", "of", "measured_s", "predicted_s", "low_s", "high_s", "healthy", "misfit")
+    times = ("name", "of", "measured_s", "predicted_s", "low_s", "high_s", "healthy", "misfit", "reasonable")
     return {
         "schema": DIAGNOSIS_SCHEMA,
         "tool_version": __version__,
-        **{name: getattr(found, name) for name in times},
-        "reasonable": found.reasonable,
+        **fields_of(found, times),
         "verdict": verdict(found),
         "learned": found.learned,
         "remarks": list(remarks),
