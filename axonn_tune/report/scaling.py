@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from axonn_tune import __version__
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.ranking.compare import OF_THE_CLAIM
+from axonn_tune.ranking.compare import OF_THE_CLAIM, Comparison, Contender, StepPrediction
+from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.space import Problem
+from axonn_tune.ranking.sweep import Point
 from axonn_tune.report import page
 from axonn_tune.report.configuration import LayoutWords, inputs_of
 from axonn_tune.report.output import (
@@ -50,12 +53,6 @@ from axonn_tune.report.ranking import (
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import TERA, counted, show_count, show_interval, show_seconds
-
-if TYPE_CHECKING:
-    from axonn_tune.ranking.compare import Comparison, Contender, StepPrediction
-    from axonn_tune.ranking.inputs import Inputs
-    from axonn_tune.ranking.space import Problem
-    from axonn_tune.ranking.sweep import Point
 
 SWEEP_SCHEMA, COMPARISON_SCHEMA = "axonn-tune/sweep/1", "axonn-tune/comparison/1"
 
@@ -106,13 +103,11 @@ _SWEEP_METRICS = (
 def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: bool = False) -> Table:
     """The points with these columns, all or the main ones; below are the reasons where nothing is feasible."""
     problem = points[0].inputs.problem
-    reasons = [
-        f"{one.inputs.problem.model.name} on {one.inputs.problem.gpus} GPUs, batch "
-        f"{one.inputs.problem.workload.global_batch}: {one.reason}"
-        for one in points
-        if one.entry is None
-    ]
     label, rows = _sweep_rows([_point_json(one) for one in points], problem.framework, shown_axes(problem))
+    infeasible = [row for row in rows if not row["feasible"]]
+    reasons = [
+        f"{row['model']} on {row['gpus']} GPUs, batch {row['global_batch']}: {row['reason']}" for row in infeasible
+    ]
     grid = replace(_SWEEP_COLUMNS["grid"], label=label)
     columns = {**_SWEEP_COLUMNS, **_TRAINING, "grid": grid, "layout": grid}
     main = [name for name in _MAIN_SWEEP_COLUMNS if name != "order" or problem.framework.permuted]
