@@ -17,30 +17,12 @@ from axonn_tune import __version__
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import UNKNOWN
 from axonn_tune.report import page
-from axonn_tune.report.output import (
-    NOTHING,
-    PERCENT,
-    Column,
-    Json,
-    count,
-    fields_of,
-    percent,
-    share,
-    text_of,
-    words,
-)
+from axonn_tune.report.output import NOTHING, PERCENT, Column, Json, count, fields_of, percent, share, text_of, words
 from axonn_tune.report.ranking_section import MOST_ROWS
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.units import GIB, MICRO, show_seconds
-from axonn_tune.validation.published.accuracy import (
-    Accuracy,
-    FamilyQuality,
-    Files,
-    LeftOut,
-    PredictedRow,
-    StepSummary,
-)
+from axonn_tune.validation.published.accuracy import Accuracy, FamilyQuality, Files, LeftOut, PredictedRow, StepSummary
 from axonn_tune.validation.published.cases import framework_of, nearest_framework
 from axonn_tune.validation.published.measurements import RELATIVE, Evaluation, errors_by_group
 from axonn_tune.validation.published.rows import SHIPPED
