@@ -473,7 +473,6 @@ class SearchResult(ReportedResult, Sequence[Entry]):
     def _write_command(
         self, path: str | Path, *, pick: int, tokens: str | Path | None, kind: ScriptKind, form: str
     ) -> tuple[Path, ...]:
-        """Write the command of another framework."""
         from axonn_tune.launch.commands import emission
 
         problem = self.inputs.problem

@@ -194,7 +194,6 @@ def accuracy_document(found: Accuracy) -> Json:
 
 
 def _step_summary(summary: StepSummary) -> Json:
-    """Figures of a summary."""
     groups = {f"by_{what}": getattr(summary, f"by_{what}") for what in _GROUPINGS}
     return {
         **asdict(summary.errors),
@@ -347,13 +346,12 @@ def _read(files: Files) -> Iterator[tuple[str, str]]:
 
 
 def _steps_section(found: Accuracy) -> Json:
-    """Training steps."""
     summary = found.summary
     points = [_step_point(one) for one in found.steps if one.error is not None]
     groups = {"source": _with_all(summary), "framework": summary.by_framework, "accelerator": summary.by_accelerator}
     blocks = [
         *([points_figure(points, STEPS, title=_FIGURE)] if points else []),
-        *(_errors_table(found, what=what, title=f"Errors by {what}") for what, found in groups.items() if points),
+        *(_errors_table(found, what=what) for what, found in groups.items() if points),
         *([families_table(summary.families)] if summary.families else []),
         *([_steps_table(found.steps)] if summary.predicted else []),
         *([_refused_steps(summary.not_predicted)] if summary.not_predicted else []),
@@ -392,7 +390,6 @@ def _error_cards(errors: Errors) -> list[Json]:
 
 
 def _step_point(one: PredictedRow) -> ScatterPoint:
-    """A step with its tooltip."""
     row, configuration = one.row, one.configuration
     assert configuration is not None, row.id
     assert one.predicted_s is not None, row.id
@@ -431,7 +428,7 @@ def _kind_section(kind: _Kind, identity: str) -> Json:
     note = f"Errors are of {f'rows{kind.large}' if kind.large else 'all rows'}."
     blocks = [
         *(made for title, _, rows, unit in shown for made in _kind_figure(kind, rows, unit, title=title)),
-        *([_errors_table(errors, what="group", title="Errors by group", note=note)] if errors["all"].rows else []),
+        *([_errors_table(errors, what="group", note=note)] if errors["all"].rows else []),
         *(
             _kind_table(rows, unit, identity=f"{identity}-rows-{number}", title=title)
             for number, (_, title, rows, unit) in enumerate(shown, start=1)
@@ -531,12 +528,12 @@ def _error_line(ends: tuple[float, float], error: float) -> Json:
 _REFUSED = "Rows without a prediction"
 
 
-def _errors_table(groups: Mapping[str, Errors], *, what: str, title: str, note: str = "") -> Json:
+def _errors_table(groups: Mapping[str, Errors], *, what: str, note: str = "") -> Json:
     """Errors by group, the worst mean first; `all`, if it is there, last."""
     named = words("name", what, "What errors are counted by.", 44)
     ordered = sorted(groups.items(), key=lambda item: (item[0] == "all", -item[1].mape))
     rows = [{"name": name, **asdict(one)} for name, one in ordered if one.rows]
-    return page.table("", title, (named, *_ERRORS), rows, note=note, tall=len(rows) > _FEW)
+    return page.table("", f"Errors by {what}", (named, *_ERRORS), rows, note=note, tall=len(rows) > _FEW)
 
 
 def families_table(families: Sequence[FamilyQuality]) -> Json:
@@ -554,7 +551,6 @@ def _steps_table(steps: Sequence[PredictedRow]) -> Json:
 
 
 def _kind_table(evaluations: Sequence[Evaluation], unit: DisplayUnit, *, identity: str, title: str) -> Json:
-    """Rows of another kind."""
     columns = (
         words("id", "row", "Its name in the file, or its line.", 16),
         words("group", "group", "Error group of the row.", 44),

@@ -505,7 +505,6 @@ def over_axis(what: str, names: Framework) -> str:
 
 
 def _bar_color(what: str, lane: str) -> str:
-    """Color of a kind of bar."""
     if what == WAITING:
         return page.WAIT
     if what == SEVERAL:

@@ -200,7 +200,6 @@ def gap_to_peak(pricing: Pricing, problem: Problem) -> list[tuple[str, float]]:
 
 
 def _gap(subject: PricedConfiguration) -> ExplainSection:
-    """The gap to peak as bars."""
     step_s = subject.pricing.iteration_s
     rows = [
         {"what": what, "seconds": spent_s, "share": spent_s / step_s, "bar": "█" * round(_BAR * spent_s / step_s)}
@@ -292,7 +291,6 @@ _MEANINGS = {
 
 
 def _costs(subject: PricedConfiguration) -> ExplainSection:
-    """Cost of every collective."""
     pricing = subject.pricing
     blank: Json = dict.fromkeys(_COSTS, "")
     total_s = {"seconds": pricing.communication_s, "exposed_s": pricing.exposed_communication_s}

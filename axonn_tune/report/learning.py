@@ -451,7 +451,6 @@ def numbers_text(learning: Learning) -> str:
 
 
 def _moved(learning: Learning) -> list[Json]:
-    """Numbers that moved."""
     learned = learning.machine.learned
     assert learned is not None, "written by learn"
     before, spreads = learning.prior.values, np.sqrt(np.diag(learning.prior.covariance)).tolist()
