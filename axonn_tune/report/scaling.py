@@ -6,7 +6,7 @@ JSON follows the contracts `axonn-tune/sweep/1` and `axonn-tune/comparison/1`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -207,7 +207,6 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a sweep document."""
     points, scaling, framework = document["points"], document["scaling"].capitalize(), framework_of(document)
     names = ", ".join(model["name"] for model in document["models"])
-    feasible = [point for point in points if point["feasible"]]
     lengths = sorted({point["workload"]["sequence_length"] for point in points})
     said = [
         f"{scaling} scaling",
@@ -217,15 +216,17 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
         f"the best of each of {counted(len(points), 'point')} by {METRICS[document['rank_by']][0]}",
     ]
     layouts = LayoutWords.of(document, [point["config"] or {} for point in points])
+    rows, tall = _sweep_rows(points, framework, layouts.axes)[1], len(points) > _MANY
+    feasible = [row for row in rows if row["feasible"]]
+    lines = _rows_by_line(feasible, weak=document["scaling"] == "weak")
     named = axis_columns(framework, layouts.axes)
     columns = [*_POINT.values(), _EFFICIENCY, *named, *(COLUMNS[key] for key in _OF_CONFIG)]
-    if len(feasible) < len(points):
-        said.append(f"at {len(points) - len(feasible)} of them nothing is feasible; the table says why")
+    if len(feasible) < len(rows):
+        said.append(f"at {len(rows) - len(feasible)} of them nothing is feasible; the table says why")
         columns.append(_REASON)
     note = f"{scaling} scaling. {page.SORTS}"
-    rows, tall = _sweep_rows(points, framework, layouts.axes)[1], len(points) > _MANY
     blocks = [
-        *([_curves(feasible, weak=document["scaling"] == "weak", layouts=layouts)] if feasible else []),
+        *([_curves(lines, layouts=layouts)] if lines else []),
         page.table(f"{identity}-table", "Every point", columns, rows, note=note, tall=tall),
         page.machine_fold(document["machine"]),
         *(page.model_fold(model) for model in document["models"]),
@@ -233,49 +234,45 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
         page.origin_fold(page.origin_rows(document, source)),
     ]
     title = f"{names} on {document['machine']['name']}{with_framework(framework)}: scaling"
-    verdict = _reached(feasible, weak=document["scaling"] == "weak")
-    return page.section(identity, title, subtitle=" · ".join(said), verdict=verdict, blocks=blocks)
+    return page.section(identity, title, subtitle=" · ".join(said), verdict=_reached(lines), blocks=blocks)
 
 
-def _reached(feasible: Sequence[Json], *, weak: bool) -> list[str]:
+def _reached(lines: Mapping[str, Sequence[Json]]) -> list[str]:
     """What each line reaches at its largest count of GPUs."""
-    ends = ((name, line[0], line[-1]) for name, line in _points_by_line(feasible, weak=weak).items())
+    ends = ((name, line[0], line[-1]) for name, line in lines.items())
     return [
-        f"{name}: {show_count(last['config']['tokens_per_s'])} tokens/s on {last['gpus']:,} GPUs, "
+        f"{name}: {show_count(last['tokens_per_s'])} tokens/s on {last['gpus']:,} GPUs, "
         f"efficiency {percent(last['efficiency'])} vs. {first['gpus']:,}; step "
-        f"{show_seconds(last['config']['iteration_s'])} ({page.interval_words(last['config'])})."
+        f"{show_seconds(last['iteration_s'])} ({page.interval_words(last)})."
         for name, first, last in ends
     ]
 
 
-def _curves(points: Sequence[Json], *, weak: bool, layouts: LayoutWords) -> Json:
+def _curves(lines: Mapping[str, Sequence[Json]], *, layouts: LayoutWords) -> Json:
     """One line per model and batch (of weak scaling: of its first batch), and what is ideal for each."""
-    lines = _points_by_line(points, weak=weak)
-    metrics = [
-        metric for metric in _SWEEP_METRICS if all(_point_value(point, metric[1]) is not None for point in points)
+    rows = [row for line in lines.values() for row in line]
+    metrics = [metric for metric in _SWEEP_METRICS if all(row[metric[1]] is not None for row in rows)]
+    choices = []
+    for label, key, scale, per in metrics:
+        change: dict[int, Json] = {}
+        for line in lines.values():
+            whiskers = {f"error_y.{side}": [ends] for side, ends in _ends(line, key, per).items()}
+            change[len(change)] = {"y": [_curve_values(line, key, per, ideal=False)], **whiskers}
+            change[len(change)] = {"y": [_curve_values(line, key, per, ideal=True)]}
+        axis = {"yaxis.title.text": label, "yaxis.type": scale, **_axis_ticks(change, scale)}
+        choices.append(page.choice(label, change, axis))
+    title, first, scale, per = metrics[0]
+    traces = [
+        trace
+        for number, (name, line) in enumerate(lines.items())
+        for trace in _line_traces(name, line, first, per, color=page.series_color(number), layouts=layouts)
     ]
-    traces: list[Json] = []
-    changes: list[dict[int, Json]] = [{} for _ in metrics]
-    for number, (name, line) in enumerate(lines.items()):
-        for ideal in (False, True):
-            for change, (_, key, _, per) in zip(changes, metrics, strict=True):
-                change[len(traces)] = {"y": [_curve_values(line, key, per, ideal=ideal)]}
-                if not ideal:
-                    change[len(traces)] |= {f"error_y.{name}": [ends] for name, ends in _ends(line, key, per).items()}
-            y = changes[0][len(traces)]["y"][0]
-            traces.append(_curve(name, line, number, ideal=ideal, y=y, layouts=layouts))
-            if not ideal:
-                traces[-1]["error_y"] = {**_ends(line, metrics[0][1], metrics[0][3]), "thickness": 1.2, "width": 4}
-    choices = [
-        page.choice(label, change, {"yaxis.title.text": label, "yaxis.type": scale, **_axis_ticks(change, scale)})
-        for (label, _, scale, _), change in zip(metrics, changes, strict=True)
-    ]
-    gpus = sorted({point["gpus"] for point in points})
+    gpus = sorted({row["gpus"] for row in rows})
     ticks = gpus[:: -(-len(gpus) // _MOST_TICKS)]
     named = {"tickvals": ticks, "ticktext": [f"{one:,}" for one in ticks]}
     layout = {
         "xaxis": {"title": {"text": "GPUs"}, "type": "log", **named},
-        "yaxis": {"title": {"text": metrics[0][0]}, "type": metrics[0][2]},
+        "yaxis": {"title": {"text": title}, "type": scale},
     }
     note = (
         "Dashed: every GPU as fast as at the first feasible count. Whiskers: the 80% interval; most of it is common to "
@@ -287,9 +284,9 @@ def _curves(points: Sequence[Json], *, weak: bool, layouts: LayoutWords) -> Json
 def _ends(line: Sequence[Json], key: str, per: float) -> Json:
     """How far the 80% interval of the step takes a value up and down; not at all for efficiency."""
     up, down = [], []
-    for point in line:
-        value, config = (_point_value(point, key) or 0.0) / per, point["config"]
-        shares = (config["iteration_s"] / config["low_s"], config["iteration_s"] / config["high_s"])
+    for row in line:
+        value = row[key] / per
+        shares = (row["iteration_s"] / row["low_s"], row["iteration_s"] / row["high_s"])
         most, least = (1.0 / shares[1], 1.0 / shares[0]) if key == "iteration_s" else shares
         up.append(0.0 if key == "efficiency" else value * (most - 1.0))
         down.append(0.0 if key == "efficiency" else value * (1.0 - least))
@@ -306,47 +303,40 @@ def _axis_ticks(change: Mapping[int, Json], scale: str) -> Json:
     return {"yaxis.tickvals": ticks, "yaxis.ticktext": shown}
 
 
-def _points_by_line(points: Sequence[Json], *, weak: bool) -> dict[str, list[Json]]:
-    """Points of each line in the order of GPUs."""
+def _rows_by_line(rows: Sequence[Json], *, weak: bool) -> dict[str, list[Json]]:
+    """Rows of each line in the order of GPUs."""
     found: dict[str, list[Json]] = {}
-    batches = {point["global_batch"] for point in points}
-    for point in points:
-        per_gpu = point["global_batch"] / point["gpus"]
-        batch = f"{per_gpu:g} sequences a GPU" if weak else f"batch {point['global_batch']:,}"
-        several = weak or len(batches) > 1
-        found.setdefault(f"{point['model']}, {batch}" if several else point["model"], []).append(point)
-    return {name: sorted(line, key=lambda point: int(point["gpus"])) for name, line in found.items()}
+    several = weak or len({row["global_batch"] for row in rows}) > 1
+    for row in rows:
+        per_gpu = row["global_batch"] / row["gpus"]
+        batch = f"{per_gpu:g} sequences a GPU" if weak else f"batch {row['global_batch']:,}"
+        found.setdefault(f"{row['model']}, {batch}" if several else row["model"], []).append(row)
+    return {name: sorted(line, key=lambda row: int(row["gpus"])) for name, line in found.items()}
 
 
-def _point_value(point: Json, key: str) -> float | None:
-    value = point["efficiency"] if key == "efficiency" else point["config"][key]
-    return None if value is None else float(value)
-
-
-def _curve_values(line: Sequence[Json], key: str, per: float, *, ideal: bool) -> list[float | None]:
+def _curve_values(line: Sequence[Json], key: str, per: float, *, ideal: bool) -> list[float]:
     """What a line shows; ideal: what an efficiency of 100% would make of it."""
-    values = [_point_value(point, key) for point in line]
+    values = [float(row[key]) for row in line]
     if ideal:
         # A rate grows and a time shrinks by the efficiency; MFU is a rate of one GPU.
-        shares = [point["efficiency"] or 1.0 for point in line]
+        shares = [row["efficiency"] or 1.0 for row in line]
         down = key == "iteration_s"
-        values = [
-            None if value is None else value * share if down else value / share
-            for value, share in zip(values, shares, strict=True)
-        ]
-    return [None if value is None else value / per for value in values]
+        values = [value * share if down else value / share for value, share in zip(values, shares, strict=True)]
+    return [value / per for value in values]
 
 
-def _curve(
-    name: str, line: Sequence[Json], number: int, *, ideal: bool, y: Sequence[float | None], layouts: LayoutWords
-) -> Json:
-    gpus = [point["gpus"] for point in line]
-    if ideal:
-        return page.line_trace(name, gpus, y, legendgroup=name, showlegend=False)
-    said = [f"{name}: {point['gpus']:,} GPUs<br>{layouts.sizes(point['config'])}" for point in line]
-    look = {"line": {"color": page.series_color(number), "width": 2}, "marker": {"size": 8}}
-    found = page.point_trace(name, gpus, y, mode="lines+markers", legendgroup=name, text=said, **look)
-    return {**found, "hovertemplate": "%{text}<br>%{y:.4g}<extra></extra>"}
+def _line_traces(
+    name: str, line: Sequence[Json], key: str, per: float, *, color: str, layouts: LayoutWords
+) -> Iterator[Json]:
+    """A line with its whiskers, and what is ideal for it."""
+    gpus = [row["gpus"] for row in line]
+    said = [f"{name}: {row['gpus']:,} GPUs<br>{layouts.sizes(row)}" for row in line]
+    look = {"line": {"color": color, "width": 2}, "marker": {"size": 8}}
+    values, ideal = (_curve_values(line, key, per, ideal=ideal) for ideal in (False, True))
+    found = page.point_trace(name, gpus, values, mode="lines+markers", legendgroup=name, text=said, **look)
+    whiskers = {**_ends(line, key, per), "thickness": 1.2, "width": 4}
+    yield {**found, "hovertemplate": "%{text}<br>%{y:.4g}<extra></extra>", "error_y": whiskers}
+    yield page.line_trace(name, gpus, ideal, legendgroup=name, showlegend=False)
 
 
 PETA = 1000.0 * TERA
