@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
 from axonn_tune import __version__
 from axonn_tune.cost.uncertainty import own_bound_s
@@ -51,7 +50,7 @@ from axonn_tune.report.ranking import (
     with_framework,
 )
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.workload import RECOMPUTES, Recompute
+from axonn_tune.specs.workload import RECOMPUTES
 from axonn_tune.units import TERA, counted, show_count, show_interval, show_seconds
 
 SWEEP_SCHEMA, COMPARISON_SCHEMA = "axonn-tune/sweep/1", "axonn-tune/comparison/1"
@@ -115,7 +114,7 @@ def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: boo
         main.insert(main.index("step") + 1, "shortest_step_s")
     training = TRAINING if problem.tokens_total else ()
     chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training)
-    notes = [_ranked(points), *_above_100(points), *reasons]
+    notes = [_ranked(points), *_above_100(rows), *reasons]
     return Table(columns, rows, chosen, (*_CSV, *training_names(problem)), notes, apart=True)
 
 
@@ -134,35 +133,32 @@ def _ranked(points: Sequence[Point]) -> str:
     )
 
 
-def _above_100(points: Sequence[Point]) -> list[str]:
+def _above_100(rows: Sequence[Json]) -> list[str]:
     """Why GPUs are used better than at the baseline, if they are: of the point where that is most."""
-    base: Point | None = None
-    above: list[tuple[Point, Point]] = []
-    for point in points:
+    base: Json = {}
+    above: list[tuple[Json, Json]] = []
+    for row in rows:
         # The first feasible of each line is what its others are compared with.
-        base = point if point.efficiency == 1.0 else base
-        if base is not None and (point.efficiency or 0.0) > _ABOVE:
-            above.append((base, point))
+        base = row if row["efficiency"] == 1.0 else base
+        if base and (row["efficiency"] or 0.0) > _ABOVE:
+            above.append((base, row))
     if not above:
         return []
-    few, many = max(above, key=lambda pair: pair[1].efficiency or 0.0)
-    named = f"{many.inputs.problem.gpus:,} GPUs"
+    few, many = max(above, key=lambda pair: float(pair[1]["efficiency"]))
+    named = f"{many['gpus']:,} GPUs"
     why = _limit_of_baseline(few, many, named)
-    return [f"Efficiency above 100% at {named}: the baseline, {few.inputs.problem.gpus:,} GPUs, {why}."]
+    return [f"Efficiency above 100% at {named}: the baseline, {few['gpus']:,} GPUs, {why}."]
 
 
-def _limit_of_baseline(few: Point, many: Point, named: str) -> str:
+def _limit_of_baseline(few: Json, many: Json, named: str) -> str:
     """What keeps the baseline from what more GPUs reach: memory, exposed communication or slower kernels."""
-    base, there = few.entry, many.entry
-    assert base is not None, "baselines are feasible"
-    assert there is not None, "so are points with an efficiency"
-    needs, has = (RECOMPUTES.index(cast(Recompute, one.recompute)) for one in (base, there))
+    needs, has = (RECOMPUTES.index(row["recompute"]) for row in (few, many))
     if needs > has:
-        return f"is bound by memory and needs recompute {base.recompute}, where {named} have {there.recompute}"
-    waits = [(one.exposed_communication_s or 0.0) / (one.iteration_s or 1.0) for one in (base, there)]
+        return f"is bound by memory and needs recompute {few['recompute']}, where {named} have {many['recompute']}"
+    waits = [row["exposed_communication_s"] / row["iteration_s"] for row in (few, many)]
     if waits[0] - waits[1] > NOTABLE:
         return f"has {waits[0]:.1%} of its step in exposed communication, {named} {waits[1]:.1%}"
-    return f"reaches {base.hfu or 0.0:.1%} of peak (HFU), {named} {there.hfu or 0.0:.1%}"
+    return f"reaches {few['hfu']:.1%} of peak (HFU), {named} {many['hfu']:.1%}"
 
 
 def _sweep_rows(points: Sequence[Json], framework: Framework, axes: Sequence[str]) -> tuple[str, list[Json]]:
