@@ -300,9 +300,8 @@ def _in_words(found: ConfigurationDetail) -> list[Json]:
     config = found.config
     if config["low_s"] is None or config["mfu"] is None:
         return []
-    told = {key: config[key] for key in ("rank", "low_s", "high_s", "tokens_per_s", "mfu", "hfu")}
-    sizes, order = tuple(config.get(axis, 1) for axis in ALL_AXES), tuple(config["order"].split(","))
-    entry = Entry(sizes=sizes, axes=ALL_AXES, order=order, **told)
+    told = {key: config[key] for key in ("low_s", "high_s", "tokens_per_s", "mfu", "hfu")}
+    entry = Entry(sizes=(), axes=(), **told)
     story = paragraphs(PricedConfiguration(found.inputs, entry, found.pricing))
     return [page.fold("The step in words", [page.text([" ".join(part) for part in story])])]
 
@@ -321,7 +320,7 @@ def outcome(config: Json) -> str:
 def config_cards(config: Json, *, limit_bytes: float) -> list[Json]:
     """The numbers that matter most of one configuration of the contract."""
     hfu, total = config["hfu"], show_count(config.get("tokens_total") or 0)
-    hours = [config.get(f"gpu_hours{end}") for end in ("_low", "_high")]
+    hours = " to ".join(show_count(config.get(f"gpu_hours{end}") or 0) for end in ("_low", "_high"))
     days = days_interval(config)
     found: list[tuple[str, str, Callable[[float], str], str]] = [
         ("step", "iteration_s", show_seconds, page.interval_words(config)),
@@ -332,12 +331,7 @@ def config_cards(config: Json, *, limit_bytes: float) -> list[Json]:
         ("computation", "compute_s", show_seconds, "kernels of one GPU"),
         ("tokens/s", "tokens_per_s", "{:,.0f}".format, "of all GPUs"),
         (f"days, {total} tokens", "days", show_days, f"80%: {days}"),
-        (
-            f"GPU-hours, {total} tokens",
-            "gpu_hours",
-            show_count,
-            f"80%: {' to '.join(show_count(one or 0) for one in hours)}",
-        ),
+        (f"GPU-hours, {total} tokens", "gpu_hours", show_count, f"80%: {hours}"),
     ]
     return [
         page.card(label, show(config[key]), note=note)
@@ -405,7 +399,6 @@ _TERMS = (
 
 def timeline_figures(pricing: Pricing) -> list[Json]:
     """One layer forward, one backward, and the step."""
-    forward, backward = (layer_bars(pricing, phase) for phase in ("forward", "backward"))
     step = step_bars(pricing, finest_s=pricing.iteration_s / _STEP_PARTS)
     micro_batches = pricing.accumulation
     batches = f"All {micro_batches:,} micro-batches of the step" if micro_batches > 1 else "The step's only micro-batch"
@@ -416,8 +409,8 @@ def timeline_figures(pricing: Pricing) -> list[Json]:
     )
     of_backward, names = "The same block in the backward pass, recompute included.", pricing.framework
     return [
-        _lane_figure("One layer, forward", forward, note=of_forward, names=names),
-        _lane_figure("One layer, backward", backward, note=of_backward, names=names),
+        _lane_figure("One layer, forward", layer_bars(pricing, "forward"), note=of_forward, names=names),
+        _lane_figure("One layer, backward", layer_bars(pricing, "backward"), note=of_backward, names=names),
         _lane_figure("The whole step", step, note=of_step, names=names, faint=True),
     ]
 
