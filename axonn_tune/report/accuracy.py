@@ -290,7 +290,11 @@ def _steps_text(title: str, steps: Sequence[PredictedRow]) -> str:
 def _step_row(one: PredictedRow) -> Json:
     """Cells of a step in tables."""
     row, configuration = one.row, one.configuration
-    known = one.low_s is not None and one.high_s is not None
+    interval, held = None, None
+    if one.low_s is not None and one.high_s is not None:
+        interval = f"{one.low_s:.3f} to {one.high_s:.3f}"
+        if row.step_s:
+            held = "yes" if one.low_s <= row.step_s <= one.high_s else "no"
     return {
         **fields_of(row, ("id", "framework", "gpu", "gpus", "model")),
         "source": row.dataset,
@@ -301,20 +305,13 @@ def _step_row(one: PredictedRow) -> Json:
         **_error_cells(one.error),
         "low": one.low_s,
         "high": one.high_s,
-        "interval": f"{one.low_s:.3f} to {one.high_s:.3f}" if known else None,
-        "held": _within(one),
+        "interval": interval,
+        "held": held,
         "micro_batch": configuration and configuration.micro_batch,
         "recompute": configuration and configuration.recompute,
         "memory": one.memory_bytes,
         **fields_of(one, ("plain_s", "plain_error", "why_not")),
     }
-
-
-def _within(one: PredictedRow) -> str | None:
-    """Whether the interval contains the measured time; None if either is missing."""
-    if one.low_s is None or one.high_s is None or not one.row.step_s:
-        return None
-    return "yes" if one.low_s <= one.row.step_s <= one.high_s else "no"
 
 
 def _error_cells(error: float | None) -> Json:
@@ -390,19 +387,16 @@ def _error_cards(errors: Errors) -> list[Json]:
 
 
 def _step_point(one: PredictedRow) -> ScatterPoint:
-    row, configuration = one.row, one.configuration
-    assert configuration is not None, row.id
-    assert one.predicted_s is not None, row.id
-    assert row.step_s, row.id
+    row = _step_row(one)
     said = [
-        row.id,
-        f"{row.framework}, {row.model} on {row.gpus:,} {row.gpu}",
-        f"{one.layout}, micro-batch {configuration.micro_batch}, recompute {configuration.recompute}",
-        _both(row.step_s, one.predicted_s, STEPS),
+        row["id"],
+        f"{row['framework']}, {row['model']} on {row['gpus']:,} {row['gpu']}",
+        f"{row['layout']}, micro-batch {row['micro_batch']}, recompute {row['recompute']}",
+        _both(row["measured"], row["predicted"], STEPS),
     ]
-    if one.low_s is not None and one.high_s is not None:
-        said.append(f"80% interval: {STEPS.show(one.low_s)} to {STEPS.show(one.high_s)}")
-    return ScatterPoint(row.dataset, row.step_s, one.predicted_s, _said(said))
+    if row["interval"]:
+        said.append(f"80% interval: {STEPS.show(row['low'])} to {STEPS.show(row['high'])}")
+    return ScatterPoint(row["source"], row["measured"], row["predicted"], _said(said))
 
 
 def _both(measured: float, predicted: float, unit: DisplayUnit) -> str:
