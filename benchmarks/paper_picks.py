@@ -15,7 +15,7 @@ import numpy as np
 from axonn_tune.cost.prediction import Term
 from axonn_tune.files import write_text_atomically
 from axonn_tune.ranking.entries import Entry
-from axonn_tune.report.output import Heading, markdown_table
+from axonn_tune.report.output import Column, markdown_table, words
 from axonn_tune.units import show_seconds
 from benchmarks.paper_cells import (
     COSTS,
@@ -75,7 +75,7 @@ def tables(cases: Sequence[Case]) -> dict[str, str]:
 def _summary(cells: Sequence[Cell]) -> str:
     """Agreement and what the paper's pick costs: by machine and variant, communication and step."""
     names = ("cells", "same grid", "and order", "within error", "median", "p90", "worst")
-    headings = [*(Heading(name, left=True) for name in ("machine", "`--cost`", "of")), *map(Heading, names)]
+    headings = [*(words("", name) for name in ("machine", "`--cost`", "of")), *(Column("", title) for title in names)]
     rows = []
     for machine in dict.fromkeys(one.case.machine for one in cells):
         for cost in COSTS:
@@ -110,7 +110,7 @@ def _times(ratio: float) -> str:
 def _scale(cells: Sequence[Cell]) -> str:
     """How much worse the pick is as GPUs grow in number."""
     columns = ("cells", "median", "worst", "step median", "step worst")
-    headings = [Heading("GPUs"), *(Heading(f"{machine}: {column}") for machine in MACHINES for column in columns)]
+    headings = [Column("", "GPUs"), *(Column("", f"{machine}: {column}") for machine in MACHINES for column in columns)]
     rows = []
     for gpus in sorted({one.case.gpus for one in cells}):
         row = [f"{gpus:,}"]
@@ -142,7 +142,9 @@ def _kinds(cells: Sequence[Cell]) -> str:
         counts = [str(sum(one.case.machine == machine for one, _ in pairs)) for machine in MACHINES]
         traced = np.median([list(causes(pick.sent, one.ours.sent)) for one, pick in pairs], axis=0)
         rows.append([name, *counts, *_middle_and_worst(pairs), _reordered(pairs), *map(_times, traced)])
-    return markdown_table([Heading("the paper's grid has", left=True), *map(Heading, (*MACHINES, *ratios))], rows)
+    return markdown_table(
+        [words("", "the paper's grid has"), *(Column("", title) for title in (*MACHINES, *ratios))], rows
+    )
 
 
 def _reordered(pairs: Sequence[tuple[Cell, Best]]) -> str:
@@ -203,7 +205,7 @@ def _wrapped(text: str) -> str:
 
 def _script(cases: Sequence[Case]) -> str:
     fates = {"fits": "fits", "memory": "too large", "divisibility": "does not divide", "none": "nothing to search"}
-    headings = [Heading("machine", left=True), Heading("cells"), *map(Heading, fates.values())]
+    headings = [words("", "machine"), Column("", "cells"), *(Column("", title) for title in fates.values())]
     rows = []
     for machine in dict.fromkeys(case.machine for case in cases):
         found = [script_fate(case) for case in cases if case.machine == machine]
@@ -214,8 +216,8 @@ def _script(cases: Sequence[Case]) -> str:
 def _cells(found: Mapping[Case, Cell | None]) -> str:
     """One row for each case of a machine."""
     names = ("paper's pick", "ours by communication", "ours by step", "`paper`, where it differs")
-    headings = [Heading("model", left=True), Heading("GPUs"), *(Heading(name, left=True) for name in names[:3])]
-    headings += [Heading("communication"), Heading("step"), Heading(names[3], left=True)]
+    headings = [words("", "model"), Column("", "GPUs"), *(words("", name) for name in names[:3])]
+    headings += [Column("", "communication"), Column("", "step"), words("", names[3])]
     return markdown_table(headings, [[c.model, f"{c.gpus:,}", *_cell_row(one)] for c, one in found.items()])
 
 
@@ -260,10 +262,10 @@ def _traced(found: Cell) -> str:
     """One cell, collective by collective: both layouts, priced by both models."""
     pick, case = found.picks[RELEASED], found.case
     whose = {"the paper's": pick.step, "ours": found.ours.step}
-    headings = [Heading("pick", left=True), Heading("collective", left=True), Heading("ranks")]
-    headings += [Heading(f"paper: {name}") for name in ("GB", "GB/s", "s")]
+    headings = [words("", "pick"), words("", "collective"), Column("", "ranks")]
+    headings += [Column("", f"paper: {name}") for name in ("GB", "GB/s", "s")]
     headings += [
-        Heading(f"ours: {name}") for name in ("calls", "GB", "GB/s", "s of bytes", "s of latency", "s exposed")
+        Column("", f"ours: {name}") for name in ("calls", "GB", "GB/s", "s of bytes", "s of latency", "s exposed")
     ]
     rows = [row for name, entry in whose.items() for row in _traced_rows(name, entry, case)]
     stories = " ".join(_story(name, entry, case) for name, entry in whose.items())

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from axonn_tune.frameworks import UNKNOWN, find_framework
-from axonn_tune.report.output import Heading, markdown_table
+from axonn_tune.report.output import Column, markdown_table, words
 from axonn_tune.validation.published.accuracy import Accuracy, Files, PredictedRow, evaluate, families, widths, without
 from axonn_tune.validation.published.cases import FRAMEWORK_WORDS
 from axonn_tune.validation.published.measurements import Evaluation, errors_by_group
@@ -101,7 +101,7 @@ def _goals(found: Accuracy) -> str:
         ("collectives from 1 MiB up, median at most 10%", f"{collectives:.1%}", collectives <= 0.1),
         ("80% intervals hold 75 to 90%", f"{family.coverage:.0%}", 0.75 <= family.coverage <= 0.9),
     ]
-    headings = [Heading("goal", left=True), Heading("reached"), Heading("", left=True)]
+    headings = [words("", "goal"), Column("", "reached"), words("", "")]
     return markdown_table(headings, [[goal, figure, "" if met else "missed"] for goal, figure, met in goals])
 
 
@@ -109,10 +109,10 @@ def _back_tests() -> dict[str, str]:
     """Tables of what is learned from few rows, as `tools.fit.back_test --write` kept it."""
     found = back_test.recorded()
     headings = [
-        Heading("rows learned from", left=True),
-        *map(Heading, ("mean error", "over without family", "one factor")),
+        words("", "rows learned from"),
+        *(Column("", title) for title in ("mean error", "over without family", "one factor")),
     ]
-    headings += map(Heading, ("intervals hold", "interval score", "regret", "regret without family"))
+    headings += (Column("", title) for title in ("intervals hold", "interval score", "regret", "regret without family"))
     means = [back_test.of_all(found, learned_from=count) for count in back_test.LEARNED_FROM]
     rows = [[f"{one.learned_from}", *_back_cells(one)] for one in means]
     reached = {one.group for one in found if one.beyond > 1}
@@ -136,7 +136,7 @@ def _back_groups(found: Sequence[back_test.Quality]) -> str:
         if one.beyond == 1:
             by_name.setdefault(one.group, []).append(one)
     names = [f"{count} rows" for count in back_test.LEARNED_FROM]
-    headings = [Heading("group", left=True), *map(Heading, (*names, "held", "without family"))]
+    headings = [words("", "group"), *(Column("", title) for title in (*names, "held", "without family"))]
     rows = [
         [name, *(f"{one.error:.1%}" for one in own), f"{own[-1].held:.0%}", f"{own[-1].family:.1%}"]
         for name, own in by_name.items()
@@ -145,7 +145,10 @@ def _back_groups(found: Sequence[back_test.Quality]) -> str:
 
 
 def _beyond(found: Sequence[back_test.Quality]) -> str:
-    headings = [Heading("group", left=True), *map(Heading, ("beyond", "rows", "median", "mean", "intervals hold"))]
+    headings = [
+        words("", "group"),
+        *(Column("", title) for title in ("beyond", "rows", "median", "mean", "intervals hold")),
+    ]
     rows = [
         [
             one.group,
@@ -162,8 +165,11 @@ def _beyond(found: Sequence[back_test.Quality]) -> str:
 
 
 def _by_source(found: Accuracy) -> str:
-    headings = [Heading("source", left=True), *map(Heading, ("rows", "as shipped", "without family", "median", "p90"))]
-    headings += [Heading("without source"), Heading("median")]
+    headings = [
+        words("", "source"),
+        *(Column("", title) for title in ("rows", "as shipped", "without family", "median", "p90")),
+    ]
+    headings += [Column("", "without source"), Column("", "median")]
     summaries = [found.summary, found.without["family"], found.without["source"]]
     rows = [_source_cells(name, *(one.by_source[name] for one in summaries)) for name in found.summary.by_source]
     rows.append(_source_cells("all, mean over rows", *(one.errors for one in summaries)))
@@ -184,11 +190,11 @@ def _ranking(found: Accuracy) -> str:
         kendall = float(np.mean([family.kendall for family in one.families]))
         cells = [f"{one.spearman:.3f}", f"{kendall:.3f}", f"{one.regret:.1%}", f"{one.best_in_top_5:.0%}"]
         rows.append([name, str(len(one.families)), *cells, f"{one.coverage:.0%}"])
-    return markdown_table([Heading("fit", left=True), *map(Heading, names)], rows)
+    return markdown_table([words("", "fit"), *(Column("", title) for title in names)], rows)
 
 
 def _frameworks() -> str:
-    headings = [Heading(name, left=True) for name in ("word", "framework", "software numbers", "attention")]
+    headings = [words("", name) for name in ("word", "framework", "software numbers", "attention")]
     rows = []
     for word, name in FRAMEWORK_WORDS:
         one = find_framework(name)
@@ -197,7 +203,7 @@ def _frameworks() -> str:
 
 
 def _worst(worst: Sequence[PredictedRow]) -> str:
-    headings = [*(Heading(name, left=True) for name in ("row", "framework", "model", "layout")), Heading("error")]
+    headings = [*(words("", name) for name in ("row", "framework", "model", "layout")), Column("", "error")]
     return markdown_table(headings, list(_worst_cells(worst)))
 
 
@@ -207,7 +213,7 @@ def _worst_cells(worst: Sequence[PredictedRow]) -> Iterator[list[str]]:
 
 
 def _evaluations(evaluated: Sequence[Evaluation]) -> str:
-    headings = [Heading("what", left=True), *map(Heading, ("rows", "mean", "median", "p90", "bias"))]
+    headings = [words("", "what"), *(Column("", title) for title in ("rows", "mean", "median", "p90", "bias"))]
     rows = [
         [name, f"{one.rows:,}", f"{one.mape:.1%}", f"{one.median:.1%}", f"{one.p90:.1%}", f"{one.bias:+.1%}"]
         for name, one in errors_by_group(evaluated).items()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.report.output import Heading, markdown_table
+from axonn_tune.report.output import Column, markdown_table, words
 from axonn_tune.validation.published.accuracy import PredictedRow, families, predict_steps
 from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_steps
 
@@ -81,8 +81,13 @@ def residuals(found: Sequence[Group]) -> str:
 
 def layer_times(found: Sequence[Group]) -> str:
     """Measured and predicted, of the first group of each hidden size, tensor-parallel degree and micro-batch."""
-    headings = [Heading("hidden"), Heading("tensor"), Heading("micro-batch")]
-    headings += [Heading("layer, ms"), Heading("predicted"), Heading("rest of a micro-batch, ms"), Heading("predicted")]
+    headings = [Column("", "hidden"), Column("", "tensor"), Column("", "micro-batch")]
+    headings += [
+        Column("", "layer, ms"),
+        Column("", "predicted"),
+        Column("", "rest of a micro-batch, ms"),
+        Column("", "predicted"),
+    ]
     rows: dict[tuple[int, int, int], list[str]] = {}
     for one in found:
         cells = [one.measured_ms[0], one.predicted_ms[0], one.measured_ms[1], one.predicted_ms[1]]
@@ -92,7 +97,7 @@ def layer_times(found: Sequence[Group]) -> str:
 
 def cuts(steps: Sequence[PredictedRow]) -> str:
     """How well families are ranked, and how well without some layer times."""
-    headings = [Heading("rows", left=True), Heading("families"), Heading("Spearman"), Heading("regret")]
+    headings = [words("", "rows"), Column("", "families"), Column("", "Spearman"), Column("", "regret")]
     rows = []
     for cut in ((), *((one,) for one in ODD), ODD):
         kept = [one for one in steps if one.row.dataset == DATASET and _key(one.row) not in cut]

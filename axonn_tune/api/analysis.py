@@ -338,9 +338,6 @@ class SweepResult(ReportedResult, Sequence[Point]):
         """A point, or several, in the order of the sweep."""
         return self.points[position]
 
-    def __iter__(self) -> Iterator[Point]:
-        return iter(self.points)
-
     def __repr__(self) -> str:
         return f"<SweepResult: {len(self.points)} points, {'weak' if self.weak else 'strong'} scaling>"
 

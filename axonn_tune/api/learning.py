@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -20,8 +20,8 @@ from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, priced_entry
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.compare import compare, with_layout
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
-from axonn_tune.report.diagnosis import StatedCommand, better_section, command_json, command_section
 from axonn_tune.report.explain import ExplainSection
+from axonn_tune.report.learning import StatedCommand, better_section, command_json, command_section
 from axonn_tune.report.output import Json
 from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike, load_machine
 from axonn_tune.specs.document import to_yaml
@@ -135,15 +135,12 @@ class CommandOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CommandExplanation(Explanation):
-    """Explanation of the run of a command or config file. said: the run and faster layouts."""
+    """Explanation of the run of a command or config file.
 
-    said: StatedCommand | None = None
+    stated: the run, its assumptions, its rank in a search, and faster changes.
+    """
 
-    @property
-    def stated(self) -> StatedCommand:
-        """The run, its assumptions, its rank in a search, and faster changes."""
-        assert self.said is not None, "always given"
-        return self.said
+    stated: StatedCommand = field(kw_only=True)
 
     def sections(self, *, terms: bool = False) -> list[ExplainSection]:
         """The run, its gap to peak, the step in words, faster layouts, and every number."""
@@ -172,7 +169,7 @@ def explain_command(
     run, setup, inputs = _stated(path, machine, options)
     pricing, ranking = setup.price(lambda same: same), search(problem_of(setup), exact=_EXACT)
     ranks = AlphaBetaRanking(ranking).ranks()
-    said = StatedCommand(
+    stated = StatedCommand(
         run=run,
         setup=setup,
         changes=changes_of(setup, lambda changed: changed.price(lambda same: same).iteration_s, ranking=ranking),
@@ -182,7 +179,7 @@ def explain_command(
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
         model=str(model) if isinstance(model := options.get("model"), str | Path) else None,
     )
-    return CommandExplanation(inputs, priced_entry(pricing, inputs.problem), pricing, said=said)
+    return CommandExplanation(inputs, priced_entry(pricing, inputs.problem), pricing, stated=stated)
 
 
 def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptions) -> tuple[CommandRun, Setup, Inputs]:
@@ -217,9 +214,8 @@ def _stated(path: str | Path, machine: MachineLike | None, options: CommandOptio
     problem = inputs.problem
     case = replace(case, model=problem.model, machine=problem.machine, workload=problem.workload)
     case = replace(case, framework=problem.framework)
-    setup = Setup(case.model, case.machine, case.workload, case.configurations[0], case.framework)
-    settled = replace(setup, configuration=best_pricing(case, case.configurations).configuration)
-    return run, settled, inputs
+    best = best_pricing(case, case.configurations).configuration
+    return run, Setup(case.model, case.machine, case.workload, best, case.framework), inputs
 
 
 def import_model(

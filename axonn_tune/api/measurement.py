@@ -10,9 +10,10 @@ import shlex
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
@@ -72,7 +73,8 @@ def run(
     given. Needs torch, and the main thread. EnvironmentProblem without torch, UsageError for too many ranks or too few
     steps, TrainingFailedError, with the exit code, if the run ends otherwise than it should.
     """
-    ended = start(launch, steps=steps, resume=resume, resume_from=resume_from, directory=directory, warn=_warn)
+    warn = partial(warnings.warn, stacklevel=2)
+    ended = start(launch, steps=steps, resume=resume, resume_from=resume_from, directory=directory, warn=warn)
     if ended.code:
         raise error_of(ended.code)(f"the run in {str(ended.folder)!r} ended with exit code {ended.code}")
     if not (ended.folder / SUMMARY_NAME).exists():
@@ -98,7 +100,9 @@ def start(
     document, path = load_document(launch, schema=Launch), Path(launch)
     host.require_torch()
     folder = run_directory(document) if directory is None else Path(directory)
-    arguments = ["--directory", str(folder), *_numbered({"steps": steps, "trace": trace})]
+    arguments = ["--directory", str(folder)]
+    for name, number in (("--steps", steps), ("--trace", trace)):
+        arguments += [] if number is None else [name, str(number)]
     # In one word: a name may look like an option.
     arguments += [f"--resume-from={resume_from}"] if resume_from is not None else []
     arguments += [*(["--resume"] if resume else []), *(["--trace-all"] if trace_all else [])]
@@ -118,15 +122,6 @@ def start_dry(launch: str | Path) -> int:
     document = load_document(launch, schema=Launch)
     host.require_torch()
     return host.run_command([sys.executable, "-m", "axonn_tune.runtime.dry_run", str(launch)], document)
-
-
-def _numbered(given: Mapping[str, int | None]) -> list[str]:
-    """Options with a number, those that were given."""
-    return [word for name, number in given.items() if number is not None for word in (f"--{name}", str(number))]
-
-
-def _warn(words: str) -> None:
-    warnings.warn(words, stacklevel=3)
 
 
 @dataclass(frozen=True, kw_only=True)

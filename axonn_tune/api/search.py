@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from axonn_tune.api.analysis import Explanation
+    from axonn_tune.cost.prediction import Pricing
     from axonn_tune.launch.scripts import Emit, ScriptKind
     from axonn_tune.specs.launch import Launch
 
@@ -185,14 +186,6 @@ def parse_order(order: str | Sequence[str], framework: Framework = AXONN_TUNE) -
         example, there = ",".join(known) if framework.names else "x,y,z,data", ", ".join(known)
         raise UsageError(f"rank order {given!r} must name axes once each, as in {example}: there are {there}")
     return completed(cast(tuple[str, ...], axes), framework)
-
-
-def parse_costs(cost: Cost | Sequence[Cost]) -> tuple[Cost, ...]:
-    """One or several cost models; UsageError for one there is not."""
-    found = tuple(_one_of("cost", name, COSTS) for name in _several(cost))
-    if not found:
-        raise UsageError("cost=(): name a cost model to rank by")
-    return found
 
 
 def whole(name: str, value: int, *, least: int = 1) -> int:
@@ -360,7 +353,10 @@ def search(
     given = {"gpus": gpus, "machine": machine, "batch": batch, "rank_by": rank_by, "cost": cost, **options}
     choices = make_choices(model, gpus=gpus, machine=machine, batch=batch, rank_by=rank_by, **options)
     call = call_text("search", {"model": model, **given, "variants": variants or None})
-    return SearchResult(run_search(load_inputs(choices), costs=parse_costs(cost), variants=variants), call)
+    costs = tuple(_one_of("cost", name, COSTS) for name in _several(cost))
+    if not costs:
+        raise UsageError("cost=(): name a cost model to rank by")
+    return SearchResult(run_search(load_inputs(choices), costs=costs, variants=variants), call)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -426,10 +422,8 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         """The launch config of a configuration; `tokens`: a file to train on. Errors as `explain`."""
         from axonn_tune.launch.config import build_launch
 
-        self.results.require_any()
-        self.results.require_row(pick)
         return build_launch(
-            self.results.ranked.pricing(pick - 1),
+            self._pricing(pick),
             model=self.inputs.model,
             machine=self.inputs.machine,
             workload=self.inputs.problem.workload,
@@ -452,7 +446,7 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         files that it reads; "bridge" and "toml" are other forms of it. Errors as `explain`, those of
         `axonn_tune.launch.config.write_launch`, and UsageError for what the framework cannot express.
         """
-        from axonn_tune.launch.scripts import emit_kind
+        from axonn_tune.launch.scripts import emit_kind, emit_script, script_text
 
         kind, form = emit_kind(_several(emit))
         if self.inputs.problem.framework.software:
@@ -462,29 +456,30 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         from axonn_tune.launch.config import write_launch
 
         launch, machine = self.launch_config(pick=pick, tokens=tokens), self.inputs.machine.document
-        if emit is None or not _several(emit):
+        if not _several(emit):
             write_launch(path, launch)
             return (Path(path),)
-        from axonn_tune.launch.scripts import emit_script, script_text
-
         # What refuses a script refuses it here, before anything is written.
         script_text(kind, launch=launch, machine=machine, launch_path=path)
         write_launch(path, launch)
         return Path(path), Path(emit_script(kind, launch=launch, machine=machine, launch_path=path))
 
+    def _pricing(self, pick: int) -> Pricing:
+        """The prediction of a configuration; errors as `explain`."""
+        self.results.require_any()
+        self.results.require_row(pick)
+        return self.results.ranked.pricing(pick - 1)
+
     def _write_command(
         self, path: str | Path, *, pick: int, tokens: str | Path | None, kind: ScriptKind, form: str
     ) -> tuple[Path, ...]:
-        """Write the command of another framework."""
         from axonn_tune.launch.commands import emission
 
         problem = self.inputs.problem
         if tokens is not None:
             raise UsageError(f"--tokens is for the bundled runtime, not for {problem.framework.name}")
-        self.results.require_any()
-        self.results.require_row(pick)
         found = emission(
-            self.results.ranked.pricing(pick - 1),
+            self._pricing(pick),
             path,
             model=problem.model,
             machine=problem.machine,
@@ -548,10 +543,6 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         if isinstance(places, range):
             return tuple(self.results.ranked.entry(place, terms=True) for place in places)
         return self.results.ranked.entry(places, terms=True)
-
-    def __iter__(self) -> Iterator[Entry]:
-        """Each configuration, best first, with its terms."""
-        return (self[place] for place in range(len(self)))
 
     def __str__(self) -> str:
         return "\n".join([self.render() or self._none(), *self.remarks])

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @click.group("models")
 @help_option
-def models_group() -> None:
+def models_command() -> None:
     """List, show, check and import models."""
 
 
 @click.group("machines", short_help="List, show and check machine profiles.")
 @help_option
-def machines_group() -> None:
+def machines_command() -> None:
     """List, show and check machine profiles.
 
     A profile of your own cluster comes from logs of training or of nccl-tests (axonn-tune learn), from measuring it
@@ -135,11 +135,11 @@ def _add_common(group: click.Group, kind: Kind) -> None:
         _check(kind, files)
 
 
-_add_common(models_group, "model")
-_add_common(machines_group, "machine")
+_add_common(models_command, "model")
+_add_common(machines_command, "machine")
 
 
-@models_group.command("import")
+@models_command.command("import")
 @click.argument("config")
 @click.option("-o", "--output", metavar="FILE", help="Write the YAML here instead of to standard output.")
 @click.option("--name", help="Name of the model. Default: that of the file written, else of what is read.")

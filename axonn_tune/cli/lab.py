@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,18 +18,13 @@ from axonn_tune.cli.options import (
     write_or_print,
 )
 
-if TYPE_CHECKING:
-    from axonn_tune.lab.holder import LabStatus
-    from axonn_tune.lab.lab import Lab
-    from axonn_tune.lab.links import LinkCheck
-
 _CORE_BITS_PER_S = 400e6
 """Sum of uplink rates per core above which cores, not links, are the bottleneck."""
 
 
 @click.group("lab", short_help="Emulate a cluster of nodes on this Linux host.")
 @help_option
-def lab_group() -> None:
+def lab_command() -> None:
     """Emulate a cluster of nodes on this Linux host, to run and validate without one.
 
     Each rank has its own network namespace. A rank's port and a node's uplink are limited to a rate in
@@ -43,7 +38,7 @@ _name_option = click.option(
 )
 
 
-@lab_group.command("up")
+@lab_command.command("up")
 @click.option("--nodes", type=Count(), required=True, metavar="N", help="Number of nodes.")
 @click.option("--ranks-per-node", type=Count(), required=True, metavar="R", help="Ranks on each node.")
 @click.option("--uplink", required=True, metavar="RATE", help="Rate per node and direction: 200mbit, 1gbit.")
@@ -65,7 +60,6 @@ def up_command(
     """
     from axonn_tune.errors import CheckFailedError
     from axonn_tune.lab.holder import end, find, start
-    from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.shape import Shape, parse_delay, parse_rate
 
     rate = parse_rate(uplink)
@@ -77,8 +71,7 @@ def up_command(
     if no_verify:
         return
     try:
-        with Lab.attached(name) as lab:
-            _verify(lab)
+        _verify(name)
     except (Exception, KeyboardInterrupt) as error:
         status = find(name)
         if status is not None:
@@ -88,7 +81,7 @@ def up_command(
         raise
 
 
-@lab_group.command("verify")
+@lab_command.command("verify")
 @_name_option
 @help_option
 def verify_command(*, name: str) -> None:
@@ -98,13 +91,10 @@ def verify_command(*, name: str) -> None:
     Example:
       axonn-tune lab verify
     """
-    from axonn_tune.lab.lab import Lab
-
-    with Lab.attached(name) as lab:
-        _verify(lab)
+    _verify(name)
 
 
-@lab_group.command("down")
+@lab_command.command("down")
 @_name_option
 @click.option("--all", "every", is_flag=True, help="All labs of this user.")
 @help_option
@@ -126,7 +116,7 @@ def down_command(*, name: str, every: bool) -> None:
         click.echo(f"lab {one!r} is down", err=True)
 
 
-@lab_group.command("status")
+@lab_command.command("status")
 @help_option
 def status_command() -> None:
     """List the labs of this user that are up.
@@ -135,16 +125,20 @@ def status_command() -> None:
     Example:
       axonn-tune lab status
     """
+    import time
+
     from axonn_tune.lab.holder import find, names
 
     found = [status for status in map(find, names()) if status is not None]
-    for status in found:
-        click.echo(_line(status))
+    for one in found:
+        rights = ", unprivileged" if one.unprivileged else ""
+        minutes = (time.time() - one.since_s) / 60
+        click.echo(f"{one.name}: {one.shape.words()}; up {minutes:.0f} min, process {one.holder}{rights}")
     if not found:
         click.echo("no lab is up", err=True)
 
 
-@lab_group.command("exec", context_settings={"ignore_unknown_options": True})
+@lab_command.command("exec", context_settings={"ignore_unknown_options": True})
 @_name_option
 @click.argument("place", metavar="NODE.RANK")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -166,7 +160,7 @@ def exec_command(*, name: str, place: str, command: tuple[str, ...]) -> None:
         raise click.exceptions.Exit(code)
 
 
-@lab_group.command("run")
+@lab_command.command("run")
 @_name_option
 @click.argument("launch", metavar="LAUNCH.YAML")
 @steps_option
@@ -210,7 +204,7 @@ def run_command(*, name: str, launch: str, directory: str | None, terms: bool, *
         raise click.exceptions.Exit(code)
 
 
-@lab_group.command("profile")
+@lab_command.command("profile")
 @_name_option
 @click.option("-o", "--output", metavar="FILE", help="Write the YAML here instead of to standard output.")
 @help_option
@@ -262,29 +256,20 @@ def _warn_of_cores(uplinks_bits_per_s: float) -> None:
         )
 
 
-def _verify(lab: Lab) -> None:
+def _verify(name: str) -> None:
+    """Print a lab's links as asked and as measured; CheckFailedError if some are not as asked."""
     from axonn_tune.errors import CheckFailedError
+    from axonn_tune.lab.lab import Lab
     from axonn_tune.lab.links import verify
     from axonn_tune.report.output import progress
 
-    with progress("verifying") as tell:
+    with Lab.attached(name) as lab, progress("verifying") as tell:
         found = verify(lab.ranks, listen=tell)
-    click.echo(_table(found), nl=False)
+    width = max(len(one.what) for one in found)
+    rows = [("", "asked", "measured", ""), *((o.what, o.asked, o.measured, "ok" if o.agrees else "off") for o in found)]
+    for what, asked, measured, state in rows:
+        click.echo(f"{what:{width}}  {asked:>12}  {measured:>12}  {state}".rstrip())
     wrong = [check for check in found if not check.agrees]
     if wrong:
         listed = "; ".join(f"{one.what}: asked {one.asked}, measured {one.measured}" for one in wrong)
         raise CheckFailedError(f"{len(wrong)} of {len(found)} links are not as asked ({listed})")
-
-
-def _table(found: list[LinkCheck]) -> str:
-    width = max(len(one.what) for one in found)
-    rows = [("", "asked", "measured", ""), *((o.what, o.asked, o.measured, "ok" if o.agrees else "off") for o in found)]
-    return "".join(f"{row[0]:{width}}  {row[1]:>12}  {row[2]:>12}  {row[3]}".rstrip() + "\n" for row in rows)
-
-
-def _line(status: LabStatus) -> str:
-    import time
-
-    rights = ", unprivileged" if status.unprivileged else ""
-    minutes = (time.time() - status.since_s) / 60
-    return f"{status.name}: {status.shape.words()}; up {minutes:.0f} min, process {status.holder}{rights}"

@@ -53,46 +53,29 @@ Exit codes:
   130  interrupted
 """
 
-# Module and attribute of each command, imported on first use.
 _COMMANDS = {
-    "search": ("axonn_tune.cli.search", "search_command"),
-    "explain": ("axonn_tune.cli.search", "explain_command"),
-    "compare": ("axonn_tune.cli.search", "compare_command"),
-    "sweep": ("axonn_tune.cli.search", "sweep_command"),
-    "trace": ("axonn_tune.cli.search", "trace_command"),
-    "report": ("axonn_tune.cli.search", "report_command"),
-    "run": ("axonn_tune.cli.run", "run_command"),
-    "lab": ("axonn_tune.cli.lab", "lab_group"),
-    "validate": ("axonn_tune.cli.validate", "validate_command"),
-    "regress": ("axonn_tune.cli.validate", "regress_command"),
-    "data": ("axonn_tune.cli.run", "data_command"),
-    "export": ("axonn_tune.cli.run", "export_command"),
-    "learn": ("axonn_tune.cli.learn", "learn_command"),
-    "diagnose": ("axonn_tune.cli.learn", "diagnose_command"),
-    "calibrate": ("axonn_tune.cli.calibrate", "calibrate_command"),
-    "models": ("axonn_tune.cli.documents", "models_group"),
-    "machines": ("axonn_tune.cli.documents", "machines_group"),
-    "schema": ("axonn_tune.cli.documents", "schema_command"),
-    "doctor": ("axonn_tune.cli.run", "doctor_command"),
-    "completion": ("axonn_tune.cli.main", "completion_command"),
+    "Rank and explain": dict.fromkeys(("search", "explain", "compare", "sweep", "trace", "report"), "search"),
+    "Run and measure": {
+        **{"run": "run", "lab": "lab", "validate": "validate", "regress": "validate"},
+        **{"data": "run", "export": "run"},
+    },
+    "Learn and diagnose": dict.fromkeys(("learn", "diagnose", "calibrate"), "learn"),
+    "Documents and set-up": {
+        **dict.fromkeys(("models", "machines", "schema"), "documents"),
+        **{"doctor": "run", "completion": "main"},
+    },
 }
-_GROUPS = {
-    "Rank and explain": ("search", "explain", "compare", "sweep", "trace", "report"),
-    "Run and measure": ("run", "lab", "validate", "regress", "data", "export"),
-    "Learn and diagnose": ("learn", "diagnose", "calibrate"),
-    "Documents and set-up": ("models", "machines", "schema", "doctor", "completion"),
-}
-"""Headings of the commands, by purpose."""
+"""Commands by purpose, in the order a newcomer meets them, and the module of each, imported on first use."""
 _DEFAULT = "search"
 
 
 class LazyCommands(UserDict[str, Any]):
-    """Commands by name, in the order of the table above; a module is imported with its first use."""
+    """Commands by name, from the module of each; it is imported with its first use."""
 
     def __getitem__(self, name: str) -> click.Command:
-        if isinstance(self.data[name], tuple):
-            module, attribute = self.data[name]
-            self.data[name] = refusing_overwrites(getattr(importlib.import_module(module), attribute))
+        if isinstance(self.data[name], str):
+            module = importlib.import_module(f"axonn_tune.cli.{self.data[name]}")
+            self.data[name] = refusing_overwrites(getattr(module, f"{name}_command"))
         command: click.Command = self.data[name]
         return command
 
@@ -140,7 +123,7 @@ class SearchUnlessNamed(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by purpose."""
         width = max(map(len, self.commands))
-        for heading, names in _GROUPS.items():
+        for heading, names in _COMMANDS.items():
             with formatter.section(heading):
                 records = [(name.ljust(width), self.commands[name].get_short_help_str(limit=75)) for name in names]
                 formatter.write_dl(records)
@@ -176,7 +159,7 @@ def completion_command(ctx: click.Context, /, *, shell: str) -> None:
 
 @click.command(
     cls=SearchUnlessNamed,
-    commands=LazyCommands(_COMMANDS),
+    commands=LazyCommands({name: module for found in _COMMANDS.values() for name, module in found.items()}),
     epilog=EPILOG,
     no_args_is_help=True,
     subcommand_metavar="[COMMAND] [ARGS]...",
@@ -202,7 +185,10 @@ def cli(*, debug: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code; every error ends in one line, not in a traceback."""
-    _open_closed_streams()
+    # Stand in for standard streams that are closed, before a file of ours gets their number.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
     # A command is short and makes few cycles: default garbage collection would take a tenth of a search.
     gc.set_threshold(100_000, 50, 50)
     try:
@@ -234,13 +220,6 @@ def _reported(error: BaseException) -> int:
         if isinstance(error, AxonnTuneError | click.ClickException):
             return error.exit_code
         return EnvironmentProblem.exit_code
-
-
-def _open_closed_streams() -> None:
-    """Stand in for standard streams that are closed, before a file of ours gets their number."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _report(error: BaseException) -> int:

@@ -16,9 +16,9 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -119,16 +119,11 @@ class SearchCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write options by subject, --help last."""
-        below = [(heading, name) for heading, names in self._groups.items() for name in names]
-        places = {name: place for place, (_, name) in reversed(list(enumerate(below)))}
-        end = len(below)
-        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self._groups, LAST_GROUP)}
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        for param in sorted(options, key=lambda one: places.get(str(one.name), end + (one.name == "help"))):
-            if record := param.get_help_record(ctx):
-                place = places.get(str(param.name), end)
-                rows[below[place][0] if place < end else LAST_GROUP].append(record)
-        for heading, records in rows.items():
+        left = {str(param.name): param for param in self.get_params(ctx) if isinstance(param, click.Option)}
+        shown = {heading: [left.pop(name) for name in names if name in left] for heading, names in self._groups.items()}
+        shown[LAST_GROUP] = sorted(left.values(), key=lambda one: one.name == "help")
+        for heading, options in shown.items():
+            records = [record for one in options if (record := one.get_help_record(ctx))]
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
@@ -177,29 +172,17 @@ def parse_pipeline(ctx: click.Context, param: click.Parameter, value: str | None
     return int(value)
 
 
-Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[str]]
-
-
-def _completing(names: Callable[[], Iterable[str]]) -> Completer:
-    """Shell completion by prefix."""
-    return lambda ctx, param, incomplete: [name for name in names() if name.startswith(incomplete.lower())]
-
-
-def complete_names(kind: Kind) -> Completer:
+def complete_names(kind: Kind | Literal["framework"]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """Shell completion for the names of a kind."""
 
-    def names() -> Iterable[str]:
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        from axonn_tune.frameworks import registry
         from axonn_tune.specs.catalog import available
 
-        return available(kind)
+        names = registry() if kind == "framework" else available(kind)
+        return [name for name in names if name.startswith(incomplete.lower())]
 
-    return _completing(names)
-
-
-def _frameworks() -> Iterable[str]:
-    from axonn_tune.frameworks import registry
-
-    return registry()
+    return complete
 
 
 # Set on each command: names set through a context depend on which command ran first in a process.
@@ -208,21 +191,15 @@ help_option = click.help_option("-h", "--help")
 _COUNT = Count()
 
 
-def model_option(words: str, **settings: Any) -> Callable[[F], F]:
-    """`--model`, by name or file; `words`: help text, `settings`: for click."""
-    return _name_option("model", words, **settings)
-
-
-def machine_option(words: str, **settings: Any) -> Callable[[F], F]:
-    """`--machine`, by name or file; `words`: help text, `settings`: for click."""
-    return _name_option("machine", words, **settings)
-
-
-def _name_option(kind: Kind, words: str, **settings: Any) -> Callable[[F], F]:
-    complete = complete_names(kind)
-    shown = "default" in settings
+def document_option(kind: Kind, words: str, **settings: Any) -> Callable[[F], F]:
+    """`--model` or `--machine`, by name or file; `words`: help text, `settings`: for click."""
     return click.option(
-        f"--{kind}", metavar="NAME|FILE", help=words, shell_complete=complete, show_default=shown, **settings
+        f"--{kind}",
+        metavar="NAME|FILE",
+        help=words,
+        shell_complete=complete_names(kind),
+        show_default="default" in settings,
+        **settings,
     )
 
 
@@ -231,111 +208,97 @@ def set_option(words: str) -> Callable[[F], F]:
     return click.option("--set", multiple=True, metavar="KEY=VALUE", help=f"{words} May be repeated.")
 
 
-def _inputs(*, required: bool, lists: bool) -> list[Callable[[F], F]]:
-    """Options of the workload and the hardware."""
-    how_many = click.option("--gpus", type=_COUNT, required=required, metavar="N", help="Number of GPUs.")
-    batch = click.option(
-        "--batch", type=_COUNT, metavar="N", help="Global batch size, in sequences. Default: the model's."
-    )
-    return [
-        *([] if lists else [how_many, batch]),
-        model_option("Model: a name from `axonn-tune models list`, or a YAML file.", required=required),
-        machine_option("Machine: a name from `axonn-tune machines list`, or a YAML file.", default=DEFAULT_MACHINE),
-        click.option("--seq", type=_COUNT, metavar="N", help="Tokens in a sequence. Default: the model's."),
-        click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: bf16."),
-        click.option(
-            "--framework",
-            metavar="NAME",
-            help="Framework whose layouts are ranked, such as megatron-core, torchtitan, fsdp, deepspeed, axonn. Its "
-            "own names pin axes too: --tp 8 --pp 4, --dp-shard 16. Default: axonn-tune, the bundled runtime.",
-            shell_complete=_completing(_frameworks),
-        ),
-        set_option(
-            "Change one value of the model, machine or workload, as in machine.accelerator.memory_gib=80, or of the "
-            "framework's step, as in step.sequence_parallel=false."
-        ),
-    ]
+def added(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
+    """Add options to a command, in this order."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
-def _limits(*, ranks: bool) -> list[Callable[[F], F]]:
-    """Options that pin the search; `ranks`: also --rank-by."""
-    pins = [
+_WORKLOAD = (
+    document_option(
+        "machine", "Machine: a name from `axonn-tune machines list`, or a YAML file.", default=DEFAULT_MACHINE
+    ),
+    click.option("--seq", type=_COUNT, metavar="N", help="Tokens in a sequence. Default: the model's."),
+    click.option("--precision", type=SuggestingChoice(PRECISIONS), help="Number format. Default: bf16."),
+    click.option(
+        "--framework",
+        metavar="NAME",
+        help="Framework whose layouts are ranked, such as megatron-core, torchtitan, fsdp, deepspeed, axonn. Its "
+        "own names pin axes too: --tp 8 --pp 4, --dp-shard 16. Default: axonn-tune, the bundled runtime.",
+        shell_complete=complete_names("framework"),
+    ),
+    set_option(
+        "Change one value of the model, machine or workload, as in machine.accelerator.memory_gib=80, or of the "
+        "framework's step, as in step.sequence_parallel=false."
+    ),
+)
+_CANDIDATES = (
+    *(
         click.option(f"--{axis}", type=_COUNT, metavar="N", help=f"Only grids with this size of axis {axis}.")
         for axis in AXES
-    ]
-    rank_by = click.option(
-        "--rank-by",
-        type=SuggestingChoice(RANK_BY),
-        help="Time to rank by: all communication, exposed communication, or the whole step (iteration is another word "
-        "for it). Default: communication; with --pipeline and for other frameworks, step.",
-    )
-    return [
-        *([rank_by] if ranks else []),
-        *pins,
-        click.option(
-            "--pipeline",
-            is_flag=False,
-            flag_value="any",
-            metavar="[N]",
-            callback=parse_pipeline,
-            help="Search pipeline stages too, or only N stages. Default for other frameworks; N = 1: no stages.",
-        ),
-        click.option(
-            "--chunks", type=_COUNT, metavar="N", help="Only this number of chunks per pipeline stage (interleaving)."
-        ),
-        click.option(
-            "--order",
-            metavar="AXES",
-            help="Only this rank order, fastest-varying axis first: x,y,z,data. Axes left out, as in tables those of "
-            "size 1, come last.",
-        ),
-        click.option(
-            "--recompute",
-            type=SuggestingChoice(RECOMPUTES),
-            help="Only this kind of activation recomputation (checkpointing).",
-        ),
-        click.option(
-            "--micro-batch", type=_COUNT, metavar="N", help="Only this micro-batch, in sequences of one rank."
-        ),
-        click.option(
-            "--kept-layers",
-            type=Count(0),
-            metavar="N",
-            help="Layers not resharded after forward. Default: as many as fit.",
-        ),
-    ]
-
-
-def _execution() -> list[Callable[[F], F]]:
-    """Options of the execution of a step."""
-    return [
-        click.option(
-            "--shard-optimizer/--no-shard-optimizer",
-            default=None,
-            help="Shard FP32 master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
-        ),
-        click.option(
-            "--split-micro-batch",
-            is_flag=True,
-            help="Two-batch overlap: interleave two half micro-batches, one's all-reduce behind the other's GEMMs.",
-        ),
-        click.option(
-            "--overlap",
-            type=SuggestingChoice(OVERLAPS),
-            metavar="NAME",
-            multiple=True,
-            help=f"Overlap only this; may be repeated: {', '.join(OVERLAPS)}. Default: everything.",
-        ),
-        click.option(
-            "--no-overlap",
-            type=SuggestingChoice((*OVERLAPS, "all")),
-            metavar="[NAME]",
-            multiple=True,
-            is_flag=False,
-            flag_value="all",
-            help="Do not overlap this; without a name, no overlap at all. May be repeated.",
-        ),
-    ]
+    ),
+    click.option(
+        "--pipeline",
+        is_flag=False,
+        flag_value="any",
+        metavar="[N]",
+        callback=parse_pipeline,
+        help="Search pipeline stages too, or only N stages. Default for other frameworks; N = 1: no stages.",
+    ),
+    click.option(
+        "--chunks", type=_COUNT, metavar="N", help="Only this number of chunks per pipeline stage (interleaving)."
+    ),
+    click.option(
+        "--order",
+        metavar="AXES",
+        help="Only this rank order, fastest-varying axis first: x,y,z,data. Axes left out, as in tables those of "
+        "size 1, come last.",
+    ),
+    click.option(
+        "--recompute",
+        type=SuggestingChoice(RECOMPUTES),
+        help="Only this kind of activation recomputation (checkpointing).",
+    ),
+    click.option("--micro-batch", type=_COUNT, metavar="N", help="Only this micro-batch, in sequences of one rank."),
+    click.option(
+        "--kept-layers",
+        type=Count(0),
+        metavar="N",
+        help="Layers not resharded after forward. Default: as many as fit.",
+    ),
+    click.option(
+        "--shard-optimizer/--no-shard-optimizer",
+        default=None,
+        help="Shard FP32 master weights and optimizer states over the data axis (ZeRO-1). Default: no.",
+    ),
+    click.option(
+        "--split-micro-batch",
+        is_flag=True,
+        help="Two-batch overlap: interleave two half micro-batches, one's all-reduce behind the other's GEMMs.",
+    ),
+    click.option(
+        "--overlap",
+        type=SuggestingChoice(OVERLAPS),
+        metavar="NAME",
+        multiple=True,
+        help=f"Overlap only this; may be repeated: {', '.join(OVERLAPS)}. Default: everything.",
+    ),
+    click.option(
+        "--no-overlap",
+        type=SuggestingChoice((*OVERLAPS, "all")),
+        metavar="[NAME]",
+        multiple=True,
+        is_flag=False,
+        flag_value="all",
+        help="Do not overlap this; without a name, no overlap at all. May be repeated.",
+    ),
+    help_option,
+)
 
 
 def search_options(*, required: bool = True, lists: bool = False, ranks: bool = True) -> Callable[[F], F]:
@@ -344,14 +307,19 @@ def search_options(*, required: bool = True, lists: bool = False, ranks: bool = 
     required: --gpus and --model must be given; lists: the command has its own --gpus and --batch;
     ranks: --rank-by is among them.
     """
-
-    def decorate(callback: F) -> F:
-        decorated = help_option(callback)
-        for option in reversed([*_inputs(required=required, lists=lists), *_limits(ranks=ranks), *_execution()]):
-            decorated = option(decorated)
-        return decorated
-
-    return decorate
+    how_many = click.option("--gpus", type=_COUNT, required=required, metavar="N", help="Number of GPUs.")
+    batch = click.option(
+        "--batch", type=_COUNT, metavar="N", help="Global batch size, in sequences. Default: the model's."
+    )
+    model = document_option("model", "Model: a name from `axonn-tune models list`, or a YAML file.", required=required)
+    rank_by = click.option(
+        "--rank-by",
+        type=SuggestingChoice(RANK_BY),
+        help="Time to rank by: all communication, exposed communication, or the whole step (iteration is another word "
+        "for it). Default: communication; with --pipeline and for other frameworks, step.",
+    )
+    inputs = [model] if lists else [how_many, batch, model]
+    return added([*inputs, *_WORKLOAD, *([rank_by] if ranks else []), *_CANDIDATES])
 
 
 def format_option(formats: Sequence[str] = ("table", "json", "csv", "md")) -> Callable[[F], F]:
@@ -463,11 +431,6 @@ _BESIDE_COMMAND = (
 """Options for facts that a command file does not state."""
 
 
-def from_command_option(words: str) -> Callable[[F], F]:
-    """`--from-command`; `words`: help text."""
-    return click.option("--from-command", metavar="FILE", help=words)
-
-
 def beside_command(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a search that were given beside a command; click.UsageError for those that pin its layout."""
     refuse_search(f"{path} says", options, allowed=_BESIDE_COMMAND)
@@ -546,25 +509,20 @@ def load(options: Mapping[str, Any]) -> Inputs:
 
 
 def say_assumed(*searched: Inputs) -> None:
-    """Print the assumed machine, batches and sequence lengths on standard error."""
+    """Print the assumed machine, and the batch and sequence length of imported models, on standard error."""
     if not (given("machine") or all("AxoNN paper" in one.model.document.description for one in searched)):
         name = searched[0].machine.document.name
         click.echo(f"Priced on {name}, since no --machine was given: `axonn-tune machines list` has others.", err=True)
-    for inputs in searched:
-        _say_imported(inputs)
-
-
-def _say_imported(inputs: Inputs) -> None:
-    """Say what was assumed of the workload when a model was imported."""
-    model, workload = inputs.model.document, inputs.problem.workload
-    guessed = model.source.partition("assumed:")[2]
-    words = {
-        "batch": f"a batch of {workload.global_batch:,} sequences (--batch)",
-        "seq": f"{workload.sequence_length:,} of up to {model.max_sequence_length:,} tokens in a sequence (--seq)",
-    }
-    names = {"batch": "batch", "seq": "sequence length"}
-    if taken := [words[option] for option, name in names.items() if name in guessed and not given(option)]:
-        click.echo(f"Assumed when the model was imported: {' and '.join(taken)}.", err=True)
+    for one in searched:
+        model, workload = one.model.document, one.problem.workload
+        of_length = f"{workload.sequence_length:,} of up to {model.max_sequence_length:,} tokens in a sequence (--seq)"
+        options = (
+            ("batch", "batch", f"a batch of {workload.global_batch:,} sequences (--batch)"),
+            ("seq", "sequence length", of_length),
+        )
+        guessed = model.source.partition("assumed:")[2]
+        if taken := [words for option, name, words in options if name in guessed and not given(option)]:
+            click.echo(f"Assumed when the model was imported: {' and '.join(taken)}.", err=True)
 
 
 def write_or_print(output: str | None, text: str, *, wrote: str | None) -> None:

@@ -49,11 +49,6 @@ language server: `# yaml-language-server: $schema=machine.json` as a file's firs
 """
 
 
-def render_files_page() -> str:
-    """The page of all documents, with a table of keys for each."""
-    return FILES_PREAMBLE + tables()
-
-
 def render(root: click.Command, name: str = "axonn-tune") -> str:
     """Return the reference of a command and all below it as Markdown, one section each."""
     sections = [f"## {title}\n\n```text\n{text}\n```\n" for title, text in _helps(root, name, None)]
@@ -62,17 +57,14 @@ def render(root: click.Command, name: str = "axonn-tune") -> str:
 
 def render_launch_page(page: str) -> str:
     """The page on launch configs with its example as `EXAMPLE` writes it, but for the date."""
-    before, fence, rest = page.partition("```yaml\n")
-    return before + fence + _launch_example() + rest[rest.index("```") :]
-
-
-def _launch_example() -> str:
     from axonn_tune.api.search import search
     from axonn_tune.launch.config import launch_text
 
     launch = replace(search("nano", gpus=1, machine="localhost"), call=EXAMPLE).launch_config()
     provenance = launch.provenance.model_copy(update={"created": EXAMPLE_CREATED})
-    return launch_text(launch.model_copy(update={"provenance": provenance}))
+    before, fence, rest = page.partition("```yaml\n")
+    example = launch_text(launch.model_copy(update={"provenance": provenance}))
+    return before + fence + example + rest[rest.index("```") :]
 
 
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
@@ -90,7 +82,7 @@ def _helps(command: click.Command, name: str, parent: click.Context | None) -> I
 def main(*, check: bool) -> None:
     """Write docs/cli.md, docs/files.md and the example in docs/launch.md."""
     launch = render_launch_page(LAUNCH_PATH.read_text(encoding="utf-8"))
-    texts = {PATH: render(cli), FILES_PATH: render_files_page(), LAUNCH_PATH: launch}
+    texts = {PATH: render(cli), FILES_PATH: FILES_PREAMBLE + tables(), LAUNCH_PATH: launch}
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if not check:
         for path in stale:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +123,7 @@ def data_command(
       axonn-tune data books/ --include *.txt -o tokens.bin
     """
     from axonn_tune.errors import UsageError
+    from axonn_tune.report.output import progress
     from axonn_tune.runtime import tokens
 
     if not paths and not python_stdlib:
@@ -134,20 +134,6 @@ def data_command(
     if vocab is not None and chosen.vocab > vocab:
         raise UsageError(f"tokenizer {chosen.name!r} has {chosen.vocab:,} ids, --vocab allows {vocab:,}")
     total_bytes = sum(file.stat().st_size for file in files)
-    with _reading_progress(total_bytes) as advance:
-        ids = tokens.encoded(files, chosen, on_read=advance)
-        header = tokens.write_tokens(output, ids, vocab=chosen.vocab, tokenizer=chosen.name)
-    click.echo(
-        f"wrote {output}: {header.count:,} tokens from {total_bytes / 1e6:,.1f} MB of text, "
-        f"vocabulary {header.vocab:,} ({header.tokenizer})"
-    )
-
-
-@contextmanager
-def _reading_progress(total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Takes the bytes read since the last time."""
-    from axonn_tune.report.output import progress
-
     read_bytes = 0
     with progress("reading text") as tell:
 
@@ -156,7 +142,12 @@ def _reading_progress(total_bytes: int) -> Iterator[Callable[[int], None]]:
             read_bytes += size
             tell(read_bytes / max(total_bytes, 1), f"{read_bytes / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB")
 
-        yield advance
+        ids = tokens.encoded(files, chosen, on_read=advance)
+        header = tokens.write_tokens(output, ids, vocab=chosen.vocab, tokenizer=chosen.name)
+    click.echo(
+        f"wrote {output}: {header.count:,} tokens from {total_bytes / 1e6:,.1f} MB of text, "
+        f"vocabulary {header.vocab:,} ({header.tokenizer})"
+    )
 
 
 @click.command("export", short_help="Write a checkpoint's parameters as one safetensors file.")
@@ -209,8 +200,10 @@ def doctor_command(*, launch: str | None, output_format: str) -> None:
     from axonn_tune.errors import EnvironmentProblem
     from axonn_tune.launch import host
     from axonn_tune.report.inventory import doctor_json, doctor_text
+    from axonn_tune.specs.launch import Launch
+    from axonn_tune.specs.loading import load_document
 
-    document = None if launch is None else _loaded(launch)
+    document = None if launch is None else load_document(launch, schema=Launch)
     devices = host.torch_devices()
     findings = [
         *host.host_checks(),
@@ -229,27 +222,16 @@ def doctor_command(*, launch: str | None, output_format: str) -> None:
         raise EnvironmentProblem(f"{launch} cannot run here: {listed}")
 
 
-def _loaded(path: str) -> Launch:
-    from axonn_tune.specs.launch import Launch
-    from axonn_tune.specs.loading import load_document
-
-    return load_document(path, schema=Launch)
-
-
 def _needed(launch: Launch, devices: dict[str, Any] | None) -> list[HostCheck]:
     """Checks of a launch config on this host."""
     from axonn_tune.launch.host import HostCheck, launch_checks
 
     found = list(launch_checks(launch, gpus=len(devices.get("gpus", ())) if devices else 0))
-    if devices is None:
-        found.insert(
-            0, HostCheck("launch config", "torch", "not here", "missing", "pip install '.[runtime]' in the checkout")
-        )
-    elif "error" in devices:
-        found.insert(
-            0, HostCheck("launch config", "torch", devices["error"], "missing", "`import torch` does not work")
-        )
-    return found
+    if devices is not None and "error" not in devices:
+        return found
+    missing = ("not here", "pip install '.[runtime]' in the checkout")
+    here, note = missing if devices is None else (devices["error"], "`import torch` does not work")
+    return [HostCheck("launch config", "torch", here, "missing", note), *found]
 
 
 def _torch_findings(devices: dict[str, Any] | None) -> Iterator[HostCheck]:

@@ -22,12 +22,11 @@ from axonn_tune.cli.options import (
     color_option,
     columns_option,
     command_line,
+    document_option,
     format_option,
-    from_command_option,
     given,
     help_option,
     html_option,
-    machine_option,
     quiet_option,
     refuse_search,
     require_problem,
@@ -42,7 +41,7 @@ from axonn_tune.cli.options import (
 
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import ExplainFormat, Explanation
-    from axonn_tune.api.search import Cost, Format, SearchResult
+    from axonn_tune.api.search import Format, SearchResult
     from axonn_tune.launch.scripts import Emit
 
 
@@ -84,10 +83,8 @@ if TYPE_CHECKING:
 @color_option
 def search_command(
     *,
-    cost: tuple[Cost, ...],
     top: int,
     with_rejected: bool,
-    variants: bool,
     output_format: Format,
     wide: bool,
     columns: tuple[str, ...],
@@ -121,7 +118,7 @@ def search_command(
     named = {"html": html, "tokens": tokens, **{name: options[name] for name in ("model", "machine")}}
     if output:
         _keep_apart(output, named, framework=options["framework"])
-    found = search(**options, cost=cost, variants=variants)
+    found = search(**options)
     found.results.require_row(pick)
     shown = found.render(
         output_format,
@@ -202,7 +199,11 @@ def _write(
 @click.argument("launch", required=False, metavar="[LAUNCH]")
 @search_options(required=False)
 @tokens_total_option
-@from_command_option("Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed).")
+@click.option(
+    "--from-command",
+    metavar="FILE",
+    help="Explain the run that a script or config file starts (Megatron-LM, NeMo, torchtitan, DeepSpeed).",
+)
 @click.option("--pick", type=Count(), default=1, show_default=True, help="Row of the ranking to explain.")
 @click.option("--trace", metavar="FILE", help="Also write the predicted step as a trace for Perfetto.")
 @click.option("--terms", is_flag=True, help="In tables, one row for each collective of each layer, with its formula.")
@@ -287,7 +288,6 @@ def explain_launch_said(path: str, *, machine: str | None, tokens_total: str | N
 @color_option
 def sweep_command(
     *,
-    weak: bool,
     output_format: Format,
     wide: bool,
     columns: tuple[str, ...],
@@ -306,7 +306,7 @@ def sweep_command(
     """
     from axonn_tune.api.analysis import sweep
 
-    found = sweep(**options, weak=weak)
+    found = sweep(**options)
     show(found, found.render(output_format, wide=wide, columns=columns, color=color), html=html)
     # The first point of each model: a batch given for it holds there.
     say_assumed(*reversed({point.inputs.model.sha256: point.inputs for point in reversed(found.points)}.values()))
@@ -316,7 +316,11 @@ def sweep_command(
 @click.command("compare", cls=SearchCommand, short_help="Compare with the best layouts of other frameworks.")
 @search_options(ranks=False, required=False)
 @tokens_total_option
-@from_command_option("Compare for the run that a script or config file starts, and with its own layout.")
+@click.option(
+    "--from-command",
+    metavar="FILE",
+    help="Compare for the run that a script or config file starts, and with its own layout.",
+)
 @format_option()
 @click.option("--wide", is_flag=True, help="Print all columns.")
 @html_option
@@ -358,7 +362,7 @@ def compare_command(
 @click.command("report", short_help="Write results as one HTML file.")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("-o", "--output", required=True, metavar="FILE.HTML", help="Write the report here.")
-@machine_option("Machine profile of launch configs, instead of the one they name.")
+@document_option("machine", "Machine profile of launch configs, instead of the one they name.")
 @quiet_option
 @help_option
 def report_command(*, sources: tuple[str, ...], output: str, machine: str | None, quiet: bool) -> None:
@@ -387,7 +391,7 @@ def report_command(*, sources: tuple[str, ...], output: str, machine: str | None
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("-o", "--output", metavar="FILE", help="Write the trace here. Default: standard output.")
 @click.option("--step", type=Count(), metavar="N", help="Measured step. Default: of median duration.")
-@machine_option("Predict for this machine. Default: the one that the launch config names.")
+@document_option("machine", "Predict for this machine. Default: the one that the launch config names.")
 @quiet_option
 @help_option
 def trace_command(

@@ -354,7 +354,6 @@ def _record(
     reason: str,
     top: int,
 ) -> None:
-    """Write the baseline."""
     from axonn_tune.files import write_text_atomically
     from axonn_tune.specs.document import to_yaml
     from axonn_tune.specs.loading import load_document

@@ -17,30 +17,12 @@ from axonn_tune import __version__
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import UNKNOWN
 from axonn_tune.report import page
-from axonn_tune.report.output import (
-    NOTHING,
-    PERCENT,
-    Column,
-    Json,
-    count,
-    fields_of,
-    percent,
-    share,
-    text_of,
-    words,
-)
+from axonn_tune.report.output import NOTHING, PERCENT, Column, Json, count, fields_of, percent, share, text_of, words
 from axonn_tune.report.ranking_section import MOST_ROWS
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.units import GIB, MICRO, show_seconds
-from axonn_tune.validation.published.accuracy import (
-    Accuracy,
-    FamilyQuality,
-    Files,
-    LeftOut,
-    PredictedRow,
-    StepSummary,
-)
+from axonn_tune.validation.published.accuracy import Accuracy, FamilyQuality, Files, LeftOut, PredictedRow, StepSummary
 from axonn_tune.validation.published.cases import framework_of, nearest_framework
 from axonn_tune.validation.published.measurements import RELATIVE, Evaluation, errors_by_group
 from axonn_tune.validation.published.rows import SHIPPED
@@ -212,7 +194,6 @@ def accuracy_document(found: Accuracy) -> Json:
 
 
 def _step_summary(summary: StepSummary) -> Json:
-    """Figures of a summary."""
     groups = {f"by_{what}": getattr(summary, f"by_{what}") for what in _GROUPINGS}
     return {
         **asdict(summary.errors),
@@ -309,7 +290,11 @@ def _steps_text(title: str, steps: Sequence[PredictedRow]) -> str:
 def _step_row(one: PredictedRow) -> Json:
     """Cells of a step in tables."""
     row, configuration = one.row, one.configuration
-    known = one.low_s is not None and one.high_s is not None
+    interval, held = None, None
+    if one.low_s is not None and one.high_s is not None:
+        interval = f"{one.low_s:.3f} to {one.high_s:.3f}"
+        if row.step_s:
+            held = "yes" if one.low_s <= row.step_s <= one.high_s else "no"
     return {
         **fields_of(row, ("id", "framework", "gpu", "gpus", "model")),
         "source": row.dataset,
@@ -320,20 +305,13 @@ def _step_row(one: PredictedRow) -> Json:
         **_error_cells(one.error),
         "low": one.low_s,
         "high": one.high_s,
-        "interval": f"{one.low_s:.3f} to {one.high_s:.3f}" if known else None,
-        "held": _within(one),
+        "interval": interval,
+        "held": held,
         "micro_batch": configuration and configuration.micro_batch,
         "recompute": configuration and configuration.recompute,
         "memory": one.memory_bytes,
         **fields_of(one, ("plain_s", "plain_error", "why_not")),
     }
-
-
-def _within(one: PredictedRow) -> str | None:
-    """Whether the interval contains the measured time; None if either is missing."""
-    if one.low_s is None or one.high_s is None or not one.row.step_s:
-        return None
-    return "yes" if one.low_s <= one.row.step_s <= one.high_s else "no"
 
 
 def _error_cells(error: float | None) -> Json:
@@ -365,13 +343,12 @@ def _read(files: Files) -> Iterator[tuple[str, str]]:
 
 
 def _steps_section(found: Accuracy) -> Json:
-    """Training steps."""
     summary = found.summary
     points = [_step_point(one) for one in found.steps if one.error is not None]
     groups = {"source": _with_all(summary), "framework": summary.by_framework, "accelerator": summary.by_accelerator}
     blocks = [
         *([points_figure(points, STEPS, title=_FIGURE)] if points else []),
-        *(_errors_table(found, what=what, title=f"Errors by {what}") for what, found in groups.items() if points),
+        *(_errors_table(found, what=what) for what, found in groups.items() if points),
         *([families_table(summary.families)] if summary.families else []),
         *([_steps_table(found.steps)] if summary.predicted else []),
         *([_refused_steps(summary.not_predicted)] if summary.not_predicted else []),
@@ -410,20 +387,16 @@ def _error_cards(errors: Errors) -> list[Json]:
 
 
 def _step_point(one: PredictedRow) -> ScatterPoint:
-    """A step with its tooltip."""
-    row, configuration = one.row, one.configuration
-    assert configuration is not None, row.id
-    assert one.predicted_s is not None, row.id
-    assert row.step_s, row.id
+    row = _step_row(one)
     said = [
-        row.id,
-        f"{row.framework}, {row.model} on {row.gpus:,} {row.gpu}",
-        f"{one.layout}, micro-batch {configuration.micro_batch}, recompute {configuration.recompute}",
-        _both(row.step_s, one.predicted_s, STEPS),
+        row["id"],
+        f"{row['framework']}, {row['model']} on {row['gpus']:,} {row['gpu']}",
+        f"{row['layout']}, micro-batch {row['micro_batch']}, recompute {row['recompute']}",
+        _both(row["measured"], row["predicted"], STEPS),
     ]
-    if one.low_s is not None and one.high_s is not None:
-        said.append(f"80% interval: {STEPS.show(one.low_s)} to {STEPS.show(one.high_s)}")
-    return ScatterPoint(row.dataset, row.step_s, one.predicted_s, _said(said))
+    if row["interval"]:
+        said.append(f"80% interval: {STEPS.show(row['low'])} to {STEPS.show(row['high'])}")
+    return ScatterPoint(row["source"], row["measured"], row["predicted"], _said(said))
 
 
 def _both(measured: float, predicted: float, unit: DisplayUnit) -> str:
@@ -449,7 +422,7 @@ def _kind_section(kind: _Kind, identity: str) -> Json:
     note = f"Errors are of {f'rows{kind.large}' if kind.large else 'all rows'}."
     blocks = [
         *(made for title, _, rows, unit in shown for made in _kind_figure(kind, rows, unit, title=title)),
-        *([_errors_table(errors, what="group", title="Errors by group", note=note)] if errors["all"].rows else []),
+        *([_errors_table(errors, what="group", note=note)] if errors["all"].rows else []),
         *(
             _kind_table(rows, unit, identity=f"{identity}-rows-{number}", title=title)
             for number, (_, title, rows, unit) in enumerate(shown, start=1)
@@ -485,12 +458,15 @@ def points_figure(points: Sequence[ScatterPoint], unit: DisplayUnit, *, title: s
     errors: dict[int, Json] = {
         number: {"y": [[one.error / PERCENT for one in found]]} for number, found in enumerate(series.values())
     }
-    ends = _axis_ends(drawn)
+    values = [value for one in drawn for value in (one.measured, one.predicted)]
+    # With room on both sides.
+    ends = (0.8 * min(values), 1.25 * max(values))
     for share_off in (0.0, NEAR, -NEAR):
         errors[len(traces)] = {"y": [[share_off / PERCENT] * 2]}
         traces.append(_error_line(ends, share_off))
     times = {number: {"y": [trace["y"]]} for number, trace in enumerate(traces)}
-    axis = _log_axis(ends, unit)
+    ticks = page.round_ticks(*ends, unit=unit.per)
+    axis = {"type": "log", "tickvals": ticks, "ticktext": [unit.show(tick) for tick in ticks]}
     layout = {
         "xaxis": {"title": {"text": "measured"}, **axis},
         "yaxis": {"title": {"text": "predicted"}, **axis},
@@ -525,17 +501,6 @@ def _by_series(points: Sequence[ScatterPoint]) -> Mapping[str, list[ScatterPoint
     return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
-def _axis_ends(points: Sequence[ScatterPoint]) -> tuple[float, float]:
-    """The range of all values, with room on both sides."""
-    values = [value for one in points for value in (one.measured, one.predicted)]
-    return 0.8 * min(values), 1.25 * max(values)
-
-
-def _log_axis(ends: tuple[float, float], unit: DisplayUnit) -> Json:
-    ticks = page.round_ticks(*ends, unit=unit.per)
-    return {"type": "log", "tickvals": ticks, "ticktext": [unit.show(tick) for tick in ticks]}
-
-
 def _points_trace(name: str, points: Sequence[ScatterPoint], number: int) -> Json:
     symbol = _SYMBOLS[number // len(page.SERIES) % len(_SYMBOLS)]
     return page.point_trace(
@@ -557,12 +522,12 @@ def _error_line(ends: tuple[float, float], error: float) -> Json:
 _REFUSED = "Rows without a prediction"
 
 
-def _errors_table(groups: Mapping[str, Errors], *, what: str, title: str, note: str = "") -> Json:
+def _errors_table(groups: Mapping[str, Errors], *, what: str, note: str = "") -> Json:
     """Errors by group, the worst mean first; `all`, if it is there, last."""
     named = words("name", what, "What errors are counted by.", 44)
     ordered = sorted(groups.items(), key=lambda item: (item[0] == "all", -item[1].mape))
     rows = [{"name": name, **asdict(one)} for name, one in ordered if one.rows]
-    return page.table("", title, (named, *_ERRORS), rows, note=note, tall=len(rows) > _FEW)
+    return page.table("", f"Errors by {what}", (named, *_ERRORS), rows, note=note, tall=len(rows) > _FEW)
 
 
 def families_table(families: Sequence[FamilyQuality]) -> Json:
@@ -580,7 +545,6 @@ def _steps_table(steps: Sequence[PredictedRow]) -> Json:
 
 
 def _kind_table(evaluations: Sequence[Evaluation], unit: DisplayUnit, *, identity: str, title: str) -> Json:
-    """Rows of another kind."""
     columns = (
         words("id", "row", "Its name in the file, or its line.", 16),
         words("group", "group", "Error group of the row.", 44),

@@ -139,11 +139,6 @@ class ConfigurationDetail:
     inputs: Inputs
     pricing: Pricing
 
-    @property
-    def terms(self) -> list[Json]:
-        """Its terms: those of the document, or as it would have them."""
-        return self.config.get("terms") or [term_json(term) for term in self.pricing.terms]
-
 
 def detailed(config: Json, inputs: Inputs) -> ConfigurationDetail | None:
     """Price a configuration of the contract; None if it does not say enough, as those of other cost models do not."""
@@ -215,7 +210,8 @@ def detail_blocks(
     source: what launch configs and scripts say they were written by, where that command is not known.
     """
     config, pricing = found.config, found.pricing
-    rows = [term_row(term, layouts.framework) for term in found.terms]
+    listed = config.get("terms") or [term_json(term) for term in pricing.terms]
+    rows = [term_row(term, layouts.framework) for term in listed]
     terms = page.table("", "", [COLLECTIVE[key] for key in _TERMS], rows)
     computed = [page.text(line_sentences(found.inputs.problem, pricing), title="How calls are priced")]
     blocks = [
@@ -225,8 +221,8 @@ def detail_blocks(
         *_in_words(found),
         *timeline_figures(pricing),
         memory_figure(pricing),
-        page.fold(f"Every collective ({len(found.terms)}), with α and β", [terms, *computed]),
-        page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(pricing, found.inputs.problem))]),
+        page.fold(f"Every collective ({len(rows)}), with α and β", [terms, *computed]),
+        page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(pricing, found.inputs.problem)[:-1])]),
     ]
     if explain:
         blocks.append(page.command(shlex.join([*explain, *layouts.pins(config)]), title="The same in the terminal"))
@@ -304,9 +300,8 @@ def _in_words(found: ConfigurationDetail) -> list[Json]:
     config = found.config
     if config["low_s"] is None or config["mfu"] is None:
         return []
-    told = {key: config[key] for key in ("rank", "low_s", "high_s", "tokens_per_s", "mfu", "hfu")}
-    sizes, order = tuple(config.get(axis, 1) for axis in ALL_AXES), tuple(config["order"].split(","))
-    entry = Entry(sizes=sizes, axes=ALL_AXES, order=order, **told)
+    told = {key: config[key] for key in ("low_s", "high_s", "tokens_per_s", "mfu", "hfu")}
+    entry = Entry(sizes=(), axes=(), **told)
     story = paragraphs(PricedConfiguration(found.inputs, entry, found.pricing))
     return [page.fold("The step in words", [page.text([" ".join(part) for part in story])])]
 
@@ -325,7 +320,7 @@ def outcome(config: Json) -> str:
 def config_cards(config: Json, *, limit_bytes: float) -> list[Json]:
     """The numbers that matter most of one configuration of the contract."""
     hfu, total = config["hfu"], show_count(config.get("tokens_total") or 0)
-    hours = [config.get(f"gpu_hours{end}") for end in ("_low", "_high")]
+    hours = " to ".join(show_count(config.get(f"gpu_hours{end}") or 0) for end in ("_low", "_high"))
     days = days_interval(config)
     found: list[tuple[str, str, Callable[[float], str], str]] = [
         ("step", "iteration_s", show_seconds, page.interval_words(config)),
@@ -336,12 +331,7 @@ def config_cards(config: Json, *, limit_bytes: float) -> list[Json]:
         ("computation", "compute_s", show_seconds, "kernels of one GPU"),
         ("tokens/s", "tokens_per_s", "{:,.0f}".format, "of all GPUs"),
         (f"days, {total} tokens", "days", show_days, f"80%: {days}"),
-        (
-            f"GPU-hours, {total} tokens",
-            "gpu_hours",
-            show_count,
-            f"80%: {' to '.join(show_count(one or 0) for one in hours)}",
-        ),
+        (f"GPU-hours, {total} tokens", "gpu_hours", show_count, f"80%: {hours}"),
     ]
     return [
         page.card(label, show(config[key]), note=note)
@@ -409,7 +399,6 @@ _TERMS = (
 
 def timeline_figures(pricing: Pricing) -> list[Json]:
     """One layer forward, one backward, and the step."""
-    forward, backward = layer_bars(pricing)
     step = step_bars(pricing, finest_s=pricing.iteration_s / _STEP_PARTS)
     micro_batches = pricing.accumulation
     batches = f"All {micro_batches:,} micro-batches of the step" if micro_batches > 1 else "The step's only micro-batch"
@@ -420,8 +409,8 @@ def timeline_figures(pricing: Pricing) -> list[Json]:
     )
     of_backward, names = "The same block in the backward pass, recompute included.", pricing.framework
     return [
-        _lane_figure("One layer, forward", forward, note=of_forward, names=names),
-        _lane_figure("One layer, backward", backward, note=of_backward, names=names),
+        _lane_figure("One layer, forward", layer_bars(pricing, "forward"), note=of_forward, names=names),
+        _lane_figure("One layer, backward", layer_bars(pricing, "backward"), note=of_backward, names=names),
         _lane_figure("The whole step", step, note=of_step, names=names, faint=True),
     ]
 
@@ -444,7 +433,10 @@ def _lane_figure(title: str, bars: Sequence[Bar], *, note: str, names: Framework
     layout = {
         "barmode": "overlay",
         "xaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-        "yaxis": page.named_axis([_lane_name(lane, names) for lane in lanes], below=0.5, above=0.5),
+        # There is little room beside a lane.
+        "yaxis": page.named_axis(
+            [over_axis(lane.removeprefix("communication "), names) for lane in lanes], below=0.5, above=0.5
+        ),
     }
     height = _BASE_HEIGHT + _LANE_HEIGHT * len(lanes)
     return page.figure(title, traces, layout=layout, height=height, note=note)
@@ -505,13 +497,7 @@ def over_axis(what: str, names: Framework) -> str:
     return f"{call}{over}{names.called(axes)}{comma}{where}" if over and axes != "world" else what
 
 
-def _lane_name(lane: str, names: Framework) -> str:
-    """A lane beside the figure, where there is little room."""
-    return over_axis(lane.removeprefix("communication "), names)
-
-
 def _bar_color(what: str, lane: str) -> str:
-    """Color of a kind of bar."""
     if what == WAITING:
         return page.WAIT
     if what == SEVERAL:
@@ -563,14 +549,12 @@ def phase_bar(stretch: Stretch) -> Bar:
     return Bar(COMPUTE_LANE, phase, phase, stretch.start_s, stretch.end_s, busy_s)
 
 
-def layer_bars(pricing: Pricing) -> tuple[list[Bar], list[Bar]]:
-    """One block forward and one backward, from time 0 each: the kind there is most of, of the last micro-batch."""
+def layer_bars(pricing: Pricing, phase: str) -> list[Bar]:
+    """One block, forward or backward, from time 0: the kind there is most of, of the last micro-batch.
+
+    With what earlier ones have sent, if there are earlier ones.
+    """
     stretches = pricing.batches[-1].stretches
-    return _layer(stretches, "forward"), _layer(stretches, "backward")
-
-
-def _layer(stretches: Iterable[Stretch], phase: str) -> list[Bar]:
-    """The longest run of equal blocks; with what earlier ones have sent, if there are earlier ones."""
     blocks = [one for one in stretches if one.names[0].startswith("block ") and one.names[0].endswith(phase)]
     chosen = max(blocks, key=lambda one: len(one.names))
     lasts_s = chosen.end_s - chosen.start_s

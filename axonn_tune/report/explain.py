@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -148,7 +148,7 @@ def explain_markdown(parts_of: Sequence[ExplainSection]) -> str:
     parts = []
     for section in parts_of:
         cells = cells_of(section.columns, section.rows)
-        table = markdown_table([column.heading for column in section.columns], cells) if cells else ""
+        table = markdown_table(section.columns, cells) if cells else ""
         listed = "\n".join(f"- {sentence}" for sentence in section.sentences)
         story = [" ".join(part) for part in section.paragraphs]
         commands = "\n".join(["```console", *(f"$ {command}" for command in section.commands), "```"])
@@ -200,7 +200,6 @@ def gap_to_peak(pricing: Pricing, problem: Problem) -> list[tuple[str, float]]:
 
 
 def _gap(subject: PricedConfiguration) -> ExplainSection:
-    """The gap to peak as bars."""
     step_s = subject.pricing.iteration_s
     rows = [
         {"what": what, "seconds": spent_s, "share": spent_s / step_s, "bar": "█" * round(_BAR * spent_s / step_s)}
@@ -209,6 +208,9 @@ def _gap(subject: PricedConfiguration) -> ExplainSection:
     return ExplainSection("Gap to peak", columns=_GAP, rows=rows)
 
 
+_EXPOSED = (
+    "Exposed: computation waits for it. Collectives queue on a network, so one can be exposed because of another."
+)
 _BY_KIND = ("call", "group", "count", "bytes", "tier", "seconds", "exposed_s", "overlapped_with")
 
 
@@ -222,10 +224,7 @@ def _collectives(subject: PricedConfiguration) -> ExplainSection:
     columns[_BY_KIND.index("bytes")] = replace(COLLECTIVE["bytes"], title="all\nbuffers")
     total = {"seconds": pricing.communication_s, "exposed_s": pricing.exposed_communication_s}
     rows = [*map(_kind_row, kinds.values()), {**dict.fromkeys(_BY_KIND, ""), "call": "all", **total}]
-    note = (
-        "Exposed: computation waits for it. Collectives queue on a network, so one can be exposed because of another. "
-        "--terms lists those of each layer, with α, β and how they are priced."
-    )
+    note = f"{_EXPOSED} --terms lists those of each layer, with α, β and how they are priced."
     return ExplainSection("Collectives per rank and step", columns=columns, rows=rows, notes=[note])
 
 
@@ -241,15 +240,20 @@ def _kind_row(rows: Sequence[Json]) -> Json:
 
 
 _SENT = ("number", "phase", "layer", "op", "axis", "group", "formula", "bytes", "count")
-_COSTS = ("number", "call", "tier", "algorithm", "latency_s", "bandwidth_bytes_per_s")
-_COSTS_S = ("seconds", "exposed_s", "overlapped_with")
+_COSTS = (
+    *("number", "call", "tier", "algorithm", "latency_s", "bandwidth_bytes_per_s"),
+    *("seconds", "exposed_s", "overlapped_with"),
+)
 
 
 def _sent(subject: PricedConfiguration) -> ExplainSection:
-    """Every collective, and its size."""
+    """Every collective, its size, and the meaning and value of every letter in the formulas."""
+    pricing = subject.pricing
     columns = [COLLECTIVE[key] for key in _SENT]
     columns[_SENT.index("bytes")] = replace(COLLECTIVE["bytes"], title="one\ncall")
-    note = f"Letters: {_letters(subject.pricing)}."
+    used = {name for term in pricing.terms for name, _ in term.collective.size_bytes.powers}
+    letters = [f"{name} = {pricing.values[name]:,.0f} ({what})" for name, what in _MEANINGS.items() if name in used]
+    note = f"Letters: {', '.join(letters)}."
     return ExplainSection("Collectives per rank and step", columns=columns, rows=_term_rows(subject), notes=[note])
 
 
@@ -286,37 +290,23 @@ _MEANINGS = {
 }
 
 
-def _letters(pricing: Pricing) -> str:
-    """Meaning and value of every letter in the formulas."""
-    used = {name for term in pricing.terms for name, _ in term.collective.size_bytes.powers}
-    return ", ".join(f"{name} = {pricing.values[name]:,.0f} ({_MEANINGS[name]})" for name in _MEANINGS if name in used)
-
-
 def _costs(subject: PricedConfiguration) -> ExplainSection:
-    """Cost of every collective."""
     pricing = subject.pricing
-    blank: Json = dict.fromkeys((*_COSTS, *_COSTS_S), "")
+    blank: Json = dict.fromkeys(_COSTS, "")
     total_s = {"seconds": pricing.communication_s, "exposed_s": pricing.exposed_communication_s}
-    note = (
-        "One call takes α + bytes/β. Exposed: computation waits for it. Collectives queue on a network, so one can be "
-        "exposed because of another."
-    )
     return ExplainSection(
         "Collective costs",
-        columns=[_in_ms(COLLECTIVE[key]) for key in (*_COSTS, *_COSTS_S)],
+        columns=[_in_ms(COLLECTIVE[key]) for key in _COSTS],
         rows=[*_term_rows(subject), {**blank, "call": "all", **total_s}],
-        notes=[note],
+        notes=[f"One call takes α + bytes/β. {_EXPOSED}"],
     )
 
 
 def _in_ms(column: Column) -> Column:
     """A column of seconds with a unit in each cell, ms below 1 s."""
     titles = {"seconds": "all\ncalls", "exposed_s": "exposed"}
-    return replace(column, title=titles[column.key], show=_time_cell) if column.key in titles else column
-
-
-def _time_cell(seconds: float) -> str:
-    return show_seconds(seconds) if seconds else "0"
+    show: Callable[[float], str] = lambda seconds: show_seconds(seconds) if seconds else "0"  # noqa: E731
+    return replace(column, title=titles[column.key], show=show) if column.key in titles else column
 
 
 _NOT_OVERLAPPED = ("not overlappable", "no compute left")
@@ -342,25 +332,21 @@ WORK_COLUMNS = (
 
 
 def work_rows(pricing: Pricing, problem: Problem) -> list[Json]:
-    """Computation by kind and phase, in the order of the step."""
+    """Computation by kind and phase, in the order of the step; last all of it."""
     peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
     work = sorted(work_by_kind(pricing, problem.workload), key=lambda each: _PHASES.index(each.phase))
-    return [_work_row(each, pricing, peak) for each in work]
-
-
-def _work_row(work: Work, pricing: Pricing, peak: float) -> Json:
-    rate = work.flops / work.seconds if work.flops else None
-    shares = {"share": work.seconds / pricing.compute_s, "of_peak": rate and rate / peak}
-    return {"kind": work.kind, "phase": work.phase, "seconds": work.seconds, "rate": rate, **shares}
+    rows = []
+    for each in (*work, Work("all", "", pricing.compute_s, pricing.executed_flops)):
+        rate = each.flops / each.seconds if each.flops else None
+        shares = {"share": each.seconds / pricing.compute_s, "of_peak": rate and rate / peak}
+        rows.append({**fields_of(each, ("kind", "phase", "seconds")), "rate": rate, **shares})
+    return rows
 
 
 def _computation(subject: PricedConfiguration) -> ExplainSection:
-    pricing, problem = subject.pricing, subject.inputs.problem
-    peak = problem.machine.accelerator.peak_flops_per_s(problem.workload.precision)
-    whole = _work_row(Work("all", "", pricing.compute_s, pricing.executed_flops), pricing, peak)
-    rows = [*work_rows(pricing, problem), whole]
+    rows = work_rows(subject.pricing, subject.inputs.problem)
     note = "TFLOP/s of attention count the masked half of the scores, as MFU does here; causal kernels skip it."
-    of = ", of the stage that computes longest" if pricing.computing else ""
+    of = ", of the stage that computes longest" if subject.pricing.computing else ""
     return ExplainSection(f"Computation per rank and step{of}", columns=WORK_COLUMNS, rows=rows, notes=[note])
 
 
@@ -511,22 +497,15 @@ def _placement(grid: Grid, machine: Machine, framework: Framework) -> Iterator[s
 def _place(grid: Grid, axis: str, machine: Machine) -> str:
     """Placement of one group's members."""
     stride, size, inner = grid.stride(axis), grid.axis_size(axis), machine.tiers[0]
+    wide_enough = (tier.name for tier in machine.tiers if tier.ranks is None or stride * size <= tier.ranks)
+    outermost = next(wide_enough, machine.tiers[-1].name)
     if inner.ranks is None or stride * size <= inner.ranks:
         return f"is {size} GPUs joined by {inner.name}"
     if stride >= inner.ranks:
-        return f"is {size} GPUs, each in another {inner.name} domain, joined by {_outer(grid, axis, machine)}"
+        return f"is {size} GPUs, each in another {inner.name} domain, joined by {outermost}"
     together = inner.ranks // stride
     domains = -(-size // together)
-    joined = _outer(grid, axis, machine)
-    return f"is {size} GPUs, {together} in each of {domains} {inner.name} domains, which {joined} joins"
-
-
-def _outer(grid: Grid, axis: str, machine: Machine) -> str:
-    """The outermost network that a group crosses."""
-    reach = grid.stride(axis) * grid.axis_size(axis)
-    return next(
-        (tier.name for tier in machine.tiers if tier.ranks is None or reach <= tier.ranks), machine.tiers[-1].name
-    )
+    return f"is {size} GPUs, {together} in each of {domains} {inner.name} domains, which {outermost} joins"
 
 
 def _saved(pricing: Pricing) -> Iterator[str]:
@@ -631,8 +610,8 @@ def _sentence(term: Term, path: Route, machine: Machine, *, over: str) -> str:
     passes = "2" if term.op == "all_reduce" else ""
     formula = _ALGORITHMS.get(line.algorithm, "").format(passes=passes, denominator="(2(p−1))" if passes else "(p−1)")
     protocol = next(each for each in machine.library.protocols if each.name == line.protocol)
-    numbers = [f"p = {path.size}", f"launch {show_seconds(machine.library.launch_s)}", *_numbers(path, machine)]
-    numbers += _factors(protocol)
+    launch = show_seconds(machine.library.launch_s)
+    numbers = [f"p = {path.size}", f"launch {launch}", *_numbers(path, machine, protocol)]
     return (
         f"{term.op} over {over}, {line.algorithm} ({line.protocol}): {formula}. "
         f"Here {', '.join(numbers)}: α = {show_seconds(line.latency_s)}, "
@@ -640,8 +619,8 @@ def _sentence(term: Term, path: Route, machine: Machine, *, over: str) -> str:
     )
 
 
-def _numbers(path: Route, machine: Machine) -> Iterator[str]:
-    """Hops by network level, and the bandwidth of shared links."""
+def _numbers(path: Route, machine: Machine, protocol: Protocol) -> Iterator[str]:
+    """Hops by network level, the bandwidth of shared links, and what the protocol changes."""
     hops = [
         f"{count} of {show_seconds(tier.latency_s)} ({tier.name})"
         for count, tier in zip(path.hops, machine.tiers, strict=True)
@@ -656,10 +635,6 @@ def _numbers(path: Route, machine: Machine) -> Iterator[str]:
             f" (1/{round(shared)} of {outermost.name}'s {outermost.bandwidth_gb_per_s:g} GB/s, which groups share)"
         )
     yield bandwidth
-
-
-def _factors(protocol: Protocol) -> Iterator[str]:
-    """What the protocol changes."""
     if protocol.latency_factor != 1.0:
         yield f"hops' latency × {protocol.latency_factor:g}"
     if protocol.bandwidth_factor != 1.0:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.errors import UsageError
-from axonn_tune.report.output import Column, Heading, Json, Table, fields_of, json_text, text_table, words
+from axonn_tune.report.output import Column, Json, Table, fields_of, json_text, text_table, words
 from axonn_tune.units import counted, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _tier(tier: Tier) -> str:
 
 
 _STATES: dict[State, str] = {"ok": "ok", "missing": "missing", "differs": "differs", "noted": ""}
-_FINDING_HEADINGS = tuple(Heading(title, left=True) for title in ("what", "here", "state", "note"))
+_FINDING = tuple(words(title, title) for title in ("what", "here", "state", "note"))
 
 
 def doctor_text(findings: Sequence[HostCheck]) -> str:
@@ -117,7 +117,7 @@ def doctor_text(findings: Sequence[HostCheck]) -> str:
         if number == 0 or finding.area != findings[number - 1].area:
             rows += [["", "", "", ""], [finding.area.upper(), "", "", ""]]
         rows.append([finding.what, finding.here, _STATES[finding.state], finding.note])
-    return text_table(_FINDING_HEADINGS, rows)
+    return text_table(_FINDING, rows)
 
 
 def doctor_json(findings: Sequence[HostCheck]) -> str:
@@ -128,24 +128,14 @@ def doctor_json(findings: Sequence[HostCheck]) -> str:
 
 def calibration_lines(done: Calibration) -> Iterator[str]:
     """The numbers that matter, how well they fit, and which points are outliers."""
-    machine = done.machine
+    machine, accelerator = done.machine, done.machine.accelerator
     yield f"{machine.name}: {machine.description}"
-    yield _compute_line(machine)
-    yield from _network_lines(machine)
-    yield from _fit_lines(done)
-
-
-def _compute_line(machine: Machine) -> str:
-    accelerator = machine.accelerator
     (precision, peak), *_ = accelerator.peak_tflops.items()
     reached = ", ".join(f"{layout} {share:.0%}" for layout, share in accelerator.matmul_efficiency.items())
-    return (
+    yield (
         f"sustained per rank, all ranks busy: {peak * 1e3:.3g} GFLOP/s in {precision} (large GEMMs {reached}), copies "
         f"{accelerator.memory_bandwidth_gb_per_s:.3g} GB/s, {accelerator.kernel_launch_us:.3g} µs a kernel launch"
     )
-
-
-def _network_lines(machine: Machine) -> Iterator[str]:
     for tier in machine.tiers:
         for kind in tier.collectives or ():
             used = tier.used_by(kind)
@@ -153,6 +143,7 @@ def _network_lines(machine: Machine) -> Iterator[str]:
                 f"{tier.name}, {kind}: α {show_seconds(used.latency_s)} a hop, β {used.bandwidth_gb_per_s:.3g} GB/s, "
                 f"launch {show_seconds(machine.library.launch_s)}"
             )
+    yield from _fit_lines(done)
 
 
 def _fit_lines(done: Calibration) -> Iterator[str]:
@@ -239,15 +230,11 @@ def _panel(kind: str, found: FitSeries, scale: FitScale) -> Iterator[str]:
         yield f'<text x="{_LEFT - 4}" y="{scale.y(time):.1f}" text-anchor="end">{show_seconds(time)}</text>'
     for number, (label, points) in enumerate(found.items()):
         color = _COLORS[number % len(_COLORS)]
-        yield from _drawn(sorted(points), color, scale)
+        line = " ".join(f"{scale.x(size):.1f},{scale.y(fitted):.1f}" for size, _, fitted in sorted(points))
+        yield f'<polyline points="{line}" fill="none" stroke="{color}"/>'
+        for size, measured, _ in sorted(points):
+            yield f'<circle cx="{scale.x(size):.1f}" cy="{scale.y(measured):.1f}" r="2.5" fill="{color}"/>'
         yield f'<text x="{_LEFT + 8}" y="{_TOP + 12 * number}" fill="{color}">{escape(label)}</text>'
-
-
-def _drawn(points: Sequence[tuple[float, float, float]], color: str, scale: FitScale) -> Iterator[str]:
-    line = " ".join(f"{scale.x(size):.1f},{scale.y(fitted):.1f}" for size, _, fitted in points)
-    yield f'<polyline points="{line}" fill="none" stroke="{color}"/>'
-    for size, measured, _ in points:
-        yield f'<circle cx="{scale.x(size):.1f}" cy="{scale.y(measured):.1f}" r="2.5" fill="{color}"/>'
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

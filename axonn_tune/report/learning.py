@@ -1,21 +1,394 @@
-"""What was learned from runs, as text: every number before and after, what it rests on, what contradicts."""
+"""What was learned from runs, and diagnoses of runs, as text, JSON and a section, with commands for faster layouts.
+
+Of learning: every number before and after, what it rests on, what contradicts. For a run that is only stated: its
+configuration, assumptions, and faster layouts.
+"""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from axonn_tune import __version__
-from axonn_tune.learning.evidence import WHOLE
+from axonn_tune.cost.prediction import Pricing
+from axonn_tune.errors import UsageError
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
+from axonn_tune.learning.diagnose import Cause, Diagnosis
+from axonn_tune.learning.evidence import WHOLE, Setup
 from axonn_tune.learning.learn import Learning, Row, deviations
-from axonn_tune.learning.reading import Evidence
-from axonn_tune.report.output import Column, Json, fields_of, signed_percent, text_of, words, wrapped
-from axonn_tune.units import GB, show_seconds
+from axonn_tune.learning.setups import Change, layout_words
+from axonn_tune.learning.stated import CommandRun
+from axonn_tune.report import page
+from axonn_tune.report.explain import ExplainSection
+from axonn_tune.report.output import PERCENT, Column, Json, fields_of, percent, signed_percent, text_of, words, wrapped
+from axonn_tune.specs.catalog import available, load_model
+from axonn_tune.specs.model import Model
+from axonn_tune.specs.workload import OVERLAPS
+from axonn_tune.units import GB, counted, show_bytes, show_interval, show_seconds
 
-SCHEMA = "axonn-tune/learning/1"
-_LISTED = 20
+if TYPE_CHECKING:
+    from axonn_tune.learning.reading import Evidence
+
+LEARNING_SCHEMA, DIAGNOSIS_SCHEMA = "axonn-tune/learning/1", "axonn-tune/diagnosis/1"
+LIKELY, LISTED = 0.01, 6
+"""Least probability and largest number of listed explanations."""
+
+EXPLAINED = 0.1
+"""Share of the gap below which a cause explains nothing."""
+
+MISFIT = 2.0
+"""Residual of the best explanation, in standard deviations, above which none fits."""
+
+_DESCRIPTIVE = {"schema_", "name", "description", "family", "source", "defaults"}
+"""Fields of a model that no price depends on, and its family, which selects a similar model."""
+
+_CAUSES = (
+    Column("probability", "how likely", show=percent),
+    words("title", "what"),
+    words("words", "most likely"),
+    Column("explains_s", "explains", show=lambda seconds: f"{'-' if seconds < 0 else '+'}{show_seconds(abs(seconds))}"),
+)
+_CHANGES = (Column("gain", "gain", show=percent), Column("step_s", "step", show=show_seconds), words("words", "change"))
+
+
+def diagnosis_text(found: Diagnosis, *, machine: str, model: str | None = None, remarks: Sequence[str] = ()) -> str:
+    """Assumptions, assessment, explanations of the gap, and faster layouts.
+
+    machine, model: as stated, for commands. remarks: assumptions about the evidence.
+    """
+    said = "".join(f"{wrapped(words)}\n" for words in (*remarks, *_assumed(found)))
+    parts = [f"{found.name}\n{said}{wrapped(verdict(found))}\n"]
+    if likely := _likely(found):
+        parts.append(text_of(_CAUSES, likely))
+    parts += ["".join(f"{wrapped(note)}\n" for note in _notes(found))]
+    if found.changes and not found.faster:
+        faster = f"Faster than the predicted {show_seconds(found.predicted_s)}, by the profile:"
+        parts.append(f"{faster}\n\n" + text_of(_CHANGES, found.changes))
+        parts.append("\n".join(command_of(change, machine=machine, model=model) for change in found.changes) + "\n")
+    return "\n".join(part for part in parts if part)
+
+
+def verdict(found: Diagnosis) -> str:
+    """Assessment of the run in two sentences."""
+    off = found.measured_s / found.predicted_s - 1.0
+    said = (
+        f"The {found.of} took {show_seconds(found.measured_s)}, predicted {show_seconds(found.predicted_s)} "
+        f"({show_interval(found.low_s, found.high_s)}): {signed_percent(off)}"
+    )
+    depends = _depends(found)
+    if found.reasonable:
+        return f"{said}, which is reasonable{depends}."
+    if found.faster:
+        wrong = "Its stated layout, batch or machine is probably wrong."
+        return f"{said}, faster than predicted{depends}. {wrong}"
+    return f"{said}, slower than predicted{depends}."
+
+
+def _depends(found: Diagnosis) -> str:
+    """The assumptions on which an assessment depends, and the opposite one; "" without any."""
+    turned = [
+        (one, [other for other in one.others if other.reasonable != found.reasonable])
+        for one in found.assumed
+        if any(other.reasonable != found.reasonable for other in one.others)
+    ]
+    if not turned:
+        return ""
+    cells = ", ".join(f"{one.column}={one.taken}" for one, _ in turned)
+    others = " or ".join(
+        f"{other.words} ({show_seconds(other.step_s)} predicted)" for _, several in turned for other in several
+    )
+    return f", if {cells} as assumed; {'not ' if found.reasonable else ''}reasonable with {others}"
+
+
+def _assumed(found: Diagnosis) -> Iterator[str]:
+    """Settings that the file does not state, and the steps of others."""
+    if not found.assumed:
+        return
+    cells = ", ".join(f"{one.column}={one.taken}" for one in found.assumed)
+    others = [f"{show_seconds(other.step_s)} with {other.words}" for one in found.assumed for other in one.others]
+    instead = f" Otherwise the prediction is {', '.join(others)}." if others else ""
+    fact = cells.partition(",")[0]
+    yield f"Assumed: {cells}, not stated by the file.{instead} Add the columns, or pass them, as in --fact {fact}."
+
+
+def _likely(found: Diagnosis) -> list[Cause]:
+    """Causes that explain a part of the gap, in its direction, and are not all too improbable."""
+    gap_s = found.measured_s - found.predicted_s
+    told = [cause for cause in found.causes if cause.explains_s * gap_s >= EXPLAINED * gap_s**2]
+    return [cause for cause in told[:LISTED] if cause.probability >= LIKELY]
+
+
+def _notes(found: Diagnosis) -> Iterator[str]:
+    nothing = "no fault" if found.reasonable else "none of these causes, and an error of the prediction itself"
+    yield f"Probability of {nothing}: {percent(found.healthy, decimals=0)}."
+    if found.of == "step" and not found.learned:
+        yield (
+            "The 80% interval has the half-widths of the profile, which has learned from no step: `axonn-tune learn` "
+            "with a run that is known to be good narrows it."
+        )
+    if found.misfit > MISFIT:
+        yield (
+            f"No explanation fits well: even the best leaves {found.misfit:.1f} standard deviations, so "
+            "the probabilities say little. Is the machine profile that of this machine?"
+        )
+    yield from dict.fromkeys(cause.advice for cause in _likely(found)[:3] if cause.advice)
+
+
+def command_of(change: Change, *, machine: str, model: str | None = None) -> str:
+    """The command that writes the launch files of a change, or explains it if there are none."""
+    # Imported here: few reports have commands.
+    from axonn_tune.launch.commands import command_of as started
+
+    setup = change.setup
+    words = pins(setup, machine=machine, model=model)
+    if setup.framework.name == AXONN_TUNE.name:
+        return shlex.join(["axonn-tune", *words, "-o", "launch.yaml"])
+    try:
+        started(setup.price(lambda same: same), model=setup.model, machine=setup.machine, workload=setup.workload)
+    except UsageError:
+        return shlex.join(["axonn-tune", "explain", *words])
+    return shlex.join(["axonn-tune", *words, "-o", "run.sh"])
+
+
+def pins(setup: Setup, *, machine: str, model: str | None = None) -> list[str]:
+    """Options that pin this step configuration."""
+    one, workload, framework = setup.configuration, setup.workload, setup.framework
+    found = ["--gpus", str(one.grid.world), *_model_words(setup.model, model), "--machine", machine]
+    if framework.name != AXONN_TUNE.name:
+        found += ["--framework", framework.name]
+    found += ["--batch", str(workload.global_batch), "--seq", str(workload.sequence_length)]
+    found += ["--precision", workload.precision]
+    found += [
+        word
+        for axis, size in one.grid.by_axis.items()
+        if axis in framework.axes
+        for word in (framework.option(axis), str(size))
+    ]
+    if framework.permuted:
+        found += ["--order", ",".join(axis for axis in one.grid.order if axis in framework.axes and axis != "pipeline")]
+    found += ["--micro-batch", str(one.micro_batch), "--recompute", one.recompute]
+    found += ["--kept-layers", str(one.kept_layers)] if one.kept_layers is not None else []
+    found += [framework.option("chunks"), str(one.chunks)] if one.chunks > 1 else []
+    found += [word for name in OVERLAPS if name not in workload.overlaps for word in ("--no-overlap", name)]
+    found += ["--split-micro-batch"] if workload.split_micro_batch else []
+    found += ["--shard-optimizer"] if workload.shard_optimizer_over_data else []
+    return [*found, *_step_words(setup)]
+
+
+def _step_words(setup: Setup) -> Iterator[str]:
+    """Options of the step that are not the framework's own, as `--set` takes them."""
+    plain = asdict(find_framework(setup.framework.name).step)
+    for name, value in asdict(setup.framework.step).items():
+        if value != plain[name]:
+            yield from ("--set", f"step.{name}={_word(value)}")
+
+
+def _model_words(model: Model, stated: str | None) -> list[str]:
+    """The stated model, or the nearest shipped one, with its differences."""
+    changed: dict[str, list[str]] = {}
+    for name in [stated] if stated else available("model"):
+        other = load_model(name).document
+        if stated or other.gated == model.gated:
+            changed[name] = list(_changed(model, other))
+    name = min(changed, key=lambda one: (len(changed[one]), one != model.name))
+    return ["--model", name, *(word for change in changed[name] for word in ("--set", change))]
+
+
+def _changed(model: Model, other: Model) -> Iterator[str]:
+    """Fields in which a model differs from another, as `--set` takes them."""
+    for name in Model.model_fields:
+        # Only a table of learned positions has a length that is priced.
+        idle = name in _DESCRIPTIVE or (name == "max_sequence_length" and not model.learned_positions)
+        if not idle and getattr(model, name) != getattr(other, name):
+            yield f"{name}={_word(getattr(model, name))}"
+
+
+def _word(value: object) -> str:
+    """A value as `--set` takes it."""
+    return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
+
+
+def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None, remarks: Sequence[str] = ()) -> Json:
+    """Everything, by the schema `axonn-tune/diagnosis/1`; remarks: on the evidence."""
+    times = ("name", "of", "measured_s", "predicted_s", "low_s", "high_s", "healthy", "misfit", "reasonable")
+    return {
+        "schema": DIAGNOSIS_SCHEMA,
+        "tool_version": __version__,
+        **fields_of(found, times),
+        "verdict": verdict(found),
+        "learned": found.learned,
+        "remarks": list(remarks),
+        "assumed": [asdict(one) for one in found.assumed],
+        "causes": [asdict(cause) for cause in found.causes],
+        "changes": [_change_json(change, machine=machine, model=model) for change in found.changes],
+    }
+
+
+def _change_json(change: Change, *, machine: str, model: str | None) -> Json:
+    return {
+        "words": change.words,
+        "layout": layout_words(change.setup.configuration, change.setup.framework),
+        "step_s": change.step_s,
+        "gain": change.gain,
+        "command": command_of(change, machine=machine, model=model),
+    }
+
+
+def diagnosis_section(
+    found: Diagnosis,
+    *,
+    machine: str,
+    identity: str,
+    source: str,
+    model: str | None = None,
+    remarks: Sequence[str] = (),
+) -> Json:
+    """A page section: assumptions, predicted and measured step, the gap and its causes, and commands."""
+    likely, interval = _likely(found), show_interval(found.low_s, found.high_s)
+    return page.section(
+        identity,
+        f"{found.name}: is it reasonable?",
+        verdict=[verdict(found), *remarks, *_assumed(found), *_notes(found)],
+        cards=[
+            page.card("measured", show_seconds(found.measured_s), note=found.of),
+            page.card("predicted", show_seconds(found.predicted_s), note=interval),
+            page.card("no fault", percent(found.healthy), note="probability"),
+        ],
+        blocks=[
+            *_figures(found, likely),
+            *(
+                page.command(
+                    command_of(one, machine=machine, model=model), title=f"{one.words}: {percent(one.gain)} less time"
+                )
+                for one in found.changes
+            ),
+            page.origin_fold([("source", source), ("schema", DIAGNOSIS_SCHEMA)]),
+        ],
+    )
+
+
+_S = {"title": {"text": "s"}}
+
+
+def _figures(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Json]:
+    """Predicted vs. measured; the gap and the share and probability of each explanation."""
+    whiskers = page.error_bars([found.high_s - found.predicted_s, 0.0], [found.predicted_s - found.low_s, 0.0])
+    both, colors = [found.predicted_s, found.measured_s], [page.PREDICTED, page.MEASURED]
+    yield page.named_bars(
+        f"The {found.of}", ["predicted", "measured"], both, color=colors, xaxis=_S, look={"error_x": whiskers}
+    )
+    if not likely:
+        return
+    names = ["measured - predicted", *(cause.title for cause in likely)]
+    gaps = [found.measured_s - found.predicted_s, *(cause.explains_s for cause in likely)]
+    colors = [page.MEASURED, *[page.PREDICTED] * len(likely)]
+    yield page.named_bars("The gap, and the time of each explanation", names, gaps, color=colors, xaxis=_S)
+    shares = [cause.probability / PERCENT for cause in likely]
+    yield page.named_bars(
+        "How likely",
+        [f"{one.title}: {one.words}" for one in likely],
+        shares,
+        color=page.ACCENT,
+        xaxis={"title": {"text": "%"}},
+    )
+
+
+# A run that is only stated.
+
+
+@dataclass(frozen=True)
+class StatedCommand:
+    """Facts about a command besides its prediction.
+
+    setup: what it runs. rank, layouts: rank of its grid in a search, None if rejected there; best_s: step of the first.
+    machine, model: as named.
+    """
+
+    run: CommandRun
+    setup: Setup
+    changes: tuple[Change, ...]
+    rank: int | None
+    layouts: int
+    best_s: float | None
+    machine: str
+    model: str | None = None
+
+
+def command_section(command: StatedCommand, pricing: Pricing) -> ExplainSection:
+    """The run and its assumptions."""
+    run, setup, name = command.run, command.setup, Path(command.run.path).name
+    model, workload, grid = setup.model, setup.workload, setup.configuration.grid
+    layout = layout_words(setup.configuration, setup.framework)
+    accumulated = counted(pricing.accumulation, "gradient accumulation step")
+    sentences = [
+        f"{name} runs {setup.framework.title} (line {run.lines[0]}) on {counted(grid.world, 'GPU')}: {layout}, "
+        f"{accumulated}, {workload.precision}.",
+        f"{model.name}, {model.parameters / 1e9:.3g} billion parameters: {model.layers} layers of hidden size "
+        f"{model.hidden:,}, {model.heads} heads, {model.kv_heads} key and value heads, FFN {model.ffn:,}, vocabulary "
+        f"{model.vocab:,}.",
+        *(f"Assumed: {words}." for words in run.assumed),
+    ]
+    needed, limit = float(pricing.memory.total_bytes), pricing.memory_limit_bytes
+    if needed > limit:
+        sentences.append(f"It is predicted to exceed memory: {show_bytes(needed)} of {show_bytes(limit)} usable.")
+    return ExplainSection("The run", sentences=sentences)
+
+
+def better_section(command: StatedCommand, step_s: float) -> ExplainSection:
+    """Rank of its layout in a search, and faster layouts."""
+    title, framework = "Faster layouts", command.setup.framework.title
+    sentences = []
+    if command.best_s is None:
+        sentences.append(f"A search finds no layout of {framework} that fits.")
+    else:
+        place = "rejects its grid" if command.rank is None else f"ranks its grid {command.rank} of {command.layouts}"
+        gain = 1.0 - command.best_s / step_s
+        than = (
+            f"{percent(abs(gain), decimals=1)} {'less' if gain > 0 else 'more'} than this run's {show_seconds(step_s)}"
+        )
+        sentences.append(
+            f"A search of {framework}'s layouts for this model, batch and number of GPUs {place}; the best that fits "
+            f"takes {show_seconds(command.best_s)}, {than}."
+        )
+    if not command.changes:
+        return ExplainSection(title, sentences=[*sentences, "No change is predicted to save 1% or more."])
+    return ExplainSection(
+        title,
+        sentences=sentences,
+        columns=_CHANGES,
+        rows=[fields_of(change, ("gain", "step_s", "words")) for change in command.changes],
+        commands=[command_of(change, machine=command.machine, model=command.model) for change in command.changes],
+    )
+
+
+def command_json(command: StatedCommand) -> Json:
+    """Fields of `axonn-tune/explain/1` for a command: the run, and changes."""
+    return {
+        "run": {
+            "path": command.run.path,
+            "line": command.run.lines[0],
+            "framework": command.setup.framework.name,
+            "layout": layout_words(command.setup.configuration, command.setup.framework),
+            "stated": {name: stated.value for name, stated in command.run.columns.items() if stated.line},
+            "assumed": list(command.run.assumed),
+            "rank": command.rank,
+            "layouts": command.layouts,
+            "best_step_s": command.best_s,
+        },
+        "changes": [_change_json(change, machine=command.machine, model=command.model) for change in command.changes],
+    }
+
+
+# What was learned.
+
+_LISTED_ROWS = 20
 """Rows of evidence listed, worst first."""
 
 _NUMBERS = (
@@ -46,10 +419,14 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
     steps = sorted(learning.rows, key=lambda row: (row.what not in WHOLE, -abs(row.after) / row.noise))
     of_bus = any(row.bus_bytes for row in steps)
     columns = [column for column in _ROWS if of_bus or column.key != "bus_bytes_per_s"]
-    parts.append(text_of(columns, [{**_row_fields(row), "mark": _mark(row)} for row in steps[:_LISTED]]))
-    if len(steps) > _LISTED:
-        parts.append(f"and {len(steps) - _LISTED} more rows with smaller errors\n")
-    notes = list(_notes(learning, evidence))
+    rows = [
+        {**_row_fields(row), "mark": "contradicts" if row.contradicts else "worse" if row.worse else ""}
+        for row in steps[:_LISTED_ROWS]
+    ]
+    parts.append(text_of(columns, rows))
+    if len(steps) > _LISTED_ROWS:
+        parts.append(f"and {len(steps) - _LISTED_ROWS} more rows with smaller errors\n")
+    notes = list(_learning_notes(learning, evidence))
     parts += ["".join(f"{wrapped(note)}\n" for note in notes)] if notes else []
     return "\n".join(parts)
 
@@ -57,7 +434,7 @@ def learning_text(learning: Learning, evidence: Evidence) -> str:
 def learning_json(learning: Learning, evidence: Evidence) -> Json:
     """The same with all rows, by the schema `axonn-tune/learning/1`; before, after: predicted / measured - 1."""
     return {
-        "schema": SCHEMA,
+        "schema": LEARNING_SCHEMA,
         "tool_version": __version__,
         "machine": learning.machine.name,
         **fields_of(evidence, ("sources", "assumed", "left_out"), assumed=[*evidence.assumed, *_unstated(evidence)]),
@@ -70,12 +447,10 @@ def learning_json(learning: Learning, evidence: Evidence) -> Json:
 
 def numbers_text(learning: Learning) -> str:
     """Numbers that moved, before and after; an empty text if none did."""
-    moved = _moved(learning)
-    return text_of(_NUMBERS, moved) if moved else ""
+    return text_of(_NUMBERS, _moved(learning))
 
 
 def _moved(learning: Learning) -> list[Json]:
-    """Numbers that moved."""
     learned = learning.machine.learned
     assert learned is not None, "written by learn"
     before, spreads = learning.prior.values, np.sqrt(np.diag(learning.prior.covariance)).tolist()
@@ -93,13 +468,7 @@ def _row_fields(row: Row) -> Json:
     return fields_of(row, named, bus_bytes_per_s=bus_bytes_per_s, **errors)
 
 
-def _mark(row: Row) -> str:
-    if row.contradicts:
-        return "contradicts"
-    return "worse" if row.worse else ""
-
-
-def _notes(learning: Learning, evidence: Evidence) -> Iterator[str]:
+def _learning_notes(learning: Learning, evidence: Evidence) -> Iterator[str]:
     """What the evidence does not say, what contradicts it or the profile, and what was assumed."""
     if learning.silent:
         yield f"This evidence says little or nothing about {_listed(_silent(learning))}: they keep their spread."

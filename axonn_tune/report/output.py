@@ -17,7 +17,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -39,18 +39,6 @@ SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_BARS = 30.0, 0.1
 
 ProgressFunction: TypeAlias = Callable[[float, str], None]
 """Takes the share that is done, 0 to 1, and a few words on what is being done now."""
-
-
-@dataclass(frozen=True)
-class Heading:
-    """Title of a column, unit included; a line break splits it over lines.
-
-    left: aligned to the left. whole: the title without breaks, where one is in a word.
-    """
-
-    title: str
-    left: bool = False
-    whole: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,10 +64,10 @@ class Column:
     show: Callable[[Any], str] | None = None
 
     @property
-    def heading(self) -> Heading:
-        """As texts have it."""
+    def heading(self) -> str:
+        """As texts have it; a line break splits it over lines."""
         title = self.label.replace(", ", ",\n") if self.title is None else self.title
-        return Heading(title.replace("\u00ad", "-\n"), left=self.text, whole=unbroken(title))
+        return title.replace("\u00ad", "-\n")
 
     def cells(self, rows: Sequence[object]) -> list[str]:
         """As texts have them: `-` for what is not known."""
@@ -143,13 +131,10 @@ class Table:
     @cached_property
     def shown(self) -> list[Column]:
         """The columns to show."""
-        require_columns(self.names, self.columns)
+        for name in self.names:
+            if name not in self.columns:
+                raise UsageError(f"no column {name!r}{suggest(name, self.columns)}; known: {', '.join(self.columns)}")
         return [self.columns[name] for name in self.names]
-
-    @cached_property
-    def headings(self) -> list[Heading]:
-        """Those of the columns to show."""
-        return [column.heading for column in self.shown]
 
     @cached_property
     def cells(self) -> list[list[str]]:
@@ -159,7 +144,7 @@ class Table:
     @property
     def width(self) -> int:
         """Characters of its longest line as text."""
-        return max(map(len, text_table(self.headings, self.cells).splitlines()))
+        return max(map(len, text_table(self.shown, self.cells).splitlines()))
 
     @property
     def values(self) -> list[list[object]]:
@@ -172,10 +157,22 @@ class Table:
             return csv_table(self.fields, self.values)
         if output_format == "md":
             listed = "".join(f"- {note}\n" for note in self.notes)
-            return markdown_table(self.headings, self.cells) + (f"\n{listed}" if listed else "")
+            return markdown_table(self.shown, self.cells) + (f"\n{listed}" if listed else "")
         below = ("\n" if self.apart else "").join(f"{wrapped(note)}\n" for note in self.notes)
-        shown = text_table(self.headings, self.cells, color=color, best=self.best)
+        shown = text_table(self.shown, self.cells, color=color, best=self.best)
         return shown + (f"\n{below}" if below else "")
+
+    def fitted(self, spare: Sequence[str], *, aside: str = "") -> Table:
+        """Without those of the spare columns, in their order, that make it wider than a line.
+
+        aside: a column that comes last and is long, and does not count.
+        """
+        table = self
+        for name in spare:
+            if replace(table, names=[one for one in table.names if one != aside]).width <= WIDTH:
+                break
+            table = replace(table, names=[one for one in table.names if one != name])
+        return table
 
     def frame(self) -> pd.DataFrame:
         """The fields as a data frame."""
@@ -188,8 +185,8 @@ class Table:
         # Imported here: its tables of entities cost a command line more than all its options.
         from html import escape
 
-        sides = ["left" if heading.left else "right" for heading in self.headings]
-        head = _html_row("th", [escape(heading.title) for heading in self.headings], sides)
+        sides = ["left" if column.text else "right" for column in self.shown]
+        head = _html_row("th", [escape(column.heading) for column in self.shown], sides)
         body = "".join(_html_row("td", map(escape, row), sides) for row in self.cells)
         table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>" if self.rows else ""
         return table + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
@@ -201,8 +198,8 @@ class Table:
         from rich.text import Text
 
         table = RichTable(box=None, pad_edge=False, header_style="bold")
-        for heading in self.headings:
-            table.add_column(Text(heading.title), justify="left" if heading.left else "right", overflow="fold")
+        for column in self.shown:
+            table.add_column(Text(column.heading), justify="left" if column.text else "right", overflow="fold")
         for row in self.cells:
             table.add_row(*map(Text, row))
         return Group(*([table] if self.rows else []), *map(Text, self.notes))
@@ -215,7 +212,7 @@ def cells_of(columns: Sequence[Column], rows: Sequence[object]) -> list[list[str
 
 def text_of(columns: Sequence[Column], rows: Sequence[object]) -> str:
     """The rows as aligned text; nothing without rows."""
-    return text_table([column.heading for column in columns], cells_of(columns, rows)) if rows else ""
+    return text_table(columns, cells_of(columns, rows)) if rows else ""
 
 
 def _html_row(tag: str, cells: Iterable[str], sides: Sequence[str]) -> str:
@@ -250,39 +247,31 @@ def colored(text: str, color: str) -> str:
     return f"{color}{text}{RESET}" if color and text else text
 
 
-def require_columns(names: Sequence[str], known: Iterable[str]) -> None:
-    """UsageError for a column that does not exist, with the nearest that does."""
-    listed = list(known)
-    for name in names:
-        if name not in listed:
-            raise UsageError(f"no column {name!r}{suggest(name, listed)}; known: {', '.join(listed)}")
-
-
 def text_table(
-    headings: Sequence[Heading], rows: Sequence[Sequence[str]], *, color: bool = False, best: int | None = None
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], *, color: bool = False, best: int | None = None
 ) -> str:
     """Columns two spaces apart; with `color` the headings are bold and row `best` is green."""
-    titles = [heading.title.split("\n") for heading in headings]
+    titles = [column.heading.split("\n") for column in columns]
     height = max(map(len, titles))
     head = [[*[""] * (height - len(lines)), *lines] for lines in titles]
     cells = [*zip(*head, strict=True), *rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
     lines = []
     for number, row in enumerate(cells):
         line = "  ".join(
-            cell.ljust(width) if heading.left else cell.rjust(width)
-            for cell, width, heading in zip(row, widths, headings, strict=True)
+            cell.ljust(width) if column.text else cell.rjust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
         ).rstrip()
         style = BOLD if number < height else GREEN if best is not None and number == height + best else ""
         lines.append(f"{style}{line}{RESET}" if color and style else line)
     return "\n".join(lines) + "\n"
 
 
-def markdown_table(headings: Sequence[Heading], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
     """A table as GitHub reads it."""
     lines = [
-        _markdown_row([heading.whole or heading.title.replace("\n", " ") for heading in headings]),
-        _markdown_row([":---" if heading.left else "---:" for heading in headings]),
+        _markdown_row([unbroken(column.label if column.title is None else column.title) for column in columns]),
+        _markdown_row([":---" if column.text else "---:" for column in columns]),
     ]
     lines += [_markdown_row([" ".join(cell.split()) for cell in row]) for row in rows]
     return "\n".join(lines) + "\n"
@@ -293,7 +282,7 @@ def csv_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([_csv_cell(cell) for cell in row] for row in rows)
+    writer.writerows([str(cell).lower() if isinstance(cell, bool) else cell for cell in row] for row in rows)
     return output.getvalue()
 
 
@@ -340,23 +329,18 @@ def _markdown_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(escaped)} |"
 
 
-def _csv_cell(cell: object) -> object:
-    if isinstance(cell, bool):
-        return "true" if cell else "false"
-    return repr(cell) if isinstance(cell, float) else cell
-
-
 def fields_of(source: object, names: Iterable[str], **own: object) -> Json:
     """What `source` has under these names, in their order; `own`: what stands under some of them instead."""
     return {name: own[name] if name in own else getattr(source, name) for name in names}
 
 
-def json_text(document: Json, *, indent: int | None = None) -> str:
+def json_text(document: Json, *, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
     """JSON text with every digit; a number that is not finite becomes null, which JSON has instead."""
+    dumps = partial(json.dumps, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)
     try:
-        return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
+        return f"{dumps(document)}\n"
     except ValueError:
-        return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
+        return f"{dumps(_finite(document))}\n"
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value

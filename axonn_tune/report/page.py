@@ -299,7 +299,11 @@ def table(
 def column_json(column: Column, values: Sequence[Cell]) -> Json:
     """A column with its values, every digit of them; repeated words are kept once."""
     numbers = [value / column.per for value in values if isinstance(value, int | float)]
+    decimals = _decimals(numbers) if column.decimals is None else column.decimals
+    ends = [f"{number:,.{decimals}f}" for number in (min(numbers), max(numbers))] if numbers else []
     label = column.label.replace("\n", " ")
+    # A heading breaks at spaces and soft hyphens, a number nowhere.
+    unbreakable = [*label.replace("\u00ad", "- ").split(), *ends]
     found: Json = {
         "key": column.key,
         "label": label,
@@ -307,24 +311,14 @@ def column_json(column: Column, values: Sequence[Cell]) -> Json:
         "text": column.text,
         "hidden": column.hidden,
         "per": column.per,
-        "decimals": (decimals := _decimals(numbers) if column.decimals is None else column.decimals),
-        "width": max(_width(label), _longest(numbers, decimals), column.width_ch if column.text else 0),
+        "decimals": decimals,
+        "width": max(*map(len, unbreakable), column.width_ch if column.text else 0),
     }
     if not column.text:
         return {**found, "values": list(values)}
     known = list(dict.fromkeys(value for value in values if value is not None))
     places = {word: place for place, word in enumerate(known)}
     return {**found, "words": known, "values": [None if value is None else places[value] for value in values]}
-
-
-def _width(label: str) -> int:
-    """Characters of the longest part of a heading that cannot be broken."""
-    return max(len(part) for part in label.replace("\u00ad", "- ").split())
-
-
-def _longest(numbers: Sequence[float], decimals: int) -> int:
-    """Characters of the longest number as it is shown."""
-    return max((len(f"{number:,.{decimals}f}") for number in (min(numbers), max(numbers))), default=0) if numbers else 0
 
 
 def _decimals(numbers: Sequence[float]) -> int:
@@ -468,15 +462,20 @@ def require_plotly() -> None:
 
 
 def page_text(sections: Sequence[Json], *, command: str) -> str:
-    """The whole file as text."""
+    """The whole file as text; EnvironmentProblem without plotly."""
+    require_plotly()
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
     made = datetime.now(UTC).isoformat(timespec="seconds")
     data = {"made": f"Written by axonn-tune {__version__}, {made}", "command": command, "sections": list(sections)}
     title = sections[0]["title"] if len(sections) == 1 else f"{len(sections)} results"
     parts = {
         "TITLE": escape(f"axonn-tune: {title}"),
         "STYLE": _static_file("style.css"),
-        "DATA": _in_script(json_text(data)),
-        "PLOTLY": base64.b64encode(_plotly()).decode("ascii"),
+        # No HTML parser takes a part of it for the end of the element it stands in.
+        "DATA": json_text(data, separators=(",", ":")).rstrip("\n").replace("<", "\\u003c"),
+        # Compressed it is four times smaller, and browsers unpack it by themselves.
+        "PLOTLY": base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode("ascii"),
         "SCRIPT": "\n".join(map(_static_file, _SCRIPTS)),
     }
     text = _static_file("template.html")
@@ -485,20 +484,6 @@ def page_text(sections: Sequence[Json], *, command: str) -> str:
         assert mark, f"the template has no %{name}%"
         text = before + value + after
     return text
-
-
-def _plotly() -> bytes:
-    """plotly's own script, compressed: four times smaller, and browsers unpack it by themselves."""
-    try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise EnvironmentProblem(MISSING) from error
-    return gzip.compress(get_plotlyjs().encode(), mtime=0)
-
-
-def _in_script(text: str) -> str:
-    """JSON that no HTML parser takes for the end of the element it stands in."""
-    return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _static_file(name: str) -> str:

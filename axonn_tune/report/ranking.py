@@ -30,7 +30,6 @@ from axonn_tune.report.output import (
     BLUE,
     NOTHING,
     PERCENT,
-    WIDTH,
     YELLOW,
     Column,
     Json,
@@ -106,17 +105,11 @@ def ranking_table(
         (*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because", *training_names(problem)),
         best=0 if entries and entries[0].feasible else None,
     )
-    return _with_bars(table if names or wide else _fitted(table), terminal)
-
-
-def _fitted(table: Table) -> Table:
-    """The table without columns that make it wider than a line; reasons, which are long, come last and do not count."""
-    spare = ("exposed_communication_s", "shortest_step_s") if "days" in table.names else ()
-    for name in (_LEFT_OUT_FIRST[0], *spare, *_LEFT_OUT_FIRST[1:]):
-        if replace(table, names=[one for one in table.names if one != "rejected_because"]).width <= WIDTH:
-            return table
-        table = replace(table, names=[one for one in table.names if one != name])
-    return table
+    if not (names or wide):
+        first, *rest = _LEFT_OUT_FIRST
+        more = ("exposed_communication_s", "shortest_step_s") if "days" in table.names else ()
+        table = table.fitted((first, *more, *rest), aside="rejected_because")
+    return _with_bars(table, terminal)
 
 
 def _with_bars(table: Table, terminal: int) -> Table:
@@ -559,19 +552,16 @@ def why_first(results: Results) -> str:
     less_s = getattr(second, attribute) - getattr(first, attribute)
     if less_s == 0.0:
         return f"#1 and #2 have the same {name}; the shorter step decides, then less memory."
-    base, other = _step_reasons(results) if rank_by == "iteration" else _collective_reasons(results, first, second)
+    if rank_by == "iteration":
+        workload = results.inputs.problem.workload
+        base, other = (step_parts(ranked.pricing(position), workload) for position in (1, 0))
+    else:
+        base, other = _collective_reasons(results, first, second)
     apart_s = [other.get(key, ("", 0.0))[1] - base.get(key, ("", 0.0))[1] for key in {**base, **other}]
     worth_s = _TELLING * sum(map(abs, apart_s))
     found = separated(base, other, longer_s=-less_s, worth_s=worth_s, unseen_s=worth_s / 10.0)
     parts = [f"{'-' if more_s < 0 else '+'}{show_seconds(abs(more_s))} {what}" for what, more_s in found]
     return f"#1 beats #2 by {show_seconds(less_s)} of {name}: {', '.join(parts)}."
-
-
-def _step_reasons(results: Results) -> tuple[Parts, Parts]:
-    """Step breakdowns of the second and the first."""
-    workload = results.inputs.problem.workload
-    second, first = (step_parts(results.ranked.pricing(position), workload) for position in (1, 0))
-    return second, first
 
 
 def _collective_reasons(results: Results, first: Entry, second: Entry) -> tuple[Parts, Parts]:

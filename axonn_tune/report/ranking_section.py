@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 from axonn_tune.cost.breakdown import hidden_s, work_by_kind
@@ -74,13 +73,14 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
     found = _details(configs, inputs, picked=picked)
     opens = f"{identity}-configuration"
     panel = _configurations(found, configs, inputs, identity=opens, picked=picked, layouts=layouts, source=source)
+    meanings = [(unbroken(column.label), column.meaning) for column in _columns(layouts) if not column.hidden]
     pieces = [
         *([shares_figure(found, picked=picked, layouts=layouts)] if found else []),
         *page.notes(_remarks(document, configs), title="How sure, and what was searched"),
         _ranking_table(configs, document, identity=identity, opens=opens if configs else "", layouts=layouts),
         *([panel] if configs or found else []),
         map_figure(document["configs"], rank_by=document["rank_by"], layouts=layouts),
-        page.fold("What the columns mean", [page.facts(_meanings(layouts))]),
+        page.fold("What the columns mean", [page.facts(meanings)]),
         *page.provenance_folds(document, source=source),
     ]
     first = picked or next((config for config in configs if config["feasible"]), None)
@@ -104,11 +104,6 @@ def _verdict(document: Json, first: Json | None, layouts: LayoutWords) -> list[s
 def _columns(layouts: LayoutWords) -> list[Column]:
     """Columns of the table: the rank, the layout, the rest."""
     return [PAGE_COLUMNS[0], *axis_columns(layouts.framework, layouts.axes), *PAGE_COLUMNS[1:]]
-
-
-def _meanings(layouts: LayoutWords) -> list[tuple[str, str]]:
-    """Headings and what they mean."""
-    return [(unbroken(column.label), column.meaning) for column in _columns(layouts) if not column.hidden]
 
 
 def _listed(configs: Sequence[Json]) -> list[Json]:
@@ -234,20 +229,18 @@ def shares_figure(found: Sequence[ConfigurationDetail], *, picked: Json | None, 
     """One pair of bars per configuration: the step with its interval above, overlapped communication below."""
     names = [layouts.short(one.config, launch=one.config is picked) for one in found]
     steps = [one.pricing.iteration_s for one in found]
-    computed = [_work_sums(one) for one in found]
+    computed = [_work_sums(one) | ({BUBBLE: one.pricing.bubble_s} if one.pricing.bubble_s else {}) for one in found]
     exposed = _with_others([_term_sums(one, exposed=True) for one in found], steps)
     hidden = _with_others([_term_sums(one, exposed=False) for one in found], steps)
-    bubbles = [{BUBBLE: one.pricing.bubble_s} if one.pricing.bubble_s else {} for one in found]
     configs, places = [one.config for one in found], [number + _STEP_PLACE for number in range(len(found))]
     waited, hiding = _sorted_keys(exposed), _sorted_keys(hidden)
     framework = layouts.framework
     traces = [
         *(
             _share_trace(kind, kind, computed, color=color)
-            for kind, color in page.BY_KIND.items()
+            for kind, color in {**page.BY_KIND, BUBBLE: page.MUTED}.items()
             if any(kind in one for one in computed)
         ),
-        *([_share_trace(BUBBLE, BUBBLE, bubbles, color=page.MUTED)] if any(bubbles) else []),
         *(_term_trace(key, exposed, framework) for key in waited),
         *(_term_trace(key, hidden, framework, apart=True, shown=key not in waited) for key in hiding),
         *page.interval_traces(configs, places, machine=found[0].inputs.problem.machine),
@@ -375,15 +368,7 @@ class GridMap:
     def at(self, config: Json) -> tuple[int, int]:
         """Column and row."""
         x, y = config["x"], config["y"]
-        return self._column[(x * y, 1) if self.joined else (x, y)], self._row[config["z"]]
-
-    @cached_property
-    def _column(self) -> Mapping[tuple[int, int], int]:
-        return {pair: place for place, pair in enumerate(self.columns)}
-
-    @cached_property
-    def _row(self) -> Mapping[int, int]:
-        return {size: place for place, size in enumerate(self.rows)}
+        return self.columns.index((x * y, 1) if self.joined else (x, y)), self.rows.index(config["z"])
 
 
 def map_figure(configs: Sequence[Json], *, rank_by: str, layouts: LayoutWords) -> Json | None:

@@ -33,9 +33,8 @@ _MOST_SPANS = 100_000
 """About 15 MB of a file."""
 
 
-_PER_CALLS = "Time of all calls of a step."
 TIMES = {
-    "predicted_s": Column("predicted_s", "predicted, ms", _PER_CALLS, per=MILLI),
+    "predicted_s": Column("predicted_s", "predicted, ms", "Time of all calls of a step.", per=MILLI),
     "measured_s": Column("measured_s", "measured, ms", "The same, measured; of several runs the median.", per=MILLI),
     "predicted_exposed_s": Column(
         "predicted_exposed_s", "exposed, predicted, ms", "The part not overlapped with computation.", per=MILLI
@@ -70,15 +69,6 @@ def groups_of(terms: Sequence[SummaryTerm], *, all_terms: bool) -> list[SummaryT
         key = (term.op, term.axis, *((term.phase, term.layer, str(term.bytes)) if all_terms else ()))
         found.setdefault(key, []).append(term)
     return sorted(map(_group, found.values()), key=lambda group: -group.measured_s)
-
-
-def setting_sentence(summary: Summary) -> str:
-    """What the prediction is for, and what the run was on."""
-    ran, predicted = summary.ran_on, summary.predicted_for
-    return (
-        f"Predicted for {predicted.machine} ({predicted.accelerator}) by {predicted.cost}; ran on "
-        f"{counted(ran.ranks, 'rank')}, the first on {ran.host} ({ran.device}), with {ran.backend}."
-    )
 
 
 def other_hardware(summary: Summary) -> str | None:
@@ -147,7 +137,12 @@ def ratio(measured: float, predicted: float | None) -> str:
 
 
 def _summary_notes(summary: Summary) -> Iterator[str]:
-    yield setting_sentence(summary)
+    """What the prediction is for and what the run was on; then how it was measured."""
+    ran, predicted = summary.ran_on, summary.predicted_for
+    yield (
+        f"Predicted for {predicted.machine} ({predicted.accelerator}) by {predicted.cost}; ran on "
+        f"{counted(ran.ranks, 'rank')}, the first on {ran.host} ({ran.device}), with {ran.backend}."
+    )
     warning = other_hardware(summary)
     if warning:
         yield f"Warning: {warning}"
@@ -263,7 +258,8 @@ def choose_step(traces: Sequence[MeasuredTrace], *, step: int | None) -> TraceSt
     if step is None:
         common = set(traces[0].steps).intersection(*(trace.steps for trace in traces[1:]))
         if not common:
-            raise UsageError("the traces have no step in common: " + "; ".join(map(_steps_of, traces)))
+            of_each = (f"rank {trace.rank} has {', '.join(map(str, trace.steps))}" for trace in traces)
+            raise UsageError("the traces have no step in common: " + "; ".join(of_each))
         by_time = sorted(common, key=lambda one: (_duration_s(traces[0].whole_step(one)), one))
         step = by_time[(len(by_time) - 1) // 2]
     for trace in traces:
@@ -330,10 +326,6 @@ def _collective_names(spans: Sequence[Span]) -> set[str]:
 
 def _duration_s(span: Span) -> float:
     return span.end_s - span.start_s
-
-
-def _steps_of(trace: MeasuredTrace) -> str:
-    return f"rank {trace.rank} has {', '.join(map(str, trace.steps))}"
 
 
 def _trace_notes(prediction: PricedConfiguration, measured: TraceStep | None) -> Json:

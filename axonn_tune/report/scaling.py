@@ -6,19 +6,20 @@ JSON follows the contracts `axonn-tune/sweep/1` and `axonn-tune/comparison/1`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
 
 from axonn_tune import __version__
 from axonn_tune.cost.uncertainty import own_bound_s
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.ranking.compare import OF_THE_CLAIM
+from axonn_tune.ranking.compare import OF_THE_CLAIM, Comparison, Contender, StepPrediction
+from axonn_tune.ranking.inputs import Inputs
+from axonn_tune.ranking.space import Problem
+from axonn_tune.ranking.sweep import Point
 from axonn_tune.report import page
 from axonn_tune.report.configuration import LayoutWords, inputs_of
 from axonn_tune.report.output import (
     PERCENT,
-    WIDTH,
     Column,
     Json,
     Table,
@@ -49,14 +50,8 @@ from axonn_tune.report.ranking import (
     with_framework,
 )
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.workload import RECOMPUTES, Recompute
+from axonn_tune.specs.workload import RECOMPUTES
 from axonn_tune.units import TERA, counted, show_count, show_interval, show_seconds
-
-if TYPE_CHECKING:
-    from axonn_tune.ranking.compare import Comparison, Contender, StepPrediction
-    from axonn_tune.ranking.inputs import Inputs
-    from axonn_tune.ranking.space import Problem
-    from axonn_tune.ranking.sweep import Point
 
 SWEEP_SCHEMA, COMPARISON_SCHEMA = "axonn-tune/sweep/1", "axonn-tune/comparison/1"
 
@@ -106,9 +101,12 @@ _SWEEP_METRICS = (
 
 def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: bool = False) -> Table:
     """The points with these columns, all or the main ones; below are the reasons where nothing is feasible."""
-    reasons = [f"{_where(point)}: {point.reason}" for point in points if point.entry is None]
     problem = points[0].inputs.problem
     label, rows = _sweep_rows([_point_json(one) for one in points], problem.framework, shown_axes(problem))
+    infeasible = [row for row in rows if not row["feasible"]]
+    reasons = [
+        f"{row['model']} on {row['gpus']} GPUs, batch {row['global_batch']}: {row['reason']}" for row in infeasible
+    ]
     grid = replace(_SWEEP_COLUMNS["grid"], label=label)
     columns = {**_SWEEP_COLUMNS, **_TRAINING, "grid": grid, "layout": grid}
     main = [name for name in _MAIN_SWEEP_COLUMNS if name != "order" or problem.framework.permuted]
@@ -116,7 +114,7 @@ def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: boo
         main.insert(main.index("step") + 1, "shortest_step_s")
     training = TRAINING if problem.tokens_total else ()
     chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training)
-    notes = [_ranked(points), *_above_100(points), *reasons]
+    notes = [_ranked(points), *_above_100(rows), *reasons]
     return Table(columns, rows, chosen, (*_CSV, *training_names(problem)), notes, apart=True)
 
 
@@ -126,7 +124,8 @@ def _ranked(points: Sequence[Point]) -> str:
     lengths = dict.fromkeys(f"{point.inputs.problem.workload.sequence_length:,}" for point in points)
     names = ", ".join(dict.fromkeys(point.inputs.problem.model.name for point in points))
     where = f"{problem.machine.name} ({problem.machine.accelerator.name}){with_framework(problem.framework)}"
-    shorter = [one.entry for one in points if one.entry and _shorter(one.entry.shortest_step_s, one.entry.iteration_s)]
+    steps = [(point.entry.shortest_step_s, point.entry.iteration_s) for point in points if point.entry]
+    shorter = any(shortest_s and step_s and shortest_s < (1.0 - NOTABLE) * step_s for shortest_s, step_s in steps)
     step = " --rank-by step finds the shorter steps." if shorter and problem.rank_by != "iteration" else ""
     return (
         f"{names} on {where}, sequences of {' or '.join(lengths)} tokens in {problem.workload.precision}: the best of "
@@ -134,40 +133,32 @@ def _ranked(points: Sequence[Point]) -> str:
     )
 
 
-def _shorter(step_s: float | None, than_s: float | None) -> bool:
-    """Whether a step is clearly shorter than another."""
-    return step_s is not None and than_s is not None and step_s < (1.0 - NOTABLE) * than_s
-
-
-def _above_100(points: Sequence[Point]) -> list[str]:
+def _above_100(rows: Sequence[Json]) -> list[str]:
     """Why GPUs are used better than at the baseline, if they are: of the point where that is most."""
-    base: Point | None = None
-    above: list[tuple[Point, Point]] = []
-    for point in points:
+    base: Json = {}
+    above: list[tuple[Json, Json]] = []
+    for row in rows:
         # The first feasible of each line is what its others are compared with.
-        base = point if point.efficiency == 1.0 else base
-        if base is not None and (point.efficiency or 0.0) > _ABOVE:
-            above.append((base, point))
+        base = row if row["efficiency"] == 1.0 else base
+        if base and (row["efficiency"] or 0.0) > _ABOVE:
+            above.append((base, row))
     if not above:
         return []
-    few, many = max(above, key=lambda pair: pair[1].efficiency or 0.0)
-    named = f"{many.inputs.problem.gpus:,} GPUs"
+    few, many = max(above, key=lambda pair: float(pair[1]["efficiency"]))
+    named = f"{many['gpus']:,} GPUs"
     why = _limit_of_baseline(few, many, named)
-    return [f"Efficiency above 100% at {named}: the baseline, {few.inputs.problem.gpus:,} GPUs, {why}."]
+    return [f"Efficiency above 100% at {named}: the baseline, {few['gpus']:,} GPUs, {why}."]
 
 
-def _limit_of_baseline(few: Point, many: Point, named: str) -> str:
+def _limit_of_baseline(few: Json, many: Json, named: str) -> str:
     """What keeps the baseline from what more GPUs reach: memory, exposed communication or slower kernels."""
-    base, there = few.entry, many.entry
-    assert base is not None, "baselines are feasible"
-    assert there is not None, "so are points with an efficiency"
-    needs, has = (RECOMPUTES.index(cast(Recompute, one.recompute)) for one in (base, there))
+    needs, has = (RECOMPUTES.index(row["recompute"]) for row in (few, many))
     if needs > has:
-        return f"is bound by memory and needs recompute {base.recompute}, where {named} have {there.recompute}"
-    waits = [(one.exposed_communication_s or 0.0) / (one.iteration_s or 1.0) for one in (base, there)]
+        return f"is bound by memory and needs recompute {few['recompute']}, where {named} have {many['recompute']}"
+    waits = [row["exposed_communication_s"] / row["iteration_s"] for row in (few, many)]
     if waits[0] - waits[1] > NOTABLE:
         return f"has {waits[0]:.1%} of its step in exposed communication, {named} {waits[1]:.1%}"
-    return f"reaches {base.hfu or 0.0:.1%} of peak (HFU), {named} {there.hfu or 0.0:.1%}"
+    return f"reaches {few['hfu']:.1%} of peak (HFU), {named} {many['hfu']:.1%}"
 
 
 def _sweep_rows(points: Sequence[Json], framework: Framework, axes: Sequence[str]) -> tuple[str, list[Json]]:
@@ -208,16 +199,10 @@ def _point_json(point: Point) -> Json:
     }
 
 
-def _where(point: Point) -> str:
-    problem = point.inputs.problem
-    return f"{problem.model.name} on {problem.gpus} GPUs, batch {problem.workload.global_batch}"
-
-
 def sweep_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a sweep document."""
     points, scaling, framework = document["points"], document["scaling"].capitalize(), framework_of(document)
     names = ", ".join(model["name"] for model in document["models"])
-    feasible = [point for point in points if point["feasible"]]
     lengths = sorted({point["workload"]["sequence_length"] for point in points})
     said = [
         f"{scaling} scaling",
@@ -227,15 +212,17 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
         f"the best of each of {counted(len(points), 'point')} by {METRICS[document['rank_by']][0]}",
     ]
     layouts = LayoutWords.of(document, [point["config"] or {} for point in points])
+    rows, tall = _sweep_rows(points, framework, layouts.axes)[1], len(points) > _MANY
+    feasible = [row for row in rows if row["feasible"]]
+    lines = _rows_by_line(feasible, weak=document["scaling"] == "weak")
     named = axis_columns(framework, layouts.axes)
     columns = [*_POINT.values(), _EFFICIENCY, *named, *(COLUMNS[key] for key in _OF_CONFIG)]
-    if len(feasible) < len(points):
-        said.append(f"at {len(points) - len(feasible)} of them nothing is feasible; the table says why")
+    if len(feasible) < len(rows):
+        said.append(f"at {len(rows) - len(feasible)} of them nothing is feasible; the table says why")
         columns.append(_REASON)
     note = f"{scaling} scaling. {page.SORTS}"
-    rows, tall = _sweep_rows(points, framework, layouts.axes)[1], len(points) > _MANY
     blocks = [
-        *([_curves(feasible, weak=document["scaling"] == "weak", layouts=layouts)] if feasible else []),
+        *([_curves(lines, layouts=layouts)] if lines else []),
         page.table(f"{identity}-table", "Every point", columns, rows, note=note, tall=tall),
         page.machine_fold(document["machine"]),
         *(page.model_fold(model) for model in document["models"]),
@@ -243,49 +230,45 @@ def sweep_section(document: Json, *, identity: str, source: str) -> Json:
         page.origin_fold(page.origin_rows(document, source)),
     ]
     title = f"{names} on {document['machine']['name']}{with_framework(framework)}: scaling"
-    verdict = _reached(feasible, weak=document["scaling"] == "weak")
-    return page.section(identity, title, subtitle=" · ".join(said), verdict=verdict, blocks=blocks)
+    return page.section(identity, title, subtitle=" · ".join(said), verdict=_reached(lines), blocks=blocks)
 
 
-def _reached(feasible: Sequence[Json], *, weak: bool) -> list[str]:
+def _reached(lines: Mapping[str, Sequence[Json]]) -> list[str]:
     """What each line reaches at its largest count of GPUs."""
-    ends = ((name, line[0], line[-1]) for name, line in _points_by_line(feasible, weak=weak).items())
+    ends = ((name, line[0], line[-1]) for name, line in lines.items())
     return [
-        f"{name}: {show_count(last['config']['tokens_per_s'])} tokens/s on {last['gpus']:,} GPUs, "
+        f"{name}: {show_count(last['tokens_per_s'])} tokens/s on {last['gpus']:,} GPUs, "
         f"efficiency {percent(last['efficiency'])} vs. {first['gpus']:,}; step "
-        f"{show_seconds(last['config']['iteration_s'])} ({page.interval_words(last['config'])})."
+        f"{show_seconds(last['iteration_s'])} ({page.interval_words(last)})."
         for name, first, last in ends
     ]
 
 
-def _curves(points: Sequence[Json], *, weak: bool, layouts: LayoutWords) -> Json:
+def _curves(lines: Mapping[str, Sequence[Json]], *, layouts: LayoutWords) -> Json:
     """One line per model and batch (of weak scaling: of its first batch), and what is ideal for each."""
-    lines = _points_by_line(points, weak=weak)
-    metrics = [
-        metric for metric in _SWEEP_METRICS if all(_point_value(point, metric[1]) is not None for point in points)
+    rows = [row for line in lines.values() for row in line]
+    metrics = [metric for metric in _SWEEP_METRICS if all(row[metric[1]] is not None for row in rows)]
+    choices = []
+    for label, key, scale, per in metrics:
+        change: dict[int, Json] = {}
+        for line in lines.values():
+            whiskers = {f"error_y.{side}": [ends] for side, ends in _ends(line, key, per).items()}
+            change[len(change)] = {"y": [_curve_values(line, key, per, ideal=False)], **whiskers}
+            change[len(change)] = {"y": [_curve_values(line, key, per, ideal=True)]}
+        axis = {"yaxis.title.text": label, "yaxis.type": scale, **_axis_ticks(change, scale)}
+        choices.append(page.choice(label, change, axis))
+    title, first, scale, per = metrics[0]
+    traces = [
+        trace
+        for number, (name, line) in enumerate(lines.items())
+        for trace in _line_traces(name, line, first, per, color=page.series_color(number), layouts=layouts)
     ]
-    traces: list[Json] = []
-    changes: list[dict[int, Json]] = [{} for _ in metrics]
-    for number, (name, line) in enumerate(lines.items()):
-        for ideal in (False, True):
-            for change, (_, key, _, per) in zip(changes, metrics, strict=True):
-                change[len(traces)] = {"y": [_curve_values(line, key, per, ideal=ideal)]}
-                if not ideal:
-                    change[len(traces)] |= {f"error_y.{name}": [ends] for name, ends in _ends(line, key, per).items()}
-            y = changes[0][len(traces)]["y"][0]
-            traces.append(_curve(name, line, number, ideal=ideal, y=y, layouts=layouts))
-            if not ideal:
-                traces[-1]["error_y"] = {**_ends(line, metrics[0][1], metrics[0][3]), "thickness": 1.2, "width": 4}
-    choices = [
-        page.choice(label, change, {"yaxis.title.text": label, "yaxis.type": scale, **_axis_ticks(change, scale)})
-        for (label, _, scale, _), change in zip(metrics, changes, strict=True)
-    ]
-    gpus = sorted({point["gpus"] for point in points})
+    gpus = sorted({row["gpus"] for row in rows})
     ticks = gpus[:: -(-len(gpus) // _MOST_TICKS)]
     named = {"tickvals": ticks, "ticktext": [f"{one:,}" for one in ticks]}
     layout = {
         "xaxis": {"title": {"text": "GPUs"}, "type": "log", **named},
-        "yaxis": {"title": {"text": metrics[0][0]}, "type": metrics[0][2]},
+        "yaxis": {"title": {"text": title}, "type": scale},
     }
     note = (
         "Dashed: every GPU as fast as at the first feasible count. Whiskers: the 80% interval; most of it is common to "
@@ -297,9 +280,9 @@ def _curves(points: Sequence[Json], *, weak: bool, layouts: LayoutWords) -> Json
 def _ends(line: Sequence[Json], key: str, per: float) -> Json:
     """How far the 80% interval of the step takes a value up and down; not at all for efficiency."""
     up, down = [], []
-    for point in line:
-        value, config = (_point_value(point, key) or 0.0) / per, point["config"]
-        shares = (config["iteration_s"] / config["low_s"], config["iteration_s"] / config["high_s"])
+    for row in line:
+        value = row[key] / per
+        shares = (row["iteration_s"] / row["low_s"], row["iteration_s"] / row["high_s"])
         most, least = (1.0 / shares[1], 1.0 / shares[0]) if key == "iteration_s" else shares
         up.append(0.0 if key == "efficiency" else value * (most - 1.0))
         down.append(0.0 if key == "efficiency" else value * (1.0 - least))
@@ -316,47 +299,40 @@ def _axis_ticks(change: Mapping[int, Json], scale: str) -> Json:
     return {"yaxis.tickvals": ticks, "yaxis.ticktext": shown}
 
 
-def _points_by_line(points: Sequence[Json], *, weak: bool) -> dict[str, list[Json]]:
-    """Points of each line in the order of GPUs."""
+def _rows_by_line(rows: Sequence[Json], *, weak: bool) -> dict[str, list[Json]]:
+    """Rows of each line in the order of GPUs."""
     found: dict[str, list[Json]] = {}
-    batches = {point["global_batch"] for point in points}
-    for point in points:
-        per_gpu = point["global_batch"] / point["gpus"]
-        batch = f"{per_gpu:g} sequences a GPU" if weak else f"batch {point['global_batch']:,}"
-        several = weak or len(batches) > 1
-        found.setdefault(f"{point['model']}, {batch}" if several else point["model"], []).append(point)
-    return {name: sorted(line, key=lambda point: int(point["gpus"])) for name, line in found.items()}
+    several = weak or len({row["global_batch"] for row in rows}) > 1
+    for row in rows:
+        per_gpu = row["global_batch"] / row["gpus"]
+        batch = f"{per_gpu:g} sequences a GPU" if weak else f"batch {row['global_batch']:,}"
+        found.setdefault(f"{row['model']}, {batch}" if several else row["model"], []).append(row)
+    return {name: sorted(line, key=lambda row: int(row["gpus"])) for name, line in found.items()}
 
 
-def _point_value(point: Json, key: str) -> float | None:
-    value = point["efficiency"] if key == "efficiency" else point["config"][key]
-    return None if value is None else float(value)
-
-
-def _curve_values(line: Sequence[Json], key: str, per: float, *, ideal: bool) -> list[float | None]:
+def _curve_values(line: Sequence[Json], key: str, per: float, *, ideal: bool) -> list[float]:
     """What a line shows; ideal: what an efficiency of 100% would make of it."""
-    values = [_point_value(point, key) for point in line]
+    values = [float(row[key]) for row in line]
     if ideal:
         # A rate grows and a time shrinks by the efficiency; MFU is a rate of one GPU.
-        shares = [point["efficiency"] or 1.0 for point in line]
+        shares = [row["efficiency"] or 1.0 for row in line]
         down = key == "iteration_s"
-        values = [
-            None if value is None else value * share if down else value / share
-            for value, share in zip(values, shares, strict=True)
-        ]
-    return [None if value is None else value / per for value in values]
+        values = [value * share if down else value / share for value, share in zip(values, shares, strict=True)]
+    return [value / per for value in values]
 
 
-def _curve(
-    name: str, line: Sequence[Json], number: int, *, ideal: bool, y: Sequence[float | None], layouts: LayoutWords
-) -> Json:
-    gpus = [point["gpus"] for point in line]
-    if ideal:
-        return page.line_trace(name, gpus, y, legendgroup=name, showlegend=False)
-    said = [f"{name}: {point['gpus']:,} GPUs<br>{layouts.sizes(point['config'])}" for point in line]
-    look = {"line": {"color": page.series_color(number), "width": 2}, "marker": {"size": 8}}
-    found = page.point_trace(name, gpus, y, mode="lines+markers", legendgroup=name, text=said, **look)
-    return {**found, "hovertemplate": "%{text}<br>%{y:.4g}<extra></extra>"}
+def _line_traces(
+    name: str, line: Sequence[Json], key: str, per: float, *, color: str, layouts: LayoutWords
+) -> Iterator[Json]:
+    """A line with its whiskers, and what is ideal for it."""
+    gpus = [row["gpus"] for row in line]
+    said = [f"{name}: {row['gpus']:,} GPUs<br>{layouts.sizes(row)}" for row in line]
+    look = {"line": {"color": color, "width": 2}, "marker": {"size": 8}}
+    values, ideal = (_curve_values(line, key, per, ideal=ideal) for ideal in (False, True))
+    found = page.point_trace(name, gpus, values, mode="lines+markers", legendgroup=name, text=said, **look)
+    whiskers = {**_ends(line, key, per), "thickness": 1.2, "width": 4}
+    yield {**found, "hovertemplate": "%{text}<br>%{y:.4g}<extra></extra>", "error_y": whiskers}
+    yield page.line_trace(name, gpus, ideal, legendgroup=name, showlegend=False)
 
 
 PETA = 1000.0 * TERA
@@ -417,11 +393,7 @@ def comparison_table(comparison: Comparison, *, wide: bool = False) -> Table:
     fields = (*_CONTENDER_FIELDS, *training_names(problem))
     table = Table({**_STRATEGIES, **_TRAINING}, rows, names, fields, comparison_remarks(comparison))
     # Names of some frameworks are long.
-    for name in () if wide else _SPARE:
-        if table.width > WIDTH:
-            names.remove(name)
-            table = replace(table, names=names)
-    return table
+    return table if wide else table.fitted(_SPARE)
 
 
 def _contender_row(contender: Json) -> Json:

@@ -40,11 +40,12 @@ def read_section(path: str, *, number: int, machine: str | None = None) -> Json:
             raise UsageError(f"{path!r} is not the folder of a finished run: it has no {SUMMARY_NAME}")
     document, schema = _peek(read_text(file), source=str(file))
     kind = schema.removeprefix("axonn-tune/").partition("/")[0]
-    if kind == "launch" and machine is not None:
+    if kind == "launch":
         return launch_section(file, identity=f"s{number}", machine=machine)
     if kind not in _KINDS:
-        what = f"a {kind} document{suggest(kind, _KINDS)}" if kind else "not a document with a schema"
-        raise UsageError(f"{str(file)!r} is {what}; a report is made from: {', '.join(_KINDS)}")
+        known = ("launch", *_KINDS)
+        what = f"a {kind} document{suggest(kind, known)}" if kind else "not a document with a schema"
+        raise UsageError(f"{str(file)!r} is {what}; a report is made from: {', '.join(known)}")
     return _KINDS[kind](document, file, f"s{number}")
 
 
@@ -69,7 +70,11 @@ def launch_section(file: Path, *, identity: str, machine: str | None = None) -> 
     everything = run_search(replace(inputs, problem=replace(inputs.problem, limits=Limits())))
     document = ranking_of(everything)
     picked = entry_json(alone.ranked.entry(0, terms=True), alone) if len(alone.ranked) else None
-    found = ranking_section(document, identity=identity, source=str(file), picked=_placed(picked, document))
+    if picked is not None:
+        # The rank that its grid has among all.
+        same = (one["rank"] for one in document["configs"] if all(one[axis] == picked[axis] for axis in AXES))
+        picked["rank"] = next(same, None)
+    found = ranking_section(document, identity=identity, source=str(file), picked=picked)
     found["subtitle"] = f"{launch.name} · {found['subtitle']}"
     if changed:
         found["verdict"].append("The machine profile differs from the one it was written with, and so do times.")
@@ -77,14 +82,6 @@ def launch_section(file: Path, *, identity: str, machine: str | None = None) -> 
         found["verdict"].append("By this profile the launch config does not fit in memory.")
     found["blocks"] = [*found["blocks"], page.launch_fold(launch)]
     return found
-
-
-def _placed(picked: Json | None, document: Json) -> Json | None:
-    """The launch config's configuration with the rank that its grid has among all."""
-    if picked is None:
-        return None
-    same = (one["rank"] for one in document["configs"] if all(one[axis] == picked[axis] for axis in AXES))
-    return {**picked, "rank": next(same, None)}
 
 
 def _measurement(_: Json, file: Path, identity: str) -> Json:
@@ -111,7 +108,6 @@ def _result(section: Callable[..., Json]) -> Callable[[Json, Path, str], Json]:
 
 
 _KINDS: dict[str, Callable[[Json, Path, str], Json]] = {
-    "launch": lambda _, file, identity: launch_section(file, identity=identity),
     "ranking": _result(ranking_section),
     "explain": _result(explanation_section),
     "sweep": _result(sweep_section),

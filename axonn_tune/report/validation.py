@@ -33,7 +33,7 @@ from axonn_tune.report.output import (
 from axonn_tune.report.run import TIMES, collectives_table, pairs_figure
 from axonn_tune.specs.results import MeasurementSite, StepTotals
 from axonn_tune.units import GIB, MILLI, counted, show_bytes, show_seconds
-from axonn_tune.validation.comparison import ComparisonRow, Quality, RunComparison, on_cpu, paper_quality
+from axonn_tune.validation.comparison import ComparisonRow, RunComparison, on_cpu, paper_quality
 from axonn_tune.validation.regression import GATES, Gate, Regression, RegressionFinding
 
 VALIDATION_SCHEMA, REGRESSION_SCHEMA = "axonn-tune/validation/1", "axonn-tune/regression/1"
@@ -47,7 +47,6 @@ _QUANTITIES = (
     ("computation", "compute_s", MILLI, "ms"),
     ("memory", "memory_bytes", GIB, "GiB"),
 )
-_MADE = {"measured": "created", "command": "command"}
 
 
 def _quantity_columns() -> Iterator[Column]:
@@ -63,7 +62,9 @@ _OF_PAIR = tuple(_quantity_columns())
 _PAIRS = {column.key: column for column in _OF_PAIR}
 _NAME = words("name", "configuration", "Grid, rank order, micro-batch, recompute.", 34)
 _SPREAD = share("spread", "spread\nof runs", "Of the step: largest less smallest, over the median.", decimals=0)
-_LOSSES = words("losses", "losses", "Losses and gradient norms vs. a single rank.", 40, show=lambda said: _short(said))
+# In texts without where they differ.
+_BEFORE_COLON: Callable[[str], str] = lambda losses: losses.partition(":")[0]  # noqa: E731
+_LOSSES = words("losses", "losses", "Losses and gradient norms vs. a single rank.", 40, show=_BEFORE_COLON)
 _CONFIGURATIONS = (_NAME, *_OF_PAIR, _SPREAD, _LOSSES)
 _IN_TEXTS = (
     (_NAME, *_OF_PAIR[:3], _SPREAD, *_OF_PAIR[3:9]),
@@ -116,11 +117,6 @@ _RUNS = (
 )
 
 
-def _short(losses: str) -> str:
-    """Without where they differ."""
-    return losses.partition(":")[0]
-
-
 def validation_text(comparison: RunComparison) -> str:
     """Every configuration, every axis and collective, the quality of the whole, and what is wrong."""
     document = validation_document(comparison)
@@ -136,10 +132,7 @@ def validation_text(comparison: RunComparison) -> str:
 
 def _shown(configurations: Sequence[Json]) -> list[Json]:
     """With the spread of several runs."""
-    return [
-        {**one, "spread": one["step_s"]["spread"] if len(one["runs"]) > 1 else None, "losses": one["losses"]}
-        for one in configurations
-    ]
+    return [{**one, "spread": one["step_s"]["spread"] if len(one["runs"]) > 1 else None} for one in configurations]
 
 
 def _with_errors(shares: Sequence[Json]) -> list[Json]:
@@ -171,15 +164,10 @@ def validation_document(comparison: RunComparison) -> Json:
         "machine": {**machine, "sha256": measurements.machine_sha256},
         **fields_of(comparison, ("sound", "blame")),
         "notes": list(_notes(comparison)),
-        "quality": {one.what: asdict(one) for one in _quality(comparison)},
+        "quality": {one.what: asdict(one) for one in (*comparison.qualities, paper_quality(measurements))},
         **{key: [asdict(one) for one in getattr(comparison, key)] for key in ("axes", "collectives", "gains")},
         "configurations": [_row_json(row) for row in comparison.rows],
     }
-
-
-def _quality(comparison: RunComparison) -> list[Quality]:
-    """Ours, then that of the paper's rule."""
-    return [*comparison.qualities, paper_quality(comparison.measurements)]
 
 
 def _notes(comparison: RunComparison) -> Iterator[str]:
@@ -270,10 +258,13 @@ def _quality_folds(document: Json) -> list[Json]:
 
 def _origin_folds(document: Json, *, source: str) -> list[Json]:
     """What was run, and where."""
-    rows = [*page.origin_rows(document, source), *((key, document[name]) for key, name in _MADE.items())]
+    made = [("measured", document["created"]), ("command", document["command"])]
     named = MeasurementSite.model_fields
     place = [(named[key].description or key, str(value)) for key, value in document["place"].items()]
-    return [page.origin_fold(rows), page.fold("Where it ran", [page.facts(place)])]
+    return [
+        page.origin_fold([*page.origin_rows(document, source), *made]),
+        page.fold("Where it ran", [page.facts(place)]),
+    ]
 
 
 def _cards(document: Json) -> list[Json]:
@@ -408,13 +399,12 @@ _GATE_TITLES: dict[Gate, str] = {
 
 def regression_text(found: Regression) -> str:
     """What failed or changed, gate by gate, and one line for all."""
-    return _render(found, "table", heading=lambda title: f"{title}\n{'-' * len(title)}\n") + f"{verdict(found)}\n"
+    return _render(found, "table") + f"{verdict(found)}\n"
 
 
 def regression_markdown(found: Regression) -> str:
     """The same for a pull request or a job summary."""
-    heading: Callable[[str], str] = lambda title: f"### {title}\n\n"  # noqa: E731
-    return f"## axonn-tune regress: {verdict(found)}\n\n" + _render(found, "md", heading=heading)
+    return f"## axonn-tune regress: {verdict(found)}\n\n" + _render(found, "md")
 
 
 def verdict(found: Regression) -> str:
@@ -425,7 +415,7 @@ def verdict(found: Regression) -> str:
     return f"failed: {', '.join(part for part in parts if not part.startswith('0 '))}"
 
 
-def _render(found: Regression, output_format: str, *, heading: Callable[[str], str]) -> str:
+def _render(found: Regression, output_format: str) -> str:
     parts = ["\n".join(wrapped(f"Warning: {one}") for one in found.warnings)]
     for gate in GATES:
         findings = found.of(gate)
@@ -437,7 +427,9 @@ def _render(found: Regression, output_format: str, *, heading: Callable[[str], s
         ordered = sorted(shown, key=lambda one: (not one.failed, -abs(one.change or 0.0)))
         table = Table(_CHANGES, list(map(_finding_row, ordered)), tuple(_CHANGES))
         made = f"\n{table.render(output_format)}" if ordered else ""
-        parts.append(heading(_GATE_TITLES[gate]) + summary + "\n" + made)
+        title = _GATE_TITLES[gate]
+        heading = f"### {title}\n\n" if output_format == "md" else f"{title}\n{'-' * len(title)}\n"
+        parts.append(f"{heading}{summary}\n{made}")
     return "\n".join(part for part in parts if part) + "\n"
 
 

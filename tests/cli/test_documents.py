@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from axonn_tune.cli.documents import machines_group, models_group
+from axonn_tune.cli.documents import machines_command, models_command
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
 from axonn_tune.specs.catalog import available, load_model
 from axonn_tune.specs.loading import parse_document
@@ -16,7 +16,7 @@ from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 
 MACHINE = Path(__file__).parents[1] / "unit" / "specs" / "data" / "twotier.yaml"
-GROUPS = {"models": models_group, "machines": machines_group}
+GROUPS = {"models": models_command, "machines": machines_command}
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,7 @@ def test_import_refuses_what_it_cannot_map(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "start", "found"), [(models_group, "GPT", "gpt3-175b"), (machines_group, "front", "frontier")]
+    ("group", "start", "found"), [(models_command, "GPT", "gpt3-175b"), (machines_command, "front", "frontier")]
 )
 def test_names_are_completed(group: object, start: str, found: str) -> None:
     """Guards shell completion of names."""

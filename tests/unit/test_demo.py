@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from axonn_tune.cli.calibrate import calibrate_command
+from axonn_tune.cli.learn import calibrate_command
 from axonn_tune.errors import CheckFailedError, EnvironmentProblem
 from axonn_tune.lab.lab import Lab
 from axonn_tune.specs.loading import load_document

@@ -31,7 +31,7 @@ import pytest
 import axonn_tune
 from axonn_tune.errors import UsageError
 from axonn_tune.learning.diagnose import Diagnosis
-from axonn_tune.report.diagnosis import command_of
+from axonn_tune.report.learning import command_of
 from axonn_tune.report.output import csv_table
 from axonn_tune.validation.published.rows import SHIPPED
 from tests.cli.running import good

@@ -57,7 +57,8 @@ def test_bars_of_a_lane_do_not_overlap(pricing: Pricing) -> None:
 
 def test_a_layer_lies_within_its_own_time(pricing: Pricing) -> None:
     """Guards the figures of a layer: from 0 to its end, with computation and with what it waits for."""
-    for bars in layer_bars(pricing):
+    for phase in ("forward", "backward"):
+        bars = layer_bars(pricing, phase)
         lasts_s = max(one.end_s for one in bars if one.lane == COMPUTE_LANE)
         assert min(one.start_s for one in bars) >= -1e-12
         on_lane = sum(one.busy_s for one in bars if one.lane == COMPUTE_LANE)
@@ -69,7 +70,8 @@ def test_a_lane_that_falls_behind_does_one_thing_at_a_time() -> None:
     pricing = results(model="5b", gpus=64).ranked.pricing(15)
     late = [one for one in pricing.batches[-1].stretches if max(one.lane_every_s.values(), default=0.0) > 0.0]
     assert any(max(one.lane_every_s.values()) > 1.5 * (one.end_s - one.start_s) for one in late)
-    bars = [sorted(found, key=lambda one: (one.lane, one.start_s)) for found in layer_bars(pricing)]
+    layers = [layer_bars(pricing, phase) for phase in ("forward", "backward")]
+    bars = [sorted(found, key=lambda one: (one.lane, one.start_s)) for found in layers]
     assert any(one.lane != COMPUTE_LANE for found in bars for one in found)
     for one, other in (pair for found in bars for pair in pairwise(found)):
         assert one.lane != other.lane or other.start_s >= one.end_s - 1e-12

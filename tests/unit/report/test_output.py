@@ -7,7 +7,7 @@ import io
 import pytest
 
 from axonn_tune.report.output import (
-    Heading,
+    Column,
     aligned_cells,
     csv_table,
     json_text,
@@ -17,9 +17,10 @@ from axonn_tune.report.output import (
     seconds_cells,
     text_table,
     use_color,
+    words,
 )
 
-HEADINGS = [Heading("name", left=True), Heading("time,\ns")]
+HEADINGS = [words("", "name"), Column("", "time,\ns")]
 ROWS = [["a", "1.5"], ["long|name", "10.25"]]
 
 
