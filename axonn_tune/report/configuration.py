@@ -300,7 +300,7 @@ def _in_words(found: ConfigurationDetail) -> list[Json]:
     config = found.config
     if config["low_s"] is None or config["mfu"] is None:
         return []
-    told = {key: config[key] for key in ("low_s", "high_s", "tokens_per_s", "mfu", "hfu")}
+    told = {key: config[key] for key in ("iteration_s", "low_s", "high_s", "tokens_per_s", "mfu", "hfu")}
     entry = Entry(sizes=(), axes=(), **told)
     story = paragraphs(PricedConfiguration(found.inputs, entry, found.pricing))
     return [page.fold("The step in words", [page.text([" ".join(part) for part in story])])]
