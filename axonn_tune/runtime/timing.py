@@ -166,16 +166,6 @@ class ComputeSpan:
 
 
 @dataclass(frozen=True)
-class TermTime:
-    """All calls of one collective in a step."""
-
-    entry: LedgerEntry
-    count: int
-    seconds: float
-    exposed_s: float
-
-
-@dataclass(frozen=True)
 class StepTimes:
     """Every collective of one step of one rank, in the order of issue, which is the same on all ranks.
 
@@ -198,13 +188,25 @@ class StepTimes:
         """Exposed communication time of the step."""
         return sum(call.exposed_s for call in self.calls)
 
-    def terms(self) -> list[TermTime]:
-        """Calls grouped by name and size, in order of their first."""
+    def terms(self) -> list[dict[str, Any]]:
+        """Calls grouped by name and size, in order of their first, named as in the program.
+
+        `seconds` includes waiting for late ranks.
+        """
         found: dict[LedgerEntry, list[TimedCall]] = defaultdict(list)
         for call in self.calls:
             found[call.entry].append(call)
         return [
-            TermTime(entry, len(calls), sum(one.seconds for one in calls), sum(one.exposed_s for one in calls))
+            {
+                "op": entry.op,
+                "axis": entry.axis,
+                "phase": entry.phase,
+                "layer": entry.layer,
+                "count": len(calls),
+                "bytes": entry.size_bytes,
+                "seconds": sum(one.seconds for one in calls),
+                "exposed_s": sum(one.exposed_s for one in calls),
+            }
             for entry, calls in found.items()
         ]
 

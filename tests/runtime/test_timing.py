@@ -72,8 +72,8 @@ def test_what_follows_the_wait_counts() -> None:
 def test_calls_of_one_name_and_size_are_one_term() -> None:
     """Guards the aggregates in the metrics: counts, and sums in order of the first call."""
     calls = (TimedCall(REDUCE, 0, 1, 0, 1), TimedCall(GATHER, 1, 3, 3, 3), TimedCall(REDUCE, 3, 6, 5, 6))
-    found = [(term.entry, term.count, term.seconds, term.exposed_s) for term in StepTimes(calls).terms()]
-    assert found == [(REDUCE, 2, 4, 2), (GATHER, 1, 2, 0)]
+    found = [(term["op"], term["count"], term["seconds"], term["exposed_s"]) for term in StepTimes(calls).terms()]
+    assert found == [(REDUCE.op, 2, 4, 2), (GATHER.op, 1, 2, 0)]
 
 
 def test_only_some_steps_are_timed() -> None:
