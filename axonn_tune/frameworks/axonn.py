@@ -23,11 +23,11 @@ from axonn_tune.frameworks.command import (
     Argument,
     Command,
     Run,
-    Variable,
     sections_of,
 )
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
-from axonn_tune.frameworks.megatron_2021 import model_arguments, trial_arguments
+from axonn_tune.frameworks.megatron_lm import model_arguments, trial_arguments
+from axonn_tune.specs.machine import EnvironmentVariable
 
 _EASY = StepOptions(
     gather_bytes=4,
@@ -49,7 +49,11 @@ _EASY = StepOptions(
 
 _ALL_TO_ALLS = "the easy API brackets each layer with all-to-alls where x·y > 1: not modelled"
 
-_ENVIRONMENT = (Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", "kernels start in the order of their launch"),)
+_ENVIRONMENT = (
+    EnvironmentVariable(
+        name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", why="kernels start in the order of their launch"
+    ),
+)
 
 
 def launch_easy(run: Run) -> Command:

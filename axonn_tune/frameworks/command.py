@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import Grid
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import EnvironmentVariable, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
 
@@ -123,21 +123,14 @@ class Section:
     last: bool = False
 
 
-@dataclass(frozen=True)
-class Variable:
-    """An environment variable of every rank, and what it is for."""
-
-    name: str
-    value: str
-    why: str
-
-
 def sections_of(arguments: Mapping[str, Iterable[Argument]]) -> tuple[Section, ...]:
     """Arguments by subject, without subjects that have none."""
     return tuple(Section(title, found) for title, made in arguments.items() if (found := tuple(made)))
 
 
-EXPANDABLE_SEGMENTS = Variable("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation")
+EXPANDABLE_SEGMENTS = EnvironmentVariable(
+    name="PYTORCH_ALLOC_CONF", value="expandable_segments:True", why="less memory lost to fragmentation"
+)
 NO_MOCK_DATA = "It has no mock data: add --data-path with the prefix of a dataset that tools/preprocess_data.py made."
 LITTLE_TO_REPEAT = "Selective recompute repeats core attention, which saves little where it is fused."
 OWN_RECOMPUTE: Mapping[Recompute, str] = {
@@ -163,7 +156,7 @@ class Command:
     release: str
     program: tuple[str, ...]
     sections: tuple[Section, ...] = ()
-    environment: tuple[Variable, ...] = ()
+    environment: tuple[EnvironmentVariable, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 from axonn_tune.frameworks.command import (
     EXPANDABLE_SEGMENTS,
@@ -21,7 +22,7 @@ from axonn_tune.frameworks.command import (
     sections_of,
 )
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
-from axonn_tune.frameworks.megatron_2021 import MEGATRON_2021, model_arguments, trial_arguments
+from axonn_tune.frameworks.megatron_lm import MEGATRON_2021, model_arguments, trial_arguments
 
 _STEP = StepOptions(
     reshard="always",
@@ -224,14 +225,13 @@ DEEPSPEED = Framework(
     launch=launch,
 )
 
-DEEPSPEED_2021 = Framework(
+DEEPSPEED_2021 = replace(
+    MEGATRON_2021,
     name="deepspeed-2021",
     title="Megatron-LM with ZeRO-3 (2021)",
     axes=("x", "z"),
     source="arXiv 2104.04473, section 5.2: DeepSpeed 0.3 with ZeRO-3, whose overlap_comm is off unless asked for",
-    step=MEGATRON_2021.with_step(overlaps=()).step,
-    schedule=MEGATRON_2021.schedule,
-    software="megatron-2021",
+    names={},
 )
 
 FRAMEWORKS = (DEEPSPEED, DEEPSPEED_2021)

@@ -13,14 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from axonn_tune.frameworks.command import (
+    EXPANDABLE_SEGMENTS,
     LITTLE_TO_REPEAT,
     Argument,
     Command,
     Run,
-    Variable,
     sections_of,
 )
 from axonn_tune.frameworks.description import ContextExchange, Framework, PipelineSchedule, StepOptions
+from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.model import Model
 
 _STEP = StepOptions(
@@ -277,12 +278,13 @@ def _trial() -> Iterator[_Setting]:
     yield of("--log-throughput", None, "logger.log_throughput")
 
 
-def _environment(run: Run) -> Iterator[Variable]:
+def _environment(run: Run) -> Iterator[EnvironmentVariable]:
     older = not any(name in run.machine.accelerator.name.upper() for name in _BLACKWELL)
     if older and max(run.size("x"), run.size("context")) > 1:
         why = "required before Blackwell where TP or CP is above 1: kernels start in the order of their launch"
-        yield Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", why)
-    yield Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation")
+        yield EnvironmentVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", why=why)
+    # By its older name.
+    yield EXPANDABLE_SEGMENTS.model_copy(update={"name": "PYTORCH_CUDA_ALLOC_CONF"})
 
 
 def _needs(run: Run) -> Iterator[str]:
@@ -318,29 +320,22 @@ MEGATRON_CORE = Framework(
     launch=launch,
 )
 
-NEMO = Framework(
+NEMO = replace(
+    MEGATRON_CORE.with_step(gradient_bytes=2),
     name="nemo",
     title="NeMo",
     axes=("x", "context", "data", "pipeline"),
     source="defaults of NeMo's recipes: gradients reduced in BF16, --tp-comm-overlap where a row says so",
-    step=MEGATRON_CORE.with_step(gradient_bytes=2).step,
-    schedule=MEGATRON_CORE.schedule,
-    software="core",
-    hopper_attention=True,
-    keeps_layers=False,
-    names=NAMES,
+    launch=None,
 )
 
-NEMO_2022 = Framework(
+NEMO_2022 = replace(
+    NEMO.with_step(fused_attention=False),
     name="nemo-2022",
     title="NeMo (2022)",
-    axes=NEMO.axes,
     source="NeMo before it had FlashAttention and fused layers",
-    step=NEMO.with_step(fused_attention=False).step,
+    schedule=PipelineSchedule(),
     software="megatron-2021",
-    hopper_attention=True,
-    keeps_layers=False,
-    names=NAMES,
 )
 
 FRAMEWORKS = (MEGATRON_CORE, NEMO, NEMO_2022)

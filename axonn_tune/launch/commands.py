@@ -30,7 +30,7 @@ from axonn_tune.launch.scripts import (
     write_script,
 )
 from axonn_tune.program.pipeline import model_parts
-from axonn_tune.specs.machine import EnvironmentVariable, Machine
+from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import counted
@@ -187,7 +187,6 @@ def _program(command: Command, names: dict[str, str]) -> str:
 
 def _variables(command: Command, machine: Machine) -> Iterator[str]:
     own = {one.name for one in command.environment}
-    wanted = [EnvironmentVariable(name=one.name, value=one.value, why=one.why) for one in command.environment]
-    yield from variable_lines(f"What {command.release} wants.", wanted)
+    yield from variable_lines(f"What {command.release} wants.", command.environment)
     site = [variable for variable in machine.launcher.environment if variable.name not in own]
     yield from variable_lines("From the machine profile.", site)
