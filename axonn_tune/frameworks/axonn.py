@@ -61,7 +61,7 @@ def launch_easy(run: Run) -> Command:
 
     UsageError for layers not resharded, which the easy API does not have, and for other number formats than BF16.
     """
-    run.check(AXONN, settable=("gather_prefetch",), precisions=("bf16",))
+    run.check(settable=("gather_prefetch",), precisions=("bf16",))
     if run.kept_layers and run.size("z") > 1:
         raise run.cannot("layers that are not resharded after forward", "ask for --kept-layers 0")
     return Command(
@@ -139,7 +139,7 @@ def launch_megatron(run: Run) -> Command:
     Flags by their source: axonn-ai/Megatron-AxoNN, megatron/arguments.py; its examples/run_axonn.sh.
     """
     overlaps = ("gather_prefetch", "input_gradient", "weight_gradient")
-    run.check(MEGATRON_AXONN, settable=overlaps, precisions=("bf16", "fp16"))
+    run.check(settable=overlaps, precisions=("bf16", "fp16"))
     sections = {
         "model": _model(run),
         "batch": _batch(run),

@@ -33,11 +33,11 @@ _OVERLAPPED = {
 class Run:
     """One configuration for a framework.
 
-    parts: blocks of each model part, chunk c of stage s at c·pipeline + s, as they were priced. step: the framework's
-    options on this machine, as they were priced.
+    framework: as it is described. parts: blocks of each model part, chunk c of stage s at c·pipeline + s, as they were
+    priced. step: the framework's options on this machine, as they were priced.
     """
 
-    framework: str
+    framework: Framework
     model: Model
     machine: Machine
     workload: Workload
@@ -61,19 +61,26 @@ class Run:
 
     def cannot(self, what: str, instead: str = "") -> UsageError:
         """The error of a configuration that the framework has no arguments for, with what to ask for instead."""
-        return UsageError(f"{self.framework} cannot express {what}{f'; {instead}' if instead else ''}")
+        return UsageError(f"{self.framework.title} cannot express {what}{f'; {instead}' if instead else ''}")
 
-    def check(self, framework: Framework, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
-        """UsageError for what no argument expresses: another rank order, and as `check_step`."""
-        self.check_order(framework)
-        self.check_step(framework, settable=settable, precisions=precisions)
+    def check(self, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
+        """UsageError for what no argument expresses: another rank order than the framework's, and as `check_step`."""
+        wide = [axis for axis in self.grid.order if self.size(axis) > 1]
+        own = [axis for axis in self.framework.axes if axis in wide]
+        if wide != own:
+            raise self.cannot(f"the rank order {self.named(wide)}", f"it has {self.named(own)}")
+        self.check_step(settable=settable, precisions=precisions)
 
-    def check_step(self, framework: Framework, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
+    def named(self, order: Iterable[str]) -> str:
+        """A rank order by the framework's names."""
+        return ",".join(self.framework.names.get(axis, axis) for axis in order)
+
+    def check_step(self, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
         """UsageError for another step or number format than the framework's, and overlaps that are switched off.
 
-        framework: as it is described; settable: options of its step, and overlaps, that it has arguments for.
+        settable: options of its step, and overlaps, that it has arguments for.
         """
-        workload, own = self.workload, framework.step
+        workload, own = self.workload, self.framework.step
         if workload.precision not in precisions:
             raise self.cannot(f"--precision {workload.precision}", f"it has {', '.join(precisions)}")
         if workload.split_micro_batch:
@@ -87,14 +94,6 @@ class Run:
             # Under Gloo every framework's kernels are eager: that is the machine's.
             if name not in ("kernels", *settable) and getattr(self.step, name) != getattr(own, name):
                 raise self.cannot(f"step.{name} = {getattr(self.step, name)}", f"leave out --set step.{name}")
-
-    def check_order(self, framework: Framework) -> None:
-        """UsageError for another rank order than the framework's."""
-        wide = [axis for axis in self.grid.order if self.size(axis) > 1]
-        own = [axis for axis in framework.axes if axis in wide]
-        if wide != own:
-            asked, has = (",".join(framework.names.get(axis, axis) for axis in order) for order in (wide, own))
-            raise self.cannot(f"the rank order {asked}", f"it has {has}")
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def launch(run: Run) -> Command:
     UsageError for some layers that are not resharded after forward, stages of other sizes than DeepSpeed's, FP32 and
     another rank order.
     """
-    run.check(DEEPSPEED, settable=_SETTABLE, precisions=("bf16", "fp16"))
+    run.check(settable=_SETTABLE, precisions=("bf16", "fp16"))
     if run.step.shard_gradients and run.size("pipeline") > 1:
         raise run.cannot(
             "ZeRO-2 with pipeline stages", "its pipeline module has ZeRO-1: leave out step.shard_gradients"

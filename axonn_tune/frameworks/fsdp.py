@@ -44,7 +44,7 @@ def launch(run: Run) -> Command:
 
     UsageError for selective recompute, other number formats than BF16, and another rank order.
     """
-    run.check(FSDP, precisions=("bf16",))
+    run.check(precisions=("bf16",))
     if run.recompute == "selective":
         raise run.cannot("selective recompute", "ask for --recompute full or none")
     mesh = _mesh_command(run)

@@ -76,7 +76,7 @@ def launch(run: Run) -> Command:
 
     Flags by their sources: megatron/training/arguments.py and the config dataclasses it is made from.
     """
-    run.check_step(MEGATRON_CORE, settable=_SETTABLE, precisions=tuple(_PRECISIONS))
+    run.check_step(settable=_SETTABLE, precisions=tuple(_PRECISIONS))
     settings = {title: found for title, made in _settings(run).items() if (found := tuple(made))}
     command = Command(
         release=RELEASE,
@@ -214,10 +214,9 @@ def _order(run: Run) -> Iterator[_Setting]:
     orders = [[axis for axis in order if axis in wide] for order in (_ORDER, _STAGES_INSIDE)]
     if wide == orders[0]:
         return
-    names = MEGATRON_CORE.names
     if wide != orders[1]:
-        has = " or ".join(dict.fromkeys(",".join(names[axis] for axis in order) for order in orders))
-        raise run.cannot(f"the rank order {','.join(names.get(axis, axis) for axis in wide)}", f"it has {has}")
+        has = " or ".join(dict.fromkeys(map(run.named, orders)))
+        raise run.cannot(f"the rank order {run.named(wide)}", f"it has {has}")
     if "context" in wide:
         raise run.cannot("CP with pipeline stages inside DP", f"ask for --order {','.join(_ORDER)}")
     yield _Setting.of("--use-tp-pp-dp-mapping", None, "dist.use_tp_pp_dp_mapping")

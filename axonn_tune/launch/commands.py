@@ -15,7 +15,7 @@ from axonn_tune import __version__
 from axonn_tune.cost.prediction import Pricing
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import write_text_atomically
-from axonn_tune.frameworks import step_on
+from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.command import Argument, Command, Run
 from axonn_tune.launch.config import predict, run_name, variable_lines
 from axonn_tune.launch.scripts import (
@@ -64,7 +64,7 @@ def command_of(pricing: Pricing, *, model: Model, machine: Machine, workload: Wo
     if framework.launch is None:
         raise UsageError(f"{framework.title} is priced only: there is no command for it")
     run = Run(
-        framework=framework.title,
+        framework=find_framework(framework.name),
         model=model,
         machine=machine,
         workload=workload,

@@ -155,7 +155,7 @@ def run_of(case: Case) -> Run:
     recompute = case.options.get("recompute", "none")
     assert recompute in RECOMPUTES
     return Run(
-        framework=framework.name,
+        framework=framework,
         model=model,
         machine=problem.machine,
         workload=workload,

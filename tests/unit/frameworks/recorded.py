@@ -568,14 +568,14 @@ def _layout_run(framework: str, line: str) -> Run:
 
 def _asked(kind: Kind, name: str, run: Run, form: str = "") -> Asked | None:
     """A question about the command of a run, or one of its forms; None where it has no such form."""
-    launch = find_framework(run.framework).launch
-    assert launch is not None, f"{run.framework} starts nothing"
+    launch = run.framework.launch
+    assert launch is not None, f"{run.framework.name} starts nothing"
     first = launch(run)
     command = first.forms.get(form) if form else first
     if command is None or (form and command.files == first.files):
         return None
     return Asked(
-        framework=run.framework,
+        framework=run.framework.name,
         kind=kind,
         id=f"{name} as {form}" if form else name,
         run=run,

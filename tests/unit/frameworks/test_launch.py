@@ -509,7 +509,7 @@ def test_what_cannot_be_said_is_refused(framework: str, name: str, change: Calla
     with pytest.raises(UsageError, match=said) as refused:
         launched(change(run), framework)
     assert refused.value.exit_code == 2
-    assert str(refused.value).startswith(f"{framework} cannot express ")
+    assert str(refused.value).startswith(f"{run.framework.title} cannot express ")
 
 
 def test_two_interleaved_stages_of_megatron_axonn_are_refused() -> None:
