@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeAlias
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import Framework, StepOptions
@@ -16,8 +15,6 @@ from axonn_tune.grid import Grid
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
-
-RankLauncher: TypeAlias = Literal["torchrun", "accelerate"]
 
 _OVERLAPPED = {
     "gather_prefetch": "z",
@@ -147,9 +144,9 @@ class Command:
     program: the words after `torchrun ...`, `("-m", "torchtitan.train")` or `("pretrain_gpt.py",)`. release: the
     release of the framework that the arguments are for. needs: sentences on what must be there. files: config files
     beside the script, text by suffix; `{file:SUFFIX}` in a word of the program, in the value of an argument or of the
-    launcher stands for the path of one. rank_launcher: starts the ranks, with `launcher_arguments`. notes: differences
-    of the framework from the request. forms: the same run for another front end or an older release, by its name in
-    `--emit`.
+    launcher stands for the path of one. accelerate: arguments of `accelerate launch`, if it starts the ranks and not
+    torchrun. notes: differences of the framework from the request. forms: the same run for another front end or an
+    older release, by its name in `--emit`.
     """
 
     release: str
@@ -159,8 +156,7 @@ class Command:
     files: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    rank_launcher: RankLauncher = "torchrun"
-    launcher_arguments: tuple[Argument, ...] = ()
+    accelerate: tuple[Argument, ...] = ()
     forms: Mapping[str, Command] = field(default_factory=dict)
 
     @property

@@ -56,8 +56,7 @@ def _accelerate_command(run: Run) -> Command:
     return Command(
         release="accelerate 1.15.0",
         program=("train.py",),
-        rank_launcher="accelerate",
-        launcher_arguments=(Argument("--config_file", "{file:.yaml}"),),
+        accelerate=(Argument("--config_file", "{file:.yaml}"),),
         sections=(_batch(run),),
         environment=_ENVIRONMENT,
         files={".yaml": "\n".join(_config(run)) + "\n"},

@@ -70,7 +70,7 @@ def launch(run: Run) -> Command:
     """
     _check(run)
     config = _shipped(run)
-    keys = {title: tuple(made) for title, made in _keys(run).items()}
+    keys = {"batch": [*_batch(run)], "parallelism": [*_parallelism(run)], "execution": [*_execution(run)]}
     sections = [Section(title, tuple(key.argument for key in made)) for title, made in keys.items()]
     # A subcommand, so it comes last.
     recompute = Section("recompute", (Argument(f"activation-checkpoint:{run.recompute}"),), last=True)
@@ -90,7 +90,7 @@ def launch(run: Run) -> Command:
     return replace(command, forms=older)
 
 
-def _older(command: Command, run: Run, flavor: str, keys: dict[str, tuple[_Key, ...]]) -> Command:
+def _older(command: Command, run: Run, flavor: str, keys: dict[str, list[_Key]]) -> Command:
     """The same for 0.2.2, the last release that reads TOML."""
     return replace(
         command,
@@ -145,10 +145,6 @@ def _resharding(run: Run) -> str:
         what = f"{run.kept_layers} of {blocks} layers that are not resharded after forward"
         raise run.cannot(what, f"ask for --kept-layers 0 or {blocks}")
     return "never" if sharded and run.kept_layers else "always"
-
-
-def _keys(run: Run) -> dict[str, Iterator[_Key]]:
-    return {"batch": _batch(run), "parallelism": _parallelism(run), "execution": _execution(run)}
 
 
 def _batch(run: Run) -> Iterator[_Key]:

@@ -120,9 +120,7 @@ def emission(
         variables=tuple(_variables(command, machine)),
         per_task=per_task(machine.launcher.environment),
         steps=_TRIAL_STEPS,
-        accelerate=tuple(_words(one, names) for one in command.launcher_arguments)
-        if command.rank_launcher == "accelerate"
-        else (),
+        accelerate=tuple(_words(one, names) for one in command.accelerate),
     )
     text = slurm_script(job, machine) if kind == "slurm" else torchrun_script(job, machine)
     return LaunchFiles(target, text, {target.with_name(names[suffix]): body for suffix, body in command.files.items()})

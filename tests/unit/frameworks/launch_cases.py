@@ -190,7 +190,7 @@ def to_json(case: Case) -> dict[str, object]:
         "framework": case.framework,
         "world": case.gpus,
         "release": command.release,
-        "starter": command.rank_launcher,
+        "starter": "accelerate" if command.accelerate else "torchrun",
         "program": list(command.program),
         "arguments": list(command.words),
         "environment": {one.name: one.value for one in command.environment},

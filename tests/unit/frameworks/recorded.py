@@ -574,12 +574,13 @@ def _asked(kind: Kind, name: str, run: Run, form: str = "") -> Asked | None:
     command = first.forms.get(form) if form else first
     if command is None or (form and command.files == first.files):
         return None
+    words = [word for one in command.accelerate for word in one.words]
     return Asked(
         framework=run.framework.name,
         kind=kind,
         id=f"{name} as {form}" if form else name,
         run=run,
-        starter=(command.rank_launcher, *(word for one in command.launcher_arguments for word in one.words)),
+        starter=("accelerate", *words) if words else ("torchrun",),
         program=command.program,
         words=command.words,
         environment={one.name: one.value for one in command.environment},
