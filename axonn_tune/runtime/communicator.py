@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -107,7 +108,8 @@ class Communicator:
         shard = shard.contiguous()
         result = shard.new_empty((shard.shape[0] * self.mesh.size(axis), *shard.shape[1:]))
         call = self._record(LedgerEntry("all_gather", axis, phase, layer, result.nbytes), group)
-        return CollectiveHandle(result, _all_gather(result, shard, group), sent=shard, call=call)
+        work = _newest("all_gather_single", "all_gather_into_tensor")(result, shard, group=group, async_op=True)
+        return CollectiveHandle(result, work, sent=shard, call=call)
 
     def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
         """Sum over the group, split along dim 0; this rank's shard."""
@@ -124,7 +126,8 @@ class Communicator:
                 shards, work, lambda: _sum_in_order(shards.view(size, *shape)), sent=tensor, call=call
             )
         result = tensor.new_empty(shape)
-        return CollectiveHandle(result, _reduce_scatter(result, tensor, group), sent=tensor, call=call)
+        work = _newest("reduce_scatter_single", "reduce_scatter_tensor")(result, tensor, group=group, async_op=True)
+        return CollectiveHandle(result, work, sent=tensor, call=call)
 
     def send(self, tensor: torch.Tensor, kind: Kind) -> CollectiveHandle:
         """Send an activation (F) or a gradient (B) to the stage that needs it next."""
@@ -160,26 +163,20 @@ def _sum_in_order(shards: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _all_gather(result: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """`all_gather_single`, which older versions call `all_gather_into_tensor`."""
-    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    work: dist.Work = call(result, shard, group=group, async_op=True)
-    return work
+def _newest(name: str, older: str) -> Callable[..., dist.Work]:
+    """torch's function of a name, or of the one that it has in older versions."""
+    found: Callable[..., dist.Work] = getattr(dist, name, None) or getattr(dist, older)
+    return found
 
 
-def _reduce_scatter(result: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """`reduce_scatter_single`, which older versions call `reduce_scatter_tensor`."""
-    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    work: dist.Work = call(result, tensor, group=group, async_op=True)
-    return work
+WeightGather: TypeAlias = tuple[Matrix, Phase, str]
+"""A weight to gather, in which phase, and what the program calls it."""
 
 
 class WeightGathers:
     """Weight all-gathers of one micro-batch, `(matrix, phase, layer)` in order; taking one prefetches the next."""
 
-    def __init__(
-        self, communicator: Communicator, settings: RuntimeSettings, chain: list[tuple[Matrix, Phase, str]]
-    ) -> None:
+    def __init__(self, communicator: Communicator, settings: RuntimeSettings, chain: list[WeightGather]) -> None:
         self._communicator = communicator
         self._settings = settings
         self._chain = chain
@@ -196,7 +193,7 @@ class WeightGathers:
         self._issued = self._issue(rest[0]) if self._prefetch and rest else None
         return block
 
-    def _issue(self, link: tuple[Matrix, Phase, str]) -> CollectiveHandle:
+    def _issue(self, link: WeightGather) -> CollectiveHandle:
         matrix, phase, layer = link
         return self._communicator.all_gather(matrix.value.to(self._settings.compute), "z", phase, layer)
 
@@ -241,11 +238,14 @@ class DataBuckets:
         """All-reduce a bucket's gradients over data once they are complete; reduce-scatter them if it is split."""
         if not self.open:
             return
-        reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
-        pending = reduce(bucket.gradient, "data", "backward", bucket.layer)
+        pending = self._reduce(bucket, "backward")
         if "data_parallel" not in self.settings.overlaps:
             pending.wait()
         self._sent.append((bucket, pending))
+
+    def _reduce(self, bucket: Bucket, phase: Phase) -> CollectiveHandle:
+        reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
+        return reduce(bucket.gradient, "data", phase, bucket.layer)
 
     def finish(self) -> None:
         """Wait for every bucket."""
@@ -258,10 +258,8 @@ class DataBuckets:
     def reduce_copies(self, bucket: Bucket) -> None:
         """Sum the gradients of tied embeddings over the first stage's embedding and the last stage's LM head."""
         if bucket.layer == COPY:
-            reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
-            total = reduce(bucket.gradient, "data", "step", COPY).wait()
-            if bucket.split:
-                bucket.own_gradient.copy_(total)
+            self._sent.append((bucket, self._reduce(bucket, "step")))
+            self.finish()
         self.communicator.all_reduce(bucket.own_gradient, ENDS, "step", "embedding").wait()
 
     def reduce_vectors(self, bucket: Bucket) -> None:
