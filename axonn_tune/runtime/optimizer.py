@@ -33,14 +33,6 @@ class StepResult:
     learning_rate: float
 
 
-@dataclass(frozen=True)
-class Moments:
-    """AdamW's state of a bucket: running means of its gradient and of the gradient's square."""
-
-    first: torch.Tensor
-    second: torch.Tensor
-
-
 def learning_rate(options: launch.Optimizer, step: int) -> float:
     """Rate of a step, counted from 0: linear from 0 to the peak at the last warm-up step, then half a cosine."""
     done = step + 1
@@ -94,10 +86,10 @@ class AdamW:
         for bucket in self.buckets:
             self._adam.state[bucket.master]["step"].fill_(steps)
 
-    def moments(self, bucket: Bucket) -> Moments:
-        """The moments of a bucket: the tensors themselves, to save or to load into."""
+    def moments(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
+        """Running means of a bucket's gradient and of its square: the tensors themselves, to save or to load into."""
         state = self._adam.state[bucket.master]
-        return Moments(state["exp_avg"], state["exp_avg_sq"])
+        return state["exp_avg"], state["exp_avg_sq"]
 
     def step(self, loss: torch.Tensor) -> StepResult:
         """Combine loss and gradient norm, clip, update, zero the gradients.

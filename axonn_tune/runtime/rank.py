@@ -23,10 +23,10 @@ import torch.distributed as dist
 
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError, count_in
 from axonn_tune.files import write_text_atomically
-from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
+from axonn_tune.runtime.checkpoint import Checkpointer, run_identity
 from axonn_tune.runtime.devices import device_of, require_free_memory, require_gpus, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of
-from axonn_tune.runtime.mesh import FlightRecorder, Mesh, build_mesh, require_world
+from axonn_tune.runtime.mesh import FlightRecorder, Mesh, WorldGroup, build_mesh, require_world
 from axonn_tune.runtime.metrics import Metrics
 from axonn_tune.runtime.settings import least_bytes, require_size
 from axonn_tune.runtime.timing import Tracer
@@ -228,10 +228,7 @@ class Rank:
                 sum(program_of(self.launch, stage=stage).collectives().values()) for stage in (0, trainer.mesh.stage)
             )
             self.watch.issued = lambda: trainer.ledger.issued * first // max(mine, 1)
-        every_steps = self.launch.checkpoint.every_steps
-        return TrainingLoop(
-            trainer, metrics, self.watch, checkpointer, every_steps, lambda: self._be_strict(trainer.mesh), tracer
-        )
+        return TrainingLoop(trainer, metrics, self.watch, checkpointer, lambda: self._be_strict(trainer.mesh), tracer)
 
     def _join(self, device: torch.device) -> Mesh:
         """Create process groups, the run directory that rank 0 chooses, and the watch."""
@@ -252,31 +249,21 @@ class Rank:
         use_device(device)
         self.watch = Watch(place.rank, place.world, self._end_for_another)
         # One message from rank 0 before training; it is not part of a step, so not in the ledger.
-        shared: list[object] = [None, None, None]
+        self.directory, port, token = WorldGroup(dist.group.WORLD).from_rank_0(self._begin)
         if place.rank == 0:
-            made: str | AxonnTuneError
-            try:
-                made = str(self._make_directory())
-            except AxonnTuneError as error:
-                made = error
-            port, accept = self.watch.serve()
-            token = secrets.token_hex(16)
-            shared = [made, port, token]
-            dist.broadcast_object_list(shared, src=0)
-            if isinstance(made, str):
-                accept(token)
+            self.watch.accept(token)
         else:
-            dist.broadcast_object_list(shared, src=0)
-            if isinstance(shared[0], str):
-                self.watch.join((place.address, int(str(shared[1]))), str(shared[2]))
-        if isinstance(shared[0], AxonnTuneError):
-            raise shared[0]
-        self.directory = Path(str(shared[0]))
+            self.watch.join((place.address, port), token)
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.recorder is not None:
             self.recorder.into(self.directory)
         connected = device if self.launch.backend == "nccl" else None
         return build_mesh(self.launch.grid.grid(), chunks=self.launch.chunks, timeout=timeout, device=connected)
+
+    def _begin(self) -> tuple[Path, int, str]:
+        """Rank 0: the run directory, and the port and token of the watch."""
+        assert self.watch is not None, "made before"
+        return self._make_directory(), self.watch.listen(), secrets.token_hex(16)
 
     def _make_directory(self) -> Path:
         """The run's folder, as asked or `runs/<time>-<name>`, with the launch config, without an earlier run's results.
@@ -313,7 +300,7 @@ class Rank:
             keep=settings.keep,
             mesh=trainer.mesh,
             optimizer=trainer.optimizer,
-            run=RunIdentity.of(self.launch),
+            run=run_identity(self.launch),
         )
         wanted = self.options.resume_from
         found = checkpointer.load_latest() if wanted is None else checkpointer.load_named(wanted)
