@@ -325,13 +325,14 @@ class Scalars:
     folder: Path
     _writer: SummaryWriter | None = None
 
-    def write(self, found: StepMetrics) -> None:
+    def write(self, found: dict[str, Any]) -> None:
         """Numbers of a step, and the time of each collective, as `seconds/...` and `exposed/...`."""
-        writer, step = self._opened(found.step), found.step
+        step = found["step"]
+        writer = self._opened(step)
         for name in SCALARS:
-            if (value := getattr(found, name)) is not None:
-                writer.add_scalar(name, value, step)
-        for term in found.terms:
+            if found[name] is not None:
+                writer.add_scalar(name, found[name], step)
+        for term in found["terms"]:
             name = term_name(term["op"], term["axis"], term["phase"], term["layer"])
             writer.add_scalar(f"seconds/{name}", term["seconds"], step)
             writer.add_scalar(f"exposed/{name}", term["exposed_s"], step)
@@ -361,28 +362,6 @@ SCALARS = (
     *("exposed_communication_s", "compute_s"),
 )
 """Numbers of a step that other sinks get too."""
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """One line of the file. `step` counts from 1; the loss is the mean over all ranks' tokens.
-
-    Times of collectives are None, and `terms` is empty, in a step that was not timed.
-    """
-
-    step: int
-    loss: float
-    gradient_norm: float
-    learning_rate: float
-    step_s: float
-    tokens_per_s: float
-    mfu: float
-    hfu: float
-    memory_bytes: int
-    warmup: bool
-    exposed_communication_s: float | None
-    compute_s: float | None
-    terms: list[dict[str, Any]]
 
 
 @dataclass
@@ -415,28 +394,30 @@ class Metrics:
         self._scalars = None if folder is None else Scalars(folder)
 
     def step(self, step: int, result: StepResult, *, step_s: float, times: StepTimes | None) -> None:
-        """Record a step, counted from 1, that took `step_s`; `times` of its collectives if they were taken."""
+        """Record a step, counted from 1, that took `step_s`, as one line of the file; `times`: of its collectives.
+
+        The loss is the mean over all ranks' tokens. In a step that was not timed, times of collectives are None, and
+        there are no terms.
+        """
         warmup = self._seen < WARMUP_STEPS
         self._seen += 1
         if not warmup:
             self._count(step_s, times)
         mfu, hfu = self._utilisation(step_s)
-        found = StepMetrics(
-            step=step,
-            loss=result.loss,
-            gradient_norm=result.gradient_norm,
-            learning_rate=result.learning_rate,
-            step_s=step_s,
-            tokens_per_s=step_tokens(self.launch.workload) / step_s,
-            mfu=mfu,
-            hfu=hfu,
-            memory_bytes=self._memory_bytes(),
-            warmup=warmup,
-            exposed_communication_s=times.exposed_s if times else None,
-            compute_s=step_s - times.exposed_s if times else None,
-            terms=times.terms() if times else [],
-        )
-        self._write(asdict(found))
+        found: dict[str, Any] = {
+            "step": step,
+            **asdict(result),
+            "step_s": step_s,
+            "tokens_per_s": step_tokens(self.launch.workload) / step_s,
+            "mfu": mfu,
+            "hfu": hfu,
+            "memory_bytes": self._memory_bytes(),
+            "warmup": warmup,
+            "exposed_communication_s": times.exposed_s if times else None,
+            "compute_s": step_s - times.exposed_s if times else None,
+            "terms": times.terms() if times else [],
+        }
+        self._write(found)
         if self._scalars is not None:
             self._scalars.write(found)
         if self.mesh.rank == 0:
@@ -507,12 +488,12 @@ class Metrics:
         self._file.write(json.dumps(document, ensure_ascii=False) + "\n")
 
 
-def step_line(found: StepMetrics, *, steps: int) -> str:
+def step_line(found: dict[str, Any], *, steps: int) -> str:
     """One step as text."""
     return (
-        f"step {found.step}/{steps}  loss {found.loss:.4f}  grad norm {found.gradient_norm:.3g}  "
-        f"rate {found.learning_rate:.2e}  {show_seconds(found.step_s)}  {found.tokens_per_s:,.0f} tok/s  "
-        f"MFU {found.mfu:.1%}  {show_bytes(found.memory_bytes)}"
+        f"step {found['step']}/{steps}  loss {found['loss']:.4f}  grad norm {found['gradient_norm']:.3g}  "
+        f"rate {found['learning_rate']:.2e}  {show_seconds(found['step_s'])}  {found['tokens_per_s']:,.0f} tok/s  "
+        f"MFU {found['mfu']:.1%}  {show_bytes(found['memory_bytes'])}"
     )
 
 

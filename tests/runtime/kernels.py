@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from axonn_tune.runtime.dry_run import MetaBytes, build, step_ledger
 from axonn_tune.runtime.mesh import Mesh
+from axonn_tune.runtime.timing import HostClock
 from axonn_tune.specs.launch import Launch
 
 
@@ -177,7 +178,7 @@ class Fusion:
         }
 
 
-class KernelClock:
+class KernelClock(HostClock):
     """Counts kernels instead of seconds, so that a timer's parts list their kernels."""
 
     def __init__(self, meter: KernelMeter) -> None:

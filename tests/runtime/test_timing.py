@@ -13,7 +13,7 @@ from axonn_tune.runtime.ledger import LedgerEntry
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.metrics import Metrics, middle_half, shares_s
 from axonn_tune.runtime.optimizer import StepResult
-from axonn_tune.runtime.timing import ComputeSpan, StepTimes, TimedCall, Timer
+from axonn_tune.runtime.timing import ComputeSpan, HostClock, StepTimes, TimedCall, Timer
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import Summary
 from tests.runtime import timing_tasks
@@ -24,8 +24,10 @@ GATHER = LedgerEntry("all_gather", "z", "forward", "mlp.fc1", 4096)
 REDUCE = LedgerEntry("all_reduce", "z", "step", "vectors", 64)
 
 
-class ByHand:
+class ByHand(HostClock):
     """A clock that the test sets."""
+
+    shared = False
 
     def __init__(self) -> None:
         self.now_s = 0.0
