@@ -35,35 +35,32 @@ from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.timing import Call, Timer
 
 
+@dataclass(eq=False)
 class CollectiveHandle:
-    """A collective in flight. `wait` returns its result, however often it is called."""
+    """A collective in flight. `wait` returns its result, however often it is called.
 
-    def __init__(
-        self,
-        result: torch.Tensor,
-        work: dist.Work | None,
-        finish: Callable[[], torch.Tensor] | None = None,
-        *,
-        sent: torch.Tensor | None = None,
-        call: Call | None = None,
-    ) -> None:
-        self._result = result
-        # Held, because a stream that the computation does not wait for may still read its memory.
-        self._sent = sent
-        self._work = work
-        self._finish = finish
-        self._call = call
-        if call is not None and work is not None:
-            call.sent(work)
+    finish: makes the result of what has arrived. sent: held, because a stream that the computation does not wait for
+    may still read its memory.
+    """
+
+    result: torch.Tensor
+    work: dist.Work | None
+    finish: Callable[[], torch.Tensor] | None = None
+    sent: torch.Tensor | None = None
+    call: Call | None = None
+
+    def __post_init__(self) -> None:
+        if self.call is not None and self.work is not None:
+            self.call.sent(self.work)
 
     @property
     def done(self) -> bool:
         """Whether the result has arrived, or the message has been received."""
-        return self._work is None or self._work.is_completed()
+        return self.work is None or self.work.is_completed()
 
     def wait(self) -> torch.Tensor:
         """Wait for the result (on CUDA: make the current stream wait for it)."""
-        call, self._call = self._call, None
+        call, self.call = self.call, None
         if call is not None:
             call.halt()
         result = self._settle()
@@ -72,12 +69,12 @@ class CollectiveHandle:
         return result
 
     def _settle(self) -> torch.Tensor:
-        if self._work is not None:
-            self._work.wait()
-            self._work = self._sent = None
-        if self._finish is not None:
-            self._result, self._finish = self._finish(), None
-        return self._result
+        if self.work is not None:
+            self.work.wait()
+            self.work = self.sent = None
+        if self.finish is not None:
+            self.result, self.finish = self.finish(), None
+        return self.result
 
 
 @dataclass(frozen=True)

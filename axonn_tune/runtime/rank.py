@@ -247,23 +247,20 @@ class Rank:
             timeout=timeout,
         )
         use_device(device)
-        self.watch = Watch(place.rank, place.world, self._end_for_another)
+        watch = self.watch = Watch(place.rank, place.world, self._end_for_another)
         # One message from rank 0 before training; it is not part of a step, so not in the ledger.
-        self.directory, port, token = WorldGroup(dist.group.WORLD).from_rank_0(self._begin)
+        self.directory, port, token = WorldGroup(dist.group.WORLD).from_rank_0(
+            lambda: (self._make_directory(), watch.listen(), secrets.token_hex(16))
+        )
         if place.rank == 0:
-            self.watch.accept(token)
+            watch.accept(token)
         else:
-            self.watch.join((place.address, port), token)
+            watch.join((place.address, port), token)
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.recorder is not None:
             self.recorder.into(self.directory)
         connected = device if self.launch.backend == "nccl" else None
         return build_mesh(self.launch.grid.grid(), chunks=self.launch.chunks, timeout=timeout, device=connected)
-
-    def _begin(self) -> tuple[Path, int, str]:
-        """Rank 0: the run directory, and the port and token of the watch."""
-        assert self.watch is not None, "made before"
-        return self._make_directory(), self.watch.listen(), secrets.token_hex(16)
 
     def _make_directory(self) -> Path:
         """The run's folder, as asked or `runs/<time>-<name>`, with the launch config, without an earlier run's results.
