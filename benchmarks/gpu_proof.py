@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # so that no forked stage has to: AdamW asks for it
+import torch._dynamo  # so that no forked stage that compiles has to
 
 from axonn_tune.files import write_text_atomically
 from axonn_tune.specs.catalog import available, load_machine

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import torch._dynamo  # so that no forked rank has to: AdamW asks for it
+import torch._dynamo  # so that no forked rank has to: torch's AdamW asks for it
 
 from axonn_tune.grid import AXES, Grid, factorizations
 from axonn_tune.specs.catalog import load_model

@@ -43,7 +43,6 @@ from axonn_tune.specs.results import Measurements
 from axonn_tune.units import MILLI, counted, show_seconds
 from axonn_tune.validation.comparison import ComparisonRow, RunComparison, fastest_runs
 from axonn_tune.validation.runner import (
-    Extent,
     LabRunner,
     ProcessRunner,
     RankRunner,
@@ -61,7 +60,7 @@ SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=50e6, port_bits_per_s
 RANKS = SHAPE.world
 MODEL = "nano"
 BUDGET, LOOPBACK_BUDGET = "60s", "30s"
-EXTENT = Extent(repeats=2, steps=6)
+REPEATS, STEPS = 2, 6
 HOLDS_WITHIN = 0.10
 """What is promised of steps on the emulated cluster: none has a larger error."""
 
@@ -154,7 +153,8 @@ def train(plan: ValidationPlan, place: Place, folder: Path) -> RunComparison:
             header = [f"Written by {COMMAND}."]
             write_text_atomically(folder / "measured.yaml", to_yaml(found, header=header))
 
-        found = run_plan(plan, place.runner, EXTENT, folder=folder / "runs", listen=listen, save=save)
+        runs = folder / "runs"
+        found = run_plan(plan, place.runner, repeats=REPEATS, steps=STEPS, folder=runs, listen=listen, save=save)
     return RunComparison(fastest_runs(found) if place.lab is None else found)
 
 
@@ -176,7 +176,7 @@ def ranked_sentence(results: Results) -> str:
     low, high = (show_seconds(results.ranked.pricing(place).iteration_s) for place in (0, last))
     return (
         f"{counted(len(results.ranked), 'grid')} of {MODEL} on {counted(RANKS, 'rank')}, steps of {low} to {high} "
-        f"predicted. The first, the middle and the last train, {EXTENT.repeats} times {EXTENT.steps} steps each."
+        f"predicted. The first, the middle and the last train, {REPEATS} times {STEPS} steps each."
     )
 
 

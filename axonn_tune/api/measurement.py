@@ -216,10 +216,10 @@ def compared(
     """Run the plan and compare; errors as `validate`. listen: called after each run."""
     from axonn_tune.api.search import whole
     from axonn_tune.validation.comparison import RunComparison, fastest_runs
-    from axonn_tune.validation.runner import Extent, run_plan
+    from axonn_tune.validation.runner import run_plan
 
     host.require_torch()
-    extent = Extent(whole("repeats", runs.repeats), whole("steps", runs.steps, least=3), serial=runs.serial)
+    repeats, steps = whole("repeats", runs.repeats), whole("steps", runs.steps, least=3)
 
     def save(found: Measurements) -> None:
         # After each round, so that a validation that is cut off leaves whole rounds.
@@ -227,7 +227,16 @@ def compared(
             write_text_atomically(runs.output, to_yaml(found, header=[f"Written by {found.command}"]))
 
     with runner_of(runs) as runner, tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
-        measured = run_plan(plan, runner, extent, folder=Path(runs.folder or folder), listen=listen, save=save)
+        measured = run_plan(
+            plan,
+            runner,
+            repeats=repeats,
+            steps=steps,
+            serial=runs.serial,
+            folder=Path(runs.folder or folder),
+            listen=listen,
+            save=save,
+        )
     return RunComparison(fastest_runs(measured) if runs.fastest else measured)
 
 

@@ -132,12 +132,14 @@ def fit_communication(measured: Mapping[Probe, float], machine: Machine, *, worl
     fitted.
     """
     probes: list[Probe] = [probe for probe in measured if collective_or_message(probe)]
-    kept, held_out = _split(probes)
+    shares = {probe: _shares(probe, machine, world) for probe in probes}
+    held_out, kept = probes[2::_HELD_OUT], list(probes)
+    del kept[2::_HELD_OUT]
     held_out_errors: tuple[float, ...] = ()
     if held_out:
-        part = _fit_probes(kept, measured, machine, world)
+        part = _fit_probes(kept, measured, shares)
         held_out_errors = tuple(part.predict(probe) / measured[probe] - 1.0 for probe in held_out if part.knows(probe))
-    whole = _fit_probes(probes, measured, machine, world)
+    whole = _fit_probes(probes, measured, shares)
     errors: dict[Probe, float] = dict(zip(probes, whole.solution.errors, strict=True))
     latency, bandwidth = whole.rates(measured)
     return CommunicationFit(
@@ -148,13 +150,6 @@ def fit_communication(measured: Mapping[Probe, float], machine: Machine, *, worl
         tuple(probes[row] for row in whole.solution.outliers),
         held_out_errors,
     )
-
-
-def _split(probes: Sequence[Probe]) -> tuple[list[Probe], list[Probe]]:
-    """Probes to fit, and every fourth to evaluate the fit with."""
-    held_out = list(probes[2::_HELD_OUT])
-    left = set(held_out)
-    return [probe for probe in probes if probe not in left], held_out
 
 
 @dataclass(frozen=True)
@@ -215,10 +210,9 @@ class _CommunicationModel:
 
 
 def _fit_probes(
-    chosen: Sequence[Probe], measured: Mapping[Probe, float], machine: Machine, world: int
+    chosen: Sequence[Probe], measured: Mapping[Probe, float], shares: Mapping[Probe, _Shares]
 ) -> _CommunicationModel:
     """Fit some probes, until the tightest tiers stay the same."""
-    shares = {probe: _shares(probe, machine, world) for probe in measured if collective_or_message(probe)}
     times = [measured[probe] for probe in chosen]
     tight = {probe: max(shares[probe].loads) for probe in chosen}
     for _ in range(_TIER_ROUNDS):

@@ -8,8 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,11 +71,6 @@ class CalibrationRequest:
     def points_path(self) -> Path:
         """File of raw points."""
         return Path(self.points or f"{self.output.removesuffix('.yaml')}.points.jsonl")
-
-    @property
-    def profile_name(self) -> str:
-        """Name of the profile."""
-        return self.name or Path(self.output).stem
 
     @cached_property
     def ranks_here(self) -> int | None:
@@ -185,7 +179,9 @@ def _listen(process: subprocess.Popen[bytes], reports: TextIO, listen: Callable[
 def write_profile(request: CalibrationRequest) -> Calibration:
     """Fit the points and write the profile."""
     base, measured = load_machine(request.machine).document, read_points(request.points_path)
-    done = calibrate(measured, base, name=request.profile_name, ranks_per_node=request.ranks_per_node)
+    done = calibrate(
+        measured, base, name=request.name or Path(request.output).stem, ranks_per_node=request.ranks_per_node
+    )
     origin = f"Raw points: {request.points_path.name}"
     header = [f"{done.machine.description}.", f"{origin}. Units and sources: docs/machines.md."]
     write_text_atomically(request.output, to_yaml(done.machine, header=header))
@@ -294,34 +290,28 @@ def matmuls(model: Model, workload: Workload, world: int, *, backend: Backend) -
     """
     most_tokens = _most_tokens(model, workload, backend)
     workload = _shortened(workload, most_tokens)
-    found: dict[MatmulLayout, Counter[tuple[int, int, int]]] = {"NN": Counter(), "NT": Counter(), "TN": Counter()}
+    found: dict[MatmulLayout, set[tuple[int, int, int]]] = {"NN": set(), "NT": set(), "TN": set()}
     program = build_step(model, workload, recompute="none")
     for row in sound_sizes(world, model, workload).tolist():
         grid = Grid(*row)
         batch = min(workload.global_batch // (grid.data * grid.z), most_tokens // workload.sequence_length)
         values = symbol_values(model, workload, grid, micro_batch=batch)
-        for step, count in program.calls():
+        for step, _ in program.calls():
             if isinstance(step, MatMul):
                 m, n, k = (round(float(size.evaluate(values))) for size in (step.m, step.n, step.k))
-                found[step.layout][m, n, k] += round(float(count.evaluate(values)))
-    ordered = {
-        layout: sorted(shapes, key=lambda one: (one[0] * one[1] * one[2], one)) for layout, shapes in found.items()
-    }
+                found[step.layout].add((m, n, k))
     return {
-        layout: [MatmulProbe(layout=layout, m=m, n=n, k=k) for m, n, k in _spread(_feasible(shapes, backend))]
-        for layout, shapes in ordered.items()
+        layout: [MatmulProbe(layout=layout, m=m, n=n, k=k) for m, n, k in _chosen(found[layout], backend)]
+        for layout in found
     }
 
 
-def _feasible(ordered: Sequence[tuple[int, int, int]], backend: Backend) -> Sequence[tuple[int, int, int]]:
-    """GEMMs within the time limit of a probe, at least the smallest."""
-    return [(m, n, k) for m, n, k in ordered if 2.0 * m * n * k <= _MOST_FLOPS[backend]] or ordered[:1]
-
-
-def _spread(ordered: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """At most `MOST_MATMULS` of them, evenly spread, the ends included."""
+def _chosen(shapes: Iterable[tuple[int, int, int]], backend: Backend) -> list[tuple[int, int, int]]:
+    """GEMMs within the time limit of a probe, at least the smallest: evenly spread, the ends included."""
+    ordered = sorted(shapes, key=lambda one: (one[0] * one[1] * one[2], one))
+    ordered = [(m, n, k) for m, n, k in ordered if 2.0 * m * n * k <= _MOST_FLOPS[backend]] or ordered[:1]
     if len(ordered) <= MOST_MATMULS:
-        return list(ordered)
+        return ordered
     return [ordered[round(place * (len(ordered) - 1) / (MOST_MATMULS - 1))] for place in range(MOST_MATMULS)]
 
 

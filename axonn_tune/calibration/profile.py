@@ -97,7 +97,8 @@ def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: 
     if communication is not None:
         source = Source(kind="fitted", source=_origin(setting))
         tiers = tuple(_fitted_tier(tier, number, communication, source) for number, tier in enumerate(outline.tiers))
-        library = _fitted_library(outline.library, communication, source)
+        launch_us, sources = rounded(communication.launch_s * 1e6), outline.library.sources | {"launch_us": source}
+        library = outline.library.model_copy(update={"launch_us": launch_us, "sources": sources})
         document = document.model_copy(update={"tiers": tiers, "library": library})
     return Calibration(validated(document), communication, compute, found)
 
@@ -196,12 +197,6 @@ def _library(setting: Setting, launch_us: float) -> Library:
     )
 
 
-def _fitted_library(library: Library, fit: CommunicationFit, source: Source) -> Library:
-    """A library with the fitted launch time."""
-    sources = library.sources | {"launch_us": source}
-    return library.model_copy(update={"launch_us": rounded(fit.launch_s * 1e6), "sources": sources})
-
-
 def _fitted_tier(tier: Tier, number: int, fit: CommunicationFit, source: Source) -> Tier:
     """A tier with the all-gather's rates, and the factors of the other collectives."""
     latency = {kind: fit.latency_s.get((kind, number), 0.0) * 1e6 for kind in COLLECTIVE_KINDS}
@@ -267,7 +262,9 @@ def _uncertainty(
         ]
         for sends in (True, False)
     }
-    communication = max(_quantile(spread[True]), _communication_uncertainty(fit) if fit is not None else 0.0)
+    # The held-out errors; of the fit's own, if nothing was held out.
+    fitted = () if fit is None else fit.held_out_errors or tuple(fit.errors.values())
+    communication = max(_quantile(spread[True]), _quantile([abs(error) for error in fitted]))
     computing = max(_quantile(spread[False]), _quantile([abs(error) for error in compute.solution.errors]))
     source = Source(kind="measured", source="80% quantile of the errors of the fit and of single samples")
     return Uncertainty(
@@ -275,12 +272,6 @@ def _uncertainty(
         compute=_share(computing),
         sources={"communication": source, "compute": source},
     )
-
-
-def _communication_uncertainty(fit: CommunicationFit) -> float:
-    """80% of the held-out errors are smaller; of the fit's own errors, if nothing was held out."""
-    errors = fit.held_out_errors or tuple(fit.errors.values())
-    return _share(_quantile([abs(error) for error in errors]))
 
 
 def _quantile(errors: Sequence[float]) -> float:
@@ -326,31 +317,17 @@ def probe_words(probe: Probe) -> str:
     return f"training step {probe.launch + 1} on a single rank"
 
 
-@dataclass(frozen=True)
-class HostFacts:
-    """Facts about a host that profiles record; torch_version None where torch is not installed."""
+def differences(measured: Measurement) -> Iterator[str]:
+    """How this host has changed since a profile was measured on it, in words; nothing where it was measured elsewhere.
 
-    host: str
-    cores: int
-    torch_version: str | None
-
-
-def this_host() -> HostFacts:
-    """This host; torch is not imported for it."""
-    return HostFacts(socket.gethostname(), len(os.sched_getaffinity(0)), installed("torch") or None)
-
-
-def differences(measured: Measurement, place: HostFacts) -> Iterator[str]:
-    """How a host has changed since a profile was measured on it, in words; nothing of one that it was not measured on.
-
-    A login node checks what its compute nodes have measured.
+    A login node checks what its compute nodes have measured. torch is not imported for its version.
     """
-    if place.host not in measured.hosts:
+    if socket.gethostname() not in measured.hosts:
         return
-    if measured.cores is not None and measured.cores != place.cores:
-        yield f"measured with {measured.cores} cores, this host has {place.cores}"
-    before, now = measured.torch_version, place.torch_version
-    if before is not None and now is not None and _release(before) != _release(now):
+    cores, before, now = len(os.sched_getaffinity(0)), measured.torch_version, installed("torch")
+    if measured.cores is not None and measured.cores != cores:
+        yield f"measured with {measured.cores} cores, this host has {cores}"
+    if before is not None and now and _release(before) != _release(now):
         yield f"measured with torch {before}, this is torch {now}"
 
 

@@ -92,10 +92,10 @@ def _check(kind: Kind, names: tuple[str, ...]) -> None:
 
 def _warn_changed(loaded: Loaded[Machine]) -> None:
     """Warn where this host has changed since the measurement."""
-    from axonn_tune.calibration.profile import differences, this_host
+    from axonn_tune.calibration.profile import differences
 
     if loaded.document.measured is not None:
-        for difference in differences(loaded.document.measured, this_host()):
+        for difference in differences(loaded.document.measured):
             click.echo(f"Warning: {loaded.path}: {difference}; its times may not hold here", err=True)
 
 

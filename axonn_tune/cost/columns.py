@@ -481,14 +481,6 @@ class Candidates:
         """Some of them."""
         return Candidates(self.shape[rows], {axes: route[rows] for axes, route in self.routes.items()})
 
-    def distinct(self, table: RouteTable) -> tuple[Integers, Integers]:
-        """Rows that represent all others of equal shape and route times; and the representative of each row."""
-        code, most = self.shape.copy(), int(table.alike.max(initial=0)) + 1
-        for taken in self.routes.values():
-            code = distinct(code * most + table.alike[taken])[2]
-        _, first, representative = distinct(code)
-        return first, representative
-
 
 @dataclass(frozen=True)
 class Prices:
@@ -520,53 +512,55 @@ class ColumnPricer:
         self._rates = rates
         self._element_bytes = element_bytes
         self._table = table
-        self._terms = tuple(program.collectives())
 
-    def price(self, candidates: Candidates, values: Mapping[str, Value]) -> Prices:
-        """Price every candidate without pipeline stages; `values` are columns over shapes, `kept` among them."""
+    def shapes(self, values: Mapping[str, Value], stage: Stage = ONLY) -> ShapeColumns:
+        """What depends on the shapes alone; `values` are columns over shapes, `kept` among them."""
+        clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
+        return ShapeColumns(clock, self._schedule, self._program, stage)
+
+    def distinct(self, candidates: Candidates) -> tuple[Integers, Integers]:
+        """Rows that represent all others of equal shape and route times; and the representative of each row."""
+        alike, code = self._table.alike, candidates.shape.copy()
+        most = int(alike.max(initial=0)) + 1
+        for taken in candidates.routes.values():
+            code = distinct(code * most + alike[taken])[2]
+        _, first, representative = distinct(code)
+        return first, representative
+
+    def price(self, candidates: Candidates, shapes: ShapeColumns) -> Prices:
+        """Price every candidate without pipeline stages."""
         count = len(candidates)
         communication, iteration, waited = np.empty(count), np.empty(count), np.zeros(count)
-        clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
-        step_compute = np.broadcast_to(np.asarray(compute_s(self._program, clock)), len(np.asarray(values["b"])))
         if count:
-            shapes = _ShapeColumns(clock, self._schedule, self._terms)
-            for rows, lanes, keeping in self._blocks(candidates, values):
+            for rows, lanes, keeping in self._blocks(candidates, shapes.values):
                 block = _Block(self._table, candidates, rows, shapes, lanes)
-                communication[rows] = block.communication_s(self._terms)
+                communication[rows] = block.communication_s()
                 iteration[rows], waited[rows] = block.iteration_s(
                     self._schedule, keeping=keeping, dispatch_s=self._rates.dispatch_s
                 )
-        alone = step_compute.take(candidates.shape) + waited
+        alone = shapes.compute_s.take(candidates.shape) + waited
         lost = contended_s(communication, alone, iteration, contention=self._rates.contention)
         return Prices(communication, alone + lost, iteration + lost)
 
-    def sums(self, candidates: Candidates, values: Mapping[str, Value], stage: Stage) -> tuple[Floats, Floats]:
+    def sums(self, candidates: Candidates, shapes: ShapeColumns) -> tuple[Floats, Floats]:
         """Communication and computation of one pipeline stage of every candidate in a step, s."""
-        terms = tuple(self._program.collectives(stage))
-        clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
-        computed = np.broadcast_to(np.asarray(compute_s(self._program, clock, stage)), len(np.asarray(values["b"])))
-        shapes, communication = _ShapeColumns(clock, self._schedule, terms), np.empty(len(candidates))
-        for rows, lanes, _ in self._blocks(candidates, values):
-            communication[rows] = _Block(self._table, candidates, rows, shapes, lanes).communication_s(terms)
-        return communication, computed.take(candidates.shape)
+        communication = np.empty(len(candidates))
+        for rows, lanes, _ in self._blocks(candidates, shapes.values):
+            communication[rows] = _Block(self._table, candidates, rows, shapes, lanes).communication_s()
+        return communication, shapes.compute_s.take(candidates.shape)
 
-    def chunk(
-        self, candidates: Candidates, values: Mapping[str, Value], part: Stage, stage: Stage, *, layers: Floats
-    ) -> ChunkColumns:
+    def chunk(self, candidates: Candidates, shapes: ShapeColumns, part: Stage, *, layers: Floats) -> ChunkColumns:
         """One micro-batch through a chunk of some blocks of a stage; `part`: the chunk's embedding or LM head.
 
         layers: of the chunk, for each shape.
         """
-        clock = ComputeClock(self._rates, self._element_bytes, values, COLUMNS)
-        shapes = _ShapeColumns(clock, self._schedule, ())
-        found = ChunkColumns(*(np.empty(len(candidates)) for _ in range(6)))
+        values, found = shapes.values, ChunkColumns(*(np.empty(len(candidates)) for _ in range(6)))
         kept = np.floor(np.asarray(values["kept"]) * layers / np.asarray(values["L"]))
         for rows, lanes, keeping in self._blocks(candidates, {**values, "kept": kept, "L": layers}):
             block = _Block(self._table, candidates, rows, shapes, lanes)
             times = block.chunk(
                 self._schedule,
                 part,
-                stage,
                 layers=layers,
                 kept=kept,
                 keeping=keeping,
@@ -599,13 +593,13 @@ class ColumnPricer:
                 yield group[start : start + BLOCK_ROWS], lanes, keeping
 
 
-class _ShapeColumns:
-    """Everything that depends only on the shape, computed once per shape and picked per block."""
+class ShapeColumns:
+    """Everything that depends only on the shape and the stage, computed once per shape and picked per block."""
 
-    def __init__(
-        self, clock: ComputeClock, schedule: LinkedSchedule, terms: tuple[tuple[Collective, Size], ...]
-    ) -> None:
+    def __init__(self, clock: ComputeClock, schedule: LinkedSchedule, program: StepProgram, stage: Stage) -> None:
+        self._clock, self._program, self.stage = clock, program, stage
         self.values = clock.values
+        self.terms = tuple(program.collectives(stage))
         calls: dict[int, Value] = {}
         self.runs: list[Value] = []
         for operations in schedule.linker.runs:
@@ -616,19 +610,25 @@ class _ShapeColumns:
                 total = total + calls[id(step)]
             self.runs.append(total)
         self.sizes: dict[Size, Value] = {}
-        wanted = [size for collective, count in terms for size in (collective.size_bytes, count)]
+        wanted = [size for collective, count in self.terms for size in (collective.size_bytes, count)]
         for collective, times in schedule.linker.collectives:
             wanted += [collective.size_bytes] if times is None else [collective.size_bytes, times]
         for size in wanted:
             if size not in self.sizes:
                 self.sizes[size] = size.evaluate(clock.values)
 
+    @cached_property
+    def compute_s(self) -> Floats:
+        """Computation of the stage in a step, s."""
+        computed = compute_s(self._program, self._clock, self.stage)
+        return np.broadcast_to(np.asarray(computed), len(np.asarray(self.values["b"])))
+
 
 class _Block:
     """One block of candidates: picks shape and route columns for its rows, each at most once."""
 
     def __init__(
-        self, table: RouteTable, candidates: Candidates, rows: Integers, shapes: _ShapeColumns, lanes: Mapping[str, int]
+        self, table: RouteTable, candidates: Candidates, rows: Integers, shapes: ShapeColumns, lanes: Mapping[str, int]
     ) -> None:
         self._table = table
         self._shapes = shapes
@@ -665,10 +665,10 @@ class _Block:
             )
         return self._lines[kind, axis]
 
-    def communication_s(self, terms: tuple[tuple[Collective, Size], ...]) -> Value:
-        """Left fold of calls times seconds over the terms; groups of one add nothing."""
+    def communication_s(self) -> Value:
+        """Left fold of calls times seconds over the stage's terms; groups of one add nothing."""
         total: Value = 0.0
-        for collective, count in terms:
+        for collective, count in self._shapes.terms:
             if self._lanes[collective.axis] >= 0:
                 total = total + self._pick(self._shapes.sizes[count]) * self._call_s(collective)
         return total
@@ -690,7 +690,6 @@ class _Block:
         self,
         schedule: LinkedSchedule,
         part: Stage,
-        stage: Stage,
         *,
         layers: Floats,
         kept: Floats,
@@ -701,7 +700,7 @@ class _Block:
         return self._replay(schedule).chunk(
             schedule,
             part,
-            stage,
+            self._shapes.stage,
             layers=self._pick(layers),
             kept=self._pick(kept),
             keeping=keeping,

@@ -61,14 +61,8 @@ model parallelism). `experts` is no column of the CSV: a record with more than o
 """
 
 _OTHERS = {
-    *(
-        "pipeline_parallel_microbatch_size",
-        "devices",
-        "num_nodes",
-        "gradient_accumulation_steps",
-        "data_parallel_replicate_degree",
-        "parallelism_config_dp_replicate_size",
-    ),
+    *("pipeline_parallel_microbatch_size", "devices", "num_nodes", "gradient_accumulation_steps"),
+    *("data_parallel_replicate_degree", "parallelism_config_dp_replicate_size"),
     *("tensor_parallel_num_weight_shards", "pipeline_model_parallel_layout"),
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
     *("add_bias_linear", "model.bias", "share_embeddings_and_output_weights", "enable_sequence_parallel"),
@@ -120,12 +114,6 @@ def known_name(name: str, section: str = "") -> str:
 def plain_value(value: str) -> str:
     """A printed value without quotes, the comma of JSON, and a comment."""
     return value.split(" #")[0].strip().rstrip(",").strip("\"' ")
-
-
-def arguments_of(words: Iterable[Stated]) -> dict[str, Stated]:
-    """Recognised arguments of a command line, by our names."""
-    stated = ((known_name(name), value) for name, value in named_values(words))
-    return {name: value for name, value in stated if name}
 
 
 _OPTION = re.compile(r"(--?[A-Za-z][\w.-]*|\+{0,2}[A-Za-z][\w.]*(?==))(?:=(.*))?", re.DOTALL)
@@ -261,33 +249,29 @@ def columns_of(arguments: Arguments) -> dict[str, Stated]:
     """Columns of a row of measured steps from the arguments; columns that they do not state are omitted."""
     found: dict[str, Stated] = {}
     for column, names in _COUNTS.items():
-        number = next((one for name in names if (one := _count(arguments, name)) is not None), None)
+        number = _count(arguments, *names)
         if number is not None:
             found[column] = number
     for column, reading in _WORDS.items():
         stated = reading(arguments)
         if stated is not None:
             found[column] = stated
-    _add_products(arguments, found)
-    return found
-
-
-def _count(arguments: Arguments, name: str) -> Stated | None:
-    """A whole number from 1 up; None where the value is `None`, -1, `auto` or words."""
-    stated = arguments.get(name)
-    value = stated.value.replace(",", "").replace("_", "") if stated else ""
-    if stated is None or not re.fullmatch(r"\d{1,15}(?:\.0*)?", value) or float(value) < 1:
-        return None
-    return Stated(str(int(float(value))), stated.line)
-
-
-def _add_products(arguments: Arguments, found: dict[str, Stated]) -> None:
-    """Columns derived from others."""
     _add_shards(arguments, found)
     _add_ranks(arguments, found)
     _add_batch(arguments, found)
     _add_chunks(arguments, found)
     _add_parts(arguments, found)
+    return found
+
+
+def _count(arguments: Arguments, *names: str) -> Stated | None:
+    """The first of these that is a whole number from 1 up; not `None`, -1, `auto` or words."""
+    for name in names:
+        stated = arguments.get(name)
+        value = stated.value.replace(",", "").replace("_", "") if stated else ""
+        if stated is not None and re.fullmatch(r"\d{1,15}(?:\.0*)?", value) and float(value) >= 1:
+            return Stated(str(int(float(value))), stated.line)
+    return None
 
 
 _ONE = Stated("1", 0)
@@ -320,8 +304,7 @@ _MODEL_AXES = ("tp", "y", "pp", "cp")
 
 def _add_ranks(arguments: Arguments, found: dict[str, Stated]) -> None:
     _product(found, "n_gpus", _count(arguments, "num_nodes"), _count(arguments, "devices"))
-    names = ("data_parallel_replicate_degree", "parallelism_config_dp_replicate_size")
-    replicas = next((one for name in names if (one := _count(arguments, name))), None)
+    replicas = _count(arguments, "data_parallel_replicate_degree", "parallelism_config_dp_replicate_size")
     if "data_parallel_shard_degree" in arguments or "parallelism_config_dp_shard_size" in arguments:
         _product(found, "dp", found.get("z"), replicas or _ONE)
     if "tp" not in found:
@@ -349,8 +332,7 @@ def _add_batch(arguments: Arguments, found: dict[str, Stated]) -> None:
 
 
 def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
-    names = ("num_layers_per_virtual_pipeline_stage", "pipeline_parallel_layers_per_stage")
-    each = next((one for name in names if (one := _count(arguments, name))), None)
+    each = _count(arguments, "num_layers_per_virtual_pipeline_stage", "pipeline_parallel_layers_per_stage")
     looped = arguments.get("pipeline_parallel_schedule")
     if each and "vpp" not in found and {"layers", "pp"} <= found.keys():
         chunks = int(found["layers"].value) // (int(found["pp"].value) * int(each.value))
@@ -368,20 +350,18 @@ def _add_chunks(arguments: Arguments, found: dict[str, Stated]) -> None:
 def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
     """Blocks of each model part, from Megatron-Core's layout or its uneven first and last stage."""
     layout, stages = arguments.get("pipeline_model_parallel_layout"), int(found.get("pp", _ONE).value)
+    stated: list[tuple[list[int], int]] = []
     if layout is not None and not is_off(layout):
-        parts = layout_parts(layout.value)
-        if len(parts) % stages == 0:
-            found["vpp"] = Stated(str(len(parts) // stages), layout.line)
-        _add_uneven(found, parts, layout.line)
+        stated.append((layout_parts(layout.value), layout.line))
+        if len(stated[0][0]) % stages == 0:
+            found["vpp"] = Stated(str(len(stated[0][0]) // stages), layout.line)
     elif "layers" in found and stages > 1:
         chunks, layers = int(found.get("vpp", _ONE).value), int(found["layers"].value)
-        _add_uneven(found, *_uneven_ends(arguments, layers, stages=stages, chunks=chunks))
-        _add_uneven(found, *_less_at_ends(arguments, layers, parts=stages * chunks))
-
-
-def _add_uneven(found: dict[str, Stated], parts: Sequence[int], line: int) -> None:
-    if len(set(parts)) > 1:
-        found["parts"] = Stated(" ".join(map(str, parts)), line)
+        stated.append(_uneven_ends(arguments, layers, stages=stages, chunks=chunks))
+        stated.append(_less_at_ends(arguments, layers, parts=stages * chunks))
+    for parts, line in stated:
+        if len(set(parts)) > 1:
+            found["parts"] = Stated(" ".join(map(str, parts)), line)
 
 
 def layout_parts(layout: str) -> list[int]:
@@ -429,10 +409,12 @@ def is_off(stated: Stated) -> bool:
     return stated.value.lower() in _FALSE
 
 
-def _switch(*names: str) -> Callable[[Arguments], Stated | None]:
-    """Reads a column that is 1 or 0."""
+def _switch(*names: str, opposite: str = "") -> Callable[[Arguments], Stated | None]:
+    """Reads a column that is 1 or 0; opposite: the switch that turns it off, which counts before these."""
 
     def reading(arguments: Arguments) -> Stated | None:
+        if opposite in arguments:
+            return Stated(str(int(not is_on(arguments[opposite]))), arguments[opposite].line)
         stated = _true(arguments, *names) or _first(arguments, *names)
         return None if stated is None else Stated(str(int(is_on(stated))), stated.line)
 
@@ -443,7 +425,7 @@ def _kv_heads(arguments: Arguments) -> Stated | None:
     grouped = arguments.get("group_query_attention")
     if grouped is not None and not is_on(grouped):
         return _count(arguments, "num_attention_heads")
-    return _count(arguments, "num_query_groups") or _count(arguments, "num_key_value_heads")
+    return _count(arguments, "num_query_groups", "num_key_value_heads")
 
 
 def _gated(arguments: Arguments) -> Stated | None:
@@ -517,20 +499,6 @@ def _zero(arguments: Arguments) -> Stated | None:
     return _switch("use_distributed_optimizer")(arguments)
 
 
-def _biases(arguments: Arguments) -> Stated | None:
-    without = arguments.get("disable_bias_linear")
-    if without is not None:
-        return Stated(str(int(not is_on(without))), without.line)
-    return _switch("add_bias_linear", "model.bias")(arguments)
-
-
-def _tied(arguments: Arguments) -> Stated | None:
-    untied = arguments.get("untie_embeddings_and_output_weights")
-    if untied is not None:
-        return Stated(str(int(not is_on(untied))), untied.line)
-    return _switch("share_embeddings_and_output_weights")(arguments)
-
-
 def _order(arguments: Arguments) -> Stated | None:
     """Megatron-Core's other rank order."""
     mapping = _true(arguments, "use_tp_pp_dp_mapping")
@@ -581,8 +549,8 @@ _WORDS: dict[str, Callable[[Arguments], Stated | None]] = {
     "kv_heads": _kv_heads,
     "gated_mlp": _gated,
     "seq_parallel": _switch("sequence_parallel", "enable_sequence_parallel"),
-    "biases": _biases,
-    "tied": _tied,
+    "biases": _switch("add_bias_linear", "model.bias", opposite="disable_bias_linear"),
+    "tied": _switch("share_embeddings_and_output_weights", opposite="untie_embeddings_and_output_weights"),
     "order": _order,
     "recompute": _recompute,
     "precision": _precision,

@@ -13,16 +13,13 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from axonn_tune.errors import DocumentError, Problem, UsageError
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import CollectiveKind, Machine
 from axonn_tune.specs.points import CollectiveProbe, Probe
 from axonn_tune.units import seconds
-
-_LineProblems: TypeAlias = list[tuple[int | None, str]]
-"""Line of an error, if known, and its message."""
 
 _KINDS: dict[str, CollectiveKind] = {
     "allgather": "all_gather",
@@ -33,7 +30,6 @@ _KINDS: dict[str, CollectiveKind] = {
 _STARTING = re.compile(r"# Collective test starting: (?:\S*/)?(\w+?)_perf")
 _BEGINNING = re.compile(r"# nThread\w* ")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+ on\s+(\S+) device\s+\d+ \[[^\]]*\] (.+)")
-_VERSION = re.compile(r"(?:nccl-library=|[NR]CCL version\s*:?\s*)(\d\S*)")
 _TIME_AT = 5
 # What srun --label and mpirun --tag-output put before each line.
 _LABEL = re.compile(r"^\s*(?:\d+:|\[\d+,\d+\]<std(?:out|err)>:)\s?")
@@ -58,9 +54,7 @@ class Log:
     """Content of one file; cut_off: last lines of truncated runs."""
 
     rows: tuple[LogRow, ...]
-    library: str
-    hosts: tuple[str, ...]
-    device: str
+    device: str = ""
     cut_off: tuple[int, ...] = ()
 
 
@@ -71,48 +65,49 @@ def read_log(path: str | Path, *, ranks: int | None = None, nodes: int | None = 
     if the file cannot be read, DocumentError with every line that is wrong, units included.
     """
     text = read_text(Path(path))
+    problems: list[Problem] = []
     try:
         if not _LABEL.match(text) and text.lstrip()[:1] in ("{", "["):
-            return _json_log(text, str(path))
-        if _OSU.search(text):
-            return _osu_log(text, ranks=ranks, nodes=nodes)
-        return _text_log(text, str(path), ranks=ranks, nodes=nodes)
-    except _LogError as error:
-        raise DocumentError(str(path), error.problems) from None
+            log = _json_log(text, str(path))
+        else:
+            reader = _osu_log if _OSU.search(text) else _text_log
+            lines = [_LABEL.sub("", line).strip() for line in text.splitlines()]
+            log = reader(lines, str(path), problems, ranks=ranks, nodes=nodes)
+    except ReadingError as error:
+        problems = [error.problem]
+    else:
+        problems += [] if problems or log.rows else [Problem("", "holds no result")]
+    if problems:
+        raise DocumentError(str(path), problems)
+    return log
 
 
-class _LogError(Exception):
-    """Error in a log, before its path is known."""
+class ReadingError(Exception):
+    """Error that ends the reading of a log or a trace, before its path is known; place: in the document."""
 
-    def __init__(self, *problems: tuple[int | None, str]) -> None:
-        self.problems = [Problem("", message, line) for line, message in problems]
+    def __init__(self, message: str, line: int | None = None, *, place: str = "") -> None:
+        self.problem = Problem(place, message, line)
         super().__init__()
+
+
+def kind_in(name: str) -> CollectiveKind | None:
+    """The collective whose name is part of a file's, a kernel's or an operator's."""
+    letters = re.sub("[^a-z]", "", name.lower())
+    return next((kind for word, kind in _KINDS.items() if word in letters), None)
 
 
 def _kind(name: str) -> CollectiveKind:
     found = _KINDS.get(re.sub(r"[^a-z]", "", name.lower()))
     if found is None:
-        raise _LogError((None, f"holds {name}, not an all-gather, a reduce-scatter or an all-reduce"))
+        raise ReadingError(f"holds {name}, not an all-gather, a reduce-scatter or an all-reduce")
     return found
 
 
-def _text_log(text: str, name: str, *, ranks: int | None, nodes: int | None) -> Log:
-    """nccl-tests and rccl-tests, one run or several after each other, as `srun` or `mpirun` may have labelled them."""
-    lines = [_LABEL.sub("", line).strip() for line in text.splitlines()]
-    problems: _LineProblems = []
+def _text_log(lines: list[str], name: str, problems: list[Problem], *, ranks: int | None, nodes: int | None) -> Log:
+    """nccl-tests and rccl-tests, one run or several after each other."""
     found = [_run(lines, part, name, problems, ranks=ranks, nodes=nodes) for part in _runs(lines)]
-    rows = [row for run in found for row in run.rows]
-    _require(rows, problems)
-    version = _VERSION.search(text)
-    library = f"{'RCCL' if 'rccl' in text.lower() else 'NCCL'} {_release(version[1]) if version else 'of a log'}"
-    hosts = tuple(dict.fromkeys(host for run in found for host in run.hosts))
-    return Log(tuple(rows), library, hosts, found[0].device, tuple(line for run in found for line in run.cut_off))
-
-
-def _release(version: str) -> str:
-    """A version with dots: nccl-tests prints 2.25.1 as 22501."""
-    number = int(version) if version.isdecimal() else 0
-    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}" if 10_000 < number < 1_000_000 else version
+    rows = tuple(row for run in found for row in run.rows)
+    return Log(rows, found[0].device, tuple(line for run in found for line in run.cut_off))
 
 
 def _runs(lines: list[str]) -> Iterator[range]:
@@ -126,23 +121,16 @@ def _runs(lines: list[str]) -> Iterator[range]:
 
 
 def _run(
-    lines: list[str],
-    part: range,
-    name: str,
-    problems: _LineProblems,
-    *,
-    ranks: int | None,
-    nodes: int | None,
+    lines: list[str], part: range, name: str, problems: list[Problem], *, ranks: int | None, nodes: int | None
 ) -> Log:
     """One run; old versions do not say which collective it is, so the file's name must."""
     own = lines[part.start : part.stop]
     starting = _STARTING.match(own[0]) if own else None
     op = _kind(starting[1]) if starting else _kind_of_name(name)
     places = [found for line in own if (found := _RANK.match(line))]
-    hosts = tuple(dict.fromkeys(place[3] for place in places))
-    ranks, nodes = len(places) or ranks, len(hosts) or nodes
+    ranks, nodes = len(places) or ranks, len({place[3] for place in places}) or nodes
     if not ranks or not nodes:
-        raise _LogError((None, "lists no devices, so it does not say how many ranks and nodes ran: give --ranks"))
+        raise ReadingError("lists no devices, so it does not say how many ranks and nodes ran: give --ranks")
     _require_one_group({place[2] for place in places}, line=part.start + 1)
     _check_units(own, first=part.start + 1)
     rows = [
@@ -151,24 +139,26 @@ def _run(
         if _ROW.match(line)
         for size, time in _row(line, number, problems, time_at=_time_at(own))
     ]
-    cut_off = () if any(map(_CLOSING.match, own)) else (_last_line(own, first=part.start + 1),)
-    return Log(tuple(rows), "", hosts, places[0][4].strip() if places else "", cut_off)
-
-
-def _last_line(lines: list[str], *, first: int) -> int:
-    return max((number for number, line in enumerate(lines, first) if line), default=first)
+    cut_off = (
+        ()
+        if any(map(_CLOSING.match, own))
+        else (max((number for number, line in enumerate(own, part.start + 1) if line), default=part.start + 1),)
+    )
+    return Log(tuple(rows), places[0][4].strip() if places else "", cut_off)
 
 
 def _require_one_group(groups: Set[object], *, line: int | None) -> None:
     if len(groups) > 1:
-        raise _LogError((line, f"{len(groups)} groups ran at once (NCCL_TESTS_SPLIT); only runs of one group are read"))
+        raise ReadingError(
+            f"{len(groups)} groups ran at once (NCCL_TESTS_SPLIT); only runs of one group are read", line
+        )
 
 
 def _check_units(lines: list[str], *, first: int) -> None:
     """Times in µs, as every version prints them; another unit in the header means another tool."""
     for number, line in enumerate(lines, first):
         if line.startswith("#") and "(B)" in line and "(us)" not in line:
-            raise _LogError((number, f"the column of times is not in (us): {' '.join(line.split())}"))
+            raise ReadingError(f"the column of times is not in (us): {' '.join(line.split())}", number)
 
 
 def _time_at(lines: list[str]) -> int:
@@ -180,7 +170,7 @@ def _time_at(lines: list[str]) -> int:
     return _TIME_AT
 
 
-def _row(line: str, number: int, problems: _LineProblems, *, time_at: int) -> Iterator[tuple[int, float]]:
+def _row(line: str, number: int, problems: list[Problem], *, time_at: int) -> Iterator[tuple[int, float]]:
     """Size and time of a row, `size count type redop root time algbw busbw #wrong ...`, if it has any."""
     words = line.split()
     try:
@@ -188,34 +178,34 @@ def _row(line: str, number: int, problems: _LineProblems, *, time_at: int) -> It
         float(words[time_at + 2])
         wrong = words[time_at + 3] if len(words) > time_at + 3 else "0"
     except (IndexError, ValueError):
-        problems.append((number, "a row of results is truncated or holds something else"))
+        problems.append(Problem("", "a row of results is truncated or holds something else", number))
         return
     if wrong.isdigit() and int(wrong):
-        problems.append((number, f"{wrong} values were wrong: the collective did not do its work"))
+        problems.append(Problem("", f"{wrong} values were wrong: the collective did not do its work", number))
     # Printed with two decimals, so the bandwidth of small rows is not checked.
     if time and bandwidth > 1.0 and not 0.9 < size / (time * 1e3) / bandwidth < 1.1:
-        problems.append((number, f"{size} bytes in {time:g} µs are not {bandwidth:g} GB/s: are the units mixed?"))
+        mixed = f"{size} bytes in {time:g} µs are not {bandwidth:g} GB/s: are the units mixed?"
+        problems.append(Problem("", mixed, number))
     if size and time:
         yield size, seconds(time)
 
 
 def _kind_of_name(name: str) -> CollectiveKind:
-    plain = re.sub(r"[^a-z]", "", Path(name).stem.lower())
-    for word, kind in _KINDS.items():
-        if word in plain:
-            return kind
-    raise _LogError((None, "does not say which collective it measured; name the file after it, as in all_gather.txt"))
+    found = kind_in(Path(name).stem)
+    if found is None:
+        raise ReadingError("does not say which collective it measured; name the file after it, as in all_gather.txt")
+    return found
 
 
 def _json_log(text: str, name: str) -> Log:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _LogError((getattr(error, "lineno", None), f"is not complete JSON: {error}")) from error
+        raise ReadingError(f"is not complete JSON: {error}", getattr(error, "lineno", None)) from error
     try:
         return _rccl_json(found) if isinstance(found, list) else _nccl_json(found, name)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise _LogError((None, f"is not a result of nccl-tests or rccl-tests: missing or wrong {error!r}")) from error
+        raise ReadingError(f"is not a result of nccl-tests or rccl-tests: missing or wrong {error!r}") from error
 
 
 def _nccl_json(found: dict[str, Any], name: str) -> Log:
@@ -223,15 +213,14 @@ def _nccl_json(found: dict[str, Any], name: str) -> Log:
     program = Path(found["args"][0]).name.split("_perf")[0]
     devices = found["config"]["devices"]
     _require_one_group({device.get("group", 0) for device in devices}, line=None)
-    hosts = tuple(dict.fromkeys(str(device["hostname"]) for device in devices))
+    nodes = len({str(device["hostname"]) for device in devices})
     op = _kind(program) if program else _kind_of_name(name)
     rows = [
-        LogRow(op, len(devices), len(hosts), int(row["size"]), seconds(float(row["out_of_place"]["time"])))
+        LogRow(op, len(devices), nodes, int(row["size"]), seconds(float(row["out_of_place"]["time"])))
         for row in found["results"]
         if row["out_of_place"] is not None
     ]
-    _require(rows, [])
-    return Log(tuple(rows), f"NCCL {_release(str(found['nccl_version']))}", hosts, str(devices[0]["device_info"]))
+    return Log(tuple(rows), str(devices[0]["device_info"]))
 
 
 def _rccl_json(found: list[dict[str, Any]]) -> Log:
@@ -241,45 +230,28 @@ def _rccl_json(found: list[dict[str, Any]]) -> Log:
         for row in found
         if not row["inPlace"]
     ]
-    _require(rows, [])
-    return Log(tuple(rows), "RCCL of a log", (), "")
+    return Log(tuple(rows))
 
 
-def _osu_log(text: str, *, ranks: int | None, nodes: int | None) -> Log:
+def _osu_log(lines: list[str], name: str, problems: list[Problem], *, ranks: int | None, nodes: int | None) -> Log:
     """OSU micro-benchmarks of collectives."""
     if not ranks:
-        raise _LogError((None, "an OSU log does not say how many ranks ran: give --ranks, and --nodes"))
+        raise ReadingError("an OSU log does not say how many ranks ran: give --ranks, and --nodes")
     rows: list[LogRow] = []
-    problems: _LineProblems = []
     op: CollectiveKind | None = None
-    for number, line in enumerate((_LABEL.sub("", one).strip() for one in text.splitlines()), 1):
+    for number, line in enumerate(lines, 1):
         if found := _OSU.match(line):
             op = _kind(found[1])
         elif line.startswith("# Size") and "(us)" not in line:
-            problems.append((number, f"times are not in (us): {' '.join(line.split())}"))
-        elif op is not None and re.match(r"\s*\d", line):
-            rows += _osu_row(line, number, op, ranks, nodes or 1, problems)
-    _require(rows, problems)
-    return Log(tuple(rows), "MPI (OSU micro-benchmarks)", (), "")
-
-
-def _osu_row(
-    line: str, number: int, op: CollectiveKind, ranks: int, nodes: int, problems: _LineProblems
-) -> Iterator[LogRow]:
-    words = line.split()
-    try:
-        size, time = int(words[0]), float(words[1])
-    except (IndexError, ValueError):
-        problems.append((number, "a row of results is truncated or holds something else"))
-        return
-    yield LogRow(op, ranks, nodes, size * (ranks if op == "all_gather" else 1), seconds(time))
-
-
-def _require(rows: list[LogRow], problems: _LineProblems) -> None:
-    if problems:
-        raise _LogError(*problems)
-    if not rows:
-        raise _LogError((None, "holds no result"))
+            problems.append(Problem("", f"times are not in (us): {' '.join(line.split())}", number))
+        elif op is not None and re.match(r"\d", line):
+            try:
+                size, time = line.split()[:2]
+                shards = ranks if op == "all_gather" else 1
+                rows.append(LogRow(op, ranks, nodes or 1, int(size) * shards, seconds(float(time))))
+            except ValueError:
+                problems.append(Problem("", "a row of results is truncated or holds something else", number))
+    return Log(tuple(rows))
 
 
 def times_of(log: Log, base: Machine) -> dict[Probe, float]:

@@ -85,14 +85,13 @@ class Guess:
     """Predicted measurement under one explanation: times by quantity, s.
 
     words: the explanation. slopes: ∂ log / ∂ number, a row for each observed time. slow_rank: computation of the
-    slowest rank over the others'. setup: of a configuration other than stated.
+    slowest rank over the others'.
     """
 
     words: str
     times: Mapping[str, float]
     slopes: Floats
     slow_rank: float = 1.0
-    setup: Setup | None = None
 
 
 @dataclass(frozen=True)
@@ -291,6 +290,7 @@ class _Observed:
         self.prior: Prior = prior_of(
             machine, [sample.framework], collectives=any(row not in WHOLE for row in self.rows)
         )
+        self.known = self.prior.adjust(np.zeros(len(self.prior.paths)))
         learned = machine.learned
         beyond = learned.per_doubling * max(0.0, math.log2(sample.ranks / learned.ranks)) if learned else 0.0
         # The noise of a lone step has that of its model in it; in a run, step and computation share it.
@@ -327,21 +327,19 @@ class _Observed:
 
     def slower(self, factors: Mapping[str, float]) -> Adjust:
         """The profile with some numbers multiplied."""
-        known = self.prior.adjust(np.zeros(len(self.prior.paths)))
-        return lambda machine: scaled(known(machine), factors)
+        return lambda machine: scaled(self.known(machine), factors)
 
     def guess(self, words: str, setup: Setup | None = None) -> Guess:
         """Prediction and slopes of a step configuration."""
-        known = self.prior.adjust(np.zeros(len(self.prior.paths)))
-        times = self.price(known, setup)
+        times = self.price(self.known, setup)
         base, nudges = self.logs(times), NUDGE * np.eye(len(self.prior.paths))
         moved = [self.logs(self.price(self.prior.adjust(nudge), setup)) for nudge in nudges]
         slopes = np.nan_to_num((np.array(moved).reshape(len(nudges), len(base)) - base).T / NUDGE)
-        return Guess(words, times, slopes, setup=setup)
+        return Guess(words, times, slopes)
 
     def price_as(self, setup: Setup) -> float:
         """The step of another configuration, by the profile, s."""
-        return self.price(self.slower({}), setup)["step"]
+        return self.price(self.known, setup)["step"]
 
     @cached_property
     def stated(self) -> Guess:

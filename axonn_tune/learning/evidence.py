@@ -26,7 +26,7 @@ from axonn_tune.specs.launch import Launch, StepShape, configuration_name
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
-from axonn_tune.specs.results import MeasuredConfiguration, Measurements, RecordedTerm, Summary
+from axonn_tune.specs.results import Measurements, RecordedTerm, Summary
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
 from axonn_tune.units import show_bytes
 from axonn_tune.validation.published.accuracy import best_pricing
@@ -147,16 +147,13 @@ def _matters(column: str, case: Case) -> bool:
 
 def measured_samples(measurements: Measurements, machine: Machine, *, name: str) -> list[Sample]:
     """Every configuration of a measurement file, priced on a profile."""
-    return [_measured_sample(measurements, machine, one, name) for one in measurements.configurations]
-
-
-def _measured_sample(
-    measurements: Measurements, machine: Machine, configuration: MeasuredConfiguration, name: str
-) -> Sample:
-    times = {"step": median(run.step_s for run in configuration.runs)}
-    times["computation"] = median(run.compute_s for run in configuration.runs)
-    times |= {_term_name(term): median(term.measured_s) for term in configuration.terms}
-    return _run_sample(measurements.model, configuration.workload, configuration, machine, times, name)
+    found = []
+    for one in measurements.configurations:
+        times = {"step": median(run.step_s for run in one.runs)}
+        times["computation"] = median(run.compute_s for run in one.runs)
+        times |= {_term_name(term): median(term.measured_s) for term in one.terms}
+        found.append(_run_sample(measurements.model, one.workload, one, machine, times, name))
+    return found
 
 
 def run_sample(launch: Launch, summary: Summary, machine: Machine, *, name: str) -> Sample:

@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
+from axonn_tune.calibration.fit import rounded
 from axonn_tune.calibration.profile import validated
 from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, Floats, covariance_of
 from axonn_tune.errors import UsageError
@@ -23,9 +25,11 @@ from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Sample
 from axonn_tune.learning.posterior import Bounds, Posterior, maximize
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
+    Accelerator,
     CollectiveFactors,
     Learned,
     LearnedNumber,
+    Library,
     Machine,
     Software,
     Source,
@@ -37,29 +41,26 @@ OF_A_PLACEHOLDER = 2.0
 """The same for orders of magnitude."""
 
 SPREADS: Mapping[str, Mapping[str, float]] = {
-    "latency_us": {"measured": 0.3, "fitted": 0.3, "peak": 0.5, "assumed": 0.7, "placeholder": OF_A_PLACEHOLDER},
-    "bandwidth_gb_per_s": {
-        "measured": 0.15,
-        "fitted": 0.15,
-        "peak": 0.3,
-        "assumed": 0.4,
-        "placeholder": OF_A_PLACEHOLDER,
-    },
-    "launch_us": {"measured": 0.3, "fitted": 0.3, "assumed": 0.5, "placeholder": OF_A_PLACEHOLDER},
-    "training_share": {"measured": 0.05, "fitted": 0.05, "assumed": 0.15},
-    "memory_efficiency": {"measured": 0.05, "fitted": 0.05, "assumed": 0.05},
-    "contention": {"measured": 0.5, "fitted": 0.5, "assumed": 0.5},
+    "latency_us": {"measured": 0.3, "peak": 0.5, "assumed": 0.7, "placeholder": OF_A_PLACEHOLDER},
+    "bandwidth_gb_per_s": {"measured": 0.15, "peak": 0.3, "assumed": 0.4, "placeholder": OF_A_PLACEHOLDER},
+    "launch_us": {"measured": 0.3, "assumed": 0.5, "placeholder": OF_A_PLACEHOLDER},
+    "training_share": {"measured": 0.05, "assumed": 0.15},
+    "memory_efficiency": {"measured": 0.05, "assumed": 0.05},
+    "contention": {"measured": 0.5, "assumed": 0.5},
     "peak_tflops": {"placeholder": OF_A_PLACEHOLDER},
     "memory_bandwidth_gb_per_s": {"placeholder": 1.0},
     "kernel_launch_us": {"placeholder": 1.0},
     "matmul_launch_us": {"placeholder": 1.0},
 }
-"""The same of numbers of a profile, by the kind of their source; a kind that is missing is known."""
+"""The same of numbers of a profile, by the kind of their source; `fitted` is as `measured`, a kind that is missing
+is known."""
 
 OF_ANOTHER_NETWORK = 0.4
 """Least of the bandwidth between nodes, in profiles not measured by their user: NICs, topology and congestion differ
 from cluster to cluster, while links within a node come with the accelerator. Else one log of a slow network is taken as
 one of slow links within nodes."""
+
+S = TypeVar("S", Accelerator, Library, Tier)
 
 FACTORS, FACTOR_SPREAD = ("latency_factor", "bandwidth_factor"), 0.2
 """Of latency and bandwidth of one collective over those of a tier, where collectives themselves were measured."""
@@ -153,7 +154,8 @@ def _spreads(machine: Machine) -> Iterator[tuple[str, float]]:
             yield path, FACTOR_SPREAD
         else:
             of_kind = SPREADS[path.split(".")[1] if path.startswith("accelerator.") else name]
-            if spread := of_kind.get(kind_at(machine, path), 0.0):
+            kind = kind_at(machine, path)
+            if spread := of_kind.get("measured" if kind == "fitted" else kind, 0.0):
                 yield path, spread
 
 
@@ -216,12 +218,16 @@ class Learning:
         moves = self.posterior.moves()
         return tuple(_movers(moves[:, at], self.rows) for at in range(len(self.prior.paths)))
 
+    @property
+    def numbers(self) -> tuple[LearnedNumber, ...]:
+        """What was learned."""
+        assert self.machine.learned is not None, "written by learn"
+        return self.machine.learned.numbers
+
     @cached_property
     def silent(self) -> tuple[str, ...]:
         """Numbers the evidence says nothing about."""
-        learned = self.machine.learned
-        assert learned is not None, "written by learn"
-        return tuple(one.path for one in learned.numbers if one.spread > SILENT * one.prior_spread)
+        return tuple(one.path for one in self.numbers if one.spread > SILENT * one.prior_spread)
 
     @property
     def contradictions(self) -> tuple[Row, ...]:
@@ -231,9 +237,7 @@ class Learning:
     @property
     def far(self) -> tuple[LearnedNumber, ...]:
         """Numbers far from their prior."""
-        learned = self.machine.learned
-        assert learned is not None, "written by learn"
-        return tuple(one for one in learned.numbers if deviations(one) > FAR)
+        return tuple(one for one in self.numbers if deviations(one) > FAR)
 
 
 def deviations(number: LearnedNumber) -> float:
@@ -314,27 +318,26 @@ class _Pricing:
 def _learned(
     samples: Sequence[Sample], prior: Prior, posterior: Posterior, rows: Sequence[Row], evidence: Sequence[str]
 ) -> Learned:
-    spreads, moves = posterior.spread, posterior.moves()
+    spreads, moves, earlier = posterior.spread, posterior.moves(), prior.machine.learned
     correlations = posterior.covariance / np.outer(np.maximum(spreads, 1e-12), np.maximum(spreads, 1e-12))
-    before = {} if prior.machine.learned is None else {one.path: one for one in prior.machine.learned.numbers}
-    known = [_unmoved(path, prior, at) for at, path in enumerate(prior.paths)]
-    numbers = tuple(
-        before.get(one.path, one).model_copy(
-            update={
-                "value": _digits(one.value * math.exp(posterior.found[at])),
-                "spread": _digits(float(spreads[at])),
-                "moved_by": _movers(moves[:, at], rows) or before.get(one.path, one).moved_by,
-            }
+    known = {} if earlier is None else {one.path: one for one in earlier.numbers}
+    numbers = []
+    for at, path in enumerate(prior.paths):
+        value, spread = number_at(prior.machine, path), rounded(math.sqrt(prior.covariance[at, at]))
+        before = known.get(path) or LearnedNumber(
+            path=path, prior=rounded(value), prior_spread=spread, value=value, spread=spread
         )
-        for at, one in enumerate(known)
-    )
+        update = {
+            "value": rounded(value * math.exp(posterior.found[at])),
+            "spread": rounded(float(spreads[at])),
+            "moved_by": _movers(moves[:, at], rows) or before.moved_by,
+        }
+        numbers.append(before.model_copy(update=update))
     ranks = math.exp(float(np.mean([math.log(sample.ranks) for sample in samples])))
-    if prior.machine.learned is not None:
-        ranks = max(ranks, prior.machine.learned.ranks)
     return Learned(
-        evidence=tuple(dict.fromkeys((*_evidence_of(prior.machine), *evidence))),
-        ranks=_digits(ranks),
-        numbers=numbers,
+        evidence=tuple(dict.fromkeys((*(earlier.evidence if earlier else ()), *evidence))),
+        ranks=rounded(max(ranks, earlier.ranks) if earlier else ranks),
+        numbers=tuple(numbers),
         correlations=tuple(
             tuple(round(float(value), 6) for value in correlations[row, :row]) for row in range(len(numbers))
         ),
@@ -342,16 +345,6 @@ def _learned(
         of_model=OF_MODEL,
         per_doubling=PER_DOUBLING,
     )
-
-
-def _unmoved(path: str, prior: Prior, at: int) -> LearnedNumber:
-    """A number before any evidence."""
-    value, spread = number_at(prior.machine, path), _digits(math.sqrt(prior.covariance[at, at]))
-    return LearnedNumber(path=path, prior=_digits(value), prior_spread=spread, value=value, spread=spread)
-
-
-def _evidence_of(machine: Machine) -> tuple[str, ...]:
-    return () if machine.learned is None else machine.learned.evidence
 
 
 def _movers(moves: Floats, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -364,11 +357,6 @@ def _movers(moves: Floats, rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def _digits(value: float) -> float:
-    """Rounded to four digits."""
-    return float(f"{value:.4g}")
-
-
 def _profile(prior: Prior, learned: Learned, evidence: Sequence[str]) -> Machine:
     """The profile with its numbers moved, each with its source."""
     now = {one.path: number_at(prior.machine, one.path) for one in learned.numbers}
@@ -376,32 +364,22 @@ def _profile(prior: Prior, learned: Learned, evidence: Sequence[str]) -> Machine
     moved = {one.path for one in learned.numbers if abs(math.log(one.value / now[one.path])) > MOVED}
     words = "; ".join(dict.fromkeys(evidence)) or "runs"
     update = {
-        "accelerator": machine.accelerator.model_copy(
-            update={"sources": _sources(machine.accelerator.sources, "accelerator", moved, words)}
-        ),
-        "library": machine.library.model_copy(
-            update={"sources": _sources(machine.library.sources, "library", moved, words)}
-        ),
-        "tiers": tuple(_resourced(tier, moved, words) for tier in machine.tiers),
+        "accelerator": _resourced(machine.accelerator, "accelerator", moved, words),
+        "library": _resourced(machine.library, "library", moved, words),
+        "tiers": tuple(_resourced(tier, f"tiers.{tier.name}", moved, words) for tier in machine.tiers),
         "learned": learned,
     }
     return validated(machine.model_copy(update=update))
 
 
-def _resourced(tier: Tier, moved: Set[str], words: str) -> Tier:
-    """A tier with the sources of its moved numbers."""
-    sources = _sources(tier.sources, f"tiers.{tier.name}", moved, words)
-    if tier.collectives is not None:
-        sources.setdefault("collectives", Source(kind="assumed", source="as the tier"))
-    return tier.model_copy(update={"sources": sources})
-
-
-def _sources(sources: Mapping[str, Source], section: str, moved: Set[str], words: str) -> dict[str, Source]:
-    """Sources of a section whose moved numbers name the evidence; only the last is kept."""
-    found = dict(sources)
+def _resourced(section: S, name: str, moved: Set[str], words: str) -> S:
+    """A section whose moved numbers name the evidence as their source; only the last is kept."""
+    found = dict(section.sources)
     for path in moved:
-        if path.startswith(f"{section}."):
-            key = path[len(section) + 1 :].split(".")[0]
+        if path.startswith(f"{name}."):
+            key = path[len(name) + 1 :].split(".")[0]
             before = found[key].source.partition("; then learned from ")[0] if key in found else "as the tier"
             found[key] = Source(kind="fitted", source=f"{before}; then learned from {words}")
-    return found
+    if getattr(section, "collectives", None) is not None:
+        found.setdefault("collectives", Source(kind="assumed", source="as the tier"))
+    return section.model_copy(update={"sources": found})

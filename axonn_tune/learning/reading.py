@@ -192,10 +192,8 @@ def _read(path: Path, request: EvidenceRequest) -> _Read:
         return _trace(path, request)
     from axonn_tune.learning.training_logs import decoded
 
-    text = decoded(read_bytes(path))
-    for is_it, reader in _KINDS:
-        if is_it(text):
-            return reader(path, request)
+    if reader := _reader(decoded(read_bytes(path))):
+        return reader(path, request)
     raise UsageError(
         f"{str(path)!r} is no kind of evidence that can be read: steps as CSV (columns {', '.join(NEEDED)}), a "
         "training log, a log of nccl-tests, rccl-tests or OSU, a profiler trace, a measurement file or a run's folder"
@@ -217,33 +215,26 @@ _HEAD = 20_000
 """Characters in which a document or a trace is recognised; logs may start with other output."""
 
 
-def _is_rows(text: str) -> bool:
-    header = text.partition("\n")[0].replace('"', "").split(",")
-    return len({name.strip() for name in header} & set(COLUMNS)) > len(header) // 2 > 2
-
-
-def _is_measurement(text: str) -> bool:
-    return "axonn-tune/measurement/" in text[:_HEAD]
-
-
-def _is_trace(text: str) -> bool:
-    head = text[:_HEAD]
-    return head.lstrip()[:1] in "{[" and any(word in head for word in ('"traceEvents"', '"ph"', '"deviceProperties"'))
-
-
-def _is_training_log(text: str) -> bool:
-    from axonn_tune.learning.training_logs import looks_like_training_log
-
-    return looks_like_training_log(text)
-
-
+_IN_TRACES = ('"traceEvents"', '"ph"', '"deviceProperties"')
 _OF_COLLECTIVES = re.compile(
     r"# nThread|# Collective test starting|# OSU MPI|out-of-place\s+in-place|algbw\s+busbw|\"(?:out_of_place|inPlace)\""
 )
 
 
-def _is_collective_log(text: str) -> bool:
-    return bool(_OF_COLLECTIVES.search(text))
+def _reader(text: str) -> Callable[[Path, EvidenceRequest], _Read] | None:
+    """What reads a file of this content."""
+    from axonn_tune.learning.training_logs import looks_like_training_log
+
+    head, columns = text[:_HEAD], text.partition("\n")[0].replace('"', "").split(",")
+    if len({name.strip() for name in columns} & set(COLUMNS)) > len(columns) // 2 > 2:
+        return _rows
+    if "axonn-tune/measurement/" in head:
+        return lambda path, request: load_document(path, schema=Measurements)
+    if head.lstrip()[:1] in "{[" and any(word in head for word in _IN_TRACES):
+        return _trace
+    if looks_like_training_log(text):
+        return _training_log
+    return _collectives if _OF_COLLECTIVES.search(text) else None
 
 
 def _rows(path: Path, request: EvidenceRequest) -> _Rows:
@@ -288,10 +279,6 @@ _PLAIN_MODEL = {
 """Columns of a model that change its FLOPs, and what they are taken to be where they are blank."""
 
 
-def _measurement(path: Path, request: EvidenceRequest) -> Measurements:
-    return load_document(path, schema=Measurements)
-
-
 def _collectives(path: Path, request: EvidenceRequest) -> _Probes:
     from axonn_tune.learning.collective_logs import read_log, times_of
 
@@ -301,9 +288,9 @@ def _collectives(path: Path, request: EvidenceRequest) -> _Probes:
 
 
 def _trace(path: Path, request: EvidenceRequest) -> _Probes:
-    from axonn_tune.learning.traces import probes, read_trace
+    from axonn_tune.learning.traces import read_trace
 
-    found = probes(read_trace(path))
+    found = read_trace(path)
     if not found:
         raise UsageError(f"{str(path)!r} has no collective with its size and group, and no GEMM with its shapes")
     said = [f"{path.name}: GEMMs ran in bf16, on CPUs in fp32"]
@@ -319,7 +306,7 @@ def _training_log(path: Path, request: EvidenceRequest) -> _Rows:
     rows = tuple(_row_of(run, given) for run in runs)
     errors = tuple(run.spread / math.sqrt(len(run.times_s)) for run in runs)
     said = (f"{path.name}:{run.lines[0]}: {words}" for run in runs for words in run.assumed)
-    left_out = [words for run in runs for words in _left_out(run)]
+    left_out = [f"{path.name}:{line}: {words}" for run in runs for line, words in run.left_out]
     more = [f"{path.name}: {len(left_out) - MOST_LEFT_OUT} lines more"] if len(left_out) > MOST_LEFT_OUT else []
     return _Rows(path, rows, errors, tuple(said), (*left_out[:MOST_LEFT_OUT], *more))
 
@@ -353,12 +340,6 @@ def _row_of(run: LoggedRun, given: Mapping[str, str]) -> StepRow:
         raise DocumentError(run.path, [Problem("", str(error), run.lines[0])]) from None
 
 
-def _left_out(run: LoggedRun) -> Iterator[str]:
-    """Lines of a run that do not count, and why."""
-    for words in (*run.outliers, *run.ignored):
-        yield f"{Path(run.path).name}:{words.removeprefix('line ')}"
-
-
 def _beside(path: Path) -> dict[str, str]:
     """Columns from `LOG.yaml` beside a log; DocumentError for what is no column."""
     beside = path.with_suffix(".yaml")
@@ -368,15 +349,6 @@ def _beside(path: Path) -> dict[str, str]:
     if unknown := [name for name in found if name not in COLUMNS]:
         raise UsageError(f"{str(beside)!r}: no column {unknown[0]!r}{suggest(unknown[0], COLUMNS)}")
     return {name: str(node.plain()) for name, node in found.items()}
-
-
-_KINDS: tuple[tuple[Callable[[str], bool], Callable[[Path, EvidenceRequest], _Read]], ...] = (
-    (_is_rows, _rows),
-    (_is_measurement, _measurement),
-    (_is_trace, _trace),
-    (_is_training_log, _training_log),
-    (_is_collective_log, _collectives),
-)
 
 
 # Base profile and samples.

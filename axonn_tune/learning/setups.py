@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from axonn_tune.cost.prediction import Configuration
@@ -16,12 +16,10 @@ from axonn_tune.ranking.choosing import Ranking, search
 from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
+from axonn_tune.validation.published.accuracy import MEMORY_TOLERANCE
 
 WORTH, CHANGES = 0.01, 3
 """Least saving of a listed change, as a share of the step; largest number of listed changes."""
-
-MEMORY_TOLERANCE = 0.1
-"""A layout does not fit if its predicted memory exceeds the limit by this share."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def alternatives(setup: Setup) -> _Alternatives:
             if stages
         ],
         ("rank_order", "another rank order"): [
-            (f"rank order {','.join(order)}", _run_as(setup, grid=_ordered(one.grid, order)))
+            (f"rank order {','.join(order)}", _run_as(setup, grid=Grid(**one.grid.by_axis, order=order)))
             for order in _orders(one.grid)
         ],
         **_other_steps(setup),
@@ -143,10 +141,6 @@ def _orders(grid: Grid) -> list[tuple[str, ...]]:
     return [(*order, *outer) for order in others]
 
 
-def _ordered(grid: Grid, order: Sequence[str]) -> Grid:
-    return Grid(**grid.by_axis, order=tuple(order))
-
-
 def most_bytes(stated: Setup) -> float:
     """Memory limit of alternatives, bytes: the limit, or the stated layout's memory if larger."""
     before = stated.price(_same)
@@ -176,7 +170,11 @@ def changes_of(setup: Setup, price: Callable[[Setup], float], *, ranking: Rankin
     tried = [(words, changed) for several in alternatives(setup).values() for words, changed in several]
     if (flagged := with_own_flags(setup)) != setup:
         tried.append(("the framework's default overlaps and sharding", flagged))
-    for words, changed in (*tried, *_best(flagged, ranking or search(problem_of(setup), exact=1))):
+    if len(best := ranking or search(problem_of(setup), exact=1)):
+        fastest = best.candidate(0).configuration
+        words = f"the best layout of a search: {layout_words(fastest, flagged.framework)}"
+        tried.append((words, replace(flagged, configuration=fastest)))
+    for words, changed in tried:
         if changed.framework.name == setup.framework.name and possible(changed, within_bytes=limit):
             step_s = price(changed)
             found.append(Change(words, changed, step_s, 1.0 - step_s / stated_s))
@@ -205,14 +203,6 @@ def problem_of(stated: Setup) -> Problem:
         pipeline="pipeline" in setup.framework.axes
         and (setup.framework.name != AXONN_TUNE.name or setup.configuration.grid.pipeline > 1),
     )
-
-
-def _best(setup: Setup, ranking: Ranking) -> Iterator[tuple[str, Setup]]:
-    """The best layout of a search."""
-    if len(ranking):
-        best = ranking.candidate(0).configuration
-        words = f"the best layout of a search: {layout_words(best, setup.framework)}"
-        yield words, replace(setup, configuration=best)
 
 
 def layout_words(one: Configuration, framework: Framework) -> str:

@@ -48,7 +48,8 @@ def read_script(text: str, *, path: str) -> Script:
     scanner = _Scanner(text.replace("\r\n", "\n"), path)
     statements = scanner.statements()
     directives = tuple(_directives(text))
-    shell = _Shell(_slurm_variables(directives))
+    sizes = slurm_sizes(directives)
+    shell = _Shell({name: (size,) for key, size in sizes.items() for name in _VARIABLES[key]})
     for statement in statements:
         shell.run(statement)
     documents = tuple(Stated(shell.text(one.value), one.line) for one in scanner.documents)
@@ -84,10 +85,6 @@ def slurm_sizes(words: Sequence[Stated]) -> dict[str, Stated]:
         tasks = int(found["nodes"].value) * int(found["ntasks_per_node"].value)
         found["ntasks"] = Stated(str(tasks), found["nodes"].line)
     return found
-
-
-def _slurm_variables(directives: Sequence[Stated]) -> dict[str, Word]:
-    return {name: (size,) for key, size in slurm_sizes(directives).items() for name in _VARIABLES[key]}
 
 
 # From characters to words.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from axonn_tune.learning.arguments import (
     Arguments,
     Stated,
     StatedRun,
-    arguments_of,
     columns_of,
     is_off,
     is_on,
@@ -89,8 +88,8 @@ def _read(path: Path) -> _Source:
     return source
 
 
-def _of_pairs(path: Path, pairs: Iterator[tuple[str, Stated]]) -> _Source:
-    named = {name.lower(): stated for name, stated in pairs}
+def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:
+    named = {_plain(name): stated for name, stated in pairs}
     return _Source(path, {known: stated for name, stated in named.items() if (known := known_name(name))}, named)
 
 
@@ -150,11 +149,10 @@ def _of_script(script: Script, path: Path) -> _Source:
     if not _telling(words):
         words = (*all_words, *words)
     words, unset = _without_unset(words)
-    named = {_plain(name): stated for name, stated in named_values(words)}
-    arguments = arguments_of(words)
     remarks = [f"{path.name}:{line}: this condition cannot be evaluated: taken to be false" for line in script.skipped]
     remarks += [f"{path.name}:{word.line}: {word.value} is not set in the file: taken to be empty" for word in unset]
-    return _Source(path, arguments, named, words, script.directives, tuple(remarks))
+    stated = _of_pairs(path, named_values(words))
+    return replace(stated, words=words, directives=script.directives, remarks=tuple(remarks))
 
 
 def _without_unset(words: Sequence[Stated]) -> tuple[tuple[Stated, ...], list[Stated]]:
@@ -453,7 +451,8 @@ def read_run(
         del columns["precision"]
     run = CommandRun(str(path), name, (line, line), columns, arguments, said, document)
     settled = _settled(run.with_given(facts), source, implied)
-    settled.require(_missing(settled, needed), _how(settled, source, needed))
+    missing = _missing(settled, needed)
+    settled.require(missing, _how(missing, source))
     if "n_gpus" in settled.columns:
         settled.check_layout()
     return settled
@@ -568,10 +567,9 @@ def _missing(run: CommandRun, needed: Sequence[str]) -> list[str]:
     return [name for name in needed if name not in run.columns and not (name == "gbs" and follows)]
 
 
-def _how(run: CommandRun, source: _Source, needed: Sequence[str]) -> str:
+def _how(missing: Sequence[str], source: _Source) -> str:
     """Options that supply missing columns."""
     options = {"n_gpus": "--gpus N", "gbs": "--batch N", "seq": "--seq N"}
-    missing = _missing(run, needed)
     unknown = [f"--{name} is {source.name(name)}" for name in ("nnodes", "nproc_per_node") if "$" in source.name(name)]
     added = ", ".join(dict.fromkeys(options.get(name, "--model NAME|FILE") for name in missing))
     return f"add {added}" + (f" ({', '.join(unknown)})" if unknown else "")
@@ -630,17 +628,22 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     options = case.framework.step
     changes: dict[str, object] = {}
     if "hidden_dropout" in stated:
-        changes["dropout"] = any(_above_zero(stated.get(f"{kind}_dropout")) for kind in ("hidden", "attention"))
+        changes["dropout"] = any(
+            not re.fullmatch(r"0*(\.0*)?", stated.get(f"{kind}_dropout", _NOTHING).value)
+            for kind in ("hidden", "attention")
+        )
     if "overlap_param_gather" in stated and options.distributed_optimizer:
-        changes["parameter_overlap"] = _on(stated["overlap_param_gather"])
-    in_bf16 = _on(stated.get("grad_reduce_in_bf16")) or stated.get("main_grads_dtype", _NOTHING).value == "bf16"
+        changes["parameter_overlap"] = is_on(stated["overlap_param_gather"])
+    in_bf16 = (
+        is_on(stated.get("grad_reduce_in_bf16", _NOTHING)) or stated.get("main_grads_dtype", _NOTHING).value == "bf16"
+    )
     if in_bf16 or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
         changes |= {"gradient_bytes": 2, "shard_gradient_bytes": 2}
     exchange = stated.get("cp_comm_type", _NOTHING).value.replace("allgather", "all_gather")
     if exchange in _EXCHANGES:
         changes |= {"context_exchange": _EXCHANGES[exchange], "context_overlap": exchange == "p2p"}
     wanted = {name: value for name, value in changes.items() if getattr(options, name) != value}
-    off = [name for name, flags in _OVERLAPS.items() if any(_off(stated, flag) for flag in flags)]
+    off = [name for name, flags in _OVERLAPS.items() if any(flag in stated and is_off(stated[flag]) for flag in flags)]
     kept = tuple(one for one in case.workload.overlaps if one not in off)
     return replace(
         case,
@@ -659,19 +662,6 @@ _OVERLAPS: Mapping[Overlap, tuple[str, ...]] = {
     "input_gradient": ("overlap_axonn_comm",),
 }
 """Overlaps, and the arguments that each requires."""
-
-
-def _on(stated: Stated | None) -> bool:
-    return stated is not None and is_on(stated)
-
-
-def _off(stated: Arguments, name: str) -> bool:
-    """Whether a switch is off, as stated or by default."""
-    return name in stated and is_off(stated[name])
-
-
-def _above_zero(stated: Stated | None) -> bool:
-    return stated is not None and re.fullmatch(r"0*(\.0*)?", stated.value) is None
 
 
 def _kept(case: Case, one: Configuration, stated: Arguments) -> int | None:

@@ -33,6 +33,9 @@ from axonn_tune.specs.loading import read_bytes
 Per: TypeAlias = Literal["step", "sample", "token"]
 """What a printed time is of; `token`: seconds per token on each GPU, the inverse of tokens per second and GPU."""
 
+LeftOut: TypeAlias = tuple[int, str]
+"""A line that does not count, and why."""
+
 WARM_UP_FACTOR, WARM_UP_SHARE, FEW_STEPS = 1.1, 0.2, 3
 FEWEST_BARS = 8
 """With fewer, a progress bar says less than the time of the whole run."""
@@ -45,27 +48,20 @@ _DEVIATION_OF_MAD = 1.4826
 class LoggedRun(StatedRun):
     """Steps of a training log with one layout and one batch.
 
-    lines: first and last line of its steps. times_s: seconds per `per`, after warm-up and without outliers. warmup:
-    excluded steps at the start. outliers, ignored: excluded lines. assumed: assumptions, in words.
+    lines: first and last line of its steps. times_s: seconds per `per`, after warm-up and without outliers. left_out:
+    excluded lines, outliers first. assumed: assumptions, in words.
     """
 
     noun: ClassVar[str] = "log"
 
     times_s: tuple[float, ...]
     per: Per
-    warmup: int
-    outliers: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @property
-    def steps_s(self) -> tuple[float, ...]:
-        """Step times, s; UsageError where the log prints a rate and does not say what one step processes."""
-        return tuple(time * self._work() for time in self.times_s)
-
-    @property
     def step_s(self) -> float:
-        """Median step time, s; UsageError as `steps_s`."""
+        """Median step time, s; UsageError where the log prints a rate and does not say what one step processes."""
         return statistics.median(self.times_s) * self._work()
 
     @property
@@ -142,6 +138,7 @@ class _Reading:
     per: Per = "step"
 
 
+_NOTHING = Stated("", 0)
 _KINDS = (
     *("iteration", "timing", "tps", "train_step_time", "block", "iter time", "samples", "Step Time"),
     *("clock", "epoch bar", "bar", "summary"),
@@ -205,7 +202,7 @@ class _Segment:
 
     arguments: dict[str, Stated] = field(default_factory=dict)
     readings: list[_Reading] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
     blocks: list[tuple[float, int, str, int]] = field(default_factory=list)
     """Ends of MLPerf's blocks: ms, samples so far (-1 if not said), key, line."""
 
@@ -234,7 +231,7 @@ class _Reader:
 
     def _line(self, text: str, number: int, *, torn: bool) -> None:
         if torn and re.search(r"[\w.,]$", text) and _LOOKS.search(text):
-            self.now.ignored.append(f"line {number}: the last line is truncated")
+            self.now.left_out.append((number, "the last line is truncated"))
             return
         if ":::MLL" in text:
             self._mllog(text, number)
@@ -245,7 +242,7 @@ class _Reader:
         try:
             self.now.readings += self._readings(text, number)
         except _Unusable as error:
-            self.now.ignored.append(f"line {number}: {error}")
+            self.now.left_out.append((number, str(error)))
 
     def _begin(self) -> None:
         if self.now.readings or self.now.blocks:
@@ -336,7 +333,7 @@ class _Reader:
             key, value, about = str(event["key"]), event["value"], dict(event["metadata"] or {})
             time_ms = float(event["time_ms"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            self.now.ignored.append(f"line {number}: the MLPerf event is truncated")
+            self.now.left_out.append((number, "the MLPerf event is truncated"))
             return
         if key in {"init_start", "cache_clear"} and not any(end[0] > time_ms for end in self.now.blocks):
             self._begin()
@@ -353,7 +350,7 @@ class _Reader:
             # Of steps with the same count of samples, as Megatron-Bridge logs them, each line is one.
             self.now.readings.append(_Reading(kind, (step, number), number, _number(value), per))
         except _Unusable as error:
-            self.now.ignored.append(f"line {number}: {error}")
+            self.now.left_out.append((number, str(error)))
 
     def trainer_state(self, text: str) -> None:
         """trainer_state.json of Hugging Face's Trainer, whose last entry has the time of the whole run."""
@@ -395,9 +392,7 @@ class _Reader:
             segment.readings += _block_readings(segment.blocks)
         found = [run for one in self.segments if not problems and (run := _run(self.path, one)) is not None]
         if not found and not problems:
-            said = [
-                Problem("", words.split(": ", 1)[1], _line_of(words)) for one in self.segments for words in one.ignored
-            ]
+            said = [Problem("", words, line) for one in self.segments for line, words in one.left_out]
             problems = said or [Problem("", "holds no line that states a step's time", 1)]
         if problems:
             raise DocumentError(self.path, problems)
@@ -421,10 +416,6 @@ def _block_readings(ends: list[tuple[float, int, str, int]]) -> Iterator[_Readin
     # A block of another size spans lost lines.
     usual = statistics.mode(samples for samples, _ in found) if found else 0
     yield from (reading for samples, reading in found if samples == usual)
-
-
-def _line_of(words: str) -> int:
-    return int(words.split(":", 1)[0].removeprefix("line "))
 
 
 def _whole(value: object, default: int) -> int:
@@ -455,11 +446,13 @@ def _run(path: str, segment: _Segment) -> LoggedRun | None:
     readings, words = _steps(kind, segment)
     software, more = _software(kind, kinds, segment.arguments)
     columns = columns_of(segment.arguments)
+    if columns.get("recompute", _NOTHING).value.startswith("only"):
+        more.append(f"recomputed are {columns['recompute'].value}, which no row describes")
     warmup = _warm_up([one.time_s for one in readings])
     kept, outliers = _without_outliers(readings[warmup:])
     wrong = _not_level(kind, [one.time_s for one in readings[warmup:]])
     if wrong:
-        segment.ignored.append(f"line {readings[-1].line}: {wrong}")
+        segment.left_out.append((readings[-1].line, wrong))
         return None
     return LoggedRun(
         path=path,
@@ -468,10 +461,8 @@ def _run(path: str, segment: _Segment) -> LoggedRun | None:
         columns=columns,
         times_s=tuple(one.time_s for one in kept),
         per=readings[0].per,
-        warmup=warmup,
-        outliers=outliers,
-        ignored=tuple(segment.ignored),
-        assumed=(*assumed, *words, *more, *_column_assumptions(segment.arguments, columns)),
+        left_out=(*outliers, *segment.left_out),
+        assumed=(*assumed, *words, *more),
     )
 
 
@@ -538,13 +529,13 @@ def _deviation(times_s: Sequence[float]) -> float:
     return _DEVIATION_OF_MAD * statistics.median(abs(time - middle) for time in times_s)
 
 
-def _without_outliers(readings: Sequence[_Reading]) -> tuple[list[_Reading], tuple[str, ...]]:
+def _without_outliers(readings: Sequence[_Reading]) -> tuple[list[_Reading], tuple[LeftOut, ...]]:
     times = [one.time_s for one in readings]
     middle = statistics.median(times)
     limit = max(OUTLIER_DEVIATIONS * _deviation(times), OUTLIER_SHARE * middle)
     kept = [one for one in readings if abs(one.time_s - middle) <= limit]
     words = tuple(
-        f"line {one.line}: step {one.step[-1]} took {one.time_s / middle:.2f} times the median"
+        (one.line, f"step {one.step[-1]} took {one.time_s / middle:.2f} times the median")
         for one in readings
         if abs(one.time_s - middle) > limit
     )
@@ -588,9 +579,3 @@ def _megatron(arguments: Arguments) -> tuple[str, list[str]]:
     if "tflops_per_gpu" in arguments or (engine is not None and engine.value == "transformer_engine"):
         return "Megatron-Core", ["Megatron-Core, since the log has its TFLOP/s or Transformer Engine"]
     return "Megatron-LM", ["Megatron-LM before Megatron-Core, since the log names neither it nor DeepSpeed"]
-
-
-def _column_assumptions(arguments: Arguments, columns: Mapping[str, Stated]) -> Iterator[str]:
-    recompute = columns.get("recompute")
-    if recompute is not None and recompute.value.startswith("only"):
-        yield f"recomputed are {recompute.value}, which no row describes"

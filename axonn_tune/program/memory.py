@@ -239,7 +239,7 @@ def price_memory(
     """
     plan = memory_plan(program, stage)
     lasting = _priced((*plan.persistent, *plan.saved), values)
-    every = [_points(plan, values, kept=kept, arithmetic=arithmetic) for kept in (False, True)]
+    every = _points(plan, values, arithmetic=arithmetic)
     none_kept, some_kept = (_largest_of(map(_sum, points), arithmetic) for points in every)
     lasting_bytes, per_layer = _sum(lasting), kept_layer_bytes(plan.given).evaluate(values)
     room = (limit_bytes - lasting_bytes - some_kept) / per_layer
@@ -272,17 +272,22 @@ def _gathers(given: LayerInputs, values: Mapping[str, Value], *, arithmetic: Ari
     return split
 
 
-def _points(plan: MemoryPlan, values: Mapping[str, Value], *, kept: bool, arithmetic: Arithmetic) -> tuple[Items, ...]:
-    """Each point that may be the peak, with the largest buffers of its part; kept: with blocks not resharded."""
-    needed, found = _gathers(plan.given, values, arithmetic=arithmetic), []
+def _points(
+    plan: MemoryPlan, values: Mapping[str, Value], *, arithmetic: Arithmetic
+) -> tuple[tuple[Items, ...], tuple[Items, ...]]:
+    """Each point that may be the peak, with the largest buffers of its part: with all blocks resharded, and with some
+    that are not."""
+    needed, resharded, kept = _gathers(plan.given, values, arithmetic=arithmetic), list[Items](), list[Items]()
     for peak in plan.peaks:
-        gathers, reductions = (
+        points = [_priced(point, values) for point in peak.points]
+        gathers, kept_gathers, reductions = (
             needed * _largest_of((_sum(_priced([("", one) for one in sizes], values)) for sizes in several), arithmetic)
-            for several in (peak.kept_gathers if kept else peak.gathers, peak.reductions)
+            for several in (peak.gathers, peak.kept_gathers, peak.reductions)
         )
-        buffers = ("gathered weights", gathers), ("unreduced weight gradients", reductions)
-        found += [(*_priced(point, values), *buffers) for point in peak.points]
-    return tuple(found)
+        for found, gathered in ((resharded, gathers), (kept, kept_gathers)):
+            buffers = ("gathered weights", gathered), ("unreduced weight gradients", reductions)
+            found += [(*point, *buffers) for point in points]
+    return tuple(resharded), tuple(kept)
 
 
 def _largest_of(values: Iterable[Value], arithmetic: Arithmetic) -> Value:

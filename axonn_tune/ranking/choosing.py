@@ -259,7 +259,7 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
         kind: build_step(problem.model, workload, recompute=kind, options=options, context="context" in problem.axes)
         for kind in limits.recomputes
     }
-    fittings = {kind: fit_memory(problem, shapes, program) for kind, program in programs.items()}
+    fittings = {kind: fit_memory(shapes, program) for kind, program in programs.items()}
     used = distinct(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))[0]
     groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
     placements = list_placements(grids, used, problem, groups)
@@ -374,8 +374,8 @@ def _price(
     number = RECOMPUTES.index(program.recompute)
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
-    first, representative = candidates.distinct(table)
-    prices = pricer.price(candidates.taken(first), {**shapes.values, **kept}).taken(representative)
+    first, representative = pricer.distinct(candidates)
+    prices = pricer.price(candidates.taken(first), pricer.shapes({**shapes.values, **kept})).taken(representative)
     found = Columns(
         shape=candidates.shape,
         placement=placement,
@@ -391,31 +391,9 @@ def _price(
     from axonn_tune.ranking.pipelines import price_pipelines
 
     candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
-    strides = _strides(problem, placements, placement, shapes)
     contention, routes = rates.contention, placements.shapes
-    groups = tuple(
-        price_pipelines(
-            problem, shapes, fitting, pricer, candidates, strides=strides, routes=routes, contention=contention
-        )
-    )
+    groups = tuple(price_pipelines(shapes, fitting, pricer, candidates, routes=routes, contention=contention))
     return _joined([found, _bounds(groups, candidates.shape, placement, number)])
-
-
-def _strides(problem: Problem, placements: Placements, placement: Integers, shapes: Shapes) -> Integers:
-    """Ranks between neighbouring stages of each candidate."""
-    inside = np.array([order[: order.index("pipeline")] == order[:-1] for order in problem.orders])
-    assert inside.all() or len(problem.orders) == 1, "orders that are tried have the pipeline outermost"
-    sizes = dict(zip(problem.axes, _grids_of(placements, placement, problem).T, strict=True))
-    stride = np.ones(len(placement), dtype=np.int64)
-    order = problem.orders[0]
-    for axis in order[: order.index("pipeline")]:
-        stride = stride * sizes[axis]
-    return stride
-
-
-def _grids_of(placements: Placements, placement: Integers, problem: Problem) -> Integers:
-    found: Integers = list_grids(problem).sizes[placements.grid[placement]]
-    return found
 
 
 def _bounds(groups: tuple[Pipelines, ...], shape: Integers, placement: Integers, number: int) -> Columns:

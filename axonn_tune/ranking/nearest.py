@@ -71,10 +71,11 @@ def feasible(problem: Problem) -> bool:
     """Whether any candidate satisfies every constraint; nothing is priced."""
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
-    return len(shapes) > 0 and any(len(fitting.rows) for _, fitting in _fittings(problem, shapes))
+    return len(shapes) > 0 and any(len(fitting.rows) for _, fitting in _fittings(shapes))
 
 
-def _fittings(problem: Problem, shapes: Shapes) -> Iterator[tuple[Recompute, Fitting]]:
+def _fittings(shapes: Shapes) -> Iterator[tuple[Recompute, Fitting]]:
+    problem = shapes.problem
     for recompute in problem.limits.recomputes:
         program = build_step(
             problem.model,
@@ -83,17 +84,17 @@ def _fittings(problem: Problem, shapes: Shapes) -> Iterator[tuple[Recompute, Fit
             options=problem.framework.step,
             context="context" in problem.axes,
         )
-        yield recompute, fit_memory(problem, shapes, program)
+        yield recompute, fit_memory(shapes, program)
 
 
 def _binding_memory(problem: Problem, shapes: Shapes) -> str:
     """The leanest candidate, and its gap to the limit."""
     least: tuple[float, str] | None = None
     limit_bytes = 0.0
-    for recompute, fitting in _fittings(problem, shapes):
+    for recompute, fitting in _fittings(shapes):
         row = int(np.argmin(fitting.total_bytes))
         limit_bytes = fitting.limit_bytes
-        sizes = {axis: int(np.broadcast_to(np.asarray(shapes.values[axis]), len(shapes))[row]) for axis in problem.axes}
+        sizes = {axis: int(shapes.sizes(axis)[row]) for axis in problem.axes}
         if len(shapes.piped):
             sizes["chunks"] = int(shapes.chunks[row])
         axes = ", ".join(f"{name}={size}" for name, size in problem.framework.layout(sizes).items())

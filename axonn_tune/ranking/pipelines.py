@@ -13,15 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from axonn_tune.cost.collectives import collective_time_s, lines_of, route, transfer_time_s
-from axonn_tune.cost.columns import Candidates, ChunkColumns, ColumnPricer, Floats, Integers, distinct
+from axonn_tune.cost.columns import Candidates, ChunkColumns, ColumnPricer, Floats, Integers, ShapeColumns, distinct
 from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time, stage_end_s
 from axonn_tune.cost.utilisation import contended_s
 from axonn_tune.frameworks import software_on
 from axonn_tune.grid import GroupShape
 from axonn_tune.program.pipeline import split_layers
-from axonn_tune.program.size import COLUMNS, Value
+from axonn_tune.program.size import COLUMNS
 from axonn_tune.program.step import Stage
-from axonn_tune.ranking.space import FIRST, LAST, MIDDLE, Fitting, Problem, Shapes, stage_rows, stage_values
+from axonn_tune.ranking.space import FIRST, LAST, MIDDLE, Fitting, Shapes
 from axonn_tune.units import seconds
 
 
@@ -118,19 +118,17 @@ class Pipelines:
 
 
 def price_pipelines(
-    problem: Problem,
     shapes: Shapes,
     fitting: Fitting,
     pricer: ColumnPricer,
     candidates: Candidates,
     *,
-    strides: Integers,
     routes: Sequence[GroupShape],
     contention: float,
 ) -> Iterator[Pipelines]:
     """Price candidates whose shapes have several stages; those with as many stages and chunks go together.
 
-    strides: ranks between the stages of each candidate. routes: the group shapes that routes of candidates number.
+    routes: the group shapes that routes of candidates number.
     """
     if not len(candidates):
         return
@@ -138,18 +136,20 @@ def price_pipelines(
     piped[shapes.piped] = np.arange(len(shapes.piped))
     stages, chunks = shapes.stages[candidates.shape], shapes.chunks[candidates.shape]
     batches = np.asarray(shapes.values["A"])[candidates.shape]
-    sends = _sends_s(problem, shapes, candidates, strides, routes)
-    parts = _Parts(problem, shapes, fitting, pricer, Candidates(piped[candidates.shape], candidates.routes))
-    schedule = problem.framework.schedule
+    sends = _sends_s(shapes, candidates, routes)
+    first, representative = pricer.distinct(candidates)
+    alike = candidates.taken(first)
+    parts = _Parts(shapes, fitting, pricer, Candidates(piped[alike.shape], alike.routes))
+    schedule = shapes.problem.framework.schedule
     groups = [
         (np.flatnonzero((stages == count) & (chunks == several)), count, several)
         for count in distinct(stages)[0].tolist()
         for several in distinct(chunks[stages == count])[0].tolist()
     ]
-    for group in groups:
-        parts.expect(*group)
     for rows, count, several in groups:
-        kinds = tuple(parts.kinds(rows, count, several))
+        parts.expect(distinct(representative[rows])[0], count, several)
+    for rows, count, several in groups:
+        kinds = tuple(parts.kinds(representative[rows], count, several))
         sent = 2.0 * several * batches[rows] * sends[rows]
         communication = [kind.communication_s + sent * _boundaries(kind, count, several) for kind in kinds]
         yield Pipelines(
@@ -202,11 +202,11 @@ def _chunks_of(some: _Blocks, blocks: tuple[int, ...]) -> list[_Chunk]:
 class _Parts:
     """Stages and chunks of all candidates, each replayed once; `candidates` number the shapes with stages."""
 
-    problem: Problem
     shapes: Shapes
     fitting: Fitting
     pricer: ColumnPricer
     candidates: Candidates
+    _shaped: dict[_Blocks, ShapeColumns] = field(default_factory=dict)
     _sums: dict[_Blocks, tuple[Floats, Floats]] = field(default_factory=dict)
     _rows: dict[_Blocks | _Chunk, list[Integers]] = field(default_factory=dict)
     _chunks: dict[_Chunk, ChunkColumns] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class _Parts:
 
     def _alike(self, stages: int, chunks: int) -> dict[tuple[_Blocks, tuple[int, ...]], list[int]]:
         """Numbers of the stages of each kind, and the blocks of its chunks."""
-        split = split_layers(self.problem.model.layers, parts=stages * chunks)
+        split = split_layers(self.shapes.problem.model.layers, parts=stages * chunks)
         fewest, alike = min(split[1:-1], default=0), dict[tuple[_Blocks, tuple[int, ...]], list[int]]()
         uneven = chunks > 1 and len(set(split)) > 1
         for number in range(stages):
@@ -241,37 +241,48 @@ class _Parts:
     def _stage(self, some: _Blocks) -> tuple[Floats, Floats]:
         if some not in self._sums:
             rows = np.concatenate(self._rows[some])
-            sums = self.pricer.sums(self.candidates.taken(rows), self._values(some), some.stage)
             found = np.full((2, len(self.candidates)), np.nan)
-            found[:, rows] = sums
+            found[:, rows] = self.pricer.sums(self.candidates.taken(rows), self._columns(some))
             self._sums[some] = found[0], found[1]
         return self._sums[some]
 
     def _chunk(self, chunk: _Chunk) -> ChunkColumns:
         """A chunk, of the candidates that are expected to have it."""
         if chunk not in self._chunks:
-            values, chunks = self._values(chunk.some), self.shapes.chunks[self.shapes.piped]
-            each = np.floor(np.asarray(values["L"]) / chunks)
+            columns, chunks = self._columns(chunk.some), self.shapes.chunks[self.shapes.piped]
+            each = np.floor(np.asarray(columns.values["L"]) / chunks)
             layers = np.maximum(np.full(len(chunks), float(chunk.blocks)) if chunk.blocks else each, 1.0)
-            rows, stage = np.concatenate(self._rows[chunk]), chunk.some.stage
-            times = self.pricer.chunk(self.candidates.taken(rows), values, chunk.part, stage, layers=layers)
+            rows = np.concatenate(self._rows[chunk])
+            times = self.pricer.chunk(self.candidates.taken(rows), columns, chunk.part, layers=layers)
             self._chunks[chunk] = times.placed(rows, len(self.candidates))
         return self._chunks[chunk]
 
-    def _values(self, some: _Blocks) -> dict[str, Value]:
-        """Symbols of a kind of stage."""
-        one = stage_rows(self.problem, self.shapes)[(FIRST, MIDDLE, LAST).index(some.stage)]
-        layers = np.full(len(one.layers), float(some.total)) if some.total else one.layers - float(some.fewer)
-        layers = np.maximum(layers, 1.0)
-        values = stage_values(self.problem, self.shapes, replace(one, layers=layers))
-        kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
-        return {**values, "kept": kept, "unkept": layers - kept}
+    def _columns(self, some: _Blocks) -> ShapeColumns:
+        """Columns of a kind of stage."""
+        if some not in self._shaped:
+            one = self.shapes.stage_rows[(FIRST, MIDDLE, LAST).index(some.stage)]
+            layers = np.full(len(one.layers), float(some.total)) if some.total else one.layers - float(some.fewer)
+            layers = np.maximum(layers, 1.0)
+            values = self.shapes.stage_values(replace(one, layers=layers))
+            kept = np.minimum(self.fitting.kept_layers[self.shapes.piped], layers)
+            self._shaped[some] = self.pricer.shapes({**values, "kept": kept, "unkept": layers - kept}, some.stage)
+        return self._shaped[some]
 
 
-def _sends_s(
-    problem: Problem, shapes: Shapes, candidates: Candidates, strides: Integers, routes: Sequence[GroupShape]
-) -> Floats:
+def _strides(shapes: Shapes, candidates: Candidates) -> Integers:
+    """Ranks between neighbouring stages of each candidate."""
+    orders = shapes.problem.orders
+    inside = [order[: order.index("pipeline")] == order[:-1] for order in orders]
+    assert all(inside) or len(orders) == 1, "orders that are tried have the pipeline outermost"
+    stride = np.ones(len(candidates), dtype=np.int64)
+    for axis in orders[0][: orders[0].index("pipeline")]:
+        stride *= shapes.sizes(axis)[candidates.shape]
+    return stride
+
+
+def _sends_s(shapes: Shapes, candidates: Candidates, routes: Sequence[GroupShape]) -> Floats:
     """Time of one message between stages of every candidate, s: the column version of `cost.stages`."""
+    problem, strides = shapes.problem, _strides(shapes, candidates)
     options, schedule, machine = problem.framework.step, problem.framework.schedule, problem.machine
     axes = {
         axis: np.broadcast_to(np.asarray(shapes.values[axis]), len(shapes))[candidates.shape]

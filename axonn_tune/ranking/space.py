@@ -150,9 +150,19 @@ def list_grids(problem: Problem) -> Grids:
 
 
 @dataclass(frozen=True)
+class StageRows:
+    """One stage of every shape with several: its kind, blocks, and blocks whose activations are held together."""
+
+    stage: Stage
+    layers: Floats
+    held: Floats
+
+
+@dataclass(frozen=True)
 class Shapes:
     """Grids with a micro-batch and chunks of a stage: the grid each belongs to, and its symbols as columns."""
 
+    problem: Problem
     grid: Integers
     micro_batch: Integers
     chunks: Integers
@@ -161,15 +171,39 @@ class Shapes:
     def __len__(self) -> int:
         return len(self.grid)
 
+    def sizes(self, axis: str) -> Integers:
+        """Sizes of an axis."""
+        return np.broadcast_to(np.asarray(self.values[axis]), len(self)).astype(np.int64)
+
     @cached_property
     def stages(self) -> Integers:
         """Pipeline stages."""
-        return np.asarray(self.values["pipeline"]).astype(np.int64)
+        return self.sizes("pipeline")
 
     @cached_property
     def piped(self) -> Integers:
         """Rows with more than one stage."""
         return np.flatnonzero(self.stages > 1)
+
+    @cached_property
+    def stage_rows(self) -> tuple[StageRows, ...]:
+        """The stages that can need most memory or time: the first, the one after it, the last."""
+        return tuple(_stage_rows(self))
+
+    def stage_values(self, one: StageRows) -> dict[str, Value]:
+        """Symbols of one stage of every shape with several."""
+        axes = {axis: _taken(self.values[axis], self.piped) for axis in (*ALL_AXES, "b")}
+        found = dimensions(
+            self.problem.model,
+            self.problem.workload,
+            axes,
+            chunks=_taken(self.values["C"], self.piped),
+            arithmetic=COLUMNS,
+            options=self.problem.framework.step,
+            stage=one.stage,
+            layers=one.layers,
+        )
+        return {**found, "held": one.held}
 
 
 def list_shapes(grids: Grids, problem: Problem) -> Shapes:
@@ -188,7 +222,7 @@ def list_shapes(grids: Grids, problem: Problem) -> Shapes:
         grid, micro_batch, chunks = _with_chunks(grids, problem, grid, micro_batch, np.repeat(share, counts))
     elif limits.chunks not in (None, 1):
         grid, micro_batch, chunks = grid[:0], micro_batch[:0], chunks[:0]
-    return Shapes(grid, micro_batch, chunks, _values(grids, problem, grid, micro_batch))
+    return Shapes(problem, grid, micro_batch, chunks, _values(grids, problem, grid, micro_batch))
 
 
 def _values(grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers) -> dict[str, Value]:
@@ -244,26 +278,15 @@ def _with_chunks(
     return grid[rows], micro_batch[rows], np.concatenate(counts)
 
 
-@dataclass(frozen=True)
-class StageRows:
-    """One stage of every shape with several: its kind, blocks, and blocks whose activations are held together."""
-
-    stage: Stage
-    layers: Floats
-    held: Floats
-
-
-def stage_rows(problem: Problem, shapes: Shapes) -> tuple[StageRows, ...]:
-    """The stages that can need most memory or time: the first, the one after it, the last."""
+def _stage_rows(shapes: Shapes) -> Iterator[StageRows]:
     # Imported here: most searches have no pipeline, and start-up time is theirs.
     from axonn_tune.program.pipeline import in_flight_chunks, split_layers
 
     stages, chunks = shapes.stages[shapes.piped], shapes.chunks[shapes.piped]
     batches = np.asarray(shapes.values["A"])[shapes.piped].astype(np.int64)
-    uneven = tuple(_uneven_rows(problem.model.layers, stages, chunks, batches))
+    uneven = tuple(_uneven_rows(shapes.problem.model.layers, stages, chunks, batches))
     counts, _, which = distinct(stages)
-    splits = [split_layers(problem.model.layers, parts=int(count)) for count in counts]
-    found = []
+    splits = [split_layers(shapes.problem.model.layers, parts=int(count)) for count in counts]
     for stage, number in ((FIRST, 0), (MIDDLE, 1), (LAST, -1)):
         layers = np.array([split[min(number, len(split) - 1)] for split in splits], dtype=np.float64)[which]
         place = stages - 1 if number < 0 else np.minimum(number, stages - 1)
@@ -275,8 +298,7 @@ def stage_rows(problem: Problem, shapes: Shapes) -> tuple[StageRows, ...]:
         held = alive * layers
         for rows, blocks in uneven:
             layers[rows], held[rows] = blocks[number]
-        found.append(StageRows(stage, layers, held))
-    return tuple(found)
+        yield StageRows(stage, layers, held)
 
 
 def _uneven_rows(
@@ -300,23 +322,6 @@ def _uneven_rows(
         yield rows, {name: (sum(split[place::count]), float(held[place])) for name, place in places.items()}
 
 
-def stage_values(problem: Problem, shapes: Shapes, one: StageRows) -> dict[str, Value]:
-    """Symbols of one stage of every shape with several."""
-    rows = shapes.piped
-    axes = {axis: _taken(shapes.values[axis], rows) for axis in (*ALL_AXES, "b")}
-    found = dimensions(
-        problem.model,
-        problem.workload,
-        axes,
-        chunks=_taken(shapes.values["C"], rows),
-        arithmetic=COLUMNS,
-        options=problem.framework.step,
-        stage=one.stage,
-        layers=one.layers,
-    )
-    return {**found, "held": one.held}
-
-
 def _taken(value: Value, rows: Integers) -> Value:
     return value if isinstance(value, float) else value[rows]
 
@@ -334,10 +339,10 @@ class Fitting:
     limit_bytes: float
 
 
-def fit_memory(problem: Problem, shapes: Shapes, program: StepProgram) -> Fitting:
+def fit_memory(shapes: Shapes, program: StepProgram) -> Fitting:
     """Memory of each shape, and its number of layers that are not resharded."""
-    limit_bytes = memory_limit_bytes(problem.machine.accelerator)
-    asked = problem.limits.kept_layers
+    limit_bytes = memory_limit_bytes(shapes.problem.machine.accelerator)
+    asked = shapes.problem.limits.kept_layers
     values = {**shapes.values, "held": shapes.values["L"]}
     memory = price_memory(
         program,
@@ -349,28 +354,30 @@ def fit_memory(problem: Problem, shapes: Shapes, program: StepProgram) -> Fittin
     total, kept = (np.broadcast_to(np.asarray(one), len(shapes)) for one in (memory.total_bytes, memory.kept_layers))
     if len(shapes.piped):
         total, kept = total.copy(), kept.copy()
-        total[shapes.piped], kept[shapes.piped] = _fit_stages(problem, shapes, program, limit_bytes)
+        total[shapes.piped], kept[shapes.piped] = _fit_stages(shapes, program, limit_bytes)
     return Fitting(total, kept, np.flatnonzero(total <= limit_bytes), limit_bytes)
 
 
-def _fit_stages(problem: Problem, shapes: Shapes, program: StepProgram, limit_bytes: float) -> tuple[Floats, Floats]:
+def _fit_stages(shapes: Shapes, program: StepProgram, limit_bytes: float) -> tuple[Floats, Floats]:
     """Memory of the largest stage of each shape with several, and the layers not resharded on every stage."""
-    rows = stage_rows(problem, shapes)
+    asked = shapes.problem.limits.kept_layers
+    stages = [(one, shapes.stage_values(one)) for one in shapes.stage_rows]
 
-    def priced(one: StageRows, kept: Floats | float | None) -> Memory:
-        values = stage_values(problem, shapes, one)
+    def priced(one: StageRows, values: dict[str, Value], kept: Floats | float | None) -> Memory:
         return price_memory(
             program, values, limit_bytes=limit_bytes, arithmetic=COLUMNS, kept_layers=kept, stage=one.stage
         )
 
-    asked = problem.limits.kept_layers
-    kept = np.maximum.reduce([one.layers for one in rows])
-    for one in rows:
-        fitting = np.asarray(priced(one, None).kept_layers if asked is None else float(asked))
+    alone = [priced(one, values, asked) for one, values in stages]
+    kept = np.maximum.reduce([one.layers for one, _ in stages])
+    for (one, _), memory in zip(stages, alone, strict=True):
+        fitting = np.asarray(memory.kept_layers)
         kept = np.where(fitting < one.layers, np.minimum(kept, fitting), kept)
     largest = np.zeros(len(shapes.piped))
-    for one in rows:
-        largest = np.maximum(largest, priced(one, np.minimum(kept, one.layers)).total_bytes)
+    for (one, values), memory in zip(stages, alone, strict=True):
+        here = np.minimum(kept, one.layers)
+        same = np.array_equal(here, np.asarray(memory.kept_layers))
+        largest = np.maximum(largest, (memory if same else priced(one, values, here)).total_bytes)
     return largest, kept
 
 

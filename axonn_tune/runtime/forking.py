@@ -1,4 +1,4 @@
-"""Ranks as forks of a process that has imported torch once: 0.3 s for eight, where eight programs take 12 s.
+"""Ranks as forks of a process that has imported torch once: 0.3 s for eight, where eight programs each import it.
 
 What forks them, `axonn_tune.lab.forker`, imports this module before the first fork, so it must start no thread.
 """
@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
-
-# The first training step would import it, in every rank.
-import torch._dynamo
 
 from axonn_tune.runtime.rank import RunOptions, run_rank
 

@@ -13,6 +13,7 @@ from math import prod
 
 import torch
 from torch.nn.utils import get_total_norm
+from torch.optim.adamw import adamw
 
 from axonn_tune.errors import TrainingFailedError
 from axonn_tune.grid import AXES
@@ -31,6 +32,14 @@ class StepResult:
     loss: float
     gradient_norm: float
     learning_rate: float
+
+
+@dataclass(frozen=True)
+class Moments:
+    """AdamW's state of a bucket: running means of its gradient and of the gradient's square."""
+
+    first: torch.Tensor
+    second: torch.Tensor
 
 
 def learning_rate(options: launch.Optimizer, step: int) -> float:
@@ -53,27 +62,17 @@ class AdamW:
 
     def __init__(self, store: ParameterStore, communicator: Communicator, options: launch.Optimizer) -> None:
         self._communicator, self._options = communicator, options
-        self.buckets = store.buckets
-        for bucket in self.buckets:
-            bucket.master.grad = bucket.own_gradient
-        decayed, plain = (
-            [one.master for one in self.buckets if isinstance(one.parameters[0], Vector) is vectors]
-            for vectors in (False, True)
-        )
-        groups = [
-            {"params": decayed, "weight_decay": options.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
-        ]
-        self._adam = torch.optim.AdamW(
-            groups,
-            lr=options.learning_rate,
-            betas=options.betas,
-            eps=options.eps,
-            fused=store.device.type in ("cpu", "cuda"),
-        )
-        self.device = store.device
+        self.buckets, self.device = store.buckets, store.device
+        self._fused = store.device.type in ("cpu", "cuda")
+        self._moments = {
+            id(bucket): Moments(torch.zeros_like(bucket.master), torch.zeros_like(bucket.master))
+            for bucket in self.buckets
+        }
+        # torch's fused kernel counts steps on the device, one count a tensor.
+        self._counts = {
+            id(bucket): torch.zeros((), device=store.device if self._fused else "cpu") for bucket in self.buckets
+        }
         self._steps_done = 0
-        self._prepare_state()
 
     @property
     def steps_done(self) -> int:
@@ -83,13 +82,12 @@ class AdamW:
     @steps_done.setter
     def steps_done(self, steps: int) -> None:
         self._steps_done = steps
-        for bucket in self.buckets:
-            self._adam.state[bucket.master]["step"].fill_(steps)
+        for count in self._counts.values():
+            count.fill_(steps)
 
-    def moments(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
-        """Running means of a bucket's gradient and of its square: the tensors themselves, to save or to load into."""
-        state = self._adam.state[bucket.master]
-        return state["exp_avg"], state["exp_avg_sq"]
+    def moments(self, bucket: Bucket) -> Moments:
+        """The moments of a bucket: the tensors themselves, to save or to load into."""
+        return self._moments[id(bucket)]
 
     def step(self, loss: torch.Tensor) -> StepResult:
         """Combine loss and gradient norm, clip, update, zero the gradients.
@@ -109,14 +107,38 @@ class AdamW:
             for bucket in self.buckets:
                 bucket.own_gradient.mul_(limit / norm)
         rate = learning_rate(self._options, step)
-        for group in self._adam.param_groups:
-            group["lr"] = rate
-        self._adam.step()
+        for vectors in (False, True):
+            same = [one for one in self.buckets if isinstance(one.parameters[0], Vector) is vectors]
+            self._update(same, rate=rate, weight_decay=0.0 if vectors else self._options.weight_decay)
         self._steps_done += 1
         for bucket in self.buckets:
             bucket.gradient.zero_()
         self.publish()
         return StepResult(mean_loss, norm, rate)
+
+    @torch.no_grad()
+    def _update(self, buckets: list[Bucket], *, rate: float, weight_decay: float) -> None:
+        """Update master weights, moments and counts of some buckets.
+
+        By torch's function and not its class, which imports torch's compiler: two seconds of every rank's start.
+        """
+        moments, (beta1, beta2) = [self.moments(bucket) for bucket in buckets], self._options.betas
+        adamw(
+            [bucket.master for bucket in buckets],
+            [bucket.own_gradient for bucket in buckets],
+            [one.first for one in moments],
+            [one.second for one in moments],
+            [],
+            [self._counts[id(bucket)] for bucket in buckets],
+            fused=self._fused,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=rate,
+            weight_decay=weight_decay,
+            eps=self._options.eps,
+            maximize=False,
+        )
 
     def sums(self, loss: torch.Tensor) -> torch.Tensor:
         """Squared norm of the whole gradient, and the mean loss, float64 `[2]`.
@@ -148,12 +170,3 @@ class AdamW:
             if bucket.split:
                 mine = bucket.master.to(bucket.value.dtype)
                 bucket.value.copy_(communicator.all_gather(mine, "data", "step", bucket.layer).wait())
-
-    def _prepare_state(self) -> None:
-        """Make the moments now, not at the first step as torch would, so that a checkpoint can be loaded into them."""
-        masters = [one for group in self._adam.param_groups for one in group["params"]]
-        state = {
-            number: {"step": torch.zeros(()), "exp_avg": torch.zeros_like(one), "exp_avg_sq": torch.zeros_like(one)}
-            for number, one in enumerate(masters)
-        }
-        self._adam.load_state_dict(self._adam.state_dict() | {"state": state})

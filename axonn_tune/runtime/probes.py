@@ -15,7 +15,6 @@ Progress goes to a separate descriptor, one JSON document per line, because libr
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 import os
@@ -506,8 +505,6 @@ def main(arguments: list[str] | None = None) -> int:
 def start(ranks: int, job: ProbeJob) -> int:
     """Fork the ranks, which communicate over loopback, and wait; the first exit code that is not 0 ends them all."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # The optimizer would import it in every rank, seconds of work each.
-    importlib.import_module("torch._dynamo")
     starter = os.getpid()
     with tempfile.TemporaryDirectory(prefix="axonn-tune-") as folder:
         children: dict[int, int] = {}

@@ -17,13 +17,13 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError, UsageError, count_in
 from axonn_tune.files import write_text_atomically
-from axonn_tune.runtime.checkpoint import Checkpointer, run_identity
 from axonn_tune.runtime.devices import device_of, require_free_memory, require_gpus, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of
 from axonn_tune.runtime.mesh import FlightRecorder, Mesh, WorldGroup, build_mesh, require_world
@@ -37,6 +37,9 @@ from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 from axonn_tune.specs.results import LAUNCH_HEADER, LAUNCH_NAME, differences_name, remove_outcome, run_directory
+
+if TYPE_CHECKING:
+    from axonn_tune.runtime.checkpoint import Checkpointer
 
 SAVED_ON_A_SIGNAL, INTERRUPTED = 75, 130
 DESCRIPTORS_EACH, DESCRIPTORS_BESIDE = 4, 256
@@ -292,6 +295,9 @@ class Rank:
             if self.options.resume or self.options.resume_from:
                 raise UsageError("--resume: the launch config has no checkpoint.directory to resume from")
             return None
+        # Imported here: torch's part of it is a third of a rank's start.
+        from axonn_tune.runtime.checkpoint import Checkpointer, run_identity
+
         checkpointer = Checkpointer(
             settings.directory,
             keep=settings.keep,

@@ -14,9 +14,9 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Literal, TypeAlias
 
-from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
-from axonn_tune.grid import AXES, Grid, split_axes
-from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine
+from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.grid import AXES, split_axes
+from axonn_tune.specs.machine import COLLECTIVE_KINDS, Machine, Tier
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.results import (
     BaselineConfiguration,
@@ -217,22 +217,19 @@ class RunComparison:
     @cached_property
     def axes(self) -> tuple[TermComparison, ...]:
         """Means of the collectives over each axis."""
-        names = dict.fromkeys(term.axis for one in self.measurements.configurations for term in one.terms)
-        ordered = sorted(names, key=lambda name: (AXES.index(name) if name in AXES else len(AXES), name))
-        return tuple(term_means(name, self._terms(axis=name)) for name in ordered)
+        order = {axis: place for place, axis in enumerate(AXES)}
+        return tuple(sorted(self._means("axis"), key=lambda one: (order.get(one.name, len(AXES)), one.name)))
 
     @cached_property
     def collectives(self) -> tuple[TermComparison, ...]:
         """Means of each collective."""
-        names = dict.fromkeys(term.op for one in self.measurements.configurations for term in one.terms)
-        return tuple(term_means(name, self._terms(op=name)) for name in names)
+        return tuple(self._means("op"))
 
-    def _terms(self, *, axis: str | None = None, op: str | None = None) -> list[list[MeasuredTerm]]:
-        """Of each configuration, those over an axis, or of a collective."""
-        return [
-            [term for term in one.terms if axis in (None, term.axis) and op in (None, term.op)]
-            for one in self.measurements.configurations
-        ]
+    def _means(self, field: Literal["axis", "op"]) -> Iterator[TermComparison]:
+        """Of all terms with the same value in this field."""
+        terms = [one.terms for one in self.measurements.configurations]
+        for name in dict.fromkeys(getattr(term, field) for own in terms for term in own):
+            yield term_means(name, ([term for term in own if getattr(term, field) == name] for own in terms))
 
     @cached_property
     def gains(self) -> tuple[OverlapSaving, ...]:
@@ -268,15 +265,9 @@ def fastest_runs(measurements: Measurements) -> Measurements:
 
 def _fastest(configuration: MeasuredConfiguration) -> MeasuredConfiguration:
     at = min(range(len(configuration.runs)), key=lambda number: configuration.runs[number].step_s)
+    times = ("measured_s", "exposed_s", "steps_s")
     terms = tuple(
-        term.model_copy(
-            update={
-                "measured_s": (term.measured_s[at],),
-                "exposed_s": (term.exposed_s[at],),
-                "steps_s": (term.steps_s[at],),
-            }
-        )
-        for term in configuration.terms
+        term.model_copy(update={name: (getattr(term, name)[at],) for name in times}) for term in configuration.terms
     )
     return configuration.model_copy(update={"runs": (configuration.runs[at],), "terms": terms})
 
@@ -389,66 +380,44 @@ def _repriced(
     measurements: Measurements, machine: Machine, configuration: MeasuredConfiguration
 ) -> MeasuredConfiguration:
     priced = price(measurements.model, machine, configuration)
-    by_name = {(term.op, term.axis, term.phase, term.layer, round(term.bytes)): term for term in priced.terms}
-    terms = tuple(
-        _with(term, by_name.get((term.op, term.axis, term.phase, term.layer, term.bytes)))
-        for term in configuration.terms
-    )
-    return configuration.model_copy(update={"predicted": predicted_step(priced), "terms": terms})
+    now = {(term.op, term.axis, term.phase, term.layer, round(term.bytes)): term for term in priced.terms}
+    terms = []
+    for term in configuration.terms:
+        found = now.get((term.op, term.axis, term.phase, term.layer, term.bytes))
+        seconds, exposed_s = (None, None) if found is None else (found.seconds, found.exposed_s)
+        terms.append(term.model_copy(update={"predicted_s": seconds, "predicted_exposed_s": exposed_s}))
+    return configuration.model_copy(update={"predicted": predicted_step(priced), "terms": tuple(terms)})
 
 
-def _with(measured: MeasuredTerm, priced: Term | None) -> MeasuredTerm:
-    return measured.model_copy(
-        update={
-            "predicted_s": None if priced is None else priced.seconds,
-            "predicted_exposed_s": None if priced is None else priced.exposed_s,
-        }
-    )
+def paper_communication_s(configuration: MeasuredConfiguration, machine: Machine, *, world: int) -> float:
+    """arXiv 2305.13525: ring bytes over equation 7's bandwidth, no latency; bytes and calls as sent.
 
-
-@dataclass(frozen=True)
-class PaperNetwork:
-    """Inputs of the paper's rule: ranks of a node, and each collective's β inside and between nodes, bytes/s."""
-
-    node_ranks: int
-    inside: dict[str, float]
-    between: dict[str, float]
-
-    @classmethod
-    def of(cls, machine: Machine, *, world: int) -> PaperNetwork:
-        """From a profile's innermost and outermost tier, with each collective's factors."""
-        tiers = {kind: machine.tiers_of(kind) for kind in COLLECTIVE_KINDS}
-        return cls(
-            node_ranks=(machine.tiers[0].ranks or world) if len(machine.tiers) > 1 else world,
-            inside={kind: found[0].bandwidth_bytes_per_s for kind, found in tiers.items()},
-            between={kind: found[-1].bandwidth_bytes_per_s for kind, found in tiers.items()},
-        )
-
-    def bandwidth(self, op: str, *, inner: int, group: int) -> float:
-        """Equation 7: β_inter / min(G_node, ∏ inner axes) for a group that spans nodes, bytes/s."""
-        if inner * group <= self.node_ranks:
-            return self.inside[op]
-        return self.between[op] / min(self.node_ranks, inner)
-
-
-def paper_communication_s(configuration: MeasuredConfiguration, network: PaperNetwork) -> float:
-    """arXiv 2305.13525: ring bytes over equation 7's bandwidth, no latency; bytes and calls as sent."""
-    grid = configuration.grid.grid()
-    return sum(_paper_term_s(term, grid, network) for term in configuration.terms)
-
-
-def _paper_term_s(term: MeasuredTerm, grid: Grid, network: PaperNetwork) -> float:
-    inner = min(grid.stride(axis) for axis in split_axes(term.axis) if grid.axis_size(axis) > 1)
-    sent = term.count * _PASSES[term.op] * (term.group - 1) / term.group * term.bytes
-    kind = "all_gather" if term.op == "send" else term.op
-    return sent / network.bandwidth(kind, inner=inner, group=term.group)
+    Equation 7 for a group that spans nodes: β_inter / min(G_node, ∏ inner axes), with each collective's β on the
+    innermost and the outermost tier.
+    """
+    grid, total_s = configuration.grid.grid(), 0.0
+    tiers_of: dict[str, tuple[Tier, ...]] = {kind: machine.tiers_of(kind) for kind in COLLECTIVE_KINDS}
+    tiers_of["send"] = tiers_of["all_gather"]
+    node_ranks = (machine.tiers[0].ranks or world) if len(machine.tiers) > 1 else world
+    for term in configuration.terms:
+        inner = min(grid.stride(axis) for axis in split_axes(term.axis) if grid.axis_size(axis) > 1)
+        sent = term.count * _PASSES[term.op] * (term.group - 1) / term.group * term.bytes
+        tiers = tiers_of[term.op]
+        if inner * term.group <= node_ranks:
+            total_s += sent / tiers[0].bandwidth_bytes_per_s
+        else:
+            total_s += sent / (tiers[-1].bandwidth_bytes_per_s / min(node_ranks, inner))
+    return total_s
 
 
 def paper_quality(measurements: Measurements) -> Quality:
     """How well the paper's rule predicts the measured communication."""
-    network = PaperNetwork.of(measurements.machine, world=measurements.place.ranks)
-    pairs = []
-    for configuration in measurements.configurations:
-        measured_s = median(run.communication_s for run in configuration.runs)
-        pairs.append(Pair(paper_communication_s(configuration, network), measured_s))
+    machine, world = measurements.machine, measurements.place.ranks
+    pairs = [
+        Pair(
+            paper_communication_s(one, machine, world=world),
+            median(run.communication_s for run in one.runs),
+        )
+        for one in measurements.configurations
+    ]
     return quality(PAPER, pairs)

@@ -8,7 +8,7 @@ below its floor.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias, TypedDict, Unpack, get_args
 
@@ -156,17 +156,14 @@ def check(
     limits, least = tolerances or baseline.tolerances, floors or baseline.floors
     profile = machine or baseline.machine
     now = {one.name: predicted_step(price(baseline.model, profile, one)) for one in baseline.configurations}
-    measured = _measured_now(measurements) if measurements is not None else {}
+    rows = RunComparison(measurements).rows if measurements is not None else ()
+    measured = {row.configuration.name: measured_step(row) for row in rows}
     findings = [
         *_predictions(baseline, now, limits),
         *(_measurements(baseline, measured, limits) if measurements is not None else ()),
         *_accuracy(baseline, now, measured, least),
     ]
     return Regression(tuple(findings), tuple(_warnings(baseline, machine, measurements)))
-
-
-def _measured_now(measurements: Measurements) -> dict[str, MeasuredStep]:
-    return {row.configuration.name: measured_step(row) for row in RunComparison(measurements).rows}
 
 
 def _predictions(
@@ -176,11 +173,11 @@ def _predictions(
     for one in baseline.configurations:
         for quantity, field, unit in _PREDICTED:
             before, after = getattr(one.predicted, field), getattr(now[one.name], field)
-            found = RegressionFinding(
-                "predictions", one.name, quantity, unit, before, after, limits.prediction, failed=False
+            change = relative_error(after, before)
+            moved = before != after if change is None else abs(change) > limits.prediction
+            yield RegressionFinding(
+                "predictions", one.name, quantity, unit, before, after, limits.prediction, failed=moved
             )
-            moved = abs(found.change) > limits.prediction if found.change is not None else before != after
-            yield replace(found, failed=moved)
 
 
 def _measurements(

@@ -41,7 +41,6 @@ from axonn_tune.specs.results import (
     Measurements,
     MeasurementSite,
     PredictedStep,
-    RunSite,
     RunTimes,
     Serial,
     Summary,
@@ -111,9 +110,12 @@ def plan_from_files(paths: Sequence[str], *, machine: str | None, command: str) 
             raise UsageError(f"{path} was predicted for another machine than {paths[0]}; --machine chooses one")
     profile = machine_of_launch(paths[0], first) if machine is None else load_machine(machine)
     model = Loaded(first.model, Path(paths[0]), first.provenance.model_sha256)
-    launches = tuple(_repriced_launch(document, model, profile, command=command) for document in documents)
+    launches = []
+    for document in documents:
+        now = _priced_launch(Configuration.of(document), model, profile, document.workload, command=command)
+        launches.append(document.model_copy(update={"predicted": now.predicted}))
     _require_distinct(paths, launches)
-    return ValidationPlan(launches, model, profile, command)
+    return ValidationPlan(tuple(launches), model, profile, command)
 
 
 def _require_distinct(paths: Sequence[str], launches: Sequence[Launch]) -> None:
@@ -126,25 +128,12 @@ def _require_distinct(paths: Sequence[str], launches: Sequence[Launch]) -> None:
         known[name] = path
 
 
-def _repriced_launch(launch: Launch, model: Loaded[Model], machine: Loaded[Machine], *, command: str) -> Launch:
-    """A launch config with a profile's current prediction; all else as it was."""
-    now = _priced_launch(Configuration.of(launch), model, machine, launch.workload, command=command)
-    return launch.model_copy(update={"predicted": now.predicted})
-
-
 def _priced_launch(
     configuration: Configuration, model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, command: str
 ) -> Launch:
     """The launch config of a configuration, with its prediction."""
     priced: Pricing = price_configuration(model.document, machine.document, workload, configuration)
     return build_launch(priced, model=model, machine=machine, workload=workload, command=command)
-
-
-def _serial_launch(plan: ValidationPlan) -> Launch:
-    """The same training on a single rank, with the first configuration's micro-batches."""
-    first = plan.launches[0]
-    configuration = Configuration(Grid(), first.micro_batch, "none")
-    return _priced_launch(configuration, plan.model, plan.machine, first.workload, command=plan.command)
 
 
 def _in_orders(best: Iterable[Configuration], orders: Sequence[tuple[str, ...]]) -> Iterator[Configuration]:
@@ -250,8 +239,7 @@ class RunOutcome:
     """One run. `terms` by their key; `step_terms_s` holds each step's seconds."""
 
     times: RunTimes
-    ran_on: RunSite
-    warmup_steps: int
+    summary: Summary
     terms: dict[TermKey, SummaryTerm]
     step_terms_s: dict[TermKey, tuple[float, ...]]
 
@@ -275,8 +263,7 @@ def read_outcome(directory: Path, *, began: str, load: float) -> RunOutcome:
     )
     return RunOutcome(
         times,
-        summary.ran_on,
-        summary.warmup_steps,
+        summary,
         {(term.op, term.axis, term.phase, term.layer, term.bytes): term for term in summary.terms},
         _step_terms(timed),
     )
@@ -329,42 +316,36 @@ class ValidationProgress:
         return configuration_name(self.launch)
 
 
-@dataclass(frozen=True)
-class Extent:
-    """How much to run: rounds through all configurations, steps of each run, with or without the serial run."""
-
-    repeats: int
-    steps: int
-    serial: bool = True
-
-
 def run_plan(
     plan: ValidationPlan,
     runner: RankRunner,
-    extent: Extent,
     *,
+    repeats: int,
+    steps: int,
+    serial: bool = True,
     folder: Path,
     listen: Callable[[ValidationProgress], None],
     save: Callable[[Measurements], None],
 ) -> Measurements:
-    """Run everything; `save` gets the measurements so far after each round. Runs leave their folders in `folder`.
+    """Run each configuration `repeats` times for `steps` steps; `save` gets the measurements so far after each round.
 
+    serial: train on one rank, too, to compare losses with. Runs leave their folders in `folder`.
     UsageError, before anything runs, if the ranks do not suit a launch config; TrainingFailedError if a run fails.
     """
     for launch in plan.launches:
         runner.require(launch)
     outcomes: list[list[RunOutcome]] = [[] for _ in plan.launches]
-    serial = _serial_run(plan, extent, folder / "serial") if extent.serial else None
+    alone = _serial_run(plan, steps, folder / "serial") if serial else None
     began, done = time.monotonic(), 0
-    total = extent.repeats * len(plan.launches)
-    for repeat in range(extent.repeats):
+    total = repeats * len(plan.launches)
+    for repeat in range(repeats):
         for number, launch in enumerate(plan.launches):
-            outcome = _run(launch, runner, extent.steps, folder / f"{number:03d}-{repeat}")
+            outcome = _run(launch, runner, steps, folder / f"{number:03d}-{repeat}")
             outcomes[number].append(outcome)
             done += 1
             left_s = (time.monotonic() - began) / done * (total - done)
             listen(ValidationProgress(done, total, launch, outcome, left_s))
-        found = _document(plan, runner, outcomes, serial)
+        found = _document(plan, runner, outcomes, alone)
         save(found)
     return found
 
@@ -378,9 +359,12 @@ def _run(launch: Launch, runner: RankRunner, steps: int, directory: Path) -> Run
     return read_outcome(directory, began=began, load=round(load, 1))
 
 
-def _serial_run(plan: ValidationPlan, extent: Extent, directory: Path) -> Serial:
-    """Train on a single rank of this host, whatever the other runs use."""
-    times = _run(_serial_launch(plan), ProcessRunner(), extent.steps, directory).times
+def _serial_run(plan: ValidationPlan, steps: int, directory: Path) -> Serial:
+    """Train on a single rank of this host, whatever the other runs use, with the first one's micro-batches."""
+    first = plan.launches[0]
+    configuration = Configuration(Grid(), first.micro_batch, "none")
+    launch = _priced_launch(configuration, plan.model, plan.machine, first.workload, command=plan.command)
+    times = _run(launch, ProcessRunner(), steps, directory).times
     return Serial(losses=times.losses, gradient_norms=times.gradient_norms)
 
 
@@ -393,26 +377,28 @@ def _document(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
         command=plan.command,
-        place=_place(runner, first, plan.launches[0]),
-        warmup_steps=first.warmup_steps,
+        place=MeasurementSite.from_fields_of(
+            first.summary.ran_on,
+            network=runner.network,
+            processor=_processor(),
+            cores=len(os.sched_getaffinity(0)),
+            ranks_per_node=plan.launches[0].ranks_per_node,
+        ),
+        warmup_steps=first.summary.warmup_steps,
         model_sha256=plan.model.sha256,
         machine_sha256=plan.machine.sha256,
         model=plan.model.document,
         machine=plan.machine.document,
         serial=serial,
         configurations=tuple(
-            _configuration(launch, mine) for launch, mine in zip(plan.launches, outcomes, strict=True)
+            MeasuredConfiguration.from_fields_of(
+                launch,
+                predicted=PredictedStep.of(launch),
+                runs=tuple(outcome.times for outcome in mine),
+                terms=_terms(mine),
+            )
+            for launch, mine in zip(plan.launches, outcomes, strict=True)
         ),
-    )
-
-
-def _place(runner: RankRunner, outcome: RunOutcome, launch: Launch) -> MeasurementSite:
-    return MeasurementSite.from_fields_of(
-        outcome.ran_on,
-        network=runner.network,
-        processor=_processor(),
-        cores=len(os.sched_getaffinity(0)),
-        ranks_per_node=launch.ranks_per_node,
     )
 
 
@@ -422,13 +408,6 @@ def _processor() -> str:
     lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _configuration(launch: Launch, outcomes: Sequence[RunOutcome]) -> MeasuredConfiguration:
-    runs = tuple(outcome.times for outcome in outcomes)
-    return MeasuredConfiguration.from_fields_of(
-        launch, predicted=PredictedStep.of(launch), runs=runs, terms=_terms(outcomes)
-    )
 
 
 def _terms(outcomes: Sequence[RunOutcome]) -> tuple[MeasuredTerm, ...]:

@@ -36,7 +36,6 @@ from axonn_tune.validation import regression
 from axonn_tune.validation.comparison import FixedConfiguration, RunComparison, fastest_runs
 from axonn_tune.validation.regression import RegressionFinding, baseline_from_measurements
 from axonn_tune.validation.runner import (
-    Extent,
     LabRunner,
     ProcessRunner,
     RankRunner,
@@ -134,12 +133,16 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measurements]
 
 def run(selected: ValidationPlan, runner: RankRunner, folder: Path, *, repeats: int = 2) -> Measurements:
     """Rounds of four steps, of which the fastest count: other work on this host only adds time."""
-    extent = Extent(repeats, steps=4)
-    return fastest_runs(
-        run_plan(
-            selected, runner, extent, folder=folder / "runs", listen=lambda progress: None, save=lambda found: None
-        )
+    measured = run_plan(
+        selected,
+        runner,
+        repeats=repeats,
+        steps=4,
+        folder=folder / "runs",
+        listen=lambda progress: None,
+        save=lambda found: None,
     )
+    return fastest_runs(measured)
 
 
 def gate(measurements: Measurements, floors: Floors) -> list[RegressionFinding]:

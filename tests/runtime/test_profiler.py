@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from axonn_tune.learning.traces import Trace, probes, read_trace
-from axonn_tune.specs.points import CollectiveProbe, MatmulProbe
+from axonn_tune.learning.traces import read_trace
+from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
 from tests.runtime.pool import Pools
 
 STEPS = 3
@@ -55,41 +55,31 @@ def communicate(world: int) -> None:
     dist.reduce_scatter_tensor(shard, full)
 
 
-def check_compute(found: Trace) -> None:
-    """What every trace of `compute` has to hold."""
-    assert len(found.steps_s) == STEPS
-    counts = Counter((one.layout, one.m, one.n, one.k, one.batch) for one in found.gemms)
-    assert counts == {
-        ("NN", 64, 48, 32, 1): 2 * STEPS,
-        ("NT", 64, 32, 48, 1): STEPS,
-        ("TN", 32, 48, 64, 1): STEPS,
-        ("NN", 64, 48, 32, 3): STEPS,
+def check_compute(found: Mapping[Probe, float]) -> None:
+    """What every trace of `compute` has to hold; GEMMs of a batch are none that a calibration measures."""
+    gemms = [probe for probe in found if isinstance(probe, MatmulProbe)]
+    assert {(one.layout, one.m, one.n, one.k) for one in gemms} == {
+        ("NN", 64, 48, 32),
+        ("NT", 64, 32, 48),
+        ("TN", 32, 48, 64),
     }
-    assert all(found.kernel_s[kind] > 0.0 for kind in ("gemm", "attention", "elementwise"))
-    computed_s = sum(seconds for kind, seconds in found.kernel_s.items() if kind != "collective")
-    assert sum(one.seconds for one in found.gemms) <= computed_s <= 1.001 * sum(found.steps_s)
-    medians = probes(found)
-    assert {one.layout for one in medians if isinstance(one, MatmulProbe)} == {"NN", "NT", "TN"}
+    assert all(0.0 < seconds < 10.0 for seconds in found.values())
 
 
 def test_a_rank_alone(tmp_path: Path) -> None:
-    """Guards torch.profiler's own output on CPUs: steps, shapes, layouts and times of GEMMs."""
+    """Guards torch.profiler's own output on CPUs: shapes, layouts and times of GEMMs."""
     found = read_trace(Path(traced(str(tmp_path))))
     check_compute(found)
-    assert (found.collectives, found.kernel_s["collective"], found.rank) == ((), 0.0, None)
+    assert len(found) == 3, "no collective"
 
 
 @pytest.mark.parametrize("world", [2])
 def test_ranks_over_gloo(pools: Pools, tmp_path: Path, world: int) -> None:
     """Guards collectives: kind (Gloo records a reduce-scatter as an all-reduce), full buffer, group and time."""
-    for rank, path in enumerate(pools(world).run(traced, str(tmp_path))):
+    for path in pools(world).run(traced, str(tmp_path)):
         found = read_trace(Path(path))
         check_compute(found)
-        assert (found.rank, found.world, found.backend, found.device) == (rank, world, "gloo", "CPU")
-        expected = [
+        assert [one for one in found if isinstance(one, CollectiveProbe)] == [
             CollectiveProbe(op=op, group=world, stride=1, size_bytes=4 * 1024 * world)
             for op in ("all_reduce", "all_gather", "reduce_scatter")
         ]
-        assert {one for one in probes(found) if isinstance(one, CollectiveProbe)} == set(expected)
-        assert [call.op for call in found.collectives] == STEPS * [probe.op for probe in expected]
-        assert 0.0 < found.kernel_s["collective"] < sum(found.steps_s)

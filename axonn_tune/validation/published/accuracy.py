@@ -23,12 +23,7 @@ from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.units import GIB
 from axonn_tune.validation.published.cases import Case, case_of, differences, framework_of, interleavings
-from axonn_tune.validation.published.measurements import (
-    Evaluation,
-    evaluate_collectives,
-    evaluate_gemms,
-    evaluate_memory,
-)
+from axonn_tune.validation.published.measurements import Evaluation, evaluate_rows
 from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_records, read_steps
 from axonn_tune.validation.quality import Errors, errors_by, errors_of, kendall, regret, relative_error, spearman
 
@@ -336,8 +331,8 @@ def evaluate(files: Files, *, worst: int, machine: Loaded[Machine] | None = None
         steps=steps,
         summary=summarize_steps(steps, worst=worst),
         without={kind: summarize_steps(without(steps, kind), worst=0) for kind in LEFT_OUT} if own else {},
-        collectives=() if chosen.collectives is None else evaluate_collectives(chosen.collectives),
-        gemms=() if chosen.gemm is None else evaluate_gemms(chosen.gemm),
-        memory=() if chosen.memory is None else evaluate_memory(chosen.memory),
+        collectives=evaluate_rows(chosen.collectives, "collectives"),
+        gemms=evaluate_rows(chosen.gemm, "gemm"),
+        memory=evaluate_rows(chosen.memory, "memory"),
         machine=machine,
     )

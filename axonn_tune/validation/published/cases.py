@@ -13,7 +13,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid, divisors
 from axonn_tune.program.constraints import broken_constraints
 from axonn_tune.specs.catalog import load_machine
-from axonn_tune.specs.machine import Machine, Tier
+from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import RECOMPUTES, Precision, Recompute, Workload
 from axonn_tune.validation.published.rows import SILENT, Place, StepRow, nearest_word
@@ -142,20 +142,16 @@ def _adjusted(name: str, memory_gb: float | None, per_node: int | None, line_gb_
         accelerator = accelerator.model_copy(update={"memory_gib": memory_gb * 0.989})
     tiers = list(profile.tiers)
     if len(tiers) > 1:
-        tiers[0] = _of_node(tiers[0], per_node)
+        domain = tiers[0].ranks
+        # A rack that is one domain stays one.
+        if per_node is not None and domain is not None and domain <= LARGEST_NODE:
+            tiers[0] = tiers[0].model_copy(update={"ranks": per_node})
         if line_gb_per_s is not None and name not in _OWN_NETWORK:
             # What a rack is in one domain has as many nodes' links.
             nodes = (tiers[0].ranks or 1) / per_node if per_node and (tiers[0].ranks or 0) > LARGEST_NODE else 1.0
             update = {"bandwidth_gb_per_s": LINE_RATE_SHARE * line_gb_per_s * nodes}
             tiers[-1] = tiers[-1].model_copy(update=update)
     return profile.model_copy(update={"accelerator": accelerator, "tiers": tuple(tiers)})
-
-
-def _of_node(tier: Tier, per_node: int | None) -> Tier:
-    """The innermost tier with as many ranks as the row's nodes have; a rack that is one domain stays one."""
-    if per_node is None or tier.ranks is None or per_node == tier.ranks or tier.ranks > LARGEST_NODE:
-        return tier
-    return tier.model_copy(update={"ranks": per_node})
 
 
 # Its software.

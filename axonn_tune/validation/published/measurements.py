@@ -8,11 +8,12 @@ program's arrays.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
 from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
 from axonn_tune.cost.compute import ComputeRates, compute_rates, matmul_time_s
@@ -69,11 +70,6 @@ ASYMPTOTIC_BYTES = float(8 * 1024**3)
 _KINDS: dict[str, CollectiveKind] = {kind: kind for kind in COLLECTIVE_KINDS}
 
 
-def evaluate_collectives(path: Path) -> tuple[Evaluation, ...]:
-    """Every row of a file with its predicted time; rows out of scope say why. Errors as `read_records`."""
-    return each_record(path, OF_COLLECTIVES, _evaluate_collective)
-
-
 def _evaluate_collective(record: Mapping[str, str], line: int) -> Evaluation:
     measured_s = _measured_s(record)
     size = _size_bytes(record)
@@ -93,7 +89,9 @@ def _evaluate_collective(record: Mapping[str, str], line: int) -> Evaluation:
     if size is None or number(record, "nranks") is None or (ranks := count(record, "nranks")) < 2:
         return refuse("no size or no ranks")
     nodes = count(record, "nodes", 1)
-    stride = _stride(record)
+    # Groups that run side by side, whose ranks alternate.
+    side_by_side = re.search(r"STRIDED ranks: (\d+) groups", record.get("notes", ""))
+    stride = int(side_by_side[1]) if side_by_side else 1
     node_ranks = count(record, "gpus_per_node", 8) * stride if nodes > 1 else None
     place = Place(record["gpu"], record["system"], record.get("network", ""), node_ranks)
     found = _lines(kind, ranks, stride, place)
@@ -110,12 +108,6 @@ def _lines(kind: CollectiveKind, ranks: int, stride: int, place: Place) -> tuple
     if machine is None:
         return None
     return lines(kind, route(GroupShape(((ranks, stride),)), machine.tiers, ranks * stride), machine)
-
-
-def _stride(record: Mapping[str, str]) -> int:
-    """Groups that run side by side, whose ranks alternate."""
-    found = re.search(r"STRIDED ranks: (\d+) groups", record.get("notes", ""))
-    return int(found[1]) if found else 1
 
 
 def _size_bytes(record: Mapping[str, str]) -> float | None:
@@ -148,11 +140,6 @@ LARGE_FLOPS = 1e10
 
 _PRECISIONS: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "float16": "fp16", "bfloat16": "bf16"}
 _LAYOUTS: dict[str, MatmulLayout] = {"NN": "NN", "NT": "NT", "TN": "TN"}
-
-
-def evaluate_gemms(path: Path) -> tuple[Evaluation, ...]:
-    """Every row of a file with its predicted time; rows out of scope say why. Errors as `read_records`."""
-    return each_record(path, OF_GEMMS, _evaluate_gemm)
 
 
 def _evaluate_gemm(record: Mapping[str, str], line: int) -> Evaluation:
@@ -200,11 +187,6 @@ SEQUENCE_LENGTH, VOCABULARY = 2048, 51200
 
 RELATIVE = "relative"
 """Group of rows that hold shares of something, not bytes."""
-
-
-def evaluate_memory(path: Path) -> tuple[Evaluation, ...]:
-    """Every row of a file with its predicted bytes, or share; quantities not known say so. Errors as `read_records`."""
-    return each_record(path, OF_MEMORY, _evaluate_memory)
 
 
 def _evaluate_memory(record: Mapping[str, str], line: int) -> Evaluation:
@@ -313,3 +295,15 @@ def _model(record: Mapping[str, str]) -> Model:
         source="published row",
         defaults=ModelDefaults(global_batch=1, sequence_length=SEQUENCE_LENGTH),
     )
+
+
+_READ: Mapping[str, tuple[tuple[str, ...], Callable[[Mapping[str, str], int], Evaluation]]] = {
+    "collectives": (OF_COLLECTIVES, _evaluate_collective),
+    "gemm": (OF_GEMMS, _evaluate_gemm),
+    "memory": (OF_MEMORY, _evaluate_memory),
+}
+
+
+def evaluate_rows(path: Path | None, kind: Literal["collectives", "gemm", "memory"]) -> tuple[Evaluation, ...]:
+    """Every row of a file with its predicted time, or bytes; rows out of scope say why. Errors as `read_records`."""
+    return () if path is None else each_record(path, *_READ[kind])

@@ -199,7 +199,7 @@ def step_row(stated: Mapping[str, str], line: int) -> StepRow:
         heads=heads,
         kv_heads=kv_heads,
         ffn=count(record, "ffn"),
-        gated=_flag(record, "gated_mlp"),
+        gated=bool(_flag(record, "gated_mlp")),
         vocab=count(record, "vocab"),
         vocabulary_multiple=_multiple(record),
         sequence_length=count(record, "seq"),
@@ -211,7 +211,7 @@ def step_row(stated: Mapping[str, str], line: int) -> StepRow:
         interleave_known=record.get("vpp", "").lower() != "unknown",
         context=context,
         data=data,
-        sequence_parallel=_stated_flag(record, "seq_parallel"),
+        sequence_parallel=_flag(record, "seq_parallel"),
         step_s=above_zero(record, "step_s"),
         memory_gib=above_zero(record, "mem_gib"),
         y=y,
@@ -219,8 +219,8 @@ def step_row(stated: Mapping[str, str], line: int) -> StepRow:
         order=_order(record),
         parts=_parts(record),
         head_dim=_maybe(record, "head_dim"),
-        biases=_stated_flag(record, "biases"),
-        tied=_stated_flag(record, "tied"),
+        biases=_flag(record, "biases"),
+        tied=_flag(record, "tied"),
         unstated=tuple(name for name in OPTIONS if record.get(name, "").lower() in SILENT),
     )
 
@@ -259,13 +259,10 @@ _YES, _NO = ("1", "true", "yes", "1.0"), ("0", "false", "no", "0.0")
 _FLAGS = ("seq_parallel", "gated_mlp", "biases", "tied")
 
 
-def _flag(record: Mapping[str, str], name: str) -> bool:
-    return record.get(name, "").lower() in _YES
-
-
-def _stated_flag(record: Mapping[str, str], name: str) -> bool | None:
+def _flag(record: Mapping[str, str], name: str) -> bool | None:
     """A flag, or None where the row does not say."""
-    return None if record.get(name, "").lower() in SILENT else _flag(record, name)
+    text = record.get(name, "").lower()
+    return None if text in SILENT else text in _YES
 
 
 # Cells with few possible words: what else they hold is refused, because it would silently mean something else.

@@ -69,13 +69,13 @@ def written(folder: Path, text: str, name: str = "log.txt") -> Path:
 
 
 def test_text_of_nccl_tests(tmp_path: Path) -> None:
-    """Guards the columns, ranks and hosts, and that in-place times are not taken."""
+    """Guards the columns, ranks, nodes and device, and that in-place times are not taken."""
     log = read_log(written(tmp_path, TEXT))
     assert log.rows == (
         LogRow("all_gather", 2, 2, 1048576, pytest.approx(35e-6)),
         LogRow("all_gather", 2, 2, 2097152, pytest.approx(50e-6)),
     )
-    assert (log.library, log.hosts, log.device) == ("NCCL 2.25.1", ("n1", "n2"), "NVIDIA H100 80GB HBM3")
+    assert log.device == "NVIDIA H100 80GB HBM3"
 
 
 def test_old_text_is_named_by_its_file(tmp_path: Path) -> None:
@@ -121,17 +121,17 @@ def test_text_of_old_nccl_tests(tmp_path: Path) -> None:
     """Guards versions of 2021 and before: no group, no column for a root, no name of the collective."""
     log = read_log(written(tmp_path, OLD, "all_reduce.txt"))
     assert log.rows == (LogRow("all_reduce", 2, 1, 1048576, pytest.approx(42.1e-6)),)
-    assert (log.library, log.hosts, log.device) == ("NCCL of a log", ("gpu01",), "NVIDIA A100-SXM4-80GB")
+    assert log.device == "NVIDIA A100-SXM4-80GB"
 
 
 def test_text_of_rccl_tests(tmp_path: Path) -> None:
-    """Guards the lines that AMD's version adds, and its spelling of versions."""
+    """Guards the lines that AMD's version adds."""
     log = read_log(written(tmp_path, RCCL))
     assert log.rows == (
         LogRow("reduce_scatter", 2, 1, 8, pytest.approx(9.12e-6)),
         LogRow("reduce_scatter", 2, 1, 8388608, pytest.approx(98.5e-6)),
     )
-    assert (log.library, log.device) == ("RCCL 2.27.7-develop:29e1567", "AMD Instinct MI300X")
+    assert log.device == "AMD Instinct MI300X"
 
 
 @pytest.mark.parametrize("label", ["0: ", "[1,0]<stdout>:", "    "])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from axonn_tune.errors import DocumentError
-from axonn_tune.learning.arguments import Stated, arguments_of
+from axonn_tune.learning.arguments import Stated, named_values
 from axonn_tune.learning.shell import Script, arithmetic, read_script, slurm_sizes
 
 
@@ -137,5 +137,5 @@ def test_what_follows_a_switch_in_real_scripts_is_no_value(end: str) -> None:
     script = read_script(
         f"TP=${{1:-2}}\npython pretrain_gpt.py --tensor-model-parallel-size $TP --bf16 {end}\n", path="run.sh"
     )
-    found = arguments_of(script.commands[0])
-    assert (found["bf16"].value, found["tensor_model_parallel_size"].value) == ("True", "2")
+    found = dict(named_values(script.commands[0]))
+    assert (found["--bf16"].value, found["--tensor-model-parallel-size"].value) == ("True", "2")

@@ -12,6 +12,7 @@ import gzip
 import json
 import os
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ import pytest
 
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
 from axonn_tune.learning import traces
-from axonn_tune.learning.traces import Trace, TracedCollective, TracedGemm, probes, read_trace
-from axonn_tune.specs.points import CollectiveProbe, MatmulProbe
+from axonn_tune.learning.traces import read_trace
+from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
 
 Json = dict[str, Any]
 
@@ -72,32 +73,26 @@ DOCUMENT = {
 }
 
 
-def read(folder: Path, document: object = DOCUMENT) -> Trace:
+def read(folder: Path, document: object = DOCUMENT) -> Mapping[Probe, float]:
     """What a file of this content holds."""
     path = folder / "trace.json"
     path.write_text(json.dumps(document), "utf-8")
     return read_trace(path)
 
 
+GEMMS = {
+    MatmulProbe(layout="NN", m=128, n=256, k=512): pytest.approx(50e-6),
+    MatmulProbe(layout="NT", m=128, n=256, k=512): pytest.approx(50e-6),
+    MatmulProbe(layout="TN", m=512, n=256, k=128): pytest.approx(60e-6),
+}
+
+
 def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
-    """Guards what is read: steps of the host, GEMMs by their kernels, collectives by NCCL's, all times once."""
-    found = read(tmp_path)
-    assert (found.device, found.rank, found.world, found.backend) == ("NVIDIA H100 80GB HBM3", 0, 64, "nccl")
-    assert found.steps_s == pytest.approx((1e-3, 1.1e-3))
-    assert found.gemms == (
-        TracedGemm(128, 256, 512, 1, "NN", pytest.approx(50e-6)),
-        TracedGemm(128, 256, 512, 1, "NT", pytest.approx(50e-6)),
-        TracedGemm(512, 256, 128, 1, "TN", pytest.approx(60e-6)),
-    )
-    assert found.collectives == (
-        TracedCollective("all_gather", 8192, (0, 2, 4, 6), pytest.approx(100e-6)),
-        TracedCollective("reduce_scatter", 16384, tuple(range(64)), pytest.approx(80e-6)),
-        TracedCollective(None, None, None, pytest.approx(10e-6)),
-    )
-    expected = {"gemm": 160, "attention": 30, "collective": 190, "copy": 5, "elementwise": 20, "other": 0}
-    assert found.kernel_s == pytest.approx({kind: time * 1e-6 for kind, time in expected.items()})
-    # 120 to 220 beside GEMMs, 320 to 350 beside attention and an element-wise kernel.
-    assert found.overlapped_s == pytest.approx(130e-6)
+    """Guards what is read: GEMMs by their kernels, collectives by NCCL's, those that no layout uses left out."""
+    assert read(tmp_path) == GEMMS | {
+        CollectiveProbe(op="all_gather", group=4, stride=2, size_bytes=8192): pytest.approx(100e-6),
+        CollectiveProbe(op="reduce_scatter", group=64, stride=1, size_bytes=16384): pytest.approx(80e-6),
+    }
 
 
 def test_probes_are_medians_of_what_a_calibration_measures(tmp_path: Path) -> None:
@@ -109,48 +104,35 @@ def test_probes_are_medians_of_what_a_calibration_measures(tmp_path: Path) -> No
     uneven = event(
         "kernel", "ncclDevKernel_AllReduce_Sum_f32_TREE_LL", 700.0, 9.0, **SAID, Process_Group_Ranks=[0, 1, 4, 5]
     )
-    found = probes(read(tmp_path, {**DOCUMENT, "traceEvents": [*EVENTS, *more, uneven]}))
-    assert found == {
+    assert read(tmp_path, {**DOCUMENT, "traceEvents": [*EVENTS, *more, uneven]}) == GEMMS | {
         CollectiveProbe(op="all_gather", group=4, stride=2, size_bytes=8192): pytest.approx(30e-6),
         CollectiveProbe(op="reduce_scatter", group=64, stride=1, size_bytes=16384): pytest.approx(80e-6),
-        MatmulProbe(layout="NN", m=128, n=256, k=512): pytest.approx(50e-6),
-        MatmulProbe(layout="NT", m=128, n=256, k=512): pytest.approx(50e-6),
-        MatmulProbe(layout="TN", m=512, n=256, k=128): pytest.approx(60e-6),
     }
 
 
 def test_spans_stand_in_for_kernels_of_other_names(tmp_path: Path) -> None:
     """Guards traces whose collectives run in kernels with other names: NCCL's spans on the GPU have their times."""
+    span = event("gpu_user_annotation", "nccl:_all_gather_base", 119.0, 101.0, **SAID, Process_Group_Ranks="[0, 2]")
+    span["args"] |= {"Group size": 2}
     kernels = [one for one in EVENTS if not str(one["name"]).startswith("nccl") or one["cat"] != "kernel"]
-    found = read(tmp_path, {**DOCUMENT, "traceEvents": kernels})
-    assert [(call.op, call.seconds) for call in found.collectives] == [("all_gather", pytest.approx(101e-6))]
+    assert read(tmp_path, {**DOCUMENT, "traceEvents": [*kernels, span]}) == GEMMS | {
+        CollectiveProbe(op="all_gather", group=2, stride=2, size_bytes=8192): pytest.approx(101e-6)
+    }
 
 
-def test_nested_operators_count_once(tmp_path: Path) -> None:
-    """Guards traces of CPUs: an operator's time is its own, and Gloo's records are the collectives."""
-    nested = [
-        event("cpu_op", "aten::linear", 0.0, 100.0),
-        event("cpu_op", "aten::addmm", 10.0, 80.0),
-        event("cpu_op", "aten::copy_", 20.0, 30.0),
-        event("cpu_op", "aten::gelu", 100.0, 40.0),
-        event("cpu_op", "aten::mm", 10.0, 25.0, tid=8),
-        event(
-            "user_annotation",
-            "gloo:all_reduce",
-            80.0,
-            50.0,
-            tid=9,
-            Input_Dims=[[16], []],
-            Input_type=["c10::Half", "c10::Half"],
-        ),
+def test_records_of_gloo_are_the_collectives_of_cpus(tmp_path: Path) -> None:
+    """Guards traces of CPUs: a GEMM's time is its operator's, and the group of a collective is the only one."""
+    inputs = {"Input_Dims": [[16], []], "Input_type": ["c10::Half", "c10::Half"]}
+    events = [
+        matmul("aten::mm", 1, 10.0, [[128, 512], [512, 256]], NORMAL),
+        event("user_annotation", "gloo:all_reduce", 80.0, 50.0, tid=9, **inputs),
     ]
-    about = {"rank": 1, "world_size": 2, "backend": "gloo", "pg_config": [{"pg_name": "0", "ranks": [0, 1]}]}
-    found = read(tmp_path, {"traceEvents": nested, "distributedInfo": about, "deviceProperties": []})
-    expected = {"gemm": 75, "attention": 0, "collective": 50, "copy": 30, "elementwise": 40, "other": 20}
-    assert found.kernel_s == pytest.approx({kind: time * 1e-6 for kind, time in expected.items()})
-    assert found.collectives == (TracedCollective("all_reduce", 34, (0, 1), pytest.approx(50e-6)),)
-    assert found.overlapped_s == pytest.approx(40e-6)
-    assert (found.device, found.gemms) == ("CPU", ())
+    one = {"pg_name": "0", "ranks": [0, 1]}
+    gemm = {MatmulProbe(layout="NN", m=128, n=256, k=512): pytest.approx(5e-6)}
+    call = {CollectiveProbe(op="all_reduce", group=2, stride=1, size_bytes=34): pytest.approx(50e-6)}
+    assert read(tmp_path, {"traceEvents": events, "distributedInfo": {"pg_config": [one]}}) == gemm | call
+    assert read(tmp_path, {"traceEvents": events, "distributedInfo": {"pg_config": [one, one]}}) == gemm
+    assert read(tmp_path, {"traceEvents": events}) == gemm
 
 
 def test_a_packed_trace_is_the_same(tmp_path: Path) -> None:
@@ -158,8 +140,7 @@ def test_a_packed_trace_is_the_same(tmp_path: Path) -> None:
     plain = read(tmp_path)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress((tmp_path / "trace.json").read_bytes()))
-    packed = read_trace(path)
-    assert (packed.gemms, packed.collectives, packed.kernel_s) == (plain.gemms, plain.collectives, plain.kernel_s)
+    assert read_trace(path) == plain
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DocumentError, match=r"trace\.json\.gz: truncated gzip"):
         read_trace(path)
@@ -171,21 +152,27 @@ def test_a_packed_trace_is_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("triton_poi_fused_scaled_dot_product_attention_all_reduce_3", "elementwise"),
+        ("triton_poi_fused_scaled_dot_product_attention_all_reduce_3", "other"),
         ("triton_tem_fused_mm_4", "gemm"),
         ("void flashinfer::trtllm_mnnvl_allreduce::twoshotAllreduceKernel<4>(...)", "collective"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma", "attention"),
-        ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90>>", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma", "other"),
+        ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90>>", "other"),
         ("Cijk_Ailk_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64", "gemm"),
-        ("void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda>", "copy"),
-        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>", "elementwise"),
+        ("void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda>", "other"),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float>", "other"),
         ("at::native::amp_update_scale_cuda_kernel", "other"),
     ],
 )
 def test_kinds_of_kernels(tmp_path: Path, name: str, kind: str) -> None:
     """Guards names of libraries: fused kernels are named by all that they fuse, and CUTLASS makes attention, too."""
-    found = read(tmp_path, {"traceEvents": [event("kernel", name, 0.0, 5.0)]})
-    assert {one for one, seconds in found.kernel_s.items() if seconds} == {kind}
+    ranks = {"Collective_name": "allreduce", "Process_Group_Ranks": "[0, 2, 4, 6]"}
+    events = [
+        matmul("aten::mm", 11, 0.0, [[128, 512], [512, 256]], NORMAL),
+        event("kernel", name, 0.0, 5.0, External_id=11, **SAID, **ranks),
+    ]
+    assert [probe.what for probe in read(tmp_path, {"traceEvents": events})] == (
+        [] if kind == "other" else ["collective"] if kind == "collective" else ["matmul"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,7 +204,7 @@ def test_what_is_wrong_has_a_place(tmp_path: Path, change: Json, message: str) -
         ({"traceEvents": {}}, "traceEvents: no list of events"),
         ({"traceEvents": [3]}, "traceEvents.0: an event is needed"),
         ({"traceEvents": [], "distributedInfo": 3}, "distributedInfo: "),
-        ({"traceEvents": [], "distributedInfo": {"rank": "x"}}, "distributedInfo.rank: "),
+        ({"traceEvents": [], "distributedInfo": {"pg_config": 3}}, "distributedInfo.pg_config: "),
     ],
 )
 def test_other_documents_are_refused(tmp_path: Path, document: object, message: str) -> None:
@@ -286,7 +273,7 @@ def mutated(seed: int) -> str:
 def refusal(path: Path) -> str:
     """Why a file is refused; "" if it is not."""
     try:
-        probes(read_trace(path))
+        read_trace(path)
     except AxonnTuneError as error:
         return str(error)
     return ""

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
-from axonn_tune.learning.arguments import NAMES, Stated, arguments_of, columns_of
+from axonn_tune.learning.arguments import NAMES, Stated, columns_of, known_name, named_values
 from axonn_tune.learning.training_logs import (
     NEEDED,
     LoggedRun,
@@ -386,9 +386,9 @@ def test_the_step_time_and_the_layout_of_a_public_run_are_read(case: Case, tmp_p
     assert {name: run.columns[name].value for name in case.columns} == case.columns
     assert looks_like_training_log("\n".join(case.lines))
     if len(run.times_s) > 1:
-        assert run.warmup == 2
-        assert len(run.outliers) == 1
-        assert "2.50 times" in run.outliers[0] or "2.4" in run.outliers[0] or "2.51" in run.outliers[0]
+        ((_, words),) = run.left_out
+        assert "2.50 times" in words or "2.4" in words or "2.51" in words
+        assert len(run.times_s) == 11, "two of fourteen are warm-up"
         assert run.spread < 0.01
 
 
@@ -512,8 +512,8 @@ def test_times_that_are_none_are_named(value: str, tmp_path: Path) -> None:
     """NaN, infinite, 0 and negative times do not count and are not passed over in silence."""
     lines = [re.sub(r"\(ms\): [\d.]+", f"(ms): {value}", line) if "  5/" in line else line for line in CASES[3].lines]
     run = only(tmp_path, lines)
-    assert len(run.ignored) == 1
-    assert value in run.ignored[0]
+    assert value in run.left_out[-1][1]
+    assert len(run.left_out) == 2, "beside the outlier"
     assert run.step_s == pytest.approx(3.889, rel=0.005)
 
 
@@ -531,7 +531,7 @@ def test_a_truncated_last_line_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, CASES[12].lines)
     path.write_bytes(path.read_bytes()[:-3])
     (run,) = read_training_log(path)
-    assert run.ignored == ("line 14: the last line is truncated",)
+    assert run.left_out[-1] == (14, "the last line is truncated")
     assert run.step_s == pytest.approx(9.09, rel=0.005)
 
 
@@ -559,7 +559,8 @@ def test_text_of_each_encoding() -> None:
 def test_arguments_of_a_command_line() -> None:
     """Flags of a launch command mean what a printed dump of them means."""
     words = "pretrain_gpt.py --tensor-model-parallel-size 8 --bf16 --num-layers=32 --training.seq_len 4096 --lr 1e-4"
-    found = columns_of(arguments_of(Stated(word, 1) for word in words.split()))
+    named = named_values(Stated(word, 1) for word in words.split())
+    found = columns_of({known: stated for name, stated in named if (known := known_name(name))})
     assert {name: one.value for name, one in found.items()} == {
         "tp": "8",
         "seq": "4096",

@@ -6,13 +6,14 @@ import math
 
 import pytest
 
+from axonn_tune.grid import Grid
 from axonn_tune.report.validation import validation_json, validation_text
 from axonn_tune.specs.document import to_yaml
+from axonn_tune.specs.launch import LaunchGrid
 from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.results import MeasuredConfiguration, Measurements
 from axonn_tune.validation.comparison import (
     Pair,
-    PaperNetwork,
     RunComparison,
     blame,
     compare_with_serial,
@@ -151,14 +152,24 @@ def test_same_profile_prices_the_same() -> None:
 def test_paper_rule_by_hand() -> None:
     """Guards the paper's rule: ring bytes of what is really sent, over β_inter / min(G_node, inner axes)."""
     document = made.measurements()
-    network = PaperNetwork(node_ranks=4, inside=dict.fromkeys(KINDS, 100.0), between=dict.fromkeys(KINDS, 10.0))
-    assert network.bandwidth("all_reduce", inner=1, group=4) == 100.0
-    assert network.bandwidth("all_reduce", inner=1, group=8) == 10.0
-    assert network.bandwidth("all_reduce", inner=2, group=4) == 5.0
-    assert network.bandwidth("all_reduce", inner=8, group=2) == 2.5
+    tier = document.machine.tiers[0].model_copy(update={"measured": None, "collectives": None})
+    node = tier.model_copy(update={"ranks": 4, "bandwidth_gb_per_s": 100e-9})
+    machine = document.machine.model_copy(
+        update={"tiers": (node, tier.model_copy(update={"ranks": None, "bandwidth_gb_per_s": 10e-9}))}
+    )
     only_data = next(one for one in document.configurations if one.grid.data == 8)
+    term = only_data.terms[0].model_copy(update={"op": "all_reduce", "count": 1, "bytes": 1000})
+
+    def rule(axis: str, grid: Grid) -> float:
+        shape = LaunchGrid.from_fields_of(grid)
+        one = term.model_copy(update={"axis": axis, "group": grid.axis_size(axis)})
+        changed = only_data.model_copy(update={"grid": shape, "terms": (one,)})
+        sent = 2 * (one.group - 1) / one.group * one.bytes
+        return sent / paper_communication_s(changed, machine, world=grid.world)
+
+    assert rule("x", Grid(x=4)) == pytest.approx(100.0)
+    assert rule("x", Grid(x=8)) == pytest.approx(10.0)
+    assert rule("y", Grid(x=2, y=4)) == pytest.approx(5.0)
+    assert rule("y", Grid(x=8, y=2)) == pytest.approx(2.5)
     sent = sum(2 * 7 / 8 * term.bytes * term.count for term in only_data.terms)
-    assert paper_communication_s(only_data, network) == pytest.approx(sent / 10.0)
-
-
-KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+    assert paper_communication_s(only_data, machine, world=8) == pytest.approx(sent / 10.0)

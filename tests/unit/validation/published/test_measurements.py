@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import DocumentError
-from axonn_tune.validation.published.measurements import errors_by_group, evaluate_memory
+from axonn_tune.validation.published.measurements import errors_by_group, evaluate_rows
 from axonn_tune.validation.published.rows import SHIPPED
 
 
 def test_memory_is_as_published() -> None:
     """Guards the arrays a block saves, what each recompute drops, chunks in flight, and 18 bytes a parameter."""
-    found = evaluate_memory(SHIPPED / "memory.csv")
+    found = evaluate_rows(SHIPPED / "memory.csv", "memory")
     assert len(found) == 20
     assert all(one.error is not None and abs(one.error) <= 0.02 for one in found)
     assert errors_by_group(found)["all"].mape <= 0.01
@@ -39,5 +39,5 @@ def test_rows_that_no_run_has(cells: dict[str, str], said: str, tmp_path: Path) 
     path = tmp_path / "memory.csv"
     path.write_text(f"{','.join(row)}\n{','.join(row.values())}\n", "utf-8")
     with pytest.raises(DocumentError) as caught:
-        evaluate_memory(path)
+        evaluate_rows(path, "memory")
     assert said in str(caught.value)
