@@ -43,7 +43,7 @@ from axonn_tune.runtime.mesh import Mesh, build_mesh
 from axonn_tune.runtime.modules import sums_of_rows
 from axonn_tune.runtime.parameters import Parameter
 from axonn_tune.runtime.settings import settings_of
-from axonn_tune.runtime.timing import DeviceClock, HostClock, StepClock
+from axonn_tune.runtime.timing import DeviceClock, HostClock
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.specs.catalog import load_machine, load_model
@@ -455,7 +455,7 @@ def calibration(site: Site, folder: Path) -> Iterator[Row]:
 
 def _clocks(device: torch.device) -> Row:
     """GEMMs one after the other, by the clock that times collectives and by the host's."""
-    clock: StepClock = DeviceClock(device) if device.type == "cuda" else HostClock()
+    clock: HostClock = DeviceClock(device) if device.type == "cuda" else HostClock()
     width = 4096 if device.type == "cuda" else 512
     left = torch.randn(width, width, device=device, dtype=torch.bfloat16)
     left @ left

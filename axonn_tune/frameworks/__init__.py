@@ -41,14 +41,13 @@ def registry() -> dict[str, Framework]:
         axonn,
         deepspeed,
         fsdp,
-        megatron_2021,
-        megatron_2022,
         megatron_core,
+        megatron_lm,
         others,
         torchtitan,
     )
 
-    modules = (axonn, megatron_core, torchtitan, fsdp, deepspeed, megatron_2022, megatron_2021, others)
+    modules = (axonn, megatron_core, torchtitan, fsdp, deepspeed, megatron_lm, others)
     return {one.name: one for one in (AXONN_TUNE, *(found for module in modules for found in module.FRAMEWORKS))}
 
 

@@ -23,11 +23,11 @@ from axonn_tune.frameworks.command import (
     Argument,
     Command,
     Run,
-    Variable,
     sections_of,
 )
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
-from axonn_tune.frameworks.megatron_2021 import model_arguments, trial_arguments
+from axonn_tune.frameworks.megatron_lm import model_arguments, trial_arguments
+from axonn_tune.specs.machine import EnvironmentVariable
 
 _EASY = StepOptions(
     gather_bytes=4,
@@ -49,7 +49,11 @@ _EASY = StepOptions(
 
 _ALL_TO_ALLS = "the easy API brackets each layer with all-to-alls where x·y > 1: not modelled"
 
-_ENVIRONMENT = (Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", "kernels start in the order of their launch"),)
+_ENVIRONMENT = (
+    EnvironmentVariable(
+        name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", why="kernels start in the order of their launch"
+    ),
+)
 
 
 def launch_easy(run: Run) -> Command:
@@ -57,7 +61,7 @@ def launch_easy(run: Run) -> Command:
 
     UsageError for layers not resharded, which the easy API does not have, and for other number formats than BF16.
     """
-    run.check(AXONN, settable=("gather_prefetch",), precisions=("bf16",))
+    run.check(settable=("gather_prefetch",), precisions=("bf16",))
     if run.kept_layers and run.size("z") > 1:
         raise run.cannot("layers that are not resharded after forward", "ask for --kept-layers 0")
     return Command(
@@ -135,7 +139,7 @@ def launch_megatron(run: Run) -> Command:
     Flags by their source: axonn-ai/Megatron-AxoNN, megatron/arguments.py; its examples/run_axonn.sh.
     """
     overlaps = ("gather_prefetch", "input_gradient", "weight_gradient")
-    run.check(MEGATRON_AXONN, settable=overlaps, precisions=("bf16", "fp16"))
+    run.check(settable=overlaps, precisions=("bf16", "fp16"))
     sections = {
         "model": _model(run),
         "batch": _batch(run),

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeAlias
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import Grid
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import EnvironmentVariable, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
-
-RankLauncher: TypeAlias = Literal["torchrun", "accelerate"]
 
 _OVERLAPPED = {
     "gather_prefetch": "z",
@@ -33,11 +30,11 @@ _OVERLAPPED = {
 class Run:
     """One configuration for a framework.
 
-    parts: blocks of each model part, chunk c of stage s at c·pipeline + s, as they were priced. step: the framework's
-    options on this machine, as they were priced.
+    framework: as it is described. parts: blocks of each model part, chunk c of stage s at c·pipeline + s, as they were
+    priced. step: the framework's options on this machine, as they were priced.
     """
 
-    framework: str
+    framework: Framework
     model: Model
     machine: Machine
     workload: Workload
@@ -61,19 +58,26 @@ class Run:
 
     def cannot(self, what: str, instead: str = "") -> UsageError:
         """The error of a configuration that the framework has no arguments for, with what to ask for instead."""
-        return UsageError(f"{self.framework} cannot express {what}{f'; {instead}' if instead else ''}")
+        return UsageError(f"{self.framework.title} cannot express {what}{f'; {instead}' if instead else ''}")
 
-    def check(self, framework: Framework, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
-        """UsageError for what no argument expresses: another rank order, and as `check_step`."""
-        self.check_order(framework)
-        self.check_step(framework, settable=settable, precisions=precisions)
+    def check(self, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
+        """UsageError for what no argument expresses: another rank order than the framework's, and as `check_step`."""
+        wide = [axis for axis in self.grid.order if self.size(axis) > 1]
+        own = [axis for axis in self.framework.axes if axis in wide]
+        if wide != own:
+            raise self.cannot(f"the rank order {self.named(wide)}", f"it has {self.named(own)}")
+        self.check_step(settable=settable, precisions=precisions)
 
-    def check_step(self, framework: Framework, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
+    def named(self, order: Iterable[str]) -> str:
+        """A rank order by the framework's names."""
+        return ",".join(self.framework.names.get(axis, axis) for axis in order)
+
+    def check_step(self, *, settable: tuple[str, ...] = (), precisions: tuple[str, ...]) -> None:
         """UsageError for another step or number format than the framework's, and overlaps that are switched off.
 
-        framework: as it is described; settable: options of its step, and overlaps, that it has arguments for.
+        settable: options of its step, and overlaps, that it has arguments for.
         """
-        workload, own = self.workload, framework.step
+        workload, own = self.workload, self.framework.step
         if workload.precision not in precisions:
             raise self.cannot(f"--precision {workload.precision}", f"it has {', '.join(precisions)}")
         if workload.split_micro_batch:
@@ -87,14 +91,6 @@ class Run:
             # Under Gloo every framework's kernels are eager: that is the machine's.
             if name not in ("kernels", *settable) and getattr(self.step, name) != getattr(own, name):
                 raise self.cannot(f"step.{name} = {getattr(self.step, name)}", f"leave out --set step.{name}")
-
-    def check_order(self, framework: Framework) -> None:
-        """UsageError for another rank order than the framework's."""
-        wide = [axis for axis in self.grid.order if self.size(axis) > 1]
-        own = [axis for axis in framework.axes if axis in wide]
-        if wide != own:
-            asked, has = (",".join(framework.names.get(axis, axis) for axis in order) for order in (wide, own))
-            raise self.cannot(f"the rank order {asked}", f"it has {has}")
 
 
 @dataclass(frozen=True)
@@ -123,21 +119,14 @@ class Section:
     last: bool = False
 
 
-@dataclass(frozen=True)
-class Variable:
-    """An environment variable of every rank, and what it is for."""
-
-    name: str
-    value: str
-    why: str
-
-
 def sections_of(arguments: Mapping[str, Iterable[Argument]]) -> tuple[Section, ...]:
     """Arguments by subject, without subjects that have none."""
     return tuple(Section(title, found) for title, made in arguments.items() if (found := tuple(made)))
 
 
-EXPANDABLE_SEGMENTS = Variable("PYTORCH_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation")
+EXPANDABLE_SEGMENTS = EnvironmentVariable(
+    name="PYTORCH_ALLOC_CONF", value="expandable_segments:True", why="less memory lost to fragmentation"
+)
 NO_MOCK_DATA = "It has no mock data: add --data-path with the prefix of a dataset that tools/preprocess_data.py made."
 LITTLE_TO_REPEAT = "Selective recompute repeats core attention, which saves little where it is fused."
 OWN_RECOMPUTE: Mapping[Recompute, str] = {
@@ -155,20 +144,19 @@ class Command:
     program: the words after `torchrun ...`, `("-m", "torchtitan.train")` or `("pretrain_gpt.py",)`. release: the
     release of the framework that the arguments are for. needs: sentences on what must be there. files: config files
     beside the script, text by suffix; `{file:SUFFIX}` in a word of the program, in the value of an argument or of the
-    launcher stands for the path of one. rank_launcher: starts the ranks, with `launcher_arguments`. notes: differences
-    of the framework from the request. forms: the same run for another front end or an older release, by its name in
-    `--emit`.
+    launcher stands for the path of one. accelerate: arguments of `accelerate launch`, if it starts the ranks and not
+    torchrun. notes: differences of the framework from the request. forms: the same run for another front end or an
+    older release, by its name in `--emit`.
     """
 
     release: str
     program: tuple[str, ...]
     sections: tuple[Section, ...] = ()
-    environment: tuple[Variable, ...] = ()
+    environment: tuple[EnvironmentVariable, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    rank_launcher: RankLauncher = "torchrun"
-    launcher_arguments: tuple[Argument, ...] = ()
+    accelerate: tuple[Argument, ...] = ()
     forms: Mapping[str, Command] = field(default_factory=dict)
 
     @property

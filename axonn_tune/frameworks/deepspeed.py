@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 from axonn_tune.frameworks.command import (
     EXPANDABLE_SEGMENTS,
@@ -21,7 +22,7 @@ from axonn_tune.frameworks.command import (
     sections_of,
 )
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
-from axonn_tune.frameworks.megatron_2021 import MEGATRON_2021, model_arguments, trial_arguments
+from axonn_tune.frameworks.megatron_lm import MEGATRON_2021, model_arguments, trial_arguments
 
 _STEP = StepOptions(
     reshard="always",
@@ -49,7 +50,7 @@ def launch(run: Run) -> Command:
     UsageError for some layers that are not resharded after forward, stages of other sizes than DeepSpeed's, FP32 and
     another rank order.
     """
-    run.check(DEEPSPEED, settable=_SETTABLE, precisions=("bf16", "fp16"))
+    run.check(settable=_SETTABLE, precisions=("bf16", "fp16"))
     if run.step.shard_gradients and run.size("pipeline") > 1:
         raise run.cannot(
             "ZeRO-2 with pipeline stages", "its pipeline module has ZeRO-1: leave out step.shard_gradients"
@@ -224,14 +225,13 @@ DEEPSPEED = Framework(
     launch=launch,
 )
 
-DEEPSPEED_2021 = Framework(
+DEEPSPEED_2021 = replace(
+    MEGATRON_2021,
     name="deepspeed-2021",
     title="Megatron-LM with ZeRO-3 (2021)",
     axes=("x", "z"),
     source="arXiv 2104.04473, section 5.2: DeepSpeed 0.3 with ZeRO-3, whose overlap_comm is off unless asked for",
-    step=MEGATRON_2021.with_step(overlaps=()).step,
-    schedule=MEGATRON_2021.schedule,
-    software="megatron-2021",
+    names={},
 )
 
 FRAMEWORKS = (DEEPSPEED, DEEPSPEED_2021)

@@ -44,7 +44,7 @@ def launch(run: Run) -> Command:
 
     UsageError for selective recompute, other number formats than BF16, and another rank order.
     """
-    run.check(FSDP, precisions=("bf16",))
+    run.check(precisions=("bf16",))
     if run.recompute == "selective":
         raise run.cannot("selective recompute", "ask for --recompute full or none")
     mesh = _mesh_command(run)
@@ -56,8 +56,7 @@ def _accelerate_command(run: Run) -> Command:
     return Command(
         release="accelerate 1.15.0",
         program=("train.py",),
-        rank_launcher="accelerate",
-        launcher_arguments=(Argument("--config_file", "{file:.yaml}"),),
+        accelerate=(Argument("--config_file", "{file:.yaml}"),),
         sections=(_batch(run),),
         environment=_ENVIRONMENT,
         files={".yaml": "\n".join(_config(run)) + "\n"},

@@ -13,14 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from axonn_tune.frameworks.command import (
+    EXPANDABLE_SEGMENTS,
     LITTLE_TO_REPEAT,
     Argument,
     Command,
     Run,
-    Variable,
     sections_of,
 )
 from axonn_tune.frameworks.description import ContextExchange, Framework, PipelineSchedule, StepOptions
+from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.model import Model
 
 _STEP = StepOptions(
@@ -75,7 +76,7 @@ def launch(run: Run) -> Command:
 
     Flags by their sources: megatron/training/arguments.py and the config dataclasses it is made from.
     """
-    run.check_step(MEGATRON_CORE, settable=_SETTABLE, precisions=tuple(_PRECISIONS))
+    run.check_step(settable=_SETTABLE, precisions=tuple(_PRECISIONS))
     settings = {title: found for title, made in _settings(run).items() if (found := tuple(made))}
     command = Command(
         release=RELEASE,
@@ -213,10 +214,9 @@ def _order(run: Run) -> Iterator[_Setting]:
     orders = [[axis for axis in order if axis in wide] for order in (_ORDER, _STAGES_INSIDE)]
     if wide == orders[0]:
         return
-    names = MEGATRON_CORE.names
     if wide != orders[1]:
-        has = " or ".join(dict.fromkeys(",".join(names[axis] for axis in order) for order in orders))
-        raise run.cannot(f"the rank order {','.join(names.get(axis, axis) for axis in wide)}", f"it has {has}")
+        has = " or ".join(dict.fromkeys(map(run.named, orders)))
+        raise run.cannot(f"the rank order {run.named(wide)}", f"it has {has}")
     if "context" in wide:
         raise run.cannot("CP with pipeline stages inside DP", f"ask for --order {','.join(_ORDER)}")
     yield _Setting.of("--use-tp-pp-dp-mapping", None, "dist.use_tp_pp_dp_mapping")
@@ -277,12 +277,13 @@ def _trial() -> Iterator[_Setting]:
     yield of("--log-throughput", None, "logger.log_throughput")
 
 
-def _environment(run: Run) -> Iterator[Variable]:
+def _environment(run: Run) -> Iterator[EnvironmentVariable]:
     older = not any(name in run.machine.accelerator.name.upper() for name in _BLACKWELL)
     if older and max(run.size("x"), run.size("context")) > 1:
         why = "required before Blackwell where TP or CP is above 1: kernels start in the order of their launch"
-        yield Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", why)
-    yield Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "less memory lost to fragmentation")
+        yield EnvironmentVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", value="1", why=why)
+    # By its older name.
+    yield EXPANDABLE_SEGMENTS.model_copy(update={"name": "PYTORCH_CUDA_ALLOC_CONF"})
 
 
 def _needs(run: Run) -> Iterator[str]:
@@ -318,29 +319,22 @@ MEGATRON_CORE = Framework(
     launch=launch,
 )
 
-NEMO = Framework(
+NEMO = replace(
+    MEGATRON_CORE.with_step(gradient_bytes=2),
     name="nemo",
     title="NeMo",
     axes=("x", "context", "data", "pipeline"),
     source="defaults of NeMo's recipes: gradients reduced in BF16, --tp-comm-overlap where a row says so",
-    step=MEGATRON_CORE.with_step(gradient_bytes=2).step,
-    schedule=MEGATRON_CORE.schedule,
-    software="core",
-    hopper_attention=True,
-    keeps_layers=False,
-    names=NAMES,
+    launch=None,
 )
 
-NEMO_2022 = Framework(
+NEMO_2022 = replace(
+    NEMO.with_step(fused_attention=False),
     name="nemo-2022",
     title="NeMo (2022)",
-    axes=NEMO.axes,
     source="NeMo before it had FlashAttention and fused layers",
-    step=NEMO.with_step(fused_attention=False).step,
+    schedule=PipelineSchedule(),
     software="megatron-2021",
-    hopper_attention=True,
-    keeps_layers=False,
-    names=NAMES,
 )
 
 FRAMEWORKS = (MEGATRON_CORE, NEMO, NEMO_2022)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.frameworks.fsdp import STEP
 from axonn_tune.frameworks.megatron_core import MEGATRON_CORE, NAMES
@@ -16,16 +18,14 @@ XLA = Framework(
     hopper_attention=True,
 )
 
-META_4D = Framework(
+META_4D = replace(
+    MEGATRON_CORE.with_step(shard_gradients=True, context_exchange="all_gather", context_overlap=False),
     name="meta-4d",
     title="Meta (Llama 3)",
     axes=("x", "context", "data", "pipeline"),
     source="arXiv 2407.21783, section 3.3: weights not resharded after forward, context ranks share gradients' shards",
-    step=MEGATRON_CORE.with_step(shard_gradients=True, context_exchange="all_gather", context_overlap=False).step,
-    schedule=MEGATRON_CORE.schedule,
-    software="core",
-    hopper_attention=True,
-    names=NAMES,
+    keeps_layers=True,
+    launch=None,
 )
 
 MEGASCALE = Framework(

@@ -68,18 +68,9 @@ def launch(run: Run) -> Command:
 
     A model of other sizes than a shipped config's, or stages that no key describes, come with a module of their own.
     """
-    return _command(run, TORCHTITAN)
-
-
-def launch_eager(run: Run) -> Command:
-    """The same without torch.compile."""
-    return _command(run, TORCHTITAN_EAGER)
-
-
-def _command(run: Run, framework: Framework) -> Command:
-    _check(run, framework)
+    _check(run)
     config = _shipped(run)
-    keys = {title: tuple(made) for title, made in _keys(run, compiled=framework.software == "compiled").items()}
+    keys = {"batch": [*_batch(run)], "parallelism": [*_parallelism(run)], "execution": [*_execution(run)]}
     sections = [Section(title, tuple(key.argument for key in made)) for title, made in keys.items()]
     # A subcommand, so it comes last.
     recompute = Section("recompute", (Argument(f"activation-checkpoint:{run.recompute}"),), last=True)
@@ -99,7 +90,7 @@ def _command(run: Run, framework: Framework) -> Command:
     return replace(command, forms=older)
 
 
-def _older(command: Command, run: Run, flavor: str, keys: dict[str, tuple[_Key, ...]]) -> Command:
+def _older(command: Command, run: Run, flavor: str, keys: dict[str, list[_Key]]) -> Command:
     """The same for 0.2.2, the last release that reads TOML."""
     return replace(
         command,
@@ -126,9 +117,9 @@ def _toml(run: Run, flavor: str, keys: list[_Key]) -> str:
     return "\n\n".join("\n".join([f"[{section}]", *lines]) for section, lines in found.items()) + "\n"
 
 
-def _check(run: Run, framework: Framework) -> None:
+def _check(run: Run) -> None:
     """UsageError for what torchtitan's own checks would stop at, and for what none of its keys says."""
-    run.check(framework, settable=("sequence_parallel",), precisions=tuple(_PRECISIONS))
+    run.check(settable=("sequence_parallel",), precisions=tuple(_PRECISIONS))
     model, stages, tensor, context = run.model, run.size("pipeline"), run.size("x"), run.size("context")
     if not model.gated or model.biases:
         what = "biases" if model.gated else "a GPT's LayerNorm, GELU and learned positions"
@@ -154,10 +145,6 @@ def _resharding(run: Run) -> str:
         what = f"{run.kept_layers} of {blocks} layers that are not resharded after forward"
         raise run.cannot(what, f"ask for --kept-layers 0 or {blocks}")
     return "never" if sharded and run.kept_layers else "always"
-
-
-def _keys(run: Run, *, compiled: bool) -> dict[str, Iterator[_Key]]:
-    return {"batch": _batch(run), "parallelism": _parallelism(run), "execution": _execution(run, compiled=compiled)}
 
 
 def _batch(run: Run) -> Iterator[_Key]:
@@ -187,11 +174,11 @@ def _parallelism(run: Run) -> Iterator[_Key]:
         yield from _split_keys(run) or ()
 
 
-def _execution(run: Run, *, compiled: bool) -> Iterator[_Key]:
+def _execution(run: Run) -> Iterator[_Key]:
     """Number formats, compiler, and a short run on data that a checkout has."""
     yield _Key("training", "mixed_precision_param", _PRECISIONS[run.workload.precision])
     yield _Key("training", "mixed_precision_reduce", "float32")
-    yield _Key("compile", "enable", compiled)
+    yield _Key("compile", "enable", run.framework.software == "compiled")
     graphs = "they exclude pipeline stages" if run.size("pipeline") > 1 else "the runs behind the prediction had none"
     yield _Key("training", "disable_cuda_graphs", True, graphs, old="")
     yield _Key("training", "steps", 50)
@@ -399,7 +386,6 @@ TORCHTITAN_EAGER = replace(
     name="torchtitan-eager",
     title="torchtitan (eager)",
     software="eager",
-    launch=launch_eager,
 )
 
 FRAMEWORKS = (TORCHTITAN, TORCHTITAN_EAGER)

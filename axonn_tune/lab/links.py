@@ -6,7 +6,6 @@ The ranks measure with plain sockets: TCP streams, and round trips of a small pa
 from __future__ import annotations
 
 import bisect
-import contextlib
 import os
 import socket
 import time
@@ -25,7 +24,7 @@ _CHUNK_BYTES = 1 << 18
 _PATIENCE_S = 5.0
 _WARM_UP_S = 0.2
 """Excluded: buckets are full and queues empty at first."""
-_ANSWER_WITHIN_S = 2.5
+_PACKET = bytes(64)
 
 Flow = tuple[int, int]
 """From one rank to another."""
@@ -63,16 +62,14 @@ def rates(flows: Sequence[Arrivals]) -> list[float]:
 
 def ping(rank: int, source: int, target: int, count: int) -> list[float]:
     """Round trips of a 64-byte packet between two ranks in s; nothing but on the source."""
+    place = (address(target), _PING_PORT)
     if rank == target:
-        _echo(address(target), source)
+        _echo(place)
     if rank != source:
         return []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
-        connection.connect((address(target), _PING_PORT))
-        _wait_for_echo(connection)
-        found = [_round_trip(connection, number) for number in range(count)]
-        connection.send(b"")
-    return found
+    with _connected(place) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return [_round_trip(connection) for _ in range(count)]
 
 
 def _send(place: tuple[str, int], duration_s: float) -> None:
@@ -94,13 +91,17 @@ def _connected(place: tuple[str, int]) -> socket.socket:
             time.sleep(0.01)
 
 
-def _receive(listener: socket.socket) -> Arrivals:
+def _accepted(listener: socket.socket) -> socket.socket:
     listener.settimeout(_PATIENCE_S)
     with listener:
         connection, _ = listener.accept()
+    return connection
+
+
+def _receive(listener: socket.socket) -> Arrivals:
     buffer, total = bytearray(_CHUNK_BYTES), 0
-    found = [(time.monotonic(), 0)]
-    with connection:
+    with _accepted(listener) as connection:
+        found = [(time.monotonic(), 0)]
         while size := connection.recv_into(buffer):
             total += size
             found.append((time.monotonic(), total))
@@ -114,40 +115,18 @@ def _arrived_by(time_s: float, found: Arrivals) -> float:
     return b1 if t1 <= t0 else b0 + (b1 - b0) * (time_s - t0) / (t1 - t0)
 
 
-def _echo(own_address: str, source: int) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
-        connection.bind((own_address, _PING_PORT))
-        connection.settimeout(_PATIENCE_S)
-        while True:
-            packet, sender = connection.recvfrom(128)
-            if not packet:
-                return
-            if sender[0] == address(source):
-                connection.sendto(packet, sender)
+def _echo(place: tuple[str, int]) -> None:
+    """Send all that arrives back, until the other side closes the connection."""
+    with _accepted(socket.create_server(place)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while packet := connection.recv(len(_PACKET), socket.MSG_WAITALL):
+            connection.sendall(packet)
 
 
-def _wait_for_echo(connection: socket.socket) -> None:
-    """Wait until the other side answers, then drop its early answers."""
-    deadline = time.monotonic() + _PATIENCE_S
-    connection.settimeout(0.1)
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            connection.send(b"early")
-            connection.recv(128)
-            break
-    connection.settimeout(0.05)
-    with contextlib.suppress(TimeoutError):
-        while True:
-            connection.recv(128)
-    connection.settimeout(_ANSWER_WITHIN_S)
-
-
-def _round_trip(connection: socket.socket, number: int) -> float:
-    packet = number.to_bytes(64, "little")
+def _round_trip(connection: socket.socket) -> float:
     began_s = time.perf_counter()
-    connection.send(packet)
-    while connection.recv(128) != packet:
-        pass
+    connection.sendall(_PACKET)
+    connection.recv(len(_PACKET), socket.MSG_WAITALL)
     return time.perf_counter() - began_s
 
 

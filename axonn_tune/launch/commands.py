@@ -15,7 +15,7 @@ from axonn_tune import __version__
 from axonn_tune.cost.prediction import Pricing
 from axonn_tune.errors import UsageError, suggest
 from axonn_tune.files import write_text_atomically
-from axonn_tune.frameworks import step_on
+from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.command import Argument, Command, Run
 from axonn_tune.launch.config import predict, run_name, variable_lines
 from axonn_tune.launch.scripts import (
@@ -30,7 +30,7 @@ from axonn_tune.launch.scripts import (
     write_script,
 )
 from axonn_tune.program.pipeline import model_parts
-from axonn_tune.specs.machine import EnvironmentVariable, Machine
+from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Workload
 from axonn_tune.units import counted
@@ -64,7 +64,7 @@ def command_of(pricing: Pricing, *, model: Model, machine: Machine, workload: Wo
     if framework.launch is None:
         raise UsageError(f"{framework.title} is priced only: there is no command for it")
     run = Run(
-        framework=framework.title,
+        framework=find_framework(framework.name),
         model=model,
         machine=machine,
         workload=workload,
@@ -120,9 +120,7 @@ def emission(
         variables=tuple(_variables(command, machine)),
         per_task=per_task(machine.launcher.environment),
         steps=_TRIAL_STEPS,
-        accelerate=tuple(_words(one, names) for one in command.launcher_arguments)
-        if command.rank_launcher == "accelerate"
-        else (),
+        accelerate=tuple(_words(one, names) for one in command.accelerate),
     )
     text = slurm_script(job, machine) if kind == "slurm" else torchrun_script(job, machine)
     return LaunchFiles(target, text, {target.with_name(names[suffix]): body for suffix, body in command.files.items()})
@@ -187,7 +185,6 @@ def _program(command: Command, names: dict[str, str]) -> str:
 
 def _variables(command: Command, machine: Machine) -> Iterator[str]:
     own = {one.name for one in command.environment}
-    wanted = [EnvironmentVariable(name=one.name, value=one.value, why=one.why) for one in command.environment]
-    yield from variable_lines(f"What {command.release} wants.", wanted)
+    yield from variable_lines(f"What {command.release} wants.", command.environment)
     site = [variable for variable in machine.launcher.environment if variable.name not in own]
     yield from variable_lines("From the machine profile.", site)

@@ -70,6 +70,16 @@ class Job:
         """Number of ranks."""
         return math.prod(self.factors.values())
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node: all are full, or there is one, which need not be."""
+        return min(self.world, self.per_node)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.world // self.ranks_per_node
+
 
 def job_of(launch: Launch, *, launch_path: Path, folder: str, hint: str) -> Job:
     """The bundled runtime; the launch config is in `folder`, a bash expression."""
@@ -153,35 +163,20 @@ def _is_file_of_its_own(path: Path, *, suffix: str) -> bool:
     return bool(path.name) and path.suffix != suffix and not device and (path.is_file() or not path.exists())
 
 
-@dataclass(frozen=True)
-class _NodeLayout:
-    """Nodes, and the ranks on each: all full, or one that need not be."""
-
-    nodes: int
-    ranks_per_node: int
-
-
-def _node_layout(job: Job) -> _NodeLayout:
-    """Nodes for a job; UsageError with the arithmetic if the last node would not be full.
-
-    A world smaller than a node takes part of one.
-    """
-    world, per_node = job.world, job.per_node
-    if world <= per_node:
-        return _NodeLayout(nodes=1, ranks_per_node=world)
-    if world % per_node == 0:
-        return _NodeLayout(nodes=world // per_node, ranks_per_node=per_node)
-    below = world // per_node * per_node
-    raise UsageError(
-        f"{world} ranks do not fill nodes of {per_node}: {world} = {world // per_node} · {per_node} + "
-        f"{world % per_node}; take a GPU count that fills nodes, such as {below} or {below + per_node} "
-        "(another number of ranks a node is another placement than the one priced)"
-    )
+def _require_full_nodes(job: Job) -> None:
+    """UsageError with the arithmetic if the last node would not be full."""
+    world, per_node, left = job.world, job.ranks_per_node, job.world % job.ranks_per_node
+    if left:
+        raise UsageError(
+            f"{world} ranks do not fill nodes of {per_node}: {world} = {job.nodes} · {per_node} + {left}; take a GPU "
+            f"count that fills nodes, such as {world - left} or {world - left + per_node} "
+            "(another number of ranks a node is another placement than the one priced)"
+        )
 
 
-def _heading_lines(job: Job, layout: _NodeLayout) -> list[str]:
+def _heading_lines(job: Job) -> list[str]:
     """Comments on top of a script: the run, placement of ranks, prediction, and origin."""
-    last = layout.ranks_per_node - 1
+    last = job.ranks_per_node - 1
     placed = f"Ranks of a node are consecutive, 0 to {last} on the first: neighbours along {job.inner} are nearest."
     if job.fixed:
         placed += f" {job.fixed} numbers ranks in this order itself: the order of the hosts does not matter."
@@ -194,15 +189,15 @@ def _heading_lines(job: Job, layout: _NodeLayout) -> list[str]:
     ]
 
 
-def _world_lines(job: Job, layout: _NodeLayout) -> list[str]:
+def _world_lines(job: Job) -> list[str]:
     """The world size, checked by the script, so that an edit of one number is noticed."""
     sizes = " * ".join(map(str, job.factors.values()))
     return [
         "",
         f"# nodes · ranks_per_node = {' · '.join(job.factors)}: "
-        f"{layout.nodes} · {layout.ranks_per_node} = {sizes.replace('*', '·')} = {job.world}",
-        f"nodes={layout.nodes}",
-        f"ranks_per_node={layout.ranks_per_node}",
+        f"{job.nodes} · {job.ranks_per_node} = {sizes.replace('*', '·')} = {job.world}",
+        f"nodes={job.nodes}",
+        f"ranks_per_node={job.ranks_per_node}",
         f"world=$(({sizes}))",
         "if ((nodes * ranks_per_node != world)); then",
         '  echo "$nodes nodes of $ranks_per_node ranks are $((nodes * ranks_per_node)) ranks,'
@@ -224,38 +219,36 @@ def _launch_file_lines(folder: str, *, launch_path: Path, hint: str) -> list[str
     ]
 
 
-def _software_lines() -> list[str]:
-    """Place for the user's own set-up."""
-    return ["", "# Load modules and activate your Python environment here, unless they are already."]
-
-
 def torchrun_script(job: Job, machine: Machine) -> str:
     """The script, for the same folder as the files it starts. UsageError if the ranks do not fill nodes."""
-    layout = _node_layout(job)
-    starts = (
-        _accelerate_lines(job, layout)
-        if job.accelerate
-        else [*_rendezvous_lines(layout), *_command_lines(job, machine)]
-    )
+    _require_full_nodes(job)
+    starts = _accelerate_lines(job) if job.accelerate else [*_rendezvous_lines(job), *_command_lines(job, machine)]
+    return _script(job, starts=starts)
+
+
+def _script(job: Job, *, starts: Iterable[str], directives: Iterable[str] = (), checks: Iterable[str] = ("",)) -> str:
+    """What both kinds of script have, around the lines of one kind."""
     lines = [
         "#!/usr/bin/env bash",
-        *_heading_lines(job, layout),
+        *_heading_lines(job),
+        *directives,
         "set -euo pipefail",
-        *_world_lines(job, layout),
-        "",
+        *_world_lines(job),
+        *checks,
         *job.settings,
-        *_software_lines(),
+        "",
+        "# Load modules and activate your Python environment here, unless they are already.",
         *job.variables,
         *starts,
     ]
     return "\n".join(lines) + "\n"
 
 
-def _accelerate_lines(job: Job, layout: _NodeLayout) -> list[str]:
+def _accelerate_lines(job: Job) -> list[str]:
     """`accelerate launch`, which starts the ranks of a node; every node runs the script with its own number."""
     heading, number, head = "# One node.", "0", "localhost"
-    if layout.nodes > 1:
-        heading = f"# Run this script on each of the {layout.nodes} nodes, with HEAD_NODE the name of the first."
+    if job.nodes > 1:
+        heading = f"# Run this script on each of the {job.nodes} nodes, with HEAD_NODE the name of the first."
         number = '"${NODE_RANK:?set it to 0 on the first node, 1 on the next, and so on}"'
         head = '"${HEAD_NODE:?set it to the name of the first node, the same on all}"'
     options = [
@@ -272,12 +265,12 @@ def _accelerate_lines(job: Job, layout: _NodeLayout) -> list[str]:
     ]
 
 
-def _rendezvous_lines(layout: _NodeLayout) -> list[str]:
-    if layout.nodes == 1:
+def _rendezvous_lines(job: Job) -> list[str]:
+    if job.nodes == 1:
         return ["", "# One node: any free port will do.", "rendezvous=localhost:0"]
     return [
         "",
-        f"# Run this script on each of the {layout.nodes} nodes, with HEAD_NODE the name of the same one on all.",
+        f"# Run this script on each of the {job.nodes} nodes, with HEAD_NODE the name of the same one on all.",
         "# torchrun decides which of them has the first ranks.",
         'rendezvous="${HEAD_NODE:?set it to the name of one of the nodes, the same on all}:${HEAD_PORT:-29400}"',
     ]
@@ -320,7 +313,9 @@ _NODES = """
 if ((${SLURM_JOB_NUM_NODES:?submit this script with sbatch} != nodes)); then
   echo "this job has $SLURM_JOB_NUM_NODES nodes, but the grid needs $nodes" >&2
   exit 2
-fi"""
+fi
+
+# Slurm runs a copy of this script, so the folder is the one it was submitted from."""
 
 _ADDRESS = """
 # The first node is the rendezvous. The port depends on the job, in case two jobs share a node.
@@ -363,52 +358,44 @@ def slurm_script(job: Job, machine: Machine) -> str:
     slurm = machine.launcher.slurm
     if slurm is None:
         raise UsageError(f"machine {machine.name} has no launcher.slurm section; use --emit torchrun, or write one")
-    layout = _node_layout(job)
-    lines = [
-        "#!/usr/bin/env bash",
-        *_heading_lines(job, layout),
-        *([] if job.accelerate or layout.nodes == 1 else _check_lines(layout)),
+    _require_full_nodes(job)
+    directives = [
+        *([] if job.accelerate or job.nodes == 1 else _check_lines(job)),
         "#",
-        *_directives(job, slurm, layout),
-        "set -euo pipefail",
-        *_world_lines(job, layout),
-        _NODES,
-        "",
-        "# Slurm runs a copy of this script, so the folder is the one it was submitted from.",
-        *job.settings,
-        *_software_lines(),
-        *job.variables,
+        *_directives(job, slurm),
+    ]
+    starts = [
         _ADDRESS,
         *([] if job.accelerate else _rank_lines(job)),
-        *_step_lines(job, slurm, layout),
+        *_step_lines(job, slurm),
         *([_WAIT] if job.saves else []),
         *([_REQUEUE] if job.resumes else []),
         *(['exit "$status"'] if job.saves else []),
     ]
-    return "\n".join(lines) + "\n"
+    return _script(job, starts=starts, directives=directives, checks=[_NODES])
 
 
-def _check_lines(layout: _NodeLayout) -> list[str]:
+def _check_lines(job: Job) -> list[str]:
     """Comment with the command that prints the host of each rank."""
-    number = _NUMBER.format(per_node=layout.ranks_per_node)
+    number = _NUMBER.format(per_node=job.ranks_per_node)
     return [
         "# To check which host each rank is on, run this in the job, or in an salloc of as many nodes:",
-        f"#   srun --nodes {layout.nodes} --ntasks-per-node {layout.ranks_per_node} "
+        f"#   srun --nodes {job.nodes} --ntasks-per-node {job.ranks_per_node} "
         f"bash -c 'echo {number} $(hostname)' | sort -n",
     ]
 
 
-def _directives(job: Job, slurm: Slurm, layout: _NodeLayout) -> list[str]:
+def _directives(job: Job, slurm: Slurm) -> list[str]:
     minutes, reason = _minutes(job)
     account = f"--account={_value(slurm.account)}" if slurm.account else None
-    ranks = layout.ranks_per_node
+    ranks = job.ranks_per_node
     return [
         f"#SBATCH --job-name={_value(job.name)}",
         *([f"#SBATCH {account}"] if account else _ACCOUNT_PLACEHOLDER),
-        f"#SBATCH --nodes={layout.nodes}",
+        f"#SBATCH --nodes={job.nodes}",
         f"#SBATCH --ntasks-per-node={1 if job.accelerate else ranks}",
         f"#SBATCH --cpus-per-task={slurm.cpus_per_rank * (ranks if job.accelerate else 1)}",
-        *_resources(slurm, layout),
+        *_resources(job, slurm),
         f"# {reason}",
         f"#SBATCH --time={minutes // 60:02d}:{minutes % 60:02d}:00",
         *(_SIGNAL if job.saves else []),
@@ -436,10 +423,10 @@ _SITE_COMMENTS = {
 }
 
 
-def _resources(slurm: Slurm, layout: _NodeLayout) -> Iterator[str]:
+def _resources(job: Job, slurm: Slurm) -> Iterator[str]:
     if slurm.gpus_per_rank:
         yield "# Per node, not per task: a rank that sees its own GPU only cannot reach the others directly."
-        yield f"#SBATCH --gpus-per-node={layout.ranks_per_node * slurm.gpus_per_rank}"
+        yield f"#SBATCH --gpus-per-node={job.ranks_per_node * slurm.gpus_per_rank}"
     for option in ("constraint", "partition", "qos"):
         value = getattr(slurm, option)
         if value:
@@ -470,7 +457,7 @@ def _rank_lines(job: Job) -> list[str]:
     ]
 
 
-def _step_lines(job: Job, slurm: Slurm, layout: _NodeLayout) -> list[str]:
+def _step_lines(job: Job, slurm: Slurm) -> list[str]:
     extra = _srun_options(slurm)
     given = {option.split("=")[0] for option in extra}
     # Tasks are labelled as their ranks are numbered, unless the site distributes them otherwise.
@@ -478,7 +465,7 @@ def _step_lines(job: Job, slurm: Slurm, layout: _NodeLayout) -> list[str]:
     bindings = [option for option in bindings if option.split("=")[0] not in given]
     common = ["--export=ALL --kill-on-bad-exit=1 --label", *extra]
     if job.accelerate:
-        cpus = slurm.cpus_per_rank * layout.ranks_per_node
+        cpus = slurm.cpus_per_rank * job.ranks_per_node
         return _node_step_lines(job, [f"--cpus-per-task {cpus}", *common])
     options = [
         '--nodes "$nodes" --ntasks "$world" --ntasks-per-node "$ranks_per_node"',

@@ -263,20 +263,14 @@ PARAMETERS = "parameters."
 _SHOWN = 4
 
 
-@dataclass(frozen=True)
-class RunIdentity:
+def run_identity(launch: Launch) -> dict[str, int]:
     """Properties of a run that must match the checkpoint it resumes from, besides tensor sizes."""
-
-    global_batch: int
-    sequence_length: int
-    seed: int
-    data_seed: int
-
-    @classmethod
-    def of(cls, launch: Launch) -> RunIdentity:
-        """That of a launch config."""
-        workload = launch.workload
-        return cls(workload.global_batch, workload.sequence_length, launch.seed, launch.data.seed)
+    return {
+        "global_batch": launch.workload.global_batch,
+        "sequence_length": launch.workload.sequence_length,
+        "seed": launch.seed,
+        "data_seed": launch.data.seed,
+    }
 
 
 class Checkpointer:
@@ -286,7 +280,7 @@ class Checkpointer:
     call: EnvironmentProblem if the disk is full. Earlier checkpoints stay as they are.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int, mesh: Mesh, optimizer: AdamW, run: RunIdentity) -> None:
+    def __init__(self, directory: str | Path, *, keep: int, mesh: Mesh, optimizer: AdamW, run: dict[str, int]) -> None:
         self._folder, self._keep = CheckpointFolder(Path(directory)), keep
         self._mesh, self._optimizer, self._run = mesh, optimizer, run
         self._ranks = WorldGroup.of_the_world()
@@ -405,7 +399,7 @@ class Checkpointer:
     def _finish(self, step: int, checksums: Mapping[str, int]) -> None:
         grid = self._mesh.grid
         sizes = {axis: size for axis, size in grid.by_axis.items() if axis in AXES or size > 1}
-        marker = {"version": __version__, "run": vars(self._run), "grid": sizes | {"order": list(grid.order)}}
+        marker = {"version": __version__, "run": self._run, "grid": sizes | {"order": list(grid.order)}}
         self._folder.finish(step, marker, checksums)
         self._folder.keep(self._keep)
 
@@ -434,7 +428,7 @@ class Checkpointer:
         _or_damaged(place, lambda: read(place, metadata, state))
 
     def _run_differences(self, marker: Marker) -> Iterator[str]:
-        for name, here in vars(self._run).items():
+        for name, here in self._run.items():
             there = marker.run.get(name)
             if there != here:
                 yield f"{name} is {there} there and {here} here"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -34,35 +35,32 @@ from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.timing import Call, Timer
 
 
+@dataclass(eq=False)
 class CollectiveHandle:
-    """A collective in flight. `wait` returns its result, however often it is called."""
+    """A collective in flight. `wait` returns its result, however often it is called.
 
-    def __init__(
-        self,
-        result: torch.Tensor,
-        work: dist.Work | None,
-        finish: Callable[[], torch.Tensor] | None = None,
-        *,
-        sent: torch.Tensor | None = None,
-        call: Call | None = None,
-    ) -> None:
-        self._result = result
-        # Held, because a stream that the computation does not wait for may still read its memory.
-        self._sent = sent
-        self._work = work
-        self._finish = finish
-        self._call = call
-        if call is not None and work is not None:
-            call.sent(work)
+    finish: makes the result of what has arrived. sent: held, because a stream that the computation does not wait for
+    may still read its memory.
+    """
+
+    result: torch.Tensor
+    work: dist.Work | None
+    finish: Callable[[], torch.Tensor] | None = None
+    sent: torch.Tensor | None = None
+    call: Call | None = None
+
+    def __post_init__(self) -> None:
+        if self.call is not None and self.work is not None:
+            self.call.sent(self.work)
 
     @property
     def done(self) -> bool:
         """Whether the result has arrived, or the message has been received."""
-        return self._work is None or self._work.is_completed()
+        return self.work is None or self.work.is_completed()
 
     def wait(self) -> torch.Tensor:
         """Wait for the result (on CUDA: make the current stream wait for it)."""
-        call, self._call = self._call, None
+        call, self.call = self.call, None
         if call is not None:
             call.halt()
         result = self._settle()
@@ -71,12 +69,12 @@ class CollectiveHandle:
         return result
 
     def _settle(self) -> torch.Tensor:
-        if self._work is not None:
-            self._work.wait()
-            self._work = self._sent = None
-        if self._finish is not None:
-            self._result, self._finish = self._finish(), None
-        return self._result
+        if self.work is not None:
+            self.work.wait()
+            self.work = self.sent = None
+        if self.finish is not None:
+            self.result, self.finish = self.finish(), None
+        return self.result
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,8 @@ class Communicator:
         shard = shard.contiguous()
         result = shard.new_empty((shard.shape[0] * self.mesh.size(axis), *shard.shape[1:]))
         call = self._record(LedgerEntry("all_gather", axis, phase, layer, result.nbytes), group)
-        return CollectiveHandle(result, _all_gather(result, shard, group), sent=shard, call=call)
+        work = _newest("all_gather_single", "all_gather_into_tensor")(result, shard, group=group, async_op=True)
+        return CollectiveHandle(result, work, sent=shard, call=call)
 
     def reduce_scatter(self, tensor: torch.Tensor, axis: str, phase: Phase, layer: str) -> CollectiveHandle:
         """Sum over the group, split along dim 0; this rank's shard."""
@@ -124,7 +123,8 @@ class Communicator:
                 shards, work, lambda: _sum_in_order(shards.view(size, *shape)), sent=tensor, call=call
             )
         result = tensor.new_empty(shape)
-        return CollectiveHandle(result, _reduce_scatter(result, tensor, group), sent=tensor, call=call)
+        work = _newest("reduce_scatter_single", "reduce_scatter_tensor")(result, tensor, group=group, async_op=True)
+        return CollectiveHandle(result, work, sent=tensor, call=call)
 
     def send(self, tensor: torch.Tensor, kind: Kind) -> CollectiveHandle:
         """Send an activation (F) or a gradient (B) to the stage that needs it next."""
@@ -160,26 +160,20 @@ def _sum_in_order(shards: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _all_gather(result: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """`all_gather_single`, which older versions call `all_gather_into_tensor`."""
-    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    work: dist.Work = call(result, shard, group=group, async_op=True)
-    return work
+def _newest(name: str, older: str) -> Callable[..., dist.Work]:
+    """torch's function of a name, or of the one that it has in older versions."""
+    found: Callable[..., dist.Work] = getattr(dist, name, None) or getattr(dist, older)
+    return found
 
 
-def _reduce_scatter(result: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """`reduce_scatter_single`, which older versions call `reduce_scatter_tensor`."""
-    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    work: dist.Work = call(result, tensor, group=group, async_op=True)
-    return work
+WeightGather: TypeAlias = tuple[Matrix, Phase, str]
+"""A weight to gather, in which phase, and what the program calls it."""
 
 
 class WeightGathers:
     """Weight all-gathers of one micro-batch, `(matrix, phase, layer)` in order; taking one prefetches the next."""
 
-    def __init__(
-        self, communicator: Communicator, settings: RuntimeSettings, chain: list[tuple[Matrix, Phase, str]]
-    ) -> None:
+    def __init__(self, communicator: Communicator, settings: RuntimeSettings, chain: list[WeightGather]) -> None:
         self._communicator = communicator
         self._settings = settings
         self._chain = chain
@@ -196,7 +190,7 @@ class WeightGathers:
         self._issued = self._issue(rest[0]) if self._prefetch and rest else None
         return block
 
-    def _issue(self, link: tuple[Matrix, Phase, str]) -> CollectiveHandle:
+    def _issue(self, link: WeightGather) -> CollectiveHandle:
         matrix, phase, layer = link
         return self._communicator.all_gather(matrix.value.to(self._settings.compute), "z", phase, layer)
 
@@ -241,11 +235,14 @@ class DataBuckets:
         """All-reduce a bucket's gradients over data once they are complete; reduce-scatter them if it is split."""
         if not self.open:
             return
-        reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
-        pending = reduce(bucket.gradient, "data", "backward", bucket.layer)
+        pending = self._reduce(bucket, "backward")
         if "data_parallel" not in self.settings.overlaps:
             pending.wait()
         self._sent.append((bucket, pending))
+
+    def _reduce(self, bucket: Bucket, phase: Phase) -> CollectiveHandle:
+        reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
+        return reduce(bucket.gradient, "data", phase, bucket.layer)
 
     def finish(self) -> None:
         """Wait for every bucket."""
@@ -258,10 +255,8 @@ class DataBuckets:
     def reduce_copies(self, bucket: Bucket) -> None:
         """Sum the gradients of tied embeddings over the first stage's embedding and the last stage's LM head."""
         if bucket.layer == COPY:
-            reduce = self.communicator.reduce_scatter if bucket.split else self.communicator.all_reduce
-            total = reduce(bucket.gradient, "data", "step", COPY).wait()
-            if bucket.split:
-                bucket.own_gradient.copy_(total)
+            self._sent.append((bucket, self._reduce(bucket, "step")))
+            self.finish()
         self.communicator.all_reduce(bucket.own_gradient, ENDS, "step", "embedding").wait()
 
     def reduce_vectors(self, bucket: Bucket) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -84,90 +84,196 @@ def shares_s(intervals_s: Sequence[tuple[float, float]], links: Sequence[Hashabl
     return found
 
 
-@dataclass(frozen=True)
-class TimedStep:
-    """One step of this rank, with the times of its collectives."""
-
-    step_s: float
-    times: StepTimes
+Gathered = TypeVar("Gathered")
+Mean = TypeVar("Mean", float, torch.Tensor)
 
 
 @dataclass(frozen=True)
-class RankDevice:
-    """This rank's device, and how its memory is measured."""
+class RunMeasurements:
+    """What all ranks of a run have measured; every rank must call each method together with the others.
 
-    device: torch.device
-    name: str
-    memory_bytes: int
-    memory_convention: str
-
-
-@dataclass(frozen=True)
-class TermMeans:
-    """All calls of one collective: means over steps and ranks, s. seconds: time on the network."""
-
-    entry: LedgerEntry
-    count: int
-    seconds: float
-    elapsed_s: float
-    exposed_s: float
-
-
-def summarise(
-    launch: Launch,
-    mesh: Mesh,
-    rank_device: RankDevice,
-    steps: Sequence[TimedStep],
-    untimed_s: Sequence[float],
-    *,
-    warmup: int,
-) -> Summary:
-    """The summary of a run from the last timed `steps` of every rank; all ranks must call this together.
-
-    A collective that waits for a late rank takes longer for those that were early, which is not network time; the
-    module's docstring defines what counts. untimed_s: of the last steps without timing, if any: the step's time is
-    theirs, because on GPUs the timing of collectives takes hardware queues from overlap.
+    What is exchanged for it is not part of a step, so not in the ledger.
     """
-    timed_s, chosen = _middle_mean([one.step_s for one in steps], mesh, rank_device)
-    step_s = _middle_mean(untimed_s, mesh, rank_device)[0] if untimed_s else timed_s
-    one_clock = _share_a_clock(mesh, steps[0].times)
-    terms = _term_means(launch, mesh, rank_device, [steps[number].times for number in chosen], one_clock=one_clock)
-    # Timing lengthens only waits.
-    exposed_s = max(sum(term.exposed_s for term in terms) - max(timed_s - step_s, 0.0), 0.0)
-    predicted = launch.predicted
-    waited_s = [sum(call.exposed_s for call in steps[number].times.calls) for number in chosen]
-    idle_s = _mean_of_stage(launch, mesh, sum(waited_s) / len(waited_s))
-    memory = _over_ranks(
-        torch.tensor([rank_device.memory_bytes], dtype=torch.float64), mesh, rank_device, dist.ReduceOp.MAX
-    ).item()
-    peak = flops_per_s(predicted.peak_tflops) * mesh.grid.world
-    return Summary(
-        schema="axonn-tune/summary/1",
-        name=launch.name,
-        predicted_for=PredictionTarget.from_fields_of(predicted),
-        ran_on=_ran_on(launch, mesh, rank_device),
-        timed_steps=len(steps),
-        averaged_steps=len(chosen),
-        untimed_steps=len(untimed_s),
-        warmup_steps=warmup,
-        step_s=Quantity(predicted=predicted.iteration_s, measured=step_s),
-        compute_s=Quantity(predicted=predicted.compute_s, measured=max(timed_s - idle_s, 0.0)),
-        communication_s=Quantity(predicted=predicted.communication_s, measured=sum(term.seconds for term in terms)),
-        exposed_communication_s=Quantity(predicted=predicted.exposed_communication_s, measured=exposed_s),
-        memory_bytes=Quantity(predicted=predicted.memory_bytes, measured=float(memory)),
-        memory_convention=rank_device.memory_convention,
-        tokens_per_s=step_tokens(launch.workload) / step_s,
-        mfu=model_flops(launch.model, launch.workload) / (step_s * peak),
-        seconds_convention=ONE_CLOCK + SHARED if one_clock else SHORTEST,
-        terms=tuple(_compared(launch, mesh, term) for term in terms),
-    )
 
+    launch: Launch
+    mesh: Mesh
+    device: torch.device
 
-def _middle_mean(durations_s: Sequence[float], mesh: Mesh, rank_device: RankDevice) -> tuple[float, list[int]]:
-    """Mean over ranks, and over the steps that `middle_half` chooses of that; which these are."""
-    means_s = _mean_over_ranks(torch.tensor(durations_s, dtype=torch.float64), mesh, rank_device)
-    chosen = middle_half(means_s.tolist())
-    return float(means_s[chosen].mean()), chosen
+    def summary(
+        self, steps: Sequence[tuple[float, StepTimes]], untimed_s: Sequence[float], *, memory_bytes: int, warmup: int
+    ) -> Summary:
+        """The summary of a run from the last timed steps of this rank, with their durations in s.
+
+        A collective that waits for a late rank takes longer for those that were early, which is not network time; the
+        module's docstring defines what counts. untimed_s: of the last steps without timing, if any: the step's time is
+        theirs, because on GPUs the timing of collectives takes hardware queues from overlap.
+        """
+        launch, predicted = self.launch, self.launch.predicted
+        timed_s, chosen = self._middle_mean([step_s for step_s, _ in steps])
+        step_s = self._middle_mean(untimed_s)[0] if untimed_s else timed_s
+        one_clock = self._share_a_clock(steps[0][1])
+        averaged = [steps[number][1] for number in chosen]
+        terms = self._terms(averaged, one_clock=one_clock)
+        # Timing lengthens only waits.
+        exposed_s = max(sum(term.measured_exposed_s for term in terms) - max(timed_s - step_s, 0.0), 0.0)
+        waited_s = [sum(call.exposed_s for call in one.calls) for one in averaged]
+        idle_s = self._mean_of_stage(sum(waited_s) / len(waited_s))
+        memory = self._over_ranks(torch.tensor([memory_bytes], dtype=torch.float64), dist.ReduceOp.MAX).item()
+        peak = flops_per_s(predicted.peak_tflops) * self.mesh.grid.world
+        communication_s = sum(term.measured_s for term in terms)
+        return Summary(
+            schema="axonn-tune/summary/1",
+            name=launch.name,
+            predicted_for=PredictionTarget.from_fields_of(predicted),
+            ran_on=self._site(),
+            timed_steps=len(steps),
+            averaged_steps=len(chosen),
+            untimed_steps=len(untimed_s),
+            warmup_steps=warmup,
+            step_s=Quantity(predicted=predicted.iteration_s, measured=step_s),
+            compute_s=Quantity(predicted=predicted.compute_s, measured=max(timed_s - idle_s, 0.0)),
+            communication_s=Quantity(predicted=predicted.communication_s, measured=communication_s),
+            exposed_communication_s=Quantity(predicted=predicted.exposed_communication_s, measured=exposed_s),
+            memory_bytes=Quantity(predicted=predicted.memory_bytes, measured=float(memory)),
+            memory_convention=memory_convention(self.device),
+            tokens_per_s=step_tokens(launch.workload) / step_s,
+            mfu=model_flops(launch.model, launch.workload) / (step_s * peak),
+            seconds_convention=ONE_CLOCK + SHARED if one_clock else SHORTEST,
+            terms=tuple(terms),
+        )
+
+    def _site(self) -> RunSite:
+        return RunSite(
+            device=device_name(self.device),
+            host=socket.gethostname(),
+            ranks=self.mesh.grid.world,
+            backend=self.launch.backend,
+            torch_version=str(torch.__version__),
+            tool_version=__version__,
+        )
+
+    def _middle_mean(self, durations_s: Sequence[float]) -> tuple[float, list[int]]:
+        """Mean over ranks, and over the steps that `middle_half` chooses of that; which these are."""
+        sums_s = self._over_ranks(torch.tensor(durations_s, dtype=torch.float64), dist.ReduceOp.SUM)
+        means_s = sums_s / self.mesh.grid.world
+        chosen = middle_half(means_s.tolist())
+        return float(means_s[chosen].mean()), chosen
+
+    def _share_a_clock(self, step: StepTimes) -> bool:
+        """Whether all ranks' times are by the clock of one host."""
+        mine = boot_id() if step.host_s is not None else ""
+        return bool(mine) and len(set(self._from_all(mine))) == 1
+
+    def _terms(self, steps: Sequence[StepTimes], *, one_clock: bool) -> list[SummaryTerm]:
+        """The terms of a step of the predicted stage. Every rank of a stage has its calls in the same order."""
+        calls = steps[0].calls
+        elapsed_s = torch.tensor([[call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
+        exposed_s = torch.tensor([[call.exposed_s for call in one.calls] for one in steps], dtype=torch.float64)
+        seconds = self._in_flight_s(steps) if one_clock else self._over_groups(elapsed_s, calls, dist.ReduceOp.MIN)
+        messages = [number for number, call in enumerate(calls) if call.edge is not None]
+        exposed_s[:, messages] = torch.minimum(exposed_s, seconds)[:, messages]
+        # Messages that this rank is sent count where they come from.
+        received = torch.tensor(
+            [call.edge is not None and call.edge.sender != self.mesh.rank for call in calls], dtype=torch.bool
+        )
+        sent = [seconds.masked_fill(received, 0.0), elapsed_s.masked_fill(received, 0.0), exposed_s]
+        means, mine, sums = torch.stack(sent).mean(1), list[tuple[LedgerEntry, int]](), list[torch.Tensor]()
+        for entry in dict.fromkeys(call.entry for call in calls):
+            its = torch.tensor([call.entry == entry for call in calls], dtype=torch.bool)
+            mine.append((entry, int((its & ~received).sum())))
+            sums.append(means[:, its].sum(1))
+        rows = self._mean_of_stage(torch.stack(sums) if sums else torch.zeros(0, 3)).tolist()
+        chosen = self._of_stage(mine)[0]
+        return [self._compared(entry, count, *row) for (entry, count), row in zip(chosen, rows, strict=True)]
+
+    def _compared(
+        self, entry: LedgerEntry, count: int, seconds: float, elapsed_s: float, exposed_s: float
+    ) -> SummaryTerm:
+        predicted = self._predicted(entry)
+        return SummaryTerm(
+            op=entry.op,
+            axis=entry.axis,
+            phase=entry.phase,
+            layer=entry.layer,
+            count=count,
+            bytes=entry.size_bytes,
+            group=self.mesh.size(entry.axis),
+            tier=predicted.tier if predicted else None,
+            predicted_s=predicted.seconds if predicted else None,
+            measured_s=seconds,
+            elapsed_s=elapsed_s,
+            predicted_exposed_s=predicted.exposed_s if predicted else None,
+            measured_exposed_s=exposed_s,
+        )
+
+    def _predicted(self, entry: LedgerEntry) -> PredictedTerm | None:
+        """The launch config's term of the same name and size."""
+        for term in self.launch.predicted.terms:
+            if (term.op, term.axis, term.phase, term.layer, round(term.bytes)) == (*entry.term, entry.size_bytes):
+                return term
+        return None
+
+    def _in_flight_s(self, steps: Sequence[StepTimes]) -> torch.Tensor:
+        """Seconds of each call of each step, by the clock that all ranks share. Shape (steps, calls)."""
+        calls = steps[0].calls
+        host_s = torch.tensor([[one.host_s] for one in steps], dtype=torch.float64)
+        began_s = [[call.began_s for call in one.calls] for one in steps]
+        ended_s = [[call.began_s + call.seconds for call in one.calls] for one in steps]
+        both_s = torch.tensor([began_s, ended_s], dtype=torch.float64) + host_s
+        began, ended = self._over_groups(both_s, calls, dist.ReduceOp.MAX).tolist()
+        links = [term.tier if (term := self._predicted(call.entry)) else call.entry.axis for call in calls]
+        rows = [list(zip(*row, strict=True)) for row in zip(began, ended, strict=True)]
+        return torch.tensor([shares_s(row, links) for row in rows], dtype=torch.float64)
+
+    def _over_groups(
+        self, values: torch.Tensor, calls: Sequence[TimedCall], operation: dist.ReduceOp.RedOpType
+    ) -> torch.Tensor:
+        """A value of each call combined over the call's own group. Shape of values: (…, calls)."""
+        found = values.clone()
+        for axis in dict.fromkeys(call.entry.axis for call in calls if call.edge is None):
+            columns = [number for number, call in enumerate(calls) if call.edge is None and call.entry.axis == axis]
+            found[..., columns] = self._over_ranks(found[..., columns], operation, self.mesh.groups[axis])
+        if self.mesh.grid.pipeline > 1:
+            self._over_edges(found, calls, largest=operation is dist.ReduceOp.MAX)
+        return found
+
+    def _over_edges(self, values: torch.Tensor, calls: Sequence[TimedCall], *, largest: bool) -> None:
+        """The same for messages, in place: what both ends saw of each, in its order on its edge."""
+        columns: dict[object, list[int]] = {}
+        for number, call in enumerate(calls):
+            if call.edge is not None:
+                columns.setdefault(call.edge.name, []).append(number)
+        combined = torch.maximum if largest else torch.minimum
+        for other in self._from_all({name: values[..., its] for name, its in columns.items()}):
+            for name in columns.keys() & other.keys():
+                values[..., columns[name]] = combined(values[..., columns[name]], other[name])
+
+    def _over_ranks(
+        self, values: torch.Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None = None
+    ) -> torch.Tensor:
+        """Values combined over a group, or over all ranks."""
+        if self.mesh.grid.world == 1:
+            return values
+        moved = values.to(self.device).contiguous()
+        dist.all_reduce(moved, op=operation, group=group)
+        return moved.cpu()
+
+    def _from_all(self, mine: Gathered) -> list[Gathered]:
+        """Values of each rank."""
+        found: list[Gathered] = [mine] * self.mesh.grid.world
+        if self.mesh.grid.world > 1:
+            dist.all_gather_object(found, mine)
+        return found
+
+    def _of_stage(self, mine: Gathered) -> list[Gathered]:
+        """Values of each rank of the predicted stage."""
+        stage = self.launch.predicted.stage
+        return [one for its, one in self._from_all((self.mesh.stage, mine)) if its == stage]
+
+    def _mean_of_stage(self, mine: Mean) -> Mean:
+        """Mean of a value over the ranks of the predicted stage."""
+        found = self._of_stage(mine)
+        return sum(found[1:], found[0]) / len(found)
 
 
 def middle_half(durations_s: Sequence[float]) -> list[int]:
@@ -177,164 +283,17 @@ def middle_half(durations_s: Sequence[float]) -> list[int]:
     return sorted(order[quarter : len(order) - quarter])
 
 
-def _share_a_clock(mesh: Mesh, step: StepTimes) -> bool:
-    """Whether all ranks' times are by the clock of one host."""
-    mine = boot_id() if step.host_s is not None else ""
-    return bool(mine) and len(set(_from_all(mesh, mine))) == 1
+def device_name(device: torch.device) -> str:
+    """A device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {counted(torch.get_num_threads(), 'thread')}"
 
 
-def _term_means(
-    launch: Launch, mesh: Mesh, rank_device: RankDevice, steps: Sequence[StepTimes], *, one_clock: bool
-) -> list[TermMeans]:
-    """The terms of a step of the predicted stage. Every rank of a stage has its calls in the same order."""
-    calls = steps[0].calls
-    elapsed_s = torch.tensor([[call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
-    exposed_s = torch.tensor([[call.exposed_s for call in one.calls] for one in steps], dtype=torch.float64)
-    if one_clock:
-        seconds = _in_flight_s(launch, mesh, rank_device, steps)
-    else:
-        seconds = _over_groups(elapsed_s, calls, mesh, rank_device, dist.ReduceOp.MIN)
-    messages = [number for number, call in enumerate(calls) if call.edge is not None]
-    exposed_s[:, messages] = torch.minimum(exposed_s, seconds)[:, messages]
-    received = torch.tensor([_received(call, mesh.rank) for call in calls], dtype=torch.bool)
-    means = torch.stack([seconds.masked_fill(received, 0.0), elapsed_s.masked_fill(received, 0.0), exposed_s]).mean(1)
-    names = list(dict.fromkeys(call.entry for call in calls))
-    found = []
-    for name in names:
-        its = torch.tensor([call.entry == name for call in calls], dtype=torch.bool)
-        found.append((name, int((its & ~received).sum()), means[:, its].sum(1)))
-    sums = _mean_of_stage(launch, mesh, torch.stack([row for *_, row in found]) if found else torch.zeros(0, 3))
-    mine = [(name, count) for name, count, _ in found]
-    chosen = _of_stage(launch, mesh, mine)[0]
-    return [TermMeans(name, count, *row) for (name, count), row in zip(chosen, sums.tolist(), strict=True)]
-
-
-def _received(call: TimedCall, rank: int) -> bool:
-    """Whether a call is a message that this rank is sent."""
-    return call.edge is not None and call.edge.sender != rank
-
-
-Gathered = TypeVar("Gathered")
-Mean = TypeVar("Mean", float, torch.Tensor)
-
-
-def _of_stage(launch: Launch, mesh: Mesh, mine: Gathered) -> list[Gathered]:
-    """Values of each rank of the predicted stage; all ranks must call this together."""
-    return [one for stage, one in _from_all(mesh, (mesh.stage, mine)) if stage == launch.predicted.stage]
-
-
-def _mean_of_stage(launch: Launch, mesh: Mesh, mine: Mean) -> Mean:
-    """Mean of a value over the ranks of the predicted stage."""
-    found = _of_stage(launch, mesh, mine)
-    return sum(found[1:], found[0]) / len(found)
-
-
-def _from_all(mesh: Mesh, mine: Gathered) -> list[Gathered]:
-    """Values of each rank; not part of a step, so not in the ledger."""
-    found: list[Gathered] = [mine] * mesh.grid.world
-    if mesh.grid.world > 1:
-        dist.all_gather_object(found, mine)
-    return found
-
-
-def _in_flight_s(launch: Launch, mesh: Mesh, rank_device: RankDevice, steps: Sequence[StepTimes]) -> torch.Tensor:
-    """Seconds of each call of each step, by the clock that all ranks share. Shape (steps, calls)."""
-    calls = steps[0].calls
-    host_s = torch.tensor([[one.host_s] for one in steps], dtype=torch.float64)
-    began_s = torch.tensor([[call.began_s for call in one.calls] for one in steps], dtype=torch.float64)
-    ended_s = torch.tensor([[call.began_s + call.seconds for call in one.calls] for one in steps], dtype=torch.float64)
-    both_s = torch.stack([began_s, ended_s]) + host_s
-    began_s, ended_s = _over_groups(both_s, calls, mesh, rank_device, dist.ReduceOp.MAX)
-    links = [term.tier if (term := _predicted(launch, call.entry)) else call.entry.axis for call in calls]
-    rows = [list(zip(*row, strict=True)) for row in zip(began_s.tolist(), ended_s.tolist(), strict=True)]
-    return torch.tensor([shares_s(row, links) for row in rows], dtype=torch.float64)
-
-
-def _over_groups(
-    values: torch.Tensor,
-    calls: Sequence[TimedCall],
-    mesh: Mesh,
-    rank_device: RankDevice,
-    operation: dist.ReduceOp.RedOpType,
-) -> torch.Tensor:
-    """A value of each call combined over the call's own group. Shape of values: (…, calls)."""
-    found = values.clone()
-    for axis in dict.fromkeys(call.entry.axis for call in calls if call.edge is None):
-        columns = [number for number, call in enumerate(calls) if call.edge is None and call.entry.axis == axis]
-        found[..., columns] = _over_ranks(found[..., columns], mesh, rank_device, operation, group=mesh.groups[axis])
-    if mesh.grid.pipeline > 1:
-        _over_edges(found, calls, mesh, largest=operation is dist.ReduceOp.MAX)
-    return found
-
-
-def _over_edges(values: torch.Tensor, calls: Sequence[TimedCall], mesh: Mesh, *, largest: bool) -> None:
-    """The same for messages, in place: what both ends saw of each, in its order on its edge."""
-    columns: dict[object, list[int]] = {}
-    for number, call in enumerate(calls):
-        if call.edge is not None:
-            columns.setdefault(call.edge.name, []).append(number)
-    mine = {name: values[..., its] for name, its in columns.items()}
-    for other in _from_all(mesh, mine):
-        for name in columns.keys() & other.keys():
-            combined = torch.maximum if largest else torch.minimum
-            values[..., columns[name]] = combined(values[..., columns[name]], other[name])
-
-
-def _over_ranks(
-    values: torch.Tensor,
-    mesh: Mesh,
-    rank_device: RankDevice,
-    operation: dist.ReduceOp.RedOpType,
-    group: dist.ProcessGroup | None = None,
-) -> torch.Tensor:
-    """Values combined over a group, or over all ranks; not part of a step, so not in the ledger."""
-    if mesh.grid.world == 1:
-        return values
-    moved = values.to(rank_device.device).contiguous()
-    dist.all_reduce(moved, op=operation, group=group)
-    return moved.cpu()
-
-
-def _mean_over_ranks(values: torch.Tensor, mesh: Mesh, rank_device: RankDevice) -> torch.Tensor:
-    return _over_ranks(values, mesh, rank_device, dist.ReduceOp.SUM) / mesh.grid.world
-
-
-def _compared(launch: Launch, mesh: Mesh, measured: TermMeans) -> SummaryTerm:
-    entry, predicted = measured.entry, _predicted(launch, measured.entry)
-    return SummaryTerm(
-        op=entry.op,
-        axis=entry.axis,
-        phase=entry.phase,
-        layer=entry.layer,
-        count=measured.count,
-        bytes=entry.size_bytes,
-        group=mesh.size(entry.axis),
-        tier=predicted.tier if predicted else None,
-        predicted_s=predicted.seconds if predicted else None,
-        measured_s=measured.seconds,
-        elapsed_s=measured.elapsed_s,
-        predicted_exposed_s=predicted.exposed_s if predicted else None,
-        measured_exposed_s=measured.exposed_s,
-    )
-
-
-def _predicted(launch: Launch, entry: LedgerEntry) -> PredictedTerm | None:
-    """The launch config's term of the same name and size."""
-    for term in launch.predicted.terms:
-        if (term.op, term.axis, term.phase, term.layer, round(term.bytes)) == (*entry.term, entry.size_bytes):
-            return term
-    return None
-
-
-def _ran_on(launch: Launch, mesh: Mesh, rank_device: RankDevice) -> RunSite:
-    return RunSite(
-        device=rank_device.name,
-        host=socket.gethostname(),
-        ranks=mesh.grid.world,
-        backend=launch.backend,
-        torch_version=str(torch.__version__),
-        tool_version=__version__,
-    )
+def memory_convention(device: torch.device) -> str:
+    """How the memory of a rank is measured."""
+    cuda = device.type == "cuda"
+    return "peak of what torch allocated" if cuda else "peak resident set, less that without a model"
 
 
 FOLDER = "tensorboard"
@@ -366,15 +325,17 @@ class Scalars:
     folder: Path
     _writer: SummaryWriter | None = None
 
-    def write(self, step: int, values: dict[str, float], times: StepTimes | None) -> None:
-        """Values by name at a step, from 1, and the time of each collective, as `seconds/...` and `exposed/...`."""
+    def write(self, found: dict[str, Any]) -> None:
+        """Numbers of a step, and the time of each collective, as `seconds/...` and `exposed/...`."""
+        step = found["step"]
         writer = self._opened(step)
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-        for term in times.terms() if times is not None else ():
-            name = term_name(*term.entry.term)
-            writer.add_scalar(f"seconds/{name}", term.seconds, step)
-            writer.add_scalar(f"exposed/{name}", term.exposed_s, step)
+        for name in SCALARS:
+            if found[name] is not None:
+                writer.add_scalar(name, found[name], step)
+        for term in found["terms"]:
+            name = term_name(term["op"], term["axis"], term["phase"], term["layer"])
+            writer.add_scalar(f"seconds/{name}", term["seconds"], step)
+            writer.add_scalar(f"exposed/{name}", term["exposed_s"], step)
 
     def close(self) -> None:
         """Write what is left."""
@@ -403,28 +364,6 @@ SCALARS = (
 """Numbers of a step that other sinks get too."""
 
 
-@dataclass(frozen=True)
-class StepMetrics:
-    """One line of the file. `step` counts from 1; the loss is the mean over all ranks' tokens.
-
-    Times of collectives are None, and `terms` is empty, in a step that was not timed.
-    """
-
-    step: int
-    loss: float
-    gradient_norm: float
-    learning_rate: float
-    step_s: float
-    tokens_per_s: float
-    mfu: float
-    hfu: float
-    memory_bytes: int
-    warmup: bool
-    exposed_communication_s: float | None
-    compute_s: float | None
-    terms: list[dict[str, object]]
-
-
 @dataclass
 class Metrics:
     """Writes one rank's metrics; rank 0 also prints, and writes the summary of all ranks.
@@ -439,7 +378,7 @@ class Metrics:
     steps: int
     base_bytes: int = 0
     talk: TextIO = field(default_factory=lambda: sys.stderr)
-    _timed: deque[TimedStep] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
+    _timed: deque[tuple[float, StepTimes]] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _untimed_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _seen: int = 0
     _profiled: bool = False
@@ -455,31 +394,32 @@ class Metrics:
         self._scalars = None if folder is None else Scalars(folder)
 
     def step(self, step: int, result: StepResult, *, step_s: float, times: StepTimes | None) -> None:
-        """Record a step, counted from 1, that took `step_s`; `times` of its collectives if they were taken."""
+        """Record a step, counted from 1, that took `step_s`, as one line of the file; `times`: of its collectives.
+
+        The loss is the mean over all ranks' tokens. In a step that was not timed, times of collectives are None, and
+        there are no terms.
+        """
         warmup = self._seen < WARMUP_STEPS
         self._seen += 1
         if not warmup:
             self._count(step_s, times)
         mfu, hfu = self._utilisation(step_s)
-        found = StepMetrics(
-            step=step,
-            loss=result.loss,
-            gradient_norm=result.gradient_norm,
-            learning_rate=result.learning_rate,
-            step_s=step_s,
-            tokens_per_s=step_tokens(self.launch.workload) / step_s,
-            mfu=mfu,
-            hfu=hfu,
-            memory_bytes=self._memory_bytes(),
-            warmup=warmup,
-            exposed_communication_s=times.exposed_s if times else None,
-            compute_s=step_s - times.exposed_s if times else None,
-            terms=term_rows(times) if times else [],
-        )
-        self._write(asdict(found))
+        found: dict[str, Any] = {
+            "step": step,
+            **asdict(result),
+            "step_s": step_s,
+            "tokens_per_s": step_tokens(self.launch.workload) / step_s,
+            "mfu": mfu,
+            "hfu": hfu,
+            "memory_bytes": self._memory_bytes(),
+            "warmup": warmup,
+            "exposed_communication_s": times.exposed_s if times else None,
+            "compute_s": step_s - times.exposed_s if times else None,
+            "terms": times.terms() if times else [],
+        }
+        self._write(found)
         if self._scalars is not None:
-            values = {name: value for name in SCALARS if (value := getattr(found, name)) is not None}
-            self._scalars.write(step, values, times)
+            self._scalars.write(found)
         if self.mesh.rank == 0:
             self.say(step_line(found, steps=self.steps))
 
@@ -489,7 +429,7 @@ class Metrics:
         if self._profiled:
             return
         if times is not None:
-            self._timed.append(TimedStep(step_s, times))
+            self._timed.append((step_s, times))
         elif not before:
             # The step after a trace waits for the profiler to end.
             self._untimed_s.append(step_s)
@@ -501,9 +441,9 @@ class Metrics:
     def close(self) -> None:
         """Summarise what was measured after the warm-up, against the prediction; all ranks call this together."""
         if self._timed:
-            rank_device = RankDevice(self.device, self._device_name(), self._memory_bytes(), self._convention())
-            summary = summarise(
-                *(self.launch, self.mesh, rank_device, self._timed, self._untimed_s), warmup=WARMUP_STEPS
+            measured = RunMeasurements(self.launch, self.mesh, self.device)
+            summary = measured.summary(
+                self._timed, self._untimed_s, memory_bytes=self._memory_bytes(), warmup=WARMUP_STEPS
             )
             if self.mesh.rank == 0:
                 self.say(summary_line(summary))
@@ -529,7 +469,7 @@ class Metrics:
             "torch_version": str(torch.__version__),
             "run": self.launch.name,
             "host": socket.gethostname(),
-            "device": self._device_name(),
+            "device": device_name(self.device),
             "rank": self.mesh.rank,
             "coordinates": self.mesh.grid.coordinates(self.mesh.rank),
             "grid": self.launch.grid.model_dump(mode="json"),
@@ -537,18 +477,9 @@ class Metrics:
             "hfu_convention": "what this rank executes, recompute and padding counted",
             "peak_tflops": self.launch.predicted.peak_tflops,
             "peak_of": self.launch.predicted.accelerator,
-            "memory_convention": self._convention(),
+            "memory_convention": memory_convention(self.device),
             "warmup_steps": WARMUP_STEPS,
         }
-
-    def _device_name(self) -> str:
-        if self.device.type == "cuda":
-            return torch.cuda.get_device_name(self.device)
-        return f"cpu, {counted(torch.get_num_threads(), 'thread')}"
-
-    def _convention(self) -> str:
-        cuda = self.device.type == "cuda"
-        return "peak of what torch allocated" if cuda else "peak resident set, less that without a model"
 
     def _memory_bytes(self) -> int:
         return max(peak_memory_bytes(self.device) - self.base_bytes, 0)
@@ -557,30 +488,13 @@ class Metrics:
         self._file.write(json.dumps(document, ensure_ascii=False) + "\n")
 
 
-def step_line(found: StepMetrics, *, steps: int) -> str:
+def step_line(found: dict[str, Any], *, steps: int) -> str:
     """One step as text."""
     return (
-        f"step {found.step}/{steps}  loss {found.loss:.4f}  grad norm {found.gradient_norm:.3g}  "
-        f"rate {found.learning_rate:.2e}  {show_seconds(found.step_s)}  {found.tokens_per_s:,.0f} tok/s  "
-        f"MFU {found.mfu:.1%}  {show_bytes(found.memory_bytes)}"
+        f"step {found['step']}/{steps}  loss {found['loss']:.4f}  grad norm {found['gradient_norm']:.3g}  "
+        f"rate {found['learning_rate']:.2e}  {show_seconds(found['step_s'])}  {found['tokens_per_s']:,.0f} tok/s  "
+        f"MFU {found['mfu']:.1%}  {show_bytes(found['memory_bytes'])}"
     )
-
-
-def term_rows(times: StepTimes) -> list[dict[str, object]]:
-    """Each collective of a step of this rank, named as in the program; `seconds` includes waiting for late ranks."""
-    return [
-        {
-            "op": term.entry.op,
-            "axis": term.entry.axis,
-            "phase": term.entry.phase,
-            "layer": term.entry.layer,
-            "count": term.count,
-            "bytes": term.entry.size_bytes,
-            "seconds": term.seconds,
-            "exposed_s": term.exposed_s,
-        }
-        for term in times.terms()
-    ]
 
 
 def summary_line(summary: Summary) -> str:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 import torch
 import torch.nn.functional as functional
@@ -36,15 +36,8 @@ def compiled(function: Compiled, settings: RuntimeSettings) -> Compiled:
     return cast(Compiled, settings.compiler(function)) if settings.compile else function
 
 
-class LocalBackward(Protocol):
-    """The backward pass of a function of local tensors, with what it has saved of the forward pass."""
-
-    def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Gradient of the input from that of the output; may be called once."""
-
-
-LocalFunction: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, LocalBackward]]
-"""A function of one local tensor: its output, and its backward pass."""
+LocalFunction: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, TensorFunction]]
+"""A function of one local tensor: its output, and its backward pass from the output's gradient, to be called once."""
 
 
 @dataclass
@@ -229,7 +222,7 @@ class Activation:
     forward: TensorFunction
     gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, LocalBackward]:
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, TensorFunction]:
         """`[M, G_x] → [M, F_x]`; its input is all that is saved."""
         return self.forward(x), partial(self.gradient, x)
 

@@ -53,7 +53,7 @@ from axonn_tune.runtime.rank import (
     rank_environment,
 )
 from axonn_tune.runtime.settings import DTYPES, settings_of
-from axonn_tune.runtime.timing import DeviceClock, HostClock, StepClock
+from axonn_tune.runtime.timing import DeviceClock, HostClock
 from axonn_tune.runtime.tokens import batches
 from axonn_tune.runtime.trainer import Trainer
 from axonn_tune.specs.launch import Launch
@@ -79,22 +79,6 @@ _AXIS = "y"
 """Probes of a group shape use a grid whose y is the group, and whose x is everything inside it."""
 
 
-def work_of(probe: Probe, bench: Bench) -> ProbeWork:
-    """The work of a probe on this rank."""
-    if isinstance(probe, CollectiveProbe):
-        return bench.collective(probe)
-    if isinstance(probe, TransferProbe):
-        return bench.transfer(probe)
-    if isinstance(probe, MatmulProbe):
-        return bench.matmul(probe)
-    if isinstance(probe, CopyProbe):
-        return bench.copy(probe)
-    if isinstance(probe, AttentionProbe):
-        return bench.attention(probe)
-    assert isinstance(probe, StepProbe), "the last kind of probe"
-    return bench.step(probe)
-
-
 class Bench:
     """Makes the work of probes, with the process groups and the tensors it needs."""
 
@@ -103,6 +87,11 @@ class Bench:
         self._dtype = DTYPES[plan.precision][0]
         self._communicators: dict[tuple[int, int], Communicator] = {}
         self._trainer: Trainer | None = None
+
+    def work(self, probe: Probe) -> ProbeWork:
+        """The work of a probe on this rank, which the method of its kind makes."""
+        made: ProbeWork = getattr(self, probe.what)(probe)
+        return made
 
     def collective(self, probe: CollectiveProbe) -> ProbeWork:
         """One call over all groups of the shape at once; all ranks must call this together."""
@@ -331,7 +320,7 @@ class Prober:
     bench: Bench
     ranks: WorldGroup
     device: torch.device
-    clock: StepClock = field(default_factory=HostClock)
+    clock: HostClock = field(default_factory=HostClock)
     ahead: Ahead | None = None
 
     @classmethod
@@ -343,17 +332,17 @@ class Prober:
 
     def sample(self, probe: Probe, task: ProbeTask) -> tuple[float, int]:
         """Seconds of one call and calls counted, the same on all ranks."""
-        work = work_of(probe, self.bench)
+        work = self.bench.work(probe)
         self._barrier()
         work()
         synchronize(self.device)
         self._barrier()
         if collective_or_message(probe):
             seconds, calls = self._counted(work, task.calls)
-            return self._over_ranks([seconds], dist.ReduceOp.MAX)[0], calls
+            return self._over_ranks(seconds, dist.ReduceOp.MAX), calls
         seconds, calls = self._timed(work, task.window_s)
-        rate = self._over_ranks([1.0 / seconds], dist.ReduceOp.SUM)[0]
-        return self._world() / rate, calls
+        world = 1 if self.ranks.group is None else dist.get_world_size()
+        return world / self._over_ranks(1.0 / seconds, dist.ReduceOp.SUM), calls
 
     def _counted(self, work: ProbeWork, calls: int) -> tuple[float, int]:
         if self.ahead is not None:
@@ -390,18 +379,15 @@ class Prober:
         synchronize(self.device)
         return self.clock.between_s(start, end) / calls, calls
 
-    def _world(self) -> int:
-        return 1 if self.ranks.group is None else dist.get_world_size()
-
     def _barrier(self) -> None:
-        self._over_ranks([0.0], dist.ReduceOp.SUM)
+        self._over_ranks(0.0, dist.ReduceOp.SUM)
 
-    def _over_ranks(self, numbers: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+    def _over_ranks(self, number: float, operation: dist.ReduceOp.RedOpType) -> float:
         if self.ranks.group is None:
-            return numbers
-        tensor = torch.tensor(numbers, dtype=torch.float64)
+            return number
+        tensor = torch.tensor(number, dtype=torch.float64)
         dist.all_reduce(tensor, op=operation, group=self.ranks.group)
-        return [float(number) for number in tensor]
+        return float(tensor)
 
 
 def probe_world(
@@ -439,10 +425,6 @@ def _setting(plan: Plan, device: torch.device, ranks: WorldGroup) -> Setting:
         threads=torch.get_num_threads(),
         node_ranks=int(os.environ["LOCAL_WORLD_SIZE"]) if os.environ.get("LOCAL_WORLD_SIZE") else None,
     )
-    places: list[RankPlace | None] = [own]
-    if ranks.group is not None:
-        places = [None] * dist.get_world_size()
-        dist.all_gather_object(places, own, group=ranks.group)
     return Setting(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
@@ -452,7 +434,7 @@ def _setting(plan: Plan, device: torch.device, ranks: WorldGroup) -> Setting:
         precision=plan.precision,
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=_memory_bytes(device),
-        ranks=tuple(place for place in places if place is not None),
+        ranks=tuple(ranks.on_all(lambda: own)),
         launches=plan.launches,
     )
 

@@ -26,7 +26,7 @@ from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailed
 from axonn_tune.files import write_text_atomically
 from axonn_tune.runtime.devices import device_of, require_free_memory, require_gpus, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of
-from axonn_tune.runtime.mesh import FlightRecorder, Mesh, build_mesh, require_world
+from axonn_tune.runtime.mesh import FlightRecorder, Mesh, WorldGroup, build_mesh, require_world
 from axonn_tune.runtime.metrics import Metrics
 from axonn_tune.runtime.settings import least_bytes, require_size
 from axonn_tune.runtime.timing import Tracer
@@ -231,10 +231,7 @@ class Rank:
                 sum(program_of(self.launch, stage=stage).collectives().values()) for stage in (0, trainer.mesh.stage)
             )
             self.watch.issued = lambda: trainer.ledger.issued * first // max(mine, 1)
-        every_steps = self.launch.checkpoint.every_steps
-        return TrainingLoop(
-            trainer, metrics, self.watch, checkpointer, every_steps, lambda: self._be_strict(trainer.mesh), tracer
-        )
+        return TrainingLoop(trainer, metrics, self.watch, checkpointer, lambda: self._be_strict(trainer.mesh), tracer)
 
     def _join(self, device: torch.device) -> Mesh:
         """Create process groups, the run directory that rank 0 chooses, and the watch."""
@@ -253,28 +250,15 @@ class Rank:
             timeout=timeout,
         )
         use_device(device)
-        self.watch = Watch(place.rank, place.world, self._end_for_another)
+        watch = self.watch = Watch(place.rank, place.world, self._end_for_another)
         # One message from rank 0 before training; it is not part of a step, so not in the ledger.
-        shared: list[object] = [None, None, None]
+        self.directory, port, token = WorldGroup(dist.group.WORLD).from_rank_0(
+            lambda: (self._make_directory(), watch.listen(), secrets.token_hex(16))
+        )
         if place.rank == 0:
-            made: str | AxonnTuneError
-            try:
-                made = str(self._make_directory())
-            except AxonnTuneError as error:
-                made = error
-            port, accept = self.watch.serve()
-            token = secrets.token_hex(16)
-            shared = [made, port, token]
-            dist.broadcast_object_list(shared, src=0)
-            if isinstance(made, str):
-                accept(token)
+            watch.accept(token)
         else:
-            dist.broadcast_object_list(shared, src=0)
-            if isinstance(shared[0], str):
-                self.watch.join((place.address, int(str(shared[1]))), str(shared[2]))
-        if isinstance(shared[0], AxonnTuneError):
-            raise shared[0]
-        self.directory = Path(str(shared[0]))
+            watch.join((place.address, port), token)
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.recorder is not None:
             self.recorder.into(self.directory)
@@ -312,14 +296,14 @@ class Rank:
                 raise UsageError("--resume: the launch config has no checkpoint.directory to resume from")
             return None
         # Imported here: torch's part of it is a third of a rank's start.
-        from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
+        from axonn_tune.runtime.checkpoint import Checkpointer, run_identity
 
         checkpointer = Checkpointer(
             settings.directory,
             keep=settings.keep,
             mesh=trainer.mesh,
             optimizer=trainer.optimizer,
-            run=RunIdentity.of(self.launch),
+            run=run_identity(self.launch),
         )
         wanted = self.options.resume_from
         found = checkpointer.load_latest() if wanted is None else checkpointer.load_named(wanted)

@@ -19,9 +19,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -49,28 +50,20 @@ EVERY_STEPS = {"cpu": 1, "cuda": 10}
 """Which steps are timed: on a GPU each call takes four events, some microseconds of the host's time."""
 
 
-class StepClock(Protocol):
-    """Makes marks and measures the time between two of them."""
+class HostClock:
+    """The host's clock: makes marks and measures the time between two of them.
+
+    shared: all processes of a host read the same.
+    """
+
+    shared = True
 
     def mark(self) -> Mark:
         """The present time of the computation."""
-
-    def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
-        """Note a mark when the work of a group is done."""
-
-    def between_s(self, start: Mark, end: Mark) -> float:
-        """Seconds from one mark to another; on a GPU both must have completed."""
-
-
-class HostClock:
-    """The host's clock."""
-
-    def mark(self) -> Mark:
-        """Now."""
         return time.perf_counter()
 
     def mark_end(self, work: dist.Work, group: dist.ProcessGroup, note: Callable[[Mark], None]) -> None:
-        """Recorded by the thread that does the work, before it wakes a waiting one."""
+        """Note a mark when the work of a group is done, in the thread that does it, before it wakes a waiting one."""
         work.get_future().add_done_callback(lambda future: note(time.perf_counter()))
 
     def between_s(self, start: Mark, end: Mark) -> float:
@@ -78,8 +71,10 @@ class HostClock:
         return float(end - start)
 
 
-class DeviceClock:
-    """Events of a GPU."""
+class DeviceClock(HostClock):
+    """Events of a GPU, which must have completed before the time between them is asked for."""
+
+    shared = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -111,7 +106,7 @@ class Call:
 
     entry: LedgerEntry
     group: dist.ProcessGroup
-    clock: StepClock
+    clock: HostClock
     issued: Mark
     edge: Edge | None = None
     done: Mark = None
@@ -120,7 +115,7 @@ class Call:
 
     def sent(self, work: dist.Work) -> None:
         """It has been issued."""
-        self.clock.mark_end(work, self.group, self._end)
+        self.clock.mark_end(work, self.group, partial(setattr, self, "done"))
 
     def halt(self) -> None:
         """The computation begins to wait for it."""
@@ -129,9 +124,6 @@ class Call:
     def resume(self) -> None:
         """The computation continues."""
         self.resumed = self.clock.mark()
-
-    def _end(self, mark: Mark) -> None:
-        self.done = mark
 
 
 @dataclass(frozen=True)
@@ -166,16 +158,6 @@ class ComputeSpan:
 
 
 @dataclass(frozen=True)
-class TermTime:
-    """All calls of one collective in a step."""
-
-    entry: LedgerEntry
-    count: int
-    seconds: float
-    exposed_s: float
-
-
-@dataclass(frozen=True)
 class StepTimes:
     """Every collective of one step of one rank, in the order of issue, which is the same on all ranks.
 
@@ -198,13 +180,25 @@ class StepTimes:
         """Exposed communication time of the step."""
         return sum(call.exposed_s for call in self.calls)
 
-    def terms(self) -> list[TermTime]:
-        """Calls grouped by name and size, in order of their first."""
+    def terms(self) -> list[dict[str, Any]]:
+        """Calls grouped by name and size, in order of their first, named as in the program.
+
+        `seconds` includes waiting for late ranks.
+        """
         found: dict[LedgerEntry, list[TimedCall]] = defaultdict(list)
         for call in self.calls:
             found[call.entry].append(call)
         return [
-            TermTime(entry, len(calls), sum(one.seconds for one in calls), sum(one.exposed_s for one in calls))
+            {
+                "op": entry.op,
+                "axis": entry.axis,
+                "phase": entry.phase,
+                "layer": entry.layer,
+                "count": len(calls),
+                "bytes": entry.size_bytes,
+                "seconds": sum(one.seconds for one in calls),
+                "exposed_s": sum(one.exposed_s for one in calls),
+            }
             for entry, calls in found.items()
         ]
 
@@ -216,7 +210,7 @@ class Timer:
     Without a clock, none.
     """
 
-    clock: StepClock | None = None
+    clock: HostClock | None = None
     every_steps: int = 1
     traced_steps: int = 0
     _on: bool = False
@@ -248,7 +242,7 @@ class Timer:
             return None
         self._on = self._traced = False
         timed = tuple(self._timed(self.clock, calls))
-        host_s = self._start if isinstance(self.clock, HostClock) else None
+        host_s = self._start if self.clock.shared else None
         return StepTimes(timed, self._unix_s, tuple(self._named(self.clock, parts)), host_s)
 
     def part(self, name: str) -> None:
@@ -264,12 +258,12 @@ class Timer:
         self._calls.append(call)
         return call
 
-    def _named(self, clock: StepClock, parts: list[tuple[str, Mark]]) -> Iterator[ComputeSpan]:
+    def _named(self, clock: HostClock, parts: list[tuple[str, Mark]]) -> Iterator[ComputeSpan]:
         for (name, start), (_, end) in pairwise(parts):
             if name:
                 yield ComputeSpan(name, clock.between_s(self._start, start), clock.between_s(self._start, end))
 
-    def _timed(self, clock: StepClock, calls: list[Call]) -> Iterator[TimedCall]:
+    def _timed(self, clock: HostClock, calls: list[Call]) -> Iterator[TimedCall]:
         free_s: dict[int, float] = {}
         for call in calls:
             assert call.resumed is not None, f"{call.entry} was never waited for"

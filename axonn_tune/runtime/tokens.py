@@ -20,6 +20,7 @@ import struct
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -156,54 +157,35 @@ _CHUNK_BYTES = 1 << 20
 _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 
 
-class Tokenizer(Protocol):
-    """Turns documents into ids; `end_of_text` ends each, where the tokenizer has such an id."""
-
-    @property
-    def name(self) -> str:
-        """Its name in a token file."""
-
-    @property
-    def vocab(self) -> int:
-        """Ids are below it."""
-
-    @property
-    def end_of_text(self) -> int | None:
-        """Id written after each document."""
-
-    def encode(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        """Ids of a document that comes in chunks ending anywhere."""
-
-
 @dataclass(frozen=True)
-class ByteTokenizer:
-    """Every byte is its own id, and 256 is the end of a text. Nothing needs to be downloaded."""
+class Tokenizer:
+    """Turns documents into ids below `vocab`; `end_of_text` ends each, where the tokenizer has such an id.
 
-    name: str = "bytes"
-    vocab: int = 257
-    end_of_text: int | None = 256
-
-    def encode(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        """Bytes as numbers."""
-        return (np.frombuffer(chunk, dtype=np.uint8) for chunk in chunks)
-
-
-@dataclass(frozen=True)
-class HuggingFaceTokenizer:
-    """A tokenizer of the `tokenizers` library. What is not UTF-8 becomes the replacement character."""
+    name: in a token file; encode: ids of a document that comes in chunks ending anywhere.
+    """
 
     name: str
     vocab: int
     end_of_text: int | None
-    model: Any
+    encode: Callable[[Iterable[bytes]], Iterator[NDArray[Any]]]
 
-    def encode(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        """Ids of whole lines, about a mebibyte at a time: no tokenizer in use merges across a line's end."""
-        for text in _whole_lines(chunks):
-            yield np.asarray(self.model.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+def _byte_ids(chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
+    return (np.frombuffer(chunk, dtype=np.uint8) for chunk in chunks)
+
+
+BYTES = Tokenizer("bytes", 257, 256, _byte_ids)
+"""Every byte is its own id, and 256 is the end of a text. Nothing needs to be downloaded."""
+
+
+def _line_ids(model: Any, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:  # noqa: ANN401 - of an optional library
+    """Ids of whole lines, about a mebibyte at a time: no tokenizer in use merges across a line's end."""
+    for text in _whole_lines(chunks):
+        yield np.asarray(model.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
 
 def _whole_lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Text; what is not UTF-8 becomes the replacement character."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     rest = ""
     for chunk in chunks:
@@ -221,7 +203,7 @@ def tokenizer_named(name: str) -> Tokenizer:
     UsageError if the file cannot be used; EnvironmentProblem if the library is not installed.
     """
     if name == "bytes":
-        return ByteTokenizer()
+        return BYTES
     path = Path(name)
     if not path.is_file():
         raise UsageError(f"tokenizer {name!r} is neither `bytes` nor a file")
@@ -237,7 +219,7 @@ def tokenizer_named(name: str) -> Tokenizer:
         raise UsageError(f"tokenizer {name!r} cannot be used: {error}") from error
     ends = (model.token_to_id(word) for word in _END_OF_TEXT)
     vocab = 1 + max(model.get_vocab(with_added_tokens=True).values(), default=-1)
-    return HuggingFaceTokenizer(path.name, vocab, next((end for end in ends if end is not None), None), model)
+    return Tokenizer(path.name, vocab, next((end for end in ends if end is not None), None), partial(_line_ids, model))
 
 
 def text_files(paths: Iterable[str | Path], *, patterns: Iterable[str] = TEXT_PATTERNS) -> list[Path]:

@@ -11,23 +11,21 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
 
 import torch
 
 from axonn_tune.program.layers import COPY
-from axonn_tune.program.operations import Phase
-from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGathers, WeightGradients
+from axonn_tune.runtime.communicator import Communicator, DataBuckets, WeightGather, WeightGathers, WeightGradients
 from axonn_tune.runtime.modules import (
     Dropout,
     Embedding,
     LMHead,
-    LocalBackward,
     LocalFunction,
     Norm,
     NormStatistics,
     ParallelLinear,
     Result,
+    TensorFunction,
     activation,
     attention_on,
     compiled,
@@ -81,7 +79,7 @@ class SavedActivations:
     statistics: NormStatistics
     x: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
-    local: tuple[torch.Tensor, LocalBackward] | None = None
+    local: tuple[torch.Tensor, TensorFunction] | None = None
     normal: torch.Tensor | None = None
 
 
@@ -113,7 +111,7 @@ class ResidualBranch:
         saved.local = self.local(hidden)
         return saved.local[0]
 
-    def _take_local(self, saved: SavedActivations) -> tuple[torch.Tensor, LocalBackward]:
+    def _take_local(self, saved: SavedActivations) -> tuple[torch.Tensor, TensorFunction]:
         """The local function's output and backward pass, saved or made now; no longer saved afterwards."""
         found = saved.local or self.local(_present(saved.hidden))
         saved.local = saved.hidden = None
@@ -262,9 +260,6 @@ class ChunkContext:
     blocks: list[BlockContext] = field(default_factory=list)
     gradient: torch.Tensor | None = None
 
-
-WeightGather: TypeAlias = tuple[Matrix, Phase, str]
-"""A weight to gather, in which phase, and what the program calls it."""
 
 DEVIATION = 0.02
 """Of initial weights; those that write to the residual stream have it divided by √(2·layers), as GPT-2 does."""

@@ -117,26 +117,26 @@ class Watch:
     # Between the main thread, the reading thread, and the search for late ranks.
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def serve(self) -> tuple[int, Callable[[str], None]]:
-        """Rank 0: listen; the port, and a function that accepts the other ranks once they know both."""
-        listener = socket.create_server(("", 0), family=socket.AF_INET, backlog=self.world)
+    def listen(self) -> int:
+        """Rank 0: the port that it listens on."""
+        self._listener = socket.create_server(("", 0), family=socket.AF_INET, backlog=self.world)
+        return int(self._listener.getsockname()[1])
 
-        def accept(token: str) -> None:
-            listener.settimeout(300.0)
-            while len(self._lines) < self.world - 1:
-                connection, _ = listener.accept()
-                line = _Connection(connection)
-                hello = line.greeting(token)
-                if hello is None:
-                    connection.close()
-                    continue
-                line.rank, line.process = int(hello["rank"]), tuple(hello["process"])
-                line.send({"process": own_process()})
-                self._lines.append(line)
-            listener.close()
-            self._start()
-
-        return int(listener.getsockname()[1]), accept
+    def accept(self, token: str) -> None:
+        """Rank 0: accept the other ranks, which know port and token."""
+        self._listener.settimeout(300.0)
+        while len(self._lines) < self.world - 1:
+            connection, _ = self._listener.accept()
+            line = _Connection(connection)
+            hello = line.greeting(token)
+            if hello is None:
+                connection.close()
+                continue
+            line.rank, line.process = int(hello["rank"]), tuple(hello["process"])
+            line.send({"process": own_process()})
+            self._lines.append(line)
+        self._listener.close()
+        self._start()
 
     def join(self, address: tuple[str, int], token: str) -> None:
         """Another rank: connect to rank 0."""
@@ -151,8 +151,11 @@ class Watch:
             self._report(reason, hasty=True)
             return
         self._over = True
+        self._tell_all({"failed": self.rank, "reason": reason, "code": code})
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
         for line in self._lines:
-            line.send({"failed": self.rank, "reason": reason, "code": code})
+            line.send(message)
 
     def _report(self, reason: str, *, hasty: bool) -> None:
         """Tell rank 0 that this rank has waited too long. hasty: it ends soon, so no limit is waited for."""
@@ -182,8 +185,7 @@ class Watch:
     def finish(self) -> None:
         """Tell the others that this rank ends normally."""
         self._over = True
-        for line in self._lines:
-            line.send({"finished": self.rank})
+        self._tell_all({"finished": self.rank})
 
     def ask_to_stop(self) -> None:
         """Tell rank 0 that this rank got a signal."""
@@ -194,8 +196,7 @@ class Watch:
     def agree_to_stop(self, step: int) -> None:
         """Rank 0, before the collective that ends a step: have all ranks stop after it. Returns once all know."""
         self.stop_after = step
-        for line in self._lines:
-            line.send({"stop_after": step})
+        self._tell_all({"stop_after": step})
         for _ in self._lines:
             self._acknowledged.acquire(timeout=10.0)
 
@@ -303,8 +304,7 @@ class Watch:
         self._answers = {}
         # A rank that has finished is in no step, and nobody waits for it.
         asked = {line.rank for line in self._lines if not line.finished}
-        for line in self._lines:
-            line.send({"where": self.rank})
+        self._tell_all({"where": self.rank})
         end_s = time.monotonic() + _GATHER_S
         while self._answers.keys() < asked and time.monotonic() < end_s:
             time.sleep(0.01)
@@ -330,8 +330,7 @@ class Watch:
                 return
             self._over = True
         if not self.rank:
-            for line in self._lines:
-                line.send({"failed": failure.rank, "reason": failure.reason, "code": failure.code})
+            self._tell_all({"failed": failure.rank, "reason": failure.reason, "code": failure.code})
         self._kill(silent)
         self.on_failure(failure)
 

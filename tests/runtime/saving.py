@@ -13,7 +13,7 @@ import torch
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.grid import Grid
 from axonn_tune.program.pipeline import split_layers
-from axonn_tune.runtime.checkpoint import Checkpointer, RunIdentity
+from axonn_tune.runtime.checkpoint import Checkpointer
 from axonn_tune.runtime.communicator import Communicator
 from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import Mesh, build_mesh
@@ -21,15 +21,15 @@ from axonn_tune.runtime.optimizer import AdamW, StepResult
 from axonn_tune.runtime.parameters import Bucket
 from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.shards import Shard, shards_of
-from axonn_tune.runtime.stage import PipelineStage
 from axonn_tune.runtime.tokens import BatchShard, SyntheticTokens
+from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import Model
 
 BATCH, SEQUENCE = 12, 16
-RUN = RunIdentity(global_batch=BATCH, sequence_length=SEQUENCE, seed=5, data_seed=7)
+RUN = {"global_batch": BATCH, "sequence_length": SEQUENCE, "seed": 5, "data_seed": 7}
 SMALL = {"layers": 3, "hidden": 48, "heads": 12, "kv_heads": 12, "head_dim": 4, "ffn": 96}
 # Neither divides by anything, so tables are padded on every grid but one of a single rank.
 MODEL = load_model("nano").document.model_copy(update={**SMALL, "vocab": 61, "max_sequence_length": 19})
@@ -50,7 +50,7 @@ class Trainee:
         stage = PipelineStage(self.model, len(batch.tokens), 1 / (BATCH * SEQUENCE))
         return self.optimizer.step(stage.gradients(lambda number: batch, count=1))
 
-    def checkpoints(self, folder: Path, *, keep: int = 3, run: RunIdentity = RUN) -> Checkpointer:
+    def checkpoints(self, folder: Path, *, keep: int = 3, run: dict[str, int] = RUN) -> Checkpointer:
         """Its checkpoints."""
         return Checkpointer(folder, keep=keep, mesh=self.mesh, optimizer=self.optimizer, run=run)
 
@@ -64,7 +64,7 @@ class Trainee:
         return [(one, tensor) for one, pair in moments for tensor in (one.master, pair.first, pair.second)]
 
 
-def trainee(grid: Grid, *, seed: int = RUN.seed, model: Model = MODEL, split: bool = False) -> Trainee:
+def trainee(grid: Grid, *, seed: int = RUN["seed"], model: Model = MODEL, split: bool = False) -> Trainee:
     """A fresh one, in fp64; `split`: main weights over data."""
     mesh = build_mesh(grid)
     communicator, wide = Communicator(mesh, Ledger()), torch.float64
@@ -81,7 +81,7 @@ def trainee(grid: Grid, *, seed: int = RUN.seed, model: Model = MODEL, split: bo
         z=mesh.coordinate("z"),
         z_size=grid.z,
     )
-    source = SyntheticTokens(model.vocab, RUN.data_seed, SEQUENCE, share)
+    source = SyntheticTokens(model.vocab, RUN["data_seed"], SEQUENCE, share)
     return Trainee(mesh, transformer, AdamW(transformer.store, communicator, options), source)
 
 
@@ -120,7 +120,7 @@ def save_marked(grid: Grid, folder: Path, steps: int, split: bool = False) -> No
 
 def differs_after_loading(grid: Grid, folder: Path, split: bool = False) -> list[str]:
     """Tensors of this rank that a loaded checkpoint of a marked model gets wrong; padding counts."""
-    expected, found = marked(grid, split=split), trainee(grid, seed=RUN.seed + 1, split=split)
+    expected, found = marked(grid, split=split), trainee(grid, seed=RUN["seed"] + 1, split=split)
     saver = found.checkpoints(folder)
     step = saver.load_latest()
     saver.close()
@@ -145,7 +145,7 @@ def refused(grid: Grid, folder: Path, layers: int) -> str:
 
 def losses(grid: Grid, folder: Path, steps: int, resume: bool, split: bool = False) -> list[StepResult]:
     """Train some steps and save after the last; `resume` begins from a checkpoint, with other initial weights."""
-    found = trainee(grid, seed=RUN.seed + resume, split=split)
+    found = trainee(grid, seed=RUN["seed"] + resume, split=split)
     saver = found.checkpoints(folder)
     if resume:
         assert saver.load_latest() is not None, "there is one"

@@ -22,7 +22,7 @@ from axonn_tune.runtime.optimizer import AdamW, learning_rate
 from axonn_tune.runtime.parameters import Matrix, Parameter
 from axonn_tune.runtime.philox import key_of
 from axonn_tune.runtime.settings import RuntimeSettings
-from axonn_tune.runtime.stage import PipelineStage
+from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.specs.workload import OVERLAPS, Overlap
 from tests.runtime.cases import BATCH, SEQUENCE, STEPS, Case, Training

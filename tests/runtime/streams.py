@@ -33,8 +33,8 @@ from axonn_tune.runtime.ledger import Ledger
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.settings import RuntimeSettings
-from axonn_tune.runtime.stage import PipelineStage
-from axonn_tune.runtime.timing import Timer
+from axonn_tune.runtime.timing import HostClock, Timer
+from axonn_tune.runtime.trainer import PipelineStage
 from axonn_tune.runtime.transformer import MicroBatch, Transformer
 from axonn_tune.specs.launch import Optimizer
 from axonn_tune.specs.model import Model
@@ -207,7 +207,7 @@ class FakeNccl:
 
 
 @dataclass
-class ObserverClock:
+class ObserverClock(HostClock):
     """The clock of timed steps on a GPU: a stream for each group waits for its collectives' ends."""
 
     streams: Streams

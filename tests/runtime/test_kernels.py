@@ -1,6 +1,6 @@
 """Bytes that kernels of rank 0 read and write in a step, on tensors without data, against those that are priced.
 
-Compiled functions count by one rule, `MetaBytes`: what is summed over tokens is a kernel of its own, all else of a
+Compiled functions count by one rule, `KernelMeter`: what is summed over tokens is a kernel of its own, all else of a
 function is one. No size here is one of a published model.
 """
 
@@ -16,13 +16,13 @@ import torch.distributed as dist
 import axonn_tune
 from axonn_tune.program.operations import Kernel
 from axonn_tune.runtime import modules
-from axonn_tune.runtime.dry_run import MetaBytes, kernels_of_step
 from axonn_tune.runtime.ledger import program_of
 from axonn_tune.runtime.mesh import build_mesh
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.traces import EMBEDDING_BACKWARD, EMBEDDING_FORWARD, END, HEAD
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
+from tests.runtime.kernels import KernelMeter, kernels_of_step
 
 SECTIONS = ("block", "head", "block_backward")
 WITHIN, KERNELS_WITHIN = 0.05, 0.1
@@ -169,7 +169,7 @@ def test_a_fused_kernel_reads_once_and_sums_over_tokens_apart() -> None:
     """Guards the rule by hand: M = 64, H = 32, BF16, statistics and weights of FP32."""
     x, gradient, residual = (torch.empty(64, 32, dtype=torch.bfloat16, device="meta") for _ in range(3))
     weight, scale = torch.empty(32, device="meta"), torch.empty(64, 1, device="meta")
-    with MetaBytes() as meter:
+    with KernelMeter() as meter:
         meter.compiler(modules.whole_gradient)(x, (scale,), weight, gradient, residual)
     row, vectors, statistics = 2 * 64 * 32, 4 * 32, 4 * 64
     rows, columns = sorted((one.size_bytes for one in meter.launched), reverse=True)
@@ -180,7 +180,7 @@ def test_a_fused_kernel_reads_once_and_sums_over_tokens_apart() -> None:
 def test_a_view_is_no_kernel_and_an_operator_in_place_reads_what_it_writes() -> None:
     """Guards the count without a compiler: broadcast elements count once, overwritten ones are not read."""
     x, row = torch.empty(64, 32, device="meta"), torch.empty(32, device="meta")
-    with MetaBytes() as meter:
+    with KernelMeter() as meter:
         x.view(32, 64).t()
         x.add_(row.expand(64, 32))
         x.copy_(row)

@@ -15,7 +15,7 @@ from axonn_tune.runtime import communicator as communication
 from axonn_tune.runtime.communicator import CollectiveHandle, DataBuckets, WeightGradients
 from axonn_tune.runtime.parameters import Bucket
 from axonn_tune.runtime.settings import RuntimeSettings
-from axonn_tune.runtime.stage import Inbox, Outbox
+from axonn_tune.runtime.trainer import Inbox, Outbox
 from axonn_tune.runtime.transformer import Transformer
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
@@ -121,7 +121,7 @@ def test_a_missing_wait_is_found(operation: str, axis: str, monkeypatch: pytest.
     def forgetful(self: Any, tensor: torch.Tensor, over: str, *rest: Any, **more: Any) -> CollectiveHandle:
         handle = real(self, tensor, over, *rest, **more)
         if over == axis:
-            handle._work = None
+            handle.work = None
         return handle
 
     monkeypatch.setattr(communication.Communicator, operation, forgetful)
@@ -130,7 +130,7 @@ def test_a_missing_wait_is_found(operation: str, axis: str, monkeypatch: pytest.
 
 
 def test_a_buffer_freed_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the check, and `_sent`: where an observer has waited for it, NCCL's work no longer holds what it sends."""
+    """Guards the check, and `sent`: where an observer has waited for it, NCCL's work no longer holds what it sends."""
     real = CollectiveHandle.__init__
 
     def careless(self: CollectiveHandle, *given: Any, sent: torch.Tensor | None = None, **more: Any) -> None:
@@ -236,7 +236,7 @@ def test_a_message_read_too_early_is_found(kind: str, monkeypatch: pytest.Monkey
     def forgetful(self: Any, buffer: torch.Tensor, its: Any) -> CollectiveHandle:
         handle = real(self, buffer, its)
         if its == kind:
-            handle._work = None
+            handle.work = None
         return handle
 
     monkeypatch.setattr(communication.Communicator, "receive", forgetful)

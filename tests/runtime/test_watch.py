@@ -28,8 +28,8 @@ def watches(world: int) -> tuple[list[Watch], Failures]:
         return lambda failure: told.put((rank, failure))
 
     found = [Watch(rank, world, hear(rank)) for rank in range(world)]
-    port, accept = found[0].serve()
-    accepting = threading.Thread(target=accept, args=("token",))
+    port = found[0].listen()
+    accepting = threading.Thread(target=found[0].accept, args=("token",))
     accepting.start()
     for one in found[1:]:
         one.join(("localhost", port), "token")
@@ -50,8 +50,8 @@ def test_strangers_are_sent_away_and_a_cut_greeting_is_put_together(monkeypatch:
     """Guards the start from whoever else connects to an open port, and from where TCP cuts a message."""
     monkeypatch.setattr(watch, "_GREETING_S", 1.0)
     first = Watch(0, 2, lambda failure: None)
-    port, accept = first.serve()
-    accepting = threading.Thread(target=accept, args=("token",), daemon=True)
+    port = first.listen()
+    accepting = threading.Thread(target=first.accept, args=("token",), daemon=True)
     accepting.start()
     wrong = json.dumps({"token": "guessed", "rank": 1, "process": ["", 0]}).encode() + b"\n"
     strangers = [greet(port, pieces) for pieces in ([], [b"GET / HTTP/1.1\r\n"], [b"[1]\n"], [wrong])]

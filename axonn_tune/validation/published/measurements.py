@@ -18,7 +18,7 @@ from typing import Literal
 from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
 from axonn_tune.cost.compute import ComputeRates, compute_rates, matmul_time_s
 from axonn_tune.cost.prediction import Configuration
-from axonn_tune.frameworks.megatron_2022 import MEGATRON_2022
+from axonn_tune.frameworks.megatron_lm import MEGATRON_2022
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, saved_arrays

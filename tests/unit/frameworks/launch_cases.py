@@ -155,7 +155,7 @@ def run_of(case: Case) -> Run:
     recompute = case.options.get("recompute", "none")
     assert recompute in RECOMPUTES
     return Run(
-        framework=framework.name,
+        framework=framework,
         model=model,
         machine=problem.machine,
         workload=workload,
@@ -190,7 +190,7 @@ def to_json(case: Case) -> dict[str, object]:
         "framework": case.framework,
         "world": case.gpus,
         "release": command.release,
-        "starter": command.rank_launcher,
+        "starter": "accelerate" if command.accelerate else "torchrun",
         "program": list(command.program),
         "arguments": list(command.words),
         "environment": {one.name: one.value for one in command.environment},

@@ -568,18 +568,19 @@ def _layout_run(framework: str, line: str) -> Run:
 
 def _asked(kind: Kind, name: str, run: Run, form: str = "") -> Asked | None:
     """A question about the command of a run, or one of its forms; None where it has no such form."""
-    launch = find_framework(run.framework).launch
-    assert launch is not None, f"{run.framework} starts nothing"
+    launch = run.framework.launch
+    assert launch is not None, f"{run.framework.name} starts nothing"
     first = launch(run)
     command = first.forms.get(form) if form else first
     if command is None or (form and command.files == first.files):
         return None
+    words = [word for one in command.accelerate for word in one.words]
     return Asked(
-        framework=run.framework,
+        framework=run.framework.name,
         kind=kind,
         id=f"{name} as {form}" if form else name,
         run=run,
-        starter=(command.rank_launcher, *(word for one in command.launcher_arguments for word in one.words)),
+        starter=("accelerate", *words) if words else ("torchrun",),
         program=command.program,
         words=command.words,
         environment={one.name: one.value for one in command.environment},

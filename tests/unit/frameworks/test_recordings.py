@@ -111,7 +111,7 @@ def _group_axes(environment: Environment, framework: str) -> dict[str, tuple[str
 def test_ten_configurations_use_every_axis(framework: str) -> None:
     """The table of each framework: ten or more, of several models and sizes, with each axis wider than 1 somewhere."""
     runs = [one.run for one in _today(ENVIRONMENT_OF[framework]).values() if one.kind == "case"]
-    runs = [run for run in runs if run.framework == framework]
+    runs = [run for run in runs if run.framework.name == framework]
     assert len(runs) >= 10
     assert len({run.model.name for run in runs}) >= 3
     assert len({run.grid.world for run in runs}) >= 3
@@ -251,7 +251,7 @@ def _torchtitan(one: Asked) -> dict[str, Any]:
         "sequence": run.workload.sequence_length,
         "recompute": {"none": None, "selective": "SelectiveAC", "full": "FullAC"}[run.recompute],
         "reshard": "never" if run.kept_layers else "always",
-        "compile": run.framework == "torchtitan",
+        "compile": run.framework.name == "torchtitan",
         "dtype": "bfloat16",
         "reduced": "float32",
         "cuda_graphs": False,
@@ -329,7 +329,7 @@ def _axonn(one: Asked) -> dict[str, Any]:
         "G_intra_d": run.size("z"),
         "G_data": run.size("data"),
     }
-    if run.framework == "megatron-axonn":
+    if run.framework.name == "megatron-axonn":
         return degrees
     weight = 64 * 256
     return degrees | {

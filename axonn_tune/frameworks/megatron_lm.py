@@ -1,54 +1,58 @@
-"""Megatron-LM of 2020 and 2021, and the Megatron-DeepSpeed that was built on it.
+"""Megatron-LM of 2020 to 2022, and the Megatron-DeepSpeed that was built on it.
 
-No fused attention, no gradient accumulation inside GEMMs, nothing overlapped. Source: Narayanan et al., arXiv
-2104.04473; Smith et al., arXiv 2201.11990.
+Until 2021 no fused attention, no gradient accumulation inside GEMMs, nothing overlapped: Narayanan et al., arXiv
+2104.04473; Smith et al., arXiv 2201.11990. In 2022 sequence parallelism, selective recompute, GEMMs that accumulate
+weight gradients: Korthikanti et al., arXiv 2205.05198.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from axonn_tune.frameworks.command import Argument, Run
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, StepOptions
 from axonn_tune.frameworks.megatron_core import NAMES
-
-_STEP = StepOptions(
-    reshard="always",
-    whole_rows=False,
-    gather_after_recompute=True,
-    master_shards=False,
-    reduction="whole",
-    recompute_whole_block=True,
-    selective=("attention.scores",),
-    chunked_loss=False,
-    loss_reductions=(1.0, 1.0, 1.0),
-    fused_attention=False,
-    dropout=True,
-    vocabulary_multiple=128,
-    overlaps=(),
-)
-_SCHEDULE = PipelineSchedule(overlapped_interleaved=False)
 
 MEGATRON_2021 = Framework(
     name="megatron-2021",
     title="Megatron-LM (2021)",
     axes=("x", "data", "pipeline"),
     source="arXiv 2104.04473",
-    step=_STEP,
-    schedule=_SCHEDULE,
+    step=StepOptions(
+        reshard="always",
+        whole_rows=False,
+        gather_after_recompute=True,
+        master_shards=False,
+        reduction="whole",
+        recompute_whole_block=True,
+        selective=("attention.scores",),
+        chunked_loss=False,
+        loss_reductions=(1.0, 1.0, 1.0),
+        fused_attention=False,
+        dropout=True,
+        vocabulary_multiple=128,
+        overlaps=(),
+    ),
+    schedule=PipelineSchedule(overlapped_interleaved=False),
     software="megatron-2021",
     names=NAMES,
 )
 
-MEGATRON_DEEPSPEED = Framework(
+MEGATRON_2022 = replace(
+    MEGATRON_2021.with_step(sequence_parallel=True, fused_accumulation=True, overlaps=("input_gradient",)),
+    name="megatron-2022",
+    title="Megatron-LM (2022)",
+    source="arXiv 2205.05198",
+)
+
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON_2021.with_step(gradient_bytes=2),
     name="megatron-deepspeed",
     title="Megatron-DeepSpeed",
-    axes=("x", "data", "pipeline"),
     source="microsoft/Megatron-DeepSpeed as vTrain ran it (arXiv 2312.12391): gradients reduced in FP16",
-    step=MEGATRON_2021.with_step(gradient_bytes=2).step,
     schedule=PipelineSchedule(interleaved=False, overlapped_interleaved=False),
     software="megatron-deepspeed",
-    names=NAMES,
 )
 
 
@@ -89,4 +93,4 @@ def trial_arguments() -> Iterator[Argument]:
     yield Argument("--log-interval", 1)
 
 
-FRAMEWORKS = (MEGATRON_2021, MEGATRON_DEEPSPEED)
+FRAMEWORKS = (MEGATRON_2022, MEGATRON_2021, MEGATRON_DEEPSPEED)
