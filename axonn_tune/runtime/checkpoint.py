@@ -36,7 +36,7 @@ from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailed
 from axonn_tune.files import is_full, read_regular, replacing, sync_folder
 from axonn_tune.grid import AXES
 from axonn_tune.runtime.devices import synchronize, use_device
-from axonn_tune.runtime.mesh import Mesh, Result, WorldGroup
+from axonn_tune.runtime.mesh import Mesh, Result, WorldGroup, is_broken_connection, is_timeout
 from axonn_tune.runtime.optimizer import AdamW
 from axonn_tune.runtime.shards import (
     METADATA_FILE,
@@ -379,7 +379,11 @@ class Checkpointer:
         except (Exception, CheckpointException) as error:
             if self._ranks.first:
                 self._folder.clean()
-            raise self._explained(step, error) from error
+            cause = _cause(error)
+            if is_broken_connection(cause) or is_timeout(cause):
+                # Another rank is lost or hangs: the watch names it, and the disk is not to blame.
+                raise cause from error
+            raise self._explained(step, cause) from error
 
     def _begin(self, step: int, needed_bytes: int) -> Path:
         begun = self._folder.begin(step)
@@ -404,9 +408,7 @@ class Checkpointer:
         self._folder.keep(self._keep)
 
     def _explained(self, step: int, error: BaseException) -> AxonnTuneError:
-        """A save's failure in words; that of the lowest rank, if several failed in writing."""
-        if isinstance(error, CheckpointException) and error.failures:
-            error = error.failures[min(error.failures)][0]
+        """A save's failure in words."""
         if isinstance(error, AxonnTuneError):
             return error
         reason = "the disk, or a quota on it, is full" if is_full(error) else f"{type(error).__name__}: {error}"
@@ -518,3 +520,10 @@ def _whole_or_another_named(checkpoint: Path) -> tuple[Marker, Metadata]:
         folder = CheckpointFolder(checkpoint.parent)
         others = [step for step in folder.named() if folder.place(step) != checkpoint]
         raise _with_newest_whole(error, others, lambda step: require_whole(folder.place(step)), "export") from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What failed in a save: on the lowest rank, if several failed in writing."""
+    if isinstance(error, CheckpointException) and error.failures:
+        return error.failures[min(error.failures)][0]
+    return error

@@ -263,3 +263,15 @@ def _tried(function: Callable[[], Result]) -> Result | Exception:
         return function()
     except Exception as error:
         return error
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Whether a collective has waited too long; torch says so only in the message."""
+    return isinstance(error, RuntimeError) and "imed out" in str(error)
+
+
+def is_broken_connection(error: BaseException) -> bool:
+    """Whether another rank went away in a collective; Gloo says so only in the message."""
+    words = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket", "gloo")
+    told = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return told or isinstance(error, dist.DistBackendError | dist.DistNetworkError)

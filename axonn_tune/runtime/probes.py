@@ -42,13 +42,11 @@ from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import device_of, synchronize
 from axonn_tune.runtime.ledger import Ledger
-from axonn_tune.runtime.mesh import Mesh, WorldGroup
+from axonn_tune.runtime.mesh import Mesh, WorldGroup, is_broken_connection, is_timeout
 from axonn_tune.runtime.modules import attention_on, rotary_positions
 from axonn_tune.runtime.rank import (
     RankEnvironment,
     end_process,
-    is_broken_connection,
-    is_timeout,
     print_message,
     rank_environment,
 )

@@ -26,7 +26,15 @@ from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailed
 from axonn_tune.files import write_text_atomically
 from axonn_tune.runtime.devices import device_of, require_free_memory, require_gpus, resident_bytes, use_device
 from axonn_tune.runtime.ledger import compare, program_of
-from axonn_tune.runtime.mesh import FlightRecorder, Mesh, WorldGroup, build_mesh, require_world
+from axonn_tune.runtime.mesh import (
+    FlightRecorder,
+    Mesh,
+    WorldGroup,
+    build_mesh,
+    is_broken_connection,
+    is_timeout,
+    require_world,
+)
 from axonn_tune.runtime.metrics import Metrics
 from axonn_tune.runtime.settings import least_bytes, require_size
 from axonn_tune.runtime.timing import Tracer
@@ -426,15 +434,3 @@ def end_process(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def is_timeout(error: Exception) -> bool:
-    """Whether a collective has waited too long; torch says so only in the message."""
-    return isinstance(error, RuntimeError) and "imed out" in str(error)
-
-
-def is_broken_connection(error: Exception) -> bool:
-    """Whether another rank went away in a collective; Gloo says so only in the message."""
-    words = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket", "gloo")
-    told = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    return told or isinstance(error, dist.DistBackendError | dist.DistNetworkError)

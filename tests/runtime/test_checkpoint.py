@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import AXES, Grid
@@ -160,6 +161,24 @@ def test_too_little_space_is_noticed_before_writing(tmp_path: Path, monkeypatch:
     saver = saving.trainee(SERIAL).checkpoints(tmp_path)
     saver.save()
     with pytest.raises(EnvironmentProblem, match=r"step 0 needs 0\.\d+ GB, but .* 1e-06 GB free; no checkpoint was"):
+        saver.close()
+    assert listed(tmp_path) == []
+
+
+@pytest.mark.parametrize("failures", [False, True])
+def test_a_rank_lost_during_a_save_is_no_fault_of_the_disk(
+    failures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards the exit code: the run ends with the lost rank's name, which its watch has, and not with the folder's."""
+    lost = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3129")
+
+    def broken(*given: object) -> None:
+        raise CheckpointException("write", {1: (lost, None)}) if failures else lost
+
+    monkeypatch.setattr(checkpoint, "write", broken)
+    saver = saving.trainee(SERIAL).checkpoints(tmp_path)
+    saver.save()
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
         saver.close()
     assert listed(tmp_path) == []
 
