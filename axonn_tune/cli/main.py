@@ -178,6 +178,9 @@ def cli(*, debug: bool) -> None:
 
     --framework ranks the layouts of Megatron-Core, torchtitan, FSDP, DeepSpeed or AxoNN by their step
     time, and -o writes the framework's own arguments.
+
+    Models are dense (GPT, Llama): no experts, no FP8. `axonn-tune validate --published` compares predictions
+    with published measurements, the worst first.
     """
     if debug:
         os.environ["AXONN_TUNE_DEBUG"] = "1"
