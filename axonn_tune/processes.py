@@ -1,10 +1,12 @@
-"""Processes that end with their parent, whatever ends it; Linux only."""
+"""What Python does not offer of Linux: processes that end with their parent, system calls, the CPU's name."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -27,3 +29,11 @@ def system_call(name: str, *arguments: int) -> None:
     if getattr(library, name)(*arguments, *([0] * (5 - len(arguments)) if name == "prctl" else [])) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def processor_name() -> str:
+    """This host's CPU as Linux names it; its architecture where Linux has no name."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

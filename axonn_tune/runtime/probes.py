@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import signal
 import socket
 import sys
@@ -37,7 +36,7 @@ import torch.distributed as dist
 from axonn_tune import __version__
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, TrainingFailedError
 from axonn_tune.grid import Grid
-from axonn_tune.processes import die_with
+from axonn_tune.processes import die_with, processor_name
 from axonn_tune.program.operations import GROUP_AXES
 from axonn_tune.runtime.communicator import CollectiveHandle, Communicator
 from axonn_tune.runtime.devices import device_of, synchronize
@@ -419,7 +418,7 @@ def _setting(plan: Plan, device: torch.device, ranks: WorldGroup) -> Setting:
     own = RankPlace(
         host=socket.gethostname(),
         network=str(Path("/proc/self/ns/net").readlink()),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
         threads=torch.get_num_threads(),
         node_ranks=int(os.environ["LOCAL_WORLD_SIZE"]) if os.environ.get("LOCAL_WORLD_SIZE") else None,
     )
@@ -442,14 +441,6 @@ def _library(backend: str) -> str:
     if backend == "nccl":
         return "NCCL " + ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return f"Gloo of torch {torch.__version__}"
-
-
-def _processor() -> str:
-    """The CPU's name as Linux gives it."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _memory_bytes(device: torch.device) -> int:

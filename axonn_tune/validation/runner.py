@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.lab.lab import TRAIN, Lab, exit_codes, require_world
 from axonn_tune.launch import host
 from axonn_tune.launch.config import build_launch, write_launch
+from axonn_tune.processes import processor_name
 from axonn_tune.ranking.inputs import Inputs, machine_of_launch
 from axonn_tune.ranking.results import run_search
 from axonn_tune.specs.catalog import load_machine
@@ -380,7 +380,7 @@ def _document(
         place=MeasurementSite.from_fields_of(
             first.summary.ran_on,
             network=runner.network,
-            processor=_processor(),
+            processor=processor_name(),
             cores=len(os.sched_getaffinity(0)),
             ranks_per_node=plan.launches[0].ranks_per_node,
         ),
@@ -400,14 +400,6 @@ def _document(
             for launch, mine in zip(plan.launches, outcomes, strict=True)
         ),
     )
-
-
-def _processor() -> str:
-    """This host's CPU as Linux names it."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _terms(outcomes: Sequence[RunOutcome]) -> tuple[MeasuredTerm, ...]:
