@@ -56,13 +56,20 @@ Exit codes:
 _COMMANDS = {
     "Rank and explain": dict.fromkeys(("search", "explain", "compare", "sweep", "trace", "report"), "search"),
     "Run and measure": {
-        **{"run": "run", "lab": "lab", "validate": "validate", "regress": "validate"},
-        **{"data": "run", "export": "run"},
+        "run": "run",
+        "lab": "lab",
+        "validate": "validate",
+        "regress": "validate",
+        "data": "run",
+        "export": "run",
     },
     "Learn and diagnose": dict.fromkeys(("learn", "diagnose", "calibrate"), "learn"),
     "Documents and set-up": {
-        **dict.fromkeys(("models", "machines", "schema"), "documents"),
-        **{"doctor": "run", "completion": "main"},
+        "models": "documents",
+        "machines": "documents",
+        "schema": "documents",
+        "doctor": "run",
+        "completion": "main",
     },
 }
 """Commands by purpose, in the order a newcomer meets them, and the module of each, imported on first use."""

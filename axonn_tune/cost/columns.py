@@ -207,14 +207,14 @@ def _waited_s(host_s: Value, layers: Value, blocks_s: Value) -> Value:
 class Replay:
     """Replays one block of candidates.
 
-    runs, collectives: durations by number; lanes: tier of each collective's group, negative where no
+    runs, collectives: durations by number; streams: tier of each collective's group, negative where no
     candidate of the block sends it; present: 1.0 where a candidate sends it and 0.0 where its group has
     one member, or None where all do; tiers, slots: numbers of tiers and handles.
     """
 
     runs: Sequence[Value]
     collectives: Sequence[Value]
-    lanes: Sequence[int]
+    streams: Sequence[int]
     present: Sequence[Value | None]
     tiers: int
     slots: int
@@ -356,7 +356,7 @@ class Replay:
         """Run a part; returns the new state and leaves the given one unchanged."""
         state = list(state)
         clock = state[0]
-        runs, collectives, lanes, present = self.runs, self.collectives, self.lanes, self.present
+        runs, collectives, streams, present = self.runs, self.collectives, self.streams, self.present
         first_slot, larger = 1 + self.tiers, np.maximum
         for code, number, slot in part:
             if code == RUN:
@@ -365,8 +365,8 @@ class Replay:
                 ready = state[first_slot + number]
                 if ready is not None:
                     clock = larger(clock, ready)
-            elif lanes[number] >= 0:
-                lane = 1 + lanes[number]
+            elif streams[number] >= 0:
+                lane = 1 + streams[number]
                 busy, sending = state[lane], present[number]
                 if busy is None:
                     state[lane] = end = clock + collectives[number]
@@ -527,17 +527,19 @@ class ColumnPricer:
         _, first, representative = distinct(code)
         return first, representative
 
-    def price(self, candidates: Candidates, shapes: ShapeColumns) -> Prices:
-        """Price every candidate without pipeline stages."""
+    def price(self, candidates: Candidates, values: Mapping[str, Value]) -> Prices:
+        """Price every candidate without pipeline stages; `values` as for `shapes`."""
         count = len(candidates)
         communication, iteration, waited = np.empty(count), np.empty(count), np.zeros(count)
-        if count:
-            for rows, lanes, keeping in self._blocks(candidates, shapes.values):
-                block = _Block(self._table, candidates, rows, shapes, lanes)
-                communication[rows] = block.communication_s()
-                iteration[rows], waited[rows] = block.iteration_s(
-                    self._schedule, keeping=keeping, dispatch_s=self._rates.dispatch_s
-                )
+        if not count:
+            return Prices(communication, waited, iteration)
+        shapes = self.shapes(values)
+        for rows, streams, keeping in self._blocks(candidates, values):
+            block = _Block(self._table, candidates, rows, shapes, streams)
+            communication[rows] = block.communication_s()
+            iteration[rows], waited[rows] = block.iteration_s(
+                self._schedule, keeping=keeping, dispatch_s=self._rates.dispatch_s
+            )
         alone = shapes.compute_s.take(candidates.shape) + waited
         lost = contended_s(communication, alone, iteration, contention=self._rates.contention)
         return Prices(communication, alone + lost, iteration + lost)
@@ -545,8 +547,8 @@ class ColumnPricer:
     def sums(self, candidates: Candidates, shapes: ShapeColumns) -> tuple[Floats, Floats]:
         """Communication and computation of one pipeline stage of every candidate in a step, s."""
         communication = np.empty(len(candidates))
-        for rows, lanes, _ in self._blocks(candidates, shapes.values):
-            communication[rows] = _Block(self._table, candidates, rows, shapes, lanes).communication_s()
+        for rows, streams, _ in self._blocks(candidates, shapes.values):
+            communication[rows] = _Block(self._table, candidates, rows, shapes, streams).communication_s()
         return communication, shapes.compute_s.take(candidates.shape)
 
     def chunk(self, candidates: Candidates, shapes: ShapeColumns, part: Stage, *, layers: Floats) -> ChunkColumns:
@@ -556,8 +558,8 @@ class ColumnPricer:
         """
         values, found = shapes.values, ChunkColumns(*(np.empty(len(candidates)) for _ in range(6)))
         kept = np.floor(np.asarray(values["kept"]) * layers / np.asarray(values["L"]))
-        for rows, lanes, keeping in self._blocks(candidates, {**values, "kept": kept, "L": layers}):
-            block = _Block(self._table, candidates, rows, shapes, lanes)
+        for rows, streams, keeping in self._blocks(candidates, {**values, "kept": kept, "L": layers}):
+            block = _Block(self._table, candidates, rows, shapes, streams)
             times = block.chunk(
                 self._schedule,
                 part,
@@ -587,10 +589,10 @@ class ColumnPricer:
         # Codes that fit 16 bits sort in linear time.
         order = np.argsort(code.astype(np.int16) if small else code, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
-            lanes = {axes: int(tier.take(group).max(initial=-1)) for axes, tier in tiers.items()}
+            streams = {axes: int(tier.take(group).max(initial=-1)) for axes, tier in tiers.items()}
             keeping = int(code[group[0]] // (outermost + 1) ** len(tiers)) if len(group) else 0
             for start in range(0, len(group), BLOCK_ROWS):
-                yield group[start : start + BLOCK_ROWS], lanes, keeping
+                yield group[start : start + BLOCK_ROWS], streams, keeping
 
 
 class ShapeColumns:
@@ -628,11 +630,16 @@ class _Block:
     """One block of candidates: picks shape and route columns for its rows, each at most once."""
 
     def __init__(
-        self, table: RouteTable, candidates: Candidates, rows: Integers, shapes: ShapeColumns, lanes: Mapping[str, int]
+        self,
+        table: RouteTable,
+        candidates: Candidates,
+        rows: Integers,
+        shapes: ShapeColumns,
+        streams: Mapping[str, int],
     ) -> None:
         self._table = table
         self._shapes = shapes
-        self._lanes = lanes
+        self._streams = streams
         self._shape = candidates.shape.take(rows)
         self._routes = {axes: index.take(rows) for axes, index in candidates.routes.items()}
         self._lines: dict[tuple[OpKind, str], tuple[tuple[Value, Value], ...]] = {}
@@ -669,7 +676,7 @@ class _Block:
         """Left fold of calls times seconds over the stage's terms; groups of one add nothing."""
         total: Value = 0.0
         for collective, count in self._shapes.terms:
-            if self._lanes[collective.axis] >= 0:
+            if self._streams[collective.axis] >= 0:
                 total = total + self._pick(self._shapes.sizes[count]) * self._call_s(collective)
         return total
 
@@ -682,7 +689,7 @@ class _Block:
             kept=self._pick(values["kept"]),
             keeping=keeping,
             accumulation=self._pick(values["A"]),
-            buckets=self._lanes.get(schedule.replicas, -1) >= 0,
+            buckets=self._streams.get(schedule.replicas, -1) >= 0,
             host_s=self._issued_s(schedule, dispatch_s)[0],
         )
 
@@ -710,11 +717,11 @@ class _Block:
 
     def _replay(self, schedule: LinkedSchedule) -> Replay:
         linker = schedule.linker
-        present = {axes: self._presence(axes) for axes in self._lanes}
+        present = {axes: self._presence(axes) for axes in self._streams}
         return Replay(
             runs=[self._pick(column) for column in self._shapes.runs],
             collectives=[self._scheduled_s(collective, calls) for collective, calls in linker.collectives],
-            lanes=[self._lanes[collective.axis] for collective, _ in linker.collectives],
+            streams=[self._streams[collective.axis] for collective, _ in linker.collectives],
             present=[present[collective.axis] for collective, _ in linker.collectives],
             tiers=int(self._table.tier.max(initial=0)) + 1,
             slots=len(linker.slots),
@@ -741,7 +748,7 @@ class _Block:
 
     def _scheduled_s(self, collective: Collective, calls: Size | None) -> Value:
         """Time of a collective in the schedule: its consecutive calls."""
-        if self._lanes[collective.axis] < 0:
+        if self._streams[collective.axis] < 0:
             return 0.0
         call_s = self._call_s(collective)
         return call_s if calls is None else self._pick(self._shapes.sizes[calls]) * call_s

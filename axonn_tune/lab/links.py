@@ -95,6 +95,7 @@ def _accepted(listener: socket.socket) -> socket.socket:
     listener.settimeout(_PATIENCE_S)
     with listener:
         connection, _ = listener.accept()
+    connection.settimeout(_PATIENCE_S)
     return connection
 
 
@@ -119,14 +120,19 @@ def _echo(place: tuple[str, int]) -> None:
     """Send all that arrives back, until the other side closes the connection."""
     with _accepted(socket.create_server(place)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while packet := connection.recv(len(_PACKET), socket.MSG_WAITALL):
+        while packet := connection.recv(len(_PACKET)):
             connection.sendall(packet)
 
 
 def _round_trip(connection: socket.socket) -> float:
     began_s = time.perf_counter()
     connection.sendall(_PACKET)
-    connection.recv(len(_PACKET), socket.MSG_WAITALL)
+    left = len(_PACKET)
+    while left:
+        arrived = len(connection.recv(left))
+        if not arrived:
+            raise ConnectionError("the other rank has closed the connection")
+        left -= arrived
     return time.perf_counter() - began_s
 
 

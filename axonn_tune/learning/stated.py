@@ -89,8 +89,8 @@ def _read(path: Path) -> _Source:
 
 
 def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:
-    named = {_plain(name): stated for name, stated in pairs}
-    return _Source(path, {known: stated for name, stated in named.items() if (known := known_name(name))}, named)
+    named = [(_plain(name), stated) for name, stated in pairs]
+    return _Source(path, {known: stated for name, stated in named if (known := known_name(name))}, dict(named))
 
 
 def _toml(text: str, path: Path) -> Iterator[tuple[str, Stated]]:

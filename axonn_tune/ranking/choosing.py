@@ -375,7 +375,7 @@ def _price(
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
     first, representative = pricer.distinct(candidates)
-    prices = pricer.price(candidates.taken(first), pricer.shapes({**shapes.values, **kept})).taken(representative)
+    prices = pricer.price(candidates.taken(first), {**shapes.values, **kept}).taken(representative)
     found = Columns(
         shape=candidates.shape,
         placement=placement,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -241,8 +241,15 @@ def _kind_row(rows: Sequence[Json]) -> Json:
 
 _SENT = ("number", "phase", "layer", "op", "axis", "group", "formula", "bytes", "count")
 _COSTS = (
-    *("number", "call", "tier", "algorithm", "latency_s", "bandwidth_bytes_per_s"),
-    *("seconds", "exposed_s", "overlapped_with"),
+    "number",
+    "call",
+    "tier",
+    "algorithm",
+    "latency_s",
+    "bandwidth_bytes_per_s",
+    "seconds",
+    "exposed_s",
+    "overlapped_with",
 )
 
 
@@ -305,7 +312,10 @@ def _costs(subject: PricedConfiguration) -> ExplainSection:
 def _in_ms(column: Column) -> Column:
     """A column of seconds with a unit in each cell, ms below 1 s."""
     titles = {"seconds": "all\ncalls", "exposed_s": "exposed"}
-    show: Callable[[float], str] = lambda seconds: show_seconds(seconds) if seconds else "0"  # noqa: E731
+
+    def show(seconds: float) -> str:
+        return show_seconds(seconds) if seconds else "0"
+
     return replace(column, title=titles[column.key], show=show) if column.key in titles else column
 
 

@@ -62,9 +62,14 @@ _OF_PAIR = tuple(_quantity_columns())
 _PAIRS = {column.key: column for column in _OF_PAIR}
 _NAME = words("name", "configuration", "Grid, rank order, micro-batch, recompute.", 34)
 _SPREAD = share("spread", "spread\nof runs", "Of the step: largest less smallest, over the median.", decimals=0)
-# In texts without where they differ.
-_BEFORE_COLON: Callable[[str], str] = lambda losses: losses.partition(":")[0]  # noqa: E731
-_LOSSES = words("losses", "losses", "Losses and gradient norms vs. a single rank.", 40, show=_BEFORE_COLON)
+
+
+def _before_colon(losses: str) -> str:
+    """Losses in texts, without where they differ."""
+    return losses.partition(":")[0]
+
+
+_LOSSES = words("losses", "losses", "Losses and gradient norms vs. a single rank.", 40, show=_before_colon)
 _CONFIGURATIONS = (_NAME, *_OF_PAIR, _SPREAD, _LOSSES)
 _IN_TEXTS = (
     (_NAME, *_OF_PAIR[:3], _SPREAD, *_OF_PAIR[3:9]),

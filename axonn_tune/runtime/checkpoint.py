@@ -380,8 +380,11 @@ class Checkpointer:
             if self._ranks.first:
                 self._folder.clean()
             cause = _cause(error)
-            if is_broken_connection(cause) or is_timeout(cause):
-                # Another rank is lost or hangs: the watch names it, and the disk is not to blame.
+            if is_broken_connection(cause) and not is_timeout(cause):
+                # Another rank is lost: the watch names it, and the disk is not to blame.
+                cause.add_note(f"while saving step {step} in {str(self._folder.path)!r}")
+                if cause is error:
+                    raise
                 raise cause from error
             raise self._explained(step, cause) from error
 

@@ -35,15 +35,15 @@ from axonn_tune.runtime.settings import RuntimeSettings
 from axonn_tune.runtime.timing import Call, Timer
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CollectiveHandle:
     """A collective in flight. `wait` returns its result, however often it is called.
 
-    finish: makes the result of what has arrived. sent: held, because a stream that the computation does not wait for
-    may still read its memory.
+    buffer: where the result arrives, not to be read before. finish: makes the result of what has arrived. sent: held,
+    because a stream that the computation does not wait for may still read its memory.
     """
 
-    result: torch.Tensor
+    buffer: torch.Tensor
     work: dist.Work | None
     finish: Callable[[], torch.Tensor] | None = None
     sent: torch.Tensor | None = None
@@ -73,8 +73,8 @@ class CollectiveHandle:
             self.work.wait()
             self.work = self.sent = None
         if self.finish is not None:
-            self.result, self.finish = self.finish(), None
-        return self.result
+            self.buffer, self.finish = self.finish(), None
+        return self.buffer
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class WorldGroup:
-    """A process group of all ranks for a background thread; group None: one process.
+    """A process group of all ranks, outside of steps; group None: one process.
 
     All ranks follow one rank's decision, and fail if one fails.
     """

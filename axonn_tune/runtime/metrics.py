@@ -9,7 +9,7 @@ call.
 A message between pipeline stages counts where it is sent. A longer wait is for its sender, which is part of the bubble.
 Terms are those of the stage that the prediction's are of.
 
-On GPUs, where few steps are timed, the step's time is that of the others: see `summarise`.
+On GPUs, where few steps are timed, the step's time is that of the others: see `RunMeasurements.summary`.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ class RunMeasurements:
             [call.edge is not None and call.edge.sender != self.mesh.rank for call in calls], dtype=torch.bool
         )
         sent = [seconds.masked_fill(received, 0.0), elapsed_s.masked_fill(received, 0.0), exposed_s]
-        means, mine, sums = torch.stack(sent).mean(1), list[tuple[LedgerEntry, int]](), list[torch.Tensor]()
+        means = torch.stack(sent).mean(1)
+        mine, sums = list[tuple[LedgerEntry, int]](), list[torch.Tensor]()
         for entry in dict.fromkeys(call.entry for call in calls):
             its = torch.tensor([call.entry == entry for call in calls], dtype=torch.bool)
             mine.append((entry, int((its & ~received).sum())))

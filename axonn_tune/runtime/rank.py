@@ -361,7 +361,7 @@ class Rank:
 
     def _broken(self, error: Exception) -> int:
         """An unexpected error, or a connection that another rank's end has broken."""
-        reason = f"{type(error).__name__}: {error}"
+        reason = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         if is_timeout(error) and self.watch is not None:
             self.watch.fail(
                 f"a collective took longer than {self.launch.hang_timeout_s:g} s", code=LOST_CODE, timed_out=True

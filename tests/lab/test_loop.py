@@ -47,7 +47,7 @@ from axonn_tune.validation.runner import (
 from tests.lab.labs import SMALL, WHY_NOT, needs_labs
 
 WORLD, BATCH = 4, 8
-ATTEMPTS = 4
+ATTEMPTS = 2
 LONGEST_STEP_S = 1.3
 SHAPE = Shape(nodes=2, ranks_per_node=2, uplink_bits_per_s=60e6, port_bits_per_s=200e6, delay_s=4e-3)
 FLOORS = Floors(spearman=0.8, regret=0.25, step_error=0.13)

@@ -181,6 +181,8 @@ class Fusion:
 class KernelClock(HostClock):
     """Counts kernels instead of seconds, so that a timer's parts list their kernels."""
 
+    shared = False
+
     def __init__(self, meter: KernelMeter) -> None:
         self._meter = meter
 

@@ -211,6 +211,7 @@ class ObserverClock(HostClock):
     """The clock of timed steps on a GPU: a stream for each group waits for its collectives' ends."""
 
     streams: Streams
+    shared = False
 
     def mark(self) -> float:
         return 0.0

@@ -173,6 +173,17 @@ def require_trace(directory: Path, names: set[str]) -> None:
         assert all(one["ts"] + one["dur"] <= step["ts"] + step["dur"] + 1 for one in inside)
 
 
+def test_a_rank_imports_what_it_uses(tmp_path: Path) -> None:
+    """Guards the start of ranks: torch's compiler and its checkpoints would double it, and this step uses neither."""
+    program = (
+        "import sys; from axonn_tune.runtime.__main__ import main; code = main(sys.argv[1:])\n"
+        "unused = {'torch._dynamo', 'torch.distributed.checkpoint'}; print(code, sorted(unused & set(sys.modules)))"
+    )
+    words = [str(launch_file(tmp_path, gpus=1, steps=1)), "--directory", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+
+
 def test_a_killed_pipeline_resumes_to_the_bit(tmp_path: Path) -> None:
     """Guards stages: kill -9 of one ends all, and the run goes on from its checkpoint as if nothing had happened."""
     (tmp_path / "whole").mkdir()

@@ -234,7 +234,7 @@ class _Group:
         replay = Replay(
             runs=[sum((clock.run_s(step) for step in run), start=0.0) for run in linked.linker.runs],
             collectives=[0.0 if one is None else one[0] * (one[1] + call_s) for one in self._scheduled],
-            lanes=[self.lane[one.axis] for one, _ in linked.linker.collectives],
+            streams=[self.lane[one.axis] for one, _ in linked.linker.collectives],
             present=[None] * len(linked.linker.collectives),
             tiers=self.tiers,
             slots=len(linked.linker.slots),
