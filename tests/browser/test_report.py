@@ -166,11 +166,9 @@ def test_two_configurations_stand_beside_each_other(chromium: Any, reports: dict
         block.scroll_into_view_if_needed()
         block.locator("[data-drawn=true]").wait_for()
         panel.locator("summary", has_text="The same as a table").first.click()
-        cells = (
-            panel.locator("table")
-            .first.locator("tbody tr[data-row]")
-            .evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
-        )
+        listed_parts = panel.locator("table").first.locator("tbody tr[data-row]")
+        listed_parts.first.wait_for()
+        cells = listed_parts.evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
         (_, own, other, more), *parts = cells
         listed = {row[0]: row[place_of(seen.page, "step, s")] for row in rows(seen.page)}
         assert [float(own), float(other)] == pytest.approx([float(listed["1"]), float(listed["3"])], abs=0.06)
