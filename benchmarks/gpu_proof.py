@@ -1,4 +1,4 @@
-"""What the runtime does on a GPU, predicted beside measured: `python -m benchmarks.gpu_proof`, or `make gpu`.
+"""What the runtime does on a GPU, predicted vs. measured: `python -m benchmarks.gpu_proof`, or `make gpu`.
 
 Stages run one after the other, each in a process of its own and in less than ten minutes, and write one JSON document
 each. What is there already is not measured again, so a run that was cut off goes on where it was; `--again` measures

@@ -36,10 +36,17 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Moments:
-    """AdamW's state of a bucket: running means of its gradient and of the gradient's square."""
+    """AdamW's state of a bucket: running means of its gradient and of the gradient's square, and how many steps."""
 
     first: torch.Tensor
     second: torch.Tensor
+    count: torch.Tensor
+
+    @classmethod
+    def of(cls, master: torch.Tensor, *, fused: bool) -> Moments:
+        """Those before the first step; torch's fused kernel counts on the device."""
+        count = torch.zeros((), device=master.device if fused else "cpu")
+        return cls(torch.zeros_like(master), torch.zeros_like(master), count)
 
 
 def learning_rate(options: launch.Optimizer, step: int) -> float:
@@ -64,14 +71,7 @@ class AdamW:
         self._communicator, self._options = communicator, options
         self.buckets, self.device = store.buckets, store.device
         self._fused = store.device.type in ("cpu", "cuda")
-        self._moments = {
-            id(bucket): Moments(torch.zeros_like(bucket.master), torch.zeros_like(bucket.master))
-            for bucket in self.buckets
-        }
-        # torch's fused kernel counts steps on the device, one count a tensor.
-        self._counts = {
-            id(bucket): torch.zeros((), device=store.device if self._fused else "cpu") for bucket in self.buckets
-        }
+        self._moments = {id(bucket): Moments.of(bucket.master, fused=self._fused) for bucket in self.buckets}
         self._steps_done = 0
 
     @property
@@ -82,8 +82,8 @@ class AdamW:
     @steps_done.setter
     def steps_done(self, steps: int) -> None:
         self._steps_done = steps
-        for count in self._counts.values():
-            count.fill_(steps)
+        for moments in self._moments.values():
+            moments.count.fill_(steps)
 
     def moments(self, bucket: Bucket) -> Moments:
         """The moments of a bucket: the tensors themselves, to save or to load into."""
@@ -118,7 +118,7 @@ class AdamW:
 
     @torch.no_grad()
     def _update(self, buckets: list[Bucket], *, rate: float, weight_decay: float) -> None:
-        """Update master weights, moments and counts of some buckets.
+        """Update master weights and moments of some buckets.
 
         By torch's function and not its class, which imports torch's compiler: two seconds of every rank's start.
         """
@@ -129,7 +129,7 @@ class AdamW:
             [one.first for one in moments],
             [one.second for one in moments],
             [],
-            [self._counts[id(bucket)] for bucket in buckets],
+            [one.count for one in moments],
             fused=self._fused,
             amsgrad=False,
             beta1=beta1,

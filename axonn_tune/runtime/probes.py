@@ -87,8 +87,19 @@ class Bench:
 
     def work(self, probe: Probe) -> ProbeWork:
         """The work of a probe on this rank, which the method of its kind makes."""
-        made: ProbeWork = getattr(self, probe.what)(probe)
-        return made
+        match probe:
+            case CollectiveProbe():
+                return self.collective(probe)
+            case TransferProbe():
+                return self.transfer(probe)
+            case MatmulProbe():
+                return self.matmul(probe)
+            case CopyProbe():
+                return self.copy(probe)
+            case AttentionProbe():
+                return self.attention(probe)
+            case StepProbe():
+                return self.step(probe)
 
     def collective(self, probe: CollectiveProbe) -> ProbeWork:
         """One call over all groups of the shape at once; all ranks must call this together."""

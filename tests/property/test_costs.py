@@ -135,7 +135,7 @@ def test_rank_and_coordinates_are_a_bijection(grid: Grid, data: st.DataObject) -
 
 
 def memory_bytes(model: Model, workload: Workload, grid: Grid, recompute: Recompute) -> float:
-    """Memory of one rank without kept layers, at micro-batch 1."""
+    """Memory of one rank with all layers resharded, at micro-batch 1."""
     values = symbol_values(model, workload, grid, micro_batch=1)
     values["held"] = values["L"]
     program = build_step(model, workload, recompute=recompute)

@@ -65,7 +65,7 @@ class Trainee:
 
 
 def trainee(grid: Grid, *, seed: int = RUN["seed"], model: Model = MODEL, split: bool = False) -> Trainee:
-    """A fresh one, in fp64; `split`: main weights over data."""
+    """A fresh one, in fp64; `split`: master weights over data."""
     mesh = build_mesh(grid)
     communicator, wide = Communicator(mesh, Ledger()), torch.float64
     settings = RuntimeSettings(wide, wide, wide, frozenset(), "none", 0, torch.device("cpu"), shard_master=split)

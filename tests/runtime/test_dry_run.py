@@ -56,7 +56,7 @@ def test_a_first_run_fits_as_predicted(request_: str) -> None:
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize(("model", "layers"), [("5b", 6), ("llama3-8b", 6)])
 def test_memory_is_that_of_the_program(model: str, layers: int, split: tuple[int, int, int], recompute: str) -> None:
-    """Guards the memory model: GPT and Llama with grouped heads, every kind of recompute and split, kept layers too."""
+    """Guards the memory model: GPT and Llama with grouped heads, every recompute, split, layers not resharded."""
     x, y, z = split
     found = axonn_tune.search(
         *(model,),

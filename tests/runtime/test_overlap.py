@@ -68,8 +68,8 @@ def test_an_overlap_keeps_its_own_collectives_open(overlap: Overlap, recompute: 
 def test_a_late_network_changes_no_bit(training: Training, recompute: Recompute, grid: Grid, pools: Pools) -> None:
     """Guards against buffers that are reused or read too early, which a quick network hides.
 
-    With kept layers and several micro-batches, where buffers live longest; with halves and split optimizer state
-    where there are halves.
+    With layers not resharded and several micro-batches, where buffers live longest; with halves and split optimizer
+    state where there are halves.
     """
     micro_batch = 24 // grid.z // grid.data // 2
     case = Case(

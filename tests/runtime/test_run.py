@@ -111,7 +111,7 @@ def test_stopped_and_resumed_run_of_two_ranks_equals_one_of_one(tmp_path: Path) 
 
 
 def test_terms_are_timed_and_shown_beside_the_prediction(tmp_path: Path) -> None:
-    """Guards predicted beside measured: each collective has a time on each rank, and all adds up."""
+    """Guards predicted vs. measured: each collective has a time on each rank, and all adds up."""
     path = launch_file(tmp_path, gpus=2)
     launch = load_document(path, schema=Launch)
     shown, said = start(path, tmp_path / "run", "--trace", "2").communicate(timeout=PATIENCE_S)

@@ -109,7 +109,7 @@ def test_attention_in_a_wider_type_is_as_exact() -> None:
 
 
 def test_split_optimizer_state_changes_no_bit(pools: Pools) -> None:
-    """Guards bf16 with fp32 main weights: where state lies does not matter. Two ranks, as more sum in another order."""
+    """Guards bf16 with FP32 master weights: where state lies does not matter. Two ranks: more sum in another order."""
     found = [pools(2).run(tasks.trained_in_bf16, Grid(data=2), split)[0] for split in (False, True)]
     assert found[0]
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

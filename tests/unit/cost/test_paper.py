@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 from axonn_tune.cost import paper
-from axonn_tune.cost.paper import PaperBackend, PaperPrices, PaperTerm, price_paper, released_grids
-from axonn_tune.cost.paper_bandwidth import equation_7_bandwidth, table_bandwidth
+from axonn_tune.cost.paper import (
+    PaperBackend,
+    PaperPrices,
+    PaperTerm,
+    equation_7_bandwidth,
+    price_paper,
+    released_grids,
+    table_bandwidth,
+)
 from axonn_tune.errors import UnknownNameError, UsageError
 from axonn_tune.specs.catalog import load_model
 from axonn_tune.specs.machine import Machine, PaperTable

@@ -23,7 +23,7 @@ class Case:
     """One configuration of a framework.
 
     options: sizes of axes, chunks, micro_batch, recompute, kept_layers, batch, seq. Without them: sizes of 1, no
-    recompute, no kept layers, the model's sequence length.
+    recompute, all layers resharded after forward, the model's sequence length.
     """
 
     framework: str

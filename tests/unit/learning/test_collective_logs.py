@@ -199,7 +199,7 @@ def test_osu_counts_one_ranks_part(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_logs_are_refused(text: str, message: str, tmp_path: Path) -> None:
-    """Guards against fitting torn logs and mixed units: file and line are named."""
+    """Guards against fitting truncated logs and mixed units: file and line are named."""
     with pytest.raises(DocumentError, match=message):
         read_log(written(tmp_path, text))
 

@@ -185,7 +185,7 @@ def test_a_straggler_is_named_by_its_rank(tmp_path: Path) -> None:
 
 
 def test_damaged_metrics_are_named(tmp_path: Path) -> None:
-    """Guards the message for a torn line."""
+    """Guards the message for a truncated line."""
     for path in (RUNS / "straggler").iterdir():
         (tmp_path / path.name).write_text(path.read_text("utf-8")[: -1 if path.suffix == ".yaml" else None], "utf-8")
     (tmp_path / "metrics-rank2.jsonl").write_text('{"compute_s": 1', "utf-8")

@@ -19,7 +19,7 @@ PLACES = (0, 2, 4, 30, 60)
 
 @pytest.fixture(scope="module", params=PLACES)
 def pricing(request: pytest.FixtureRequest) -> Pricing:
-    """Configurations with and without kept layers, replicas and several micro-batches."""
+    """Configurations with and without layers not resharded after forward, replicas and several micro-batches."""
     return results().ranked.pricing(request.param)
 
 

@@ -1,4 +1,4 @@
-"""Predicted beside measured: figures of known data, verdicts, and what else could have been predicted."""
+"""Predicted vs. measured: figures of known data, verdicts, and what else could have been predicted."""
 
 from __future__ import annotations
 

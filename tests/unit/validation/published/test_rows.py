@@ -63,7 +63,7 @@ def test_tables_are_padded_or_cut(tmp_path: Path, multiple: int, tensor: int, ro
 
 
 def test_an_odd_table_makes_a_slow_head(tmp_path: Path) -> None:
-    """Guards what a vocabulary costs that is not padded: products at odd addresses run without matrix units."""
+    """Guards what a vocabulary costs that is not padded: GEMMs at odd addresses run without tensor cores."""
     padded, odd = (
         replace(read(tmp_path, more={"vocab_multiple": multiple}), vocab=50257, layers=4) for multiple in ("128", "0")
     )
