@@ -77,7 +77,7 @@ def _batch(config: Any, dims: ParallelDims) -> Answer:
     shares = dims.dp_replicate * dims.dp_shard
     batch = training.global_batch_size if training.global_batch_size >= 0 else local * shares
     if batch % (local * shares):
-        raise ValueError(f"global batch {batch} is not divisible by local batch {local} times {shares}")
+        raise ValueError(f"global batch {batch} is no multiple of local batch {local} times {shares}")
     micro = config.parallelism.pipeline_parallel_microbatch_size if dims.pp > 1 else local
     return {
         "global_batch": batch,
