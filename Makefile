@@ -6,7 +6,7 @@ SPECIFIED_BY := setup.cfg constraints.txt pyproject.toml
 CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types generated generate unit format docs accuracy bench gpu fit frameworks clean chromium
+.PHONY: help demo test check style types generated generate unit format docs accuracy golden bench gpu fit frameworks clean chromium
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -31,8 +31,7 @@ types: .venv/installed-dev ## mypy --strict
 	@$(BIN)/mypy --no-error-summary
 
 generated: .venv/installed-dev ## whether docs/cli.md, docs/files.md and the JSON Schemas match the code
-	@$(BIN)/python -m axonn_tune.specs.schemas --check
-	@$(BIN)/python -m axonn_tune.cli.reference --check
+	@$(BIN)/python -m tools.reference --check
 
 unit: .venv/installed-dev ## unit tests
 	@$(BIN)/python -m pytest tests/unit
@@ -42,8 +41,7 @@ format: .venv/installed-dev ## format the code and mend what ruff can
 	@$(BIN)/ruff format --quiet $(CODE)
 
 generate: .venv/installed-dev ## rewrite docs/cli.md, docs/files.md and the JSON Schemas
-	@$(BIN)/python -m axonn_tune.specs.schemas
-	@$(BIN)/python -m axonn_tune.cli.reference
+	@$(BIN)/python -m tools.reference
 
 docs: .venv/installed-dev ## build the documentation site into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
@@ -52,6 +50,9 @@ docs: .venv/installed-dev ## build the documentation site into build/site
 accuracy: .venv/installed-dev ## predictions against published measurements, and the tests of their floors; options in ARGS
 	@$(BIN)/axonn-tune validate --published $(ARGS)
 	@$(BIN)/python -m pytest tests/published
+
+golden: .venv/installed-dev ## what every command prints and writes, against its recording; ARGS=--write records, ARGS=NAME runs some
+	@$(BIN)/python -m tests.golden.golden $(ARGS)
 
 bench: .venv/installed-dev chromium ## speed of the tool, of its reports, and of the runtime's steps beside FSDP2 and DTensor; options in ARGS
 	@$(BIN)/python -m benchmarks.run $(ARGS)

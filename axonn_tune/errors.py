@@ -19,8 +19,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters but tabs and line breaks: no text needs them, terminals obey them."""
+BOLD, GREEN, BLUE, YELLOW, RESET = COLORS = ("\x1b[1m", "\x1b[1;32m", "\x1b[34m", "\x1b[33m", "\x1b[0m")
+"""What this tool tells terminals."""
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters but tabs and line breaks, and halves of characters: terminals obey them, no text needs them."""
 
 
 class AxonnTuneError(Exception):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,10 @@ from typing import BinaryIO
 
 from axonn_tune.errors import AxonnTuneError, EnvironmentProblem, UsageError
 
+_SCHEMA = re.compile(rb'^[{ ]{0,3}"?schema"?: ?"?axonn-tune/([a-z-]+)/', re.MULTILINE)
+_OWN = re.compile(rb'Written by axonn-tune|axonn-tune regress|"(const|schema)": "axonn-tune/|"axonn_tune": "|AXNTOKEN')
+"""What a document of this tool, and what any other file that it writes, has in its first or last 64 KiB."""
+_SEEN_BYTES = 1 << 16
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -54,22 +60,56 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
 def write_text_atomically(path: str | Path, text: str) -> None:
     """Replace a file by `text` in one step, with errors as of `replacing`."""
     with replacing(path) as file:
-        file.write(text.encode())
+        # Half a character has no bytes: its number is written.
+        file.write(text.encode(errors="backslashreplace"))
+
+
+def require_own(path: str | Path, *, kind: str = "", read_by: Path | None = None) -> None:
+    """UsageError for a file that this tool has not written, or as another kind of document than is to replace it.
+
+    Nothing is refused where there is no file, an empty one, or a device. kind: machine, launch and so on; "" for what
+    is no document. read_by: a script of this tool that names the file, which is known by that then.
+    """
+    target = Path(path)
+    seen = _seen(target)
+    document = _SCHEMA.search(seen)
+    if not seen or (document[1].decode() == kind if document else not kind and _OWN.search(seen)):
+        return
+    script = b"" if read_by is None else _seen(read_by)
+    if _OWN.search(script) and f'"$folder"/{shlex.quote(target.name)}'.encode() in script:
+        return
+    what = f"is a {document[1].decode()} document" if document else "was not written by axonn-tune"
+    raise UsageError(f"{str(path)!r} {what}: name another file, or replace it with --force")
+
+
+def _seen(path: Path) -> bytes:
+    """Beginning and end of a regular file; nothing of anything else."""
+    if not path.is_file():
+        return b""
+    with open_regular(path) as file:
+        beginning = file.read(_SEEN_BYTES)
+        file.seek(max(len(beginning), path.stat().st_size - _SEEN_BYTES))
+        return beginning + file.read(_SEEN_BYTES)
 
 
 def read_regular(path: Path, *, limit_bytes: int) -> bytes:
     """A file's content; UsageError for what is no regular file, or holds more than the limit. OSError as of open."""
-    # A pipe without a writer would block.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise UsageError(f"{str(path)!r} is a {'folder' if stat.S_ISDIR(mode) else 'device or a pipe'}, not a file")
-    with os.fdopen(descriptor, "rb") as file:
+    with open_regular(path) as file:
         content = file.read(limit_bytes + 1)
     if len(content) > limit_bytes:
         raise UsageError(f"{str(path)!r} has more than the {limit_bytes >> 20} MiB that such a file may have")
     return content
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file open for reading; UsageError for what is no regular file. OSError as of open."""
+    # A pipe without a writer would block, and so would files of the kernel, which are regular by name only.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) or os.path.realpath(path).startswith(("/proc/", "/sys/")):
+        os.close(descriptor)
+        raise UsageError(f"{str(path)!r} is a {'folder' if stat.S_ISDIR(mode) else 'device or a pipe'}, not a file")
+    return os.fdopen(descriptor, "rb")
 
 
 def sync_folder(folder: Path) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import comb, prod
 
 import numpy as np
 from numpy.typing import NDArray
+
+from axonn_tune.errors import UsageError
 
 AXES = ("x", "y", "z", "data")
 """Axes of the paper's 4D algorithm."""
@@ -231,12 +233,22 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+MOST_GRIDS = 1_000_000
+"""Grids of one search: twenty times those of any power of two that a number of GPUs can be."""
+
+
 def factorizations(number: int, *, axes: int = len(AXES)) -> NDArray[np.int64]:
     """Every ordered factorization into one factor an axis, as rows in lexicographic order.
 
     Shape `[factorizations, axes]`; each prime's exponent is split over the axes
-    independently, so no row is discarded.
+    independently, so no row is discarded. UsageError for more rows than `MOST_GRIDS`.
     """
+    count = prod(comb(exponent + axes - 1, axes - 1) for exponent in prime_factors(number).values())
+    if count > MOST_GRIDS:
+        raise UsageError(
+            f"{number:,} GPUs have {count:,} grids of {axes} axes, and up to {MOST_GRIDS:,} are searched: give "
+            "a number with fewer divisors, such as a power of two"
+        )
     rows = np.ones((1, axes), dtype=np.int64)
     for prime, exponent in prime_factors(number).items():
         powers = np.power(np.int64(prime), np.array(list(_splits(exponent, axes)), dtype=np.int64))

@@ -9,6 +9,8 @@ import signal
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+AGENT = "_AXONN_TUNE_AGENT"
+"""Variable with the process that has started all ranks of a host, and that they end with."""
 
 
 def die_with(parent: int | None) -> None:

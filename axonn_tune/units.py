@@ -1,6 +1,8 @@
-"""Units: SI base units inside, conversion once at each boundary."""
+"""Units: SI base units inside, conversion once at each boundary; printed numbers are read here, with bounds."""
 
 from __future__ import annotations
+
+import math
 
 GIB = 1024.0**3
 GB = 1e9
@@ -22,6 +24,45 @@ def bytes_per_s(value_gb_per_s: float) -> float:
 def flops_per_s(value_tflops: float) -> float:
     """TFLOP/s to FLOP/s."""
     return value_tflops * TERA
+
+
+def read_number(value: object, *, least: float = 0.0, most: float = 1e18) -> float:
+    """A number of a log, script or table, as text or as JSON has it; ValueError, with its begin, for one out of range.
+
+    Python's own readers take digits of every script, make infinity of 1e400, and refuse 5,000 digits by other errors.
+    """
+    try:
+        text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+        found = float(text) if text.isascii() else math.nan
+    except ValueError:
+        found = math.nan
+    if not least <= found <= most:
+        raise ValueError(f"{_begin(value)} is not a number from {least:g} to {most:g}")
+    return found
+
+
+def read_count(value: object, *, least: int = 0, most: int = 2**53) -> int:
+    """The same of a whole number."""
+    try:
+        found = read_number(value, least=least, most=most)
+    except ValueError:
+        found = math.nan
+    if not found.is_integer():
+        raise ValueError(f"{_begin(value)} is not a whole number from {least:,} to {most:,}")
+    return int(found)
+
+
+def json_int(digits: str) -> int:
+    """A whole number of a JSON text, of which Python's own reader would refuse 5,000 digits by another error."""
+    if len(digits) > 4000:
+        raise ValueError(f"{_begin(digits)} is no number that can be read")
+    return int(digits)
+
+
+def _begin(value: object) -> str:
+    """A value as text, of a long one its begin."""
+    text = ascii(value) if isinstance(value, str | float | bool) else str(value)
+    return text if len(text) <= 40 else f"{text[:24]}… ({len(text):,} characters)"
 
 
 def counted(count: int, noun: str) -> str:

@@ -12,17 +12,20 @@ from pathlib import Path
 
 import numpy as np
 
-from axonn_tune.frameworks import UNKNOWN, find_framework
+from axonn_tune.cost.evidence import ACCELERATORS, LARGEST
+from axonn_tune.cost.uncertainty import PER_DOUBLING, PER_STAGE_DOUBLING
+from axonn_tune.frameworks import find_framework
+from axonn_tune.report.accuracy import headline
 from axonn_tune.report.output import Column, markdown_table, words
-from axonn_tune.validation.published.accuracy import Accuracy, Files, PredictedRow, evaluate, families, widths, without
+from axonn_tune.specs.catalog import load_machine
+from axonn_tune.validation.published.accuracy import SUMS, Accuracy, Files, PredictedRow, evaluate, families
 from axonn_tune.validation.published.cases import FRAMEWORK_WORDS
 from axonn_tune.validation.published.measurements import Evaluation, errors_by_group
+from axonn_tune.validation.published.rows import known_errata
 from axonn_tune.validation.quality import Errors
 from tools import vtrain_sums
 from tools.accuracy_figure import figure
 from tools.fit import back_test
-from tools.fit.left_out import coverage, family_group
-from tools.fit.software import cases
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURE = DOCS / "accuracy.svg"
@@ -46,10 +49,16 @@ def tables() -> dict[str, str]:
         "sources": _by_source(found),
         "ranking": _ranking(found),
         "goals": _goals(found),
-        "coverage": f"{_blind_coverage(found):.0%}",
-        "widths": _widths(),
+        "headline": "\n".join(f"- {sentence}" for sentence in headline(found)),
+        "errata": _errata(),
+        "layers": str(found.sums[1]),
+        "open": _open(found.summary.open),
+        "widths": f"±{load_machine('dgx-h100').document.uncertainty.compute:.0%}",
+        "per_gpus": f"{PER_DOUBLING:.1%}",
+        "per_stages": f"{PER_STAGE_DOUBLING:.1%}",
+        "largest": ", ".join(f"{size:,} {_SIZES[name]}" for name, size in LARGEST.items()),
+        "accelerators": ", ".join(ACCELERATORS),
         **_back_tests(),
-        "unknown": f"−{-np.expm1(-widths()[UNKNOWN]):.0%} to +{np.expm1(widths()[UNKNOWN]):.0%}",
         "worst": _worst(found.summary.worst),
         "collectives": _evaluations(found.collectives),
         "gemms": _evaluations(found.gemms),
@@ -69,23 +78,49 @@ def _indented(text: str) -> str:
     return textwrap.indent(text, "  ").strip()
 
 
-def _blind_coverage(found: Accuracy) -> float:
-    """Share of rows within intervals whose widths come from other groups of families."""
-    steps = {one.row.id: one for one in without(found.steps, "family")}
-    some = [case for case in cases() if case.row.id in steps]
-    errors = np.log([1.0 + (steps[case.row.id].error or 0.0) for case in some])
-    return coverage(errors, [case.framework.software for case in some], [family_group(case) for case in some])
+_SIZES = {
+    "gpus": "GPUs",
+    "pipeline": "pipeline stages",
+    "chunks": "chunks of a stage",
+    "context": "ranks of context",
+    "sequence": "tokens in a sequence",
+}
 
 
-def _widths() -> str:
-    """Narrowest and widest interval of software that was in the fit."""
-    known = [np.expm1(width) for name, width in widths().items() if name != UNKNOWN]
-    return f"±{min(known):.0%} to ±{max(known):.0%}"
+def _errata() -> str:
+    """Inputs of published rows that were edited, and why."""
+    headings = [words("", name) for name in ("source", "column", "the source says", "taken", "why")]
+    rows = [
+        [one["dataset"], f"`{one['column']}`", one["source_says"] or "nothing", one["taken"], one["why"]]
+        for one in known_errata()
+    ]
+    return markdown_table(headings, rows)
+
+
+def _open(some: Sequence[PredictedRow]) -> str:
+    """Rows that leave part of their layout open."""
+    headings = [words("", name) for name in ("row", "model", "open")]
+    headings += [Column("", name) for name in ("GPUs", "layouts that fit", "measured, s", "least, s", "most, s")]
+    rows = [
+        [
+            one.row.id,
+            one.row.model,
+            one.open_words,
+            f"{one.row.gpus:,}",
+            str(len(one.choices_s)),
+            f"{one.row.step_s:.3g}",
+            f"{one.choices_s[0]:.3g}",
+            f"{one.choices_s[-1]:.3g}",
+        ]
+        for one in some
+    ]
+    return markdown_table(headings, rows)
 
 
 def _goals(found: Accuracy) -> str:
     """What was aimed at, by fits without a row's family, and what was reached."""
-    family = found.without["family"]
+    family, apart = found.without["family"], found.apart
+    assert apart is not None, "of the shipped rows"
     memory = errors_by_group(found.memory)["all"].mape
     collectives = errors_by_group(found.collectives)["all"].median
     goals = [
@@ -99,7 +134,7 @@ def _goals(found: Accuracy) -> str:
         ("mean regret, at most 2%", f"{family.regret:.1%}", (family.regret or 1.0) <= 0.02),
         ("memory, at most 1%", f"{memory:.1%}", memory <= 0.01),
         ("collectives from 1 MiB up, median at most 10%", f"{collectives:.1%}", collectives <= 0.1),
-        ("80% intervals hold 75 to 90%", f"{family.coverage:.0%}", 0.75 <= family.coverage <= 0.9),
+        ("80% intervals without the source hold 75 to 90%", f"{apart.coverage:.0%}", 0.75 <= apart.coverage <= 0.9),
     ]
     headings = [words("", "goal"), Column("", "reached"), words("", "")]
     return markdown_table(headings, [[goal, figure, "" if met else "missed"] for goal, figure, met in goals])
@@ -165,31 +200,48 @@ def _beyond(found: Sequence[back_test.Quality]) -> str:
 
 
 def _by_source(found: Accuracy) -> str:
-    headings = [
-        words("", "source"),
-        *(Column("", title) for title in ("rows", "as shipped", "without family", "median", "p90")),
+    titles = ("rows", "without source", "median", "hold", "width", "without family", "median", "p90", "as shipped")
+    headings = [words("", "source"), *(Column("", title) for title in titles)]
+    source, family, shipped = found.without["source"], found.without["family"], found.summary
+    apart = found.apart
+    assert apart is not None, "of the shipped rows"
+    rows = [
+        _source_cells(
+            name, source.by_source[name], source.intervals[name], family.by_source[name], shipped.by_source[name]
+        )
+        for name in shipped.by_source
     ]
-    headings += [Column("", "without source"), Column("", "median")]
-    summaries = [found.summary, found.without["family"], found.without["source"]]
-    rows = [_source_cells(name, *(one.by_source[name] for one in summaries)) for name in found.summary.by_source]
-    rows.append(_source_cells("all, mean over rows", *(one.errors for one in summaries)))
-    mean = [f"{np.mean([errors.mape for errors in one.by_source.values()]):.1%}" for one in summaries]
-    return markdown_table(headings, [*rows, ["all, mean over sources", "", mean[0], mean[1], "", "", mean[2], ""]])
+    mean = [f"{np.mean([errors.mape for errors in one.by_source.values()]):.1%}" for one in (source, family, shipped)]
+    rows.append(["**mean over sources**", "", f"**{mean[0]}**", "", "", "", mean[1], "", "", mean[2]])
+    held = [
+        f"**{apart.errors.mape:.1%}**",
+        f"{apart.errors.median:.1%}",
+        f"**{apart.coverage:.0%}**",
+        f"{apart.width:.0%}",
+    ]
+    rows.append([f"**rows without `{SUMS}`**", f"{apart.errors.rows:,}", *held, "", "", "", ""])
+    rows.append(
+        _source_cells("all rows", source.errors, (source.coverage, source.width), family.errors, shipped.errors)
+    )
+    return markdown_table(headings, rows)
 
 
-def _source_cells(name: str, shipped: Errors, family: Errors, source: Errors) -> list[str]:
-    cells = [shipped.mape, family.mape, family.median, family.p90, source.mape, source.median]
-    return [name, f"{shipped.rows:,}", *(f"{value:.1%}" for value in cells)]
+def _source_cells(
+    name: str, source: Errors, interval: tuple[float, float], family: Errors, shipped: Errors
+) -> list[str]:
+    cells = [source.mape, source.median, None, None, family.mape, family.median, family.p90, shipped.mape]
+    words = [f"{value:.1%}" if value is not None else f"{interval[at - 2]:.0%}" for at, value in enumerate(cells)]
+    return [name, f"{shipped.rows:,}", *words]
 
 
 def _ranking(found: Accuracy) -> str:
-    names = ("families", "Spearman", "Kendall", "regret", "best in top 5", "80% intervals hold")
+    names = ("families", "Spearman", "Kendall", "regret", "best in top 5")
     named = {"as shipped": found.summary, **{f"without {kind}": one for kind, one in found.without.items()}}
     rows = []
     for name, one in named.items():
         kendall = float(np.mean([family.kendall for family in one.families]))
         cells = [f"{one.spearman:.3f}", f"{kendall:.3f}", f"{one.regret:.1%}", f"{one.best_in_top_5:.0%}"]
-        rows.append([name, str(len(one.families)), *cells, f"{one.coverage:.0%}"])
+        rows.append([name, str(len(one.families)), *cells])
     return markdown_table([words("", "fit"), *(Column("", title) for title in names)], rows)
 
 

@@ -207,11 +207,15 @@ def compare(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CompareResult(ReportedResult):
-    """4D and its alternatives, each at its fastest layout; iterates over them. call: the call, for provenance."""
+    """4D and its alternatives, each at its fastest layout; iterates over them.
+
+    call: the call, for provenance. said: sentences on the file that the run was read from.
+    """
 
     comparison: Comparison
     inputs: Inputs
     call: str
+    said: tuple[str, ...] = ()
 
     @property
     def remarks(self) -> list[str]:
@@ -323,7 +327,13 @@ class SweepResult(ReportedResult, Sequence[Point]):
         color: bool = False,
     ) -> str:
         """The sweep as the command line prints it; `wide`: every column; UsageError for one that does not exist."""
-        return self._rendered(output_format, lambda: self._table(names=columns or (), wide=wide), color=color)
+        # A mark stands beside the model's name.
+        shortest = output_format != "csv" and "model" in (columns or ["model"])
+        return self._rendered(
+            output_format,
+            lambda: sweep_table(self.points, names=columns or (), wide=wide, shortest=shortest),
+            color=color,
+        )
 
     def __len__(self) -> int:
         return len(self.points)
@@ -345,8 +355,8 @@ class SweepResult(ReportedResult, Sequence[Point]):
         """This sweep as a section of a report; `source` names where it comes from."""
         return sweep_section(self.to_dict(), identity="s1", source=source)
 
-    def _table(self, *, names: Sequence[str] = (), wide: bool = False) -> Table:
-        return sweep_table(self.points, names=names, wide=wide)
+    def _table(self) -> Table:
+        return sweep_table(self.points)
 
 
 D = TypeVar("D", bound=Document)

@@ -15,13 +15,13 @@ from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.learning.evidence import Setup
 from axonn_tune.learning.setups import changes_of, problem_of
-from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run
+from axonn_tune.learning.stated import OF_MODEL, CommandRun, read_run, shipped_twin
 from axonn_tune.ranking.by_alpha_beta import AlphaBetaRanking, priced_entry
 from axonn_tune.ranking.choosing import search
 from axonn_tune.ranking.compare import compare, with_layout
 from axonn_tune.ranking.inputs import Choices, Inputs, WorkloadChoices, load_inputs
 from axonn_tune.report.explain import ExplainSection
-from axonn_tune.report.learning import StatedCommand, better_section, command_json, command_section
+from axonn_tune.report.learning import StatedCommand, better_section, command_json, command_section, said_of
 from axonn_tune.report.output import Json
 from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike, load_machine
 from axonn_tune.specs.document import to_yaml
@@ -34,6 +34,7 @@ from axonn_tune.specs.hugging_face import (
 from axonn_tune.specs.model import Model, ModelDefaults
 from axonn_tune.specs.workload import OVERLAPS, Precision
 from axonn_tune.validation.published.accuracy import best_pricing
+from axonn_tune.validation.published.rows import COLUMNS
 
 if TYPE_CHECKING:
     from axonn_tune.learning.diagnose import Diagnosis
@@ -91,10 +92,13 @@ def learn(
     return found, evidence
 
 
-def diagnose(path: str | Path, **options: Unpack[EvidenceOptions]) -> tuple[tuple[Diagnosis, ...], Evidence]:
+def diagnose(
+    path: str | Path, *, from_command: str | Path | None = None, **options: Unpack[EvidenceOptions]
+) -> tuple[tuple[Diagnosis, ...], Evidence]:
     """Compare runs with their predictions, as `axonn-tune diagnose` does: one diagnosis for each run of a file.
 
-    path: a training log, steps as CSV, a trace, a log of collectives, a measurement file or the folder of a run. Each
+    path: a training log, steps as CSV, a trace, a log of collectives, a measurement file or the folder of a run.
+    from_command: the script or config that started it, as of `explain_command`, for facts that a log lacks. Each
     diagnosis has `reasonable`, the predicted step with its interval, `causes` with their probabilities, the most
     probable first, and `changes` that would make the run faster. The second result says what was assumed. UsageError
     or DocumentError for what cannot be read.
@@ -104,7 +108,14 @@ def diagnose(path: str | Path, **options: Unpack[EvidenceOptions]) -> tuple[tupl
     from axonn_tune.learning.evidence import joined
     from axonn_tune.learning.reading import EvidenceRequest, read_evidence
 
-    evidence = read_evidence(EvidenceRequest(paths=[path], **options))
+    request = EvidenceRequest(paths=[path], **options)
+    if from_command is not None:
+        run = read_run(from_command, given=request.stated, model=request.model, framework=request.framework, needed=())
+        said = {column: stated.value for column, stated in run.columns.items() if column in COLUMNS}
+        request = replace(request, facts={**said, **request.stated})
+    evidence = read_evidence(request)
+    if from_command is not None:
+        evidence = replace(evidence, assumed=(*(f"{run.path}: {words}" for words in run.assumed), *evidence.assumed))
     if known := list(evidence.known):
         own = f"{evidence.machine.name} has learned from {known[0]}, so its prediction has seen this run"
         evidence = replace(evidence, assumed=(own, *evidence.assumed))
@@ -168,7 +179,8 @@ def explain_command(
     """
     run, setup, inputs = _stated(path, machine, options)
     pricing, ranking = setup.price(lambda same: same), search(problem_of(setup), exact=_EXACT)
-    ranks = AlphaBetaRanking(ranking).ranks()
+    ranks, named, own = AlphaBetaRanking(ranking).ranks(), options.get("model"), run.model()
+    ours = None if named is not None or shipped_twin(own) else (f"{own.name}.yaml", own)
     stated = StatedCommand(
         run=run,
         setup=setup,
@@ -177,7 +189,7 @@ def explain_command(
         layouts=len(ranking),
         best_s=ranking.candidate(0).iteration_s if len(ranking) else None,
         machine=str(machine) if isinstance(machine, str | Path) else inputs.machine.document.name,
-        model=str(model) if isinstance(model := options.get("model"), str | Path) else None,
+        model=str(named) if isinstance(named, str | Path) else ours,
     )
     return CommandExplanation(inputs, priced_entry(pricing, inputs.problem), pricing, stated=stated)
 
@@ -259,4 +271,6 @@ def compare_command(
     name, own = Path(run.path).name, setup.workload
     found = with_layout(compare(problem), setup.configuration, setup.framework, workload=own, name=name)
     given = {"path": path, "machine": machine, **options}
-    return CompareResult(found, replace(inputs, problem=problem), call_text("compare_command", given))
+    return CompareResult(
+        found, replace(inputs, problem=problem), call_text("compare_command", given), tuple(said_of(run))
+    )

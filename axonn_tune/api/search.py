@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args, overload
 
 from axonn_tune.errors import UsageError, suggest
+from axonn_tune.files import require_own
 from axonn_tune.frameworks import find_framework
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -26,7 +27,7 @@ from axonn_tune.ranking.nearest import faster_batch
 from axonn_tune.ranking.results import Results, nothing_feasible, run_search
 from axonn_tune.ranking.space import Limits, RankBy
 from axonn_tune.report.output import Json, Table, json_text
-from axonn_tune.report.ranking import ranking_document, ranking_remarks, ranking_table, why_first
+from axonn_tune.report.ranking import ranking_document, ranking_remarks, ranking_table, why_first, with_shortest
 from axonn_tune.specs.catalog import DEFAULT_MACHINE, MachineLike, ModelLike
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.workload import ELEMENT_SIZES, OVERLAPS, RECOMPUTES, Overlap, Precision, Recompute
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from axonn_tune.api.analysis import Explanation
     from axonn_tune.cost.prediction import Pricing
+    from axonn_tune.launch.commands import LaunchFiles
     from axonn_tune.launch.scripts import Emit, ScriptKind
     from axonn_tune.specs.launch import Launch
 
@@ -317,6 +319,9 @@ MOST_WITH_TERMS = 3_000
 _TERMS_BYTES = 15_000
 """Of one configuration in JSON, about."""
 
+MOST_LISTED = 20_000
+"""Rows that are rendered at once, in 0.1 ms each."""
+
 Format: TypeAlias = Literal["table", "json", "csv", "md"]
 DEFAULT_TOP = 10
 """Rows listed unless more are asked for, as on the command line."""
@@ -407,7 +412,7 @@ class SearchResult(ReportedResult, Sequence[Entry]):
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks: the priced problem, why #1 beats #2, ties, rejections."""
+        """Remarks: why #1 beats #2, ties, rejections."""
         problem = self.inputs.problem
         hint = faster_batch(problem) if len(self) and self.results.ranked.cost == COSTS[0] else ""
         return [*([hint] if hint else []), *ranking_remarks(self.results)]
@@ -438,29 +443,35 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         pick: int = 1,
         tokens: str | Path | None = None,
         emit: Emit | Sequence[Emit] | None = None,
+        force: bool = True,
     ) -> tuple[Path, ...]:
         """Write the launch files of a configuration; returns their paths.
 
         For the bundled runtime a launch config and, with `emit`, a script that starts it. For another framework the
         script with its arguments (`path` with the suffix .sh, or .sbatch where `emit` has "slurm"), and the config
-        files that it reads; "bridge" and "toml" are other forms of it. Errors as `explain`, those of
+        files that it reads; "bridge" and "toml" are other forms of it. force: False refuses, by a UsageError, to
+        replace a file that axonn-tune has not written. Errors as `explain`, those of
         `axonn_tune.launch.config.write_launch`, and UsageError for what the framework cannot express.
         """
-        from axonn_tune.launch.scripts import emit_kind, emit_script, script_text
+        from axonn_tune.launch.scripts import SUFFIXES, emit_kind, emit_script, script_text
 
         kind, form = emit_kind(_several(emit))
         if self.inputs.problem.framework.software:
-            return self._write_command(path, pick=pick, tokens=tokens, kind=kind, form=form)
+            return self._command_files(path, pick=pick, tokens=tokens, kind=kind, form=form).write(force=force)
         if form:
             raise UsageError(f"--emit {form} is for other frameworks: give --framework")
         from axonn_tune.launch.config import write_launch
 
         launch, machine = self.launch_config(pick=pick, tokens=tokens), self.inputs.machine.document
+        if not force:
+            require_own(path, kind="launch")
         if not _several(emit):
             write_launch(path, launch)
             return (Path(path),)
         # What refuses a script refuses it here, before anything is written.
         script_text(kind, launch=launch, machine=machine, launch_path=path)
+        if not force:
+            require_own(Path(path).with_suffix(SUFFIXES[kind]))
         write_launch(path, launch)
         return Path(path), Path(emit_script(kind, launch=launch, machine=machine, launch_path=path))
 
@@ -470,15 +481,15 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         self.results.require_row(pick)
         return self.results.ranked.pricing(pick - 1)
 
-    def _write_command(
+    def _command_files(
         self, path: str | Path, *, pick: int, tokens: str | Path | None, kind: ScriptKind, form: str
-    ) -> tuple[Path, ...]:
+    ) -> LaunchFiles:
         from axonn_tune.launch.commands import emission
 
         problem = self.inputs.problem
         if tokens is not None:
             raise UsageError(f"--tokens is for the bundled runtime, not for {problem.framework.name}")
-        found = emission(
+        return emission(
             self._pricing(pick),
             path,
             model=problem.model,
@@ -488,7 +499,6 @@ class SearchResult(ReportedResult, Sequence[Entry]):
             kind=kind,
             form=form,
         )
-        return found.write()
 
     def to_dict(self, *, top: int = DEFAULT_TOP, rejected: bool = False) -> Json:
         """The first `top` configurations (0: all), with every term, as the contract `axonn-tune/ranking/1`."""
@@ -514,8 +524,10 @@ class SearchResult(ReportedResult, Sequence[Entry]):
 
         color: with bars where a line of `terminal` characters has room for them.
         """
+        count = min(top, len(self)) if top else len(self)
+        if (rows := count + (self.searched.grids if rejected else 0)) > MOST_LISTED:
+            raise UsageError(f"there are {rows:,} rows: up to {MOST_LISTED:,} are listed; give --top N, or no --all")
         if output_format == "json":
-            count = min(top, len(self)) if top else len(self)
             if count > MOST_WITH_TERMS:
                 raise UsageError(
                     f"--format json has every collective of each configuration, for {count:,} of them some "
@@ -524,6 +536,8 @@ class SearchResult(ReportedResult, Sequence[Entry]):
                 )
             return self.to_json(top=top, rejected=rejected)
         entries = self.results.listed(top=top, rejected=rejected)
+        if output_format != "csv" and "rank" in (columns or ["rank"]):
+            entries = with_shortest(self.results, entries)
         bars = terminal if color and output_format == "table" else 0
         table = ranking_table(self.results, entries, names=columns or (), wide=wide, terminal=bars)
         return table.render(output_format, color=color) if entries or output_format == "csv" else ""
@@ -559,7 +573,7 @@ class SearchResult(ReportedResult, Sequence[Entry]):
         return ranking_section(ranking_of(self.results), identity="s1", source=source)
 
     def _table(self) -> Table:
-        table = ranking_table(self.results, self.results.listed(top=DEFAULT_TOP))
+        table = ranking_table(self.results, with_shortest(self.results, self.results.listed(top=DEFAULT_TOP)))
         return replace(table, notes=[*([] if len(self) else [self._none()]), *self.remarks])
 
     def _none(self) -> str:

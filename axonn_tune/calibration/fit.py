@@ -15,7 +15,6 @@ from math import ceil
 from typing import TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axonn_tune.cost.collectives import lines, route
 from axonn_tune.errors import UsageError
@@ -97,14 +96,9 @@ def solve(rows: Sequence[Factors], times_s: Sequence[float]) -> Solution:
         weights = np.sqrt(np.minimum(1.0, LINEAR_BEYOND / np.maximum(np.abs(errors), 1e-12)))
     errors = matrix / scale @ values - 1.0
     found = dict(zip(names, (values / scale).tolist(), strict=True))
-    return Solution(found, tuple(errors.tolist()), _outliers(errors))
-
-
-def _outliers(errors: NDArray[np.float64]) -> tuple[int, ...]:
-    """Outlier rows."""
     deviation = 1.4826 * float(np.median(np.abs(errors - np.median(errors))))
     limit = max(_OUTLIER, _OUTLIER_IN_DEVIATIONS * deviation)
-    return tuple(np.flatnonzero(np.abs(errors) > limit).tolist())
+    return Solution(found, tuple(errors.tolist()), tuple(np.flatnonzero(np.abs(errors) > limit).tolist()))
 
 
 @dataclass(frozen=True)
@@ -296,13 +290,18 @@ class ComputeFit:
 
 def fit_compute(measured: Mapping[Probe, float], setting: Setting) -> ComputeFit:
     """Fit the rates to times of probes; UsageError without GEMMs of each layout, attention, a copy and a step."""
-    _require_enough(measured)
+    kinds = {probe.layout if isinstance(probe, MatmulProbe) else probe.what for probe in measured}
+    missing = [what for what in (*LAYOUTS, "attention", "copy", "step") if what not in kinds]
+    if missing:
+        raise UsageError(f"not measured within the budget: {', '.join(missing)}; raise --budget")
     probes = [probe for probe in measured if isinstance(probe, MatmulProbe | AttentionProbe | StepProbe)]
     times = [measured[probe] for probe in probes]
     tried = {tile: solve([compute_factors(probe, setting, tile) for probe in probes], times) for tile in _TILES}
     tile = min(_TILES, key=lambda one: tried[one].typical_error)
     found = tried[tile].values
-    copy_rate = _copy_rate(measured)
+    copies = {probe.size_bytes: seconds for probe, seconds in measured.items() if isinstance(probe, CopyProbe)}
+    # Bytes read and written per second by the largest: smaller ones stay in a cache.
+    copy_rate = 2.0 * max(copies) / copies[max(copies)]
     rates = [2.0 * probe.m * probe.n * probe.k / measured[probe] for probe in probes if isinstance(probe, MatmulProbe)]
     flops_per_s = {layout: _rate(found[layout], max(rates)) for layout in LAYOUTS}
     return ComputeFit(
@@ -319,19 +318,6 @@ def fit_compute(measured: Mapping[Probe, float], setting: Setting) -> ComputeFit
         solution=tried[tile],
         outliers=tuple(probes[row] for row in tried[tile].outliers),
     )
-
-
-def _require_enough(measured: Mapping[Probe, float]) -> None:
-    kinds = {probe.layout if isinstance(probe, MatmulProbe) else probe.what for probe in measured}
-    missing = [what for what in (*LAYOUTS, "attention", "copy", "step") if what not in kinds]
-    if missing:
-        raise UsageError(f"not measured within the budget: {', '.join(missing)}; raise --budget")
-
-
-def _copy_rate(measured: Mapping[Probe, float]) -> float:
-    """Bytes read and written per second by the largest copy: smaller ones stay in a cache."""
-    copies = {probe.size_bytes: seconds for probe, seconds in measured.items() if isinstance(probe, CopyProbe)}
-    return 2.0 * max(copies) / copies[max(copies)]
 
 
 def _rate(time_per_one: float, most: float) -> float:

@@ -65,7 +65,6 @@ class CalibrationRequest:
     ranks: int | None = None
     ranks_per_node: int | None = None
     resume: bool = False
-    plot: str | None = None
 
     @property
     def points_path(self) -> Path:
@@ -236,9 +235,11 @@ def build_plan(
     """What to measure; `machine` says how ranks start, its numbers are ignored."""
     most_tokens = _most_tokens(model.document, workload, backend)
     short = _shortened(workload, most_tokens)
+    # Sequences of one rank's step: its share of the batch, at most so many tokens, and a quarter of that.
+    share = max(1, min(short.global_batch // world, most_tokens // _STEP_SHARE // short.sequence_length))
     launches = tuple(
         _single_rank(model, machine, short, batch=batch, backend=backend)
-        for batch in _local_batches(short, world, most_tokens // _STEP_SHARE)
+        for batch in dict.fromkeys((share, max(1, share // 4)))
     )
     steps = [StepProbe(launch=number) for number in range(len(launches))]
     sequences = launches[0].micro_batch
@@ -334,29 +335,21 @@ def _whole(size_bytes: int, multiple: int) -> int:
     return -(-size_bytes // multiple) * multiple
 
 
-def _local_batches(workload: Workload, world: int, most_tokens: int) -> tuple[int, ...]:
-    """Sequences of one rank's step: its share of the batch, at most these tokens, and a quarter of that."""
-    share = max(1, min(workload.global_batch // world, most_tokens // workload.sequence_length))
-    return tuple(dict.fromkeys((share, max(1, share // 4))))
-
-
 def _single_rank(
     model: Loaded[Model], machine: Loaded[Machine], workload: Workload, *, batch: int, backend: Backend
 ) -> Launch:
-    """A training step of a single rank with this many sequences."""
+    """A training step of a single rank with this many sequences.
+
+    A model that it cannot hold has a smaller vocabulary and fewer layers.
+    """
     small = workload.model_copy(update={"global_batch": batch})
-    cut = _cut(model.document, backend)
+    whole, most = model.document, _MOST_PARAMETERS[backend]
+    tables = 1 if whole.tied_embeddings else 2
+    vocab = min(whole.vocab, most // _TABLES_SHARE // (tables * whole.hidden))
+    layers = (most - tables * vocab * whole.hidden) // whole.block_weights
+    cut = whole.model_copy(update={"vocab": vocab, "layers": max(1, min(whole.layers, layers))})
     pricing = price_configuration(cut, machine.document, small, Configuration(Grid(), batch, "none"))
     loaded = Loaded(cut, model.path, model.sha256)
     launch = build_launch(pricing, model=loaded, machine=machine, workload=small, command="axonn-tune calibrate")
     # The profile that is written has this backend, whatever the base has, and runs then compile as it says.
     return launch.model_copy(update={"backend": backend, "compile": compiles(backend)})
-
-
-def _cut(model: Model, backend: Backend) -> Model:
-    """The part of a model that a single rank can hold: all of it, or a smaller vocabulary and fewer layers."""
-    most = _MOST_PARAMETERS[backend]
-    tables = 1 if model.tied_embeddings else 2
-    vocab = min(model.vocab, most // _TABLES_SHARE // (tables * model.hidden))
-    layers = (most - tables * vocab * model.hidden) // model.block_weights
-    return model.model_copy(update={"vocab": vocab, "layers": max(1, min(model.layers, layers))})

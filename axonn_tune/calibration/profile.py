@@ -57,12 +57,11 @@ _LATENCY_FLOOR_US = 1e-3
 
 @dataclass(frozen=True)
 class Calibration:
-    """A profile with the fits behind it, and the median time of each probe; no collectives on a single rank."""
+    """A profile with the fits behind it; no collectives on a single rank."""
 
     machine: Machine
     communication: CommunicationFit | None
     compute: ComputeFit
-    medians: Mapping[Probe, float]
 
 
 def medians(points: Sequence[Point]) -> dict[Probe, float]:
@@ -100,7 +99,7 @@ def calibrate(measured: PointFile, base: Machine, *, name: str, ranks_per_node: 
         launch_us, sources = rounded(communication.launch_s * 1e6), outline.library.sources | {"launch_us": source}
         library = outline.library.model_copy(update={"launch_us": launch_us, "sources": sources})
         document = document.model_copy(update={"tiers": tiers, "library": library})
-    return Calibration(validated(document), communication, compute, found)
+    return Calibration(validated(document), communication, compute)
 
 
 def validated(machine: Machine) -> Machine:

@@ -17,7 +17,7 @@ from axonn_tune.cli.options import (
     set_option,
     write_or_print,
 )
-from axonn_tune.errors import CONTROL, AxonnTuneError, UsageError
+from axonn_tune.errors import AxonnTuneError, UsageError
 
 if TYPE_CHECKING:
     from axonn_tune.api.analysis import Catalog
@@ -57,7 +57,7 @@ def _list(kind: Kind, *, output_format: str) -> None:
     catalog: Catalog[Any] = models() if kind == "model" else machines()
     for name, error in catalog.broken.items():
         # One broken file must not hide the others; `check` fails on it.
-        click.echo(CONTROL.sub("?", f"left out {name}: {error}"), err=True)
+        click.echo(f"left out {name}: {error}", err=True)
     if output_format == "json":
         click.echo(json.dumps(catalog.to_dict(), indent=2, ensure_ascii=False))
     else:
@@ -164,7 +164,8 @@ def import_model(*, config: str, output: str | None, name: str | None, batch: in
     own = name or (None if output in (None, "", "-") else Path(str(output)).stem)
     model = imported(config, name=own, batch=batch, seq=seq)
     text = to_yaml(model, header=[f"Imported by axonn-tune from {config}"])
-    write_or_print(output, text, wrote=f"wrote {output}: {model.description}")
+    differences = model.description.replace("; ", "\n  ")
+    write_or_print(output, text, wrote=f"wrote {output}: {differences}")
 
 
 # Spelled out, so that --help need not build them; a test compares.

@@ -20,7 +20,6 @@ from axonn_tune.cli.options import (
     html_option,
     write_html,
 )
-from axonn_tune.errors import CONTROL
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.measure import CalibrationProgress, CalibrationRequest
@@ -93,6 +92,7 @@ def learn_command(*, output: str, output_format: str, **options: Any) -> None:
 
 @click.command("diagnose", short_help="Compare a run with its prediction and explain the gap.")
 @click.argument("path", metavar="LOG|TRACE|RUN")
+@click.option("--from-command", metavar="FILE", help="Script or config that started the run, for facts the log lacks.")
 @evidence_options
 @format_option(("table", "json"))
 @html_option
@@ -108,6 +108,7 @@ def diagnose_command(*, path: str, output_format: str, html: str | None, **optio
     \b
     Examples:
       axonn-tune diagnose slurm-1234.out --machine ours.yaml
+      axonn-tune diagnose slurm-1234.out --from-command train.sh
       axonn-tune diagnose runs/20260101-120000-nano --machine here.yaml --html diagnosis.html
       axonn-tune diagnose steps.csv --format json
     """
@@ -139,8 +140,15 @@ def diagnose_command(*, path: str, output_format: str, html: str | None, **optio
 def _refuse_logs(ctx: click.Context, param: click.Parameter, log: str | None) -> None:
     """Name the command that reads logs of collectives."""
     if log is not None:
-        name = shlex.quote(CONTROL.sub("?", log))
-        raise click.UsageError(f"--from-logs is another command: axonn-tune learn {name} --machine NAME -o FILE")
+        raise click.UsageError(
+            f"--from-logs is another command: axonn-tune learn {shlex.quote(log)} --machine NAME -o FILE"
+        )
+
+
+def _refuse_plot(ctx: click.Context, param: click.Parameter, file: str | None) -> None:
+    """Say where what the picture of a fit showed is now."""
+    if file is not None:
+        raise click.UsageError("--plot draws no picture any more: --points FILE has the points, the profile the fit")
 
 
 @click.command("calibrate", short_help="Measure this machine and write its profile.")
@@ -173,7 +181,7 @@ def _refuse_logs(ctx: click.Context, param: click.Parameter, log: str | None) ->
     callback=_refuse_logs,
     help="Instead: axonn-tune learn LOG --machine NAME -o FILE.",
 )
-@click.option("--plot", metavar="FILE", help="Draw points and fit into this .svg file.")
+@click.option("--plot", metavar="FILE", hidden=True, expose_value=False, callback=_refuse_plot)
 @help_option
 def calibrate_command(**options: Any) -> None:
     """Measure collectives, GEMMs and training steps on all ranks at once; write a machine profile.
@@ -190,13 +198,10 @@ def calibrate_command(**options: Any) -> None:
     """
     from axonn_tune.calibration.measure import CalibrationRequest, plan_of, run_probes, write_profile
     from axonn_tune.launch import host
-    from axonn_tune.report.inventory import require_svg
     from axonn_tune.report.output import progress
     from axonn_tune.units import counted
 
     request = CalibrationRequest(**options)
-    if request.plot:
-        require_svg(request.plot)
     host.require_torch()
     plan, first = plan_of(request), host.leads(os.environ)
     with progress("calibrating", shown=first) as tell:
@@ -213,14 +218,9 @@ def calibrate_command(**options: Any) -> None:
 
 
 def _say(calibration: Calibration, request: CalibrationRequest) -> None:
-    """Print the result in a few lines, and draw it."""
-    from axonn_tune.files import write_text_atomically
-    from axonn_tune.report.inventory import calibration_lines, fit_svg
+    """Print the result in a few lines."""
+    from axonn_tune.report.inventory import calibration_lines
 
     for line in calibration_lines(calibration):
         click.echo(line)
-    written = [request.output]
-    if request.plot:
-        write_text_atomically(request.plot, fit_svg(calibration))
-        written.append(request.plot)
-    click.echo(f"Wrote {' and '.join(written)}.", err=True)
+    click.echo(f"Wrote {request.output}.", err=True)

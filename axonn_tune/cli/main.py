@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import errno
 import gc
 import importlib
+import io
 import os
+import re
 import sys
 from collections import UserDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from axonn_tune import __version__
 from axonn_tune.cli.options import WORDS, help_option, refusing_overwrites
-from axonn_tune.errors import CONTROL, AxonnTuneError, EnvironmentProblem, UsageError
+from axonn_tune.errors import COLORS, CONTROL, AxonnTuneError, EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -91,15 +95,20 @@ class ReaderGone(Exception):
     """The reader of standard output has stopped; not an OSError, which click would map to exit code 1."""
 
 
+@contextlib.contextmanager
+def _reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderGone from error
+
+
 class SearchUnlessNamed(click.Group):
     """A group that searches when it is given options but no command."""
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:
-            raise ReaderGone from error
+    # The first prints the help that is asked for, the second runs the command.
+    make_context = _reader()(click.Group.make_context)
+    invoke = _reader()(click.Group.invoke)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the default command before the first option that is not the group's own."""
@@ -187,18 +196,63 @@ def cli(*, debug: bool) -> None:
     time, and -o writes the framework's own arguments.
 
     Models are dense (GPT, Llama): no experts, no FP8. `axonn-tune validate --published` compares predictions
-    with published measurements, the worst first.
+    with published measurements: without their source, over sources and without vtrain_single, first.
     """
     if debug:
         os.environ["AXONN_TUNE_DEBUG"] = "1"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; every error ends in one line, not in a traceback."""
+_OBEYED = re.compile(f"({'|'.join(map(re.escape, COLORS))})|{CONTROL.pattern}")
+
+
+class _Shown(io.TextIOWrapper):
+    """Standard output or error: of what a terminal would obey, only this tool's colors get there as they are.
+
+    Names and texts of documents and logs hold anything, and get into tables, remarks and errors in many ways.
+    """
+
+    plain: TextIO
+    """The same for what draws."""
+
+    @classmethod
+    def of(cls, stream: TextIO) -> _Shown:
+        """A stream, which is left alone until this one is detached."""
+        stream.flush()
+        # As click does where a locale knows only ASCII.
+        encoding = "utf-8" if codecs.lookup(stream.encoding).name == "ascii" else stream.encoding
+        through = bool(getattr(stream, "write_through", False))
+        shown = cls(stream.buffer, encoding, "backslashreplace", None, bool(stream.line_buffering), through)
+        shown.plain = stream
+        return shown
+
+    def write(self, text: str, /) -> int:
+        """Write the text with the numbers of such characters, and of those that the encoding lacks, as in JSON."""
+        super().write(_OBEYED.sub(lambda found: found[1] or f"\\u{ord(found[0]):04x}", text))
+        return len(text)
+
+
+@contextlib.contextmanager
+def _shown_streams() -> Iterator[None]:
+    """Standard output and error as `_Shown`, and ready to write to where closed."""
     # Stand in for standard streams that are closed, before a file of ours gets their number.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = own = [_Shown.of(one) if hasattr(one, "buffer") else one for one in before]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for stream in own:
+            if isinstance(stream, _Shown):
+                with contextlib.suppress(OSError):
+                    stream.detach()
+
+
+@_shown_streams()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; every error ends in one line, not in a traceback."""
     # A command is short and makes few cycles: default garbage collection would take a tenth of a search.
     gc.set_threshold(100_000, 50, 50)
     try:
@@ -253,9 +307,7 @@ def _report(error: BaseException) -> int:
         named = f" {str(error.filename)[:80]!r}" if error.filename else ""
         error = kind(f"cannot write or read{named}: {error.strerror or error}")
     if isinstance(error, AxonnTuneError):
-        lines = "\n".join([f"Error: {error}", *([error.advice] if error.advice else [])])
-        # Names of files may hold terminal escapes.
-        click.echo(CONTROL.sub(lambda found: repr(found[0])[1:-1], lines), err=True)
+        click.echo("\n".join([f"Error: {error}", *([error.advice] if error.advice else [])]), err=True)
         return error.exit_code
     name = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     click.echo(f"Internal error: {name}\nPlease report this, with what --debug shows.", err=True)

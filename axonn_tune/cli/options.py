@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -441,49 +441,86 @@ _WRITTEN = ("output", "html", "trace", "plot", "points", "junit", "markdown", "b
 """Options that name a file to write."""
 _PASSED_ON = ("command", "start_with", "set")
 """Parameters whose control characters are their own."""
-_NO_FILES = ("name", "reason", "framework", "fact", *_PASSED_ON)
+_NO_FILES = ("name", "kind", "reason", "framework", "fact", *_PASSED_ON)
 """Parameters that name no file."""
 _LEARNS = ("learn", "calibrate")
 """Commands whose output may take the place of the machine's profile: it holds what that held."""
+_DOCUMENTS = dict.fromkeys((*_LEARNS, "profile"), "machine")
+_DOCUMENTS |= {"import": "model", "validate": "measurement", "regress": "baseline"}
+"""Kind of document that a command writes as its --output or baseline; other commands and options write none."""
+_LATER = (("search", "output"), ("calibrate", "points"))
+"""Outputs that are looked at when they are written: launch files, by their text; raw points, which are continued."""
 
 
 def refusing_overwrites(command: click.Command) -> click.Command:
-    """The command, or those of a group, refusing to write a file that another option or an argument names."""
+    """The command, or those of a group, refusing to write over what it reads and what this tool has not written.
+
+    Commands that write get --force, which allows the latter.
+    """
     for one in command.commands.values() if isinstance(command, click.Group) else ():
         refusing_overwrites(one)
+    if any(param.name in _WRITTEN for param in command.params):
+        words = "Replace files that axonn-tune has not written."
+        command.params.insert(-1, click.Option(["--force"], is_flag=True, help=words))
     run = command.callback
 
-    def callback(*args: Any, **options: Any) -> Any:
+    def callback(*args: Any, force: bool = False, **options: Any) -> Any:
+        from axonn_tune.files import require_own
+
         context = click.get_current_context()
         require_separate_files({param: context.params.get(param.name or "") for param in context.command.params})
+        for path, kind in () if force else _outputs(context):
+            require_own(path, kind=kind)
         return run(*args, **options) if run is not None else None
 
     command.callback = callback
     return command
 
 
-def require_separate_files(values: Mapping[click.Parameter, Any]) -> None:
-    """click.UsageError if two options would write one file, or one would write over a file that another reads.
+def _outputs(context: click.Context) -> Iterator[tuple[str, str]]:
+    """Files that a command will write, and the kind of document of each."""
+    name = context.command.name or ""
+    for param in context.command.params:
+        path, is_main = context.params.get(param.name or ""), param.name in ("output", "baseline")
+        if _is_written(param) and path not in (None, "", "-") and (name, param.name) not in _LATER:
+            yield path, _DOCUMENTS.get(name, "") if is_main else ""
 
-    Also for a name that holds what a terminal obeys, since messages show it.
+
+def require_separate_files(values: Mapping[click.Parameter, Any]) -> None:
+    """click.UsageError if two options would write one file, or one would write over what another reads, or into it.
+
+    Also for a name that holds what a terminal obeys, since messages show it, or bytes that are no text.
     """
+    seen: dict[Path, click.Parameter] = {}
+    for param, path in _named_files(values):
+        other = seen.setdefault(Path(os.path.realpath(path)), param)
+        writes = [_is_written(one) for one in (other, param)]
+        if other is not param and (all(writes) or (any(writes) and Path(path).is_file())):
+            names = " and ".join(_shown(one) for one in (other, param))
+            raise click.UsageError(f"{names} are the same file, {path}: give each its own.")
+    for written, param in seen.items():
+        for folder in written.parents if _is_written(param) else ():
+            if isinstance(reader := seen.get(folder), click.Argument):
+                raise click.UsageError(f"{_shown(param)} is in the folder {folder}, which {_shown(reader)} reads.")
+
+
+def _named_files(values: Mapping[click.Parameter, Any]) -> Iterator[tuple[click.Parameter, str]]:
+    """What parameters name, where it may be a file, and the files of facts beside logs."""
     from axonn_tune.errors import CONTROL
 
     command = click.get_current_context().command.name
-    seen: dict[str, click.Parameter] = {}
     for param, value in values.items():
         for path in value if isinstance(value, tuple) else (value,):
             if not isinstance(path, str) or path in ("", "-") or (param.name == "machine" and command in _LEARNS):
                 continue
             if param.name not in _PASSED_ON and (odd := CONTROL.search(path)):
-                raise click.UsageError(f"{_shown(param)} holds the control character {odd[0]!r}.")
-            if param.name in _NO_FILES:
-                continue
-            other = seen.setdefault(os.path.realpath(path), param)
-            writes = [_is_written(one) for one in (other, param)]
-            if other is not param and (all(writes) or (any(writes) and Path(path).is_file())):
-                names = " and ".join(_shown(one) for one in (other, param))
-                raise click.UsageError(f"{names} are the same file, {path}: give each its own.")
+                what = "the control character" if odd[0] < "\ud800" else "no text in this locale: the byte"
+                raise click.UsageError(f"{_shown(param)} holds {what} {odd[0]!r}.")
+            if param.name not in _NO_FILES:
+                config = os.path.join(path, "config.json")  # noqa: PTH118 - a name that may be no path
+                yield param, config if command == "import" and Path(config).is_file() else path
+                if command in ("learn", "diagnose") and isinstance(param, click.Argument) and Path(path).name:
+                    yield param, str(Path(path).with_suffix(".yaml"))
 
 
 def _is_written(param: click.Parameter) -> bool:

@@ -172,7 +172,8 @@ def _keep_apart(output: str, named: Mapping[str, str | None], *, framework: str 
     """
     suffixes = _WRITTEN if framework in (None, "axonn-tune") else (*_WRITTEN, ".yaml", ".json", ".toml", ".py")
     path = Path(output)
-    written = {os.path.realpath(one) for one in (path, *(path.with_name(path.stem + suffix) for suffix in suffixes))}
+    beside = [path.with_name(path.stem + suffix) for suffix in suffixes] if path.name else []
+    written = {os.path.realpath(one) for one in (path, *beside)}
     for option, other in named.items():
         if other and os.path.realpath(other) in written and (option == "html" or Path(other).is_file()):
             raise click.UsageError(f"-o {output} would replace --{option} {other}: give each its own name.")
@@ -186,7 +187,9 @@ def _write(
     found: SearchResult, *, output: str, pick: int, tokens: str | None, emit: tuple[Emit, ...], quiet: bool
 ) -> None:
     """Write the launch config of a row, and the script that starts it."""
-    path, *others = replace(found, call=command_line()).write_launch_config(output, pick=pick, tokens=tokens, emit=emit)
+    path, *others = replace(found, call=command_line()).write_launch_config(
+        output, pick=pick, tokens=tokens, emit=emit, force=given("force")
+    )
     beside = "what it reads" if found.inputs.problem.framework.software else "the script that starts it"
     written = [f"#{pick} as {path}", *(f"{beside} as {path}" for path in others)]
     if not quiet:
@@ -355,6 +358,8 @@ def compare_command(
     show(found, found.render(output_format, wide=wide, color=color), html=html)
     if not from_command:
         say_assumed(found.inputs)
+    for words in found.said:
+        click.echo(words, err=True)
     if output_format == "table" and not wide:
         click.echo(f"\n{LEFT_OUT}", err=True)
 

@@ -127,6 +127,8 @@ def validate_command(
     With --published, or a file of rows, against what others measured: training steps, collectives, GEMMs
     and memory. Files given replace the measurements shipped with the tool, and the other kinds are left
     out; docs/accuracy.md lists their columns. With --html every row is drawn, and can be sorted and filtered.
+    A row is the search with its layout pinned; one that leaves part of its layout open has a range, and no error.
+    The first lines say what fits without the source reach, over sources and without vtrain_single.
     Each row of --rows is priced on the shipped profile nearest to its words, or all on that of --machine.
 
     \b

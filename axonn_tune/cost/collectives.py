@@ -51,6 +51,14 @@ class Line:
     bandwidth_bytes_per_s: float
 
 
+def bus_bytes(collective: str, ranks: float, size_bytes: float) -> float:
+    """Bytes that the bus bandwidth of a collective counts, of a send all (nccl-tests, PERFORMANCE.md)."""
+    if collective == "send":
+        return size_bytes
+    passes = 2.0 if collective == "all_reduce" else 1.0
+    return passes * (ranks - 1.0) / ranks * size_bytes
+
+
 @dataclass(frozen=True)
 class Route:
     """A group on a machine: hops of its ring by outermost crossed tier, and its bandwidth after link sharing.
@@ -284,11 +292,16 @@ def transfer_time_s(size_bytes: Value, *, stride: int, machine: Machine, call_s:
     The link crossed is that of the innermost tier whose domains hold both ends; over an outer tier
     every rank of a domain sends, so each gets its share of the domain's bandwidth. call_s: as for `lines_of`.
     """
+    tier, senders = sending(stride=stride, machine=machine)
+    latency_s = machine.library.launch_s + tier.latency_s + call_s
+    return latency_s + size_bytes * senders / tier.bandwidth_bytes_per_s
+
+
+def sending(*, stride: int, machine: Machine) -> tuple[Tier, int]:
+    """The tier that a send to the rank at distance `stride` crosses, and the ranks that share its link."""
     tiers = machine.tiers
     position = next((i for i, tier in enumerate(tiers) if tier.ranks is None or stride < tier.ranks), len(tiers) - 1)
-    senders = 1 if position == 0 else tiers[position - 1].ranks or 1
-    latency_s = machine.library.launch_s + tiers[position].latency_s + call_s
-    return latency_s + size_bytes * senders / tiers[position].bandwidth_bytes_per_s
+    return tiers[position], 1 if position == 0 else tiers[position - 1].ranks or 1
 
 
 @dataclass(frozen=True)

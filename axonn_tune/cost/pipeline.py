@@ -7,10 +7,9 @@ batch, so the receiver only waits. An overlapped send delays only the receiver.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -265,10 +264,10 @@ class _Tape:
     def _run(self, program: _Program, bound: tuple[list[int], list[int], list[float], list[float]]) -> None:
         self.programs.append(program)
         self.times.append(1)
-        done_s = self.done_s
+        done_s, append = self.done_s, self.done_s.append
         for before, sender, latency_s, occupied_s in zip(*bound, strict=True):
             free_s, arrival_s = done_s[before], done_s[sender] + latency_s
-            done_s.append((free_s if free_s > arrival_s else arrival_s) + occupied_s)
+            append((free_s if free_s > arrival_s else arrival_s) + occupied_s)
 
 
 def _period(states: Floats) -> tuple[int, float] | None:
@@ -328,36 +327,6 @@ def _program(stages: int, chunks: int, micro_batches: int) -> tuple[_Program, In
     sender = np.where(sender < 0, before, sender)
     cost = ((kind + kind * (micro_batch == micro_batches - 1)) * stages + stage) * chunks + chunk
     return _Program(before - position, sender - position, cost), slots.ravel()[order], of_stage[:, -1] - order.size
-
-
-class PassTimes(Protocol):
-    """What of a chunk's times decides when its gradient buckets are done, s: numbers, or columns of candidates."""
-
-    @property
-    def backward_s(self) -> Any:  # noqa: ANN401 - number or column
-        """One backward pass."""
-
-    @property
-    def end_s(self) -> Any:  # noqa: ANN401
-        """After the last: buckets, and the step's end."""
-
-    @property
-    def data_s(self) -> Any:  # noqa: ANN401
-        """Of that, waiting for buckets."""
-
-
-def stage_end_s(chunks: Sequence[PassTimes], *, stages: int) -> Any:  # noqa: ANN401 - number or column
-    """From a stage's last operation to its end, s.
-
-    The last chunk's gradient buckets go out first. Buckets of a chunk in flight when its last backward pass ends
-    overlap with the next chunk's passes before its own last one, then delay that chunk's buckets.
-    """
-    left: Any = 0.0
-    carried: Any = 0.0
-    for chunk in reversed(chunks):
-        left = np.maximum(0.0, carried - (stages - 1) * chunk.backward_s)
-        carried = chunk.data_s + left
-    return chunks[0].end_s + left
 
 
 def pipeline_bound_s(times: StageTimes, *, micro_batches: Count) -> Column:

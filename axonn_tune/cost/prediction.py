@@ -1,19 +1,22 @@
-"""Price of one candidate in plain Python: the reference for `columns`, with every term.
+"""Price of one candidate with every term, for explanations, launch configs, traces and published steps.
 
-`columns` ranks. This module explains, writes launch configs and traces, predicts published steps, and agrees with
-`columns` to the last bit. All frameworks share the program and the schedule.
+It replays in numbers what a ranking replays in columns, and gets the same bits. All frameworks share the program and
+the schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import TYPE_CHECKING
 
-from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route
-from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates, compute_s
-from axonn_tune.cost.timeline import Batch, TermKey, Timeline
+import numpy as np
+
+from axonn_tune.cost.collectives import Line, lines_of, route, sending
+from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_rates
+from axonn_tune.cost.replay import Batch, ChunkTimes, Recorder, Replay, StageWork, exposed_by_term, term_key
+from axonn_tune.cost.stages import Messages, Pipelines, StageKind, chunks_of, overlapped, stages_alike
 from axonn_tune.cost.utilisation import contended_s, exposed_s
 from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
@@ -22,13 +25,13 @@ from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import executed_flops, symbol_values, table_alignment
 from axonn_tune.program.memory import Memory, memory_limit_bytes, price_memory
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, Collective, OpKind
+from axonn_tune.program.pipeline import in_flight, model_parts
 from axonn_tune.program.schedule import StepSchedule, build_schedule
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
 from axonn_tune.specs.machine import Machine, Software
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.workload import Recompute, Workload
-from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
     from axonn_tune.specs.launch import StepShape
@@ -165,8 +168,7 @@ def price_configuration(
     divisibility constraints; the caller checks whether it fits into memory.
     """
     used = software_on(framework, machine) if software is None else software
-    pricer = _Pricer(model, machine, workload, configuration, framework, used)
-    return pricer.whole() if configuration.grid.pipeline == 1 else pricer.pipelined()
+    return Pricer(model, machine, workload, configuration, framework, used).price()
 
 
 _SIZES = ("layers", "hidden", "heads", "ffn", "vocab", "max_sequence_length")
@@ -177,18 +179,31 @@ _SYMBOLIC_WORKLOAD = {"global_batch": 1, "sequence_length": 1}
 
 @lru_cache(maxsize=256)
 def _program(
-    model: Model, workload: Workload, recompute: Recompute, options: StepOptions, *, context: bool, alignment: int
+    model: Model,
+    workload: Workload,
+    recompute: Recompute,
+    options: StepOptions,
+    *,
+    context: bool,
+    lone_context: bool,
+    table_alignment: int,
 ) -> tuple[StepProgram, StepSchedule]:
     """Program and schedule, built once for all candidates that share them: sizes and batch are symbols in both."""
     program = build_step(
-        model, workload, recompute=recompute, options=options, context=context, table_alignment=alignment
+        model,
+        workload,
+        recompute=recompute,
+        options=options,
+        context=context,
+        lone_context=lone_context,
+        table_alignment=table_alignment,
     )
     stages = tuple(Stage(first, last) for first in (True, False) for last in (True, False))
     schedule = build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
     return program, schedule
 
 
-class _Pricer:
+class Pricer:
     """Prices one candidate."""
 
     def __init__(
@@ -202,28 +217,34 @@ class _Pricer:
     ) -> None:
         self.model, self.machine, self.workload = model, machine, workload
         self.configuration, self.framework, self.grid = configuration, framework, configuration.grid
-        self.options = step_on(framework, machine)
+        options = step_on(framework, machine)
+        self.options = options.staged if self.grid.pipeline > 1 else options
         self.rates = compute_rates(machine.accelerator, workload.precision, software)
-        self.call_s = seconds(software.collective_us)
+        self.messages = Messages.of(framework, machine, configuration.grid.world, software)
         self.element = workload.element_sizes.compute
         self.program, self.schedule = _program(
             model.model_copy(update=_SYMBOLIC_MODEL),
             workload.model_copy(update=_SYMBOLIC_WORKLOAD),
             configuration.recompute,
             self.options,
-            context=configuration.grid.context > 1,
-            alignment=self._alignment(),
+            context=self.grid.context > 1,
+            lone_context="context" in framework.axes and self.grid.context == 1,
+            table_alignment=self._alignment(),
         )
+        self.routes = {
+            axes: route(self.grid.group_shape(axes), machine.tiers, self.grid.world) for axes in self.program.groups
+        }
+        self._lines: dict[tuple[OpKind, str], tuple[Line, ...]] = {}
 
     def _alignment(self) -> int:
         """Alignment of rows of logits; it depends on the grid only if the vocabulary is not padded."""
         if self.options.vocabulary_multiple != 0:
             return MATRIX_ALIGNMENT
-        rows = self._symbols(ONLY, None)["V"]
+        rows = self._symbols(ONLY, self.model.layers)["V"]
         split = self.grid.x * self.grid.y
         return table_alignment(self.model, rows, split=split, element=self.element, options=self.options)
 
-    def _symbols(self, stage: Stage, layers: int | None) -> dict[str, float]:
+    def _symbols(self, stage: Stage, layers: int) -> dict[str, float]:
         return symbol_values(
             self.model,
             self.workload,
@@ -234,18 +255,109 @@ class _Pricer:
             layers=layers,
         )
 
-    def settled(
-        self,
-        stage: Stage,
-        layers: int | None = None,
-        held: float | None = None,
-        *,
-        kept_layers: float | None = None,
-    ) -> tuple[dict[str, float], Memory]:
-        """Values of all symbols of a stage, and the memory that decides how many blocks keep their gathered weights."""
-        values = self._symbols(stage, layers)
-        values["held"] = values["L"] if held is None else held
-        asked = self.configuration.kept_layers if kept_layers is None else kept_layers
+    def replay(self, values: dict[str, float], stage: Stage) -> Replay:
+        """The replay of a stage, for given symbols."""
+        clock = ComputeClock(self.rates, float(self.element), values, PLAIN)
+        return Replay(
+            StageWork(clock, self.program, self.schedule, stage),
+            streams={axes: path.outermost for axes, path in self.routes.items()},
+            lines=lambda kind, axes: tuple(
+                (line.latency_s, line.bandwidth_bytes_per_s) for line in self.lines(kind, axes)
+            ),
+            several=lambda axes: float(self.routes[axes].outermost >= 0),
+            tiers=len(self.machine.tiers),
+        )
+
+    def lines(self, kind: OpKind, axes: str) -> tuple[Line, ...]:
+        """Lines of all algorithms and protocols of a collective."""
+        if (kind, axes) not in self._lines:
+            self._lines[kind, axes] = lines_of(kind, self.routes[axes], self.machine, call_s=self.messages.call_s)
+        return self._lines[kind, axes]
+
+    def price(self) -> Pricing:
+        """Everything of the candidate: each kind of stage replayed once, and several joined by their schedule."""
+        stages, settled = self.grid.pipeline, self._settled
+        of = {number: kind for kind in self.kinds for number in kind.numbers}
+        joined = self._joined(of) if stages > 1 else _Joined(of[0].scheduled_s)
+        shown, busiest = of[joined.most], of[joined.slowest]
+        return Pricing(
+            framework=self.framework,
+            configuration=self.configuration,
+            accumulation=int(shown.values["A"]),
+            memory=max((memory for _, memory in settled), key=lambda memory: float(memory.total_bytes)),
+            memory_limit_bytes=memory_limit_bytes(self.machine.accelerator),
+            terms=(*self._terms(shown), *joined.sends),
+            alone_s=busiest.compute_s,
+            scheduled_s=joined.step_s,
+            executed_flops=sum(of[number].flops for number in range(stages)) / stages,
+            values=settled[joined.most][0],
+            program=self.program,
+            rates=self.rates,
+            host_s=busiest.host_s,
+            bubble_s=joined.bubble_s,
+            stages=tuple(
+                StagePrediction(
+                    sum(of[number].blocks), of[number].compute_s, *joined.seconds[number], settled[number][1]
+                )
+                for number in range(len(joined.seconds))
+            ),
+            stage=joined.most,
+            computing=(busiest.replay.work.stage, settled[joined.slowest][0]) if stages > 1 else None,
+            record=shown.record,
+        )
+
+    @cached_property
+    def kinds(self) -> list[Kind]:
+        """Stages that are alike, replayed."""
+        return [
+            Kind(self, stage, blocks, numbers, self._settled[numbers[0]][0])
+            for (stage, blocks), numbers in stages_alike(self.parts, self.grid.pipeline).items()
+        ]
+
+    def _joined(self, of: Mapping[int, Kind]) -> _Joined:
+        """Pipeline stages joined by 1F1B or interleaved 1F1B."""
+        message, size_bytes, one_s = self.send
+        pipeline = Pipelines(
+            stages=len(of),
+            chunks=self.configuration.chunks,
+            micro_batches=np.array([int(of[0].values["A"])]),
+            kinds=tuple(kind.priced for kind in self.kinds),
+            send_s=np.array([one_s]),
+            overlapped=overlapped(self.framework.schedule, self.configuration.chunks),
+            contention=self.rates.contention,
+        )
+        time, slowest, bubble_s = pipeline.price(0)
+        sent_s = {number: float(pipeline.sent_s(kind.priced)[0]) for number, kind in of.items()}
+        communication_s = [of[number].communication_s + sent_s[number] for number in range(len(of))]
+        most = max(of, key=communication_s.__getitem__)
+        tier, senders = sending(stride=self.grid.stride("pipeline"), machine=self.machine)
+        bandwidth, sends_s = tier.bandwidth_bytes_per_s / senders, sent_s[most]
+        # Of a message whose shares are gathered over x where it arrives, that gather is in the fixed time.
+        line = Line("direct", "simple", max(one_s - size_bytes / bandwidth, 0.0), bandwidth)
+        calls, exposed_s = time.sends[most], min(time.exposed_send_s[most], sends_s)
+        term = _term(message, calls, size_bytes, sends_s, exposed_s, group=2, tier=tier.name, line=line)
+        seconds = tuple(zip(communication_s, time.bubble_s, strict=True))
+        return _Joined(time.step_s, most, slowest, bubble_s, (term,) if calls else (), seconds)
+
+    @cached_property
+    def parts(self) -> tuple[int, ...]:
+        """Blocks of each model part, chunk c of stage s at c·p + s."""
+        asked, layers, less = self.configuration, self.model.layers, self.framework.step.less
+        if asked.grid.pipeline == 1:
+            return (layers,)
+        return model_parts(layers, stages=asked.grid.pipeline, chunks=asked.chunks, given=asked.parts, less=less)
+
+    def settled_stage(self, number: int, *, kept: float | None = None) -> tuple[dict[str, float], Memory]:
+        """Values of all symbols of a stage, and its memory, which decides how many blocks keep their gathered weights.
+
+        kept: that number, where other stages decide it.
+        """
+        stages = self.grid.pipeline
+        stage, blocks = Stage(number == 0, number == stages - 1), self.parts[number::stages]
+        values = self._symbols(stage, sum(blocks))
+        held = in_flight(number, stages=stages, micro_batches=int(values["A"]), weights=blocks)
+        values["held"] = float(held)
+        asked = self.configuration.kept_layers if kept is None else kept
         memory = price_memory(
             self.program,
             values,
@@ -254,132 +366,115 @@ class _Pricer:
             kept_layers=None if asked is None else min(float(asked), values["L"]),
             stage=stage,
         )
-        kept = float(memory.kept_layers)
-        return {**values, "kept": kept, "unkept": values["L"] - kept}, memory
+        found = float(memory.kept_layers)
+        return {**values, "kept": found, "unkept": values["L"] - found}, memory
 
-    def priced(
-        self, values: dict[str, float], *, recording: bool = False
-    ) -> tuple[ComputeClock, _CollectivePrices, Timeline]:
-        """Prices of computations and collectives for given symbols, and the replay that uses both."""
-        clock = ComputeClock(self.rates, float(self.element), values, PLAIN)
-        prices = _CollectivePrices(self.machine, self.grid, values, self.program, self.call_s)
-        timeline = Timeline(
-            values=values,
-            run_s=lambda step: float(clock.run_s(step)),
-            collective_s=prices.scheduled_s,
-            lane=prices.lane,
-            lane_names=tuple(tier.name for tier in self.machine.tiers),
-            dispatch_s=self.rates.dispatch_s,
-            recording=recording,
-        )
-        return clock, prices, timeline
+    @cached_property
+    def _settled(self) -> list[tuple[dict[str, float], Memory]]:
+        """Every stage, with as many layers not resharded as all have memory for; of those alike the first has least."""
+        stages, kept = self.grid.pipeline, self.configuration.kept_layers
+        if stages > 1 and kept is None:
+            blocks = [sum(self.parts[number::stages]) for number in range(stages)]
+            firsts = [numbers[0] for numbers in stages_alike(self.parts, stages).values()]
+            alone = {number: self.settled_stage(number)[1].kept_layers for number in firsts}
+            fewer = [float(found) for number, found in alone.items() if found < blocks[number]]
+            return [self.settled_stage(number, kept=min([float(max(blocks)), *fewer])) for number in range(stages)]
+        return [self.settled_stage(number) for number in range(stages)]
 
-    def whole(self) -> Pricing:
-        """A candidate without pipeline stages."""
-        values, memory = self.settled(ONLY)
-        clock, prices, timeline = self.priced(values)
-        scheduled_s = self._replay(timeline, values)
-        return Pricing(
-            framework=self.framework,
-            configuration=self.configuration,
-            accumulation=int(values["A"]),
-            memory=memory,
-            memory_limit_bytes=memory_limit_bytes(self.machine.accelerator),
-            terms=prices.terms(self.program, timeline.exposed_s),
-            alone_s=float(compute_s(self.program, clock)) + timeline.host_s,
-            scheduled_s=scheduled_s,
-            executed_flops=float(executed_flops(self.program, values)),
-            values=values,
-            program=self.program,
-            rates=self.rates,
-            host_s=timeline.host_s,
-            record=partial(self._record, values),
-        )
+    @cached_property
+    def send(self) -> tuple[Collective, float, float]:
+        """A message to another stage, its bytes, and its time, s."""
+        values, grid = self._symbols(ONLY, self.model.layers), self.grid
+        whole, message = (self.program.send(scattered=one) for one in (False, self.framework.schedule.scattered))
+        whole_bytes, size_bytes = (float(one.size_bytes.evaluate(values)) for one in (whole, message))
+        stride, over_x = grid.stride("pipeline"), grid.group_shape("x")
+        sent_s = self.messages.send_s(size_bytes, whole_bytes, stride=stride, over_x=over_x, arithmetic=PLAIN)
+        return message, size_bytes, float(sent_s)
 
-    def _replay(self, timeline: Timeline, values: dict[str, float]) -> float:
-        return timeline.step_s(
-            self.schedule, layers=self.model.layers, kept=int(values["kept"]), accumulation=int(values["A"])
-        )
-
-    def _record(self, values: dict[str, float]) -> tuple[Batch, ...]:
-        """A second replay that records every interval."""
-        timeline = self.priced(values, recording=True)[2]
-        self._replay(timeline, values)
-        return tuple(timeline.batches)
-
-    def pipelined(self) -> Pricing:
-        """A candidate of several pipeline stages."""
-        # Imported here: most searches have no pipeline.
-        from axonn_tune.cost.stages import price_stages
-
-        return price_stages(self)
+    def _terms(self, shown: Kind) -> tuple[Term, ...]:
+        """Every collective with more than one rank, in program order, with the waits for it."""
+        found, replay, exposed = [], shown.replay, exposed_by_term(shown.recorders)
+        for one, count in replay.work.terms:
+            path, calls = self.routes[one.axis], float(replay.value(count))
+            if path.outermost < 0 or not calls:
+                continue
+            size_bytes, seconds = float(replay.value(one.size_bytes)), calls * float(replay.call_s(one))
+            lines, tier = self.lines(one.kind, one.axis), self.machine.tiers[path.outermost].name
+            line = min(lines, key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s)
+            waited_s = exposed.pop(term_key(one), 0.0)
+            found.append(_term(one, int(calls), size_bytes, seconds, waited_s, group=path.size, tier=tier, line=line))
+        return tuple(found)
 
 
-class _CollectivePrices:
-    """Prices the collectives of one candidate, each once."""
+def _term(
+    one: Collective,
+    count: int,
+    size_bytes: float,
+    seconds: float,
+    exposed_s: float,
+    *,
+    group: int,
+    tier: str,
+    line: Line,
+) -> Term:
+    formula = str(one.size_bytes)
+    return Term(*term_key(one), count, size_bytes, group, tier, seconds, exposed_s, formula, line, one)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """A step of one stage, or of several: the stages with the most communication and the most computation, the wait of
+    the latter, sends of the former, and communication and wait of each stage, s."""
+
+    step_s: float
+    most: int = 0
+    slowest: int = 0
+    bubble_s: float = 0.0
+    sends: tuple[Term, ...] = ()
+    seconds: tuple[tuple[float, float], ...] = ()
+
+
+class Kind:
+    """Stages of one candidate that are alike, replayed; each chunk once, of those with equal blocks and ends.
+
+    scheduled_s: end of the step, where this is its only stage.
+    """
 
     def __init__(
-        self, machine: Machine, grid: Grid, values: dict[str, float], program: StepProgram, call_s: float
+        self, pricer: Pricer, stage: Stage, blocks: tuple[int, ...], numbers: list[int], values: dict[str, float]
     ) -> None:
-        self._values = values
-        self._machine = machine
-        self._call_s = call_s
-        self._routes = {axes: route(grid.group_shape(axes), machine.tiers, grid.world) for axes in program.groups}
-        self._lines: dict[tuple[OpKind, str], tuple[Line, ...]] = {}
-        self._known: dict[int, tuple[Collective, float, float]] = {}
-        self.lane = {axes: path.outermost for axes, path in self._routes.items()}
+        self.pricer, self.blocks, self.numbers, self.values = pricer, blocks, numbers, values
+        self.replay = pricer.replay(values, stage)
+        self.chunks, self.recorders, self.scheduled_s, self.host_s = self._replay(intervals=False)
+        self.communication_s = float(self.replay.communication_s())
+        self.compute_s = float(self.replay.work.compute_s) + self.host_s
+        self.flops = float(executed_flops(pricer.program, values, stage))
 
-    def lines(self, collective: Collective) -> tuple[Line, ...]:
-        """Lines of all algorithms and protocols of this collective."""
-        key = (collective.kind, collective.axis)
-        if key not in self._lines:
-            path = self._routes[collective.axis]
-            self._lines[key] = lines_of(collective.kind, path, self._machine, call_s=self._call_s)
-        return self._lines[key]
+    def _replay(self, *, intervals: bool) -> tuple[list[ChunkTimes], list[Recorder], float, float]:
+        """Times and waits of each chunk, or those of the whole step."""
+        work = self.replay.work
+        if work.stage == ONLY:
+            recorder = self._recording(intervals=intervals)
+            step_s, host_s = self.replay.step_s()
+            return [], [recorder], float(step_s), float(host_s)
+        chunks, known = list(chunks_of(work.stage, self.blocks)), dict[Hashable, tuple[Recorder, ChunkTimes]]()
+        for part, count in dict.fromkeys(chunks):
+            known[part, count] = self._recording(intervals=intervals), self.replay.chunk(part, float(count))
+        found = [known[one][1] for one in chunks]
+        return found, [known[one][0] for one in chunks], 0.0, float(sum(one.host_s for one in found))
 
-    def sized(self, collective: Collective) -> tuple[Collective, float, float]:
-        """A collective with its bytes and the time of one call, s."""
-        found = self._known.get(id(collective))
-        if found is None:
-            size_bytes = float(collective.size_bytes.evaluate(self._values))
-            chosen = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in self.lines(collective))
-            call_s = float(collective_time_s(chosen, size_bytes, PLAIN))
-            found = self._known[id(collective)] = collective, size_bytes, call_s
-        return found
+    def _recording(self, *, intervals: bool) -> Recorder:
+        """A new recorder for what is replayed next: of waits, and of every interval on request."""
+        names, clock = tuple(tier.name for tier in self.pricer.machine.tiers), self.replay.work.clock
+        recorder = self.replay.recorder = Recorder(self.pricer.schedule, names, clock.run_s if intervals else None)
+        return recorder
 
-    def scheduled_s(self, collective: Collective) -> float:
-        """Time of a collective in the schedule: its consecutive calls; a gather is one call."""
-        calls = 1.0 if collective.role == "weight" else float(collective.calls.evaluate(self._values))
-        return calls * self.sized(collective)[2]
+    @cached_property
+    def priced(self) -> StageKind:
+        """Its seconds as columns of one row."""
+        times = tuple(ChunkTimes(*map(np.atleast_1d, one.columns)) for one in self.chunks)
+        return StageKind(self.numbers, np.array([self.communication_s]), np.array([self.compute_s]), times)
 
-    def terms(self, program: StepProgram, exposed: dict[TermKey, float], stage: Stage = ONLY) -> tuple[Term, ...]:
-        """Every collective with more than one rank, in program order, with the waits for it."""
-        found = []
-        exposed = dict(exposed)
-        for collective, count in program.collectives(stage):
-            if self.lane[collective.axis] < 0:
-                continue
-            calls = float(count.evaluate(self._values))
-            if not calls:
-                continue
-            _, size_bytes, call_s = self.sized(collective)
-            lines = self.lines(collective)
-            key = (collective.kind, collective.axis, collective.phase, collective.layer)
-            found.append(
-                Term(
-                    op=collective.kind,
-                    axis=collective.axis,
-                    phase=collective.phase,
-                    layer=collective.layer,
-                    count=int(calls),
-                    bytes=size_bytes,
-                    group=self._routes[collective.axis].size,
-                    tier=self._machine.tiers[self.lane[collective.axis]].name,
-                    seconds=calls * call_s,
-                    exposed_s=exposed.pop(key, 0.0),
-                    formula=str(collective.size_bytes),
-                    collective=collective,
-                    line=min(lines, key=lambda line: line.latency_s + size_bytes / line.bandwidth_bytes_per_s),
-                )
-            )
-        return tuple(found)
+    def record(self) -> tuple[Batch, ...]:
+        """Every interval, from another replay."""
+        return tuple(batch for recorder in self._replay(intervals=True)[1] for batch in recorder.batches)

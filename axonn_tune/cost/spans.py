@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from axonn_tune.cost.breakdown import CONTENDED
 from axonn_tune.cost.prediction import Pricing
-from axonn_tune.cost.timeline import Batch, Interval
+from axonn_tune.cost.replay import Batch, Interval
 from axonn_tune.program.operations import Attention, Collective, Computation, Kernel, MatMul
 from axonn_tune.specs.traces import COMPUTE_LANE, Span, communication_lane, term_name, wait_name
 

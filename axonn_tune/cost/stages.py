@@ -1,245 +1,222 @@
-"""Price of one candidate with pipeline stages: each stage's program replayed by itself, joined by the schedule."""
+"""Pipelines, priced, one candidate or many: each kind of stage once, joined by 1F1B or interleaved 1F1B.
+
+The step is that of `cost.pipeline`, exact or bounded, with compute slowdown from overlap.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from axonn_tune.cost.collectives import Line, collective_time_s, lines_of, route, transfer_time_s
-from axonn_tune.cost.compute import compute_s
-from axonn_tune.cost.pipeline import PipelineTime, StageTimes, pipeline_time, stage_end_s
-from axonn_tune.cost.timeline import Batch, ChunkTimes, Timeline
-from axonn_tune.program.dimensions import executed_flops
-from axonn_tune.program.memory import Memory, memory_limit_bytes
-from axonn_tune.program.pipeline import in_flight, model_parts
-from axonn_tune.program.size import PLAIN
+import numpy as np
+
+from axonn_tune.cost.collectives import collective_time_s, lines_of, route, transfer_time_s
+from axonn_tune.cost.columns import Floats, Integers
+from axonn_tune.cost.pipeline import PipelineTime, StageTimes, pipeline_bound_s, pipeline_time
+from axonn_tune.cost.replay import ChunkTimes
+from axonn_tune.cost.utilisation import contended_s
+from axonn_tune.frameworks.description import Framework, PipelineSchedule
+from axonn_tune.grid import GroupShape
+from axonn_tune.program.size import Arithmetic, Value
 from axonn_tune.program.step import Stage
+from axonn_tune.specs.machine import Machine, Software
+from axonn_tune.units import seconds
 
-if TYPE_CHECKING:
-    from axonn_tune.cost.prediction import Pricing, StagePrediction, Term, _Pricer
+
+def stages_alike(parts: tuple[int, ...], stages: int) -> dict[tuple[Stage, tuple[int, ...]], list[int]]:
+    """Stages that are alike: their place and the blocks of their chunks, with their numbers.
+
+    parts: blocks of each model part, chunk c of stage s at c·p + s.
+    """
+    found: dict[tuple[Stage, tuple[int, ...]], list[int]] = {}
+    for number in range(stages):
+        stage = Stage(number == 0, number == stages - 1)
+        found.setdefault((stage, parts[number::stages]), []).append(number)
+    return found
+
+
+def chunks_of(stage: Stage, blocks: tuple[int, ...]) -> Iterator[tuple[Stage, int]]:
+    """Each chunk of a stage: what it has beside blocks, embedding or LM head, and its number of blocks."""
+    for number, count in enumerate(blocks):
+        yield Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1), count
+
+
+def stage_end_s(chunks: Sequence[ChunkTimes], *, stages: int) -> Any:  # noqa: ANN401 - number or column
+    """From a stage's last operation to its end, s.
+
+    The last chunk's gradient buckets go out first. Buckets of a chunk in flight when its last backward pass ends
+    overlap with the next chunk's passes before its own last one, then delay that chunk's buckets.
+    """
+    left: Any = 0.0
+    carried: Any = 0.0
+    for chunk in reversed(chunks):
+        left = np.maximum(0.0, carried - (stages - 1) * chunk.backward_s)
+        carried = chunk.data_s + left
+    return chunks[0].end_s + left
 
 
 @dataclass(frozen=True)
-class _PricedStage:
-    """One stage: durations of its chunks, and all parts of a rank's step except sends."""
+class StageKind:
+    """Stages that are alike: their numbers, and seconds of one: collectives, computation, passes of each chunk."""
 
-    stage: Stage
-    blocks: int
-    chunks: tuple[ChunkTimes, ...]
-    values: dict[str, float]
-    memory: Memory
-    terms: tuple[Term, ...]
-    compute_s: float
-    host_s: float
-    flops: float
-    record: Callable[[], tuple[Batch, ...]]
+    numbers: list[int]
+    communication_s: Floats
+    compute_s: Floats
+    times: tuple[ChunkTimes, ...]
 
 
-def parts_of(pricer: _Pricer) -> tuple[int, ...]:
-    """Blocks of each model part, chunk c of stage s at c·p + s."""
-    asked = pricer.configuration
-    return model_parts(pricer.model.layers, stages=asked.grid.pipeline, chunks=asked.chunks, given=asked.parts)
+@dataclass(frozen=True)
+class Pipelines:
+    """Candidates with as many stages and chunks: all columns have one row each.
 
+    send_s: of one message; alone_s: computation of the stage that computes longest.
+    """
 
-def price_stages(pricer: _Pricer) -> Pricing:
-    """The candidate's stages, joined by 1F1B or interleaved 1F1B."""
-    from axonn_tune.cost.prediction import Pricing
+    stages: int
+    chunks: int
+    micro_batches: Integers
+    kinds: tuple[StageKind, ...]
+    send_s: Floats
+    overlapped: bool
+    contention: float
 
-    stages = tuple(_price_stages(pricer))
-    sends = _Sends(pricer)
-    time = _step(pricer, stages, sends)
-    communication = [sum(term.seconds for term in one.terms) for one in stages]
-    sent_s = [count * sends.one_s for count in time.sends]
-    most = max(range(len(stages)), key=lambda at: communication[at] + sent_s[at])
-    slowest = max(range(len(stages)), key=lambda at: stages[at].compute_s)
-    shown, busiest = stages[most], stages[slowest]
-    terms = (*shown.terms, *sends.terms(time, most))
-    return Pricing(
-        framework=pricer.framework,
-        configuration=pricer.configuration,
-        accumulation=int(shown.values["A"]),
-        memory=max((one.memory for one in stages), key=lambda memory: float(memory.total_bytes)),
-        memory_limit_bytes=memory_limit_bytes(pricer.machine.accelerator),
-        terms=terms,
-        alone_s=busiest.compute_s,
-        scheduled_s=time.step_s,
-        executed_flops=sum(one.flops for one in stages) / len(stages),
-        values=shown.values,
-        program=pricer.program,
-        rates=pricer.rates,
-        host_s=busiest.host_s,
-        bubble_s=min(time.bubble_s[slowest], max(0.0, time.step_s - busiest.compute_s)),
-        stages=tuple(_predictions(stages, time, communication, sent_s)),
-        stage=most,
-        computing=(busiest.stage, busiest.values),
-        record=shown.record,
-    )
+    def __len__(self) -> int:
+        return len(self.micro_batches)
 
+    def sent_s(self, kind: StageKind) -> Floats:
+        """All messages of a stage: each pass ends in one, but the last part's forward and the first part's backward."""
+        ends = float(0 in kind.numbers) + float(self.stages - 1 in kind.numbers)
+        sent = 2.0 * self.chunks * self.micro_batches.astype(np.float64) * self.send_s
+        return np.asarray(sent * (1.0 - ends / (2.0 * self.chunks)))
 
-def _predictions(
-    stages: tuple[_PricedStage, ...], time: PipelineTime, communication: list[float], sent_s: list[float]
-) -> Iterator[StagePrediction]:
-    from axonn_tune.cost.prediction import StagePrediction
+    @cached_property
+    def communication_s(self) -> Floats:
+        """All communication of the stage that has most, s."""
+        found: Floats = np.max([kind.communication_s + self.sent_s(kind) for kind in self.kinds], axis=0)
+        return found
 
-    for at, one in enumerate(stages):
-        yield StagePrediction(
-            blocks=one.blocks,
-            compute_s=one.compute_s,
-            communication_s=communication[at] + sent_s[at],
-            bubble_s=time.bubble_s[at],
-            memory=one.memory,
+    @cached_property
+    def alone_s(self) -> Floats:
+        """Computation of the stage that computes longest, s."""
+        found: Floats = np.max([kind.compute_s for kind in self.kinds], axis=0)
+        return found
+
+    @cached_property
+    def _by_stage(self) -> list[StageKind]:
+        placed = {number: kind for kind in self.kinds for number in kind.numbers}
+        return [placed[number] for number in range(self.stages)]
+
+    def _times(self, at: Integers | int) -> StageTimes:
+        """Durations of the stages of some candidates, or of one."""
+
+        def stacked(name: str) -> Floats:
+            columns = [[getattr(one, name)[at] for one in kind.times] for kind in self._by_stage]
+            return np.moveaxis(np.array(columns, dtype=np.float64), (0, 1), (-2, -1))
+
+        sent_s = np.asarray(self.send_s[at])
+        sends = np.broadcast_to(sent_s[..., None], (*sent_s.shape, self.stages))
+        return StageTimes(
+            forward_s=stacked("forward_s"),
+            backward_s=stacked("backward_s"),
+            last_backward_s=stacked("last_backward_s"),
+            end_s=np.moveaxis(np.array([self._end_s(kind)[at] for kind in self._by_stage]), 0, -1),
+            activation_send_s=sends,
+            gradient_send_s=sends,
+            overlapped=self.overlapped,
         )
 
+    def _end_s(self, kind: StageKind) -> Floats:
+        return np.asarray(stage_end_s(kind.times, stages=self.stages))
 
-def _price_stages(pricer: _Pricer) -> Iterator[_PricedStage]:
-    """Every stage; stages that differ only in memory are replayed once."""
-    parts, stages = parts_of(pricer), pricer.grid.pipeline
-    kept = _kept_everywhere(pricer, parts)
-    known: dict[tuple[Stage, tuple[int, ...], float], _PricedStage] = {}
-    for number in range(stages):
-        stage, blocks = Stage(number == 0, number == stages - 1), parts[number::stages]
-        held = _blocks_held(pricer, number, blocks)
-        values, memory = pricer.settled(stage, sum(blocks), held, kept_layers=kept)
-        key = stage, blocks, values["kept"]
-        if key not in known:
-            known[key] = _price_stage(pricer, stage, blocks, values, memory)
-        yield replace(known[key], values=values, memory=memory)
+    def bound_s(self) -> tuple[Floats, Floats, Floats]:
+        """Bounds of all candidates: least step, its compute slowdown, and bubble with least exposed communication."""
+        everything = np.arange(len(self))
+        scheduled = np.asarray(pipeline_bound_s(self._times(everything), micro_batches=self.micro_batches))
+        busy = self._busy_s()
+        # A message exposes at most its own time where it is sent and where it is waited for.
+        occupied = busy + 4.0 * self.chunks * self.micro_batches * self.send_s
+        lost_s = contended_s(self.communication_s, self.alone_s, occupied, contention=self.contention)
+        lost = np.broadcast_to(np.asarray(lost_s), occupied.shape)
+        return scheduled + lost, lost, np.maximum(scheduled - np.maximum(busy, self.alone_s), 0.0)
 
+    def floor_s(self) -> tuple[Floats, Floats]:
+        """Least step of the same stages cut into any number of chunks, and its least exposed communication, s.
 
-def _kept_everywhere(pricer: _Pricer, parts: tuple[int, ...]) -> float:
-    """Layers not resharded after forward that every stage has memory for; the first, second and last have the least."""
-    stages, asked = pricer.grid.pipeline, pricer.configuration.kept_layers
-    if asked is not None:
-        return float(asked)
-    found = [float(max(sum(parts[number::stages]) for number in range(stages)))]
-    for number in {0, min(1, stages - 1), stages - 1}:
-        blocks = parts[number::stages]
-        stage = Stage(number == 0, number == stages - 1)
-        _, memory = pricer.settled(stage, sum(blocks), _blocks_held(pricer, number, blocks))
-        if memory.kept_layers < sum(blocks):
-            found.append(float(memory.kept_layers))
-    return min(found)
+        The passes of the stage with the most computation, back to back, and the end of its step without waiting for
+        gradients, which may be reduced behind another chunk.
+        """
+        busy = [
+            sum(
+                (one.forward_s + np.minimum(one.backward_s, one.last_backward_s)) * self.micro_batches
+                for one in kind.times
+            )
+            + kind.times[0].end_s
+            - kind.times[0].data_s
+            for kind in self.kinds
+        ]
+        compute = np.array([kind.compute_s for kind in self.kinds])
+        found: Floats = np.take_along_axis(np.array(busy), compute.argmax(axis=0)[None], axis=0)[0]
+        return found, np.maximum(found - self.alone_s, 0.0)
 
+    def _busy_s(self) -> Floats:
+        """Busy time of the stage with the most computation, without sends."""
+        compute = np.array([kind.compute_s for kind in self.kinds])
+        busy = np.array([self._occupied_s(kind) for kind in self.kinds])
+        found: Floats = np.take_along_axis(busy, compute.argmax(axis=0)[None], axis=0)[0]
+        return found
 
-def _blocks_held(pricer: _Pricer, number: int, blocks: tuple[int, ...]) -> float:
-    """Largest number of blocks with saved activations at once on a stage."""
-    grid, batch = pricer.grid, pricer.workload.global_batch
-    micro_batches = batch // (grid.batch_shares * pricer.configuration.micro_batch)
-    return float(in_flight(number, stages=grid.pipeline, micro_batches=micro_batches, weights=blocks))
+    def _occupied_s(self, kind: StageKind) -> Floats:
+        passes = sum(one.forward_s + one.backward_s for one in kind.times) * (self.micro_batches - 1.0)
+        last = sum(one.forward_s + one.last_backward_s for one in kind.times) + self._end_s(kind)
+        return np.asarray(passes + last)
 
+    def price(self, position: int) -> tuple[PipelineTime, int, float]:
+        """One candidate by the recurrence: its time, the stage that computes longest, and its wait for others, s."""
+        time = pipeline_time(self._times(position), micro_batches=int(self.micro_batches[position]))
+        slowest = max(self.kinds, key=lambda kind: kind.compute_s[position]).numbers[0]
+        return time, slowest, min(time.bubble_s[slowest], max(0.0, time.step_s - float(self.alone_s[position])))
 
-def _price_stage(
-    pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], values: dict[str, float], memory: Memory
-) -> _PricedStage:
-    """Replay each chunk of a stage from free streams; only its first and last have embedding and LM head."""
-    clock, prices, timeline = pricer.priced(values)
-    chunks = _replay(pricer, timeline, stage, blocks, values)
-    return _PricedStage(
-        stage=stage,
-        blocks=sum(blocks),
-        chunks=chunks,
-        values=values,
-        memory=memory,
-        terms=prices.terms(pricer.program, timeline.exposed_s, stage),
-        compute_s=float(compute_s(pricer.program, clock, stage)) + timeline.host_s,
-        host_s=timeline.host_s,
-        flops=float(executed_flops(pricer.program, values, stage)),
-        record=partial(_record, pricer, stage, blocks, values),
-    )
-
-
-def _replay(
-    pricer: _Pricer, timeline: Timeline, stage: Stage, blocks: tuple[int, ...], values: dict[str, float]
-) -> tuple[ChunkTimes, ...]:
-    """Replay each chunk of a stage from free streams; only its first and last have embedding and LM head."""
-    times, kept = int(values["A"]), int(values["kept"])
-    chunks = []
-    for number, count in enumerate(blocks):
-        of_chunk = Stage(stage.first and number == 0, stage.last and number == len(blocks) - 1)
-        share = min(count, kept * count // max(1, sum(blocks)))
-        found = timeline.chunk(
-            pricer.schedule, of_chunk, stage, layers=count, kept=share, times=times, ends=number == 0
-        )
-        chunks.append(found)
-    return tuple(chunks)
+    def exact_s(self, position: int) -> tuple[float, float, float]:
+        """Step of one candidate, its computation and its bubble, s."""
+        time, _, bubble_s = self.price(position)
+        sent_s, alone_s = float(self.communication_s[position]), float(self.alone_s[position])
+        lost_s = float(contended_s(sent_s, alone_s, time.step_s - bubble_s, contention=self.contention))
+        return time.step_s + lost_s, alone_s + lost_s, bubble_s
 
 
-def _record(pricer: _Pricer, stage: Stage, blocks: tuple[int, ...], values: dict[str, float]) -> tuple[Batch, ...]:
-    """A second replay of a stage that records every interval."""
-    timeline = pricer.priced(values, recording=True)[2]
-    _replay(pricer, timeline, stage, blocks, values)
-    return tuple(timeline.batches)
+@dataclass(frozen=True)
+class Messages:
+    """Activations and gradients between stages.
+
+    scattered: each rank of x sends its share, which is gathered again where it arrives; call_s: software overhead.
+    """
+
+    scattered: bool
+    machine: Machine
+    world: int
+    call_s: float
+
+    @classmethod
+    def of(cls, framework: Framework, machine: Machine, world: int, software: Software) -> Messages:
+        """Those of a framework; with sequence parallelism there is no more than a share to send."""
+        scattered = framework.schedule.scattered and not framework.step.sequence_parallel
+        return cls(scattered, machine, world, seconds(software.collective_us))
+
+    def send_s(
+        self, size_bytes: Value, whole_bytes: Value, *, stride: int, over_x: GroupShape, arithmetic: Arithmetic
+    ) -> Value:
+        """Time of one message to the rank at distance `stride`, s; whole_bytes: what is gathered again over x."""
+        sent_s = transfer_time_s(size_bytes, stride=stride, machine=self.machine, call_s=self.call_s)
+        if not self.scattered:
+            return sent_s
+        path = route(over_x, self.machine.tiers, self.world)
+        chosen = lines_of("all_gather", path, self.machine, call_s=self.call_s)
+        pairs = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in chosen)
+        return sent_s + collective_time_s(pairs, whole_bytes, arithmetic)
 
 
-class _Sends:
-    """Activations and gradients between stages, over x in shares where a framework does so."""
-
-    def __init__(self, pricer: _Pricer) -> None:
-        grid, machine = pricer.grid, pricer.machine
-        self.schedule = pricer.framework.schedule
-        self.machine = machine
-        self.stride = grid.stride("pipeline")
-        values = pricer.settled(Stage(first=True, last=False))[0]
-        self.message = pricer.program.send(scattered=self.schedule.scattered)
-        whole = pricer.program.send(scattered=False)
-        self.whole_bytes, self.size_bytes = (float(one.size_bytes.evaluate(values)) for one in (whole, self.message))
-        self.gathered = self.schedule.scattered and not pricer.options.sequence_parallel
-        self.chunks = pricer.configuration.chunks
-        path, call_s = route(grid.group_shape("x"), machine.tiers, grid.world), pricer.call_s
-        self._gather = lines_of("all_gather", path, machine, call_s=call_s) if self.gathered else ()
-        self.calls = 2 if self._gather else 1
-        sent_s = transfer_time_s(self.size_bytes, stride=self.stride, machine=machine, call_s=call_s)
-        self.one_s = float(sent_s) + self._gather_s()
-
-    @property
-    def overlapped(self) -> bool:
-        """Whether sends overlap with computation."""
-        return self.schedule.overlapped_interleaved if self.chunks > 1 else self.schedule.overlapped
-
-    def _gather_s(self) -> float:
-        chosen = tuple((line.latency_s, line.bandwidth_bytes_per_s) for line in self._gather)
-        return float(collective_time_s(chosen, self.whole_bytes, PLAIN))
-
-    def terms(self, time: PipelineTime, stage: int) -> Iterator[Term]:
-        """The sends of one stage as a term."""
-        from axonn_tune.cost.prediction import Term
-
-        count = time.sends[stage]
-        if not count:
-            return
-        bandwidth = self.size_bytes / max(self.one_s, 1e-12)
-        yield Term(
-            op=self.message.kind,
-            axis=self.message.axis,
-            phase=self.message.phase,
-            layer=self.message.layer,
-            count=count,
-            bytes=self.size_bytes,
-            group=2,
-            tier=self._tier(),
-            seconds=count * self.one_s,
-            exposed_s=min(time.exposed_send_s[stage], count * self.one_s),
-            formula=str(self.message.size_bytes),
-            collective=self.message,
-            line=Line("direct", "simple", 0.0, bandwidth),
-        )
-
-    def _tier(self) -> str:
-        tiers = self.machine.tiers
-        return next((tier.name for tier in tiers if tier.ranks is None or self.stride < tier.ranks), tiers[-1].name)
-
-
-def _step(pricer: _Pricer, stages: tuple[_PricedStage, ...], sends: _Sends) -> PipelineTime:
-    """The step by the exact recurrence."""
-    times = StageTimes(
-        forward_s=[[chunk.forward_s for chunk in one.chunks] for one in stages],
-        backward_s=[[chunk.backward_s for chunk in one.chunks] for one in stages],
-        last_backward_s=[[chunk.last_backward_s for chunk in one.chunks] for one in stages],
-        end_s=[float(stage_end_s(one.chunks, stages=len(stages))) for one in stages],
-        activation_send_s=sends.one_s,
-        gradient_send_s=sends.one_s,
-        overlapped=sends.overlapped,
-    )
-    return pipeline_time(times, micro_batches=int(stages[0].values["A"]))
+def overlapped(schedule: PipelineSchedule, chunks: int) -> bool:
+    """Whether sends of so many chunks a stage overlap with computation."""
+    return schedule.overlapped_interleaved if chunks > 1 else schedule.overlapped

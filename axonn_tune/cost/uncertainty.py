@@ -1,10 +1,14 @@
-"""Performance and interval of a predicted step, by a profile's half-widths or by what it has learned from runs.
+"""Performance and interval of a predicted step: the one 80% interval that every command prints.
+
+The logarithm of a step has the standard deviation √(b² + h² + (d · log2(ranks / 8))² + (p · log2(stages))²): b from the
+half-widths of the profile, each on its part of the step; h from the host, for steps of which it can decide the time;
+d and p for each doubling of ranks and of pipeline stages, whose stragglers and jitter no profile has.
 
 What a profile has learned is a covariance of its numbers. A prediction's logarithm then has the variance
 
-    gᵀ C g + l² + m² + (d · log2(ranks / ranks of the evidence))²,    g = ∂ log(step) / ∂ log(number)
+    gᵀ C g + l² + m² + (d · log2(ranks / ranks of the evidence))² + (p · log2(stages))²
 
-with l the residual error of a layout, m that of all layouts of a model, d that of each doubling of ranks. For the
+with g = ∂ log(step) / ∂ log(number), l the residual error of a layout, m that of all layouts of a model. For the
 difference of two layouts, shared errors cancel: (g - h)ᵀ C (g - h) + 2 l². `program.dimensions` defines the FLOPs of
 MFU and HFU.
 """
@@ -22,12 +26,13 @@ from axonn_tune.cost.prediction import Configuration, Pricing, price_configurati
 from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.program.dimensions import model_flops, step_tokens
+from axonn_tune.program.dimensions import logged_flops, model_flops, step_tokens
 from axonn_tune.program.size import Value
 from axonn_tune.specs.machine import Learned, LearnedNumber, Machine
 from axonn_tune.specs.model import Model
 from axonn_tune.specs.numbers import scaled
 from axonn_tune.specs.workload import Workload
+from axonn_tune.units import TERA
 
 Floats = NDArray[np.float64]
 
@@ -39,6 +44,17 @@ OF_LAYOUT = 0.04
 published steps by fits without their family scatter by 1.3 to 12% within families (robust standard deviations, median
 3.7%)."""
 
+PER_DOUBLING, PER_STAGE_DOUBLING = 0.013, 0.023
+"""Standard deviation of the logarithm of a step for each doubling of ranks beyond a node of `NODE`, and of pipeline
+stages, from published steps: 80% of the series that differ in these alone have errors that grow by less (tools/fit/
+scale.py). AxoNN's runs on 4,096 to 32,768 GPUs (docs/paper-claims.md) are in none of them."""
+
+NODE = 8
+
+ISSUE_S, OF_HOST = 5e-3, 0.2
+"""Time in which a host issues forward and backward of a block: about 64 operations of 75 µs (frameworks/software.csv).
+Half of the 80% interval of a step's logarithm where the host decides all of it, less where blocks compute longer."""
+
 LEAST_EIGENVALUE = 1e-9
 """Of a matrix of correlations."""
 
@@ -48,13 +64,17 @@ NUDGE = 0.02
 
 @dataclass(frozen=True)
 class Performance:
-    """Performance of a predicted step; `low_s` and `high_s` are its 80% interval."""
+    """Performance of a predicted step; `low_s` and `high_s` are its 80% interval.
+
+    logged_tflops_per_gpu: what the framework's own log will print, by its own count of FLOPs; None if it prints none.
+    """
 
     tokens_per_s: float
     low_s: float
     high_s: float
     mfu: float
     hfu: float
+    logged_tflops_per_gpu: float | None
 
 
 def performance(
@@ -70,17 +90,17 @@ def performance(
 ) -> Performance:
     """Performance of one candidate; compute_s: with waiting for other stages; executed_flops: of one rank."""
     peak, gpus = machine.accelerator.peak_flops_per_s(workload.precision), configuration.grid.world
-    if machine.learned is None:
-        low_s, high_s = profile_bounds_s(machine, compute_s=compute_s, iteration_s=iteration_s)
-    else:
-        half = DEVIATIONS * step_spread(model, machine, workload, configuration, framework=framework)
-        low_s, high_s = iteration_s * math.exp(-half), iteration_s * math.exp(half)
+    half = half_width(
+        model, machine, workload, configuration, framework=framework, compute_s=compute_s, iteration_s=iteration_s
+    )
+    logged = logged_flops(framework, model, workload, grid=configuration.grid, recompute=configuration.recompute)
     return Performance(
         tokens_per_s=step_tokens(workload) / iteration_s,
-        low_s=low_s,
-        high_s=high_s,
+        low_s=iteration_s * math.exp(-half),
+        high_s=iteration_s * math.exp(half),
         mfu=model_flops(model, workload) / (iteration_s * gpus * peak),
         hfu=executed_flops / (iteration_s * peak),
+        logged_tflops_per_gpu=None if logged is None else logged / (iteration_s * gpus * TERA),
     )
 
 
@@ -97,11 +117,29 @@ def step_spread(
     return spread(slopes_of(step_s, known), known.learned, ranks=configuration.grid.world)
 
 
-def profile_bounds_s(machine: Machine, *, compute_s: float, iteration_s: float) -> tuple[float, float]:
-    """80% interval of a step by the half-widths of a profile, each applied to its part, s."""
-    waiting_s, widths = float(exposed_s(iteration_s, compute_s)), machine.uncertainty
-    half_s = compute_s * widths.compute + waiting_s * widths.communication
-    return compute_s + waiting_s - half_s, compute_s + waiting_s + half_s
+def half_width(
+    model: Model,
+    machine: Machine,
+    workload: Workload,
+    configuration: Configuration,
+    *,
+    framework: Framework,
+    compute_s: float,
+    iteration_s: float,
+) -> float:
+    """Half of the 80% interval of a step's logarithm; compute_s: with waiting for other stages."""
+    grid = configuration.grid
+    jitter = DEVIATIONS * PER_STAGE_DOUBLING * math.log2(grid.pipeline)
+    if machine.learned is not None:
+        known = step_spread(model, machine, workload, configuration, framework=framework)
+        return math.hypot(DEVIATIONS * known, jitter)
+    scale = DEVIATIONS * PER_DOUBLING * max(0.0, math.log2(grid.world / NODE))
+    waiting, widths = float(exposed_s(iteration_s, compute_s)) / iteration_s, machine.uncertainty
+    of_parts = (1.0 - waiting) * widths.compute + waiting * widths.communication
+    batches = workload.global_batch / (grid.batch_shares * configuration.micro_batch)
+    issued = batches * model.layers / grid.pipeline * ISSUE_S / max(compute_s, 1e-12)
+    of_host = OF_HOST * min(1.0, issued) if machine.launcher.backend == "nccl" else 0.0
+    return math.hypot(of_parts, of_host, scale, jitter)
 
 
 def own_half_s(step_s: Value, waiting_s: Value, *, width: float) -> Value:

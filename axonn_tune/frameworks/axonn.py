@@ -19,15 +19,25 @@ from string import Template
 from axonn_tune.frameworks.command import (
     LITTLE_TO_REPEAT,
     NO_MOCK_DATA,
+    NO_QKV_BIASES,
     OWN_RECOMPUTE,
     Argument,
     Command,
     Run,
     sections_of,
+    sizes_words,
 )
-from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
+from axonn_tune.frameworks.description import (
+    AS_MANY_A_CHUNK,
+    FlopCount,
+    Framework,
+    PipelineSchedule,
+    Refusal,
+    StepOptions,
+)
 from axonn_tune.frameworks.megatron_lm import model_arguments, trial_arguments
 from axonn_tune.specs.machine import EnvironmentVariable
+from axonn_tune.specs.workload import RECOMPUTES
 
 _EASY = StepOptions(
     gather_bytes=4,
@@ -46,6 +56,9 @@ _EASY = StepOptions(
     replicated_tables=("embedding", "position"),
     overlaps=("gather_prefetch",),
 )
+
+_ROTARY_BASE = 10_000
+"""Source: axonn-ai/Megatron-AxoNN, megatron/model/rotary_pos_embedding.py as of Megatron-LM."""
 
 _ALL_TO_ALLS = "the easy API brackets each layer with all-to-alls where x·y > 1: not modelled"
 
@@ -70,8 +83,8 @@ def launch_easy(run: Run) -> Command:
         environment=_ENVIRONMENT,
         files={"_layout.py": _layout(run)},
         needs=(
-            f"train.py is your own: it builds a model of {run.model.name}'s sizes, whose forward returns the loss of "
-            f"{run.workload.sequence_length} tokens, with the functions of the Python file beside the script.",
+            f"train.py is your own: it builds {sizes_words(run.model)}, whose forward returns the "
+            f"loss of {run.workload.sequence_length} tokens, with the functions of the Python file beside the script.",
             OWN_RECOMPUTE[run.recompute],
         ),
     )
@@ -168,6 +181,8 @@ def _model(run: Run) -> Iterator[Argument]:
     if run.model.kv_heads != run.model.heads:
         yield Argument("--group-query-attention")
         yield Argument("--num-query-groups", run.model.kv_heads)
+    if run.model.norm_epsilon is not None:
+        yield Argument("--norm-epsilon", run.model.norm_epsilon)
     if run.step.fused_attention:
         yield Argument("--use-flash-attn")
     if run.machine.accelerator.name.upper().startswith("MI"):
@@ -246,6 +261,10 @@ def _precision(run: Run) -> Iterator[Argument]:
 
 
 def _notes(run: Run) -> Iterator[str]:
+    if run.model.qkv_biases:
+        yield NO_QKV_BIASES
+    if run.model.rotary_base not in (None, _ROTARY_BASE):
+        yield f"Its rotary base is {_ROTARY_BASE:,}, without an argument; the model's is {run.model.rotary_base:,.0f}."
     if 0 < _cached(run) < run.model.layers:
         yield "It is the first layers whose weights stay gathered; the prediction has the last ones."
     if run.recompute == "selective" and run.step.fused_attention:
@@ -285,9 +304,18 @@ MEGATRON_AXONN = Framework(
         vocabulary_multiple=128,
         overlaps=("gather_prefetch", "input_gradient", "weight_gradient"),
     ),
-    schedule=PipelineSchedule(overlapped_interleaved=False, scattered=False),
+    schedule=PipelineSchedule(overlapped_interleaved=False, equal_chunks=AS_MANY_A_CHUNK, scattered=False),
     software="core",
     names={"x": "row", "y": "column", "z": "depth", "pipeline": "PP", "chunks": "VPP", "data": "DP"},
+    logged=FlopCount(
+        log="Megatron-AxoNN",
+        label="theoretical FLOP/s",
+        counts="12·H² a block whatever the model, with recompute whether it is on or not",
+        source="axonn-ai/Megatron-AxoNN@064236e4:megatron/training.py, get_flops; arXiv 2104.04473, equation 3",
+        weights="square",
+        padded=True,
+        repeated=dict.fromkeys(RECOMPUTES, ("blocks", "scores")),
+    ),
     launch=launch_megatron,
 )
 

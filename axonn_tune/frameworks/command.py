@@ -95,16 +95,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument: `name value`, or a switch; `why`, where the name does not say it."""
+    """One argument: `name value`, with several values or a switch; `why`, where the name does not say it."""
 
     name: str
-    value: str | int | float | None = None
+    value: str | int | float | tuple[str, ...] | None = None
     why: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
         """The words of a command line."""
-        return (self.name,) if self.value is None else (self.name, str(self.value))
+        values = self.value if isinstance(self.value, tuple) else () if self.value is None else (str(self.value),)
+        return self.name, *values
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,22 @@ def sections_of(arguments: Mapping[str, Iterable[Argument]]) -> tuple[Section, .
     return tuple(Section(title, found) for title, made in arguments.items() if (found := tuple(made)))
 
 
+def sizes_words(model: Model) -> str:
+    """`a model of NAME's sizes`, for one's own script, with what the model states although no cost depends on it."""
+    stated = (
+        ("rotary base", model.rotary_base),
+        ("norm epsilon", model.norm_epsilon),
+        ("biases of queries, keys and values", model.qkv_biases),
+    )
+    found = [name if value is True else f"{name} {value:g}" for name, value in stated if value]
+    return f"a model of {model.name}'s sizes" + (f" with {', '.join(found)}" if found else "")
+
+
 EXPANDABLE_SEGMENTS = EnvironmentVariable(
     name="PYTORCH_ALLOC_CONF", value="expandable_segments:True", why="less memory lost to fragmentation"
 )
 NO_MOCK_DATA = "It has no mock data: add --data-path with the prefix of a dataset that tools/preprocess_data.py made."
+NO_QKV_BIASES = "It has no biases of queries, keys and values alone, which the model has; they hardly change the speed."
 LITTLE_TO_REPEAT = "Selective recompute repeats core attention, which saves little where it is fused."
 OWN_RECOMPUTE: Mapping[Recompute, str] = {
     "none": "Its blocks are not checkpointed.",

@@ -2,6 +2,8 @@
 
 ZeRO-3 gathers parameter by parameter, ahead by elements in the recorded order, and reduce-scatters gradients in every
 micro-batch. Source: deepspeed 0.19.8 (PyPI), runtime/zero. Stage 3 has no replicas: z is all ranks that share data.
+Pipeline stages reduce over data after the last instruction of their schedule, in buckets that hold a stage
+(runtime/pipe/schedule.py, TrainSchedule; deepspeedai/DeepSpeed@83fd8f87).
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from axonn_tune.frameworks.command import (
     EXPANDABLE_SEGMENTS,
     LITTLE_TO_REPEAT,
     NO_MOCK_DATA,
+    NO_QKV_BIASES,
     OWN_RECOMPUTE,
     Argument,
     Command,
     Run,
     Section,
     sections_of,
+    sizes_words,
 )
 from axonn_tune.frameworks.description import Framework, PipelineSchedule, Refusal, StepOptions
-from axonn_tune.frameworks.megatron_lm import MEGATRON_2021, model_arguments, trial_arguments
+from axonn_tune.frameworks.megatron_lm import DEEPSPEED_COUNT, MEGATRON_2021, model_arguments, trial_arguments
 
 _STEP = StepOptions(
     reshard="always",
@@ -31,6 +35,7 @@ _STEP = StepOptions(
     master_shards=False,
     gradient_bytes=2,
     distributed_optimizer=True,
+    staged_reduction="whole",
     recompute_whole_block=True,
     selective=("attention.scores",),
     chunked_loss=False,
@@ -69,8 +74,8 @@ def _own(run: Run, config: str) -> Command:
         environment=_ENVIRONMENT,
         files={".json": config},
         needs=(
-            f"train.py is your own: it builds a model of {run.model.name}'s sizes, adds deepspeed.add_config_arguments "
-            "to its parser and hands the arguments to deepspeed.initialize.",
+            f"train.py is your own: it builds {sizes_words(run.model)}, adds "
+            "deepspeed.add_config_arguments to its parser and hands the arguments to deepspeed.initialize.",
             OWN_RECOMPUTE[run.recompute],
         ),
     )
@@ -162,6 +167,10 @@ def _model(run: Run) -> Iterator[Argument]:
         yield Argument("--num-key-value-heads", run.model.kv_heads)
     if run.step.fused_attention:
         yield Argument("--use-flash-attn-v2")
+    if run.model.rotary_base is not None:
+        yield Argument("--rotary-position-embeddings-theta", round(run.model.rotary_base))
+    if run.model.norm_epsilon is not None:
+        yield Argument("--layernorm-epsilon", run.model.norm_epsilon)
     yield Argument("--no-query-key-layer-scaling")
 
 
@@ -174,17 +183,13 @@ def _parallelism(run: Run) -> Iterator[Argument]:
     yield Argument("--tensor-model-parallel-size", run.size("x"))
     if run.size("pipeline") > 1:
         yield Argument("--pipeline-model-parallel-size", run.size("pipeline"))
-        _check_parts(run)
+        # DeepSpeed splits blocks evenly on its own.
+        most = -(-run.model.layers // run.size("pipeline"))
+        if max(run.parts) > most:
+            raise run.cannot(f"a stage of {max(run.parts)} blocks", f"each has {most} at most: leave the split to it")
     else:
         yield Argument("--no-pipeline-parallel")
     yield Argument("--zero-stage", _stage(run))
-
-
-def _check_parts(run: Run) -> None:
-    """UsageError where a stage has more blocks than DeepSpeed gives it, which splits them evenly on its own."""
-    most = -(-run.model.layers // run.size("pipeline"))
-    if max(run.parts) > most:
-        raise run.cannot(f"a stage of {max(run.parts)} blocks", f"each has {most} at most: leave the split to it")
 
 
 def _recompute(run: Run) -> Iterator[Argument]:
@@ -196,6 +201,8 @@ def _recompute(run: Run) -> Iterator[Argument]:
 
 
 def _notes(run: Run) -> Iterator[str]:
+    if run.model.qkv_biases:
+        yield NO_QKV_BIASES
     if run.size("pipeline") > 1:
         yield "Stages exclude overlap_comm: gradients are reduced after the last backward pass, not behind it."
     if not run.even:
@@ -222,6 +229,8 @@ DEEPSPEED = Framework(
         Refusal(("z", "pipeline"), "DeepSpeed's pipeline module excludes ZeRO-3"),
     ),
     names={"x": "tp", "z": "zero3", "data": "dp", "pipeline": "pp"},
+    # One's own script, without tensor parallelism and stages, prints samples a second alone.
+    logged=replace(DEEPSPEED_COUNT, where=("x", "pipeline")),
     launch=launch,
 )
 

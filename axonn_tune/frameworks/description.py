@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from axonn_tune.grid import ALL_AXES, WORLD, split_axes
 from axonn_tune.specs.machine import Software
-from axonn_tune.specs.workload import OVERLAPS, Overlap
+from axonn_tune.specs.workload import OVERLAPS, Overlap, Recompute
 
 if TYPE_CHECKING:
     from axonn_tune.frameworks.command import Command, Run
@@ -48,7 +48,11 @@ class StepOptions:
         in the compute type beside them.
 
     Replicated weights (data)
-        reduction: buckets behind the backward pass, one buffer, or one call a parameter.
+        reduction: buckets behind the backward pass, or after it one buffer, or one call a parameter.
+        blocking_reduction: the same where it does not overlap; None: in the backward pass, each bucket once it is
+        complete, before the gradient goes to the stage before (the bundled runtime, `runtime.communicator.DataBuckets`;
+        FSDP's hooks, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, post_backward).
+        staged_reduction: the same of pipeline stages, overlapped or not; None: as without stages.
         gradient_bytes: element of accumulated gradients; None: that of master weights. reduced_bytes: of gradients
         reduced over data; None: the same.
         reduce_each_micro_batch: gradients are reduced over data in each micro-batch instead of once a step.
@@ -73,6 +77,9 @@ class StepOptions:
         vocabulary_multiple: rows of the embedding on each rank of x are padded to a multiple of it; None: to what
         divides; 0: not padded, rows that do not divide are dropped.
         overlaps: those it has; a workload may switch some of them off.
+
+    Pipeline stages
+        first_less, last_less: layers that the embedding and the LM head count as where layers are split over stages.
     """
 
     sequence_parallel: bool = False
@@ -91,6 +98,8 @@ class StepOptions:
     whole_rows: bool = True
     master_shards: bool = True
     reduction: Reduction = "buckets"
+    blocking_reduction: Reduction | None = None
+    staged_reduction: Reduction | None = None
     gradient_bytes: int | None = None
     reduced_bytes: int | None = None
     reduce_each_micro_batch: bool = False
@@ -112,6 +121,22 @@ class StepOptions:
     kernels: KernelKind = "ideal"
     vocabulary_multiple: int | None = None
     overlaps: tuple[Overlap, ...] = OVERLAPS
+    first_less: int = 0
+    last_less: int = 0
+
+    @property
+    def less(self) -> tuple[int, int]:
+        """Layers that the embedding and the LM head count as."""
+        return self.first_less, self.last_less
+
+    def most_parts(self, layers: int) -> int:
+        """Largest number of model parts that have a layer each."""
+        return (layers + sum(self.less)) // (1 + max(self.less))
+
+    @property
+    def staged(self) -> StepOptions:
+        """The options of pipeline stages."""
+        return replace(self, reduction=self.staged_reduction) if self.staged_reduction else self
 
 
 @dataclass(frozen=True)
@@ -119,7 +144,8 @@ class PipelineSchedule:
     """Pipeline schedule of a framework.
 
     interleaved: several chunks a stage are possible. overlapped: sends overlap with computation, of plain 1F1B and of
-    interleaved stages. uneven: stages may differ in layers. scattered: each rank of x sends its share of an activation,
+    interleaved stages. uneven: stages may differ in layers. equal_chunks: the rule by which all chunks of interleaved
+    stages have as many layers; empty where they may differ. scattered: each rank of x sends its share of an activation,
     which the receiver gathers.
     """
 
@@ -127,7 +153,35 @@ class PipelineSchedule:
     overlapped: bool = False
     overlapped_interleaved: bool = True
     uneven: bool = True
+    equal_chunks: str = ""
     scattered: bool = True
+
+
+AS_MANY_A_CHUNK = "--num-layers-per-virtual-pipeline-stage gives each chunk as many layers"
+"""Rule of Megatron-LM before Megatron-Core had layouts (NVIDIA/Megatron-LM@v3.0, megatron/arguments.py)."""
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """How a framework's log counts the FLOPs of a step, for the TFLOP/s of a GPU that it prints.
+
+    log: whose; label: what stands beside the number there; counts: what it counts, where MFU counts otherwise.
+    weights: of a block its GEMMs (`gemms`), those of the square GPT block, 12·H² (`square`), those with H² each for
+    queries and output and 2 // (heads per KV head) · H² for keys and values (`whole_groups`), or all `parameters` but
+    the token embedding. scores: counted share of attention's S×S scores. padded: the vocabulary is the padded one.
+    repeated: parts counted a fourth time (blocks, scores, head), by kind of recompute. where: axes of which one must be
+    above 1, as the program that prints it is not started otherwise; none: always.
+    """
+
+    log: str
+    label: str
+    counts: str
+    source: str = field(compare=False)
+    weights: Literal["gemms", "square", "whole_groups", "parameters"] = "gemms"
+    scores: float = 1.0
+    padded: bool = False
+    repeated: Mapping[Recompute, tuple[str, ...]] = field(default_factory=dict)
+    where: tuple[str, ...] = ()
 
 
 FUSED = Software()
@@ -144,8 +198,8 @@ class Framework:
     the half-widths of its intervals go by the same name. hopper_attention: attention uses what Hopper adds. refused:
     combinations it cannot run. keeps_layers: layers can be told not to reshard after forward, all of them or some.
     names: its names of axes and `chunks`, in the order of its columns; an axis without a name has ours. As options they
-    are written in lower case, with hyphens (`--dp-shard`). launch: the command of a configuration; None if it is priced
-    only.
+    are written in lower case, with hyphens (`--dp-shard`). logged: how its log counts FLOPs; None if it prints none.
+    launch: the command of a configuration; None if it is priced only.
     """
 
     name: str
@@ -161,6 +215,7 @@ class Framework:
     refused: tuple[Refusal, ...] = ()
     keeps_layers: bool = True
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
+    logged: FlopCount | None = field(default=None, compare=False)
     launch: Callable[[Run], Command] | None = field(default=None, compare=False)
 
     def with_step(self, **changes: object) -> Framework:
@@ -179,7 +234,9 @@ class Framework:
             return "world"
         if not self.names or axes == "chunks":
             return self.names.get(axes, axes)
-        return "·".join(self.names.get(axis, axis) for axis in split_axes(axes))
+        of_group = split_axes(axes)
+        had = [axis for axis in of_group if axis in self.axes]
+        return "·".join(self.names.get(axis, axis) for axis in had or of_group)
 
     def option(self, axis: str) -> str:
         """The option that pins an axis or `chunks` by its name: `--tp`."""

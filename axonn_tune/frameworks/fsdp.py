@@ -20,8 +20,9 @@ from axonn_tune.frameworks.command import (
     Command,
     Run,
     Section,
+    sizes_words,
 )
-from axonn_tune.frameworks.description import Framework, StepOptions
+from axonn_tune.frameworks.description import FlopCount, Framework, StepOptions
 
 STEP = StepOptions(
     gather_unit="block",
@@ -61,7 +62,7 @@ def _accelerate_command(run: Run) -> Command:
         environment=_ENVIRONMENT,
         files={".yaml": "\n".join(_config(run)) + "\n"},
         needs=(
-            f"train.py is your own: it prepares a model of {run.model.name}'s sizes, with blocks of class "
+            f"train.py is your own: it prepares {sizes_words(run.model)}, with blocks of class "
             f"{_BLOCKS[run.model.family]} as transformers has them, and takes the sizes below. Another class, such as "
             "Qwen2DecoderLayer, goes into fsdp_transformer_layer_cls_to_wrap.",
             "It calls backward() for each micro-batch outside accelerator.accumulate(), which would keep whole "
@@ -80,8 +81,8 @@ def _mesh_command(run: Run) -> Command:
         environment=_ENVIRONMENT,
         files={"_mesh.py": _mesh(run)},
         needs=(
-            f"train.py is your own: it builds a model of {run.model.name}'s sizes, calls shard(model, blocks) of the "
-            "Python file beside the script, and takes the sizes below.",
+            f"train.py is your own: it builds {sizes_words(run.model)}, calls "
+            "shard(model, blocks) of the Python file beside the script, and takes the sizes below.",
             "It calls backward() for each micro-batch, each of which reduces gradients.",
         ),
     )
@@ -175,6 +176,13 @@ FSDP = Framework(
     step=replace(STEP, reduced_bytes=2),
     software="eager",
     names={"z": "shard", "data": "replicate"},
+    logged=FlopCount(
+        log="llm-foundry",
+        label="throughput/device/flops_per_sec",
+        counts="the same as MFU, and norms, biases and positions as if they were weights",
+        source="llm-foundry 0.22.0 (PyPI), models/mpt/modeling_mpt.py, flops_per_batch",
+        weights="parameters",
+    ),
     launch=launch,
 )
 

@@ -4,13 +4,15 @@ GTP (generalized tensor parallelism) shards weights over an axis of its own, our
 reduce-scatter of its gradient each micro-batch, every layer resharded after forward. Sources:
 NVIDIA/Megatron-LM@d98e8a64 (2026-08-22) and its GTP guide, docs/api-guide/core/generalized_tensor_parallel.md; defaults
 of its arguments but for those every recipe sets: sequence parallelism, distributed optimizer, overlapped gradient
-reduction and parameter gather.
+reduction and parameter gather. Without overlap, a rank has one bucket (core/distributed/distributed_data_parallel.py),
+which it reduces after its schedule (core/distributed/finalize_model_grads.py) and gathers after the optimizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from axonn_tune.frameworks.command import (
     EXPANDABLE_SEGMENTS,
@@ -20,7 +22,14 @@ from axonn_tune.frameworks.command import (
     Run,
     sections_of,
 )
-from axonn_tune.frameworks.description import ContextExchange, Framework, PipelineSchedule, StepOptions
+from axonn_tune.frameworks.description import (
+    AS_MANY_A_CHUNK,
+    ContextExchange,
+    FlopCount,
+    Framework,
+    PipelineSchedule,
+    StepOptions,
+)
 from axonn_tune.specs.machine import EnvironmentVariable
 from axonn_tune.specs.model import Model
 
@@ -35,6 +44,7 @@ _STEP = StepOptions(
     master_shards=False,
     distributed_optimizer=True,
     parameter_overlap=True,
+    blocking_reduction="whole",
     recompute_whole_block=True,
     selective=("attention.scores",),
     chunked_loss=False,
@@ -50,9 +60,12 @@ _STAGES_INSIDE = ("x", "z", "context", "pipeline", "data")
 """Rank orders (core/parallel_state.py; 0.19.2 puts GTP's ranks right after TP's)."""
 _BLACKWELL = ("B200", "B300")
 CP_COMM_TYPES: Mapping[ContextExchange, str] = {"ring": "p2p", "all_gather": "all_gather", "all_to_all": "a2a"}
+RECOMPUTE_MODULES = {"core_attn": ("attention.scores",), "layernorm": ("attention.norm", "mlp.norm")}
+"""Layers that selective recompute repeats, by the names of --recompute-modules."""
 _SETTABLE = (
     *("sequence_parallel", "pipelined_tensor", "gradient_bytes", "shard_gradient_bytes", "distributed_optimizer"),
     *("parameter_overlap", "context_exchange", "vocabulary_multiple", "dropout", "data_parallel"),
+    *("selective", "fused_accumulation", "first_less", "last_less"),
 )
 """Options of a step, and overlaps, that arguments below switch."""
 _PRECISIONS = {"bf16": "--bf16", "fp16": "--fp16", "fp32": ""}
@@ -85,7 +98,8 @@ def launch(run: Run) -> Command:
         environment=tuple(_environment(run)),
         needs=(
             "Start it in a checkout of NVIDIA/Megatron-LM at core_v0.19.2, which has pretrain_gpt.py.",
-            *_needs(run),
+            *_needs(run, unstated="--rotary-base and --norm-epsilon"),
+            "For real training replace --mock-data and NullTokenizer, and add --save.",
         ),
         notes=tuple(_notes(run)),
     )
@@ -109,7 +123,11 @@ def _bridge(command: Command, settings: dict[str, tuple[_Setting, ...]], run: Ru
         release="Megatron-Bridge 0.6.2",
         program=("scripts/training/run_recipe.py",),
         sections=sections_of({"recipe": recipe, **keys}),
-        needs=("Start it in a checkout of NVIDIA-NeMo/Megatron-Bridge at v0.6.2.", *_needs(run)),
+        needs=(
+            "Start it in a checkout of NVIDIA-NeMo/Megatron-Bridge at v0.6.2.",
+            *_needs(run, unstated="model.rotary_base and model.layernorm_epsilon"),
+            "For real training replace --dataset and tokenizer.tokenizer_type, and set checkpoint.save.",
+        ),
     )
 
 
@@ -160,6 +178,12 @@ def _kind(model: Model) -> Iterator[_Setting]:
         yield _Setting(Argument("--swiglu"), ("model.gated_linear_unit=true", "model.activation_func=silu"))
     if not model.biases:
         yield _Setting(Argument("--disable-bias-linear"), ("model.add_bias_linear=false",))
+    if model.rotary_base is not None:
+        yield of("--rotary-base", round(model.rotary_base), "model.rotary_base")
+    if model.norm_epsilon is not None:
+        yield of("--norm-epsilon", model.norm_epsilon, "model.layernorm_epsilon")
+    if model.qkv_biases:
+        yield of("--add-qkv-bias", None, "model.add_qkv_bias")
     if not model.tied_embeddings:
         untied = ("model.share_embeddings_and_output_weights=false",)
         yield _Setting(Argument("--untie-embeddings-and-output-weights"), untied)
@@ -194,14 +218,38 @@ def _pipeline(run: Run) -> Iterator[_Setting]:
     if stages == 1:
         return
     yield _Setting.of("--pipeline-model-parallel-size", stages, "model.pipeline_model_parallel_size", why="PP")
-    if not run.even:
-        layout = "|".join(f"t*{blocks}" for blocks in run.parts)
-        # E: the embedding, t: a block, L: the LM head.
-        key = f"model.pipeline_model_parallel_layout='E{layout}L'"
-        yield _Setting(Argument("--pipeline-model-parallel-layout", f"E{layout}L", "blocks of each part"), (key,))
-    elif run.chunks > 1:
+    counted = _counted(run)
+    if counted is None:
+        layout = _layout(run.parts)
+        key = f"model.pipeline_model_parallel_layout='{layout}'"
+        yield _Setting(Argument("--pipeline-model-parallel-layout", layout, "blocks of each part"), (key,))
+        return
+    for what in counted:
+        name, why = f"account_for_{what}_in_pipeline_split", "in the place of one block"
+        yield _Setting.of(f"--{name.replace('_', '-')}", None, f"model.{name}", why=why)
+    if run.chunks > 1:
         key = "model.virtual_pipeline_model_parallel_size"
         yield _Setting.of("--num-virtual-stages-per-pipeline-rank", run.chunks, key, why="VPP")
+
+
+def _counted(run: Run) -> tuple[str, ...] | None:
+    """What takes one block's place on the first and last part, where all parts are as long then; None where none is.
+
+    Source: core/transformer/transformer_block.py, get_num_layers_to_build.
+    """
+    each = max(run.parts)
+    ends = {"embedding": each - run.parts[0], "loss": each - run.parts[-1]}
+    if {*run.parts[1:-1], each} != {each} or max(ends.values()) > 1:
+        return None
+    return tuple(what for what, less in ends.items() if less)
+
+
+def _layout(parts: tuple[int, ...]) -> str:
+    """Blocks of each part: E is the embedding, t a block, L the LM head, and parts alike are repeated."""
+    first, *middle, last = (f"t*{blocks}" for blocks in parts)
+    runs = [(part, len([*same])) for part, same in groupby(middle)]
+    repeated = "".join(f"({part}|)*{count}" if count > 1 else f"{part}|" for part, count in runs)
+    return f"E{first}|{repeated}{last}L"
 
 
 def _order(run: Run) -> Iterator[_Setting]:
@@ -243,7 +291,11 @@ def _recompute(run: Run) -> Iterator[_Setting]:
         yield _Setting.of("--recompute-method", "uniform", "model.recompute_method")
         yield _Setting.of("--recompute-num-layers", 1, "model.recompute_num_layers", why="every block by itself")
     else:
-        yield _Setting(Argument("--recompute-modules", "core_attn"), ("model.recompute_modules=[core_attn]",))
+        named = [name for name, layers in RECOMPUTE_MODULES.items() if set(layers) <= set(run.step.selective)]
+        if {layer for name in named for layer in RECOMPUTE_MODULES[name]} != set(run.step.selective):
+            raise run.cannot(f"recompute of {', '.join(run.step.selective)}", "leave out --set step.selective")
+        flag = Argument("--recompute-modules", tuple(named))
+        yield _Setting(flag, (f"model.recompute_modules=[{','.join(named)}]",))
 
 
 def _precision(run: Run) -> Iterator[_Setting]:
@@ -251,17 +303,15 @@ def _precision(run: Run) -> Iterator[_Setting]:
     if _PRECISIONS[precision]:
         yield _Setting(Argument(_PRECISIONS[precision]), (f"mixed_precision={precision}_mixed",))
     reduced = {run.step.gradient_bytes, *([run.step.shard_gradient_bytes] if run.size("z") > 1 else [])}
-    if 2 in reduced and (len(reduced) > 1 or precision != "bf16"):
-        what = (
-            "gradients of which some are reduced in 2 bytes"
-            if precision == "bf16"
-            else f"BF16 gradients in {precision}"
-        )
+    if 2 in reduced and (len(reduced) > 1 or precision == "fp32"):
+        what = "gradients of which some are reduced in 2 bytes" if precision != "fp32" else "BF16 gradients in fp32"
         raise run.cannot(what, "set step.gradient_bytes=2 and step.shard_gradient_bytes=2, or neither")
-    if precision == "fp16":
+    if precision == "fp16" and 2 not in reduced:
         why = "gradients are accumulated and reduced in FP32"
         yield _Setting(Argument("--accumulate-allreduce-grads-in-fp32", why=why))
-    if 2 in reduced:
+    if not run.step.fused_accumulation:
+        yield _Setting(Argument("--no-gradient-accumulation-fusion"), ("model.gradient_accumulation_fusion=false",))
+    if 2 in reduced and precision == "bf16":
         yield _Setting(Argument("--grad-reduce-in-bf16"))
 
 
@@ -286,15 +336,11 @@ def _environment(run: Run) -> Iterator[EnvironmentVariable]:
     yield EXPANDABLE_SEGMENTS.model_copy(update={"name": "PYTORCH_CUDA_ALLOC_CONF"})
 
 
-def _needs(run: Run) -> Iterator[str]:
+def _needs(run: Run, *, unstated: str) -> Iterator[str]:
     if run.size("z") > 1:
         yield "GTP needs Transformer Engine 2.19 or later."
-    known = f" ({run.model.description})" if run.model.description else ""
-    yield f"Speed hardly depends on {_UNSTATED}: set them as {run.model.name} has them{known}."
-    yield "For real training replace --mock-data and NullTokenizer, and add --save."
-
-
-_UNSTATED = "--rotary-base, --norm-epsilon and --add-qkv-bias"
+    if run.model.norm_epsilon is None:
+        yield f"Speed does not depend on {unstated}: set them as {run.model.name} has them."
 
 
 def _notes(run: Run) -> Iterator[str]:
@@ -316,6 +362,14 @@ MEGATRON_CORE = Framework(
     hopper_attention=True,
     keeps_layers=False,
     names=NAMES,
+    logged=FlopCount(
+        log="Megatron-Core",
+        label="throughput per GPU",
+        counts="the causal half of attention, and the padded vocabulary",
+        source="NVIDIA/Megatron-LM@d98e8a64:megatron/training/training.py, num_floating_point_operations",
+        scores=0.5,
+        padded=True,
+    ),
     launch=launch,
 )
 
@@ -325,6 +379,12 @@ NEMO = replace(
     title="NeMo",
     axes=("x", "context", "data", "pipeline"),
     source="defaults of NeMo's recipes: gradients reduced in BF16, --tp-comm-overlap where a row says so",
+    logged=FlopCount(
+        log="NeMo",
+        label="TFLOPS_per_GPU",
+        counts="the same as MFU",
+        source="NVIDIA/NeMo@034b17b3:nemo/utils/flops_formulas.py",
+    ),
     launch=None,
 )
 
@@ -333,8 +393,9 @@ NEMO_2022 = replace(
     name="nemo-2022",
     title="NeMo (2022)",
     source="NeMo before it had FlashAttention and fused layers",
-    schedule=PipelineSchedule(),
+    schedule=PipelineSchedule(equal_chunks=AS_MANY_A_CHUNK),
     software="megatron-2021",
+    logged=None,
 )
 
 FRAMEWORKS = (MEGATRON_CORE, NEMO, NEMO_2022)

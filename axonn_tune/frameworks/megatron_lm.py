@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from axonn_tune.frameworks.command import Argument, Run
-from axonn_tune.frameworks.description import Framework, PipelineSchedule, StepOptions
+from axonn_tune.frameworks.description import AS_MANY_A_CHUNK, FlopCount, Framework, PipelineSchedule, StepOptions
 from axonn_tune.frameworks.megatron_core import NAMES
 
 MEGATRON_2021 = Framework(
@@ -34,7 +34,7 @@ MEGATRON_2021 = Framework(
         vocabulary_multiple=128,
         overlaps=(),
     ),
-    schedule=PipelineSchedule(overlapped_interleaved=False),
+    schedule=PipelineSchedule(overlapped_interleaved=False, equal_chunks=AS_MANY_A_CHUNK),
     software="megatron-2021",
     names=NAMES,
 )
@@ -46,6 +46,16 @@ MEGATRON_2022 = replace(
     source="arXiv 2205.05198",
 )
 
+DEEPSPEED_COUNT = FlopCount(
+    log="Megatron-DeepSpeed",
+    label="TFLOPs",
+    counts="recompute, the padded vocabulary, and keys and values as 2 // (heads per KV head) · H²",
+    source="deepspeedai/Megatron-DeepSpeed@4efb479d:megatron/utils.py, throughput_calculator",
+    weights="whole_groups",
+    padded=True,
+    repeated={"full": ("blocks", "scores", "head"), "selective": ("scores",)},
+)
+
 MEGATRON_DEEPSPEED = replace(
     MEGATRON_2021.with_step(gradient_bytes=2),
     name="megatron-deepspeed",
@@ -53,6 +63,7 @@ MEGATRON_DEEPSPEED = replace(
     source="microsoft/Megatron-DeepSpeed as vTrain ran it (arXiv 2312.12391): gradients reduced in FP16",
     schedule=PipelineSchedule(interleaved=False, overlapped_interleaved=False),
     software="megatron-deepspeed",
+    logged=DEEPSPEED_COUNT,
 )
 
 

@@ -1,18 +1,20 @@
 """Options by the names of training frameworks: `tp`, `dp_shard`, `tensor_model_parallel_size`.
 
-`Framework.names` has the short names of a framework's axes. Here are the long ones, which are options of the
-framework's own command line, and names of batch and sequence that frameworks share.
+`Framework.names` has the short names of a framework's axes; the long ones, which are options of the framework's own
+command line, are those of its table of arguments (`frameworks.keys`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.keys import table
 from axonn_tune.specs.document import LARGEST_SIZE
 
 SHARED = {
@@ -28,57 +30,19 @@ SHARED = {
 WEIGHT_SHARDS = "tensor_parallel_num_weight_shards"
 """Megatron-Core's option of GTP, whose value is TP times GTP."""
 
-LONG = {
-    "tensor_model_parallel_size": "TP",
-    WEIGHT_SHARDS: "GTP",
-    "pipeline_model_parallel_size": "PP",
-    "num_virtual_stages_per_pipeline_rank": "VPP",
-    "virtual_pipeline_model_parallel_size": "VPP",
-    "context_parallel_size": "CP",
-    "data_parallel_size": "DP",
-    "tensor_parallel_degree": "tp",
-    "pipeline_parallel_degree": "pp",
-    "context_parallel_degree": "cp",
-    "data_parallel_shard_degree": "dp_shard",
-    "data_parallel_replicate_degree": "dp_replicate",
-    "row_tensor_model_parallel_size": "row",
-    "column_tensor_model_parallel_size": "column",
-    "depth_tensor_model_parallel_size": "depth",
-}
-"""Options of a framework's command line that set an axis, and its short name there."""
-
-
-_NODES = "nodes are not counted: --gpus N is the number of GPUs of all nodes, and the machine says how many a node has"
-_PER_NODE = "GPUs of a node belong to the machine: --set machine.launcher.ranks_per_node=N"
-_GPUS = "the number of GPUs is --gpus N"
-_ZERO = (
-    "ZeRO-1 is --shard-optimizer, ZeRO-3 (FSDP) is axis z: --z N; --framework deepspeed ranks DeepSpeed's layouts, "
-    "which --zero3 N and --dp N pin"
-)
-_EXPERTS = "mixtures of experts are not modelled"
-_SEQUENCE = "sequence parallelism is part of a framework's step: --framework megatron-core has it"
-_RECOMPUTE = "activation recomputation is --recompute selective or --recompute full"
-_MODEL = "sizes of the model are changed by --set, such as --set model.hidden=8192, or stand in a file that extends one"
-ADVICE = {
-    "fsdp": "sharded weights (FSDP, ZeRO-3) are axis z: --z N; --framework fsdp ranks PyTorch's layouts, --framework "
-    "torchtitan torchtitan's",
-    **dict.fromkeys(("zero", "zero_stage", "stage", "zero1", "zero2"), _ZERO),
-    **dict.fromkeys(("nodes", "nnodes", "num_nodes", "n_nodes"), _NODES),
-    **dict.fromkeys(("gpus_per_node", "nproc_per_node", "ntasks_per_node", "ranks_per_node"), _PER_NODE),
-    **dict.fromkeys(("num_gpus", "n_gpus", "ngpus", "world_size", "world", "ranks"), _GPUS),
-    **dict.fromkeys(("ep", "expert_model_parallel_size", "expert_parallel_degree", "num_experts"), _EXPERTS),
-    **dict.fromkeys(("sp", "sequence_parallel"), _SEQUENCE),
-    **dict.fromkeys(("hidden_size", "num_layers", "num_attention_heads", "ffn_hidden_size", "vocab_size"), _MODEL),
-    **{name: f"the number format is --precision {name}" for name in ("bf16", "fp16", "fp32")},
-    "dtype": "the number format is --precision bf16, fp16 or fp32",
-    "fp8": "fp8 is not modelled; --precision takes bf16, fp16, fp32 and fp64",
-    **dict.fromkeys(("grid", "mesh", "layout"), "each axis has an option: --x N --y N --z N --data N"),
-    **dict.fromkeys(("recompute_activations", "recompute_granularity", "activation_checkpoint.mode"), _RECOMPUTE),
-    "local_batch_size": "torchtitan's local batch is the micro-batch of a layout without stages: --micro-batch N",
-    **dict.fromkeys(("model.name", "model.flavor"), "the model is --model NAME, such as llama3-70b"),
-    "job.config_file": "explain and compare read a config file by --from-command FILE",
-}
+ADVICE = {name: key.why for key in table("options") for name in (key.name, *key.also)}
 """Answers to options of other tools that have no axis here."""
+
+
+@cache
+def _long() -> Mapping[str, str]:
+    """Options of a framework's command line that set an axis, and its short name there."""
+    owners = {"megatron": "megatron-core", "torchtitan": "torchtitan", "megatron_axonn": "megatron-axonn"}
+    short = {name: find_framework(owner).names for name, owner in owners.items()}
+    every = (
+        (key, short[name], {"replicas": "data"}.get(key.field, key.field)) for name in owners for key in table(name)
+    )
+    return {key.name: names[axis] for key, names, axis in every if axis in names}
 
 
 def is_known(name: str) -> bool:
@@ -117,8 +81,8 @@ def option(name: str) -> str:
 
 def _axis(framework: Framework, name: str) -> str | None:
     """The axis, or `chunks`, that a framework calls so in its own words."""
-    short = LONG.get(name, name)
-    known = framework.names.values() if name in LONG else map(str.lower, framework.names.values())
+    short = _long().get(name, name)
+    known = framework.names.values() if name in _long() else map(str.lower, framework.names.values())
     return framework.axis(short) if short in known else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from axonn_tune.frameworks.description import Framework
+from axonn_tune.frameworks.description import AS_MANY_A_CHUNK, Framework, PipelineSchedule
 from axonn_tune.frameworks.fsdp import STEP
 from axonn_tune.frameworks.megatron_core import MEGATRON_CORE, NAMES
 
@@ -14,6 +14,7 @@ XLA = Framework(
     axes=("x", "z", "data", "pipeline"),
     source="google/maxtext, google/paxml: parameters sharded as by FSDP, kernels fused by XLA",
     step=STEP,
+    schedule=PipelineSchedule(equal_chunks="MaxText repeats stages of as many layers each"),
     software="core",
     hopper_attention=True,
 )
@@ -25,6 +26,7 @@ META_4D = replace(
     axes=("x", "context", "data", "pipeline"),
     source="arXiv 2407.21783, section 3.3: weights not resharded after forward, context ranks share gradients' shards",
     keeps_layers=True,
+    logged=None,
     launch=None,
 )
 
@@ -34,7 +36,7 @@ MEGASCALE = Framework(
     axes=("x", "data", "pipeline"),
     source="arXiv 2402.15627",
     step=MEGATRON_CORE.step,
-    schedule=MEGATRON_CORE.schedule,
+    schedule=replace(MEGATRON_CORE.schedule, equal_chunks=AS_MANY_A_CHUNK),
     software="core",
     names=NAMES,
 )

@@ -15,12 +15,13 @@ from string import Template
 
 from axonn_tune.frameworks.command import (
     EXPANDABLE_SEGMENTS,
+    NO_QKV_BIASES,
     Argument,
     Command,
     Run,
     Section,
 )
-from axonn_tune.frameworks.description import Framework, PipelineSchedule
+from axonn_tune.frameworks.description import FlopCount, Framework, PipelineSchedule
 from axonn_tune.frameworks.fsdp import STEP
 from axonn_tune.specs.model import Model
 
@@ -37,6 +38,9 @@ _FLAVORS = {
     "405B": (126, 16384, 128, 8, 128, 53248, 128256, False),
 }
 """Sizes of the flavors of 0.2.2."""
+
+_ROTARY_BASE, _NORM_EPSILON = 500_000, 1e-5
+"""Of every shipped config."""
 
 _LONGEST = 131072
 """Positions of the rotary table of every shipped config."""
@@ -223,9 +227,12 @@ def _modules(run: Run, *, head: str) -> list[list[str]]:
     return found
 
 
-def _sizes(model: Model) -> tuple[int, ...]:
+def _sizes(model: Model) -> tuple[float, ...]:
+    """What `_CONFIGS` has of a model; its rotary base and norm epsilon, too, where they are none of theirs."""
+    own = (model.rotary_base or _ROTARY_BASE, model.norm_epsilon or _NORM_EPSILON)
+    others = () if own == (_ROTARY_BASE, _NORM_EPSILON) else own
     sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.head_dim, model.ffn, model.vocab)
-    return (*sizes, model.tied_embeddings)
+    return (*sizes, model.tied_embeddings, *others)
 
 
 def _shipped(run: Run) -> str:
@@ -252,6 +259,8 @@ def _module(run: Run) -> str:
         ffn=model.ffn,
         vocab=model.vocab,
         tied=model.tied_embeddings,
+        theta=f"{model.rotary_base or _ROTARY_BASE:.12g}",
+        epsilon="" if model.norm_epsilon is None else f", eps={model.norm_epsilon:g}",
         positions=max(run.workload.sequence_length, model.max_sequence_length),
         split="None" if split is None else "[\n" + "".join(f"    {json.dumps(part)},\n" for part in split) + "]",
     )
@@ -284,11 +293,11 @@ ONES = {"weight": nn.init.ones_}
 
 
 def norm():
-    return RMSNorm.Config(normalized_shape=HIDDEN, param_init=ONES)
+    return RMSNorm.Config(normalized_shape=HIDDEN$epsilon, param_init=ONES)
 
 
 def block():
-    rope = ComplexRoPE.Config(dim=HEAD_DIM, max_seq_len=POSITIONS, theta=500000)
+    rope = ComplexRoPE.Config(dim=HEAD_DIM, max_seq_len=POSITIONS, theta=$theta)
     return Llama3TransformerBlock.Config(
         attention_norm=norm(),
         ffn_norm=norm(),
@@ -346,6 +355,8 @@ def _needs(run: Run, *, own: bool) -> Iterator[str]:
 
 def _notes(run: Run) -> Iterator[str]:
     yield _DOCUMENTS
+    if run.model.qkv_biases:
+        yield NO_QKV_BIASES
     if run.size("pipeline") > 1:
         yield "With stages, gradients are reduced with the last micro-batch alone; the prediction has it in each."
     if run.recompute == "selective":
@@ -378,6 +389,13 @@ TORCHTITAN = Framework(
         "chunks": "vpp",
         "context": "cp",
     },
+    logged=FlopCount(
+        log="torchtitan",
+        label="tflops",
+        counts="the same as MFU, and norms as if they were weights",
+        source="torchtitan 0.3.0, models/utils.py, get_dense_model_nparams_and_flops",
+        weights="parameters",
+    ),
     launch=launch,
 )
 

@@ -127,7 +127,9 @@ def _start(
         signal.signal(signal.SIGINT, signal.default_int_handler)
         access.enter_rank(rank)
         if request.realtime:
-            _be_realtime()
+            # Scheduled before all ordinary processes, where that is allowed.
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         os.environ.update(access.status.shape.environment(rank, turn=turn))
         if function is None:
             _execute(request.command)
@@ -174,12 +176,6 @@ def _execute(command: tuple[str, ...]) -> NoReturn:
         sys.stderr.write(f"Error: cannot run {command[0]!r}: {error.strerror}\n")
         sys.stderr.flush()
     os._exit(_COMMAND_NOT_FOUND)
-
-
-def _be_realtime() -> None:
-    """Get scheduled before all ordinary processes, where that is allowed."""
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 def _wait_for(connection: Connection, ranks: list[_RankProcess]) -> list[RankResult]:

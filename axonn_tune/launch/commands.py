@@ -14,7 +14,7 @@ from pathlib import Path
 from axonn_tune import __version__
 from axonn_tune.cost.prediction import Pricing
 from axonn_tune.errors import UsageError, suggest
-from axonn_tune.files import write_text_atomically
+from axonn_tune.files import require_own, write_text_atomically
 from axonn_tune.frameworks import find_framework, step_on
 from axonn_tune.frameworks.command import Argument, Command, Run
 from axonn_tune.launch.config import predict, run_name, variable_lines
@@ -47,8 +47,15 @@ class LaunchFiles:
     text: str
     files: dict[Path, str]
 
-    def write(self) -> tuple[Path, ...]:
-        """Write all of it, config files first; EnvironmentProblem if the disk is full. The paths, script first."""
+    def write(self, *, force: bool = True) -> tuple[Path, ...]:
+        """Write all of it, config files first; EnvironmentProblem if the disk is full. The paths, script first.
+
+        Without `force` errors as `require_own`, before anything is written.
+        """
+        if not force:
+            require_own(self.script)
+            for path in self.files:
+                require_own(path, read_by=self.script)
         for path, text in self.files.items():
             write_text_atomically(path, text)
         write_script(self.script, self.text)
@@ -74,7 +81,9 @@ def command_of(pricing: Pricing, *, model: Model, machine: Machine, workload: Wo
         recompute=one.recompute,
         kept_layers=int(pricing.memory.kept_layers),
         chunks=one.chunks,
-        parts=model_parts(model.layers, stages=one.grid.pipeline, chunks=one.chunks, given=one.parts),
+        parts=model_parts(
+            model.layers, stages=one.grid.pipeline, chunks=one.chunks, given=one.parts, less=framework.step.less
+        ),
         step=step_on(framework, machine),
     )
     command = framework.launch(run)
@@ -106,16 +115,16 @@ def emission(
     if not target.name or target.absolute().parts[1:2] in (("dev",), ("proc",)) or target.is_dir():
         raise UsageError(f"-o {str(path)!r}: a script is a file of its own, such as run.sh")
     command = command_of(pricing, model=model, machine=machine, workload=workload, form=form)
-    names = {suffix: f"{target.stem}{suffix}" for suffix in command.files}
+    names, grid = {suffix: f"{target.stem}{suffix}" for suffix in command.files}, pricing.configuration.grid
     job = Job(
-        name=run_name(model.name, pricing.configuration.grid.world),
+        name=run_name(model.name, grid.world),
         about=tuple(_about(pricing, command, model=model, machine=machine, call=call)),
         predicted=predict(pricing, model=model, machine=machine, workload=workload),
         factors=_factors(pricing),
-        inner=_inner(pricing),
+        inner=next((pricing.framework.called(axis) for axis in grid.order if grid.axis_size(axis) > 1), None),
         fixed="" if pricing.framework.permuted else pricing.framework.title,
-        per_node=min(machine.launcher.ranks_per_node, pricing.configuration.grid.world),
-        settings=tuple(_settings(command, SUBMITTED if kind == "slurm" else BESIDE, names)),
+        per_node=min(machine.launcher.ranks_per_node, grid.world),
+        settings=tuple(_settings(command, kind, names)),
         program=_program(command, names),
         variables=tuple(_variables(command, machine)),
         per_task=per_task(machine.launcher.environment),
@@ -129,6 +138,8 @@ def emission(
 def _about(pricing: Pricing, command: Command, *, model: Model, machine: Machine, call: str) -> Iterator[str]:
     one, world = pricing.configuration, pricing.configuration.grid.world
     yield f"{command.release}: {model.name} on {world:,} × {machine.name}."
+    if model.description:
+        yield f"{model.name}: {model.description}."
     sizes = [f"{name} {size}" for name, size in _factors(pricing).items() if size > 1]
     sizes += [f"{pricing.framework.called('chunks')} {one.chunks}"] if one.chunks > 1 else []
     steps = counted(pricing.accumulation, "gradient accumulation step")
@@ -144,16 +155,10 @@ def _factors(pricing: Pricing) -> dict[str, int]:
     return {framework.called(axis): grid.axis_size(axis) for axis in framework.axes}
 
 
-def _inner(pricing: Pricing) -> str | None:
-    """The innermost axis above 1 of the rank order."""
-    grid = pricing.configuration.grid
-    wide = (axis for axis in grid.order if grid.axis_size(axis) > 1)
-    return next((pricing.framework.called(axis) for axis in wide), None)
-
-
-def _settings(command: Command, folder: str, names: dict[str, str]) -> Iterator[str]:
-    """The folder of config files, and the arguments by section, as arrays."""
-    yield f"folder={folder}"
+def _settings(command: Command, kind: ScriptKind, names: dict[str, str]) -> Iterator[str]:
+    """The folder of config files and torchrun's logs, and the arguments by section, as arrays."""
+    if kind == "torchrun" or names:
+        yield f"folder={SUBMITTED if kind == 'slurm' else BESIDE}"
     for section in command.sections:
         yield ""
         yield f"{section.title}=("

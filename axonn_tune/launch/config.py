@@ -19,7 +19,6 @@ from axonn_tune.grid import AXES, Grid
 from axonn_tune.specs.document import to_yaml
 from axonn_tune.specs.launch import (
     PURPOSES,
-    VARIABLE_NAME,
     Data,
     Launch,
     LaunchGrid,
@@ -48,8 +47,7 @@ def build_launch(
 ) -> Launch:
     """The launch config of a priced candidate; `created` is now unless given, `tokens` a file to train on.
 
-    `pricing` must be of the same model, machine and workload. UsageError for another framework or a changed step, and
-    if the machine's launcher sets a variable whose name no shell takes.
+    `pricing` must be of the same model, machine and workload. UsageError for another framework or a changed step.
     """
     if pricing.framework.software:
         raise UsageError(f"a launch config is for the bundled runtime, not for {pricing.framework.name}")
@@ -111,7 +109,9 @@ def prediction_line(predicted: Prediction) -> str:
     sent = predicted.communication_s > 0
     parts = [f"{show_seconds(predicted.communication_s)} of collectives" if sent else "no collectives"]
     if predicted.iteration_s is not None:
-        parts.insert(0, f"step {show_seconds(predicted.iteration_s)}{_interval(predicted)}")
+        low_s, high_s = predicted.low_s, predicted.high_s
+        interval = "" if low_s is None or high_s is None else f" ({show_interval(low_s, high_s)})"
+        parts.insert(0, f"step {show_seconds(predicted.iteration_s)}{interval}")
     if sent and predicted.exposed_communication_s is not None:
         parts[-1] += f" ({show_seconds(predicted.exposed_communication_s)} exposed)"
     if predicted.memory_bytes is not None:
@@ -120,6 +120,8 @@ def prediction_line(predicted: Prediction) -> str:
         parts.append(f"{show_bytes(predicted.memory_bytes)}{of} a rank")
     if predicted.mfu is not None:
         parts.append(f"MFU {predicted.mfu:.1%}")
+    if predicted.logged_tflops_per_gpu is not None:
+        parts.append(f"{predicted.logged_tflops_per_gpu:,.0f} TFLOP/s per GPU in its log")
     return ", ".join(parts)
 
 
@@ -137,12 +139,6 @@ def count_ranks(count: int) -> str:
     return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
-def _interval(predicted: Prediction) -> str:
-    if predicted.low_s is None or predicted.high_s is None:
-        return ""
-    return f" ({show_interval(predicted.low_s, predicted.high_s)})"
-
-
 def _header(launch: Launch) -> list[str]:
     made = launch.provenance
     return [
@@ -150,10 +146,17 @@ def _header(launch: Launch) -> list[str]:
         f"{launch.predicted.machine}, complete in itself.",
         f"Grid: {grid_line(launch)}.",
         f"Predicted: {prediction_line(launch.predicted)}.",
+        *([_CONSTANTS] if launch.model.norm_epsilon or launch.model.rotary_base else []),
         "Run it with the script that `axonn-tune ... --emit torchrun` or `--emit slurm` writes beside it. It starts",
         "axonn_tune.runtime once per rank, which needs torch: the extra [runtime].",
         f"Written by {made.tool} {made.version}: {made.command}",
     ]
+
+
+_CONSTANTS = (
+    "The runtime's own rotary base is 10,000 and its norm epsilon 1e-05; it has no biases of queries, keys and values "
+    "alone. Speed does not depend on them."
+)
 
 
 def _spaced(text: str) -> str:
@@ -246,12 +249,8 @@ def launch_environment(machine: Machine, *, workload: Workload, grid: Grid) -> t
     """Environment of every rank: variables for overlap, memory and debugging, and those of the machine profile.
 
     The machine's value and reason take precedence.
-    UsageError if the machine sets something that cannot be the name of a variable.
     """
     own = {variable.name: variable for variable in machine.launcher.environment}
-    wrong = sorted(name for name in own if not VARIABLE_NAME.fullmatch(name))
-    if wrong:
-        raise UsageError(f"machine {machine.name}: launcher.environment cannot set {', '.join(map(repr, wrong))}")
     found = {variable.name: variable for variable in _needed(machine, workload, grid)}
     for name, variable in own.items():
         purpose = found[name].purpose if name in found else "site"

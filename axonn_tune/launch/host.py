@@ -14,12 +14,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TypeAlias
 
 from axonn_tune import __version__
 from axonn_tune.errors import EnvironmentProblem, TrainingFailedError, UsageError, count_in
+from axonn_tune.processes import die_with
 from axonn_tune.specs.launch import Launch
 from axonn_tune.units import counted, show_bytes
 
@@ -69,10 +71,10 @@ def command_of(launch: Launch, path: Path, *, arguments: Sequence[str], environm
 
 
 def run_command(command: Sequence[str], launch: Launch) -> int:
-    """Run it with the launch config's environment and pass signals on; its exit code."""
+    """Run it with the launch config's environment and pass signals on; its exit code. It ends with this process."""
     variables = {variable.name: variable.value for variable in launch.environment}
     # The user's own variables take precedence.
-    process = subprocess.Popen(command, env=variables | os.environ)
+    process = subprocess.Popen(command, env=variables | os.environ, preexec_fn=partial(die_with, os.getpid()))
 
     def forward(number: int, frame: FrameType | None) -> None:
         process.send_signal(number)

@@ -394,6 +394,8 @@ def _directives(job: Job, slurm: Slurm) -> list[str]:
         *([f"#SBATCH {account}"] if account else _ACCOUNT_PLACEHOLDER),
         f"#SBATCH --nodes={job.nodes}",
         f"#SBATCH --ntasks-per-node={1 if job.accelerate else ranks}",
+        f"# {ranks} · {slurm.cpus_per_rank} = {ranks * slurm.cpus_per_rank} cores of a node: a smaller number where it "
+        "has fewer.",
         f"#SBATCH --cpus-per-task={slurm.cpus_per_rank * (ranks if job.accelerate else 1)}",
         *_resources(job, slurm),
         f"# {reason}",
@@ -402,7 +404,7 @@ def _directives(job: Job, slurm: Slurm) -> list[str]:
         *(_SITE_COMMENTS[job.resumes] if job.saves else []),
         "#SBATCH --open-mode=append",
         "#SBATCH --output=%x-%j.out",
-        *(f"#SBATCH {_one_line(option)}" for option in slurm.extra),
+        *(f"#SBATCH {option}" for option in slurm.extra),
     ]
 
 
@@ -458,18 +460,20 @@ def _rank_lines(job: Job) -> list[str]:
 
 
 def _step_lines(job: Job, slurm: Slurm) -> list[str]:
-    extra = _srun_options(slurm)
+    try:
+        extra = [shlex.quote(word) for option in slurm.srun for word in shlex.split(option)]
+    except ValueError as error:
+        raise UsageError(f"launcher.slurm.srun: {error} in {' '.join(slurm.srun)!r}") from error
     given = {option.split("=")[0] for option in extra}
     # Tasks are labelled as their ranks are numbered, unless the site distributes them otherwise.
     bindings = ["--cpu-bind=cores", "--distribution=block:block"]
     bindings = [option for option in bindings if option.split("=")[0] not in given]
     common = ["--export=ALL --kill-on-bad-exit=1 --label", *extra]
     if job.accelerate:
-        cpus = slurm.cpus_per_rank * job.ranks_per_node
-        return _node_step_lines(job, [f"--cpus-per-task {cpus}", *common])
+        return _node_step_lines(job, [_CPUS, *common])
     options = [
         '--nodes "$nodes" --ntasks "$world" --ntasks-per-node "$ranks_per_node"',
-        " ".join([f"--cpus-per-task {slurm.cpus_per_rank}", *bindings]),
+        " ".join([_CPUS, *bindings]),
         *common,
     ]
     end = " &" if job.saves else ""
@@ -478,9 +482,17 @@ def _step_lines(job: Job, slurm: Slurm) -> list[str]:
         "",
         "# One task per rank, filled node by node and bound to cores in the same order. --cpus-per-task again, because",
         "# srun does not take it from #SBATCH; if one rank fails, srun ends the others.",
+        *_CONTAINER,
         " \\\n  ".join(command),
         *(["step=$!"] if job.saves else []),
     ]
+
+
+_CPUS = '--cpus-per-task "$SLURM_CPUS_PER_TASK"'
+_CONTAINER = (
+    "# In a container: srun --container-image=IMAGE --container-mounts=PATH:PATH (pyxis with enroot), or",
+    "# `apptainer exec --nv --bind PATH IMAGE bash` for bash below; --rocm for AMD.",
+)
 
 
 def _node_step_lines(job: Job, common: list[str]) -> list[str]:
@@ -496,6 +508,7 @@ def _node_step_lines(job: Job, common: list[str]) -> list[str]:
     return [
         "",
         "# One task a node, which starts the ranks there.",
+        *_CONTAINER,
         "export nodes world folder",
         "# shellcheck disable=SC2016  # expanded by each task, not here",
         "start_node=" + shlex.quote("\n".join([*job.per_task, " \\\n  ".join(["exec", *launch])])),
@@ -503,24 +516,6 @@ def _node_step_lines(job: Job, common: list[str]) -> list[str]:
     ]
 
 
-def _srun_options(slurm: Slurm) -> list[str]:
-    """The machine's own options, each word quoted."""
-    try:
-        return [shlex.quote(word) for option in slurm.srun for word in shlex.split(option)]
-    except ValueError as error:
-        raise UsageError(f"launcher.slurm.srun: {error} in {' '.join(slurm.srun)!r}") from error
-
-
 def _value(text: str) -> str:
-    """A value as an `#SBATCH` line can hold it; UsageError if it cannot."""
-    _one_line(text)
-    if re.search(r"[\"\\]", text):
-        raise UsageError(f"launcher.slurm: {text!r} holds a quote or backslash, which #SBATCH lines cannot")
+    """A value as an `#SBATCH` line holds it."""
     return f'"{text}"' if re.search(r"[\s#']", text) else text
-
-
-def _one_line(text: str) -> str:
-    """The text itself; UsageError if it is no single line and so would end the `#SBATCH` comment."""
-    if not text.isprintable() or not text.strip():
-        raise UsageError(f"launcher.slurm: {text!r} is not one printable line")
-    return text

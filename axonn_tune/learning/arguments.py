@@ -7,6 +7,7 @@ to a row of measured steps (`validation/published/steps.csv`), and `StatedRun` c
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from axonn_tune.errors import UsageError
+from axonn_tune.frameworks.keys import OFF, find, named, names_of, table
 
 
 @dataclass(frozen=True)
@@ -27,88 +29,46 @@ class Stated:
 
 Arguments = Mapping[str, Stated]
 
-_COUNTS: dict[str, tuple[str, ...]] = {
-    "n_gpus": ("world_size", "num_processes"),
-    "tp": (
-        *("row_tensor_model_parallel_size", "tensor_model_parallel_size", "tensor_parallel_degree"),
-        *("model_parallel_size", "autotp_size", "parallelism_config_tp_size"),
-    ),
-    "y": ("column_tensor_model_parallel_size",),
-    "pp": ("pipeline_model_parallel_size", "pipeline_parallel_degree"),
-    "vpp": ("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"),
-    "cp": ("context_parallel_size", "context_parallel_degree", "parallelism_config_cp_size"),
-    "z": ("depth_tensor_model_parallel_size", "data_parallel_shard_degree", "parallelism_config_dp_shard_size"),
-    "dp": ("data_parallel_size", "deepspeed.world_size"),
-    "gbs": ("global_batch_size", "train_batch_size"),
-    "mbs": (
-        *("micro_batch_size", "train_micro_batch_size_per_gpu", "local_batch_size"),
-        "per_device_train_batch_size",
-    ),
-    "seq": ("seq_length", "seq_len", "encoder_seq_length", "max_sequence_length"),
-    "layers": ("num_layers", "num_hidden_layers", "encoder_num_layers", "n_layers"),
-    "hidden": ("hidden_size",),
-    "heads": ("num_attention_heads", "n_heads"),
-    "head_dim": ("kv_channels", "head_dim"),
-    "ffn": ("ffn_hidden_size", "intermediate_size"),
-    "vocab": ("padded_from_vocab_size", "vocab_size", "padded_vocab_size"),
-    "vocab_multiple": ("make_vocab_size_divisible_by",),
-    "experts": ("num_experts", "num_moe_experts"),
-}
-"""Columns that are whole numbers, and the arguments that state them; the first stated counts.
+_COLUMNS = {"gpus": "n_gpus", "x": "tp", "pipeline": "pp", "chunks": "vpp", "context": "cp", "data": "dp"}
+_COLUMNS |= {"batch": "gbs", "micro_batch": "mbs"}
+"""Columns of fields of arguments (`frameworks.keys`) that have another name there."""
+_WHOLE = (
+    *_COLUMNS,
+    "y",
+    "z",
+    "seq",
+    "layers",
+    "hidden",
+    "heads",
+    "head_dim",
+    "ffn",
+    "vocab",
+    "vocab_multiple",
+    "experts",
+)
+"""Fields that are whole numbers.
 
 DeepSpeed's world size is that of the ranks that share a batch (runtime/config.py uses the data-parallel world size with
 model parallelism). `experts` is no column of the CSV: a record with more than one is refused.
 """
 
-_OTHERS = {
-    *("pipeline_parallel_microbatch_size", "devices", "num_nodes", "gradient_accumulation_steps"),
-    *("data_parallel_replicate_degree", "parallelism_config_dp_replicate_size"),
-    *("tensor_parallel_num_weight_shards", "pipeline_model_parallel_layout"),
-    *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
-    *("add_bias_linear", "model.bias", "share_embeddings_and_output_weights", "enable_sequence_parallel"),
-    "fsdp_activation_checkpointing",
-    *("main_grads_dtype", "fsdp_reshard_after_forward", "enable_async_tensor_parallel", "cp_comm_type"),
-    *("num_layers_for_caching_weights_in_depth_tensor_parallel_all_gather", "mixed_precision"),
-    *("hidden_dropout", "attention_dropout", "grad_reduce_in_fp32", "overlap_grad_sync", "overlap_param_sync"),
-    *("pipeline_parallel_schedule", "pipeline_parallel_layers_per_stage"),
-    *("overlap_comm", "stage3_prefetch_bucket_size"),
-    *("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"),
-    "num_layers_per_virtual_pipeline_stage",
-    *("num_query_groups", "num_key_value_heads", "gated_linear_unit", "activation", "hidden_act"),
-    *("recompute_granularity", "recompute_method", "recompute_num_layers"),
-    *("gradient_checkpointing", "activation_checkpoint.mode"),
-    *("activations_checkpoint_granularity", "activations_checkpoint_method", "activation_checkpointing"),
-    *("bf16.enabled", "fp16.enabled", "fp8", "fp8_format", "precision", "mixed_precision_param"),
-    *("bfloat16_enabled", "fp16_enabled", "float8"),
-    *("zero_stage", "zero_optimization_stage", "zero_optimization.stage"),
-    *("data_parallel_sharding_strategy", "optim.name"),
-    *("attention_backend", "transformer_impl", "attn_implementation", "ub_tp_comm_overlap"),
-    *("compile", "compile.enable", "training.compile", "model.flavor", "model.name", "device_name"),
-}
-
-SWITCHES = {
-    *("sequence_parallel", "bf16", "fp16", "swiglu", "group_query_attention", "disable_bias_linear"),
-    *("untie_embeddings_and_output_weights", "recompute_activations", "checkpoint_activations"),
-    *("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"),
-    *("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "grad_reduce_in_bf16"),
-    *("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_axonn_all_gather", "use_tp_pp_dp_mapping"),
-    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-    *("use_flash_attn", "use_flash_attention"),
-}
+_COUNTS = {_COLUMNS.get(field, field): names_of(field) for field in _WHOLE}
+_ON_OR_OFF = ("True", "False", "off")
+_OF_MEGATRON = (*table("megatron"), *table("megatron_axonn"))
+SWITCHES = frozenset(key.name for key in _OF_MEGATRON if key.default in _ON_OR_OFF)
 """Arguments that take no value on a command line of Megatron-LM."""
 
-NAMES = frozenset({name for names in _COUNTS.values() for name in names} | _OTHERS | SWITCHES)
-"""All recognised arguments."""
-
-_TRUE, _FALSE = {"true", "1", "yes", "on"}, {"false", "0", "no", "off", "none", "null", ""}
+_TRUE = {"true", "1", "yes", "on"}
+_LONGEST_NAME = 200
 
 
 def known_name(name: str, section: str = "") -> str:
-    """Our name of an argument, from its name and its section; empty if unknown."""
-    plain = name.strip().lstrip("-+").replace("-", "_").lower()
-    parts = [*section.replace("-", "_").lower().split("."), *plain.split(".")]
-    within = ".".join(parts[-2:])
-    return next((known for known in (within, parts[-1]) if known in NAMES), "")
+    """Our name of an argument that states a field, from its name and its section; empty if there is none."""
+    plain, inside = (words.strip().lstrip("-+").replace("-", "_").lower() for words in (name, section))
+    if len(plain) > _LONGEST_NAME:
+        return ""
+    key = named(f"{inside}.{plain}") or find(plain)
+    return key.name if key and key.field else ""
 
 
 def plain_value(value: str) -> str:
@@ -116,43 +76,51 @@ def plain_value(value: str) -> str:
     return value.split(" #")[0].strip().rstrip(",").strip("\"' ")
 
 
+_SEVERAL = ("recompute_modules",)
+"""Arguments that take several words."""
 _OPTION = re.compile(r"(--?[A-Za-z][\w.-]*|\+{0,2}[A-Za-z][\w.]*(?==))(?:=(.*))?", re.DOTALL)
 _SUBCOMMAND = re.compile(r"([A-Za-z][\w-]*):([A-Za-z][\w-]*)")
+
+
+_REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<)(.*)", re.DOTALL)
+_PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
 
 
 def _without_redirections(words: Iterable[Stated]) -> Iterator[Stated]:
     """Words of a command without `2>&1`, `> file` and the like, and without `"$@"`, which is empty unless asked for."""
     target = False
     for word in words:
-        redirection = re.fullmatch(r"(?:\d*|&)(?:>>?|<)(.*)", word.value, re.DOTALL)
-        passed_on = re.fullmatch(r"\$(?:[@*]|\{[@*][^}]*\})", word.value)
-        if redirection is None and not target and not passed_on:
+        redirection = _REDIRECTION.fullmatch(word.value)
+        if redirection is None and not target and not _PASSED_ON.fullmatch(word.value):
             yield word
         target = redirection is not None and not redirection[1]
 
 
 def named_values(words: Iterable[Stated]) -> Iterator[tuple[str, Stated]]:
-    """Every argument of a command line with its first value; a switch is `True`.
+    """Every argument of a command line with its first value, or all so far where it takes several; a switch is `True`.
 
     Read are `--name value`, `--name=value`, `--switch`, `section.name=value`, and torchtitan's `--section.no-switch`
     and `activation-checkpoint:full`.
     """
     waiting: list[Stated] = []
+    several: tuple[str, Stated] | None = None
     for word in _without_redirections(words):
         option, chosen = _OPTION.fullmatch(word.value), _SUBCOMMAND.fullmatch(word.value)
         negated = option and re.fullmatch(r"(--[\w.-]+\.)no[-_](\w[\w-]*)", option[1])
         if option or chosen:
             yield from ((name.value, Stated("True", name.line)) for name in waiting)
-            waiting = [] if option is None or option[2] is not None or negated else [word]
+            waiting, several = [] if option is None or option[2] is not None or negated else [word], None
         if negated:
             yield negated[1] + negated[2], Stated("False", word.line)
         elif chosen:
             yield f"{chosen[1]}.mode", Stated(chosen[2].replace("-", "_"), word.line)
         elif option and option[2] is not None:
             yield option[1], Stated(plain_value(option[2]), word.line)
-        elif not option:
-            yield from ((name.value, Stated(plain_value(word.value), name.line)) for name in waiting)
-            waiting = []
+        elif not option and (waiting or several):
+            name, before = several or (waiting[0].value, Stated("", waiting[0].line))
+            found = Stated(f"{before.value} {plain_value(word.value)}".strip(), before.line)
+            yield name, found
+            waiting, several = [], (name, found) if known_name(name) in _SEVERAL else None
     yield from ((name.value, Stated("True", name.line)) for name in waiting)
 
 
@@ -160,32 +128,13 @@ _DEEPSPEED = re.compile(r":print\]\s+([a-z]\w*) +\.* *(.*)$")
 _DUMPED = re.compile(r"(?:^|\s)([a-z]\w*) \.{2,} ?(.*)$")
 _JSON = re.compile(r'"(\w+)":\s*(.*)$')
 _YAML = re.compile(r"\s*(?:- )?([A-Za-z_]\w*):(?:\s+(.*))?$")
-_MESH = re.compile(r"Building (?:device mesh with parallelism: (.*)|\d-D device mesh with (\[.*?\]), (\[[\d, ]*\]))")
+_MESH = re.compile(
+    r"Building (?:device mesh with parallelism: (.*)|\d-D device mesh with (\[[^\]]*+\]), (\[[\d, ]*+\]))"
+)
 
-_SAID: tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...] = (
-    ("world size", re.compile(r"using world size: (\d+)"), ("world_size",)),
-    ("world size", re.compile(r"(?<![\w-])data-parallel[- ]size: (\d+)"), ("data_parallel_size",)),
-    ("world size", re.compile(r"(?<![\w-])context-parallel size: (\d+)"), ("context_parallel_size",)),
-    ("world size", re.compile(r"(?<![\w-])tensor-model-parallel size: (\d+)"), ("tensor_model_parallel_size",)),
-    ("world size", re.compile(r"(?<![\w-])pipeline-model-parallel size: (\d+)"), ("pipeline_model_parallel_size",)),
-    ("padded vocab", re.compile(r"padded vocab \(size: (\d+)\)"), ("padded_from_vocab_size",)),
-    ("global batch size", re.compile(r"\| global batch size:\s+(\d+) \|"), ("global_batch_size",)),
-    ("global_batch_size", re.compile(r"\| global_batch_size: (\d+)(?= |$)"), ("global_batch_size",)),
-    (
-        "batch size",
-        re.compile(r"local batch size:? (\d+), global batch size:? (\d+),"),
-        ("local_batch_size", "global_batch_size"),
-    ),
-    ("sequence length", re.compile(r"sequence length:? (\d+),"), ("seq_len",)),
-    ("capacity", re.compile(r"capacity: (.+?) with [\d.]+GiB memory"), ("device_name",)),
-    (
-        "checkpointing",
-        re.compile(r"Applied (full|selective)\w* activation checkpointing", re.I),
-        ("activation_checkpoint.mode",),
-    ),
-    ("TransformerBlock", re.compile(r"(Compiling) each TransformerBlock"), ("compile",)),
-    ("Float8", re.compile(r"(Float8) (?:\w+ )?training active"), ("float8",)),
-    ("total parameters", re.compile(r"Model (\S+) (\S+) size: "), ("model.name", "model.flavor")),
+_SAID = tuple(
+    (one["word"], re.compile(one["pattern"]), one["arguments"].split())
+    for one in csv.DictReader((Path(__file__).parent / "sentences.csv").read_text("utf-8").splitlines())
 )
 """Other log lines: a word to search first, the pattern, and the arguments of its groups."""
 
@@ -228,7 +177,7 @@ class PrintedArguments:
 
 
 def _known(name: str, value: str, section: str) -> Iterator[tuple[str, str]]:
-    known = known_name(name, section)
+    known = known_name(name, section) or (name if name in _OF_EXPERTS else "")
     if known:
         yield known, plain_value(value)
 
@@ -245,20 +194,24 @@ def _mesh(found: re.Match[str]) -> Iterator[tuple[str, str]]:
             yield _MESH_NAMES[axis], size
 
 
-def columns_of(arguments: Arguments) -> dict[str, Stated]:
-    """Columns of a row of measured steps from the arguments; columns that they do not state are omitted."""
-    found: dict[str, Stated] = {}
+def columns_of(arguments: Arguments, given: Mapping[str, Stated] | None = None) -> dict[str, Stated]:
+    """Columns of a row of measured steps from the arguments; columns that they do not state are omitted.
+
+    given: columns that hold whatever the arguments state.
+    """
+    fixed = given or {}
+    found: dict[str, Stated] = {**fixed}
     for column, names in _COUNTS.items():
         number = _count(arguments, *names)
-        if number is not None:
+        if number is not None and column not in fixed:
             found[column] = number
     for column, reading in _WORDS.items():
         stated = reading(arguments)
-        if stated is not None:
+        if stated is not None and column not in fixed:
             found[column] = stated
-    _add_shards(arguments, found)
+    _add_shards(arguments, found, fixed="mbs" in fixed)
     _add_ranks(arguments, found)
-    _add_batch(arguments, found)
+    _add_batch(arguments, found, fixed="mbs" in fixed)
     _add_chunks(arguments, found)
     _add_parts(arguments, found)
     return found
@@ -274,6 +227,19 @@ def _count(arguments: Arguments, *names: str) -> Stated | None:
     return None
 
 
+_OF_EXPERTS = ("expert_model_parallel_size", "expert_parallel_degree")
+
+
+def experts_proof(arguments: Arguments) -> str:
+    """What shows that a model has experts where their number is not stated, with its line; "" if nothing does."""
+    for name in _OF_EXPERTS:
+        size = _count(arguments, name)
+        if size is not None and size.value != "1":
+            return f"{name} {size.value} (line {size.line})"
+    balanced = arguments.get("load_balancing_loss")
+    return f"load_balancing_loss (line {balanced.line})" if balanced else ""
+
+
 _ONE = Stated("1", 0)
 
 
@@ -285,8 +251,11 @@ def _product(found: dict[str, Stated], column: str, *factors: Stated | None) -> 
         found[column] = Stated(str(value), stated[0].line)
 
 
-def _add_shards(arguments: Arguments, found: dict[str, Stated]) -> None:
-    """Ranks over which a weight is sharded, from Megatron's arguments, which may include tensor parallelism."""
+def _add_shards(arguments: Arguments, found: dict[str, Stated], *, fixed: bool) -> None:
+    """Ranks over which a weight is sharded, from Megatron's arguments, which may include tensor parallelism.
+
+    fixed: the micro-batch is given.
+    """
     weights, tensor = _count(arguments, "tensor_parallel_num_weight_shards"), found.get("tp", _ONE)
     if weights is not None:
         found["z"] = Stated(f"{int(weights.value) / int(tensor.value):g}", weights.line)
@@ -294,7 +263,7 @@ def _add_shards(arguments: Arguments, found: dict[str, Stated]) -> None:
     if (depth or weights) and "dp" in found and found["z"].value.isdecimal():
         # Their data parallelism counts replicas.
         found["dp"] = Stated(str(int(found["dp"].value) * int(found["z"].value)), found["dp"].line)
-    if depth and "mbs" in found and int(found["mbs"].value) % int(depth.value) == 0:
+    if depth and not fixed and "mbs" in found and int(found["mbs"].value) % int(depth.value) == 0:
         # Megatron-AxoNN's micro-batch is that of all ranks of depth.
         found["mbs"] = Stated(str(int(found["mbs"].value) // int(depth.value)), found["mbs"].line)
 
@@ -319,13 +288,14 @@ def _add_ranks(arguments: Arguments, found: dict[str, Stated]) -> None:
         found["z"] = Stated(str(int(found["dp"].value) // int(replicas.value)), replicas.line)
 
 
-def _add_batch(arguments: Arguments, found: dict[str, Stated]) -> None:
+def _add_batch(arguments: Arguments, found: dict[str, Stated], *, fixed: bool) -> None:
+    """The global batch; fixed: the micro-batch is given."""
     steps = _count(arguments, "gradient_accumulation_steps")
     _product(found, "gbs", found.get("mbs"), found.get("dp"), steps)
     if "global_batch_size" in arguments:
         # torchtitan's -1 means no accumulation.
         _product(found, "gbs", _count(arguments, "local_batch_size"), found.get("dp"))
-    if "local_batch_size" in arguments and found.get("pp", _ONE).value != "1":
+    if "local_batch_size" in arguments and not fixed and found.get("pp", _ONE).value != "1":
         # Its local batch is split into micro-batches where there are pipeline stages.
         found.pop("mbs", None)
         _product(found, "mbs", _count(arguments, "pipeline_parallel_microbatch_size"))
@@ -357,26 +327,33 @@ def _add_parts(arguments: Arguments, found: dict[str, Stated]) -> None:
             found["vpp"] = Stated(str(len(stated[0][0]) // stages), layout.line)
     elif "layers" in found and stages > 1:
         chunks, layers = int(found.get("vpp", _ONE).value), int(found["layers"].value)
-        stated.append(_uneven_ends(arguments, layers, stages=stages, chunks=chunks))
-        stated.append(_less_at_ends(arguments, layers, parts=stages * chunks))
+        if stages * chunks <= layers:
+            stated.append(_uneven_ends(arguments, layers, stages=stages, chunks=chunks))
+            stated.append(_less_at_ends(arguments, layers, parts=stages * chunks))
     for parts, line in stated:
         if len(set(parts)) > 1:
             found["parts"] = Stated(" ".join(map(str, parts)), line)
 
 
+_LONGEST_LAYOUT = 1_000
+"""Longest layout in which groups are repeated, characters."""
+
+
 def layout_parts(layout: str) -> list[int]:
     """Blocks of each part of a layout such as `Et*8|(t*9|)*2t*8L`: E embedding, t block, m MTP, L loss."""
     text = layout.replace(",", "").replace(" ", "")
-    while repeated := re.search(r"\(([^()]*)\)\*(\d{1,3})", text):
+    while len(text) < _LONGEST_LAYOUT and (repeated := re.search(r"\(([^()]*)\)\*(\d{1,3})", text)):
         text = text[: repeated.start()] + repeated[1] * int(repeated[2]) + text[repeated.end() :]
-    text = re.sub(r"([A-Za-z])\*(\d{1,4})", lambda one: one[1] * int(one[2]), text)
-    return [part.count("t") for part in text.split("|")]
+    return [sum(int(times or 1) for times in re.findall(r"t(?:\*(\d{1,4}))?", part)) for part in text.split("|")]
 
 
 def _uneven_ends(arguments: Arguments, layers: int, *, stages: int, chunks: int) -> tuple[list[int], int]:
     """Blocks of each part by the layers of the first and last stage, or with embedding and loss in place of one."""
     ends = [_count(arguments, f"decoder_{end}_pipeline_num_layers") for end in ("first", "last")]
     counted = [_true(arguments, f"account_for_{what}_in_pipeline_split") for what in ("embedding", "loss")]
+    if (method := arguments.get("pp_partition_method")) is not None and "embedding" in method.value:
+        # DeepSpeed's partition counts the embedding where it is used first and last.
+        counted = [method, method]
     stated = [one for one in (*ends, *counted) if one is not None]
     if not stated:
         return [], 0
@@ -406,7 +383,7 @@ def is_on(stated: Stated) -> bool:
 
 def is_off(stated: Stated) -> bool:
     """Whether a switch is off."""
-    return stated.value.lower() in _FALSE
+    return stated.value.lower() in OFF
 
 
 def _switch(*names: str, opposite: str = "") -> Callable[[Arguments], Stated | None]:
@@ -432,7 +409,7 @@ def _gated(arguments: Arguments) -> Stated | None:
     activation = _first(arguments, "activation", "hidden_act")
     if activation is not None:
         return Stated(str(int(bool(re.search("glu|silu|swish", activation.value.lower())))), activation.line)
-    return _switch("swiglu", "gated_linear_unit")(arguments)
+    return _switch("swiglu", "gated_linear_unit", "quick_geglu")(arguments)
 
 
 def _recompute(arguments: Arguments) -> Stated | None:
@@ -456,7 +433,7 @@ def _recompute(arguments: Arguments) -> Stated | None:
 
 
 _PRECISIONS = (
-    ("fp8", ("fp8", "fp8_format", "float8")),
+    ("fp8", ("fp8_format", "float8")),
     ("bf16", ("bf16", "bf16.enabled", "bfloat16_enabled")),
     ("fp16", ("fp16", "fp16.enabled", "fp16_enabled")),
 )
@@ -524,20 +501,11 @@ def _attention(arguments: Arguments) -> Stated | None:
 
 
 def _overlap(arguments: Arguments) -> Stated | None:
-    names = {
-        "overlap_grad_reduce": "overlap-grad-reduce",
-        "overlap_grad_sync": "overlap-grad-reduce",
-        "overlap_param_gather": "overlap-param-gather",
-        "overlap_param_sync": "overlap-param-gather",
-        "tp_comm_overlap": "tp-comm-overlap",
-        "ub_tp_comm_overlap": "tp-comm-overlap",
-        "enable_async_tensor_parallel": "tp-comm-overlap",
-    }
+    own = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
+    names = {name: name.replace("_", "-") for name in own} | {"enable_async_tensor_parallel": "tp-comm-overlap"}
     stated = [arguments[name] for name in names if name in arguments]
-    if not stated:
-        return None
     words = [word for name, word in names.items() if name in arguments and is_on(arguments[name])]
-    return Stated(" + ".join(dict.fromkeys(words)) or "none", stated[0].line)
+    return Stated(" + ".join(dict.fromkeys(words)) or "none", stated[0].line) if stated else None
 
 
 def _model(arguments: Arguments) -> Stated | None:
@@ -566,7 +534,7 @@ _WORDS: dict[str, Callable[[Arguments], Stated | None]] = {
 def _less_at_ends(arguments: Arguments, layers: int, *, parts: int) -> tuple[list[int], int]:
     """Blocks of each part in torchtitan, which counts embedding and LM head as some layers of the first and last."""
     ends = [arguments.get(f"pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
-    less = [int(one.value) if one and one.value.isdecimal() else 0 for one in ends]
+    less = [int(one.value) if one and re.fullmatch(r"\d{1,9}", one.value) else 0 for one in ends]
     each, left = divmod(layers + sum(less), parts)
     sizes = [each + (part < left) for part in range(parts)]
     sizes[0] -= less[0]
@@ -581,7 +549,7 @@ NEEDED = ("gpu", "n_gpus", "layers", "hidden", "heads", "ffn", "vocab", "seq", "
 
 _RANKS = {"n_gpus", "tp", "y", "pp", "vpp", "cp", "dp", "z", "gbs", "mbs", "seq"}
 _SIZES = {"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated_mlp"}
-_COMPARED = _RANKS | _SIZES | {"seq_parallel", "zero_stage", "recompute", "precision"}
+COMPARED = _RANKS | _SIZES | {"seq_parallel", "zero_stage", "recompute", "precision"}
 """Columns in which a file and the user's options must agree; the rest are words."""
 
 
@@ -607,18 +575,22 @@ class StatedRun:
         columns = dict(self.columns)
         for name, value in given.items():
             stated = columns.get(name)
-            if stated is None or name not in _COMPARED | {"gpu"}:
+            if stated is None or name not in COMPARED | {"gpu"}:
                 columns[name] = Stated(value.strip(), 0)
-            elif not _same(stated.value, value, name):
+            elif not is_same(stated.value, value, name):
                 place = f"{self.path}:{stated.line or self.lines[0]}"
                 raise UsageError(f"{place}: the {self.noun} states {name} {stated.value}, but {value} is given")
         return replace(self, columns=columns)
 
-    def check_layout(self) -> None:
-        """UsageError for experts, and for a layout that does not fill its GPUs."""
+    def check_experts(self) -> None:
+        """UsageError for experts."""
         experts = self.columns.get("experts")
         if experts is not None and int(experts.value) > 1:
             raise UsageError(f"{self.path}:{experts.line}: {experts.value} experts: only dense models are described")
+
+    def check_layout(self) -> None:
+        """UsageError for experts, and for a layout that does not fill its GPUs."""
+        self.check_experts()
         sizes = {name: self.columns[name] for name in (*_MODEL_AXES, "dp") if name in self.columns}
         ranks, gpus = math.prod(int(size.value) for size in sizes.values()), self.columns["n_gpus"]
         if int(gpus.value) % ranks or ("dp" in sizes and ranks != int(gpus.value)):
@@ -633,7 +605,7 @@ class StatedRun:
         return {"id": place, "framework": self.software} | stated
 
 
-def _same(stated: str, given: str, name: str) -> bool:
+def is_same(stated: str, given: str, name: str) -> bool:
     """Whether two values of a column mean the same; of accelerators, whether they share the name of a chip."""
     if name == "gpu":
         chips = [set(re.findall(r"[a-z]+\d+", words.lower())) for words in (stated, given)]

@@ -6,20 +6,20 @@ shard. Times are out of place.
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from axonn_tune.errors import DocumentError, Problem, UsageError
-from axonn_tune.specs.loading import read_text
+from axonn_tune.specs.document import LARGEST_SIZE
+from axonn_tune.specs.loading import json_of, read_text
 from axonn_tune.specs.machine import CollectiveKind, Machine
 from axonn_tune.specs.points import CollectiveProbe, Probe
-from axonn_tune.units import seconds
+from axonn_tune.units import MICRO, read_count, read_number, seconds
 
 _KINDS: dict[str, CollectiveKind] = {
     "allgather": "all_gather",
@@ -33,14 +33,14 @@ _RANK = re.compile(r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+\d+ on\s+(\S+
 _TIME_AT = 5
 # What srun --label and mpirun --tag-output put before each line.
 _LABEL = re.compile(r"^\s*(?:\d+:|\[\d+,\d+\]<std(?:out|err)>:)\s?")
-_OSU = re.compile(r"# OSU MPI(?:-CUDA|-ROCM)? (\S+(?: \S+)*?) Latency Test")
+_OSU = re.compile(r"# OSU MPI(?:-CUDA|-ROCM)? ([^#\n]{1,80}?) Latency Test")
 _ROW = re.compile(r"\d+\s+\d+\s+[a-z]\w*\s")
 _CLOSING = re.compile(r"# (?:Out of bounds values|Avg bus bandwidth|Collective test concluded)")
 
 
 @dataclass(frozen=True)
 class LogRow:
-    """One collective of a log: all ranks of the run in one group, nodes filled one after the other."""
+    """One collective of a log: all ranks in one group, nodes filled one after the other; 0 nodes: unknown."""
 
     op: CollectiveKind
     ranks: int
@@ -49,13 +49,18 @@ class LogRow:
     seconds: float
 
 
+LONGEST_S = 1e5
+"""Of one collective."""
+
+
 @dataclass(frozen=True)
 class Log:
-    """Content of one file; cut_off: last lines of truncated runs."""
+    """Content of one file; cut_off: last lines of truncated runs. assumed: what its columns say, by line."""
 
     rows: tuple[LogRow, ...]
     device: str = ""
     cut_off: tuple[int, ...] = ()
+    assumed: tuple[tuple[int, str], ...] = ()
 
 
 def read_log(path: str | Path, *, ranks: int | None = None, nodes: int | None = None) -> Log:
@@ -107,7 +112,11 @@ def _text_log(lines: list[str], name: str, problems: list[Problem], *, ranks: in
     """nccl-tests and rccl-tests, one run or several after each other."""
     found = [_run(lines, part, name, problems, ranks=ranks, nodes=nodes) for part in _runs(lines)]
     rows = tuple(row for run in found for row in run.rows)
-    return Log(rows, found[0].device, tuple(line for run in found for line in run.cut_off))
+    cut_off, assumed = (
+        tuple(line for run in found for line in run.cut_off),
+        tuple(run.assumed[0] for run in found if run.assumed),
+    )
+    return Log(rows, found[0].device, cut_off, assumed)
 
 
 def _runs(lines: list[str]) -> Iterator[range]:
@@ -125,26 +134,62 @@ def _run(
 ) -> Log:
     """One run; old versions do not say which collective it is, so the file's name must."""
     own = lines[part.start : part.stop]
-    starting = _STARTING.match(own[0]) if own else None
-    op = _kind(starting[1]) if starting else _kind_of_name(name)
+    starting, columns = _STARTING.match(own[0]) if own else None, _time_at(own)
+    op = _kind(starting[1]) if starting else kind_in(Path(name).stem)
     places = [found for line in own if (found := _RANK.match(line))]
     ranks, nodes = len(places) or ranks, len({place[3] for place in places}) or nodes
-    if not ranks or not nodes:
-        raise ReadingError("lists no devices, so it does not say how many ranks and nodes ran: give --ranks")
     _require_one_group({place[2] for place in places}, line=part.start + 1)
     _check_units(own, first=part.start + 1)
+    table = [(number, line) for number, line in enumerate(own, part.start + 1) if _ROW.match(line)]
+    of_table, of_ranks = _said_by_columns([line.split() for _, line in table], time_at=columns)
+    assumed = []
+    if not op and of_table:
+        op = of_table
+        assumed.append(f"an {op.replace('_', '-')}, as its columns size, count, redop and root say")
+    if not ranks and of_ranks > 1:
+        ranks = of_ranks
+        assumed.append(f"{ranks} ranks, as size and count say, on full nodes of the profile")
+    op = op or _kind_of_name(name)
+    if not ranks:
+        raise ReadingError("lists no devices, so it does not say how many ranks and nodes ran: give --ranks")
     rows = [
-        LogRow(op, ranks, nodes, size, time)
-        for number, line in enumerate(own, part.start + 1)
-        if _ROW.match(line)
-        for size, time in _row(line, number, problems, time_at=_time_at(own))
+        LogRow(op, ranks, nodes or 0, size, time)
+        for number, line in table
+        for size, time in _row(line, number, problems, time_at=columns)
     ]
     cut_off = (
         ()
         if any(map(_CLOSING.match, own))
         else (max((number for number, line in enumerate(own, part.start + 1) if line), default=part.start + 1),)
     )
-    return Log(tuple(rows), places[0][4].strip() if places else "", cut_off)
+    said = ((table[0][0], "; ".join(assumed)),) if assumed else ()
+    return Log(tuple(rows), places[0][4].strip() if places else "", cut_off, said)
+
+
+_ELEMENT_BYTES = {
+    **dict.fromkeys(("int8", "uint8", "fp8_e4m3", "fp8_e5m2", "f8e4m3", "f8e5m2", "char"), 1),
+    **dict.fromkeys(("half", "bfloat16", "bf16"), 2),
+    **dict.fromkeys(("float", "int32", "uint32", "int"), 4),
+    **dict.fromkeys(("double", "int64", "uint64"), 8),
+}
+
+
+def _said_by_columns(rows: Sequence[Sequence[str]], *, time_at: int) -> tuple[CollectiveKind | None, int]:
+    """Collective and ranks (0: unknown) of rows `size count type redop root`, as NVIDIA/nccl-tests@a0b82b22 has them.
+
+    `count` is of one rank's shard where results are gathered or scattered (src/all_gather.cu, src/reduce_scatter.cu),
+    else of the whole; nothing is reduced in an all-gather, and only collectives without a root print -1. All-to-alls
+    print the same columns as all-gathers.
+    """
+    found = set()
+    for words in rows if time_at >= _TIME_AT else ():
+        each = _ELEMENT_BYTES.get(words[2], 0) * int(words[1][:18])
+        if each and len(words) > time_at and words[4] == "-1":
+            found.add((int(words[0][:18]) / each, words[3] == "none"))
+    ((ratio, unreduced),) = found if len(found) == 1 else [(0.0, False)]
+    if not ratio.is_integer() or ratio < 1 or (unreduced and ratio == 1):
+        return None, 0
+    return ("all_gather" if unreduced else "reduce_scatter" if ratio > 1 else "all_reduce"), int(ratio) * (ratio > 1)
 
 
 def _require_one_group(groups: Set[object], *, line: int | None) -> None:
@@ -174,14 +219,17 @@ def _row(line: str, number: int, problems: list[Problem], *, time_at: int) -> It
     """Size and time of a row, `size count type redop root time algbw busbw #wrong ...`, if it has any."""
     words = line.split()
     try:
-        size, time, bandwidth = int(words[0]), float(words[time_at]), float(words[time_at + 1])
-        float(words[time_at + 2])
-        wrong = words[time_at + 3] if len(words) > time_at + 3 else "0"
-    except (IndexError, ValueError):
-        problems.append(Problem("", "a row of results is truncated or holds something else", number))
+        size = read_count(words[0])
+        time, bandwidth, _ = (read_number(word, most=LONGEST_S / MICRO) for word in words[time_at : time_at + 3])
+        wrong = words[time_at + 3] if len(words) > time_at + 3 else "N/A"
+        # Old versions print the largest error instead, with an exponent; N/A: not checked.
+        many = read_count(wrong) if wrong[:1].isdigit() and "e" not in wrong else 0
+    except ValueError as error:
+        shown = "" if len(words) < time_at + 3 else f": {error}"
+        problems.append(Problem("", f"a row of results is truncated or holds something else{shown}", number))
         return
-    if wrong.isdigit() and int(wrong):
-        problems.append(Problem("", f"{wrong} values were wrong: the collective did not do its work", number))
+    if many:
+        problems.append(Problem("", f"{many:,} values were wrong: the collective did not do its work", number))
     # Printed with two decimals, so the bandwidth of small rows is not checked.
     if time and bandwidth > 1.0 and not 0.9 < size / (time * 1e3) / bandwidth < 1.1:
         mixed = f"{size} bytes in {time:g} µs are not {bandwidth:g} GB/s: are the units mixed?"
@@ -199,7 +247,7 @@ def _kind_of_name(name: str) -> CollectiveKind:
 
 def _json_log(text: str, name: str) -> Log:
     try:
-        found = json.loads(text)
+        found = json_of(text)
     except (ValueError, RecursionError) as error:
         raise ReadingError(f"is not complete JSON: {error}", getattr(error, "lineno", None)) from error
     try:
@@ -216,17 +264,28 @@ def _nccl_json(found: dict[str, Any], name: str) -> Log:
     nodes = len({str(device["hostname"]) for device in devices})
     op = _kind(program) if program else _kind_of_name(name)
     rows = [
-        LogRow(op, len(devices), nodes, int(row["size"]), seconds(float(row["out_of_place"]["time"])))
+        LogRow(op, len(devices), nodes, read_count(row["size"]), _json_s(row["out_of_place"]["time"]))
         for row in found["results"]
         if row["out_of_place"] is not None
     ]
     return Log(tuple(rows), str(devices[0]["device_info"]))
 
 
+def _json_s(value: object) -> float:
+    """A time in µs, s."""
+    return seconds(read_number(value, most=LONGEST_S / MICRO))
+
+
 def _rccl_json(found: list[dict[str, Any]]) -> Log:
     """rccl-tests -Z json."""
     rows = [
-        LogRow(_kind(row["name"]), int(row["ranks"]), int(row["nodes"]), int(row["size"]), seconds(float(row["time"])))
+        LogRow(
+            op=_kind(row["name"]),
+            ranks=read_count(row["ranks"], most=LARGEST_SIZE),
+            nodes=read_count(row["nodes"], most=LARGEST_SIZE),
+            size_bytes=read_count(row["size"]),
+            seconds=_json_s(row["time"]),
+        )
         for row in found
         if not row["inPlace"]
     ]
@@ -248,9 +307,12 @@ def _osu_log(lines: list[str], name: str, problems: list[Problem], *, ranks: int
             try:
                 size, time = line.split()[:2]
                 shards = ranks if op == "all_gather" else 1
-                rows.append(LogRow(op, ranks, nodes or 1, int(size) * shards, seconds(float(time))))
-            except ValueError:
-                problems.append(Problem("", "a row of results is truncated or holds something else", number))
+                rows.append(
+                    LogRow(op, ranks, nodes or 1, read_count(size, most=2**53 // shards) * shards, _json_s(time))
+                )
+            except ValueError as error:
+                wrong = f"a row of results is truncated or holds something else: {error}"
+                problems.append(Problem("", wrong, number))
     return Log(tuple(rows))
 
 

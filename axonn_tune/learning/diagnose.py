@@ -23,17 +23,21 @@ from statistics import median
 
 import numpy as np
 
-from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats, profile_bounds_s
+from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, Floats, half_width
 from axonn_tune.errors import UsageError
 from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Adjust, Sample, Setup, named_times, noise_of
 from axonn_tune.learning.learn import Prior, prior_of
 from axonn_tune.learning.setups import Change, alternatives, changes_of, most_bytes, possible
+from axonn_tune.program.dimensions import logged_flops
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.numbers import scaled
+from axonn_tune.specs.workload import RECOMPUTES
+from axonn_tune.units import read_number
 
 PRIORS: Mapping[str, float] = {
     "nothing": 60.0,
+    "oversubscribed": 60.0,
     "recompute": 5.0,
     "micro_batch": 4.0,
     "overlaps": 3.0,
@@ -107,7 +111,10 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Cause:
-    """An explanation after the evidence; `explains_s`: how much longer the step is than predicted if it holds."""
+    """An explanation after the evidence; `explains_s`: how much longer the step is than predicted if it holds.
+
+    extreme: its number is at the end of the range that was tried.
+    """
 
     kind: str
     title: str
@@ -115,6 +122,7 @@ class Cause:
     probability: float
     explains_s: float
     advice: str
+    extreme: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,8 @@ class Diagnosis:
     learned: the interval is the uncertainty left by the runs learned from, else the profile's half-widths. assumed:
     settings that the file does not state. healthy: probability of no fault. misfit: root mean square of the deviations
     that even the nearest explanation leaves, in standard deviations; 1 where it leaves less. causes: explanations, the
-    most probable first.
+    most probable first. flops_ratio: FLOPs of a step by the log's own TFLOP/s over those that its framework counts for
+    this model and batch, None if unknown; counts_recompute: whether these have recompute.
     """
 
     name: str
@@ -157,6 +166,8 @@ class Diagnosis:
     changes: tuple[Change, ...]
     assumed: tuple[Assumption, ...] = ()
     learned: bool = False
+    flops_ratio: float | None = None
+    counts_recompute: bool = False
 
     @property
     def reasonable(self) -> bool:
@@ -203,7 +214,8 @@ _METRICS = "metrics-rank"
 def _rank_median_s(path: Path) -> float | None:
     try:
         lines = [json.loads(line) for line in read_text(path).splitlines() if line.strip()]
-        found = [float(one["compute_s"]) for one in lines if one.get("compute_s") and not one.get("warmup")]
+        timed = [one["compute_s"] for one in lines if one.get("compute_s") and not one.get("warmup")]
+        found = [read_number(seconds, least=1e-9, most=1e9) for seconds in timed]
     except (ValueError, AttributeError, TypeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
     return median(found[-LAST_STEPS:]) if found else None
@@ -231,6 +243,22 @@ def diagnose(sample: Sample, machine: Machine, *, ranks: RankTimes | None = None
         changes=() if sample.setup is None else changes_of(sample.setup, observed.price_as),
         assumed=tuple(_assumptions(observed, hypotheses)),
         learned=machine.learned is not None,
+        flops_ratio=_flops_ratio(sample),
+        counts_recompute=bool(sample.framework.logged and sample.framework.logged.repeated),
+    )
+
+
+def _flops_ratio(sample: Sample) -> float | None:
+    """The nearest to 1 of all kinds of recompute that the run may have."""
+    setup = sample.setup
+    if setup is None or not sample.flops:
+        return None
+    one = setup.configuration
+    kinds = RECOMPUTES if "recompute" in sample.unstated else (one.recompute,)
+    what = setup.framework, setup.model, setup.workload
+    counts = [logged_flops(*what, grid=one.grid, recompute=kind) for kind in kinds]
+    return min(
+        (sample.flops / count for count in counts if count), key=lambda ratio: abs(math.log(ratio)), default=None
     )
 
 
@@ -295,28 +323,34 @@ class _Observed:
         beyond = learned.per_doubling * max(0.0, math.log2(sample.ranks / learned.ranks)) if learned else 0.0
         # The noise of a lone step has that of its model in it; in a run, step and computation share it.
         whole = np.array([float(row in WHOLE) for row in self.rows])
-        self.shared = beyond**2 + (OF_MODEL**2 * np.outer(whole, whole) if len(self.rows) > 1 else 0.0)
+        of_model = learned.of_model if learned else OF_MODEL
+        alone = of_model**2 - OF_MODEL**2 if len(self.rows) == 1 else of_model**2
+        self.shared = beyond**2 + alone * np.outer(whole, whole)
         # What no number explains of a cluster and software on which the profile was not checked: all to its half-width.
-        missing = max(0.0, (math.log1p(self.half_width) / DEVIATIONS) ** 2 - self.spread**2)
+        missing = max(0.0, (self.half_width / DEVIATIONS) ** 2 - self.spread**2)
         self.shared = self.shared + missing * np.outer(whole, whole)
 
     @cached_property
     def half_width(self) -> float:
-        """Half of the 80% interval that every command gives this step, as a share; 0 by a profile that has learned."""
-        if self.prior.machine.learned is not None or self.setup is None or "step" not in self.rows:
+        """Half of the 80% interval that every command gives this step's logarithm; 0 where only its parts have one."""
+        if self.setup is None or "step" not in self.rows:
             return 0.0
-        pricing = self.setup.price(lambda machine: machine)
-        low_s, high_s = profile_bounds_s(
-            self.setup.machine, compute_s=pricing.compute_s + pricing.bubble_s, iteration_s=pricing.iteration_s
+        setup, pricing = self.setup, self.setup.price(lambda machine: machine)
+        return half_width(
+            setup.model,
+            self.prior.machine if self.prior.machine.learned else setup.machine,
+            setup.workload,
+            setup.configuration,
+            framework=setup.framework,
+            compute_s=pricing.compute_s + pricing.bubble_s,
+            iteration_s=pricing.iteration_s,
         )
-        return (high_s - low_s) / (high_s + low_s)
 
     @property
     def interval(self) -> tuple[float, float]:
         """Least and most of the 80% interval over the prediction."""
-        if math.expm1(DEVIATIONS * self.spread) > self.half_width * (1.0 + 1e-9):
-            return math.exp(-DEVIATIONS * self.spread), math.exp(DEVIATIONS * self.spread)
-        return 1.0 - self.half_width, 1.0 + self.half_width
+        half = self.half_width or DEVIATIONS * self.spread
+        return math.exp(-half), math.exp(half)
 
     def price(self, adjust: Adjust, setup: Setup | None = None) -> Mapping[str, float]:
         """Predicted times with the numbers under trial."""
@@ -352,8 +386,7 @@ class _Observed:
 
     def covariance(self, slopes: Floats) -> Floats:
         """Of the logarithms of all rows."""
-        found: Floats = slopes @ self.prior.covariance @ slopes.T + np.diag(self.noise**2) + self.shared
-        return found
+        return np.asarray(slopes @ self.prior.covariance @ slopes.T + np.diag(self.noise**2) + self.shared)
 
     def residuals(self, guess: Guess) -> tuple[Floats, Floats]:
         """log(measured / predicted) of the rows that a guess knows, and their covariance."""
@@ -431,7 +464,8 @@ def _weighed(observed: _Observed, hypotheses: Sequence[Hypothesis]) -> tuple[tup
     for one, found, share in zip(every[1:], logs[1:], shares[1:], strict=True):
         best = one.guesses[int(np.argmax(found))]
         explains_s = observed.total(best) - stated_s
-        causes.append(Cause(one.kind, one.title, best.words, float(share), explains_s, one.advice))
+        extreme = len(one.guesses) >= len(BETWEEN) and best is one.guesses[-1]
+        causes.append(Cause(one.kind, one.title, best.words, float(share), explains_s, one.advice, extreme))
     return tuple(sorted(causes, key=lambda cause: -cause.probability)), float(shares[0]), math.sqrt(left)
 
 
@@ -452,6 +486,8 @@ def _hypotheses(observed: _Observed) -> Iterator[Hypothesis]:
     found = [*_worse_numbers(observed)]
     if observed.setup is not None:
         found += [*_other_setups(observed, observed.setup), _straggler(observed)]
+    if observed.sample.ranks_per_core > 1.0:
+        found.append(_oversubscribed(observed, observed.sample.ranks_per_core))
     stated = observed.logs(observed.stated.times)
     for one in found:
         apart = [float(np.nanmax(np.abs(observed.logs(guess.times) - stated))) for guess in one.guesses]
@@ -461,7 +497,9 @@ def _hypotheses(observed: _Observed) -> Iterator[Hypothesis]:
 
 def _worse_numbers(observed: _Observed) -> Iterator[Hypothesis]:
     """A number of the profile that is worse than its uncertainty allows."""
-    for kind, title, signs, advice in _numbers(observed.prior.machine):
+    gloo = observed.prior.machine.launcher.backend == "gloo"
+    for kind, title, signs, advised in _numbers(observed.prior.machine):
+        advice = _OF_GLOO.get(advised, advised) if gloo else advised
         priced = np.array(
             [
                 observed.logs(observed.price(observed.slower({path: factor**sign for path, sign in signs.items()})))
@@ -516,6 +554,13 @@ _LINKS = (
     "transport, NICs and rings in use (NCCL_IB_HCA, NCCL_SOCKET_IFNAME, NCCL_NET_GDR_LEVEL), and exclude slow nodes."
 )
 _CLOCKS = "Check clocks, power and temperature while it trains (nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)."
+_OF_GLOO = {
+    _LINKS: (
+        "Measure the links between the hosts (iperf3, `axonn-tune calibrate`), and look at GLOO_SOCKET_IFNAME: Gloo "
+        "sends over TCP, on the interface of the host's name unless that is set."
+    ),
+    _CLOCKS: "Check clocks and other processes on the cores while it trains (top, turbostat).",
+}
 _SHARED = "Check for other processes on the accelerators and cores, and that each rank has its own cores."
 _HOST = "Bind each rank to cores next to its GPU (numactl, --cpu-bind), compile, or use CUDA graphs."
 _QUEUES = "Check that the flags reached every rank, and CUDA_DEVICE_MAX_CONNECTIONS=1 where the framework needs it."
@@ -533,6 +578,32 @@ def _straggler(observed: _Observed) -> Hypothesis:
         words = f"{who} computes {factor:.2g} times as long"
         guesses.append(replace(observed.stated, words=words, times={**stated, **whole}, slow_rank=float(factor)))
     return Hypothesis("straggler", "straggler: one rank computes longer", tuple(guesses), _SHARED)
+
+
+CROWDED, KEPT_WAITING = np.geomspace(1.0, 10.0, 12), np.geomspace(1.0, 40.0, 20)
+"""Factors of computation and of collectives where ranks share cores: a rank without a core keeps others waiting."""
+
+
+def _oversubscribed(observed: _Observed, ranks_per_core: float) -> Hypothesis:
+    """Ranks share cores: what a profile with cores of their own has takes longer, computation and collectives apart."""
+    machine, guesses = observed.prior.machine, []
+    by_kind = {kind: signs for kind, _, signs, _ in _numbers(machine) if kind == "shared"}
+    network = {f"tiers.{tier.name}.{name}": sign for tier in machine.tiers for name, sign in _OF_TIERS}
+    # Which rank waits longest for a core is chance.
+    slow_rank = math.exp(max(0.0, observed.ranks.excess)) if observed.ranks else 1.0
+    for factor in CROWDED:
+        own = {path: factor**sign for path, sign in by_kind["shared"].items()}
+        for waiting in KEPT_WAITING:
+            times = observed.price(observed.slower(own | {path: waiting**sign for path, sign in network.items()}))
+            words = (
+                f"{ranks_per_core:.3g} ranks a core: computation {factor:.2g}, collectives {waiting:.2g} times as long"
+            )
+            guesses.append(replace(observed.stated, words=words, times=times, slow_rank=slow_rank))
+    return Hypothesis("oversubscribed", "oversubscribed host: more ranks than cores", tuple(guesses), _CORES)
+
+
+_OF_TIERS = (("bandwidth_gb_per_s", -1.0), ("latency_us", 1.0))
+_CORES = "Start no more ranks than cores, or `axonn-tune calibrate` with as many ranks on this host and pass --machine."
 
 
 def _other_setups(observed: _Observed, setup: Setup) -> Iterator[Hypothesis]:

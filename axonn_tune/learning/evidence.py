@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TypeAlias
 
-from axonn_tune.cost.collectives import collective_time_s, lines, route
+from axonn_tune.cost.collectives import bus_bytes, collective_time_s, lines, route
 from axonn_tune.cost.compute import compute_rates, matmul_time_s
 from axonn_tune.cost.prediction import Configuration, Pricing, Term, price_configuration
 from axonn_tune.cost.uncertainty import OF_LAYOUT
@@ -28,10 +28,9 @@ from axonn_tune.specs.model import Model
 from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
 from axonn_tune.specs.results import Measurements, RecordedTerm, Summary
 from axonn_tune.specs.workload import ELEMENT_SIZES, Precision, Recompute, Workload
-from axonn_tune.units import show_bytes
+from axonn_tune.units import TERA, show_bytes
 from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.validation.published.cases import Case, interleavings
-from axonn_tune.validation.published.measurements import bus_bytes
 
 Adjust: TypeAlias = Callable[[Machine], Machine]
 """Maps a profile to one with trial numbers."""
@@ -84,6 +83,7 @@ class Sample:
     price: predicted times on its profile, s; narrow: the same sample with open configurations chosen. setup: of a step
     with a fixed layout. seen: every measured time, also those that `price` does not have, s. unstated: blank columns
     of a row on which its step may depend. bus_bytes: bytes that the bus bandwidth of each collective counts.
+    ranks_per_core: of a host without GPUs, 0 if unknown. flops: of all ranks, as its log counts; 0 if unknown.
     """
 
     name: str
@@ -98,6 +98,8 @@ class Sample:
     seen: Mapping[str, float] = field(default_factory=dict)
     unstated: tuple[str, ...] = ()
     bus_bytes: tuple[float, ...] = ()
+    ranks_per_core: float = 0.0
+    flops: float = 0.0
 
     def narrowed(self, adjust: Adjust) -> Sample:
         """The same, with open configurations chosen by these numbers."""
@@ -132,6 +134,7 @@ def step_sample(case: Case, *, name: str = "", spread: float = 0.0) -> Sample:
         setup=None if settled is None else Setup(case.model, case.machine, case.workload, settled, case.framework),
         seen={"step": case.row.step_s},
         unstated=tuple(name for name in case.row.unstated if _matters(name, case)),
+        flops=(case.row.tflops_per_gpu or 0.0) * TERA * case.row.step_s * case.row.gpus,
     )
 
 
@@ -160,7 +163,10 @@ def run_sample(launch: Launch, summary: Summary, machine: Machine, *, name: str)
     """One run of the bundled runtime, priced on a profile."""
     times = {"step": summary.step_s.measured, "computation": summary.compute_s.measured}
     times |= {_term_name(term): term.measured_s for term in summary.terms}
-    return _run_sample(launch.model, launch.workload, launch, machine, times, name)
+    found, site = _run_sample(launch.model, launch.workload, launch, machine, times, name), summary.ran_on
+    if site.backend != "gloo" or not site.cores or not site.host_ranks:
+        return found
+    return replace(found, ranks_per_core=site.host_ranks / site.cores)
 
 
 def _run_sample(

@@ -11,18 +11,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import TypeVar
 
 import numpy as np
 
 from axonn_tune.calibration.fit import rounded
 from axonn_tune.calibration.profile import validated
-from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, Floats, covariance_of
+from axonn_tune.cost.uncertainty import NUDGE, OF_LAYOUT, PER_DOUBLING, Floats, covariance_of
 from axonn_tune.errors import UsageError
 from axonn_tune.frameworks import SOFTWARE_SPREADS, base_software, software_key
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.learning.evidence import OF_MODEL, WHOLE, Sample
-from axonn_tune.learning.posterior import Bounds, Posterior, maximize
+from axonn_tune.learning.evidence import OF_MODEL, STEP_NOISE, WHOLE, Sample
+from axonn_tune.learning.posterior import Bounds, Posterior, maximize, robust_weights
 from axonn_tune.specs.machine import (
     COLLECTIVE_KINDS,
     Accelerator,
@@ -64,9 +65,6 @@ S = TypeVar("S", Accelerator, Library, Tier)
 
 FACTORS, FACTOR_SPREAD = ("latency_factor", "bandwidth_factor"), 0.2
 """Of latency and bandwidth of one collective over those of a tier, where collectives themselves were measured."""
-
-PER_DOUBLING = 0.01
-"""Residual error common to all steps, for each doubling of ranks beyond the evidence."""
 
 SHARES, UNBOUNDED = ("training_share", "memory_efficiency"), 20.0
 """Numbers that are at most 1; and logarithms that nothing reaches."""
@@ -318,8 +316,11 @@ class _Pricing:
 def _learned(
     samples: Sequence[Sample], prior: Prior, posterior: Posterior, rows: Sequence[Row], evidence: Sequence[str]
 ) -> Learned:
-    spreads, moves, earlier = posterior.spread, posterior.moves(), prior.machine.learned
-    correlations = posterior.covariance / np.outer(np.maximum(spreads, 1e-12), np.maximum(spreads, 1e-12))
+    steps, terms = _conflict([row for row in rows if row.what in WHOLE]), _conflict(rows, besides=WHOLE)
+    factors = np.array([steps if row.what in WHOLE else terms for row in rows])
+    covariance, moves, earlier = posterior.inflated(factors, prior.covariance), posterior.moves(), prior.machine.learned
+    spreads = np.sqrt(np.diag(covariance))
+    correlations = covariance / np.outer(np.maximum(spreads, 1e-12), np.maximum(spreads, 1e-12))
     known = {} if earlier is None else {one.path: one for one in earlier.numbers}
     numbers = []
     for at, path in enumerate(prior.paths):
@@ -333,6 +334,8 @@ def _learned(
             "moved_by": _movers(moves[:, at], rows) or before.moved_by,
         }
         numbers.append(before.model_copy(update=update))
+    # Repeats share their error, so that each has more noise.
+    noise = max([STEP_NOISE, *(row.noise for row in rows if row.what == "step")])
     ranks = math.exp(float(np.mean([math.log(sample.ranks) for sample in samples])))
     return Learned(
         evidence=tuple(dict.fromkeys((*(earlier.evidence if earlier else ()), *evidence))),
@@ -342,9 +345,27 @@ def _learned(
             tuple(round(float(value), 6) for value in correlations[row, :row]) for row in range(len(numbers))
         ),
         of_layout=OF_LAYOUT,
-        of_model=OF_MODEL,
+        of_model=rounded(
+            max(math.hypot(OF_MODEL, noise * math.sqrt(steps**2 - 1.0)), earlier.of_model if earlier else 0.0)
+        ),
         per_doubling=PER_DOUBLING,
     )
+
+
+def _conflict(rows: Sequence[Row], *, besides: Sequence[str] = ()) -> float:
+    """By how much residuals exceed the noise of their rows, at least 1: root mean square over the samples (Birge 1932).
+
+    Runs that contradict each other leave residuals that no number explains, and a next run may be like either. One of
+    several that is far off counts as little as in the fit; of two, nothing says which is wrong, and the farther counts.
+    """
+    squares: dict[str, list[float]] = {}
+    several = len({row.name for row in rows if row.what not in besides}) > 2
+    for row in rows:
+        if row.what not in besides:
+            weight = float(robust_weights(np.array(row.after), np.array(row.noise))) if several else row.noise**-2
+            squares.setdefault(row.name, []).append(weight * row.after**2)
+    means = list(map(fmean, squares.values()))
+    return max(1.0, math.sqrt(fmean(means) if several else max(means))) if means else 1.0
 
 
 def _movers(moves: Floats, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -364,12 +385,28 @@ def _profile(prior: Prior, learned: Learned, evidence: Sequence[str]) -> Machine
     moved = {one.path for one in learned.numbers if abs(math.log(one.value / now[one.path])) > MOVED}
     words = "; ".join(dict.fromkeys(evidence)) or "runs"
     update = {
+        "description": _description(machine, learned),
         "accelerator": _resourced(machine.accelerator, "accelerator", moved, words),
         "library": _resourced(machine.library, "library", moved, words),
         "tiers": tuple(_resourced(tier, f"tiers.{tier.name}", moved, words) for tier in machine.tiers),
         "learned": learned,
     }
     return validated(machine.model_copy(update=update))
+
+
+NAMED = 3
+"""Sources that a description names."""
+
+
+def _description(machine: Machine, learned: Learned) -> str:
+    """Name of the profile that was learned on, and what was learned from."""
+    base = machine.description.partition(_LEARNED_FROM)[0] if machine.learned else machine.name
+    named = [source.partition(" (sha256")[0] for source in learned.evidence]
+    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+    return f"{base}{_LEARNED_FROM}{'; '.join(named[:NAMED]) or 'runs'}{more}"
+
+
+_LEARNED_FROM = ", learned from "
 
 
 def _resourced(section: S, name: str, moved: Set[str], words: str) -> S:

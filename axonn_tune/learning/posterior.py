@@ -59,6 +59,11 @@ class Posterior:
         """Standard deviation of each unknown."""
         return np.sqrt(np.diag(self.covariance))
 
+    def inflated(self, factors: Floats, prior: Floats) -> Floats:
+        """The covariance as if the noise of each row were this much larger; of unknowns with this prior covariance."""
+        weights = self.weights / factors**2
+        return np.linalg.inv(self.slopes.T @ (weights[:, None] * self.slopes) + np.linalg.inv(prior))
+
     def moves(self) -> Floats:
         """Contribution of each row to each unknown: rows of evidence by unknowns, which sum to `found`."""
         pulled = self.residuals - self.slopes @ self.found

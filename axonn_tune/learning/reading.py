@@ -283,7 +283,8 @@ def _collectives(path: Path, request: EvidenceRequest) -> _Probes:
     from axonn_tune.learning.collective_logs import read_log, times_of
 
     log = read_log(path, ranks=request.ranks, nodes=request.nodes)
-    said = (f"{path.name}:{line}: the log is cut off here; what comes before counts" for line in log.cut_off)
+    cut_off = ((line, "the log is cut off here; what comes before counts") for line in log.cut_off)
+    said = (f"{path.name}:{line}: {words}" for line, words in (*log.assumed, *cut_off))
     return _Probes(path, partial(times_of, log), tuple(said), device=log.device)
 
 

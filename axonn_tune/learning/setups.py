@@ -16,7 +16,6 @@ from axonn_tune.ranking.choosing import Ranking, search
 from axonn_tune.ranking.space import Problem
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES
-from axonn_tune.validation.published.accuracy import MEMORY_TOLERANCE
 
 WORTH, CHANGES = 0.01, 3
 """Least saving of a listed change, as a share of the step; largest number of listed changes."""
@@ -37,7 +36,9 @@ _Alternatives = Mapping[tuple[str, str], list[tuple[str, Setup]]]
 
 def alternatives(setup: Setup) -> _Alternatives:
     """Configurations with one change from the stated one, by kind and title of the hypothesis."""
-    one, used = setup.configuration, _overlaps(setup)
+    one, framework = setup.configuration, setup.framework
+    needless = () if setup.workload.split_micro_batch else ("output",)
+    used = tuple(name for name in setup.workload.overlaps if name in framework.step.overlaps and name not in needless)
     stages = one.grid.pipeline > 1
     return {
         ("recompute", "recompute other than stated"): [
@@ -58,12 +59,15 @@ def alternatives(setup: Setup) -> _Alternatives:
             (f"{name} off", _with_overlaps(setup, tuple(kept for kept in used if kept != name))) for name in used
         ],
         ("interleaving", "interleaving other than stated"): [
-            (f"{chunks} chunks a stage, not {one.chunks}", _run_as(setup, chunks=chunks, parts=None))
+            (f"{framework.called('chunks')} {chunks}, not {one.chunks}", _run_as(setup, chunks=chunks, parts=None))
             for chunks in sorted({1, 2, one.chunks * 2} - {one.chunks})
             if stages
         ],
         ("rank_order", "another rank order"): [
-            (f"rank order {','.join(order)}", _run_as(setup, grid=Grid(**one.grid.by_axis, order=order)))
+            (
+                f"rank order {','.join(framework.called(axis) for axis in order if axis in framework.axes)}",
+                _run_as(setup, grid=Grid(**one.grid.by_axis, order=order)),
+            )
             for order in _orders(one.grid)
         ],
         **_other_steps(setup),
@@ -115,13 +119,6 @@ def _run_as(setup: Setup, **changes: object) -> Setup:
     return replace(setup, configuration=replace(setup.configuration, **changes))  # type: ignore[arg-type]
 
 
-def _overlaps(setup: Setup) -> tuple[str, ...]:
-    """Overlaps that are on and that the framework has."""
-    own = setup.framework.step.overlaps
-    needless = () if setup.workload.split_micro_batch else ("output",)
-    return tuple(name for name in setup.workload.overlaps if name in own and name not in needless)
-
-
 def _with_overlaps(setup: Setup, names: Sequence[str]) -> Setup:
     workload = setup.workload.model_copy(update={"overlaps": tuple(one for one in OVERLAPS if one in names)})
     return replace(setup, workload=workload)
@@ -144,7 +141,7 @@ def _orders(grid: Grid) -> list[tuple[str, ...]]:
 def most_bytes(stated: Setup) -> float:
     """Memory limit of alternatives, bytes: the limit, or the stated layout's memory if larger."""
     before = stated.price(_same)
-    return (1.0 + MEMORY_TOLERANCE) * max(before.memory_limit_bytes, float(before.memory.total_bytes))
+    return max(before.memory_limit_bytes, float(before.memory.total_bytes))
 
 
 def possible(changed: Setup, *, within_bytes: float) -> bool:

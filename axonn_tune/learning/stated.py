@@ -17,8 +17,10 @@ from pathlib import Path
 from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError
 from axonn_tune.frameworks import find_framework
-from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES
+from axonn_tune.frameworks.keys import OFF, TABLES, defaults_of, find, names_of, records, switched_on, tables_of
+from axonn_tune.frameworks.megatron_core import CP_COMM_TYPES, RECOMPUTE_MODULES
 from axonn_tune.learning.arguments import (
+    COMPARED,
     NEEDED,
     SWITCHES,
     Arguments,
@@ -27,6 +29,7 @@ from axonn_tune.learning.arguments import (
     columns_of,
     is_off,
     is_on,
+    is_same,
     known_name,
     named_values,
 )
@@ -43,11 +46,16 @@ from axonn_tune.validation.published.rows import StepRow, step_row
 
 @dataclass(frozen=True)
 class _Source:
-    """Statements of a file. arguments: recognised ones; named: all, by their names; words: of the command."""
+    """Statements of a file.
+
+    arguments: recognised ones; named: all, by their names; own: those of the program and of config files, as they are
+    written; words: of the command.
+    """
 
     path: Path
     arguments: dict[str, Stated]
     named: dict[str, Stated] = field(default_factory=dict)
+    own: dict[str, Stated] = field(default_factory=dict)
     words: tuple[Stated, ...] = ()
     directives: tuple[Stated, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -67,6 +75,7 @@ class _Source:
             self,
             arguments={**other.arguments, **self.arguments},
             named={**other.named, **self.named},
+            own={**other.own, **self.own},
             remarks=(*other.remarks, *self.remarks),
         )
 
@@ -89,15 +98,17 @@ def _read(path: Path) -> _Source:
 
 
 def _of_pairs(path: Path, pairs: Iterable[tuple[str, Stated]]) -> _Source:
-    named = [(_plain(name), stated) for name, stated in pairs]
-    return _Source(path, {known: stated for name, stated in named if (known := known_name(name))}, dict(named))
+    every = list(pairs)
+    named = [(_plain(name), stated) for name, stated in every]
+    known = {known: stated for name, stated in named if (known := known_name(name))}
+    return _Source(path, known, dict(named), dict(every))
 
 
 def _toml(text: str, path: Path) -> Iterator[tuple[str, Stated]]:
     """Every `section.key`; its line is that of the key below the section's heading."""
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         place = re.search(r"line (\d+)", str(error))
         raise DocumentError(str(path), [Problem("", str(error), int(place[1]) if place else None)]) from error
     lines: dict[str, int] = {}
@@ -131,28 +142,32 @@ def _nodes(node: Node, before: str = "") -> Iterator[tuple[str, Stated]]:
     for key, child in node.mapping().items():
         if isinstance(child.value, dict):
             yield from _nodes(child, f"{before}{key}.")
-        elif not isinstance(child.value, tuple):
-            yield f"{before}{key}", Stated(str(child.value), child.place.line or 1)
+        else:
+            words = child.value if isinstance(child.value, tuple) else (child,)
+            yield f"{before}{key}", Stated(" ".join(str(one.plain()) for one in words), child.place.line or 1)
 
 
 _PROGRAM = re.compile(
     r"(?:^|/)(?:pretrain_\w+\.py|megatron_\w+_pretraining\.py|run_recipe\.py|train\.py|run_train\.sh)$"
-    r"|^torchtitan[\w.]*$|(?:^|/)(?:torchrun|deepspeed|accelerate|srun|mpirun)$"
+    r"|^torchtitan[\w.]*$|(?:^|/)(?:torchrun|deepspeed|accelerate|srun|mpirun|mpiexec)$"
 )
 
 
 def _of_script(script: Script, path: Path) -> _Source:
     """The command with the most recognised arguments, or all words if no known program is started."""
     started = [command for command in script.commands if any(_PROGRAM.search(word.value) for word in command)]
-    all_words = (*script.values, *(word for command in script.commands for word in command))
-    words = max(started, key=_telling) if started else all_words
+    all_words = tuple(word for words in (*script.variables.values(), *script.commands) for word in words)
+    words = max(started, key=_telling) if started else ()
     if not _telling(words):
         words = (*all_words, *words)
     words, unset = _without_unset(words)
     remarks = [f"{path.name}:{line}: this condition cannot be evaluated: taken to be false" for line in script.skipped]
     remarks += [f"{path.name}:{word.line}: {word.value} is not set in the file: taken to be empty" for word in unset]
     stated = _of_pairs(path, named_values(words))
-    return replace(stated, words=words, directives=script.directives, remarks=tuple(remarks))
+    ends = [at for at, word in enumerate(words, 1) if re.search(r"\.(py|sh)$|^torchtitan[\w.]*$", word.value)]
+    passed = named_values(words[ends[0] if ends else 0 :])
+    own = {name: value for name, value in passed if name.startswith(("-", "+")) or "." in name}
+    return replace(stated, own=own, words=words, directives=tuple(script.directives), remarks=tuple(remarks))
 
 
 def _without_unset(words: Sequence[Stated]) -> tuple[tuple[Stated, ...], list[Stated]]:
@@ -182,8 +197,9 @@ _CONFIGS = ("job.config_file", "deepspeed_config", "deepspeed", "config_file", "
 
 def _configs(source: _Source, script: Script, path: Path) -> Iterator[_Source]:
     """Config files that a command names, from its folder, and DeepSpeed's if the script writes it."""
+    asked = any(re.match(r"-[\w.-]*(deepspeed|config)|deepspeed$", word.value) for word in source.words)
     for document in script.documents:
-        if document.value.lstrip().startswith("{"):
+        if asked and document.value.lstrip().startswith("{"):
             found = _of_pairs(path, _yaml(document.value, path))
             moved = {name: replace(one, line=one.line + document.line - 1) for name, one in found.arguments.items()}
             yield replace(found, arguments=moved)
@@ -201,83 +217,13 @@ def _configs(source: _Source, script: Script, path: Path) -> Iterator[_Source]:
 
 # Frameworks and defaults of their arguments.
 
-_AXES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-_MEGATRON = {
-    **dict.fromkeys(_AXES, "1"),
-    **dict.fromkeys(("sequence_parallel", "use_distributed_optimizer", "bf16", "swiglu"), "False"),
-    **dict.fromkeys(("group_query_attention", "disable_bias_linear"), "False"),
-    **dict.fromkeys(("untie_embeddings_and_output_weights", "grad_reduce_in_bf16"), "False"),
-    **dict.fromkeys(("overlap_grad_reduce", "overlap_param_gather"), "False"),
-    "recompute_granularity": "None",
-    "hidden_dropout": "0.1",
-    "make_vocab_size_divisible_by": "128",
-}
-"""Of pretrain_gpt.py: NVIDIA/Megatron-LM@d98e8a64, megatron/training/arguments.py and the config dataclasses."""
-
-_AXONN = ("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_axonn_all_gather")
-_NEMO = {**dict.fromkeys(_AXES, "1"), "sequence_parallel": "False", "recompute_granularity": "None"}
-_TITAN = {
-    **dict.fromkeys(("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree"), "1"),
-    "data_parallel_replicate_degree": "1",
-    "data_parallel_shard_degree": "-1",
-    "enable_sequence_parallel": "True",
-    "local_batch_size": "8",
-    "global_batch_size": "-1",
-    "seq_len": "2048",
-    "pipeline_parallel_microbatch_size": "1",
-    "pipeline_parallel_schedule": "1F1B",
-    "pipeline_parallel_first_stage_less_layers": "1",
-    "pipeline_parallel_last_stage_less_layers": "1",
-    "mixed_precision_param": "bfloat16",
-    "activation_checkpoint.mode": "selective",
-    "compile.enable": "False",
-}
-"""Of torchtitan 0.3.0 (PyPI), config/configs.py and trainer.py; 0.2.2 has the same."""
-
-_DEEPSPEED = {"zero_optimization.stage": "0", "gradient_accumulation_steps": "1", "bf16.enabled": "False"}
-_ACCELERATE = {
-    "parallelism_config_tp_size": "1",
-    "parallelism_config_dp_shard_size": "-1",
-    "fsdp_activation_checkpointing": "False",
-    "mixed_precision": "no",
-    "gradient_accumulation_steps": "1",
-}
-_DEFAULTS: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(("megatron-core", "megatron-deepspeed", "megatron-2022"), _MEGATRON),
-    "megatron-axonn": {**_MEGATRON, **dict.fromkeys(_AXONN, "False")},
-    **dict.fromkeys(("torchtitan", "torchtitan-eager"), _TITAN),
-    "nemo": _NEMO,
-    "deepspeed": _DEEPSPEED,
-    "fsdp": _ACCELERATE,
-}
-_INSTEAD = {
-    "tensor_model_parallel_size": ("row_tensor_model_parallel_size", "model_parallel_size"),
-    "bf16": ("fp16", "fp8_format", "mixed_precision"),
-    "swiglu": ("gated_linear_unit", "activation"),
-    "disable_bias_linear": ("add_bias_linear",),
-    "untie_embeddings_and_output_weights": ("share_embeddings_and_output_weights",),
-    "grad_reduce_in_bf16": ("grad_reduce_in_fp32", "main_grads_dtype"),
-    "recompute_granularity": ("recompute_activations", "checkpoint_activations", "activations_checkpoint_granularity"),
-    "bf16.enabled": ("fp16.enabled",),
-    "group_query_attention": ("num_key_value_heads",),
-    "gradient_accumulation_steps": ("global_batch_size", "train_batch_size"),
-}
-"""Synonyms of arguments with a default."""
-
-_PRESETS = {
-    "llama3_8b": {"local_batch_size": "1", "seq_len": "8192"},
-    "llama3_70b": {"seq_len": "8192", "tensor_parallel_degree": "8", "activation_checkpoint.mode": "full"},
-    "llama3_405b": {
-        **{"local_batch_size": "2", "seq_len": "8192", "tensor_parallel_degree": "8", "float8": "True"},
-        **{"activation_checkpoint.mode": "full", "compile.enable": "True"},
-    },
-}
-"""Settings of torchtitan 0.3.0's config functions, models/llama3/config_registry.py."""
-
 _FLAVORS = {"8b": "llama3-8b", "70b": "llama3-70b", "405b": "llama3-405b"}
 """torchtitan's flavors of llama3 that ship as models."""
 
-_VOCABULARIES = ((r"llama-?3", 128_256), (r"llama-?2", 32_000), (r"gpt-?2", 50_257), (r"mi[sx]tral", 32_000))
+_OF_GPT2 = 50_257
+_TOKENIZERS = "tokenizer(?!_type)|vocab_file|merge_file"
+"""Arguments that name a tokenizer; its class says nothing of its size."""
+_VOCABULARIES = ((r"llama-?3", 128_256), (r"llama-?2", 32_000), (r"gpt-?2", _OF_GPT2), (r"mi[sx]tral", 32_000))
 _VOCABULARY = 128_256
 """Words in the name of a tokenizer and the size of its vocabulary; that of any other."""
 
@@ -292,23 +238,9 @@ def _software(source: _Source) -> tuple[str, int]:
     def started(part: str) -> Stated | None:
         return next((word for name, word in programs.items() if part in name), None)
 
-    axonn = ("depth_tensor_model_parallel_size", "row_tensor_model_parallel_size", "column_tensor_model_parallel_size")
-    tests = (
-        ("megatron-axonn", told(*axonn)),
-        ("nemo", started("_pretraining.py") or told("trainer.num_nodes")),
-        ("bridge", started("run_recipe.py")),
-        ("torchtitan", started("titan") or started("run_train.sh")),
-        (
-            "torchtitan",
-            told("tensor_parallel_degree", "data_parallel_shard_degree", "local_batch_size", "model.flavor"),
-        ),
-        ("megatron", started("pretrain_") or told("tensor_model_parallel_size", "num_layers")),
-        ("fsdp", told("parallelism_config_dp_shard_size", "fsdp_config.fsdp_version")),
-        ("deepspeed", told("zero_optimization.stage", "deepspeed", "train_micro_batch_size_per_gpu")),
-    )
-    for kind, word in tests:
-        if word is not None:
-            return _exactly(kind, source), word.line
+    for one in records("frameworks"):
+        if word := next(filter(None, map(started, one["started"].split())), None) or told(*one["states"].split()):
+            return _exactly(one["kind"], source), word.line
     raise UsageError(
         f"{str(source.path)!r} states no arguments of Megatron-LM, NeMo, torchtitan, DeepSpeed or accelerate"
     )
@@ -326,7 +258,7 @@ def _exactly(kind: str, source: _Source) -> str:
         return "megatron-core" if "vanilla" in source.name("recipe") else "nemo"
     if kind != "megatron":
         return kind
-    if "zero_stage" in stated:
+    if "zero_stage" in stated or "pipe_parallel_size" in source.named:
         return "deepspeed"
     if {"deepspeed", "deepspeed_config"} & source.named.keys():
         return "megatron-deepspeed"
@@ -336,26 +268,25 @@ def _exactly(kind: str, source: _Source) -> str:
 
 def _preset(source: _Source) -> Mapping[str, str]:
     """What the function of torchtitan 0.3.0 sets that a command names."""
-    return _PRESETS.get(source.name("config").lower(), {})
+    config = source.name("config").lower()
+    return {one["key"]: one["value"] for one in records("presets") if one["config"] == config}
 
 
 def _gpus(source: _Source) -> Stated | None:
-    """GPUs that the launcher or the job requests."""
+    """GPUs that the launcher starts ranks on, or that the job asks for; tasks without GPUs do not tell."""
     words = [word.value for word in source.words]
     starts = next((at for at, word in enumerate(words) if word.endswith((".py", "torchrun", "python", "-m"))), None)
     slurm = slurm_sizes(source.directives) | (slurm_sizes(source.words[:starts]) if "srun" in words else {})
     per_node, nodes = (source.count(*names) for names in (("nproc_per_node", "num_gpus"), ("nnodes", "num_nodes")))
+    alone = not {"nnodes", "num_nodes", "hostfile"} & source.named.keys()
     if per_node is not None:
-        several = {"nnodes", "num_nodes"} & source.named.keys()
-        many = nodes or slurm.get("nodes") or (None if several else Stated("1", per_node.line))
-        if many is None:
-            return None
-        return Stated(str(int(per_node.value) * int(many.value)), per_node.line)
-    if found := source.count("np") or (source.count("n") if "mpirun" in words else slurm.get("ntasks")):
+        slurm |= {"gpus_per_node": per_node} | ({"nodes": nodes} if nodes else {})
+        slurm = ({"nodes": Stated("1", per_node.line)} if alone else {}) | slurm
+    elif found := source.count("np") or (source.count("n") if {"mpirun", "mpiexec"} & {*words} else slurm.get("gpus")):
         return found
-    if {"nodes", "gpus_per_node"} <= slurm.keys():
-        each = slurm["gpus_per_node"]
-        return Stated(str(int(slurm["nodes"].value) * int(each.value)), each.line)
+    for many, each in (("nodes", "gpus_per_node"), ("ntasks", "gpus_per_task")):
+        if {many, each} <= slurm.keys():
+            return Stated(str(int(slurm[many].value) * int(slurm[each].value)), slurm[each].line)
     return None
 
 
@@ -367,11 +298,14 @@ class CommandRun(StatedRun):
     """The run of a command or config file, completed by the user's options.
 
     software: name of the framework. arguments: with the framework's defaults. assumed: assumptions for what is not
-    stated. given: the user's model.
+    stated. ignored: arguments that are not priced, with the reason. unknown: those that no table has. given: the user's
+    model.
     """
 
     arguments: Arguments = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     given: Model | None = None
 
     def model(self) -> Model:
@@ -388,17 +322,16 @@ class CommandRun(StatedRun):
         self._check_batch()
         found = case_of(self._row(self.row() | {"gpu": machine.accelerator.name}), machine=machine)
         if isinstance(found, str):
-            hint = (
-                "; --precision bf16 prices it as that" if self.columns.get("precision", _NOTHING).value == "fp8" else ""
-            )
-            raise self._wrong(f"{found}{hint}")
+            raise self._wrong(found)
         return _with_flags(replace(found, model=self.model()), self.arguments)
 
     def _row(self, record: dict[str, str]) -> StepRow:
         try:
             return step_row(record, self.lines[0])
         except ValueError as error:
-            raise self._wrong(str(error)) from None
+            counted = [name for name in self.arguments if name.startswith("account_for_")]
+            uneven = f"; pp x vpp must divide the layers and what {' and '.join(counted)} counts as one"
+            raise self._wrong(f"{error}{uneven if counted and 'parts hold' in str(error) else ''}") from None
 
     def _check_batch(self) -> None:
         """DocumentError for a batch that cannot be split over its ranks and micro-batches."""
@@ -437,25 +370,66 @@ def read_run(
     name, line = (find_framework(framework).name, 1) if framework else _software(source)
     document = _model_given(source, model)
     facts = {**(model_columns(document) if document else {}), **given}
-    stated, gpus = (
-        _known(source, facts, needed),
-        _gpus(source) or (Stated(given["n_gpus"], 0) if "n_gpus" in given else None),
-    )
+    stated, gpus = _known(source, facts, needed), _gpus(source)
     if gpus is not None:
         stated.setdefault("world_size", gpus)
     implied = _implied(source, name, stated, facts)
     arguments = {**{one: Stated(value, 0) for one, value in implied.items()}, **stated}
-    columns, said = columns_of(arguments), source.remarks
-    if "precision" in facts and columns.get("precision", _NOTHING).value == "fp8":
-        said = (*said, f"its FP8 is priced as {facts['precision']}")
-        del columns["precision"]
-    run = CommandRun(str(path), name, (line, line), columns, arguments, said, document)
-    settled = _settled(run.with_given(facts), source, implied)
+    columns = columns_of(arguments, {column: Stated(value.strip(), 0) for column, value in facts.items()})
+    if columns.get("precision", _NOTHING).value == "fp8":
+        columns["precision"] = replace(columns["precision"], value="bf16")
+    ignored, unknown = _unpriced(source, name, implied)
+    said = (*_replaced(columns_of(stated), facts), *source.remarks)
+    run = CommandRun(str(path), name, (line, line), columns, arguments, said, ignored, unknown, document)
+    settled = _settled(run, source, implied)
     missing = _missing(settled, needed)
     settled.require(missing, _how(missing, source))
-    if "n_gpus" in settled.columns:
+    settled.check_experts()
+    if "n_gpus" in needed:
         settled.check_layout()
     return settled
+
+
+_OPTIONS = {"n_gpus": "--gpus", "gbs": "--batch", "seq": "--seq", "mbs": "--micro-batch", "precision": "--precision"}
+"""Options that give columns."""
+
+
+def _replaced(stated: Mapping[str, Stated], facts: Mapping[str, str]) -> Iterator[str]:
+    """A line for each option that holds in place of what the file states, and one for the model."""
+    model: list[str] = []
+    for name, value in facts.items():
+        other = stated.get(name)
+        if other is None or name not in COMPARED or is_same(other.value, value, name):
+            continue
+        if name in _OPTIONS:
+            yield f"{_OPTIONS[name]} {value} holds in place of the file's {name} {other.value} (line {other.line})"
+        else:
+            model.append(f"{name} {other.value}")
+    if model:
+        yield f"--model holds in place of the file's {', '.join(model)}"
+
+
+def _unpriced(source: _Source, framework: str, implied: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Arguments that are not priced, with the reason, and those that no table has; DocumentError for refused ones."""
+    tables, refused = tables_of(framework), list[Problem]()
+    ignored: dict[str, list[str]] = {}
+    unknown: list[str] = []
+    for written, stated in {**{name: Stated(value, 0) for name, value in implied.items()}, **source.own}.items():
+        name, value = _plain(written), stated.value
+        key = find(name, tables)
+        if key is None and (key := find(switched_on(name), tables)) is not None:
+            value = str(value.lower() in OFF)
+        if key is None:
+            # What another framework's table has may have been read all the same.
+            unknown += [] if known_name(name) else [written]
+        elif key.status == "refused" and not key.is_silent(value):
+            refused.append(Problem(written, key.why, stated.line))
+        elif not key.is_silent(value):
+            switch = written.startswith("-") and stated.value == "True"
+            ignored.setdefault(key.why, []).append(written if switch else f"{written} {stated.value}")
+    if refused:
+        raise DocumentError(str(source.path), refused)
+    return tuple(f"{', '.join(several)}: {why}" for why, several in ignored.items()), tuple(unknown)
 
 
 def _known(source: _Source, facts: Mapping[str, str], needed: Sequence[str]) -> dict[str, Stated]:
@@ -477,18 +451,33 @@ def _known(source: _Source, facts: Mapping[str, str], needed: Sequence[str]) -> 
     return found
 
 
+_OF_DEEPSPEED = ("zero_stage", "overlap_gradients", "overlap_parameters", "gradient_bytes")
+"""Fields that DeepSpeed's own config states for Megatron-DeepSpeed."""
+
+
+def _has_megatron(source: _Source) -> bool:
+    """Whether the model is Megatron-LM's: Megatron-DeepSpeed, GPT-NeoX."""
+    return "pipe_parallel_size" in source.named or any("pretrain_" in word.value for word in source.words)
+
+
 def _implied(source: _Source, framework: str, stated: Arguments, facts: Mapping[str, str]) -> dict[str, str]:
     """Arguments that are neither stated nor given, as the framework or its config function has them."""
     # Megatron-Bridge has no switch for it.
     grouped = "kv_heads" in facts or source.name("recipe")
-    defaults = {**_DEFAULTS.get(framework, {}), **_preset(source)}
+    preset = _preset(source)
+    keys = {key.field: key for key in defaults_of(framework)}
+    if framework == "deepspeed" and _has_megatron(source):
+        keys |= {key.field: key for key in defaults_of("megatron-deepspeed") if key.field not in _OF_DEEPSPEED}
+    found = {key.name: key.default for key in keys.values() if not set(names_of(key.field)) & stated.keys()}
     if framework == "deepspeed":
         # As runtime/zero/config.py has it.
-        defaults["overlap_comm"] = str(columns_of(stated).get("zero_stage", _NOTHING).value == "3")
+        found["overlap_comm"] = str(columns_of(stated).get("zero_stage", _NOTHING).value == "3")
+    if set(names_of("batch")) & stated.keys():
+        found.pop("gradient_accumulation_steps", None)
     return {
         name: value
-        for name, value in defaults.items()
-        if not {name, *_INSTEAD.get(name, ())} & stated.keys()
+        for name, value in {**found, **preset}.items()
+        if name not in stated
         and not columns_of({name: Stated("1", 0)}).keys() & facts.keys()
         and not (name == "group_query_attention" and grouped)
     }
@@ -539,7 +528,7 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     if columns.get("pp", Stated("1", 0)).value == "1":
         implied = {name: value for name, value in implied.items() if not name.startswith("pipeline_parallel_")}
     if implied:
-        flag = "--" if "disable_bias_linear" in _DEFAULTS[run.software] and not source.name("recipe") else ""
+        flag = "--" if "megatron" in TABLES[run.software][0] and not source.name("recipe") else ""
         shown = (f"{flag}{name.replace('_', '-') if flag else name} {value}" for name, value in sorted(implied.items()))
         said.append(f"not stated, so as {find_framework(run.software).title} has it: {', '.join(shown)}")
     if (
@@ -549,7 +538,7 @@ def _settled(run: CommandRun, source: _Source, implied: Mapping[str, str]) -> Co
     ):
         # Their NullTokenizer adds a token.
         columns["vocab"] = replace(columns["vocab"], value=str(int(columns["vocab"].value) + 1))
-    for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns)):
+    for column, value, words in (*_model_gaps(columns, source), *_layout_gaps(columns), *_bf16_optimizer(run)):
         columns[column] = Stated(value, columns[column].line if column in columns else 0)
         said.append(words)
     if run.given is None and (others := _other_parts(columns, source)):
@@ -578,10 +567,10 @@ def _how(missing: Sequence[str], source: _Source) -> str:
 def _other_parts(columns: Mapping[str, Stated], source: _Source) -> str:
     """Norm and positions that are not those of the family that the MLP makes it, "" where they are."""
     gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"
-    stated = " ".join(source.name(name) for name in ("normalization", "position_embedding_type")).lower()
-    if not gated and re.search("rmsnorm|rope", stated):
+    stated = " ".join(source.name(name) for name in ("normalization", "position_embedding_type")).lower().strip()
+    if not gated and re.search("rmsnorm|rope|alibi", stated):
         return f"{stated} beside an MLP without gate are priced as LayerNorm and learned positions"
-    if gated and re.search("layernorm|learned", stated):
+    if gated and re.search("layernorm|learned|alibi", stated):
         return f"{stated} beside a gated MLP are priced as RMSNorm and rotary positions"
     return ""
 
@@ -602,10 +591,27 @@ def _model_gaps(columns: Mapping[str, Stated], source: _Source) -> Iterator[_Gap
             f"the FFN's width is not stated: {ffn:,}, {share} of the hidden size (--set model.ffn=N)",
         )
     if "layers" in columns and "vocab" not in columns:
-        told = [one.value for name, one in source.named.items() if re.search("tokenizer|vocab_file|merge_file", name)]
-        sizes = ((size, name) for name in told for words, size in _VOCABULARIES if re.search(words, name.lower()))
+        gated = columns.get("gated_mlp", Stated("0", 0)).value == "1"
+        told = [one.value for name, one in source.named.items() if re.search(_TOKENIZERS, name)]
+        # A file of merges is that of GPT-2's tokenizer, whatever it is called.
+        told += ["GPT-2, which has a merge file"] if "merge_file" in source.named and not gated else []
+        sizes = (
+            (size, name)
+            for name in told
+            for words, size in _VOCABULARIES
+            # GPT-2's class reads any file of merges.
+            if re.search(words, name.lower()) and not (gated and size == _OF_GPT2)
+        )
         vocab, whose = next(sizes, (_VOCABULARY, "Llama 3"))
         yield "vocab", str(vocab), f"the vocabulary is not stated: {vocab:,}, as of {whose} (--set model.vocab=N)"
+
+
+def _bf16_optimizer(run: CommandRun) -> Iterator[_Gap]:
+    """ZeRO-1 of DeepSpeed's BF16 optimizer, which pipelines have in BF16 (deepspeed 0.19.8, runtime/engine.py)."""
+    columns = {name: stated.value for name, stated in run.columns.items()}
+    staged = columns.get("pp", "1") != "1" and columns.get("precision") == "bf16"
+    if run.software == "deepspeed" and staged and columns.get("zero_stage", "0") == "0":
+        yield "zero_stage", "1", "DeepSpeed's BF16 optimizer of pipelines shards optimizer states over data: ZeRO-1"
 
 
 def _layout_gaps(columns: Mapping[str, Stated]) -> Iterator[_Gap]:
@@ -627,6 +633,14 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
     """The case with options of the step that rows do not have, as they are stated."""
     options = case.framework.step
     changes: dict[str, object] = {}
+    if (modules := stated.get("recompute_modules")) is not None and (words := modules.value.split()):
+        named = [word.strip("[]',\"") for word in words]
+        changes["selective"] = tuple(layer for word in named for layer in RECOMPUTE_MODULES.get(word, ()))
+    for name, counted in (("first_less", "embedding"), ("last_less", "loss")):
+        if is_on(stated.get(f"account_for_{counted}_in_pipeline_split", _NOTHING)):
+            changes[name] = 1
+    if is_on(stated.get("no_gradient_accumulation_fusion", _NOTHING)):
+        changes["fused_accumulation"] = False
     if "hidden_dropout" in stated:
         changes["dropout"] = any(
             not re.fullmatch(r"0*(\.0*)?", stated.get(f"{kind}_dropout", _NOTHING).value)
@@ -634,10 +648,16 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
         )
     if "overlap_param_gather" in stated and options.distributed_optimizer:
         changes["parameter_overlap"] = is_on(stated["overlap_param_gather"])
+    if case.framework.name == "deepspeed" and case.workload.precision == "bf16" and case.row.pipeline > 1:
+        # Its BF16 optimizer, which pipelines have, accumulates gradients in FP32.
+        changes["gradient_bytes"] = 4
     in_bf16 = (
         is_on(stated.get("grad_reduce_in_bf16", _NOTHING)) or stated.get("main_grads_dtype", _NOTHING).value == "bf16"
     )
-    if in_bf16 or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
+    # Megatron-LM accumulates gradients of FP16 in FP16 unless it is told otherwise; those of BF16 in FP32.
+    halves = "megatron" in TABLES.get(case.framework.name, ((), ()))[0] and case.framework.name != "megatron-deepspeed"
+    halves = halves and case.workload.precision == "fp16" and not is_on(stated.get(_ACCUMULATED, _NOTHING))
+    if in_bf16 or halves or stated.get("grad_reduce_in_fp32", _NOTHING).value.lower() == "false":
         changes |= {"gradient_bytes": 2, "shard_gradient_bytes": 2}
     exchange = stated.get("cp_comm_type", _NOTHING).value.replace("allgather", "all_gather")
     if exchange in _EXCHANGES:
@@ -654,9 +674,10 @@ def _with_flags(case: Case, stated: Arguments) -> Case:
 
 
 _NOTHING = Stated("", 0)
+_ACCUMULATED = "accumulate_allreduce_grads_in_fp32"
 _EXCHANGES = {word: exchange for exchange, word in CP_COMM_TYPES.items()}
 _OVERLAPS: Mapping[Overlap, tuple[str, ...]] = {
-    "data_parallel": ("overlap_grad_reduce", "overlap_grad_sync", "overlap_comm"),
+    "data_parallel": ("overlap_grad_reduce", "overlap_comm"),
     "gather_prefetch": ("overlap_axonn_comm", "overlap_axonn_all_gather", "stage3_prefetch_bucket_size"),
     "weight_gradient": ("overlap_axonn_comm", "overlap_axonn_reduce_scatter", "overlap_comm"),
     "input_gradient": ("overlap_axonn_comm",),

@@ -7,6 +7,7 @@ includes the wait for the last rank.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import zlib
@@ -26,10 +27,13 @@ from axonn_tune.specs.document import LARGEST_COUNT, LARGEST_SIZE
 from axonn_tune.specs.loading import read_bytes
 from axonn_tune.specs.machine import CollectiveKind, MatmulLayout
 from axonn_tune.specs.points import CollectiveProbe, MatmulProbe, Probe
-from axonn_tune.units import MICRO
+from axonn_tune.units import MICRO, json_int
 
-TRACE_BYTES = 200 << 20
-"""Most that a trace may have, packed and unpacked."""
+TRACE_BYTES, MOST_EVENTS = 200 << 20, 1 << 20
+"""Most that a trace may have, packed and unpacked; and most events and other values at its top level."""
+_WINDOW_BYTES = 1 << 20
+"""A trace is parsed event by event in windows of this size, so that its objects never fill the memory at once; none of
+its values may be longer."""
 MOST_RANKS = 1 << 20
 
 _Group: TypeAlias = tuple[int, int]
@@ -45,36 +49,125 @@ def read_trace(path: Path) -> Mapping[Probe, float]:
     """
     times_s: defaultdict[Probe, list[float]] = defaultdict(list)
     try:
-        for probe, dur in _calls(_parsed(_unpacked(read_bytes(path, limit_bytes=TRACE_BYTES), path))):
+        for probe, dur in _calls(_Document(read_bytes(path, limit_bytes=TRACE_BYTES), path)):
             times_s[probe].append(dur * MICRO)
     except ReadingError as error:
         raise DocumentError(str(path), [error.problem]) from None
     return {probe: median(found) for probe, found in times_s.items()}
 
 
-def _unpacked(data: bytes, path: Path) -> bytes:
-    if not data.startswith(b"\x1f\x8b"):
-        return data
-    stream = zlib.decompressobj(wbits=31)
-    try:
-        found = stream.decompress(data, TRACE_BYTES + 1)
-    except zlib.error as error:
-        raise ReadingError(f"damaged gzip: {error}") from error
-    if len(found) > TRACE_BYTES:
-        raise UsageError(f"{str(path)!r} unpacks to more than the {TRACE_BYTES >> 20} MiB that a trace may have")
-    if not stream.eof:
+def _unpacked(data: bytes, path: Path) -> Iterator[bytes]:
+    """The content in parts."""
+    packed, stream, size = data.startswith(b"\x1f\x8b"), zlib.decompressobj(wbits=31), 0
+    for at in range(0, len(data), _WINDOW_BYTES):
+        left = part = data[at : at + _WINDOW_BYTES]
+        if not packed:
+            yield part
+        while packed and not stream.eof and (left or len(part) == _WINDOW_BYTES):
+            try:
+                part = stream.decompress(left, _WINDOW_BYTES)
+            except zlib.error as error:
+                raise ReadingError(f"damaged gzip: {error}") from error
+            left, size = stream.unconsumed_tail, size + len(part)
+            if size > TRACE_BYTES:
+                raise UsageError(
+                    f"{str(path)!r} unpacks to more than the {TRACE_BYTES >> 20} MiB that a trace may have"
+                )
+            yield part
+    if packed and not stream.eof:
         raise ReadingError("truncated gzip")
-    return found
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ReadingError(f"truncated, or not JSON: {error}", getattr(error, "lineno", None)) from error
-    if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
-        raise ReadingError("no list of events: not what torch.profiler exports", place="traceEvents")
-    return found
+_NO_SPACE = re.compile(r"\S")
+
+
+class _Document:
+    """The JSON of a trace, read from its begin, one event at a time; about: `distributedInfo`, after the events."""
+
+    def __init__(self, data: bytes, path: Path) -> None:
+        self._parts, self._decoder = _unpacked(data, path), json.JSONDecoder(parse_int=json_int)
+        self._bytes = codecs.getincrementaldecoder("utf-8-sig")()
+        self._text, self._at, self._line, self._values = "", 0, 1, 0
+        self.about: object = {}
+
+    def events(self) -> Iterator[tuple[object, int]]:
+        """Each item of `traceEvents`, with the length of its text."""
+        listed = False
+        if self._next() == "{":
+            self._expect("{")
+            while self._next() != "}":
+                key, _ = self._value()
+                self._expect(":")
+                if key == "traceEvents" and self._next() == "[":
+                    listed = True
+                    yield from self._items()
+                else:
+                    value, _ = self._value()
+                    listed = listed and key != "traceEvents"
+                    self.about = value if key == "distributedInfo" else self.about
+                if self._next() != "}":
+                    self._expect(",")
+            self._expect("}")
+            self._expect("")
+        if not listed:
+            raise ReadingError("no list of events: not what torch.profiler exports", place="traceEvents")
+
+    def _items(self) -> Iterator[tuple[object, int]]:
+        self._expect("[")
+        while self._next() != "]":
+            yield self._value()
+            if self._next() != "]":
+                self._expect(",")
+        self._expect("]")
+
+    def _more(self) -> bool:
+        """Read on; False at the end."""
+        part = next(self._parts, None)
+        try:
+            text = self._bytes.decode(part or b"", final=part is None)
+        except UnicodeDecodeError as error:
+            raise self._wrong(f"not UTF-8 text: {error.reason}") from error
+        self._line += self._text.count("\n", 0, self._at)
+        self._text, self._at = self._text[self._at :] + text, 0
+        return part is not None
+
+    def _next(self) -> str:
+        """The next character that is no white space, "" at the end."""
+        while True:
+            found = _NO_SPACE.search(self._text, self._at)
+            self._at = found.start() if found else len(self._text)
+            if found or not self._more():
+                return found[0] if found else ""
+
+    def _expect(self, mark: str) -> None:
+        if self._next() != mark:
+            raise self._wrong(f"{repr(mark) if mark else 'the end'} is needed")
+        self._at += len(mark)
+
+    def _value(self) -> tuple[Any, int]:
+        """The next value, and the length of its text."""
+        self._values += 1
+        if self._values > MOST_EVENTS:
+            raise self._wrong(f"more than {MOST_EVENTS:,} events")
+        self._next()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except (ValueError, RecursionError) as error:
+                if len(self._text) - self._at > _WINDOW_BYTES:
+                    raise self._wrong(f"a value of more than {_WINDOW_BYTES >> 10} KiB, or {error}") from error
+                if not self._more():
+                    raise self._wrong(str(error)) from error
+                continue
+            length = end - self._at
+            # A number at the end of what was read may go on.
+            if end < len(self._text) or not self._more():
+                self._at += length
+                return value, length
+
+    def _wrong(self, words: str) -> ReadingError:
+        line = self._line + self._text.count("\n", 0, self._at)
+        return ReadingError(f"truncated, or not JSON: {words}", line)
 
 
 T = TypeVar("T")
@@ -153,10 +246,14 @@ _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _READ = (*_ON_GPU, "cpu_op", "user_annotation", "gpu_user_annotation", "cuda_runtime", "cuda_driver")
 
 
-def _events(listed: Sequence[object]) -> list[_Event]:
-    """Relevant events with a duration, by start; enclosing ones first."""
-    found = []
-    for number, event in enumerate(listed):
+_USED_BYTES = 32 << 20
+"""Most that the used events of a trace may have together."""
+
+
+def _events(document: _Document) -> tuple[list[_Event], bool]:
+    """Events that a collective or a GEMM may need, by start, enclosing ones first; and whether any ran on a GPU."""
+    found, on_gpu, used_bytes = [], False, 0
+    for number, (event, length) in enumerate(document.events()):
         place = f"traceEvents.{number}"
         if not isinstance(event, dict):
             raise ReadingError("an event is needed", place=place)
@@ -164,14 +261,29 @@ def _events(listed: Sequence[object]) -> list[_Event]:
             name = _has(event.get("name"), str, f"{place}.name")
             ts = _number(event.get("ts"), f"{place}.ts", -1e18)
             dur = _number(event.get("dur"), f"{place}.dur", 0.0)
-            found.append(_Event(place, name, event["cat"], ts, dur, _has(event.get("args", {}), dict, f"{place}.args")))
-    return sorted(found, key=lambda one: (one.ts, -one.dur))
+            args = _has(event.get("args", {}), dict, f"{place}.args")
+            on_gpu = on_gpu or event["cat"] in _ON_GPU
+            if _is_used(event["cat"], name):
+                found.append(_Event(place, name, event["cat"], ts, dur, args))
+                used_bytes += length
+        if used_bytes > _USED_BYTES:
+            raise ReadingError(f"more than {_USED_BYTES >> 20} MiB of collectives and GEMMs", place=place)
+    return sorted(found, key=lambda one: (one.ts, -one.dur)), on_gpu
 
 
-def _calls(document: Mapping[str, Any]) -> Iterator[_Timed]:
-    events = _events(document["traceEvents"])
-    on_gpu = any(one.cat in _ON_GPU for one in events)
-    yield from _nccl_calls(events) if on_gpu else _gloo_calls(events, _only_group(document))
+@lru_cache(maxsize=4096)
+def _is_used(cat: str, name: str) -> bool:
+    if cat == "kernel":
+        return bool(_kind(name))
+    return cat.startswith("cuda_") or name in _GEMM_INPUTS or bool(_NAMES.match(name))
+
+
+_NAMES = re.compile("nccl:|gloo:|_?c10d(_functional)?::|record_param_comms$")
+
+
+def _calls(document: _Document) -> Iterator[_Timed]:
+    events, on_gpu = _events(document)
+    yield from _nccl_calls(events) if on_gpu else _gloo_calls(events, _only_group(document.about))
     yield from _gemms(events, on_gpu=on_gpu)
 
 
@@ -223,10 +335,10 @@ def _spaced(ranks: Sequence[int]) -> _Group | None:
     return (len(ranks), apart.pop()) if len(apart) == 1 and min(apart) > 0 else None
 
 
-def _only_group(document: Mapping[str, Any]) -> _Group | None:
+def _only_group(about: object) -> _Group | None:
     """The process group of a trace that has a single one."""
     place = "distributedInfo"
-    listed = _has(_has(document.get(place, {}), dict, place).get("pg_config", []), list, f"{place}.pg_config")
+    listed = _has(_has(about, dict, place).get("pg_config", []), list, f"{place}.pg_config")
     groups = [one["ranks"] for one in listed if isinstance(one, dict) and "ranks" in one]
     if len(groups) != 1:
         return None

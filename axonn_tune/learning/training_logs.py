@@ -27,8 +27,17 @@ from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
 from axonn_tune.errors import CONTROL, DocumentError, Problem
-from axonn_tune.learning.arguments import NEEDED, Arguments, PrintedArguments, Stated, StatedRun, columns_of
-from axonn_tune.specs.loading import read_bytes
+from axonn_tune.learning.arguments import (
+    NEEDED,
+    Arguments,
+    PrintedArguments,
+    Stated,
+    StatedRun,
+    columns_of,
+    experts_proof,
+)
+from axonn_tune.specs.loading import json_of, read_bytes
+from axonn_tune.units import TERA, read_count, read_number
 
 Per: TypeAlias = Literal["step", "sample", "token"]
 """What a printed time is of; `token`: seconds per token on each GPU, the inverse of tokens per second and GPU."""
@@ -49,7 +58,8 @@ class LoggedRun(StatedRun):
     """Steps of a training log with one layout and one batch.
 
     lines: first and last line of its steps. times_s: seconds per `per`, after warm-up and without outliers. left_out:
-    excluded lines, outliers first. assumed: assumptions, in words.
+    excluded lines, outliers first. assumed: assumptions, in words. flops: of a GPU per `per`, by the log's own TFLOP/s
+    times its time; 0 without.
     """
 
     noun: ClassVar[str] = "log"
@@ -58,6 +68,7 @@ class LoggedRun(StatedRun):
     per: Per
     left_out: tuple[LeftOut, ...] = ()
     assumed: tuple[str, ...] = ()
+    flops: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -88,10 +99,11 @@ class LoggedRun(StatedRun):
         run = self.with_given(given)
         run.require(
             NEEDED,
-            f"give it as --fact NAME=VALUE, in {Path(self.path).stem}.yaml beside the log, or by --model",
+            f"give it as --fact NAME=VALUE, in {Path(self.path).stem}.yaml beside the log, or by --model and --machine",
         )
         run.check_layout()
-        return run.row() | {"step_s": f"{run.step_s:.9g}"}
+        rate = run.flops / statistics.median(run.times_s) / TERA
+        return run.row() | {"step_s": f"{run.step_s:.9g}"} | ({"tflops_per_gpu": f"{rate:.6g}"} if rate else {})
 
 
 def read_training_log(path: Path) -> tuple[LoggedRun, ...]:
@@ -109,7 +121,7 @@ def read_training_log(path: Path) -> tuple[LoggedRun, ...]:
 
 def looks_like_training_log(text: str) -> bool:
     """Whether a text, or its beginning, has lines of a log that `read_training_log` reads."""
-    return bool(_LOOKS.search(text)) or _is_metrics_csv(text)
+    return _looks(text) or _is_metrics_csv(text)
 
 
 def decoded(data: bytes) -> str:
@@ -129,13 +141,14 @@ def decoded(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class _Reading:
-    """A time that a log prints: seconds per `per`; NaN where the line states one that is none."""
+    """A time that a log prints: seconds per `per`; NaN where the line states none; flops: of a GPU in it."""
 
     kind: str
     step: tuple[int, ...]
     line: int
     time_s: float
     per: Per = "step"
+    flops: float = 0.0
 
 
 _NOTHING = Stated("", 0)
@@ -148,52 +161,84 @@ _KINDS = (
 _MEANS = {"summary", "epoch bar", "clock", "block"}
 """Kinds of which one line is the mean of many steps."""
 
-_LONGEST = 1 << 13
+_LONGEST, _DIGITS = 1 << 12, re.compile(r"(\d{40})\d++")
 """Of a line, more says nothing of a step."""
 _UNITS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60.0}
 
+# Every pattern here is linear: it consumes what it tries (`++`), or stops where another match could begin.
 _LOOKS = re.compile(
-    r"elapsed time per iteration|train_step_timing in s|step:\s*\d+\s.*?loss:.*?[tw]ps:|:::MLLOG|CurrSamplesPerSec="
-    r"|iter time \(\w+\):|MODEL_TFLOP/s/GPU|'train_runtime'|\"log_history\"|Epoch \d+:.*(?:it/s|s/it)"
+    r"elapsed time per iteration|train_step_timing in s|:::MLLOG|CurrSamplesPerSec=|iter time \(\w++\):"
+    r"|MODEL_TFLOP/s/GPU|'train_runtime'|\"log_history\""
 )
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
+_LOOKS_IN_ORDER = (
+    ("step:", re.compile(r"^(?>.*?step:[ \t]*+\d++[ \t])(?>.*?loss:).*?[tw]ps:", re.MULTILINE)),
+    ("Epoch ", re.compile(r"^(?>.*?Epoch \d++:).*?(?:it/s|s/it)", re.MULTILINE)),
+)
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+\x07|[@-Z\\-_])")
 _LABEL = re.compile(r"^\s*(?:\d+:|\[\d+,\d+\]<std(?:out|err)>:|\[(?:default|rank)\d+\]:)[ \t]?")
 """Prefix of lines under srun --label, mpirun --tag-output and torchrun."""
 
-_BEGINS = re.compile(
-    r"-{3,} arguments -{3,}|using world size:|Running with (?:configs?|args):|Building .*device mesh|\bjson = \{"
-    r"|Experiment configuration|Task Configuration|Starting job:|\"key\": \"(?:init_start|cache_clear)\""
+_BEGINS = (
+    *("--- arguments ---", "using world size:", "Running with config:", "Running with configs:", "Running with args:"),
+    *("Building device mesh", "-D device mesh with", "json = {", "Experiment configuration", "Task Configuration"),
+    *("Starting job:", '"key": "init_start"', '"key": "cache_clear"'),
 )
 """Lines that frameworks print before they train."""
 
-_MEGATRON = re.compile(r"(?<!\w)iteration\s+(\d+)\s*/\s*\d+\s*\|")
-_ELAPSED = re.compile(r"elapsed time per iteration(?: ?\(([^)|]*)\))?\s*:\s*([^|\s]+)\s*\|")
-_NEMO = re.compile(r"Training epoch (\d+), iteration (\d+)/")
-_NEMO_TIME = re.compile(r"train_step_timing in (\w+)[:=] ?([^\s,|\]]+)")
-_BAR = re.compile(
-    r"(?:Epoch (\d+):.*?)?(?<![\d/])(\d+)/(\d+)\s*(?:\[[\d:]+<[^,\]]*,|\d:\d\d:\d\d • \S+)\s*([\d.]+) ?(s/it|it/s)"
-)
-_NEMO_BAR = re.compile(r"Epoch (\d+):.*?(\d+)/\d+ \[")
-_TITAN = re.compile(r"(?<!validate )step:\s*(\d+)\s+loss:.*?\b([tw]ps):\s*(\S+)\s+(?:tflops|mfu):")
-_PIPE = re.compile(r"steps: (\d+) loss: .*?iter time \((\w+)\): (\S+) samples/sec: ")
-_SAMPLES = re.compile(r"global_step=(\d+), RunningAvgSamplesPerSec=[^,\s]+, CurrSamplesPerSec=([^,\s]+),")
+_MEGATRON = re.compile(r"(?<!\w)iteration\s++(\d++)\s*+/\s*+\d++\s*+\|")
+_ELAPSED = re.compile(r"elapsed time per iteration(?: ?\(([^()|]*+)\))?\s*+:\s*+([^|\s]++)\s*+\|")
+_NEMO = re.compile(r"Training epoch (\d++), iteration (\d++)/")
+_NEMO_TIME = re.compile(r"train_step_timing in (\w++)[:=] ?([^\s,|\]]++)")
+_EPOCH = re.compile(r"Epoch (\d++):")
+_BAR = re.compile(r"(?<![\d/])(\d++)/(\d++)\s*+(?:\[[\d:]++<[^,\[\]]*+,|\d:\d\d:\d\d • \S++)\s*+([\d.]++) ?(s/it|it/s)")
+_NEMO_BAR = re.compile(r"(?<!\d)(\d++)/\d++ \[")
+_TITAN = re.compile(r"(?<!validate )step:\s*+(\d++)\s++loss:")
+_TITAN_RATE = re.compile(r"\b[tw]ps:\s*+([^\s:]++)\s++(?:tflops|mfu):(?:\s*+([\d.,]++))?")
+_PIPE = re.compile(r"steps: (\d++) loss: ")
+_PIPE_TIME = re.compile(r"iter time \((\w++)\): (\S++) samples/sec: ")
+_SAMPLES = re.compile(r"global_step=(\d++), RunningAvgSamplesPerSec=[^,\s]++, CurrSamplesPerSec=([^,\s]++),")
 _BRIDGE = re.compile(r"Step Time : (\S+?)(ms|s) GPU utilization: \S+?MODEL_TFLOP/s/GPU")
-_SUMMARY = re.compile(r"\{'train_runtime': .*\}")
+_SUMMARY = "{'train_runtime': "
+_TFLOPS = re.compile(
+    r"(?:\(TFLOP/s/GPU\):|TFLOPs:|tflops:|TFLOPS_per_GPU[:=])\s*+(\d{1,5}(?:,\d{3})?(?:\.\d{1,6})?)(?![\d.])"
+)
+_MARKS = {
+    "TFLOP/s/GPU": "tflops_per_gpu",
+    "consumed tokens:": "consumed_tokens",
+    "TFLOPs:": "consumed_tokens",
+    "load_balancing_loss:": "load_balancing_loss",
+}
+"""Words of a step's line, and the argument that they stand for: Megatron-DeepSpeed prints tokens and `TFLOPs:`
+(deepspeedai/Megatron-DeepSpeed@4efb479d:megatron/training.py), Megatron-Core the balance of its experts."""
+
+
+def _looks(text: str) -> bool:
+    """Whether a text has a line that some framework prints with a step."""
+    return bool(_LOOKS.search(text)) or any(word in text and one.search(text) for word, one in _LOOKS_IN_ORDER)
 
 
 class _Unusable(ValueError):
     """A line states a step and no time that counts; the message says why."""
 
 
+LEAST, MOST = 1e-9, 1e12
+"""Of times and rates that a log prints; others are no time of a step."""
+
+
 def _number(text: str) -> float:
-    """A printed number above 0; _Unusable otherwise."""
+    """A printed time or rate; _Unusable otherwise."""
     try:
-        value = float(text.replace(",", "").strip("'\""))
-    except ValueError:
-        raise _Unusable(f"{text!r} is no number") from None
-    if not 0.0 < value < math.inf:
-        raise _Unusable(f"{text} is no time or rate above 0")
-    return value
+        return read_number(text.replace(",", "").strip("'\""), least=LEAST, most=MOST)
+    except ValueError as error:
+        raise _Unusable(f"{error}, as a time or rate is") from None
+
+
+def _step(text: str) -> int:
+    """The number of a step; _Unusable otherwise."""
+    try:
+        return read_count(text)
+    except ValueError as error:
+        raise _Unusable(f"{error}, as a step is") from None
 
 
 @dataclass
@@ -205,6 +250,9 @@ class _Segment:
     left_out: list[LeftOut] = field(default_factory=list)
     blocks: list[tuple[float, int, str, int]] = field(default_factory=list)
     """Ends of MLPerf's blocks: ms, samples so far (-1 if not said), key, line."""
+    latest_ms: float = -math.inf
+    bar_steps: int = 0
+    """Steps of the longest progress bar."""
 
 
 class _Reader:
@@ -223,24 +271,28 @@ class _Reader:
 
     def lines(self, text: str) -> None:
         """Every line of a log; what is printed over a line after a carriage return has its number."""
-        broken = re.split(r"\r?\n" if "\n" in text else r"\r", text)
+        broken = text.split("\n" if "\n" in text else "\r")
         last = len(broken) if broken[-1].strip() else 0
         for number, line in enumerate(broken, 1):
-            for part in line.split("\r"):
-                self._line(_LABEL.sub("", CONTROL.sub("", _ANSI.sub("", part[:_LONGEST]))), number, torn=number == last)
+            for part in line.removesuffix("\r").split("\r"):
+                # Of digits without end some are enough to refuse them, with what follows in its place.
+                cut = part if len(part) <= _LONGEST else _DIGITS.sub(r"\1", part)[:_LONGEST]
+                self._line(_LABEL.sub("", CONTROL.sub("", _ANSI.sub("", cut))), number, torn=number == last)
 
     def _line(self, text: str, number: int, *, torn: bool) -> None:
-        if torn and re.search(r"[\w.,]$", text) and _LOOKS.search(text):
+        if torn and re.search(r"[\w.,]$", text) and _looks(text):
             self.now.left_out.append((number, "the last line is truncated"))
             return
         if ":::MLL" in text:
             self._mllog(text, number)
             return
-        if _BEGINS.search(text):
+        if any(word in text for word in _BEGINS):
             self._begin()
         self._said(text, number)
         try:
-            self.now.readings += self._readings(text, number)
+            found, said = list(self._readings(text, number)), _TFLOPS.search(text)
+            rate = float(said[1].replace(",", "")) * TERA if said else 0.0
+            self.now.readings += [replace(one, flops=rate * one.time_s) for one in found]
         except _Unusable as error:
             self.now.left_out.append((number, str(error)))
 
@@ -266,19 +318,19 @@ class _Reader:
     def _readings(self, text: str, number: int) -> Iterator[_Reading]:
         if "iteration" in text:
             yield from self._iteration(text, number)
-        if found := _TITAN.search(text):
-            yield _Reading("tps", (int(found[1]),), number, 1.0 / _number(found[3]), "token")
-        if found := _PIPE.search(text):
-            time = _number(found[3]) * self._unit(found[2], number)
-            yield _Reading("iter time", (int(found[1]),), number, time)
+        if (found := _TITAN.search(text)) and (rate := _TITAN_RATE.search(text, found.end())):
+            yield _Reading("tps", (_step(found[1]),), number, 1.0 / _number(rate[1]), "token")
+        if (found := _PIPE.search(text)) and (said := _PIPE_TIME.search(text, found.end())):
+            time = _number(said[2]) * self._unit(said[1], number)
+            yield _Reading("iter time", (_step(found[1]),), number, time)
         if found := _SAMPLES.search(text):
-            yield _Reading("samples", (int(found[1]),), number, 1.0 / _number(found[2]), "sample")
+            yield _Reading("samples", (_step(found[1]),), number, 1.0 / _number(found[2]), "sample")
         if found := _BRIDGE.search(text):
             yield _Reading("Step Time", (number,), number, _number(found[1]) * self._unit(found[2], number))
         if "it/s" in text or "s/it" in text:
             yield from self._bars(text, number)
-        if found := _SUMMARY.search(text):
-            yield self._summary(found[0], number)
+        if _SUMMARY in text:
+            yield self._summary(text[text.index(_SUMMARY) :], number)
 
     def _iteration(self, text: str, number: int) -> Iterator[_Reading]:
         """Lines of Megatron-LM and what descends from it, and of NeMo."""
@@ -289,28 +341,28 @@ class _Reader:
         time = (_NEMO_TIME if nemo else _ELAPSED).search(text)
         if time is None:
             raise _Unusable(f"iteration {found[found.lastindex or 1]} states no time, or the line is truncated")
-        if "TFLOP/s/GPU" in text:
-            self.now.arguments.setdefault("tflops_per_gpu", Stated("True", number))
-        step = tuple(int(group) for group in found.groups())
+        for words, name in _MARKS.items():
+            if words in text:
+                self.now.arguments.setdefault(name, Stated("True", number))
+        step = tuple(map(_step, found.groups()))
         scale = self._unit(time[1], number)
         yield _Reading("timing" if nemo else "iteration", step, number, _number(time[2]) * scale)
 
     def _bars(self, text: str, number: int) -> Iterator[_Reading]:
-        time, bar = _NEMO_TIME.search(text), _NEMO_BAR.search(text)
-        if time and bar:
+        time, epoch, before = _NEMO_TIME.search(text), _EPOCH.search(text), 0
+        if time and epoch and (bar := _NEMO_BAR.search(text, epoch.end())):
             value = _number(time[2]) * self._unit(time[1], number)
-            yield _Reading("timing", (int(bar[1]), int(bar[2])), number, value)
+            yield _Reading("timing", (_step(epoch[1]), _step(bar[1])), number, value)
         for found in _BAR.finditer(text):
-            rate = _number(found[4])
-            kind, epoch = ("epoch bar", (int(found[1]),)) if found[1] else ("bar", ())
-            step = (int(found[3]), *epoch, int(found[2]))
-            yield _Reading(kind, step, number, rate if found[5] == "s/it" else 1.0 / rate)
+            rate, epoch = _number(found[3]), _EPOCH.search(text, before, found.start())
+            step, before = (_step(found[2]), *((_step(epoch[1]),) if epoch else ()), _step(found[1])), found.end()
+            self.now.bar_steps = max(self.now.bar_steps, 0 if epoch else step[0])
+            yield _Reading("epoch bar" if epoch else "bar", step, number, rate if found[4] == "s/it" else 1.0 / rate)
 
     def _summary(self, text: str, number: int) -> _Reading:
         """What Hugging Face's Trainer prints at the end; the bar before it says how many steps that were."""
         values = dict(re.findall(r"'(\w+)': '?([^,'}]+)", text))
-        steps = max((one.step[0] for one in self.now.readings if one.kind == "bar"), default=0)
-        if steps:
+        if steps := self.now.bar_steps:
             return _Reading("summary", (steps,), number, _number(values["train_runtime"]) / steps)
         rate = values.get("train_steps_per_second", "0")
         # A rate with two or three decimals is too coarse for a slow step.
@@ -331,11 +383,14 @@ class _Reader:
         try:
             event = json.loads(text[text.index("{") :])
             key, value, about = str(event["key"]), event["value"], dict(event["metadata"] or {})
-            time_ms = float(event["time_ms"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+            time_ms = read_number(event["time_ms"])
+        except (KeyError, TypeError, RecursionError, json.JSONDecodeError):
             self.now.left_out.append((number, "the MLPerf event is truncated"))
             return
-        if key in {"init_start", "cache_clear"} and not any(end[0] > time_ms for end in self.now.blocks):
+        except ValueError as error:
+            self.now.left_out.append((number, f"the MLPerf event: {error}"))
+            return
+        if key in {"init_start", "cache_clear"} and self.now.latest_ms <= time_ms:
             self._begin()
         if key in {"global_batch_size", "max_sequence_length", "gradient_accumulation_steps"}:
             self._state(key, str(value), number)
@@ -343,6 +398,7 @@ class _Reader:
             done = about.get("samples_count", about.get("step", number))
             self._take("train_step_time", str(value["train_step_time"]), _whole(done, number), number)
         elif key in {"block_start", "block_stop"}:
+            self.now.latest_ms = max(self.now.latest_ms, time_ms)
             self.now.blocks.append((time_ms, _whole(about.get("samples_count"), -1), key, number))
 
     def _take(self, kind: str, value: str, step: int, number: int, *, per: Per = "step") -> None:
@@ -355,7 +411,7 @@ class _Reader:
     def trainer_state(self, text: str) -> None:
         """trainer_state.json of Hugging Face's Trainer, whose last entry has the time of the whole run."""
         try:
-            state = json.loads(text)
+            state = json_of(text)
             entry = next(one for one in reversed(state["log_history"]) if "train_runtime" in one)
             line = text[: text.rindex('"train_runtime"')].count("\n") + 1
             time = _number(str(entry["train_runtime"])) / _number(str(entry.get("step", state["global_step"])))
@@ -420,8 +476,8 @@ def _block_readings(ends: list[tuple[float, int, str, int]]) -> Iterator[_Readin
 
 def _whole(value: object, default: int) -> int:
     try:
-        return int(float(str(value)))
-    except (ValueError, OverflowError):
+        return int(read_number(value))
+    except ValueError:
         return default
 
 
@@ -448,6 +504,8 @@ def _run(path: str, segment: _Segment) -> LoggedRun | None:
     columns = columns_of(segment.arguments)
     if columns.get("recompute", _NOTHING).value.startswith("only"):
         more.append(f"recomputed are {columns['recompute'].value}, which no row describes")
+    if proof := experts_proof(segment.arguments):
+        more.append(f"the model has no experts, but the log has {proof}, which only mixtures of experts have")
     warmup = _warm_up([one.time_s for one in readings])
     kept, outliers = _without_outliers(readings[warmup:])
     wrong = _not_level(kind, [one.time_s for one in readings[warmup:]])
@@ -463,6 +521,7 @@ def _run(path: str, segment: _Segment) -> LoggedRun | None:
         per=readings[0].per,
         left_out=(*outliers, *segment.left_out),
         assumed=(*assumed, *words, *more),
+        flops=statistics.median(one.flops for one in kept),
     )
 
 
@@ -573,9 +632,9 @@ def _torchtitan(arguments: Arguments) -> tuple[str, list[str]]:
 
 
 def _megatron(arguments: Arguments) -> tuple[str, list[str]]:
-    if "zero_stage" in arguments or "zero_optimization.stage" in arguments:
+    if arguments.keys() & {"zero_stage", "zero_optimization.stage", "consumed_tokens"}:
         return "Megatron-DeepSpeed", []
     engine = arguments.get("transformer_impl")
     if "tflops_per_gpu" in arguments or (engine is not None and engine.value == "transformer_engine"):
         return "Megatron-Core", ["Megatron-Core, since the log has its TFLOP/s or Transformer Engine"]
-    return "Megatron-LM", ["Megatron-LM before Megatron-Core, since the log names neither it nor DeepSpeed"]
+    return "Megatron-LM", ["Megatron-LM, since the log names neither Megatron-Core, NeMo, torchtitan nor DeepSpeed"]

@@ -102,7 +102,8 @@ def constraints(model: Model, workload: Workload, framework: Framework) -> tuple
         found.append(Constraint("sequence-by-context", "sequence_length", length, ("context",), twice=True))
     if "pipeline" in framework.axes:
         uneven = framework.schedule.uneven
-        found.append(Constraint("layers-by-pipeline", "layers", model.layers, ("pipeline",), at_least=uneven))
+        layers = framework.step.most_parts(model.layers) if uneven else model.layers
+        found.append(Constraint("layers-by-pipeline", "layers", layers, ("pipeline",), at_least=uneven))
     for refused in framework.refused:
         found.append(Constraint(f"{framework.name}-{'-'.join(refused.axes)}", refused.why, 1, refused.axes, both=True))
     return tuple(found)
@@ -135,6 +136,9 @@ def _interleaving(stages: int, chunks: int, micro_batches: int, model: Model, fr
         found.append(
             f"micro-batches of an interleaved pipeline ({micro_batches}) are not divisible by {pipeline} = {stages}"
         )
-    if model.layers < stages * chunks:
+    if framework.step.most_parts(model.layers) < stages * chunks:
         found.append(f"layers ({model.layers}) is less than {both} = {stages * chunks}")
+    elif framework.schedule.equal_chunks and (model.layers + sum(framework.step.less)) % (stages * chunks):
+        uneven = f"layers ({model.layers}) is not divisible by {both} = {stages * chunks}"
+        found.append(f"{uneven}: {framework.schedule.equal_chunks}")
     return found

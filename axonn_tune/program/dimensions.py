@@ -2,7 +2,8 @@
 
 MFU follows PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): three times the FLOPs of the forward GEMMs
 and of full S×S attention, the masked half counted; the LM head counts, embedding look-ups and recompute do not. HFU
-counts what a rank executes, recompute and padding included.
+counts the same of what a rank runs, recompute and padding included, and the masked half of attention, too, although
+causal kernels skip it. What a framework's log counts is in its description.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from axonn_tune.frameworks.description import StepOptions
+from axonn_tune.frameworks.description import Framework, StepOptions
 from axonn_tune.grid import ALL_AXES, BATCH_AXES, Grid, divisors
 from axonn_tune.program.operations import MATRIX_ALIGNMENT, Attention, MatMul
 from axonn_tune.program.size import PLAIN, Arithmetic, Value
 from axonn_tune.program.step import BUNDLED, ONLY, Stage, StepProgram
 from axonn_tune.specs.model import Model
-from axonn_tune.specs.workload import Workload
+from axonn_tune.specs.workload import Recompute, Workload
 
 LOSS_CHUNK_TOKENS = 4096
 """Most tokens whose logits exist at one time."""
@@ -239,6 +240,34 @@ def model_flops(model: Model, workload: Workload) -> float:
     weights = float(model.layers * model.block_weights + model.vocab * model.hidden)
     attention = 4.0 * workload.sequence_length * model.query_width * model.layers
     return _FORWARD_AND_BACKWARD * (2.0 * weights + attention) * tokens
+
+
+def logged_flops(
+    framework: Framework, model: Model, workload: Workload, *, grid: Grid, recompute: Recompute
+) -> float | None:
+    """FLOPs of one step, all ranks, as the framework's log counts them; None if it prints no such number."""
+    count = framework.logged
+    if count is None or (count.where and all(grid.axis_size(axis) == 1 for axis in count.where)):
+        return None
+    hidden, layers = float(model.hidden), float(model.layers)
+    attention = (2 + 2 // (model.heads // model.kv_heads)) * hidden
+    rows = float(model.vocab)
+    if count.padded:
+        rows = float(table_rows(model, float(grid.x * grid.y), 1.0, options=framework.step, arithmetic=PLAIN))
+    blocks = {
+        "gemms": layers * model.block_weights,
+        "square": layers * 12.0 * hidden**2,
+        "whole_groups": layers * hidden * (attention + model.up_width + model.ffn),
+        "parameters": model.parameters - model.vocab * hidden * (1 if model.tied_embeddings else 2),
+    }[count.weights]
+    forward = {
+        "blocks": 2.0 * blocks,
+        "scores": 4.0 * count.scores * workload.sequence_length * model.query_width * layers,
+        "head": 2.0 * rows * hidden,
+    }
+    again = count.repeated.get(recompute, ())
+    passes = {part: _FORWARD_AND_BACKWARD + (part in again) for part in forward}
+    return step_tokens(workload) * sum(passes[part] * flops for part, flops in forward.items())
 
 
 def step_tokens(workload: Workload) -> int:

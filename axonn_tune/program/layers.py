@@ -86,8 +86,9 @@ WHOLE_BLOCK = "block"
 class LayerInputs:
     """Common inputs of the layers of one program.
 
-    sharded: master weights are split over data; context: there is a context axis; table_alignment: alignment of rows of
-    logits, bytes.
+    sharded: master weights are split over data; context: there is a context axis; lone_context: it has one rank, whose
+    exchanges are in the program and cost nothing, so that sums of computation keep their order; table_alignment:
+    alignment of rows of logits, bytes.
     """
 
     model: Model
@@ -96,6 +97,7 @@ class LayerInputs:
     sharded: bool = False
     context: bool = False
     table_alignment: int = MATRIX_ALIGNMENT
+    lone_context: bool = False
 
     @property
     def element(self) -> int:
@@ -271,9 +273,8 @@ def linear_forward(
     size = given.element * given.part * linear.n
     gathered: list[Operation] = []
     if linear.input_axis == "x":
-        gathered = sequence_gather(
-            phase, linear.layer, given, tokens=given.part, calls=PARTS, role=_forward_role(given)
-        )
+        role: Role = "output" if given.options.pipelined_tensor else "other"
+        gathered = sequence_gather(phase, linear.layer, given, tokens=given.part, calls=PARTS, role=role)
     biased = given.biases and given.launched
     return [
         *gathered,
@@ -289,18 +290,16 @@ def gemm_again(layer: str, given: LayerInputs) -> list[Operation]:
     return [MatMul("recompute", linear.layer, given.part, n, linear.k, "NN", PARTS)]
 
 
-def _forward_role(given: LayerInputs) -> Role:
-    return "output" if given.options.pipelined_tensor else "other"
-
-
 def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: tuple[str, ...]) -> list[Operation]:
     """Both gradients: `dI[M, k] = Σ_input_axis dO · Wᵀ`, and `dW[k, n] = Σ_z Iᵀ · dO`.
 
     makes: dI; frees: I and dO, where nothing else needs them.
     """
     element, part = given.element, given.part
+    # Row-parallel: dO is gathered first. Column-parallel: the gather of I overlaps with the input-gradient GEMM.
+    role: Role = "input_gather" if linear.input_axis == "x" else "other"
     return [
-        *_gathers_for_backward(linear, given),
+        *sequence_gather("backward", linear.layer, given, tokens=part, calls=PARTS, role=role),
         MatMul("backward", linear.layer, part, linear.k, linear.n, "NT", PARTS, makes=(makes,)),
         reduction(
             linear.input_axis,
@@ -319,12 +318,6 @@ def linear_backward(linear: Linear, given: LayerInputs, *, makes: Array, frees: 
         ),
         *(reduce_weight_gradient(linear.layer, linear.weight, given) if given.options.gather_unit == "weight" else []),
     ]
-
-
-def _gathers_for_backward(linear: Linear, given: LayerInputs) -> list[Operation]:
-    """Row-parallel: dO is gathered first. Column-parallel: the gather of I overlaps with the input-gradient GEMM."""
-    role: Role = "input_gather" if linear.input_axis == "x" else "other"
-    return sequence_gather("backward", linear.layer, given, tokens=given.part, calls=PARTS, role=role)
 
 
 def norm_forward(
@@ -404,19 +397,16 @@ CORE = "attention.core"
 
 def attention_core(given: LayerInputs, *, phase: Phase) -> list[Operation]:
     """Biases or rotary positions, then softmax(QKᵀ)V on heads_x: `[M, N_x] → [M, Q_x]`, replicated over y."""
+    # Heads of `[M, N_x]` are rotated by their positions, or copied under grouped-query attention, else views.
+    views = given.launched and given.model.learned_positions
+    separated = GROUPED * PARTS if views else PARTS
     return [
         *_exchange_keys(given, phase=phase, passes=1.0),
-        *_separated(given, phase=phase),
+        *_turned(given, given.kernels.turned, phase),
+        moves(phase, CORE, Traffic(1, 2), given.part * N / X, given, calls=separated),
         *(_fused_core(given, phase=phase) if given.options.fused_attention else _unfused_core(given, phase=phase)),
         *_swap_heads(given, phase=phase, width=Q),
     ]
-
-
-def _separated(given: LayerInputs, *, phase: Phase) -> list[Operation]:
-    """Heads of `[M, N_x]`: rotated by their positions, or copied under grouped-query attention, else views."""
-    views = given.launched and given.model.learned_positions
-    copied = moves(phase, CORE, Traffic(1, 2), given.part * N / X, given, calls=GROUPED * PARTS if views else PARTS)
-    return [*_turned(given, given.kernels.turned, phase), copied]
 
 
 def _joined(given: LayerInputs) -> list[Operation]:
@@ -519,7 +509,7 @@ def _exchange_keys(given: LayerInputs, *, phase: Phase, passes: float) -> list[O
     With all-to-all, queries, keys and values of some heads of the whole sequence (arXiv 2309.14509); in the backward
     pass the gradient of the output.
     """
-    if not given.context:
+    if not (given.context or given.lone_context):
         return []
     whole = given.element * given.part * CONTEXT
     widths = as_size(2.0 * given.model.kv_heads * given.model.head_dim) / X
@@ -531,7 +521,7 @@ def _exchange_keys(given: LayerInputs, *, phase: Phase, passes: float) -> list[O
 
 def _swap_heads(given: LayerInputs, *, phase: Phase, width: Size) -> list[Operation]:
     """All-to-all from tokens to heads or back, `[M, width_x]`."""
-    if not given.context or given.options.context_exchange != "all_to_all":
+    if not (given.context or given.lone_context) or given.options.context_exchange != "all_to_all":
         return []
     return [Collective("all_to_all", "context", phase, CORE, given.element * given.part * width / X, "other", PARTS)]
 
@@ -702,7 +692,9 @@ def step_end(given: LayerInputs, *, buckets: tuple[Bucket, ...], unsent: tuple[C
     yield Collective("all_reduce", WORLD, "step", "gradient_norm", ONCE * 16.0)
     yield Kernel("step", "optimizer", (7.0 * main + copied) * parameters / share)
     yield Kernel("step", "optimizer", 7.0 * main * vectors)
-    if given.sharded:
+    if given.sharded and given.options.reduction == "whole":
+        yield parameter_gather("parameters", parameters, given, phase="step")
+    elif given.sharded:
         ahead = ("block", "head") if given.options.parameter_overlap else ()
         for layer, elements, count in buckets:
             if layer not in ahead:

@@ -72,12 +72,9 @@ def saved_arrays(program: StepProgram) -> tuple[Array, ...]:
     made = list(_made(program.block.operations))
     if program.recompute == "full" and program.given.options.recompute_whole_block:
         return tuple(array for array in made if array.name == "block input")
-    again = {array.name for array in _recomputed(program)}
+    recomputed = (step for step in program.block_backward.operations if step.phase == "recompute")
+    again = {array.name for array in _made(recomputed)}
     return tuple(array for array in made if array.name not in again)
-
-
-def _recomputed(program: StepProgram) -> Iterator[Array]:
-    return _made(step for step in program.block_backward.operations if step.phase == "recompute")
 
 
 def _made(operations: Iterable[Operation]) -> Iterator[Array]:

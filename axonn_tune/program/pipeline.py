@@ -13,7 +13,7 @@ ValueError here as in Megatron-Core. (torch 2.13 lists the last stage's forwards
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -78,31 +78,44 @@ def messages(stage: int, *, stages: int, chunks: int, micro_batches: int) -> int
     return micro_batches * (2 * chunks - (stage == 0) - (stage == stages - 1)) if stages > 1 else 0
 
 
-def model_parts(layers: int, *, stages: int, chunks: int, given: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """Layers of each model part, chunk c of stage s at c·p + s: as given, or split evenly."""
-    return given or split_layers(layers, parts=stages * chunks)
+@lru_cache(maxsize=4096)
+def model_parts(
+    layers: int, *, stages: int, chunks: int, given: tuple[int, ...] | None = None, less: tuple[int, int] = (0, 0)
+) -> tuple[int, ...]:
+    """Layers of each model part, chunk c of stage s at c·p + s: as given, or split evenly.
+
+    less: layers that the embedding and the LM head count as. ValueError where they leave a part fewer than 0 layers.
+    Of several chunks the last parts but one get the remainder layers: those wait shortest between forward and backward
+    pass, and a short first chunk fills and drains the pipeline sooner. So stages differ by one layer at most, the last
+    part, which has the LM head, has one less, and as long as one other has, so has the first.
+    """
+    if given is not None or chunks == 1:
+        return given or split_layers(layers, parts=stages, first_less=less[0], last_less=less[1])
+    if any(less):
+        return split_layers(layers, parts=stages * chunks, first_less=less[0], last_less=less[1])
+    last = stages * chunks - 1
+    each, left = divmod(layers, last + 1)
+    return tuple(each + (last - left <= part < last) for part in range(last + 1))
 
 
 @lru_cache(maxsize=4096)
 def in_flight(stage: int, *, stages: int, micro_batches: int, weights: tuple[float, ...]) -> float:
     """Largest sum of weights over (chunk, micro-batch) pairs of a stage whose forward is done and backward is not.
 
-    weights: of each chunk, its layers for instance; they may differ. By the order, which is periodic: no more
-    micro-batches matter than the warm-up and two rounds. ValueError as `stage_order`.
+    weights: of each chunk, its layers for instance; they may differ. After the k-th forward of `stage_order` all but
+    the warm-up's forwards before it have their backward behind them. The order is periodic: no more micro-batches
+    matter than the warm-up and two rounds. ValueError for a shape that is no pipeline's.
     """
-    check_shape(stages, len(weights), micro_batches)
-    group = group_size(stages, len(weights))
-    enough = (int(warm_up(0, stages=stages, chunks=len(weights))) // (len(weights) * group) + 2) * group
-    order = stage_order(stage, stages=stages, chunks=len(weights), micro_batches=min(micro_batches, enough))
-    return max(accumulate(weights[chunk] if kind == "F" else -weights[chunk] for kind, chunk, _ in order))
-
-
-def in_flight_chunks(stage: Count, *, stages: Count, micro_batches: Count, chunks: int = 1) -> Count:
-    """`in_flight` with weights of 1: the warm-up and one more, at most v·m. Stage, stages and m may be columns.
-
-    Source: Megatron-Core `pipeline_parallel/schedules.py`; equal chunks hold this many times their layers.
-    """
-    return np.minimum(warm_up(stage, stages=stages, chunks=chunks) + 1, chunks * micro_batches)
+    chunks = len(weights)
+    check_shape(stages, chunks, micro_batches)
+    group, longest = group_size(stages, chunks), int(warm_up(0, stages=stages, chunks=chunks))
+    enough = (longest // (chunks * group) + 2) * group
+    forward, _ = forward_sequence(stages, chunks, min(micro_batches, enough))
+    each = np.asarray(weights)
+    done, freed = np.cumsum(each[forward]), np.cumsum(each[chunks - 1 - forward])
+    held, warm = done.copy(), int(warm_up(stage, stages=stages, chunks=chunks))
+    held[warm + 1 :] -= freed[: max(len(held) - warm - 1, 0)]
+    return float(held.max())
 
 
 def split_layers(

@@ -15,12 +15,16 @@ stops the compute stream until the collective behind a handle has ended; `Sync` 
   and each block ends with both halves done; pipelined with its GEMM, it runs beside that.
 
 With an overlap off, the wait directly follows the issue; nothing else changes.
+
+A finished schedule consists of numbers, which a replay follows for one candidate or for many: each distinct run,
+collective and handle has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from axonn_tune.frameworks.description import StepOptions
@@ -30,14 +34,14 @@ from axonn_tune.program.step import ONLY, Section, Stage, StepProgram
 from axonn_tune.specs.workload import Overlap
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Run:
-    """Computation, back to back. Equal by identity: interpreters keep durations by it."""
+    """Computation, back to back."""
 
     operations: tuple[Computation, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Issue:
     """Put a collective on its stream; `slot` is the handle of its end."""
 
@@ -52,7 +56,7 @@ class Wait:
     slot: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Sync:
     """A blocking collective: issue and wait."""
 
@@ -60,7 +64,12 @@ class Sync:
 
 
 Instruction: TypeAlias = Run | Issue | Wait | Sync
-Instructions: TypeAlias = tuple[Instruction, ...]
+Emitted: TypeAlias = tuple[Instruction, ...]
+
+RUN, WAIT, SYNC, ISSUE = range(4)
+
+Instructions: TypeAlias = tuple[tuple[int, int, int], ...]
+"""`(code, number, handle)`: number of a run, of a handle to wait for, or of a collective and its handle if issued."""
 
 
 @dataclass(frozen=True)
@@ -72,27 +81,13 @@ class Gather:
 
 
 @dataclass(frozen=True)
-class BackwardBlocks:
-    """Backward pass over the blocks: the first block, then repeated ones, then the last.
-
-    Blocks that are not resharded after forward come first in backward order. Each part is a run of equal blocks.
-    """
-
-    first: Instructions
-    middle: Instructions
-    last: Instructions
-    only: Instructions
-    kept_first: Instructions
-    kept_middle: Instructions
-
-
-@dataclass(frozen=True)
 class MicroBatch:
     """Instructions of one micro-batch; `head` has the chain's next gather unless all layers are not resharded.
 
-    Of pipeline stages: enter, enter_backward begin a pass of a chunk with no embedding or LM head before it; alone is
-    the last block of a chunk with no LM head after it, head_all_kept the LM head of one; leave ends the backward pass
-    of a chunk without embedding.
+    Backward pass over the blocks: the first, then repeated ones, then the last; or the only one. Blocks that are not
+    resharded after forward come first. Of pipeline stages: enter, enter_backward begin a pass of a chunk with no
+    embedding or LM head before it; alone is the last block of a chunk with no LM head after it; leave ends the backward
+    pass of a chunk without embedding.
     """
 
     embedding: Instructions
@@ -103,7 +98,12 @@ class MicroBatch:
     head: Instructions
     head_all_kept: Instructions
     enter_backward: Instructions
-    backward: BackwardBlocks
+    first: Instructions
+    middle: Instructions
+    last: Instructions
+    only: Instructions
+    kept_first: Instructions
+    kept_middle: Instructions
     flush: Instructions
     leave: Instructions
 
@@ -112,9 +112,13 @@ class MicroBatch:
 class StepSchedule:
     """One step: all micro-batches but the last, the last with its data-parallel buckets, the end for each stage.
 
-    issued: operations of a block's forward and backward pass that the host issues; replicas: group that buckets are
-    reduced over.
+    runs, collectives, handles: what the numbers of instructions stand for; issued: operations of a block's forward and
+    backward pass that the host issues; replicas: group that buckets are reduced over.
     """
+
+    runs: tuple[tuple[Computation, ...], ...]
+    collectives: tuple[Collective, ...]
+    handles: tuple[str, ...]
 
     micro_batch: MicroBatch
     last_micro_batch: MicroBatch
@@ -125,23 +129,16 @@ class StepSchedule:
 
 @dataclass(frozen=True)
 class HostOperations:
-    """Operations the host issues in one pass of a block: computations, and collectives by group of axes.
+    """Operations the host issues in one pass of a block: so many computations, by the symbol that counts them or "",
+    and collectives by group of axes."""
 
-    counted: computations that are as many kernels as a symbol says, by that symbol.
-    """
-
-    computations: float
-    counted: Mapping[str, float]
+    computations: Mapping[str, float]
     collectives: Mapping[str, float]
 
     def count(self, sent: Callable[[str], Any], value: Callable[[str], Any]) -> Any:  # noqa: ANN401 - number or column
         """All of them; `sent` is 1.0 for groups that have several members, else 0.0; `value` is that of a symbol."""
-        total = self.computations
-        for symbol, kernels in self.counted.items():
-            total = total + kernels * value(symbol)
-        for axes, calls in self.collectives.items():
-            total = total + calls * sent(axes)
-        return total
+        parts = [kernels * value(symbol) if symbol else kernels for symbol, kernels in self.computations.items()]
+        return sum([*parts, *(calls * sent(axes) for axes, calls in self.collectives.items())])
 
 
 def build_schedule(
@@ -153,10 +150,16 @@ def build_schedule(
     compiler = _Compiler(program, used, split=split)
     every = ("head", "block", "table") if options.reduce_each_micro_batch else ()
     last = ("head", "block", "table")
+    micro_batch = compiler.micro_batch(buckets=every)
+    last_micro_batch = compiler.micro_batch(buckets=last, parameters=True)
+    ends = {stage: compiler.numbered([Wait("data"), *_plain(_end_of(program, stage))]) for stage in stages}
     return StepSchedule(
-        micro_batch=compiler.micro_batch(buckets=every),
-        last_micro_batch=compiler.micro_batch(buckets=last, parameters=True),
-        ends={stage: (Wait("data"), *_plain(_end_of(program, stage))) for stage in stages},
+        runs=tuple(compiler.runs),
+        collectives=tuple(compiler.collectives),
+        handles=tuple(compiler.handles),
+        micro_batch=micro_batch,
+        last_micro_batch=last_micro_batch,
+        ends=ends,
         issued=(_issued(program.block), _issued(program.block_backward)),
         replicas=program.given.data_axes,
     )
@@ -170,33 +173,20 @@ _COUNTS = ("softmax", "softmax_back", "alone", "shared", "grouped")
 
 
 def _issued(section: Section) -> HostOperations:
-    computations, counted, collectives = 0.0, dict[str, float](), dict[str, float]()
+    computations, collectives = dict[str, float](), dict[str, float]()
     for step in section.operations:
-        symbols = [name for name, _ in step.calls.powers if name in _COUNTS]
         if isinstance(step, Collective):
             collectives[step.axis] = collectives.get(step.axis, 0.0) + 1.0
-        elif symbols:
-            counted[symbols[0]] = counted.get(symbols[0], 0.0) + step.calls.coefficient
-        elif not isinstance(step, Kernel) or step.size_bytes.coefficient:
-            computations += step.calls.coefficient
-    return HostOperations(computations, counted, collectives)
+            continue
+        symbol = next((name for name, _ in step.calls.powers if name in _COUNTS), "")
+        if symbol or not isinstance(step, Kernel) or step.size_bytes.coefficient:
+            computations[symbol] = computations.get(symbol, 0.0) + step.calls.coefficient
+    return HostOperations(computations, collectives)
 
 
-def _plain(operations: Iterable[Operation]) -> Instructions:
+def _plain(operations: Iterable[Operation]) -> Iterator[Instruction]:
     """Everything in order, nothing overlapped."""
-    return merged(Sync(step) if isinstance(step, Collective) else Run((step,)) for step in operations)
-
-
-def merged(instructions: Iterable[Instruction]) -> Instructions:
-    """Join neighbouring runs."""
-    joined: list[Instruction] = []
-    for instruction in instructions:
-        previous = joined[-1] if joined else None
-        if isinstance(instruction, Run) and isinstance(previous, Run):
-            joined[-1] = Run(previous.operations + instruction.operations)
-        else:
-            joined.append(instruction)
-    return tuple(joined)
+    return (Sync(step) if isinstance(step, Collective) else Run((step,)) for step in operations)
 
 
 def _gathers(operations: Iterable[Operation]) -> list[Gather]:
@@ -212,7 +202,10 @@ def _gathers(operations: Iterable[Operation]) -> list[Gather]:
 
 
 class _Compiler:
-    """Turns sections into instructions; holds what they share, no state of a compilation."""
+    """Turns sections into instructions, and numbers what they are about.
+
+    runs: by number; collectives, handles: with their numbers.
+    """
 
     def __init__(self, program: StepProgram, overlaps: frozenset[Overlap], *, split: bool) -> None:
         self.program = program
@@ -222,6 +215,39 @@ class _Compiler:
         self.block_accumulate = [
             step for step in program.block_backward.operations if isinstance(step, Kernel) and step.accumulates
         ][-1]
+        self.runs: list[tuple[Computation, ...]] = []
+        self.collectives: dict[Collective, int] = {}
+        self.handles: dict[str, int] = {}
+        self._known: dict[tuple[int, ...], int] = {}
+
+    def numbered(self, instructions: Iterable[Instruction]) -> Instructions:
+        """Instructions in numbers, neighbouring runs joined."""
+        found: list[tuple[int, int, int]] = []
+        joined: list[Computation] = []
+        for step in (*instructions, None):
+            if isinstance(step, Run):
+                joined += step.operations
+                continue
+            if joined:
+                found.append((RUN, self._run(tuple(joined)), 0))
+                joined.clear()
+            if isinstance(step, Wait):
+                found.append((WAIT, self._handle(step), 0))
+            elif step is not None:
+                number = self.collectives.setdefault(step.collective, len(self.collectives))
+                found.append((ISSUE, number, self._handle(step)) if isinstance(step, Issue) else (SYNC, number, 0))
+        return tuple(found)
+
+    def _handle(self, step: Issue | Wait) -> int:
+        return self.handles.setdefault(step.slot, len(self.handles))
+
+    def _run(self, operations: tuple[Computation, ...]) -> int:
+        """Number of a run, by the identities of its operations."""
+        key = tuple(map(id, operations))
+        if key not in self._known:
+            self._known[key] = len(self.runs)
+            self.runs.append(operations)
+        return self._known[key]
 
     def micro_batch(self, *, buckets: tuple[str, ...], parameters: bool = False) -> MicroBatch:
         """One micro-batch; `buckets` names the sections of data-parallel buckets sent in it.
@@ -236,29 +262,27 @@ class _Compiler:
         )
         head_bucket = self._bucket("head", buckets)
         first, following, last, before_head = self._parameters() if parameters else ((), (), (), ())
+        numbered, head_section = self.numbered, partial(self._section, program.head, bucket=head_bucket, flush=True)
+        looked_up = self._section(program.embedding, following=_first(block))
+        blocks = self._backward_blocks(backward, bucket=self._bucket("block", buckets))
         return MicroBatch(
-            embedding=merged(
-                [*self._start(_first(embedding)), *self._section(program.embedding, following=_first(block)), *first]
-            ),
-            enter=merged([*self._start(_first(block)), *first]),
-            block=(*following, *self._section(program.block, following=_first(block))),
-            last_block=(*last, *self._section(program.block, following=_first(head))),
-            alone=(*following[:1], *self._section(program.block)),
-            head=(
-                *before_head,
-                *self._section(program.head, following=_first(backward), bucket=head_bucket, flush=True),
-            ),
-            head_all_kept=(*before_head, *self._section(program.head, bucket=head_bucket, flush=True)),
-            enter_backward=self._start(_first(backward)),
-            backward=self._backward_blocks(backward, bucket=self._bucket("block", buckets)),
-            flush=self._flush(buckets),
-            leave=self._leave(buckets),
+            embedding=numbered([*self._start(_first(embedding)), *looked_up, *first]),
+            enter=numbered([*self._start(_first(block)), *first]),
+            block=numbered([*following, *self._section(program.block, following=_first(block))]),
+            last_block=numbered([*last, *self._section(program.block, following=_first(head))]),
+            alone=numbered([*following[:1], *self._section(program.block)]),
+            head=numbered([*before_head, *head_section(following=_first(backward))]),
+            head_all_kept=numbered([*before_head, *head_section()]),
+            enter_backward=numbered(self._start(_first(backward))),
+            **{name: numbered(part) for name, part in blocks.items()},
+            flush=numbered(self._flush(buckets)),
+            leave=numbered(self._leave(buckets)),
         )
 
-    def _parameters(self) -> tuple[Instructions, Instructions, Instructions, Instructions]:
+    def _parameters(self) -> tuple[Emitted, Emitted, Emitted, Emitted]:
         """Gathers of new weights a block ahead: before the first block, between blocks, at the last, at the LM head."""
 
-        def issued(section: Section) -> Instructions:
+        def issued(section: Section) -> Emitted:
             return tuple(Issue(step, "parameters") for step in section.operations if isinstance(step, Collective))
 
         block, head = issued(self.program.parameters), issued(self.program.head_parameters)
@@ -272,20 +296,20 @@ class _Compiler:
         found = section[name].operations if name in buckets else ()
         return tuple(step for step in found if isinstance(step, Collective))
 
-    def _backward_blocks(self, chain: list[Gather], *, bucket: tuple[Collective, ...]) -> BackwardBlocks:
+    def _backward_blocks(self, chain: list[Gather], *, bucket: tuple[Collective, ...]) -> dict[str, list[Instruction]]:
         program = self.program.block_backward
         kept = Section(program.name, program.repeats, tuple(_without_gathers(program.operations)))
         pending = Pending(self.block_accumulate, bucket)
-        return BackwardBlocks(
-            first=self._section(program, following=_first(chain), bucket=bucket),
-            middle=self._section(program, following=_first(chain), pending=pending, bucket=bucket),
-            last=self._section(program, pending=pending, bucket=bucket),
-            only=self._section(program, bucket=bucket),
-            kept_first=self._section(kept, bucket=bucket),
-            kept_middle=self._section(kept, pending=pending, bucket=bucket),
-        )
+        return {
+            "first": self._section(program, following=_first(chain), bucket=bucket),
+            "middle": self._section(program, following=_first(chain), pending=pending, bucket=bucket),
+            "last": self._section(program, pending=pending, bucket=bucket),
+            "only": self._section(program, bucket=bucket),
+            "kept_first": self._section(kept, bucket=bucket),
+            "kept_middle": self._section(kept, pending=pending, bucket=bucket),
+        }
 
-    def _start(self, gather: Gather | None) -> Instructions:
+    def _start(self, gather: Gather | None) -> Emitted:
         """The first gather of a chain, which is exposed."""
         if gather is None or not _prefetched(gather, self.overlaps, self.options):
             return ()
@@ -299,7 +323,7 @@ class _Compiler:
         pending: Pending | None = None,
         bucket: tuple[Collective, ...] = (),
         flush: bool = False,
-    ) -> Instructions:
+    ) -> list[Instruction]:
         """Instructions of one section.
 
         following: the gather after the section's last in the chain, issued at its start if it has none; pending:
@@ -312,23 +336,21 @@ class _Compiler:
             emitter.output += self._start(following)
         for step in _halves(section.operations) if self.split else section.operations:
             emitter.add(step)
-        return merged(emitter.finish(flush=flush))
+        return emitter.finish(flush=flush)
 
-    def _flush(self, buckets: tuple[str, ...]) -> Instructions:
+    def _flush(self, buckets: tuple[str, ...]) -> list[Instruction]:
         """After the last block: its reduce-scatter and bucket, then the backward pass of the embedding."""
         deferred = "weight_gradient" in self.overlaps
         pending = Pending(self.block_accumulate, self._bucket("block", buckets)) if deferred else None
         emitter = _Emitter(self.overlaps, self.options, [None], pending, self._bucket("table", buckets))
         for step in self.program.embedding_backward.operations:
             emitter.add(step)
-        return merged(emitter.finish(flush=True))
+        return emitter.finish(flush=True)
 
-    def _leave(self, buckets: tuple[str, ...]) -> Instructions:
+    def _leave(self, buckets: tuple[str, ...]) -> list[Instruction]:
         """The same without an embedding."""
-        if "weight_gradient" not in self.overlaps:
-            return ()
         pending = Pending(self.block_accumulate, self._bucket("block", buckets))
-        return merged(_Emitter(self.overlaps, self.options, [None], pending, ()).finish(flush=True))
+        return _Emitter(self.overlaps, self.options, [None], pending, ()).finish(flush=True)
 
 
 def _first(chain: list[Gather]) -> Gather | None:

@@ -1,9 +1,9 @@
 """One training step, described once: the cost model prices it, the memory model sizes it, the runtime must match it.
 
 A step is `A` micro-batches, each forward through embedding, L blocks and the LM head, then backward; the
-data-parallel buckets go out during the last backward pass; then the optimizer. Sections list one
-rank's operations in the order they are issued when nothing overlaps. With pipeline stages, L are the blocks of one
-stage, the first of which has the embedding and the last of which the LM head.
+data-parallel buckets go out during the last backward pass, or after it as one buffer; then the optimizer. Sections
+list one rank's operations in the order they are issued when nothing overlaps. With pipeline stages, L are the blocks of
+one stage, the first of which has the embedding and the last of which the LM head.
 """
 
 from __future__ import annotations
@@ -167,14 +167,18 @@ def build_step(
     recompute: Recompute,
     options: StepOptions = BUNDLED,
     context: bool = False,
+    lone_context: bool = False,
     table_alignment: int = MATRIX_ALIGNMENT,
 ) -> StepProgram:
     """The program of one step; the grid, the micro-batch and what follows from them stay symbols.
 
-    context: the framework has a context axis; table_alignment: bytes at whose multiples rows of logits start.
+    context, lone_context: the framework has a context axis, of any size or of one rank; table_alignment: bytes at whose
+    multiples rows of logits start.
     """
     sharded = workload.shard_optimizer_over_data or options.distributed_optimizer
-    given = LayerInputs(model, workload.element_sizes, options, sharded, context, table_alignment)
+    if "data_parallel" not in set(workload.overlaps) & set(options.overlaps):
+        options = replace(options, reduction=options.blocking_reduction or options.reduction, parameter_overlap=False)
+    given = LayerInputs(model, workload.element_sizes, options, sharded, context, table_alignment, lone_context)
     buckets = _buckets(given)
     sent = buckets if options.reduction == "buckets" else []
     times = ACCUMULATION if options.reduce_each_micro_batch else ONCE

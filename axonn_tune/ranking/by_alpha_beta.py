@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from axonn_tune.cost.columns import Floats
+from axonn_tune.cost.evidence import outside
 from axonn_tune.cost.prediction import Pricing, price_configuration
 from axonn_tune.cost.uncertainty import (
     DEVIATIONS,
@@ -22,9 +23,9 @@ from axonn_tune.cost.utilisation import exposed_s
 from axonn_tune.program.dimensions import executed_flops
 from axonn_tune.ranking.choosing import Candidate, Ranking, SearchCounts, ranking_metric
 from axonn_tune.ranking.entries import Entry, Sizes
-from axonn_tune.ranking.space import Fitting, Problem, RankBy
+from axonn_tune.ranking.space import Problem, RankBy
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.workload import RECOMPUTES, Recompute
+from axonn_tune.specs.workload import RECOMPUTES
 
 
 @dataclass(frozen=True)
@@ -165,20 +166,14 @@ class AlphaBetaRanking:
         return tuple(entries)
 
     def _executed_flops(self, position: int) -> float:
-        columns, row = self.ranking.columns, self.ranking.rows[position]
-        return float(self._flops_by_shape[RECOMPUTES[columns.recompute[row]]][columns.shape[row]])
-
-    @cached_property
-    def _flops_by_shape(self) -> dict[Recompute, Floats]:
-        """FLOPs one rank executes, of pipeline stages their mean, for every shape, by kind of recompute."""
-        return {kind: self._flops(kind, fitting) for kind, fitting in self.ranking.fittings.items()}
-
-    def _flops(self, kind: Recompute, fitting: Fitting) -> Floats:
-        problem, shapes = self.ranking.problem, self.ranking.shapes
-        program = self.ranking.programs[kind]
-        kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
-        flops = np.broadcast_to(np.asarray(executed_flops(program, {**shapes.values, **kept})), (len(shapes),))
-        return np.asarray(flops / shapes.stages)
+        """FLOPs one rank executes in a step, of pipeline stages their mean."""
+        columns, row, shapes = self.ranking.columns, self.ranking.rows[position], self.ranking.shapes
+        kind, shape = RECOMPUTES[columns.recompute[row]], columns.shape[row]
+        kept = self.ranking.fittings[kind].kept_layers[shape]
+        every = shapes.values.items()
+        values = {name: value[shape] if isinstance(value, np.ndarray) else value for name, value in every}
+        values |= {"kept": kept, "unkept": float(self.ranking.problem.model.layers) - kept}
+        return float(executed_flops(self.ranking.programs[kind], values) / shapes.stages[shape])
 
 
 def count_ties(metric: Floats, half: Floats) -> int:
@@ -229,4 +224,6 @@ def candidate_entry(candidate: Candidate, problem: Problem, *, flops: float) -> 
         high_s=found.high_s,
         mfu=found.mfu,
         hfu=found.hfu,
+        logged_tflops_per_gpu=found.logged_tflops_per_gpu,
+        outside=outside(problem.machine, problem.workload, configuration),
     )

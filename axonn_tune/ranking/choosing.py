@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 import time
 from bisect import bisect
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,10 @@ from axonn_tune.frameworks import software_on, step_on
 from axonn_tune.frameworks.description import StepOptions
 from axonn_tune.grid import ALL_AXES, AXES, Grid
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED
+from axonn_tune.program.dimensions import table_alignment
+from axonn_tune.program.operations import MATRIX_ALIGNMENT
 from axonn_tune.program.schedule import build_schedule
-from axonn_tune.program.step import ONLY, StepProgram, build_step
+from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
 from axonn_tune.ranking.space import (
     FIRST,
     LAST,
@@ -40,12 +42,15 @@ from axonn_tune.ranking.space import (
     list_grids,
     list_placements,
     list_shapes,
+    require_searchable,
+    uneven_chunks,
+    with_uneven_chunks,
 )
 from axonn_tune.specs.workload import RECOMPUTES, Recompute
 from axonn_tune.units import seconds
 
 if TYPE_CHECKING:
-    from axonn_tune.ranking.pipelines import Pipelines
+    from axonn_tune.cost.stages import Pipelines
 
 LARGEST_COUNT = 2**40
 """Counts from here on do not fit the columns, whose arithmetic must stay exact."""
@@ -143,12 +148,8 @@ class Ranking:
         fitting, chunks = self.fittings[recompute], int(self.shapes.chunks[shape])
         step_s, compute_s, bubble_s = columns.exact_s(row)
         grid = Grid(**sizes, order=order)
-        configuration = Configuration(grid, micro_batch, recompute, int(fitting.kept_layers[shape]), chunks)
-        if problem.model.layers % (grid.pipeline * chunks) and chunks > 1:
-            # The columns take chunks to have as many blocks each.
-            return Candidate.of(self._price(configuration))
         return Candidate(
-            configuration=configuration,
+            configuration=Configuration(grid, micro_batch, recompute, int(fitting.kept_layers[shape]), chunks),
             accumulation=problem.workload.global_batch // (grid.batch_shares * micro_batch),
             communication_s=float(columns.communication_s[row]),
             compute_s=compute_s,
@@ -224,7 +225,7 @@ class Ranking:
 class Columns:
     """Priced candidates of all kinds of recompute: indices and seconds, one row each.
 
-    starts: groups with pipeline stages, whose steps are bounds until they are refined, each with its first row.
+    bounded: steps that are bounds until they are refined. starts: groups with pipeline stages, each with its first row.
     """
 
     shape: Integers
@@ -234,14 +235,15 @@ class Columns:
     compute_s: Floats
     iteration_s: Floats
     bubble_s: Floats
+    bounded: NDArray[np.bool_]
     starts: tuple[tuple[int, Pipelines], ...] = ()
 
     def exact_s(self, row: int) -> tuple[float, float, float]:
         """Step of one candidate, with pipeline stages by the exact recurrence; its computation and bubble, s."""
-        number = bisect([start for start, _ in self.starts], row) - 1
-        if number >= 0 and row - self.starts[number][0] < len(self.starts[number][1].rows):
-            return self.starts[number][1].exact_s(row - self.starts[number][0])
-        return float(self.iteration_s[row]), float(self.compute_s[row]), 0.0
+        if self.bounded[row]:
+            start, group = self.starts[bisect([start for start, _ in self.starts], row) - 1]
+            return group.exact_s(row - start)
+        return float(self.iteration_s[row]), float(self.compute_s[row]), float(self.bubble_s[row])
 
 
 def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> Ranking:
@@ -252,35 +254,81 @@ def search(problem: Problem, *, variants: bool = False, exact: int = LISTED) -> 
     """
     started = time.perf_counter()
     _check(problem)
-    workload, limits, options = problem.workload, problem.limits, step_on(problem.framework, problem.machine)
+    limits, options = problem.limits, step_on(problem.framework, problem.machine)
     grids = list_grids(problem)
     shapes = list_shapes(grids, problem)
-    programs = {
-        kind: build_step(problem.model, workload, recompute=kind, options=options, context="context" in problem.axes)
-        for kind in limits.recomputes
-    }
+    candidates = _count_candidates(shapes, grids, problem)
+    require_searchable(candidates)
+    programs = {kind: _program(problem, options, kind) for kind in limits.recomputes}
     fittings = {kind: fit_memory(shapes, program) for kind, program in programs.items()}
-    used = distinct(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))[0]
+    uneven, unpriced = uneven_chunks(shapes, programs, fittings)
     groups = tuple(dict.fromkeys(axes for program in programs.values() for axes in program.groups))
-    placements = list_placements(grids, used, problem, groups)
+    placed = distinct(np.concatenate([shapes.grid[uneven], *(shapes.grid[one.rows] for one in fittings.values())]))[0]
+    placements = list_placements(grids, placed, problem, groups)
     table = _routes(problem, placements, programs)
-    priced = fittings if variants else _undominated(problem, options, fittings)
-    columns = _joined(
-        [_price(problem, shapes, placements, table, programs[kind], priced[kind]) for kind in limits.recomputes]
-    )
+
+    def priced(shapes: Shapes, fittings: dict[Recompute, Fitting]) -> Columns:
+        some = fittings if variants else _undominated(problem, options, fittings)
+        return _joined(
+            [
+                _price(problem, shapes, placements, table, program, part)
+                for kind in programs
+                for program, part in _by_alignment(shapes, options, programs[kind], some[kind])
+            ]
+        )
+
+    columns = priced(shapes, fittings)
     if len(shapes.piped):
         columns = _refined(columns, shapes, problem, count=exact, variants=variants)
+    if len(uneven):
+        promising = _promising(columns, shapes, problem, count=exact)
+        promising[unpriced] = True
+        more, before = with_uneven_chunks(shapes, uneven if variants else uneven[promising[uneven]]), len(shapes)
+        fitted = {kind: fit_memory(more, program) for kind, program in programs.items()}
+        found = priced(more, fitted)
+        columns = _joined([columns, replace(found, shape=found.shape + before)])
+        shapes, fittings = shapes.with_more(more), {kind: fittings[kind].with_more(fitted[kind]) for kind in fitted}
+        columns = _refined(columns, shapes, problem, count=exact, variants=variants)
+    used = distinct(np.concatenate([shapes.grid[fitting.rows] for fitting in fittings.values()]))[0]
     rows = np.arange(len(columns.shape)) if variants else _best_of_each(columns, shapes, rank_by=problem.rank_by)
     rows = _order(columns, rows, shapes, placements, rank_by=problem.rank_by, fittings=fittings)
     searched = SearchCounts(
         grids=len(grids.sizes),
-        candidates=_count_candidates(shapes, grids, problem),
+        candidates=candidates,
         feasible=_count_fitting(shapes, placements, fittings),
         rejected=_count_rejected(grids, shapes, used, limits.axes),
         seconds=time.perf_counter() - started,
     )
-    chosen = rows if variants else _first_of_each(shapes.grid[columns.shape[rows]], rows)
+    chosen = rows if variants else rows[np.sort(distinct(shapes.grid[columns.shape[rows]])[1])]
     return Ranking(problem, searched, grids, shapes, placements, fittings, columns, chosen, programs)
+
+
+def _program(problem: Problem, options: StepOptions, kind: Recompute, alignment: int = MATRIX_ALIGNMENT) -> StepProgram:
+    """The program of a kind of recompute; alignment: of rows of logits, bytes."""
+    context = "context" in problem.axes
+    return build_step(
+        problem.model, problem.workload, recompute=kind, options=options, context=context, table_alignment=alignment
+    )
+
+
+def _by_alignment(
+    shapes: Shapes, options: StepOptions, program: StepProgram, fitting: Fitting
+) -> Iterator[tuple[StepProgram, Fitting]]:
+    """Programs and fittings by the alignment of rows of logits, which differs where the vocabulary is not padded."""
+    if options.vocabulary_multiple != 0:
+        yield program, fitting
+        return
+    problem, splits = shapes.problem, shapes.sizes("x") * shapes.sizes("y")
+    element = problem.workload.element_sizes.compute
+    pairs = list(zip(shapes.sizes("V").tolist(), splits.tolist(), strict=True))
+    aligned = {
+        (rows, split): table_alignment(problem.model, rows, split=split, element=element, options=options)
+        for rows, split in set(pairs)
+    }
+    found = np.array([aligned[pair] for pair in pairs], dtype=np.int64)
+    for alignment in distinct(found)[0].tolist():
+        rows = fitting.rows[found[fitting.rows] == alignment]
+        yield _program(problem, options, program.recompute, alignment), replace(fitting, rows=rows)
 
 
 def _undominated(
@@ -349,6 +397,10 @@ def _check(problem: Problem) -> None:
         )
 
 
+_schedule = lru_cache(maxsize=16)(build_schedule)
+"""Schedules of the kinds of recompute, which shapes with equal and with uneven chunks share."""
+
+
 def _price(
     problem: Problem,
     shapes: Shapes,
@@ -362,57 +414,74 @@ def _price(
     rates = compute_rates(
         problem.machine.accelerator, workload.precision, software_on(problem.framework, problem.machine)
     )
-    stages = (ONLY, FIRST, MIDDLE, LAST) if len(shapes.piped) else (ONLY,)
-    pricer = ColumnPricer(
-        program,
-        build_schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages),
-        rates=rates,
-        element_bytes=float(workload.element_sizes.compute),
-        table=table,
-    )
+
+    def pricer_of(program: StepProgram, *stages: Stage) -> ColumnPricer:
+        schedule = _schedule(program, overlaps=workload.overlaps, split=workload.split_micro_batch, stages=stages)
+        element_bytes = float(workload.element_sizes.compute)
+        return ColumnPricer(program, schedule, rates=rates, element_bytes=element_bytes, table=table)
+
     kept = {"kept": fitting.kept_layers, "unkept": float(problem.model.layers) - fitting.kept_layers}
     number = RECOMPUTES.index(program.recompute)
     whole = fitting.rows[shapes.stages[fitting.rows] == 1] if len(shapes.piped) else fitting.rows
     candidates, placement = list_candidates(shapes, whole, placements)
-    first, representative = pricer.distinct(candidates)
-    prices = pricer.price(candidates.taken(first), {**shapes.values, **kept}).taken(representative)
+    communication, compute, iteration = np.empty((3, 0))
+    if len(candidates):
+        pricer = pricer_of(program, ONLY)
+        first, representative = pricer.distinct(candidates)
+        communication, compute, iteration = pricer.price(candidates.taken(first), {**shapes.values, **kept})[
+            :, representative
+        ]
     found = Columns(
         shape=candidates.shape,
         placement=placement,
         recompute=np.full(len(candidates), number, dtype=np.int64),
-        communication_s=prices.communication_s,
-        compute_s=prices.compute_s,
-        iteration_s=prices.iteration_s,
+        communication_s=communication,
+        compute_s=compute,
+        iteration_s=iteration,
         bubble_s=np.zeros(len(candidates)),
+        bounded=np.zeros(len(candidates), dtype=np.bool_),
     )
-    if not len(shapes.piped):
+    if len(whole) == len(fitting.rows):
         return found
     # Imported here: most searches have no pipeline, and start-up time is theirs.
     from axonn_tune.ranking.pipelines import price_pipelines
 
     candidates, placement = list_candidates(shapes, fitting.rows[shapes.stages[fitting.rows] > 1], placements)
+    given = program.given
+    staged = build_step(
+        problem.model,
+        workload,
+        recompute=program.recompute,
+        options=given.options.staged,
+        context=given.context,
+        table_alignment=given.table_alignment,
+    )
+    pricer = pricer_of(staged, FIRST, MIDDLE, LAST)
     contention, routes = rates.contention, placements.shapes
     groups = tuple(price_pipelines(shapes, fitting, pricer, candidates, routes=routes, contention=contention))
     return _joined([found, _bounds(groups, candidates.shape, placement, number)])
 
 
-def _bounds(groups: tuple[Pipelines, ...], shape: Integers, placement: Integers, number: int) -> Columns:
+def _bounds(
+    groups: tuple[tuple[Integers, Pipelines], ...], shape: Integers, placement: Integers, number: int
+) -> Columns:
     """Columns of candidates with pipeline stages, their steps by the bound."""
-    rows = np.concatenate([group.rows for group in groups]) if groups else np.empty(0, dtype=np.int64)
-    empty = [np.empty(0)]
-    bounds = [group.bound_s() for group in groups]
-    firsts = np.cumsum([0, *(len(group.rows) for group in groups)])[:-1]
+    rows = np.concatenate([rows for rows, _ in groups]) if groups else np.empty(0, dtype=np.int64)
+    empty, priced = [np.empty(0)], [group for _, group in groups]
+    bounds = [group.bound_s() for group in priced]
+    firsts = np.cumsum([0, *map(len, priced)])[:-1]
     steps = np.concatenate([step for step, _, _ in bounds] or empty)
     lost = np.concatenate([lost for _, lost, _ in bounds] or empty)
     return Columns(
         shape=shape[rows],
         placement=placement[rows],
         recompute=np.full(len(rows), number, dtype=np.int64),
-        communication_s=np.concatenate([group.communication_s for group in groups] or empty),
-        compute_s=np.concatenate([group.alone_s for group in groups] or empty) + lost,
+        communication_s=np.concatenate([group.communication_s for group in priced] or empty),
+        compute_s=np.concatenate([group.alone_s for group in priced] or empty) + lost,
         iteration_s=steps,
         bubble_s=np.concatenate([bubble for _, _, bubble in bounds] or empty),
-        starts=tuple(zip(firsts.tolist(), groups, strict=True)),
+        bounded=np.ones(len(rows), dtype=np.bool_),
+        starts=tuple(zip(firsts.tolist(), priced, strict=True)),
     )
 
 
@@ -429,11 +498,10 @@ def _refined(columns: Columns, shapes: Shapes, problem: Problem, *, count: int, 
 
 def _refined_by(columns: Columns, groups: Integers | None, *, rank_by: RankBy, count: int) -> Columns:
     """The same for one measure; groups: of rows that share a place, None where each has its own."""
-    piped = {start + at for start, group in columns.starts for at in range(len(group.rows))}
     iteration, compute, bubble = columns.iteration_s.copy(), columns.compute_s.copy(), columns.bubble_s.copy()
-    metric = ranking_metric(columns, rank_by=rank_by)
+    metric, bounded = ranking_metric(columns, rank_by=rank_by), columns.bounded.copy()
     rows = np.arange(len(metric)).tolist()
-    queue = list(zip(metric.tolist(), iteration.tolist(), rows, [row not in piped for row in rows], strict=True))
+    queue = list(zip(metric.tolist(), iteration.tolist(), rows, (~bounded).tolist(), strict=True))
     heapq.heapify(queue)
     ranked: set[int] = set()
     while queue and len(ranked) < count:
@@ -442,6 +510,7 @@ def _refined_by(columns: Columns, groups: Integers | None, *, rank_by: RankBy, c
             ranked.add(row if groups is None else int(groups[row]))
             continue
         iteration[row], compute[row], bubble[row] = columns.exact_s(row)
+        bounded[row] = False
         exact = replace(
             columns,
             iteration_s=iteration[row : row + 1],
@@ -451,12 +520,31 @@ def _refined_by(columns: Columns, groups: Integers | None, *, rank_by: RankBy, c
         )
         measure = float(ranking_metric(exact, rank_by=rank_by)[0])
         heapq.heappush(queue, (measure, float(iteration[row]), row, True))
-    return replace(columns, iteration_s=iteration, compute_s=compute, bubble_s=bubble)
+    return replace(columns, iteration_s=iteration, compute_s=compute, bubble_s=bubble, bounded=bounded)
+
+
+def _promising(columns: Columns, shapes: Shapes, problem: Problem, *, count: int) -> NDArray[np.bool_]:
+    """Shapes of one chunk a stage that may be among the first `count` grids, or be the fastest, cut into several.
+
+    What a stage of one chunk is busy with takes as long in several, and their sends are as many at least; with more
+    recompute it takes longer.
+    """
+    places = np.full(int(shapes.grid.max(initial=-1)) + 1, np.inf)
+    np.minimum.at(places, shapes.grid[columns.shape], ranking_metric(columns, rank_by=problem.rank_by))
+    last_s = float(np.sort(places)[count - 1]) if 0 < count <= len(places) else np.inf
+    found = np.zeros(len(shapes), dtype=np.bool_)
+    for start, group in columns.starts:
+        rows = np.arange(start, start + len(group))
+        step_s, exposed = group.floor_s()
+        least = {"iteration": step_s, "exposed": exposed, "communication": columns.communication_s[rows]}
+        kept = (least[problem.rank_by] <= last_s) | (step_s <= columns.iteration_s.min(initial=np.inf))
+        found[columns.shape[rows[kept]]] = True
+    return found
 
 
 def _joined(parts: list[Columns]) -> Columns:
     """Columns one after the other."""
-    names = ("shape", "placement", "recompute", "communication_s", "compute_s", "iteration_s", "bubble_s")
+    names = [field.name for field in fields(Columns) if field.name != "starts"]
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     starts, before = [], 0
     for part in parts:
@@ -507,12 +595,6 @@ def ranking_metric(columns: Columns, *, rank_by: RankBy) -> Floats:
     if rank_by == "iteration":
         return columns.iteration_s
     return np.asarray(exposed_s(columns.iteration_s - columns.bubble_s, columns.compute_s))
-
-
-def _first_of_each(grid: NDArray[np.int64], rows: Integers) -> Integers:
-    """The first row of each grid, in ranking order."""
-    first = distinct(grid)[1]
-    return rows[np.sort(first)]
 
 
 def _count_candidates(shapes: Shapes, grids: Grids, problem: Problem) -> int:

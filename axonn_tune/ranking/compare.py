@@ -213,7 +213,11 @@ def compare(problem: Problem) -> Comparison:
             asked = _problem_of(problem, find_framework(framework))
             unlimited = replace(asked, machine=with_unlimited_memory(asked.machine))
             rankings[framework] = search(asked, exact=1), search(unlimited, exact=1)
-        contenders.append(_contender(key, name, *rankings[framework], wanted))
+        ranking, roomy = rankings[framework]
+        best = _first(ranking, wanted)
+        why = "" if best is not None else _why_not(ranking, wanted)
+        named = ranking.problem.framework.name
+        contenders.append(Contender(key, name, named, best, infeasible=why, unlimited_memory=_first(roomy, wanted)))
     if all(contender.prediction is None for contender in contenders):
         raise NothingFeasibleError("; ".join(f"{each.name}: {each.infeasible}" for each in contenders))
     full = rankings[AXONN_TUNE.name][0]
@@ -261,14 +265,6 @@ def with_unlimited_memory(machine: Machine) -> Machine:
     """The machine with unlimited memory."""
     accelerator = machine.accelerator.model_copy(update={"memory_gib": UNLIMITED_MEMORY_GIB})
     return machine.model_copy(update={"accelerator": accelerator})
-
-
-def _contender(key: str, name: str, ranking: Ranking, unlimited: Ranking, wanted: GridFilter) -> Contender:
-    """The first matching candidate of a ranking."""
-    framework = ranking.problem.framework.name
-    best, best_unlimited = _first(ranking, wanted), _first(unlimited, wanted)
-    why = "" if best is not None else _why_not(ranking, wanted)
-    return Contender(key, name, framework, best, infeasible=why, unlimited_memory=best_unlimited)
 
 
 def _first(ranking: Ranking, wanted: GridFilter) -> StepPrediction | None:

@@ -18,9 +18,10 @@ Sizes: TypeAlias = tuple[int, ...]
 class Entry:
     """One grid (or candidate) of a ranking; None: not feasible, or not known to the cost model.
 
-    rank: from 1; None for a rejected grid. order: axes from the fastest-varying rank outwards.
-    tie: within model error of the first of the ranking. shortest_step_s: of all
-    candidates of this grid. bubble_s: waiting for other pipeline stages; stages: each of them, where terms are listed.
+    rank: from 1; None for a rejected grid, and for the candidate with the shortest step beside a ranking by another
+    criterion. order: axes from the fastest-varying rank outwards. tie: within model error of the first of the ranking.
+    shortest_step_s: of all candidates of this grid. bubble_s: waiting for other pipeline stages; stages: each of them,
+    where terms are listed. outside: what of it no published step validates (`cost.evidence`).
     """
 
     sizes: Sizes
@@ -49,6 +50,8 @@ class Entry:
     high_s: float | None = None
     mfu: float | None = None
     hfu: float | None = None
+    logged_tflops_per_gpu: float | None = None
+    outside: tuple[str, ...] = ()
     terms: tuple[Term, ...] = field(default=(), repr=False)
 
     def size(self, axis: str) -> int:
@@ -78,7 +81,7 @@ class Entry:
     @property
     def feasible(self) -> bool:
         """Whether it satisfies every constraint."""
-        return self.rank is not None
+        return not self.rejected_because
 
     @property
     def wide_order(self) -> tuple[str, ...]:

@@ -82,7 +82,12 @@ def load_inputs(choices: Choices) -> Inputs:
     model = load_model(choices.model, overrides=for_model)
     machine = load_machine(choices.machine, overrides=for_machine)
     workload = make_workload(model.document, choices.workload, settings=for_workload)
-    _check_pins(choices)
+    pins, called = choices.limits.axes, choices.framework.called
+    if choices.gpus % prod(pins.values()):
+        shown = ", ".join(f"{called(axis)} = {pins[axis]}" for axis in ALL_AXES if axis in pins)
+        raise UsageError(
+            f"{choices.gpus} GPUs cannot be arranged with {shown}: {prod(pins.values())} does not divide them"
+        )
     framework = choices.framework.with_step(**for_step) if for_step else choices.framework
     pipeline = choices.pipeline or (framework.ranked_by == "iteration" and "pipeline" in framework.axes)
     problem = Problem(
@@ -97,7 +102,11 @@ def load_inputs(choices: Choices) -> Inputs:
         tokens_total=choices.tokens_total,
     )
     _check_axes(problem)
-    _check_step(problem)
+    kept = choices.limits.kept_layers
+    if kept and not framework.keeps_layers:
+        raise UsageError(f"--kept-layers {kept}: {framework.title} reshards every layer after forward")
+    if workload.split_micro_batch and "output" not in framework.step.overlaps:
+        raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
     return Inputs(problem, model, machine)
 
 
@@ -118,15 +127,6 @@ def _check_axes(problem: Problem) -> None:
     if pins["chunks"] > 1 and (pins.get("pipeline") == 1 or "pipeline" not in problem.axes):
         stages = f"but {pipeline} is 1" if "pipeline" in problem.axes else "which --pipeline searches"
         raise UsageError(f"{framework.option('chunks')} {limits.chunks} is for several pipeline stages, {stages}")
-
-
-def _check_step(problem: Problem) -> None:
-    """Refuse options that the framework's step does not have."""
-    framework, kept = problem.framework, problem.limits.kept_layers
-    if kept and not framework.keeps_layers:
-        raise UsageError(f"--kept-layers {kept}: {framework.title} reshards every layer after forward")
-    if problem.workload.split_micro_batch and "output" not in framework.step.overlaps:
-        raise UsageError(f"--split-micro-batch: {framework.title} does not interleave half micro-batches")
 
 
 def _step_settings(settings: Sequence[str]) -> tuple[dict[str, object], list[str]]:
@@ -179,6 +179,8 @@ def _number(setting: str, text: str) -> float | int:
 
 def make_workload(model: Model, choices: WorkloadChoices, *, settings: Sequence[str] = ()) -> Workload:
     """The model's default workload with the user's choices, then `key=value` settings, on top."""
+    wanted = () if "all" in choices.no_overlaps else choices.overlaps or OVERLAPS
+    overlaps = tuple(name for name in OVERLAPS if name in wanted and name not in choices.no_overlaps)
     chosen: dict[str, object] = {
         "precision": choices.precision,
         "shard_optimizer_over_data": choices.shard_optimizer,
@@ -186,7 +188,7 @@ def make_workload(model: Model, choices: WorkloadChoices, *, settings: Sequence[
     workload = Workload(
         global_batch=choices.batch or model.defaults.global_batch,
         sequence_length=choices.seq or model.defaults.sequence_length,
-        overlaps=_chosen_overlaps(choices),
+        overlaps=overlaps,
         split_micro_batch=choices.split_micro_batch,
     ).model_copy(update={name: value for name, value in chosen.items() if value is not None})
     if not settings:
@@ -196,14 +198,6 @@ def make_workload(model: Model, choices: WorkloadChoices, *, settings: Sequence[
     from axonn_tune.specs.loading import parse_document
 
     return parse_document(to_yaml(workload), schema=Workload, source="workload", overrides=settings)
-
-
-def _chosen_overlaps(choices: WorkloadChoices) -> tuple[Overlap, ...]:
-    """Those named, or all; less those switched off (`all` for every one), in canonical order."""
-    wanted = choices.overlaps or OVERLAPS
-    if "all" in choices.no_overlaps:
-        return ()
-    return tuple(name for name in OVERLAPS if name in wanted and name not in choices.no_overlaps)
 
 
 def _split_settings(settings: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -218,15 +212,6 @@ def _split_settings(settings: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             others.append(setting)
     return for_workload, others
-
-
-def _check_pins(choices: Choices) -> None:
-    """Refuse pinned axes that no grid of this many GPUs can have."""
-    pins, called = choices.limits.axes, choices.framework.called
-    product = prod(pins.values())
-    if choices.gpus % product:
-        shown = ", ".join(f"{called(axis)} = {pins[axis]}" for axis in ALL_AXES if axis in pins)
-        raise UsageError(f"{choices.gpus} GPUs cannot be arranged with {shown}: {product} does not divide them")
 
 
 def launch_inputs(path: str | Path, *, machine: MachineLike | None = None) -> tuple[Inputs, bool]:

@@ -26,7 +26,9 @@ def nearest_change(problem: Problem) -> str:
     binding = _binding_memory(problem, shapes) if len(shapes) else _binding_divisibility(problem, grids)
     kinds = [*_kinds(problem), *(_smaller(problem) if len(shapes) else ()), _gpus(problem)]
     found = [first for kind in kinds if (first := _first_feasible(kind))]
-    found = found or list(filter(None, [_first_feasible(_gpus_and_batches(problem))]))
+    # Other GPU counts, each with divisible batches.
+    both = ((f"{text} {more}", twice) for text, changed in _gpus(problem) for more, twice in _batches(changed))
+    found = found or list(filter(None, [_first_feasible(both)]))
     if not found:
         return f"{binding}; no single change tried makes it fit"
     return f"{binding}; nearest change{'s' * (len(found) > 1)} that fit{'s' * (len(found) == 1)}: {' or '.join(found)}"
@@ -143,6 +145,8 @@ def _shape_words(problem: Problem, grids: Grids) -> str:
             return f"{framework.called('pipeline')} is 1"
         if fewest > problem.model.layers:
             return f"layers ({problem.model.layers}) is less than {names} = {fewest}"
+        if framework.schedule.equal_chunks and problem.model.layers % fewest:
+            return f"{names} does not divide layers ({problem.model.layers}), and {framework.schedule.equal_chunks},"
         return f"{framework.called('pipeline')} does not divide the micro-batches"
     if asked is None:
         return f"{MICRO_BATCH}: halves of a micro-batch, which --split-micro-batch asks for, do not divide {share}"
@@ -152,8 +156,13 @@ def _shape_words(problem: Problem, grids: Grids) -> str:
 
 def _kinds(problem: Problem) -> Iterator[Iterator[tuple[str, Problem]]]:
     """Kinds of change to try, each with the smallest first: pins, the batch, the optimizer state."""
-    if problem.limits != Limits():
-        yield iter([(f"leave out {_pinned_options(problem)}", replace(problem, limits=Limits()))])
+    limits = problem.limits
+    if limits != Limits():
+        axes = [*limits.axes, *(["chunks"] if limits.chunks is not None else [])]
+        names = ("order", "recompute", "micro_batch", "kept_layers")
+        others = [f"--{name.replace('_', '-')}" for name in names if getattr(limits, name) is not None]
+        pinned = " and ".join([*map(problem.framework.option, axes), *others])
+        yield iter([(f"leave out {pinned}", replace(problem, limits=Limits()))])
     yield _batches(problem)
     if not problem.workload.shard_optimizer_over_data:
         yield iter([("--shard-optimizer", _with_workload(problem, shard_optimizer_over_data=True))])
@@ -174,25 +183,10 @@ _SHARDING = ("torchtitan", "deepspeed", "megatron-core")
 """Frameworks that can shard weights over data-parallel ranks."""
 
 
-def _pinned_options(problem: Problem) -> str:
-    """The options of what is pinned: `--tp and --micro-batch`."""
-    limits, names = problem.limits, ("order", "recompute", "micro_batch", "kept_layers")
-    axes = [*limits.axes, *(["chunks"] if limits.chunks is not None else [])]
-    others = [f"--{name.replace('_', '-')}" for name in names if getattr(limits, name) is not None]
-    return " and ".join([*map(problem.framework.option, axes), *others])
-
-
 def _gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """Other GPU counts."""
     for gpus in _gpu_counts(problem.gpus, problem.machine.launcher.ranks_per_node):
         yield f"--gpus {gpus}", replace(problem, gpus=gpus)
-
-
-def _gpus_and_batches(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Other GPU counts, each with divisible batches."""
-    for text, changed in _gpus(problem):
-        for more, twice in _batches(changed):
-            yield f"{text} {more}", twice
 
 
 def _batches(problem: Problem) -> Iterator[tuple[str, Problem]]:

@@ -13,6 +13,9 @@ from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
 from axonn_tune.units import counted
 
+WORTH_SAYING = 0.01
+"""Share of a step that another configuration must save to be named."""
+
 
 @dataclass(frozen=True)
 class Results:
@@ -27,6 +30,15 @@ class Results:
         count = len(self.ranked) if top == 0 else min(top, len(self.ranked))
         entries = [self.ranked.entry(position, terms=terms) for position in range(count)]
         return (*entries, *(self.ranked.rejected_entries() if rejected else ()))
+
+    def fastest_elsewhere(self) -> Entry | None:
+        """The candidate with the shortest step of all, where another criterion's first has a notably longer one."""
+        if self.inputs.problem.rank_by == "iteration" or not len(self.ranked):
+            return None
+        best, first_s = self.ranked.fastest(), self.ranked.entry(0, terms=False).iteration_s
+        if best is None or best.iteration_s is None or not first_s:
+            return None
+        return best if best.iteration_s <= (1.0 - WORTH_SAYING) * first_s else None
 
     def require_row(self, pick: int) -> None:
         """UsageError if `pick` is not a rank of a non-empty ranking."""

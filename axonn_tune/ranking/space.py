@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal, TypeAlias
+from functools import cached_property, lru_cache
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.cost.columns import Candidates, Floats, Integers, distinct
+from axonn_tune.errors import UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import (
@@ -187,8 +188,30 @@ class Shapes:
 
     @cached_property
     def stage_rows(self) -> tuple[StageRows, ...]:
-        """The stages that can need most memory or time: the first, the one after it, the last."""
+        """The stages that can need most memory or time: the first, the one after it, the last; where chunks differ in
+        layers, also the first one with more layers than that after the first."""
         return tuple(_stage_rows(self))
+
+    @cached_property
+    def priced_stages(self) -> tuple[tuple[StageRows, dict[str, Value]], ...]:
+        """Those stages with their symbols, which are the same for all kinds of recompute."""
+        return tuple((one, self.stage_values(one)) for one in self.stage_rows)
+
+    def taken(self, rows: Integers, *, chunks: Integers) -> Shapes:
+        """The shapes of some rows with other chunks: symbols of a rank with all blocks do not depend on them."""
+        values = {name: _taken(value, rows) for name, value in self.values.items()}
+        return Shapes(self.problem, self.grid[rows], self.micro_batch[rows], chunks, values)
+
+    def with_more(self, more: Shapes) -> Shapes:
+        """These and then others."""
+
+        def joined(one: Any, other: Any) -> Any:  # noqa: ANN401 - a number or column
+            return one if isinstance(one, float) else np.concatenate((one, other))
+
+        values = {name: joined(value, more.values[name]) for name, value in self.values.items()}
+        names = ("grid", "micro_batch", "chunks")
+        grid, micro_batch, chunks = (joined(getattr(self, name), getattr(more, name)) for name in names)
+        return Shapes(self.problem, grid, micro_batch, chunks, values)
 
     def stage_values(self, one: StageRows) -> dict[str, Value]:
         """Symbols of one stage of every shape with several."""
@@ -206,6 +229,19 @@ class Shapes:
         return {**found, "held": one.held}
 
 
+MOST_CANDIDATES = 10_000_000
+"""Candidates of one search, each of which takes some 350 bytes."""
+
+
+def require_searchable(candidates: int) -> None:
+    """UsageError for more candidates than are held in memory at once."""
+    if candidates > MOST_CANDIDATES:
+        raise UsageError(
+            f"there are {candidates:,} candidates or more, and up to {MOST_CANDIDATES:,} are searched: pin axes, the "
+            "micro-batch, --recompute or --order, or give a batch with fewer divisors"
+        )
+
+
 def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     """Every sound grid with every micro-batch that divides its share of the batch (and what is pinned)."""
     workload, limits = problem.workload, problem.limits
@@ -214,6 +250,7 @@ def list_shapes(grids: Grids, problem: Problem) -> Shapes:
     share = workload.global_batch // shares
     options = {int(sequences): _micro_batches(int(sequences), workload, limits) for sequences in distinct(share)[0]}
     counts = np.array([len(options[int(sequences)]) for sequences in share], dtype=np.int64)
+    require_searchable(int(counts.sum()) * len(limits.recomputes))
     grid = np.repeat(sound, counts)
     chosen = [options[int(sequences)] for sequences in share]
     micro_batch = np.array([size for sizes in chosen for size in sizes], dtype=np.int64)
@@ -262,64 +299,104 @@ def _micro_batches(sequences: int, workload: Workload, limits: Limits) -> tuple[
 def _with_chunks(
     grids: Grids, problem: Problem, grid: Integers, micro_batch: Integers, share: Integers
 ) -> tuple[Integers, Integers, Integers]:
-    """Every shape with every valid number of chunks per stage: equal chunks, micro-batches in groups."""
-    asked, layers = problem.limits.chunks, problem.model.layers
+    """Every shape with every number of chunks per stage that is asked for, or that makes chunks of as many layers;
+    `with_uneven_chunks` has the others. Interleaved micro-batches go in groups."""
+    asked, step, layers = problem.limits.chunks, problem.framework.step, problem.model.layers
+    counted = layers + sum(step.less)
     stages, batches = grids.column("pipeline")[grid], share // micro_batch
     kept = [np.arange(len(grid) if asked in (None, 1) else 0)]
     counts = [np.ones(len(kept[0]), dtype=np.int64)]
     if problem.framework.schedule.interleaved:
-        for chunks in divisors(layers)[1:] if asked is None else [asked] * (asked > 1):
-            # Chunks of as many blocks each, as Megatron-LM's flags have it; others where they are asked for.
-            cut = layers % (stages * chunks) == 0 if asked is None else stages * chunks <= layers
-            fits = (stages > 1) & cut & (batches % stages == 0)
+        for chunks in divisors(counted)[1:] if asked is None else [asked] * (asked > 1):
+            equal = asked is None or bool(problem.framework.schedule.equal_chunks)
+            cut = (counted % (stages * chunks) == 0) | (not equal)
+            fits = (stages > 1) & cut & (stages * chunks <= step.most_parts(layers)) & (batches % stages == 0)
             kept.append(np.flatnonzero(fits))
             counts.append(np.full(len(kept[-1]), chunks, dtype=np.int64))
     rows = np.concatenate(kept)
     return grid[rows], micro_batch[rows], np.concatenate(counts)
 
 
-def _stage_rows(shapes: Shapes) -> Iterator[StageRows]:
-    # Imported here: most searches have no pipeline, and start-up time is theirs.
-    from axonn_tune.program.pipeline import in_flight_chunks, split_layers
+def uneven_chunks(
+    shapes: Shapes, programs: Mapping[Recompute, StepProgram], fittings: Mapping[Recompute, Fitting]
+) -> tuple[Integers, Integers]:
+    """Shapes of one chunk a stage that may be cut into several that differ in layers, and those of them that may fit so
+    with some recompute with which they do not fit as they are.
 
+    The latter's ends have memory for the fewest layers that they can hold at once. The last stage holds no fewer than
+    with one chunk; the first those of p micro-batches, and from 2p micro-batches on one more for each stage after it,
+    since it runs 2(p - 1) forwards of a chunk ahead.
+    """
+    problem, none = shapes.problem, shapes.piped[:0]
+    schedule, layers = problem.framework.schedule, problem.framework.step.most_parts(problem.model.layers)
+    if problem.limits.chunks is not None or not schedule.interleaved or schedule.equal_chunks or not len(shapes.piped):
+        return none, none
+    stages, batches = shapes.stages[shapes.piped], np.asarray(shapes.values["A"])[shapes.piped]
+    possible = (shapes.chunks[shapes.piped] == 1) & (layers // stages > 1) & (batches % stages == 0)
+    ahead = {FIRST: np.where(batches >= 2 * stages, stages - 1.0, 0.0), LAST: np.zeros(len(stages))}
+    fits, gains = np.zeros(len(stages), dtype=np.bool_), np.zeros(len(stages), dtype=np.bool_)
+    for kind, program in programs.items():
+        limit_bytes, as_one = fittings[kind].limit_bytes, fittings[kind].total_bytes[shapes.piped]
+        ends = [
+            price_memory(
+                program,
+                {**values, "held": one.held + ahead[one.stage]},
+                limit_bytes=limit_bytes,
+                arithmetic=COLUMNS,
+                kept_layers=0.0,
+                stage=one.stage,
+            ).total_bytes
+            for one, values in shapes.priced_stages
+            if one.stage in ahead
+        ]
+        may_fit = np.max(np.broadcast_arrays(*ends), axis=0) <= limit_bytes
+        fits, gains = fits | may_fit, gains | (may_fit & (as_one > limit_bytes))
+    return shapes.piped[possible & fits], shapes.piped[possible & gains]
+
+
+def with_uneven_chunks(shapes: Shapes, rows: Integers) -> Shapes:
+    """Shapes of one chunk a stage with every number of chunks that differ in layers."""
+    layers, stages, step = shapes.problem.model.layers, shapes.stages[rows], shapes.problem.framework.step
+    counts = np.maximum(step.most_parts(layers) // stages - 1, 0)
+    chunks = 2 + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    uneven = np.flatnonzero((layers + sum(step.less)) % (np.repeat(stages, counts) * chunks))
+    return shapes.taken(np.repeat(rows, counts)[uneven], chunks=chunks[uneven])
+
+
+def _stage_rows(shapes: Shapes) -> Iterator[StageRows]:
+    """Layers of the stages, and those whose activations are held together, by what decides both."""
+    layers, less = shapes.problem.model.layers, shapes.problem.framework.step.less
     stages, chunks = shapes.stages[shapes.piped], shapes.chunks[shapes.piped]
     batches = np.asarray(shapes.values["A"])[shapes.piped].astype(np.int64)
-    uneven = tuple(_uneven_rows(shapes.problem.model.layers, stages, chunks, batches))
-    counts, _, which = distinct(stages)
-    splits = [split_layers(shapes.problem.model.layers, parts=int(count)) for count in counts]
-    for stage, number in ((FIRST, 0), (MIDDLE, 1), (LAST, -1)):
-        layers = np.array([split[min(number, len(split) - 1)] for split in splits], dtype=np.float64)[which]
-        place = stages - 1 if number < 0 else np.minimum(number, stages - 1)
-        alive = np.ones(len(stages))
-        for count in distinct(chunks)[0]:
-            mine = chunks == count
-            flying = in_flight_chunks(place[mine], stages=stages[mine], micro_batches=batches[mine], chunks=int(count))
-            alive[mine] = np.asarray(flying) / count
-        held = alive * layers
-        for rows, blocks in uneven:
-            layers[rows], held[rows] = blocks[number]
-        yield StageRows(stage, layers, held)
+    # More micro-batches than in two rounds after the longest warm-up hold no more (`program.pipeline.in_flight`).
+    counted = np.minimum(batches, 4 * stages)
+    kinds, _, which = distinct((stages * (layers + 1) + chunks) * (4 * layers + 1) + counted)
+    _, first, _ = distinct(which)
+    found = np.array(
+        [_stage_layers(layers, int(stages[row]), int(chunks[row]), int(counted[row]), less) for row in first]
+    ).reshape(len(kinds), 4, 2)
+    several = any(less) or bool((layers % (stages * chunks))[chunks > 1].any())
+    for place, stage in enumerate((FIRST, MIDDLE, LAST, *([MIDDLE] if several else []))):
+        yield StageRows(stage, found[which, place, 0], found[which, place, 1])
 
 
-def _uneven_rows(
-    layers: int, stages: Integers, chunks: Integers, batches: Integers
-) -> Iterator[tuple[Integers, dict[int, tuple[int, float]]]]:
-    """Rows whose chunks differ in blocks: of the first stage, the one between the ends that holds most, and the last,
-    all blocks and those held together."""
-    from axonn_tune.program.pipeline import in_flight, split_layers
+@lru_cache(maxsize=4096)
+def _stage_layers(
+    layers: int, stages: int, chunks: int, micro_batches: int, less: tuple[int, int]
+) -> tuple[tuple[float, float], ...]:
+    """Layers, and those held together, of a first stage, the one after it, the last, and the first one between that
+    has more layers than that. Later ones of as many layers hold no more."""
+    # Imported here: most searches have no pipeline, and start-up time is theirs.
+    from axonn_tune.program.pipeline import in_flight, model_parts
 
-    several = np.flatnonzero((chunks > 1) & (layers % (stages * chunks) != 0))
-    kinds = {(int(stages[one]), int(chunks[one]), int(batches[one])) for one in several}
-    for count, parts, micro_batches in sorted(kinds):
-        rows = several[(stages[several] == count) & (chunks[several] == parts) & (batches[several] == micro_batches)]
-        split = split_layers(layers, parts=count * parts)
-        held = [
-            in_flight(number, stages=count, micro_batches=micro_batches, weights=split[number::count])
-            for number in range(count)
-        ]
-        most = max(range(1, max(count - 1, 2)), key=lambda number: held[min(number, count - 1)])
-        places = {0: 0, 1: min(most, count - 1), -1: count - 1}
-        yield rows, {name: (sum(split[place::count]), float(held[place])) for name, place in places.items()}
+    parts = model_parts(layers, stages=stages, chunks=chunks, less=less)
+    each = [parts[stage::stages] for stage in range(stages)]
+    after = min(1, stages - 1)
+    more = next((stage for stage in range(1, stages - 1) if sum(each[stage]) > sum(each[after])), after)
+    return tuple(
+        (float(sum(each[stage])), in_flight(stage, stages=stages, micro_batches=micro_batches, weights=each[stage]))
+        for stage in (0, after, stages - 1, more)
+    )
 
 
 def _taken(value: Value, rows: Integers) -> Value:
@@ -337,6 +414,13 @@ class Fitting:
     kept_layers: Floats
     rows: Integers
     limit_bytes: float
+
+    def with_more(self, more: Fitting) -> Fitting:
+        """Of these shapes and then others."""
+        pairs = ((self.total_bytes, more.total_bytes), (self.kept_layers, more.kept_layers))
+        rows = np.concatenate((self.rows, more.rows + len(self.total_bytes)))
+        total_bytes, kept_layers = (np.concatenate(pair) for pair in pairs)
+        return Fitting(total_bytes, kept_layers, rows, self.limit_bytes)
 
 
 def fit_memory(shapes: Shapes, program: StepProgram) -> Fitting:
@@ -361,7 +445,7 @@ def fit_memory(shapes: Shapes, program: StepProgram) -> Fitting:
 def _fit_stages(shapes: Shapes, program: StepProgram, limit_bytes: float) -> tuple[Floats, Floats]:
     """Memory of the largest stage of each shape with several, and the layers not resharded on every stage."""
     asked = shapes.problem.limits.kept_layers
-    stages = [(one, shapes.stage_values(one)) for one in shapes.stage_rows]
+    stages = shapes.priced_stages
 
     def priced(one: StageRows, values: dict[str, Value], kept: Floats | float | None) -> Memory:
         return price_memory(
@@ -370,14 +454,18 @@ def _fit_stages(shapes: Shapes, program: StepProgram, limit_bytes: float) -> tup
 
     alone = [priced(one, values, asked) for one, values in stages]
     kept = np.maximum.reduce([one.layers for one, _ in stages])
+    # Of two stages none is between.
+    between = shapes.stages[shapes.piped] > 2
     for (one, _), memory in zip(stages, alone, strict=True):
         fitting = np.asarray(memory.kept_layers)
-        kept = np.where(fitting < one.layers, np.minimum(kept, fitting), kept)
+        decides = (fitting < one.layers) & (between | (one.stage != MIDDLE))
+        kept = np.where(decides, np.minimum(kept, fitting), kept)
     largest = np.zeros(len(shapes.piped))
     for (one, values), memory in zip(stages, alone, strict=True):
         here = np.minimum(kept, one.layers)
         same = np.array_equal(here, np.asarray(memory.kept_layers))
-        largest = np.maximum(largest, (memory if same else priced(one, values, here)).total_bytes)
+        total = (memory if same else priced(one, values, here)).total_bytes
+        largest = np.maximum(largest, np.where(between | (one.stage != MIDDLE), total, 0.0))
     return largest, kept
 
 

@@ -22,6 +22,7 @@ _MOST_VALUES = 10_000
 class Point:
     """One point of a sweep: its inputs, its best entry (None: nothing is feasible, for `reason`).
 
+    fastest: the candidate with the shortest step of all, if another criterion has a notably longer one first.
     efficiency: tokens/s of one GPU, relative to the first feasible point of the same model and batch.
     """
 
@@ -29,6 +30,7 @@ class Point:
     entry: Entry | None
     reason: str
     efficiency: float | None
+    fastest: Entry | None = None
 
 
 def parse_numbers(text: str, *, option: str) -> tuple[int, ...]:
@@ -98,7 +100,7 @@ def _at(choices: Choices, *, model: ModelLike, batch: int | None, gpus: int, bas
 def _point(inputs: Inputs) -> Point:
     results = run_search(inputs)
     if len(results.ranked):
-        return Point(inputs, results.ranked.entry(0, terms=False), "", None)
+        return Point(inputs, results.ranked.entry(0, terms=False), "", None, results.fastest_elsewhere())
     # Imported here: most sweeps find something everywhere.
     from axonn_tune.ranking.nearest import nearest_change
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from html import escape
+from statistics import fmean
 
 from axonn_tune import __version__
 from axonn_tune.errors import UsageError
@@ -22,10 +23,18 @@ from axonn_tune.report.ranking_section import MOST_ROWS
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.units import GIB, MICRO, show_seconds
-from axonn_tune.validation.published.accuracy import Accuracy, FamilyQuality, Files, LeftOut, PredictedRow, StepSummary
+from axonn_tune.validation.published.accuracy import (
+    SUMS,
+    Accuracy,
+    FamilyQuality,
+    Files,
+    LeftOut,
+    PredictedRow,
+    StepSummary,
+)
 from axonn_tune.validation.published.cases import framework_of, nearest_framework
 from axonn_tune.validation.published.measurements import RELATIVE, Evaluation, errors_by_group
-from axonn_tune.validation.published.rows import SHIPPED
+from axonn_tune.validation.published.rows import SHIPPED, known_errata
 from axonn_tune.validation.quality import Errors
 
 ACCURACY_SCHEMA = "axonn-tune/accuracy/1"
@@ -57,6 +66,7 @@ _RANKED = (
     share("regret", "mean\nregret"),
     share("best_in_top_5", "best in\ntop 5", decimals=0),
     share("coverage", "80% interval\ncoverage", decimals=0),
+    share("width", "mean\nwidth", decimals=0),
 )
 _FAMILIES = (
     words("family", "family", "Layouts of one model and GPU count, of one source.", 40),
@@ -93,15 +103,16 @@ _IN_TEXTS = (
     Column("interval", "80% interval", show=str),
     _ERROR,
 )
-_INTERLEAVING = (
-    words("id", "* interleaving not stated"),
+_OPEN = (
+    words("id", "layout in part not stated"),
     _STEPS["model"],
-    words("layout", "fastest layout"),
-    *(_STEPS[key] for key in ("measured", "predicted", "error")),
-    Column("plain_s", "without\ninterleaving, s", decimals=3),
-    replace(_ERROR, key="plain_error"),
+    Column("open", "open", show=str),
+    count("choices", "layouts\nthat fit"),
+    _STEPS["measured"],
+    Column("least", "least, s", decimals=3),
+    Column("most", "most, s", decimals=3),
 )
-"""Rows whose source does not state interleaving, by both readings."""
+"""Rows that leave part of their layout open, with the range over the layouts that fit."""
 _REASONS = (count("rows", "rows", "How many."), replace(_WHY_NOT, width_ch=90))
 
 
@@ -172,6 +183,8 @@ _OF_KIND = ("id", "predicted", "measured", "why_not")
 def accuracy_document(found: Accuracy) -> Json:
     """Everything, as JSON: `rows` are the steps; each other kind has a summary and rows of its own."""
     without = {f"without_{kind}": _step_summary(summary) for kind, summary in found.without.items()}
+    if found.apart is not None:
+        without["without_source_and_sums"] = _step_summary(found.apart)
     return {
         "schema": ACCURACY_SCHEMA,
         "machine": None if found.machine is None else found.machine.document.name,
@@ -179,6 +192,11 @@ def accuracy_document(found: Accuracy) -> Json:
         "rows": [
             {
                 **fields_of(one, _STEP, id=one.row.id, why_not=one.why_not or None, measured_s=one.row.step_s),
+                **{
+                    f"{key}_s" if key != "choices" else key: _open_cells(one)[key]
+                    for key in ("choices", "least", "most")
+                },
+                "outside_evidence": list(one.outside),
                 "warnings": [*one.warnings, *_unknown_software(one)],
             }
             for one in found.steps
@@ -197,7 +215,9 @@ def _step_summary(summary: StepSummary) -> Json:
     groups = {f"by_{what}": getattr(summary, f"by_{what}") for what in _GROUPINGS}
     return {
         **asdict(summary.errors),
-        **fields_of(summary, ("rows", "predicted", "spearman", "regret", "best_in_top_5", "coverage")),
+        **fields_of(summary, ("rows", "predicted", "spearman", "regret", "best_in_top_5", "coverage", "width")),
+        "open": len(summary.open),
+        **fields_of(summary, ("not_fitting", "intervals")),
         **{by: {name: asdict(errors) for name, errors in group.items()} for by, group in groups.items()},
         "families": [asdict(family) for family in summary.families],
     }
@@ -206,7 +226,7 @@ def _step_summary(summary: StepSummary) -> Json:
 def accuracy_text(found: Accuracy) -> str:
     """Everything as text."""
     parts = [] if found.machine is None else [f"steps priced on {_profile(found.machine)}\n"]
-    parts += [steps_text(found.summary, found.without)] if found.steps else []
+    parts += [steps_text(found.summary, found.without, headline(found))] if found.steps else []
     for kind in _kinds(found):
         parts.append(_errors_text(f"{kind.name}{kind.large}", errors_by_group(kind.evaluations)))
         counts = _reasons(kind.evaluations)
@@ -232,26 +252,53 @@ def _reasons(evaluations: Sequence[Evaluation]) -> list[Json]:
     return [{"rows": number, "why_not": why} for why, number in counts.most_common()]
 
 
-_FROM_ROWS = (
-    "80% intervals: as wide as cross-validation errors of the same software's rows, model and GPU count held out."
-)
-_FROM_PROFILE = "80% intervals: half-widths of the profile, or what it has learned from runs, as in a search."
+_INTERVALS = "80% intervals: those that search, explain and diagnose print for the same layout."
 
 
-def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary]) -> str:
-    """Errors by source with held-out errors, families, the worst rows first, and rows without a prediction."""
-    parts = []
+def headline(found: Accuracy) -> list[str]:
+    """What others can expect, in sentences: fits without the source, over sources and without the rows of sums."""
+    apart, summary = found.apart, found.summary
+    if apart is None:
+        return []
+    sources = found.without["source"].by_source
+    rows, layers = found.sums
+    columns = ", ".join(
+        f"{one['column']} {one['taken']} (the source: {one['source_says'] or 'not stated'})" for one in known_errata()
+    )
+    return [
+        f"Fits without the source: mean error {fmean(one.mape for one in sources.values()):.1%} over {len(sources)} "
+        f"sources; {apart.errors.mape:.1%} over {apart.errors.rows:,} rows without {SUMS}, of which printed 80% "
+        f"intervals hold {apart.coverage:.0%} (mean width {apart.width:.0%} of the step).",
+        f"Independent measurements: {summary.errors.rows - rows + layers:,}. The {rows:,} rows of {SUMS} are sums of "
+        f"{layers} layer times, with edited inputs: {columns}.",
+        f"{summary.predicted:,} of {summary.rows:,} rows are scored; {len(summary.open)} leave part of their layout "
+        f"open, {summary.not_fitting} do not fit into memory.",
+    ]
+
+
+def steps_text(summary: StepSummary, without: Mapping[LeftOut, StepSummary], said: Sequence[str] = ()) -> str:
+    """Errors by source with held-out errors, families, the worst rows first, and rows without a prediction.
+
+    said: sentences above all tables.
+    """
+    parts = ["".join(f"{sentence}\n" for sentence in said)]
     if summary.errors.rows:
         held_out = {kind: _with_all(one) for kind, one in without.items()}
         parts += [_errors_text("source", _with_all(summary), held_out), _ranked_text(summary, without)]
         parts.append(_steps_text("worst rows", summary.worst))
-    parts.append(text_of(_INTERLEAVING, list(map(_step_row, summary.of_unknown_interleaving))))
+    parts.append(text_of(_OPEN, [{**_step_row(one), **_open_cells(one)} for one in summary.open]))
     parts.append(_steps_text("rows without a time", [one for one in summary.not_measured if one.predicted_s]))
-    parts.append(_FROM_ROWS if without else _FROM_PROFILE)
+    parts.append(_INTERVALS)
     parts += sorted({words for one in summary.of_unknown_software for words in _unknown_software(one)})
     parts += [f"warning: {one.row.id}: {words}" for one in summary.warned for words in one.warnings]
     parts += [f"not predicted: {one.row.id}: {one.why_not}" for one in summary.not_predicted]
     return "\n".join(part for part in parts if part) + "\n"
+
+
+def _open_cells(one: PredictedRow) -> Json:
+    """Number and range of the layouts of a row that leaves part of its layout open."""
+    least, most = (one.choices_s[0], one.choices_s[-1]) if one.choices_s else (None, None)
+    return {"open": one.open_words, "choices": len(one.choices_s) or None, "least": least, "most": most}
 
 
 def _with_all(summary: StepSummary) -> dict[str, Errors]:
@@ -310,7 +357,7 @@ def _step_row(one: PredictedRow) -> Json:
         "micro_batch": configuration and configuration.micro_batch,
         "recompute": configuration and configuration.recompute,
         "memory": one.memory_bytes,
-        **fields_of(one, ("plain_s", "plain_error", "why_not")),
+        "why_not": one.why_not,
     }
 
 
@@ -351,7 +398,7 @@ def _steps_section(found: Accuracy) -> Json:
         *(_errors_table(found, what=what) for what, found in groups.items() if points),
         *([families_table(summary.families)] if summary.families else []),
         *([_steps_table(found.steps)] if summary.predicted else []),
-        *([_refused_steps(summary.not_predicted)] if summary.not_predicted else []),
+        *([_refused_steps(refused)] if (refused := (*summary.open, *summary.not_predicted)) else []),
     ]
     said = [
         f"{summary.predicted:,} of {summary.rows:,} rows are predicted from their model, layout, software and "
@@ -360,6 +407,7 @@ def _steps_section(found: Accuracy) -> Json:
     ]
     if found.machine is not None:
         said.append(f"all on {found.machine.document.name}; {len(summary.warned):,} say that they ran elsewhere")
+    said += [sentence.rstrip(".") for sentence in headline(found)]
     return page.section("s1", "Training steps", subtitle=" · ".join(said), cards=_step_cards(found), blocks=blocks)
 
 

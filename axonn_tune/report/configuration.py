@@ -15,7 +15,7 @@ from pathlib import Path
 
 from axonn_tune.cost.breakdown import CONTENDED, kind_of
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
-from axonn_tune.cost.timeline import Batch, Interval, Stretch
+from axonn_tune.cost.replay import Batch, Interval, Stretch
 from axonn_tune.errors import AxonnTuneError, UsageError
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -173,16 +173,6 @@ class LayoutWords:
         """`x 1 · y 1 · z 512 · data 2`, `TP 4 · GTP 1 · DP 16`."""
         return " · ".join(f"{self.framework.called(axis)} {config[axis]}" for axis in self.axes)
 
-    @property
-    def across(self) -> list[str]:
-        """Names of the axes of tensor parallelism, x and y."""
-        return [self.framework.called(axis) for axis in ("x", "y") if axis in self.axes] or ["x"]
-
-    @property
-    def others(self) -> list[str]:
-        """Names of the axes beside those and z."""
-        return [self.framework.called(axis) for axis in self.axes if axis not in ("x", "y", "z", "chunks")]
-
     def short(self, config: Json, *, launch: bool = False) -> str:
         """`#1  1×1×512×2`, `#2 ≈  1×1×256×4` where it is within model error of the first, or `launch  1×1×512×2`."""
         rank = "launch" if launch else f"#{config['rank']}{f' {TIED}' if is_tied(config) else ''}"
@@ -221,7 +211,7 @@ def detail_blocks(
         *_in_words(found),
         *timeline_figures(pricing),
         memory_figure(pricing),
-        page.fold(f"Every collective ({len(rows)}), with α and β", [terms, *computed]),
+        page.fold(f"Every collective ({len(rows)}), with fixed time, algbw and busbw", [terms, *computed]),
         page.fold("Computation", [page.table("", "", WORK_COLUMNS, work_rows(pricing, found.inputs.problem)[:-1])]),
     ]
     if explain:
@@ -393,7 +383,7 @@ def _part_bars(
 
 _TERMS = (
     *("op", "axis", "phase", "layer", "seconds", "exposed_s", "count", "group", "bytes", "formula", "tier"),
-    *("algorithm", "latency_s", "bandwidth_bytes_per_s"),
+    *("algorithm", "latency_s", "bandwidth_bytes_per_s", "bus_bandwidth_bytes_per_s"),
 )
 
 

@@ -23,13 +23,22 @@ from axonn_tune.cost.breakdown import (
     hidden_s,
     work_by_kind,
 )
-from axonn_tune.cost.collectives import Line, Route, route
+from axonn_tune.cost.collectives import (
+    IN_SWITCH_LATENCY_S,
+    IN_SWITCH_SHARE,
+    TREE_BANDWIDTH_SHARE,
+    Line,
+    Route,
+    route,
+    sending,
+)
 from axonn_tune.cost.prediction import Pricing, Term
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
-from axonn_tune.grid import Grid
+from axonn_tune.grid import ALL_AXES, Grid
 from axonn_tune.program.dimensions import model_flops
 from axonn_tune.program.operations import Phase, priced_kind
+from axonn_tune.program.size import Size
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
 from axonn_tune.ranking.space import Problem
@@ -50,6 +59,7 @@ from axonn_tune.report.ranking import (
     document_head,
     entry_fields,
     layout_words,
+    logged_words,
     term_json,
     term_row,
     training_words,
@@ -86,13 +96,22 @@ _WORTH_SAYING = 0.005
 _KERNELS = (ELEMENT_WISE, OPTIMIZER)
 """Computation without FLOPs of the model."""
 _MATMULS = (GEMMS, ATTENTION)
+_FORWARD_AND_BACKWARD = 3.0
+"""FLOPs of attention that MFU counts over those of its forward pass."""
 _ALGORITHMS = {
-    "ring": "α = launch + {passes}(Σ hops·latency, less one hop of the slowest); β = bandwidth·p/{denominator}",
-    "tree": "α = launch + 2·(hops inside a domain + log2 of the domains outside); β = 0.92·bandwidth/2",
-    "recursive": "α = launch + {passes}(latency of each of log2 p steps); β from what each step sends",
-    "hierarchical": "α = launch + {passes}(ring inside a domain, then across); β from both parts in turn",
-    "in_switch": "α = launch + a fixed latency; β = the bandwidth's share for in-network reduction",
-    "direct": "α = launch + latency; β from what leaves the domain of the tightest network level",
+    "ring": "fixed = launch + {passes}(Σ hops·latency, less one hop of the slowest); algbw = bandwidth·p/{denominator}",
+    "tree": (
+        f"fixed = launch + 2·(hops inside a domain + log2 of the domains outside); algbw = {TREE_BANDWIDTH_SHARE:g}·"
+        "bandwidth/2"
+    ),
+    "recursive": "fixed = launch + {passes}(latency of each of log2 p steps); algbw from what each step sends",
+    "hierarchical": "fixed = launch + {passes}(ring inside a domain, then across); algbw from both parts in turn",
+    "in_switch": (
+        f"fixed = launch + {show_seconds(IN_SWITCH_LATENCY_S)} + latency inside a domain + 2·latency·log2 of the "
+        f"domains outside; algbw = {IN_SWITCH_SHARE:g}·bandwidth inside a domain, at most that across, or half of it "
+        "across more than two domains"
+    ),
+    "direct": "fixed = launch + latency; algbw from what leaves the domain of the tightest network level",
 }
 
 
@@ -180,13 +199,16 @@ def gap_to_peak(pricing: Pricing, problem: Problem) -> list[tuple[str, float]]:
     useful = [each for each in work if each.phase != "recompute"]
     matmuls = [each for each in useful if each.kind in _MATMULS]
     # Fused attention recomputes scores in its backward pass, which MFU does not count: twice the forward's FLOPs are.
-    counted_flops = sum(each.flops for each in matmuls if (each.kind, each.phase) != (ATTENTION, "backward"))
-    counted_flops += 2.0 * sum(each.flops for each in matmuls if (each.kind, each.phase) == (ATTENTION, "forward"))
+    scores = sum(each.flops for each in matmuls if (each.kind, each.phase) == (ATTENTION, "forward"))
+    counted_flops = sum(each.flops for each in matmuls if each.kind != ATTENTION) + _FORWARD_AND_BACKWARD * scores
     at_peak_s = counted_flops / peak
     mean_s = model_flops(problem.model, problem.workload) / (problem.gpus * peak)
-    beyond_s = at_peak_s - mean_s
+    y = pricing.configuration.grid.y
+    replicated_s = _FORWARD_AND_BACKWARD * scores * (1.0 - 1.0 / y) / peak
+    beyond_s = at_peak_s - mean_s - replicated_s
     beyond = "uneven pipeline stages" if pricing.computing else "padded or replicated weights"
     costs = [
+        (replicated_s, f"attention replicated over {pricing.framework.called('y')}"),
         (beyond_s if abs(beyond_s) > _ROUNDING * mean_s else 0.0, beyond),
         (pricing.exposed_communication_s, "exposed communication"),
         (pricing.bubble_s, "pipeline bubble"),
@@ -224,7 +246,7 @@ def _collectives(subject: PricedConfiguration) -> ExplainSection:
     columns[_BY_KIND.index("bytes")] = replace(COLLECTIVE["bytes"], title="all\nbuffers")
     total = {"seconds": pricing.communication_s, "exposed_s": pricing.exposed_communication_s}
     rows = [*map(_kind_row, kinds.values()), {**dict.fromkeys(_BY_KIND, ""), "call": "all", **total}]
-    note = f"{_EXPOSED} --terms lists those of each layer, with α, β and how they are priced."
+    note = f"{_EXPOSED} --terms lists those of each layer, with fixed time, algbw and how they are priced."
     return ExplainSection("Collectives per rank and step", columns=columns, rows=rows, notes=[note])
 
 
@@ -243,10 +265,10 @@ _SENT = ("number", "phase", "layer", "op", "axis", "group", "formula", "bytes", 
 _COSTS = (
     "number",
     "call",
-    "tier",
     "algorithm",
     "latency_s",
     "bandwidth_bytes_per_s",
+    "bus_bandwidth_bytes_per_s",
     "seconds",
     "exposed_s",
     "overlapped_with",
@@ -270,12 +292,20 @@ def _term_rows(subject: PricedConfiguration) -> list[Json]:
     return [
         {
             **term_row(term_json(term), subject.pricing.framework),
+            "formula": _named(term.collective.size_bytes, subject.pricing.framework),
             "number": number,
             "call": f"{term.op} {subject.pricing.framework.called(term.axis)}",
             "overlapped_with": _behind(term, hidden_behind(term, workload)),
         }
         for number, term in enumerate(subject.pricing.terms, start=1)
     ]
+
+
+def _named(size: Size, framework: Framework) -> str:
+    """A size with the framework's names of its axes."""
+    had = [(name, power) for name, power in size.powers if name in framework.axes or name not in ALL_AXES]
+    called = [(framework.called(name) if name in ALL_AXES else name, power) for name, power in had]
+    return str(Size(size.coefficient, tuple(called)))
 
 
 _MEANINGS = {
@@ -305,8 +335,14 @@ def _costs(subject: PricedConfiguration) -> ExplainSection:
         "Collective costs",
         columns=[_in_ms(COLLECTIVE[key]) for key in _COSTS],
         rows=[*_term_rows(subject), {**blank, "call": "all", **total_s}],
-        notes=[f"One call takes α + bytes/β. {_EXPOSED}"],
+        notes=[f"{_ONE_CALL} {_EXPOSED}"],
     )
+
+
+_ONE_CALL = (
+    "One call takes its fixed time + bytes / algbw, the algorithm bandwidth. busbw is algbw as nccl-tests converts it: "
+    "times (n−1)/n for all_gather and reduce_scatter, 2(n−1)/n for all_reduce."
+)
 
 
 def _in_ms(column: Column) -> Column:
@@ -389,7 +425,8 @@ def explain_title(subject: PricedConfiguration) -> str:
     """Title line of the explanation."""
     problem, entry = subject.inputs.problem, subject.entry
     step = "" if entry.iteration_s is None else f", {show_seconds(entry.iteration_s)} a step"
-    where = f"{problem.model.name} on {problem.gpus:,} × {problem.machine.name}"
+    machine = f"{problem.machine.name} ({problem.machine.accelerator.name})"
+    where = f"{problem.model.name} on {problem.gpus:,} × {machine}"
     framework, sizes = problem.framework, {axis: entry.size(axis) for axis in problem.axes}
     if framework.names:
         layout = layout_words(framework.layout({**sizes, "chunks": entry.chunks}))
@@ -570,8 +607,10 @@ def _use(subject: PricedConfiguration) -> Iterator[str]:
     peak = problem.machine.accelerator.peak_tflops[problem.workload.precision]
     yield (
         f"That is {entry.tokens_per_s or 0.0:,.0f} tokens/s, {entry.mfu or 0.0:.1%} of the peak of {peak:g} TFLOP/s "
-        f"without recompute (MFU), {entry.hfu or 0.0:.1%} with it (HFU)."
+        f"without recompute (MFU), {entry.hfu or 0.0:.1%} with it (HFU). Both count attention's masked half."
     )
+    if logged := logged_words(entry, problem):
+        yield logged
     if problem.tokens_total:
         yield training_words(problem, entry_fields(entry, problem))
     yield (
@@ -605,8 +644,7 @@ def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:
     for term in pricing.terms:
         key = (term.op, term.axis, term.line)
         if term.op == "send":
-            over = pricing.framework.called(term.axis)
-            found[key] = f"send over {over}: {show_bytes(term.bytes)} to the next stage over {term.tier}"
+            found[key] = _send_sentence(term, pricing, problem.machine)
         elif key not in found:
             kind = priced_kind(term.collective.kind)
             machine = problem.machine.model_copy(update={"tiers": problem.machine.tiers_of(kind)})
@@ -615,21 +653,37 @@ def line_sentences(problem: Problem, pricing: Pricing) -> list[str]:
     return list(found.values())
 
 
+def _send_sentence(term: Term, pricing: Pricing, machine: Machine) -> str:
+    tier, senders = sending(stride=pricing.configuration.grid.stride("pipeline"), machine=machine)
+    shared = f" / {senders} ranks of a domain that send at once" if senders > 1 else ""
+    return (
+        f"send over {pricing.framework.called(term.axis)}, {show_bytes(term.bytes)} to the next stage: fixed = launch "
+        "+ latency + software per call, and the gather of its shares where there is one; algbw = bandwidth"
+        f"{shared}. Here launch {show_seconds(machine.library.launch_s)}, latency {show_seconds(tier.latency_s)} "
+        f"({tier.name}), bandwidth {tier.bandwidth_gb_per_s:g} GB/s: fixed = {show_seconds(term.line.latency_s)}, "
+        f"algbw = {term.line.bandwidth_bytes_per_s / GB:.4g} GB/s."
+    )
+
+
 def _sentence(term: Term, path: Route, machine: Machine, *, over: str) -> str:
     line = term.line
     passes = "2" if term.op == "all_reduce" else ""
     formula = _ALGORITHMS.get(line.algorithm, "").format(passes=passes, denominator="(2(p−1))" if passes else "(p−1)")
     protocol = next(each for each in machine.library.protocols if each.name == line.protocol)
     launch = show_seconds(machine.library.launch_s)
-    numbers = [f"p = {path.size}", f"launch {launch}", *_numbers(path, machine, protocol)]
+    numbers = [
+        f"p = {path.size}",
+        f"launch {launch}",
+        *_numbers(path, machine, protocol, in_switch=line.algorithm == "in_switch"),
+    ]
     return (
         f"{term.op} over {over}, {line.algorithm} ({line.protocol}): {formula}. "
-        f"Here {', '.join(numbers)}: α = {show_seconds(line.latency_s)}, "
-        f"β = {line.bandwidth_bytes_per_s / GB:.4g} GB/s."
+        f"Here {', '.join(numbers)}: fixed = {show_seconds(line.latency_s)}, "
+        f"algbw = {line.bandwidth_bytes_per_s / GB:.4g} GB/s."
     )
 
 
-def _numbers(path: Route, machine: Machine, protocol: Protocol) -> Iterator[str]:
+def _numbers(path: Route, machine: Machine, protocol: Protocol, *, in_switch: bool) -> Iterator[str]:
     """Hops by network level, the bandwidth of shared links, and what the protocol changes."""
     hops = [
         f"{count} of {show_seconds(tier.latency_s)} ({tier.name})"
@@ -637,7 +691,11 @@ def _numbers(path: Route, machine: Machine, protocol: Protocol) -> Iterator[str]
         if count
     ]
     yield f"hops {' + '.join(hops)}"
-    outermost = machine.tiers[path.outermost]
+    inner, outermost = machine.tiers[0], machine.tiers[path.outermost]
+    if in_switch:
+        yield f"bandwidth {inner.bandwidth_gb_per_s:g} GB/s inside a domain ({inner.name})"
+    if in_switch and not path.outermost:
+        return
     shared = outermost.bandwidth_bytes_per_s / path.bandwidth_bytes_per_s
     bandwidth = f"bandwidth {path.bandwidth_bytes_per_s / GB:.4g} GB/s of a group"
     if path.outermost > 0 and shared > 1.0 and math.isclose(shared, round(shared)):

@@ -1,21 +1,14 @@
-"""What is at hand: models and machines as tables and JSON, what this environment can do, and what a calibration found.
-
-A fit is also drawn, what was measured against what it says, as an SVG picture that needs nothing to be made.
-"""
+"""What is at hand: tables and JSON of models and machines, what this environment can do, what a calibration found."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from axonn_tune import __version__
-from axonn_tune.errors import UsageError
 from axonn_tune.report.output import Column, Json, Table, fields_of, json_text, text_table, words
-from axonn_tune.units import counted, show_bytes, show_seconds
+from axonn_tune.units import counted, show_seconds
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.profile import Calibration
@@ -158,98 +151,3 @@ def _fit_lines(done: Calibration) -> Iterator[str]:
     )
     if measured.outliers:
         yield f"outliers, down-weighted in the fit: {'; '.join(measured.outliers)}"
-
-
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 360, 300, 64, 40, 36
-_COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
-
-
-FitSeries: TypeAlias = dict[str, list[tuple[float, float, float]]]
-"""Sizes with measured and fitted times, by group shape."""
-
-
-@dataclass(frozen=True)
-class FitScale:
-    """Logarithmic axes of a panel: value ranges to pixels."""
-
-    sizes: tuple[float, float]
-    times: tuple[float, float]
-
-    def x(self, size: float) -> float:
-        """Pixels from the panel's left."""
-        return _LEFT + _share(size, self.sizes) * (_WIDTH - _LEFT - 8)
-
-    def y(self, time: float) -> float:
-        """Pixels from the top."""
-        return _HEIGHT - _BOTTOM - _share(time, self.times) * (_HEIGHT - _TOP - _BOTTOM)
-
-
-def require_svg(path: str) -> None:
-    """UsageError for a file that is no SVG picture."""
-    if Path(path).suffix != ".svg":
-        raise UsageError(f"--plot {path}: the name must end in .svg")
-
-
-def fit_svg(done: Calibration) -> str:
-    """One panel per collective: points as measured, lines as fitted; UsageError if no collective was measured."""
-    panels = _series(done)
-    if not panels:
-        raise UsageError("--plot: no collectives were measured")
-    every = [point for found in panels.values() for points in found.values() for point in points]
-    scale = FitScale(_range([size for size, _, _ in every]), _range([time for _, *times in every for time in times]))
-    body = [
-        f'<g transform="translate({number * _WIDTH} 0)">{"".join(_panel(kind, found, scale))}</g>'
-        for number, (kind, found) in enumerate(panels.items())
-    ]
-    size = f'width="{_WIDTH * len(panels)}" height="{_HEIGHT}"'
-    style = 'font-family="sans-serif" font-size="10"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(body) + "\n</svg>\n"
-
-
-def _series(done: Calibration) -> dict[str, FitSeries]:
-    """Measured and fitted times by collective."""
-    from axonn_tune.specs.points import CollectiveProbe
-
-    fit = done.communication
-    found: dict[str, FitSeries] = {}
-    for probe, seconds in done.medians.items():
-        if isinstance(probe, CollectiveProbe) and fit is not None:
-            label = f"{probe.group} ranks, stride {probe.stride}"
-            point = (float(probe.size_bytes), seconds, seconds * (1.0 + fit.errors[probe]))
-            found.setdefault(probe.op, {}).setdefault(label, []).append(point)
-    return found
-
-
-def _panel(kind: str, found: FitSeries, scale: FitScale) -> Iterator[str]:
-    yield f'<text x="{_LEFT}" y="16" font-size="12">{escape(kind)}: measured (points) and fitted (lines)</text>'
-    bottom = _HEIGHT - _BOTTOM
-    yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - 8}" fill="none" stroke="#444"/>'
-    for size in _ticks(scale.sizes, factor=16.0):
-        yield f'<text x="{scale.x(size):.1f}" y="{bottom + 14}" text-anchor="middle">{show_bytes(size)}</text>'
-    for time in _ticks(scale.times, factor=10.0):
-        yield f'<text x="{_LEFT - 4}" y="{scale.y(time):.1f}" text-anchor="end">{show_seconds(time)}</text>'
-    for number, (label, points) in enumerate(found.items()):
-        color = _COLORS[number % len(_COLORS)]
-        line = " ".join(f"{scale.x(size):.1f},{scale.y(fitted):.1f}" for size, _, fitted in sorted(points))
-        yield f'<polyline points="{line}" fill="none" stroke="{color}"/>'
-        for size, measured, _ in sorted(points):
-            yield f'<circle cx="{scale.x(size):.1f}" cy="{scale.y(measured):.1f}" r="2.5" fill="{color}"/>'
-        yield f'<text x="{_LEFT + 8}" y="{_TOP + 12 * number}" fill="{color}">{escape(label)}</text>'
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Lowest and highest, a little apart if they are one."""
-    return min(values), max(max(values), 1.01 * min(values))
-
-
-def _share(value: float, between: tuple[float, float]) -> float:
-    """Where a value lies on a logarithmic axis, 0 to 1."""
-    return math.log(value / between[0]) / math.log(between[1] / between[0])
-
-
-def _ticks(between: tuple[float, float], *, factor: float) -> Iterator[float]:
-    """Powers of the factor inside a range; for sizes these are round numbers of bytes, for times of seconds."""
-    power = math.ceil(math.log(between[0], factor) - 1e-9)
-    while factor**power <= between[1]:
-        yield factor**power
-        power += 1

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -40,8 +40,14 @@ LEARNING_SCHEMA, DIAGNOSIS_SCHEMA = "axonn-tune/learning/1", "axonn-tune/diagnos
 LIKELY, LISTED = 0.01, 6
 """Least probability and largest number of listed explanations."""
 
+SAME_FLOPS = 1.1
+"""Ratio of two counts of FLOPs of a step from which on they are of different steps."""
+
 EXPLAINED = 0.1
 """Share of the gap below which a cause explains nothing."""
+
+OVERSHOOT, CERTAIN = 1.4, 0.5
+"""Share of the gap above which a cause explains too much; least probability of a cause at the end of its range."""
 
 MISFIT = 2.0
 """Residual of the best explanation, in standard deviations, above which none fits."""
@@ -65,13 +71,14 @@ def diagnosis_text(found: Diagnosis, *, machine: str, model: str | None = None, 
     """
     said = "".join(f"{wrapped(words)}\n" for words in (*remarks, *_assumed(found)))
     parts = [f"{found.name}\n{said}{wrapped(verdict(found))}\n"]
-    if likely := _likely(found):
-        parts.append(text_of(_CAUSES, likely))
+    if rows := [*(likely := _likely(found)), *_unexplained(found, likely)]:
+        parts.append(text_of(_CAUSES, rows))
     parts += ["".join(f"{wrapped(note)}\n" for note in _notes(found))]
     if found.changes and not found.faster:
         faster = f"Faster than the predicted {show_seconds(found.predicted_s)}, by the profile:"
         parts.append(f"{faster}\n\n" + text_of(_CHANGES, found.changes))
-        parts.append("\n".join(command_of(change, machine=machine, model=model) for change in found.changes) + "\n")
+        commands = dict.fromkeys(command_of(change, machine=machine, model=model) for change in found.changes)
+        parts.append("\n".join(commands) + "\n")
     return "\n".join(part for part in parts if part)
 
 
@@ -82,13 +89,25 @@ def verdict(found: Diagnosis) -> str:
         f"The {found.of} took {show_seconds(found.measured_s)}, predicted {show_seconds(found.predicted_s)} "
         f"({show_interval(found.low_s, found.high_s)}): {signed_percent(off)}"
     )
-    depends = _depends(found)
+    depends, of_flops = _depends(found), _of_flops(found)
     if found.reasonable:
-        return f"{said}, which is reasonable{depends}."
+        return f"{said}, which is reasonable{depends}.{of_flops}"
     if found.faster:
-        wrong = "Its stated layout, batch or machine is probably wrong."
-        return f"{said}, faster than predicted{depends}. {wrong}"
-    return f"{said}, slower than predicted{depends}."
+        wrong = "" if of_flops else " Its stated layout, batch or machine is probably wrong."
+        return f"{said}, faster than predicted{depends}.{wrong}{of_flops}"
+    return f"{said}, slower than predicted{depends}.{of_flops}"
+
+
+def _of_flops(found: Diagnosis) -> str:
+    """What the log's own FLOPs show to be wrong; "" where they agree."""
+    ratio = found.flops_ratio
+    if ratio is None or abs(math.log(ratio)) <= math.log(SAME_FLOPS):
+        return ""
+    wrong = "model, batch or recompute" if found.counts_recompute else "model or batch"
+    return (
+        f" The log's own TFLOP/s per GPU × step × GPUs is {ratio:.2f} times what its framework counts for the model "
+        f"and batch priced here: the {wrong} is wrong."
+    )
 
 
 def _depends(found: Diagnosis) -> str:
@@ -119,10 +138,24 @@ def _assumed(found: Diagnosis) -> Iterator[str]:
 
 
 def _likely(found: Diagnosis) -> list[Cause]:
-    """Causes that explain a part of the gap, in its direction, and are not all too improbable."""
+    """Causes that explain a part of the gap and not more, in its direction, and are not all too improbable."""
     gap_s = found.measured_s - found.predicted_s
-    told = [cause for cause in found.causes if cause.explains_s * gap_s >= EXPLAINED * gap_s**2]
+    told = [
+        cause
+        for cause in found.causes
+        if EXPLAINED * gap_s**2 <= cause.explains_s * gap_s <= OVERSHOOT * gap_s**2
+        and not (cause.extreme and cause.probability < CERTAIN)
+    ]
     return [cause for cause in told[:LISTED] if cause.probability >= LIKELY]
+
+
+def _unexplained(found: Diagnosis, likely: Sequence[Cause]) -> Iterator[Cause]:
+    """What the first cause leaves of the gap, as a row; its probability is that of none of the causes."""
+    gap_s = found.measured_s - found.predicted_s
+    left_s = gap_s - (likely[0].explains_s if likely else 0.0)
+    if left_s * gap_s >= EXPLAINED * gap_s**2 and (likely or not found.reasonable):
+        words = "by the first cause" if likely else "by any cause that was tried"
+        yield Cause("unexplained", "unexplained", words, found.healthy, left_s, "")
 
 
 def _notes(found: Diagnosis) -> Iterator[str]:
@@ -141,7 +174,11 @@ def _notes(found: Diagnosis) -> Iterator[str]:
     yield from dict.fromkeys(cause.advice for cause in _likely(found)[:3] if cause.advice)
 
 
-def command_of(change: Change, *, machine: str, model: str | None = None) -> str:
+NamedModel: TypeAlias = str | tuple[str, Model] | None
+"""A model's name or file, or a file that is not there yet with what it will hold; None: the nearest that ships."""
+
+
+def command_of(change: Change, *, machine: str, model: NamedModel = None) -> str:
     """The command that writes the launch files of a change, or explains it if there are none."""
     # Imported here: few reports have commands.
     from axonn_tune.launch.commands import command_of as started
@@ -157,7 +194,7 @@ def command_of(change: Change, *, machine: str, model: str | None = None) -> str
     return shlex.join(["axonn-tune", *words, "-o", "run.sh"])
 
 
-def pins(setup: Setup, *, machine: str, model: str | None = None) -> list[str]:
+def pins(setup: Setup, *, machine: str, model: NamedModel = None) -> list[str]:
     """Options that pin this step configuration."""
     one, workload, framework = setup.configuration, setup.workload, setup.framework
     found = ["--gpus", str(one.grid.world), *_model_words(setup.model, model), "--machine", machine]
@@ -190,11 +227,12 @@ def _step_words(setup: Setup) -> Iterator[str]:
             yield from ("--set", f"step.{name}={_word(value)}")
 
 
-def _model_words(model: Model, stated: str | None) -> list[str]:
+def _model_words(model: Model, named: NamedModel) -> list[str]:
     """The stated model, or the nearest shipped one, with its differences."""
     changed: dict[str, list[str]] = {}
+    stated, content = named if isinstance(named, tuple) else (named, None)
     for name in [stated] if stated else available("model"):
-        other = load_model(name).document
+        other = content or load_model(name).document
         if stated or other.gated == model.gated:
             changed[name] = list(_changed(model, other))
     name = min(changed, key=lambda one: (len(changed[one]), one != model.name))
@@ -212,6 +250,8 @@ def _changed(model: Model, other: Model) -> Iterator[str]:
 
 def _word(value: object) -> str:
     """A value as `--set` takes it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
 
 
@@ -224,6 +264,8 @@ def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None, 
         **fields_of(found, times),
         "verdict": verdict(found),
         "learned": found.learned,
+        "flops_ratio": found.flops_ratio,
+        "unexplained": next((asdict(one) for one in _unexplained(found, _likely(found))), None),
         "remarks": list(remarks),
         "assumed": [asdict(one) for one in found.assumed],
         "causes": [asdict(cause) for cause in found.causes],
@@ -231,7 +273,7 @@ def diagnosis_json(found: Diagnosis, *, machine: str, model: str | None = None, 
     }
 
 
-def _change_json(change: Change, *, machine: str, model: str | None) -> Json:
+def _change_json(change: Change, *, machine: str, model: NamedModel) -> Json:
     return {
         "words": change.words,
         "layout": layout_words(change.setup.configuration, change.setup.framework),
@@ -308,7 +350,7 @@ class StatedCommand:
     """Facts about a command besides its prediction.
 
     setup: what it runs. rank, layouts: rank of its grid in a search, None if rejected there; best_s: step of the first.
-    machine, model: as named.
+    machine, model: as named; a model in a file that `model_command` writes with its content.
     """
 
     run: CommandRun
@@ -318,7 +360,15 @@ class StatedCommand:
     layouts: int
     best_s: float | None
     machine: str
-    model: str | None = None
+    model: NamedModel = None
+
+    @property
+    def model_command(self) -> str | None:
+        """The command that writes the file of the model, which the other commands name; None where it is there."""
+        if not isinstance(self.model, tuple):
+            return None
+        words = ["axonn-tune", "models", "import", self.run.path, "-o", self.model[0]]
+        return shlex.join([*words, "--seq", self.run.columns["seq"].value])
 
 
 def command_section(command: StatedCommand, pricing: Pricing) -> ExplainSection:
@@ -333,12 +383,24 @@ def command_section(command: StatedCommand, pricing: Pricing) -> ExplainSection:
         f"{model.name}, {model.parameters / 1e9:.3g} billion parameters: {model.layers} layers of hidden size "
         f"{model.hidden:,}, {model.heads} heads, {model.kv_heads} key and value heads, FFN {model.ffn:,}, vocabulary "
         f"{model.vocab:,}.",
-        *(f"Assumed: {words}." for words in run.assumed),
+        *said_of(run),
     ]
     needed, limit = float(pricing.memory.total_bytes), pricing.memory_limit_bytes
     if needed > limit:
         sentences.append(f"It is predicted to exceed memory: {show_bytes(needed)} of {show_bytes(limit)} usable.")
     return ExplainSection("The run", sentences=sentences)
+
+
+def said_of(run: CommandRun) -> Iterator[str]:
+    """Sentences on what is assumed, on arguments that are not priced, and on unknown ones."""
+    yield from (f"Assumed: {words}." for words in run.assumed)
+    yield from (f"Ignored: {words}." for words in run.ignored)
+    if run.unknown:
+        more = f" and {len(run.unknown) - _MOST_UNKNOWN} more" if len(run.unknown) > _MOST_UNKNOWN else ""
+        yield f"Unknown, taken to change nothing: {', '.join(run.unknown[:_MOST_UNKNOWN])}{more}."
+
+
+_MOST_UNKNOWN = 20
 
 
 def better_section(command: StatedCommand, step_s: float) -> ExplainSection:
@@ -364,7 +426,10 @@ def better_section(command: StatedCommand, step_s: float) -> ExplainSection:
         sentences=sentences,
         columns=_CHANGES,
         rows=[fields_of(change, ("gain", "step_s", "words")) for change in command.changes],
-        commands=[command_of(change, machine=command.machine, model=command.model) for change in command.changes],
+        commands=[
+            *filter(None, [command.model_command]),
+            *(command_of(change, machine=command.machine, model=command.model) for change in command.changes),
+        ],
     )
 
 
@@ -378,6 +443,9 @@ def command_json(command: StatedCommand) -> Json:
             "layout": layout_words(command.setup.configuration, command.setup.framework),
             "stated": {name: stated.value for name, stated in command.run.columns.items() if stated.line},
             "assumed": list(command.run.assumed),
+            "ignored": list(command.run.ignored),
+            "unknown": list(command.run.unknown),
+            "model_command": command.model_command,
             "rank": command.rank,
             "layouts": command.layouts,
             "best_step_s": command.best_s,

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from axonn_tune.errors import UsageError, suggest
+from axonn_tune.errors import BOLD, GREEN, RESET, UsageError, suggest
 from axonn_tune.grid import AXES
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 Json: TypeAlias = dict[str, Any]
-BOLD, GREEN, BLUE, YELLOW, RESET = "\x1b[1m", "\x1b[1;32m", "\x1b[34m", "\x1b[33m", "\x1b[0m"
 WIDTH = 100
 """Characters of a line of prose, and at most of a table unless all its columns are asked for."""
 NOTHING = "-"
@@ -116,8 +115,9 @@ def known_value(row: object, key: str) -> Any:  # noqa: ANN401 - whatever rows h
 class Table:
     """Rows as every format shows them, and sentences below; UsageError, when shown, for a column that does not exist.
 
-    columns: all there are, by name; names: those to show; fields: what CSV and data frames have of each row, units
-    included; best: number of a row to mark; apart: an empty line between the notes of a text.
+    title: what the rows are of, above them; columns: all there are, by name; names: those to show; fields: what CSV and
+    data frames have of each row, units included; best: number of a row to mark; apart: an empty line between the notes
+    of a text.
     """
 
     columns: Mapping[str, Column]
@@ -127,6 +127,7 @@ class Table:
     notes: Sequence[str] = ()
     best: int | None = None
     apart: bool = False
+    title: str = ""
 
     @cached_property
     def shown(self) -> list[Column]:
@@ -157,10 +158,12 @@ class Table:
             return csv_table(self.fields, self.values)
         if output_format == "md":
             listed = "".join(f"- {note}\n" for note in self.notes)
-            return markdown_table(self.shown, self.cells) + (f"\n{listed}" if listed else "")
+            head = f"{self.title}\n\n" if self.title else ""
+            return head + markdown_table(self.shown, self.cells) + (f"\n{listed}" if listed else "")
         below = ("\n" if self.apart else "").join(f"{wrapped(note)}\n" for note in self.notes)
         shown = text_table(self.shown, self.cells, color=color, best=self.best)
-        return shown + (f"\n{below}" if below else "")
+        head = f"{wrapped(self.title)}\n" if self.title else ""
+        return head + shown + (f"\n{below}" if below else "")
 
     def fitted(self, spare: Sequence[str], *, aside: str = "") -> Table:
         """Without those of the spare columns, in their order, that make it wider than a line.
@@ -189,7 +192,8 @@ class Table:
         head = _html_row("th", [escape(column.heading) for column in self.shown], sides)
         body = "".join(_html_row("td", map(escape, row), sides) for row in self.cells)
         table = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>" if self.rows else ""
-        return table + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        head, *below = (f"<p>{escape(text)}</p>" if text else "" for text in (self.title, *self.notes))
+        return head + table + "".join(below)
 
     def rich(self) -> Group:
         """As rich prints it, fitted to the console."""
@@ -202,7 +206,8 @@ class Table:
             table.add_column(Text(column.heading), justify="left" if column.text else "right", overflow="fold")
         for row in self.cells:
             table.add_row(*map(Text, row))
-        return Group(*([table] if self.rows else []), *map(Text, self.notes))
+        head = [Text(self.title)] if self.title else []
+        return Group(*head, *([table] if self.rows else []), *map(Text, self.notes))
 
 
 def cells_of(columns: Sequence[Column], rows: Sequence[object]) -> list[list[str]]:
@@ -282,8 +287,15 @@ def csv_table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([str(cell).lower() if isinstance(cell, bool) else cell for cell in row] for row in rows)
+    writer.writerows(map(_csv_cell, row) for row in rows)
     return output.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    """A value as CSV has it; text that a spreadsheet would take for a formula has an apostrophe before it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}" if isinstance(value, str) and value.startswith(tuple("=+-@\t\r")) else value
 
 
 def seconds_cells(values_s: Sequence[float | None]) -> list[str]:
@@ -397,7 +409,9 @@ def _bar(what: str, clock: Callable[[], float]) -> Iterator[ProgressFunction]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
     # No thread that draws: a process that has one may not enter a lab's namespaces.
-    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+    with Progress(
+        *columns, console=Console(file=getattr(sys.stderr, "plain", sys.stderr)), transient=True, auto_refresh=False
+    ) as bar:
         task, began_s = bar.add_task(what, total=1.0, left=""), clock()
         drawn_s = began_s - SECONDS_BETWEEN_BARS
 

@@ -48,7 +48,7 @@ _DECADES_ONLY = 300.0
 
 # Colors by meaning, as variables of `style.css`, `--name` or `--name/opacity`; the same in every figure.
 COMPUTATION, TEXT = "--compute", "--text"
-ACCENT, MUTED, LIMIT, WAIT, RING, PANEL = "--accent", "--muted", "--limit", "--wait", "--ring", "--panel"
+ACCENT, MUTED, LIMIT, WAIT, PANEL = "--accent", "--muted", "--limit", "--wait", "--panel"
 PREDICTED, MEASURED = "--predicted", "--measured"
 BY_KIND = {
     GEMMS: "--compute",
@@ -132,16 +132,14 @@ def figure(
     height: int,
     note: str = "",
     choices: Sequence[Json] = (),
-    least_width: int = 0,
 ) -> Json:
-    """A plotly figure, drawn when it is seen; narrower than `least_width` pixels it scrolls sideways."""
+    """A plotly figure, drawn when it is seen."""
     return {
         "kind": "figure",
         "title": title,
         "note": note,
         "figure": {"data": list(traces), "layout": dict(layout)},
         "height": height,
-        "leastWidth": least_width,
         "choices": list(choices),
     }
 

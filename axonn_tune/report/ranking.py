@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from axonn_tune import __version__
 from axonn_tune.cost.breakdown import Parts, separated, step_parts
+from axonn_tune.cost.collectives import bus_bytes
+from axonn_tune.cost.evidence import ACCELERATOR, ACCELERATORS, LARGEST
 from axonn_tune.cost.prediction import Term
 from axonn_tune.cost.uncertainty import DEVIATIONS, OF_LAYOUT, own_bound_s
+from axonn_tune.errors import BLUE, YELLOW
 from axonn_tune.frameworks import find_framework, registry
 from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import Framework
@@ -22,15 +25,14 @@ from axonn_tune.grid import ALL_AXES, AXES
 from axonn_tune.program.constraints import MEMORY, MICRO_BATCH, PINNED, constraints
 from axonn_tune.program.dimensions import MFU_CONVENTION, step_tokens
 from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.ranking.choosing import LISTED
 from axonn_tune.ranking.entries import Entry
 from axonn_tune.ranking.inputs import Inputs
-from axonn_tune.ranking.results import Results
+from axonn_tune.ranking.results import WORTH_SAYING, Results
 from axonn_tune.ranking.space import Problem
 from axonn_tune.report.output import (
-    BLUE,
     NOTHING,
     PERCENT,
-    YELLOW,
     Column,
     Json,
     Table,
@@ -56,12 +58,10 @@ _OF_LAYOUT = f"±{DEVIATIONS * OF_LAYOUT:.0%}"
 _LONG_CONTEXT = 32_768
 """Tokens in a sequence from which context parallelism is mentioned."""
 _HOUR_S = 3600.0
-TIED = "≈"
-"""Marks what is within model error of the first."""
+TIED, SHORTEST, OUTSIDE = "≈", "*", "°"
+"""Mark what is within model error of the first, the shortest step of all, and what no published step validates."""
 _LEAST_BAR, _MOST_BAR = 10, 30
 """Characters of the bar of the longest step."""
-_WORTH_SAYING = 0.01
-"""Share of a step that another configuration must save to be named."""
 RANKED_BY = {
     "communication": "communication per step, overlapped or not",
     "exposed": "exposed communication per step",
@@ -79,13 +79,17 @@ _SAME_GRID = "for the fastest candidate with the same grid and rank order"
 def ranking_table(
     results: Results, entries: Sequence[Entry], *, names: Sequence[str] = (), wide: bool = False, terminal: int = 0
 ) -> Table:
-    """The entries with these columns, or those of a narrow or `wide` table.
+    """The entries with these columns, or those of a narrow or `wide` table; the shortest step is marked, if not #1's.
 
     terminal: characters of a line of the terminal, where bars are drawn if they fit; 0 for none.
     """
     problem = results.inputs.problem
     limit_bytes = memory_limit_bytes(problem.machine.accelerator)
-    found = [{**entry_json(entry, results), "memory_bytes": entry.memory_bytes} for entry in entries]
+    best = results.fastest_elsewhere()
+    found = [
+        {**entry_json(entry, results), "memory_bytes": entry.memory_bytes, "shortest": same_step(entry, best)}
+        for entry in entries
+    ]
     label, rows = shown_rows(found, problem.framework, shown_axes(problem))
     others = {f"rank_{cost}": rank_column(cost) for cost in results.others}
     grid = replace(COLUMNS["grid"], label=label)
@@ -104,6 +108,7 @@ def ranking_table(
         names or default_columns(results, entries, wide=wide),
         (*CONFIG_FIELDS, "memory_limit_bytes", *others, "rejected_because", *training_names(problem)),
         best=0 if entries and entries[0].feasible else None,
+        title=priced_remark(results),
     )
     if not (names or wide):
         first, *rest = _LEFT_OUT_FIRST
@@ -130,6 +135,22 @@ def _bar(row: Mapping[str, Any], per_s: float) -> str:
     return "".join(colored(character * math.ceil(seconds * per_s - 0.5), color) for seconds, character, color in shown)
 
 
+def with_shortest(results: Results, entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The ranked entries, below them the one with the shortest step of all where that is none of them, the rejected."""
+    best = results.fastest_elsewhere()
+    if best is None or any(same_step(entry, best) for entry in entries):
+        return tuple(entries)
+    ranked = sum(entry.feasible for entry in entries)
+    return (*entries[:ranked], best, *entries[ranked:])
+
+
+def same_step(entry: Entry, other: Entry | None) -> bool:
+    """Whether both are one candidate, at whatever rank."""
+    return other is not None and replace(entry, rank=None, tie=False, terms=(), stages=()) == replace(
+        other, rank=None, tie=False, shortest_step_s=entry.shortest_step_s
+    )
+
+
 def rank_column(cost: str) -> Column:
     """Ranks by another cost model."""
     title = "rank by\n" + cost.replace("-", "-\n", 1)
@@ -140,7 +161,7 @@ def default_columns(results: Results, entries: Sequence[Entry], *, wide: bool = 
     """Names of the columns shown unless others are asked for."""
     problem = results.inputs.problem
     names = ["rank", "grid", "order", "micro_batch", "recompute", "kept_layers", "communication_s"]
-    more = ["compute_s", "step", "tokens_per_s", "mfu", "hfu"] if wide else ["step"]
+    more = ["compute_s", "step", "tokens_per_s_per_gpu", "mfu", "hfu", "logged_tflops_per_gpu"] if wide else ["step"]
     names += ["exposed_communication_s", *more, "memory"]
     if not (wide or problem.framework.permuted):
         # The same in every row.
@@ -209,10 +230,10 @@ def shown_rows(configs: Sequence[Json], framework: Framework, axes: Sequence[str
     """
     names = list(map(framework.called, axes))
     heading, *grids = aligned_cells([names, *([_plain(config.get(axis)) for axis in axes] for config in configs)])
-    tied = any(is_tied(config) for config in configs)
+    marks = _marks(configs)
     rows = [
-        {**shown_row(config, framework), "grid": grid, "marked_rank": _marked_rank(config, tied=tied)}
-        for config, grid in zip(configs, grids, strict=True)
+        {**shown_row(config, framework), "grid": grid, "marked_rank": mark}
+        for config, grid, mark in zip(configs, grids, marks, strict=True)
     ]
     return f"{'layout' if framework.names else 'grid'}\n{heading}", rows
 
@@ -247,10 +268,19 @@ def is_tied(config: Json) -> bool:
     return bool(config.get("tie")) and (config.get("rank") or 1) > 1
 
 
-def _marked_rank(config: Json, *, tied: bool) -> str | None:
-    """The rank; tied: with a mark, or space for it, if some are within model error of the first."""
-    rank = config.get("rank")
-    return None if rank is None else f"{rank} {TIED if is_tied(config) else ' '}" if tied else str(rank)
+def _marks(configs: Sequence[Json]) -> list[str | None]:
+    """Ranks with their marks, each with a place of its own where any row has it."""
+    marked: list[tuple[Callable[[Json], bool], str]] = [
+        (is_tied, TIED),
+        (lambda config: bool(config.get("shortest")), SHORTEST),
+        (lambda config: bool(config.get("outside_evidence")), OUTSIDE),
+    ]
+    used = [(has, mark) for has, mark in marked if any(map(has, configs))]
+    found = []
+    for config in configs:
+        rank, marks = config.get("rank"), "".join(mark if has(config) else " " for has, mark in used)
+        found.append(f"{rank or ''}{f' {marks}' if used else ''}" if rank or config.get("shortest") else None)
+    return found
 
 
 def shown_axes(problem: Problem) -> list[str]:
@@ -290,7 +320,7 @@ CONFIG_FIELDS = (
     *("rank", *AXES, "order", "feasible", "tie", "micro_batch", "grad_accumulation", "recompute", "kept_layers"),
     *("communication_s", "exposed_communication_s", "compute_s", "iteration_s", "low_s", "high_s", "tokens_per_s"),
     *("mfu", "hfu", "memory_bytes", "framework", *_MORE_AXES, "pipeline", "chunks", "bubble_s", "shortest_step_s"),
-    "layout",
+    *("layout", "tokens_per_s_per_gpu", "logged_tflops_per_gpu"),
 )
 """CSV fields of a configuration."""
 _COLUMNS = (
@@ -324,13 +354,21 @@ _COLUMNS = (
     Column("compute_s", "compute, s", "Computation of a step and rank."),
     count("chunks", "chunks", "Chunks of a pipeline stage (interleaving)."),
     Column("bubble_s", "bubble, s", "Time a pipeline stage is idle."),
-    Column("shortest_step_s", "step, s", "Of all candidates of this grid.", title="shortest\nstep, s"),
+    Column("shortest_step_s", "step, s", "Of all candidates of this grid.", title="best of\ngrid, s"),
     Column("iteration_s", "step, s", "One step, from start to end."),
     Column("low_s", "80% from, s", "Lower end of the 80% interval of the step."),
     Column("high_s", "80% to, s", "Upper end of the 80% interval of the step."),
     count("tokens_per_s", "tokens/s", "Tokens of all GPUs together."),
+    count("tokens_per_s_per_gpu", "tokens/s/GPU", "Tokens of one GPU.", title="tokens\n/s/GPU"),
     Column("mfu", "MFU, %", "Model FLOPs over the peak; recompute not counted.", per=PERCENT, decimals=1),
-    Column("hfu", "HFU, %", "Executed FLOPs over the peak; recompute counted.", per=PERCENT, decimals=1),
+    Column("hfu", "HFU, %", "The same with recompute and padding.", per=PERCENT, decimals=1),
+    Column(
+        "logged_tflops_per_gpu",
+        "TFLOP/s/GPU of the log",
+        "What the framework's own log prints, by its own count of FLOPs.",
+        decimals=1,
+        title="TFLOP/s\n/GPU,\nlog",
+    ),
     Column(
         "memory_bytes",
         "memory, GiB",
@@ -368,14 +406,21 @@ _COLLECTIVE = (
     words("call", "collective"),
     count("group", "ranks", "Ranks that take part."),
     count("count", "calls", "Calls per step and rank."),
-    Column("seconds", "all calls, s", "Time of all calls of a step and rank: calls × (α + bytes / β)."),
+    Column("seconds", "all calls, s", "Time of all calls of a step and rank: calls × (fixed + bytes / algbw)."),
     Column("exposed_s", "exposed, s", "The part not overlapped: computation waits for it."),
     Column("bytes", "buffer, MiB", "Full (gathered or reduced) buffer of one call.", per=2**20, show=show_bytes),
     words("formula", "full buffer, bytes", "Elements and bytes of that buffer, symbols as in explain.", 22),
     words("tier", "network", "Outermost network level it crosses.", 11),
     words("algorithm", "algorithm", "Algorithm and protocol the library is predicted to choose.", 18),
-    Column("latency_s", "α, µs", "Time of a call without data.", per=MICRO, decimals=1),
-    Column("bandwidth_bytes_per_s", "β, GB/s", "Bytes of the buffer per second.", per=GB, decimals=2),
+    Column("latency_s", "fixed, µs", "Time of a call without data.", per=MICRO, decimals=1),
+    Column("bandwidth_bytes_per_s", "algbw, GB/s", "Bytes of the buffer per second beyond that.", per=GB, decimals=2),
+    Column(
+        "bus_bandwidth_bytes_per_s",
+        "busbw, GB/s",
+        "The same as nccl-tests converts it: what a link carries.",
+        per=GB,
+        decimals=2,
+    ),
     words("overlapped_with", "overlapped with"),
 )
 COLLECTIVE = {column.key: column for column in _COLLECTIVE}
@@ -384,19 +429,35 @@ COLLECTIVE = {column.key: column for column in _COLLECTIVE}
 
 def ranking_document(results: Results, entries: Sequence[Entry]) -> Json:
     """The whole document; entries include terms if they were listed with them."""
-    problem, searched = results.inputs.problem, results.ranked.searched
+    problem, searched, best = results.inputs.problem, results.ranked.searched, results.fastest_elsewhere()
+    logged = problem.framework.logged
     return {
         **document_head(RANKING_SCHEMA, results.inputs),
         "cost": results.ranked.cost,
         "rank_by": problem.rank_by,
         "memory_limit_bytes": memory_limit_bytes(problem.machine.accelerator),
         "mfu_convention": MFU_CONVENTION,
+        "logged_convention": None if logged is None else fields_of(logged, _LOGGED),
         "searched": fields_of(searched, ("grids", "candidates", "feasible", "rejected", "seconds")),
         "ties_with_first": results.ranked.ties,
-        "verdict": ranking_verdict(results),
-        "remarks": ranking_remarks(results),
+        # Without the mark of a row that documents and pages have under a key of its own.
+        "verdict": [line.removeprefix(f"{SHORTEST} ") for line in ranking_verdict(results)],
+        "remarks": [line.removeprefix(f"{SHORTEST} ") for line in (priced_remark(results), *ranking_remarks(results))],
         "configs": [entry_json(entry, results) for entry in entries],
+        "shortest_step": None if best is None else entry_fields(best, problem),
     }
+
+
+def logged_words(entry: Entry, problem: Problem) -> str:
+    """What the framework's own log will print, in a sentence; empty if it prints nothing of the kind."""
+    count, peak = problem.framework.logged, problem.machine.accelerator.peak_tflops[problem.workload.precision]
+    tflops = entry.logged_tflops_per_gpu
+    if count is None or tflops is None:
+        return ""
+    return (
+        f"{count.log}'s log will print about {tflops:,.0f} TFLOP/s per GPU ({count.label}), {tflops / peak:.1%} of "
+        f"peak: it counts {count.counts}."
+    )
 
 
 def document_head(schema: str, inputs: Inputs) -> Json:
@@ -434,10 +495,12 @@ _ENTRY = (
     *("rank", *AXES, "order", "feasible", "rejected_because", "micro_batch", "grad_accumulation", "recompute"),
     *("kept_layers", "overlap", "communication_s", "exposed_communication_s", "compute_s", "iteration_s"),
     *("memory_bytes", "tokens_per_s", "low_s", "high_s", "mfu", "hfu", "tie", "framework", *_MORE_AXES),
-    *("pipeline", "chunks", "bubble_s", "shortest_step_s", "stages"),
+    *("pipeline", "chunks", "bubble_s", "shortest_step_s", "stages", "outside_evidence"),
+    *("tokens_per_s_per_gpu", "logged_tflops_per_gpu"),
 )
 _STAGE = ("blocks", "compute_s", "communication_s", "bubble_s", "memory_bytes")
 _TERM = ("op", "axis", "phase", "layer", "count", "bytes", "group", "tier", "seconds", "exposed_s", "formula")
+_LOGGED = ("log", "label", "counts", "scores", "weights", "source")
 _LINE = ("algorithm", "protocol", "latency_s", "bandwidth_bytes_per_s")
 
 
@@ -449,10 +512,12 @@ def entry_fields(entry: Entry, problem: Problem) -> Json:
         (*_ENTRY, "layout"),
         order=None if entry.order is None else ",".join(entry.order),
         rejected_because=list(entry.rejected_because),
+        outside_evidence=list(entry.outside),
         grad_accumulation=entry.accumulation,
         overlap=list(problem.workload.overlaps),
         layout=problem.framework.layout(sizes),
         memory_bytes=None if entry.memory_bytes is None else int(entry.memory_bytes),
+        tokens_per_s_per_gpu=None if entry.tokens_per_s is None else entry.tokens_per_s / problem.gpus,
         stages=[fields_of(stage, _STAGE, memory_bytes=int(stage.memory.total_bytes)) for stage in entry.stages],
         **{axis: entry.size(axis) for axis in (*_MORE_AXES, "pipeline")},
     )
@@ -465,6 +530,7 @@ def term_json(term: Term) -> Json:
     return {
         **fields_of(term, _TERM, bytes=int(term.bytes), exposed_s=exposed_s),
         **fields_of(term.line, _LINE, protocol=term.line.protocol or None),
+        "bus_bandwidth_bytes_per_s": bus_bytes(term.op, term.group, term.line.bandwidth_bytes_per_s),
     }
 
 
@@ -484,13 +550,14 @@ def ranking_remarks(results: Results) -> list[str]:
     """Sentences to print below a table, one each."""
     said = [
         shortest_step_remark(results),
-        priced_remark(results),
         nodes_remark(results.inputs.problem),
         context_remark(results.inputs.problem),
         training_remark(results),
         why_first(results),
         ties_remark(results),
         interval_remark(results),
+        logged_words(results.ranked.entry(0, terms=False), results.inputs.problem) if len(results.ranked) else "",
+        outside_remark(results),
         rejected_remark(results),
         searched_remark(results),
     ]
@@ -633,9 +700,26 @@ def interval_remark(results: Results) -> str:
     width = machine.uncertainty.communication
     own_s = own_bound_s(machine, step_s=first.iteration_s, waiting_s=first.exposed_communication_s or 0.0)
     return (
-        f"{bounds}. Errors of computation (±{machine.uncertainty.compute:.0%}) are common to all rows; "
+        f"{bounds}. Errors of computation (±{machine.uncertainty.compute:.0%}) and of scale are common to all rows; "
         f"±{show_seconds(own_s)} is #1's own (each layout {_OF_LAYOUT}, exposed communication ±{width:.0%})."
     )
+
+
+_SIZES = {"gpus": "number of GPUs", "sequence": "sequence length"}
+
+
+def outside_remark(results: Results) -> str:
+    """What of the configurations no published step validates, with the largest among those steps; "" without any."""
+    problem, ranked = results.inputs.problem, results.ranked
+    listed = [ranked.entry(position, terms=False) for position in range(min(len(ranked), LISTED))]
+    found = dict.fromkeys(name for entry in listed for name in entry.outside)
+    names = [name for name in found if name != ACCELERATOR]
+    said = [
+        f"largest {_SIZES.get(name) or problem.framework.called(name)} in the data: {LARGEST[name]:,}" for name in names
+    ]
+    if ACCELERATOR in found:
+        said.append(f"{problem.machine.accelerator.name}: the data has {', '.join(ACCELERATORS)}")
+    return f"{OUTSIDE}: outside what was validated ({'; '.join(said)})." if said else ""
 
 
 def shortest_step_remark(results: Results) -> str:
@@ -648,14 +732,14 @@ def shortest_step_remark(results: Results) -> str:
     gain = 1.0 - best.iteration_s / first_s
     if best.iteration_s == first_s:
         return "#1 also has the shortest step of all."
-    if gain < _WORTH_SAYING:
-        return f"#1's step is within {_WORTH_SAYING:.0%} of the shortest of all, {show_seconds(best.iteration_s)}."
+    if gain < WORTH_SAYING:
+        return f"#1's step is within {WORTH_SAYING:.0%} of the shortest of all, {show_seconds(best.iteration_s)}."
     rank = ranked.ranks().get(best.sizes)
     grid = f"#{rank}'s grid" if rank else "another grid"
     cost = "" if ranked.cost == _OURS else f"--cost {_OURS} "
     return (
-        f"Shortest step of all: {show_seconds(best.iteration_s)}, {gain:.0%} less than #1's {show_seconds(first_s)}. "
-        f"It is {grid} with {_configuration(best, problem)}. {cost}--rank-by step ranks by it."
+        f"{SHORTEST} Shortest step of all: {show_seconds(best.iteration_s)}, {gain:.0%} less than #1's "
+        f"{show_seconds(first_s)}. It is {grid} with {_configuration(best, problem)}. {cost}--rank-by step ranks by it."
     )
 
 

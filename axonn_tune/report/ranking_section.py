@@ -1,13 +1,10 @@
-"""A ranking as a section: where time goes, the map of all grids, their table, each of the first in detail."""
+"""A ranking as a section: where time goes, the table of all grids, each of the first in detail."""
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 
 from axonn_tune.cost.breakdown import hidden_s, work_by_kind
 from axonn_tune.frameworks.description import Framework
@@ -39,7 +36,7 @@ from axonn_tune.report.ranking import (
     shown_row,
     with_framework,
 )
-from axonn_tune.units import GIB, counted, show_bytes, show_seconds
+from axonn_tune.units import GIB, counted, show_seconds
 
 DETAILED = 10
 """How many configurations, from the first, are shown with timeline, memory and terms."""
@@ -79,7 +76,6 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
         *page.notes(_remarks(document, configs), title="How sure, and what was searched"),
         _ranking_table(configs, document, identity=identity, opens=opens if configs else "", layouts=layouts),
         *([panel] if configs or found else []),
-        map_figure(document["configs"], rank_by=document["rank_by"], layouts=layouts),
         page.fold("What the columns mean", [page.facts(meanings)]),
         *page.provenance_folds(document, source=source),
     ]
@@ -90,7 +86,7 @@ def ranking_section(document: Json, *, identity: str, source: str, picked: Json 
         f"{with_framework(layouts.framework)}",
         subtitle=page.subtitle(document, f"ranked by {METRICS[document['rank_by']][0]}"),
         verdict=_verdict(document, first, layouts),
-        blocks=[piece for piece in pieces if piece is not None],
+        blocks=pieces,
     )
 
 
@@ -314,200 +310,6 @@ def _share_trace(
     return page.bar_trace(name or key, seconds, places, color=color, text=said, legendgroup=key, width=0.5)
 
 
-_MOST_COLUMNS = 130
-"""With more columns, those of one product x·y are joined, each cell the best of them."""
-_MARKS = (
-    "x-thin-open",
-    "circle-open",
-    "square-open",
-    "diamond-open",
-    "triangle-up-open",
-    "cross-thin-open",
-    "hash-open",
-)
-_NOTHING_TO_SHOW = 2
-_SPAN, _NEAR = 12.0, 0.8
-"""What takes more than this many times the best has the color of the worst."""
-
-
-@dataclass(frozen=True)
-class MapMetric:
-    """What the color can stand for."""
-
-    label: str
-    key: str
-    show: Callable[[float], str] = show_seconds
-    tick: Callable[[float], str] = show_seconds
-
-
-_MAP_METRICS = {
-    "communication": MapMetric("communication", "communication_s"),
-    "exposed": MapMetric("exposed", "exposed_communication_s"),
-    "iteration": MapMetric("step", "iteration_s"),
-    "memory": MapMetric("memory", "memory_bytes", show_bytes, lambda value: f"{value / GIB:.3g} GiB"),
-}
-
-
-@dataclass(frozen=True)
-class GridMap:
-    """Where each grid lies: columns by (x, y) or by their product, rows by z."""
-
-    columns: tuple[tuple[int, int], ...]
-    rows: tuple[int, ...]
-    joined: bool
-
-    @classmethod
-    def of(cls, configs: Sequence[Json]) -> GridMap:
-        """Columns in the order of x·y, then of x falling; rows in the order of z."""
-        pairs = {(config["x"], config["y"]) for config in configs}
-        rows = tuple(sorted({config["z"] for config in configs}))
-        if len(pairs) <= _MOST_COLUMNS:
-            return cls(tuple(sorted(pairs, key=lambda pair: (pair[0] * pair[1], -pair[0]))), rows, False)
-        return cls(tuple((product, 1) for product in sorted({x * y for x, y in pairs})), rows, True)
-
-    def at(self, config: Json) -> tuple[int, int]:
-        """Column and row."""
-        x, y = config["x"], config["y"]
-        return self.columns.index((x * y, 1) if self.joined else (x, y)), self.rows.index(config["z"])
-
-
-def map_figure(configs: Sequence[Json], *, rank_by: str, layouts: LayoutWords) -> Json | None:
-    """The map of all configurations of a ranking; None for so few grids that there is nothing to see."""
-    best = _best_of_each_grid(configs)
-    rejected = [config for config in configs if not config["feasible"]]
-    if len(best) + len(rejected) <= _NOTHING_TO_SHOW:
-        return None
-    places = GridMap.of([*best, *rejected])
-    metrics = [metric for metric in _MAP_METRICS.values() if any(config[metric.key] for config in best)]
-    metrics.sort(key=lambda metric: metric != _MAP_METRICS[rank_by])
-    traces = [
-        *([_heat(best, places, metrics[0], layouts)] if metrics else []),
-        *_rejected_marks(rejected, places, layouts),
-        *([_ring(best[0], places)] if best else []),
-    ]
-    choices = [page.choice(metric.label, {0: _colored_cells(best, places, metric, layouts)}) for metric in metrics]
-    what = "Columns of one product x·y are joined; a cell shows the best of them. " if places.joined else ""
-    across, z = layouts.across, layouts.framework.called("z")
-    falls = f"; within one {' · '.join(across)}, {across[0]} falls from left to right" if len(across) > 1 else ""
-    return page.figure(
-        "The space of grids",
-        traces,
-        layout=_map_layout(places, layouts),
-        height=170 + max(24 * len(places.rows), 140),
-        note=f"Each cell is a grid at its best: {' and '.join(across)} across{falls}; {z} upwards; "
-        f"{' and '.join(layouts.others)} {'are' if len(layouts.others) > 1 else 'is'} what remains. {what}"
-        "The ring is the first of the ranking. Marks are infeasible grids; the legend says why, and hides them when"
-        " clicked.",
-        choices=choices,
-        least_width=max(14 * len(places.columns), 320),
-    )
-
-
-def _best_of_each_grid(configs: Sequence[Json]) -> list[Json]:
-    """The first of each grid, in ranking order."""
-    found: dict[tuple[int, ...], Json] = {}
-    for config in configs:
-        if config["feasible"]:
-            found.setdefault(tuple(config.get(axis, 1) for axis in ALL_AXES), config)
-    return list(found.values())
-
-
-def _heat(best: Sequence[Json], places: GridMap, metric: MapMetric, layouts: LayoutWords) -> Json:
-    cells = _colored_cells(best, places, metric, layouts)
-    return {
-        "type": "heatmap",
-        "x": list(range(len(places.columns))),
-        "y": list(range(len(places.rows))),
-        "z": cells["z"][0],
-        "text": cells["text"][0],
-        "zmin": cells["zmin"],
-        "zmax": cells["zmax"],
-        "colorbar": {"thickness": 12, "outlinewidth": 0, **_color_ticks(best, metric)},
-        "colorscale": [[0, "--map-best"], [0.5, "--map-middle"], [1, "--map-worst"]],
-        "xgap": 1,
-        "ygap": 1,
-        "hoverongaps": False,
-        "hovertemplate": page.SAID,
-    }
-
-
-def _colored_cells(best: Sequence[Json], places: GridMap, metric: MapMetric, layouts: LayoutWords) -> Json:
-    """Colors (logarithms) and words of each cell, as a change to the trace."""
-    colors: list[list[float | None]] = [[None] * len(places.columns) for _ in places.rows]
-    said = [[""] * len(places.columns) for _ in places.rows]
-    for config in reversed(best):
-        value = config[metric.key]
-        if value is None:
-            continue
-        column, row = places.at(config)
-        colors[row][column] = round(math.log10(max(value, 1e-9)), 4)
-        said[row][column] = f"#{config['rank']}: {layouts.sizes(config)}<br>{metric.label} {metric.show(value)}"
-    ticks = _color_ticks(best, metric)
-    low, high = _color_range(best, metric)
-    return {
-        "zmin": math.log10(low),
-        "zmax": math.log10(high),
-        "z": [colors],
-        "text": [said],
-        **{f"colorbar.{key}": [value] for key, value in ticks.items()},
-    }
-
-
-def _color_ticks(best: Sequence[Json], metric: MapMetric) -> Json:
-    """Ticks of the logarithmic color bar; the last says so if there is more beyond it."""
-    low, high = _color_range(best, metric)
-    shown = page.round_ticks(low, high, unit=GIB if metric.key == "memory_bytes" else 1.0)
-    words = [metric.tick(value) for value in shown]
-    if max(config[metric.key] or 0.0 for config in best) > high:
-        shown = [*(value for value in shown if value < _NEAR * high), high]
-        words = [*(metric.tick(value) for value in shown[:-1]), f"≥ {metric.tick(high)}"]
-    return {"tickvals": [math.log10(value) for value in shown], "ticktext": words}
-
-
-def _color_range(best: Sequence[Json], metric: MapMetric) -> tuple[float, float]:
-    """What the colors span: from the best to so many times as much, where differences matter."""
-    known = [value for config in best if (value := config[metric.key])]
-    return min(known), min(max(known), _SPAN * min(known))
-
-
-def _rejected_marks(rejected: Sequence[Json], places: GridMap, layouts: LayoutWords) -> Iterator[Json]:
-    """Grids that cannot be used, by the first constraint they break."""
-    by_reason: dict[str, list[Json]] = {}
-    for config in rejected:
-        by_reason.setdefault(reason_name(config), []).append(config)
-    for number, (reason, found) in enumerate(by_reason.items()):
-        at = [places.at(config) for config in found]
-        said = [f"{layouts.sizes(config)}<br>{'<br>'.join(config['rejected_because'])}" for config in found]
-        marker = {"color": page.MUTED, "symbol": _MARKS[number % len(_MARKS)], "size": 7, "line": {"width": 1.4}}
-        columns, rows = [column for column, _ in at], [row for _, row in at]
-        yield page.point_trace(f"{reason} ({len(found)})", columns, rows, text=said, marker=marker)
-
-
 def reason_name(config: Json) -> str:
     """The constraint a rejected grid breaks: the first, if there are several."""
     return str(config["rejected_because"][0]).partition(":")[0] if config["rejected_because"] else "rejected"
-
-
-def _ring(first: Json, places: GridMap) -> Json:
-    """A ring around the first of the ranking."""
-    column, row = places.at(first)
-    marker = {"color": page.RING, "symbol": "circle-open", "size": 16, "line": {"width": 3}}
-    return page.point_trace("first of the ranking", [column], [row], marker=marker)
-
-
-def _map_layout(places: GridMap, layouts: LayoutWords) -> Json:
-    products = [x * y for x, y in places.columns]
-    borders = [place for place, (one, other) in enumerate(pairwise(products)) if one != other]
-    starts = [0, *(place + 1 for place in borders)]
-    ends = [*borders, len(products) - 1]
-    centres = [(start + end) / 2 for start, end in zip(starts, ends, strict=True)]
-    line, bare = {"color": "--grid", "width": 1}, {"showgrid": False, "zeroline": False}
-    product = " · ".join(layouts.across)
-    across = {"title": {"text": product}, "tickvals": centres}
-    upwards = {"title": {"text": layouts.framework.called("z")}, "tickvals": list(range(len(places.rows)))}
-    products_shown, sizes_shown = [f"{products[start]:,}" for start in starts], [f"{size:,}" for size in places.rows]
-    return {
-        "xaxis": {**across, "ticktext": products_shown, "range": [-0.5, len(products) - 0.5], **bare},
-        "yaxis": {**upwards, "ticktext": sizes_shown, "range": [-0.5, len(places.rows) - 0.5], **bare},
-        "shapes": [page.upright(at + 0.5, line) for at in borders],
-    }

@@ -35,6 +35,7 @@ from axonn_tune.report.ranking import (
     CONFIG_FIELDS,
     METRICS,
     RANKED_BY,
+    SHORTEST,
     TEXT_COLUMNS,
     TRAINING,
     axis_columns,
@@ -99,10 +100,16 @@ _SWEEP_METRICS = (
 )
 
 
-def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: bool = False) -> Table:
-    """The points with these columns, all or the main ones; below are the reasons where nothing is feasible."""
+def sweep_table(
+    points: Sequence[Point], *, names: Sequence[str] = (), wide: bool = False, shortest: bool = False
+) -> Table:
+    """The points with these columns, all or the main ones; below are the reasons where nothing is feasible.
+
+    shortest: below a point is also the shortest step of all, marked, where that of the best is longer.
+    """
     problem = points[0].inputs.problem
-    label, rows = _sweep_rows([_point_json(one) for one in points], problem.framework, shown_axes(problem))
+    shown = [row for point in points for row in (_point_json(point), *(_fastest_json(point) if shortest else ()))]
+    label, rows = _sweep_rows(shown, problem.framework, shown_axes(problem))
     infeasible = [row for row in rows if not row["feasible"]]
     reasons = [
         f"{row['model']} on {row['gpus']} GPUs, batch {row['global_batch']}: {row['reason']}" for row in infeasible
@@ -114,8 +121,9 @@ def sweep_table(points: Sequence[Point], *, names: Sequence[str] = (), wide: boo
         main.insert(main.index("step") + 1, "shortest_step_s")
     training = TRAINING if problem.tokens_total else ()
     chosen = names or (*(_SWEEP_COLUMNS if wide else main), *training)
-    notes = [_ranked(points), *_above_100(rows), *reasons]
-    return Table(columns, rows, chosen, (*_CSV, *training_names(problem)), notes, apart=True)
+    notes = [*([_LONGER] if len(shown) > len(points) else []), *_above_100(rows), *reasons]
+    fields = (*_CSV, *training_names(problem))
+    return Table(columns, rows, chosen, fields, notes, apart=True, title=_ranked(points))
 
 
 def _ranked(points: Sequence[Point]) -> str:
@@ -124,13 +132,13 @@ def _ranked(points: Sequence[Point]) -> str:
     lengths = dict.fromkeys(f"{point.inputs.problem.workload.sequence_length:,}" for point in points)
     names = ", ".join(dict.fromkeys(point.inputs.problem.model.name for point in points))
     where = f"{problem.machine.name} ({problem.machine.accelerator.name}){with_framework(problem.framework)}"
-    steps = [(point.entry.shortest_step_s, point.entry.iteration_s) for point in points if point.entry]
-    shorter = any(shortest_s and step_s and shortest_s < (1.0 - NOTABLE) * step_s for shortest_s, step_s in steps)
-    step = " --rank-by step finds the shorter steps." if shorter and problem.rank_by != "iteration" else ""
     return (
         f"{names} on {where}, sequences of {' or '.join(lengths)} tokens in {problem.workload.precision}: the best of "
-        f"each point, ranked by {RANKED_BY[problem.rank_by]}.{step}"
+        f"each point, ranked by {RANKED_BY[problem.rank_by]}."
     )
+
+
+_LONGER = f"{SHORTEST} The shortest step of all, where that of the best is longer: --rank-by step ranks by it."
 
 
 def _above_100(rows: Sequence[Json]) -> list[str]:
@@ -196,7 +204,15 @@ def _point_json(point: Point) -> Json:
         "efficiency": point.efficiency,
         "workload": problem.workload.model_dump(mode="json", by_alias=True),
         "config": None if point.entry is None else entry_fields(point.entry, problem),
+        "shortest_step": None if point.fastest is None else entry_fields(point.fastest, problem),
     }
+
+
+def _fastest_json(point: Point) -> list[Json]:
+    """The shortest step of all at a point as a row below its best, if that is another."""
+    own = _point_json(point)
+    name = f"{own['model']} {SHORTEST}"
+    return [{**own, "model": name, "efficiency": None, "config": own["shortest_step"]}] if point.fastest else []
 
 
 def sweep_section(document: Json, *, identity: str, source: str) -> Json:
@@ -391,7 +407,9 @@ def comparison_table(comparison: Comparison, *, wide: bool = False) -> Table:
     names = [name for name in _STRATEGIES if name != "sizes"] if wide else list(_NARROW)
     names += TRAINING if problem.tokens_total else ()
     fields = (*_CONTENDER_FIELDS, *training_names(problem))
-    table = Table({**_STRATEGIES, **_TRAINING}, rows, names, fields, comparison_remarks(comparison))
+    machine = f"{problem.machine.name} ({problem.machine.accelerator.name})"
+    title = f"{problem.model.name} on {problem.gpus:,} × {machine}, strategies at their best"
+    table = Table({**_STRATEGIES, **_TRAINING}, rows, names, fields, comparison_remarks(comparison), title=title)
     # Names of some frameworks are long.
     return table if wide else table.fitted(_SPARE)
 
@@ -588,7 +606,7 @@ def _prediction_json(found: StepPrediction, problem: Problem) -> Json:
         ],
         "limits": [{"what": what, "share": share} for what, share in found.limits()],
         "memory_bytes": float(pricing.memory.total_bytes),
-        **fields_of(found.performance, ("tokens_per_s", "mfu", "hfu")),
+        **fields_of(found.performance, ("tokens_per_s", "mfu", "hfu", "logged_tflops_per_gpu")),
         **fields_of(found, ("paper_share", "paper_flops_per_s")),
         **training_fields(
             problem, step_s=pricing.iteration_s, low_s=found.performance.low_s, high_s=found.performance.high_s

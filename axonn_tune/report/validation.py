@@ -225,40 +225,29 @@ def validation_section(document: Json, *, identity: str, source: str) -> Json:
     """The section of a validation document."""
     rows, place, opens = document["configurations"], document["place"], f"{identity}-one"
     site, *notes = document["notes"]
+    quality = [page.table("", "", _QUALITIES, _qualities(document))]
+    if document["gains"]:
+        quality.append(page.table("", "Gain from overlap", _GAINS, document["gains"]))
+    shares = [page.table("", key.capitalize(), _SHARES, _with_errors(document[key])) for key in ("axes", "collectives")]
     blocks = [
         _points_figure(rows),
         *page.notes(notes),
         page.table(f"{identity}-table", "Each configuration", _CONFIGURATIONS, _shown(rows), opens=opens),
         _axes_figure(document),
         _details(document, source=source, identity=opens),
-        *_quality_folds(document),
+        page.fold("Prediction quality", quality),
+        page.fold("By axis and by collective", shares),
         page.machine_fold(document["machine"]),
         page.model_fold(document["model"]),
         page.workload_fold(rows[0]["workload"]),
         *_origin_folds(document, source=source),
     ]
     title = f"{document['model']['name']} on {place['ranks']} ranks: predicted vs. measured"
-    return page.section(
-        identity, title, subtitle=site, verdict=[_found(document)], cards=_cards(document), blocks=blocks
-    )
-
-
-def _found(document: Json) -> str:
-    """Whether the predicted best is the best, by how much steps are off, and whether training is sound."""
-    step, measured = document["quality"]["step"], len(document["configurations"])
-    place = f"#{step['best']} of {measured} measured" if step["best"] else "not among the measured"
-    trained = _trained(document)
+    step, trained = document["quality"]["step"], _trained(document)
+    best = f"#{step['best']} of {len(rows)} measured" if step["best"] else "not among the measured"
     error = f"step time: mean |error| {percent(step['mape'])}, worst {signed_percent(step['worst'])}"
-    return f"The predicted best is {place}; {error}; training: {trained[0]}, {trained[1]}."
-
-
-def _quality_folds(document: Json) -> list[Json]:
-    """How well the whole was predicted, and the same by axis and by collective."""
-    quality = [page.table("", "", _QUALITIES, _qualities(document))]
-    if document["gains"]:
-        quality.append(page.table("", "Gain from overlap", _GAINS, document["gains"]))
-    shares = [page.table("", key.capitalize(), _SHARES, _with_errors(document[key])) for key in ("axes", "collectives")]
-    return [page.fold("Prediction quality", quality), page.fold("By axis and by collective", shares)]
+    found = f"The predicted best is {best}; {error}; training: {trained[0]}, {trained[1]}."
+    return page.section(identity, title, subtitle=site, verdict=[found], cards=_cards(document), blocks=blocks)
 
 
 def _origin_folds(document: Json, *, source: str) -> list[Json]:

@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from axonn_tune.processes import AGENT, die_with
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run this process's rank; the exit code."""
@@ -19,6 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trace", type=_count, metavar="N", default=0, help="trace N steps after the warm-up")
     parser.add_argument("--trace-all", action="store_true", help="on every rank, not only the first")
     chosen = parser.parse_args(arguments)
+    if AGENT in os.environ:
+        die_with(int(os.environ[AGENT]))
     from axonn_tune.runtime.rank import RunOptions, run_rank
 
     given = vars(chosen)

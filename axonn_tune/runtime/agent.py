@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from axonn_tune.errors import TrainingFailedError
+from axonn_tune.processes import AGENT
 from axonn_tune.specs.launch import Launch
 from axonn_tune.specs.loading import load_document
 
@@ -64,6 +65,7 @@ def main(arguments: list[str]) -> int:
     # The ranks report their errors themselves.
     logging.disable(logging.ERROR)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ[AGENT] = str(os.getpid())
     for one in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(one, _pass_on)
     world = ["--standalone", "--local-addr", "localhost", "--nproc-per-node", str(launch.grid.world)]

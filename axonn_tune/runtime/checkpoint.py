@@ -54,7 +54,7 @@ from axonn_tune.specs.launch import Launch
 SCHEMA, _FIRST_SCHEMA = "axonn-tune/checkpoint/2", "axonn-tune/checkpoint/1"
 """Version 1 has no checksums."""
 _MARKER, _LOCK = "checkpoint.json", ".lock"
-_NAME = re.compile(r"step-(0|[1-9][0-9]*)")
+_NAME = re.compile(r"step-(0|[1-9][0-9]{0,14})")
 _LEFT_OVER = ".tmp"
 _CHUNK_BYTES = 1 << 24
 _MARKER_BYTES = 1 << 26
@@ -379,7 +379,9 @@ class Checkpointer:
         except (Exception, CheckpointException) as error:
             if self._ranks.first:
                 self._folder.clean()
-            cause = _cause(error)
+            cause: BaseException = error
+            if isinstance(error, CheckpointException) and error.failures:
+                cause = error.failures[min(error.failures)][0]
             if is_broken_connection(cause) and not is_timeout(cause):
                 # Another rank is lost: the watch names it, and the disk is not to blame.
                 cause.add_note(f"while saving step {step} in {str(self._folder.path)!r}")
@@ -427,16 +429,12 @@ class Checkpointer:
         place, state = self._folder.place(step), dict(self._state())
         marker = read_marker(place)
         metadata = _metadata(place, marker)
-        _must_agree(f"checkpoint {str(place)!r} is of another run", list(self._run_differences(marker)))
+        ran = ((name, marker.run.get(name), here) for name, here in self._run.items())
+        runs = [f"{name} is {there} there and {here} here" for name, there, here in ran if there != here]
+        _must_agree(f"checkpoint {str(place)!r} is of another run", runs)
         differences = list(_differences(saved_tensors(metadata), state, names))
         _must_agree(f"checkpoint {str(place)!r} is of another model", differences)
         _or_damaged(place, lambda: read(place, metadata, state))
-
-    def _run_differences(self, marker: Marker) -> Iterator[str]:
-        for name, here in self._run.items():
-            there = marker.run.get(name)
-            if there != here:
-                yield f"{name} is {there} there and {here} here"
 
 
 def _metadata(checkpoint: Path, marker: Marker) -> Metadata:
@@ -523,10 +521,3 @@ def _whole_or_another_named(checkpoint: Path) -> tuple[Marker, Metadata]:
         folder = CheckpointFolder(checkpoint.parent)
         others = [step for step in folder.named() if folder.place(step) != checkpoint]
         raise _with_newest_whole(error, others, lambda step: require_whole(folder.place(step)), "export") from error
-
-
-def _cause(error: BaseException) -> BaseException:
-    """What failed in a save: on the lowest rank, if several failed in writing."""
-    if isinstance(error, CheckpointException) and error.failures:
-        return error.failures[min(error.failures)][0]
-    return error

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from axonn_tune import __version__
-from axonn_tune.errors import EnvironmentProblem
+from axonn_tune.errors import EnvironmentProblem, count_in
 from axonn_tune.program.dimensions import model_flops, step_tokens
 from axonn_tune.runtime.devices import peak_memory_bytes
 from axonn_tune.runtime.ledger import LedgerEntry, program_of
@@ -40,6 +40,7 @@ from axonn_tune.units import flops_per_s
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 import json
+import os
 import sys
 from collections import deque
 from dataclasses import asdict, field
@@ -150,6 +151,8 @@ class RunMeasurements:
             backend=self.launch.backend,
             torch_version=str(torch.__version__),
             tool_version=__version__,
+            cores=len(os.sched_getaffinity(0)),
+            host_ranks=count_in(os.environ, "LOCAL_WORLD_SIZE", str(self.mesh.grid.world)),
         )
 
     def _middle_mean(self, durations_s: Sequence[float]) -> tuple[float, list[int]]:

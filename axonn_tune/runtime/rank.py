@@ -178,7 +178,10 @@ class Rank:
         launch, place = self.launch, self.place
         require_runnable(launch)
         self._require_host()
-        self._be_deterministic()
+        if launch.deterministic:
+            # cuBLAS reads it when it starts.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
         device = device_of(launch.backend, rank=place.rank, local_rank=place.local_rank, kind=launch.device)
         self._require_memory(device)
         mesh = self._join(device)
@@ -338,12 +341,6 @@ class Rank:
             write_text_atomically(self.directory / differences_name(self.place.rank), text + "\n")
         if different and self.place.rank == 0:
             print("The collectives issued differ from the program:", *different, sep="\n  ", file=sys.stderr)
-
-    def _be_deterministic(self) -> None:
-        if self.launch.deterministic:
-            # cuBLAS reads it when it starts.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
 
     def _be_strict(self, mesh: Mesh) -> None:
         """From the second step on, a collective that takes longer than the launch config allows ends the run.

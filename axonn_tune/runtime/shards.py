@@ -9,10 +9,13 @@ against the files: a checkpoint cannot run code or make other files be read.
 
 from __future__ import annotations
 
+import bisect
 import errno
 import io
 import math
 import pickle
+import pickletools
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +160,7 @@ def read_metadata(folder: Path, sizes: Mapping[str, int]) -> Metadata:
         raise ValueError(f"{METADATA_FILE} is not among the checkpoint's files")
     try:
         content = read_regular(folder / METADATA_FILE, limit_bytes=sizes[METADATA_FILE])
+        _require_bounded(content)
         found = _Unpickler(io.BytesIO(content)).load().state
         tensors = {str(name): _tensor_of(record) for name, record in found["state_dict_metadata"].items()}
         places = dict(_places(found["storage_data"]))
@@ -167,6 +171,42 @@ def read_metadata(folder: Path, sizes: Mapping[str, int]) -> Metadata:
         # Any error of a broken pickle.
         raise ValueError(f"{METADATA_FILE} cannot be read: {type(error).__name__}: {error}") from error
     return Metadata(state_dict_metadata=dict(tensors), storage_data=places)
+
+
+_MOST_NESTED = 50
+"""Depth that values may have; those of the library's metadata have 13."""
+_TAKING = frozenset({"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"})
+
+
+def _require_bounded(content: bytes) -> None:
+    """_MisfitError for a pickle whose values, written out without sharing, nest deeper or hold more than it has codes.
+
+    A value that is used again counts each time: a few hundred bytes can stand for a key of 2**40 parts, which would be
+    hashed. The stack of the pickle machine is followed with the size and depth of each value in place of it.
+    """
+    limit = 10 * len(content)
+    stack, marks, memo = list[tuple[int, int]](), list[int](), list[tuple[int, int]]()
+    for code, argument, _ in pickletools.genops(content):
+        name, before, after = code.name, len(code.stack_before), len(code.stack_after)
+        if name == "MEMOIZE" or name.endswith("PUT"):
+            if name != "MEMOIZE" and argument != len(memo):
+                raise _MisfitError("numbers its values out of turn")
+            memo.append(stack[-1])
+        elif name == "MARK":
+            marks.append(len(stack))
+        elif not before:
+            stack += [memo[int(argument or 0)] if name.endswith("GET") else (1, 1)] * after
+        else:
+            start = len(stack) - before
+            if pickletools.markobject in code.stack_before:
+                start = marks.pop() - code.stack_before.index(pickletools.markobject)
+            parts = stack[start:]
+            # What takes items in lies no deeper for it.
+            grows = [depth + (name not in _TAKING or number > 0) for number, (_, depth) in enumerate(parts)]
+            size, depth = 1 + sum(size for size, _ in parts), max(grows, default=1)
+            if size > limit or depth > _MOST_NESTED:
+                raise _MisfitError("has values nested too deep, or in each other too often")
+            stack[start:] = [(size, depth)] * after
 
 
 class _MisfitError(Exception):
@@ -195,7 +235,7 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) in _NAMES or (module.startswith("pathlib") and name == "PosixPath"):
             # Of its own each time: a pickle can change the attributes of a class.
             return type(name, (_Record,), {})
-        raise _MisfitError(f"names {module}.{name}, which is not part of a checkpoint")
+        raise _MisfitError(f"names {f'{module}.{name}'[:100]}, which is not part of a checkpoint")
 
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -233,7 +273,7 @@ def _tensor_of(record: _Record) -> TensorStorageMetadata:
     state = record.state
     dtype, size = state["properties"].state[0], _lengths(state["size"])
     if not isinstance(dtype, torch.dtype):
-        raise _MisfitError(f"has {dtype!r} for a number format")
+        raise _MisfitError(f"has {reprlib.repr(dtype)} for a number format")
     chunks = [
         ChunkStorageMetadata(_lengths(one.state["offsets"]), _lengths(one.state["sizes"])) for one in state["chunks"]
     ]
@@ -249,8 +289,9 @@ def _places(records: Mapping[_Record, _Record]) -> Iterator[tuple[MetadataIndex,
 
 
 def _lengths(numbers: Sequence[int]) -> torch.Size:
-    if not all(type(one) is int and 0 <= one < 2**63 for one in numbers):
-        raise _MisfitError(f"has {numbers!r} for a size")
+    """One or two sizes or starts."""
+    if len(numbers) > 2 or not all(type(one) is int and 0 <= one < 2**63 for one in numbers):
+        raise _MisfitError(f"has {reprlib.repr(numbers)} for a size")
     return torch.Size(numbers)
 
 
@@ -276,19 +317,24 @@ def _require_fit(
 
 
 def _overlap(chunks: Sequence[ChunkStorageMetadata]) -> bool:
-    """Whether two shards of a tensor have an element in common."""
-    open_: list[ChunkStorageMetadata] = []
-    for chunk in sorted(chunks, key=lambda one: tuple(one.offsets)):
-        open_ = [one for one in open_ if one.offsets[:1] and one.offsets[0] + one.sizes[0] > chunk.offsets[0]]
-        if any(_intersect(one, chunk) for one in open_):
+    """Whether two shards of a tensor, each of one or two dimensions, have an element in common."""
+    ends: list[tuple[int, bool, int, int]] = []
+    for chunk in chunks:
+        (row, left), (rows, columns) = (1, *chunk.offsets)[-2:], (1, *chunk.sizes)[-2:]
+        if rows and columns:
+            # On one row, shards that end come before those that begin.
+            ends += [(row, True, left, left + columns), (row + rows, False, left, left + columns)]
+    # Columns of the shards that the current row crosses; none has any in common with another.
+    crossed: list[tuple[int, int]] = []
+    for _, begins, left, right in sorted(ends):
+        place = bisect.bisect_left(crossed, (left, right))
+        if not begins:
+            del crossed[place]
+            continue
+        if any(left < end and start < right for start, end in crossed[max(place - 1, 0) : place + 1]):
             return True
-        open_.append(chunk)
+        crossed.insert(place, (left, right))
     return False
-
-
-def _intersect(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> bool:
-    spans = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
-    return all(start < begin + length and begin < start + size for start, size, begin, length in spans)
 
 
 class _SavePlanner(DefaultSavePlanner):

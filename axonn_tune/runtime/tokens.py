@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axonn_tune.errors import EnvironmentProblem, UsageError
-from axonn_tune.files import replacing
+from axonn_tune.files import open_regular, replacing
 from axonn_tune.specs.launch import Launch
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def open_tokens(path: str | Path, *, vocab: int | None = None) -> TokenFile:
     try:
         if path.exists() and not path.is_file():
             raise UsageError(f"token file {str(path)!r} is not a file")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = _read_header(path, file)
         actual = path.stat().st_size
     except OSError as error:
@@ -207,6 +207,7 @@ def tokenizer_named(name: str) -> Tokenizer:
     path = Path(name)
     if not path.is_file():
         raise UsageError(f"tokenizer {name!r} is neither `bytes` nor a file")
+    open_regular(path).close()
     try:
         library = importlib.import_module("tokenizers")
     except ImportError as error:
@@ -243,12 +244,12 @@ def text_files(paths: Iterable[str | Path], *, patterns: Iterable[str] = TEXT_PA
 
 
 def _below(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
-    matching = {path for pattern in patterns for path in folder.rglob(pattern) if path.is_file()}
-    return sorted(path for path in matching if _is_own(path.relative_to(folder)))
-
-
-def _is_own(path: Path) -> bool:
-    return not any(part.startswith(".") or part in _FOREIGN for part in path.parts)
+    try:
+        matching = {path for pattern in patterns for path in folder.rglob(pattern) if path.is_file()}
+    except (NotImplementedError, ValueError) as error:
+        raise UsageError(f"--include {' '.join(patterns)}: a pattern of names below a folder is needed") from error
+    parts = {path: path.relative_to(folder).parts for path in matching}
+    return sorted(path for path in parts if not any(part[0] == "." or part in _FOREIGN for part in parts[path]))
 
 
 def standard_library() -> Path:
@@ -268,7 +269,7 @@ def encoded(
 
 def _chunks(path: Path, on_read: Callable[[int], None]) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while chunk := file.read(_CHUNK_BYTES):
                 on_read(len(chunk))
                 yield chunk

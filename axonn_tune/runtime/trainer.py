@@ -300,7 +300,8 @@ class TrainingLoop:
                 if done - before == 1:
                     self.after_first()
                 collect_after(done - before)
-                stopping = self._stops(done)
+                stop_after = self._stop_after if self.watch is None else self.watch.stop_after
+                stopping = stop_after is not None and done > stop_after
                 if self.checkpointer is not None and (stopping or done % every_steps == 0 or done == steps):
                     self.checkpointer.save()
                 if stopping:
@@ -344,10 +345,6 @@ class TrainingLoop:
             watch.ask_to_stop()
         if watch.rank == 0 and watch.asked_to_stop and watch.stop_after is None:
             watch.agree_to_stop(step)
-
-    def _stops(self, done: int) -> bool:
-        stop_after = self._stop_after if self.watch is None else self.watch.stop_after
-        return stop_after is not None and done > stop_after
 
     def _note_signals(self) -> None:
         """Note SIGTERM and SIGUSR2 instead of ending; until the process ends, as another rank may save last."""

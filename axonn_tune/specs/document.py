@@ -34,7 +34,10 @@ PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_COUNT)]
 Size = Annotated[int, Field(gt=0, le=LARGEST_SIZE)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1, description="A share between 0 and 1.")]
+PositiveValue = Annotated[float, Field(ge=1e-9, le=1e15, allow_inf_nan=False)]
+NonNegativeValue = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+"""Numbers of a machine, in the units of its document: far beyond any machine, and products of them stay finite."""
+Share = Annotated[float, Field(ge=1e-9, le=1, description="A share between 0 and 1.")]
 
 
 class Document(BaseModel):
@@ -436,7 +439,7 @@ def _missing(location: Location, *, root: Node, schema: type[Document], source: 
 
 
 def _message(detail: ErrorDetails) -> str:
-    kind, words = detail["type"], detail["msg"]
+    kind, words = detail["type"], detail["msg"].replace("String should", "Input should")
     if kind == "value_error":
         return words.removeprefix("Value error, ")
     message = _WANTED.get(kind) or words.replace("Input should be", "must be").replace("Input should", "must")

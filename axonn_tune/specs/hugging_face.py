@@ -1,36 +1,101 @@
 """Builds a model document from a local Hugging Face config.json.
 
-Supported are gpt2, llama, mistral, qwen2 and qwen3, whose blocks are the two families of this tool. What would change
-the cost noticeably (experts, latent attention, sliding windows, cross-attention, parallel residual streams) is refused
-by name. What changes it by less than the error of any prediction (biases on some of the layers, norms of queries and
-keys, the scaling of rotary positions) is ignored, and the description says so.
+Blocks that cost the same as those of this tool's two families are imported, also where norms, positions, biases or
+the residual stream differ: `_KINDS` says how, and the description names each difference. What would change the cost
+noticeably (experts, latent attention, sliding windows, cross-attention) is refused by name. Rotary base, norm epsilon
+and biases of queries, keys and values are kept for scripts. Source of keys and of what files without them mean:
+transformers 5.23.0, models/*/configuration_*.py.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from axonn_tune.errors import DocumentError, Problem, UsageError, suggest
+from axonn_tune.errors import CONTROL, DocumentError, Problem, UsageError, suggest
 from axonn_tune.specs.document import Node, Position, Scalar, validate
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.model import MODEL_SCHEMA, Model
+from axonn_tune.units import read_number
 
 TOKENS_PER_STEP = 4 * 2**20
 LONGEST_DEFAULT_SEQUENCE = 8192
+LARGEST = 1e30
+"""No base or epsilon is as large."""
 
-_LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-_KEYS = {
-    "gpt2": {"layers": "n_layer", "hidden": "n_embd", "heads": "n_head", "max_sequence_length": "n_positions"},
-    "llama": {
-        "layers": "num_hidden_layers",
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "ffn": "intermediate_size",
-        "max_sequence_length": "max_position_embeddings",
-    },
+_SIZES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "max_sequence_length": "max_position_embeddings",
+}
+_WITH_FFN = {**_SIZES, "ffn": "intermediate_size"}
+_ROTARY = "rotary positions (here a learned table)"
+_PARALLEL = "attention and MLP in parallel (here one after the other)"
+_QK_NORMS = "norms of queries and keys"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a model type is mapped.
+
+    keys: of our sizes; ffn without a key is ffn_key's, or 4 times hidden. stated: keys that a file must have, since the
+    defaults of its class do not follow from other sizes. kv_heads: key, or none for as many as heads. tied, biases: in
+    files that do not say. approximated: differences in words; flags: those that a key switches, with its default.
+    """
+
+    family: Literal["gpt", "llama"]
+    keys: Mapping[str, str] = field(default_factory=lambda: _WITH_FFN)
+    ffn_key: str = ""
+    kv_heads: str = "num_key_value_heads"
+    stated: tuple[str, ...] = ()
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    activation: str = "hidden_act"
+    tied: bool = False
+    approximated: tuple[str, ...] = ()
+    flags: Mapping[str, tuple[bool, str]] = field(default_factory=dict)
+
+
+_ACTIVATIONS = {
+    "llama": (("silu", "swish"), "SiLU"),
+    "gpt": (("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "GELU"),
+}
+"""Names of the activation that is priced, and ours."""
+_OF_QWEN = ("num_key_value_heads",)
+_KINDS = {
+    "gpt2": _Kind(
+        "gpt",
+        {"layers": "n_layer", "hidden": "n_embd", "heads": "n_head", "max_sequence_length": "n_positions"},
+        ffn_key="n_inner",
+        kv_heads="",
+        activation="activation_function",
+        tied=True,
+    ),
+    "llama": _Kind("llama"),
+    "mistral": _Kind("llama", stated=_OF_QWEN),
+    "qwen2": _Kind("llama", stated=_OF_QWEN, approximated=("biases of queries, keys and values in the price",)),
+    "qwen3": _Kind("llama", stated=(*_OF_QWEN, "head_dim"), approximated=(_QK_NORMS,)),
+    "olmo2": _Kind("llama", approximated=(_QK_NORMS, "norms after attention and MLP (here before)")),
+    "gemma": _Kind("llama", stated=(*_OF_QWEN, "head_dim"), tied=True),
+    "phi": _Kind(
+        "gpt",
+        approximated=(_ROTARY, _PARALLEL, "the bias of the LM head"),
+        flags={"qk_layernorm": (False, _QK_NORMS)},
+    ),
+    "gpt_neox": _Kind("gpt", kv_heads="", approximated=(_ROTARY,), flags={"use_parallel_residual": (True, _PARALLEL)}),
+    "falcon": _Kind(
+        "gpt",
+        _SIZES,
+        ffn_key="ffn_hidden_size",
+        defaults={"max_position_embeddings": 2048},
+        activation="activation",
+        tied=True,
+        flags={"parallel_attn": (True, _PARALLEL), "alibi": (False, "ALiBi (here a learned table)")},
+    ),
 }
 # Keys that mark model parts without operations in this tool.
 _REFUSED = {
@@ -42,7 +107,6 @@ _REFUSED = {
     "num_nextn_predict_layers": "multi-token prediction layers",
     "is_encoder_decoder": "an encoder beside the decoder",
     "add_cross_attention": "cross-attention",
-    "use_parallel_residual": "attention and MLP in parallel",
     "vision_config": "a vision tower",
 }
 _ROPE_SCALING = "scaling of rotary positions"
@@ -51,10 +115,8 @@ _LEFT_OUT = {
     "partial_rotary_factor": "partial rotary positions",
     "quantization_config": "quantisation",
 }
-_UNPRICED = ("rope_theta", "rms_norm_eps", "layer_norm_epsilon")
-"""Numbers that no cost depends on, kept in the description for whoever writes a training script."""
-_ACTIVATIONS = {"gpt2": ("activation_function", ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "GELU")}
-_GATED_ACTIVATION = ("hidden_act", ("silu", "swish"), "SiLU")
+_BASES, _EPSILONS = ("rope_theta", "rotary_emb_base"), ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+"""Keys of rotary base and norm epsilon, which scripts carry and no cost depends on."""
 
 
 def model_from_hf_config(
@@ -70,7 +132,7 @@ def model_from_hf_config(
     config = _Config(path)
     kind = config.kind()
     config.refuse_parts()
-    sizes = _gpt2(config) if kind == "gpt2" else _llama(config)
+    sizes = _sizes(config, kind, _KINDS[kind])
     if config.problems:
         raise DocumentError(str(path), config.problems)
     length = sequence_length or min(int(sizes["max_sequence_length"] or 0), LONGEST_DEFAULT_SEQUENCE)
@@ -97,45 +159,45 @@ def refuse_hub_name(name: str) -> None:
         )
 
 
-def _gpt2(config: _Config) -> dict[str, Scalar]:
-    sizes = config.sizes("gpt2")
+def _sizes(config: _Config, name: str, kind: _Kind) -> dict[str, Scalar]:
+    sizes = {own: config.size(key, absent=kind.defaults.get(key)) for own, key in kind.keys.items()}
     hidden, heads = sizes["hidden"], sizes["heads"]
-    config.check_activation(*_ACTIVATIONS["gpt2"])
-    inner = config.value("n_inner")
-    ffn = config.size("n_inner") if inner is not None else 4 * hidden
+    if kind.ffn_key:
+        sizes["ffn"] = 4 * hidden if config.value(kind.ffn_key) is None else config.size(kind.ffn_key)
+    config.check_activation(kind.activation, *_ACTIVATIONS[kind.family])
+    switched = (words for key, (on, words) in kind.flags.items() if config.flag(key, absent=on))
+    config.left_out += [*kind.approximated, *switched]
+    if kind.family == "llama":
+        _check_attention(config)
     return {
-        "family": "gpt",
+        "family": kind.family,
         **sizes,
-        "kv_heads": heads,
-        "head_dim": config.even_share(hidden, heads, "n_embd", "n_head"),
-        "ffn": ffn,
+        "kv_heads": _kv_heads(config, name, kind, heads=heads),
+        "head_dim": _head_dim(config, kind, hidden=hidden, heads=heads),
         "vocab": config.size("vocab_size"),
-        "biases": True,
-        "tied_embeddings": config.flag("tie_word_embeddings", absent=True),
+        "biases": _biases(config, name),
+        "tied_embeddings": config.flag("tie_word_embeddings", absent=kind.tied),
+        "rotary_base": config.number(_BASES) if kind.family == "llama" else None,
+        "norm_epsilon": config.number(_EPSILONS),
+        "qkv_biases": True if name == "qwen2" else None,
     }
 
 
-def _llama(config: _Config) -> dict[str, Scalar]:
-    kind = str(config.value("model_type"))
-    sizes = config.sizes("llama")
-    config.check_activation(*_GATED_ACTIVATION)
-    _check_attention(config)
-    # A config.json without these keys means the defaults of the model's class; only Llama's follow from the sizes.
-    follows = kind == "llama" or config.states("num_key_value_heads")
-    kv_heads = config.size("num_key_value_heads", absent=sizes["heads"] if follows else None)
-    if config.value("head_dim") is not None or kind == "qwen3":
-        head_dim = config.size("head_dim")
-    else:
-        head_dim = config.even_share(sizes["hidden"], sizes["heads"], "hidden_size", "num_attention_heads")
-    return {
-        "family": "llama",
-        **sizes,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "vocab": config.size("vocab_size"),
-        "biases": _llama_biases(config, kind),
-        "tied_embeddings": config.flag("tie_word_embeddings", absent=False),
-    }
+def _kv_heads(config: _Config, name: str, kind: _Kind, *, heads: int) -> int:
+    """Key and value heads; of Falcon one, unless its flags say otherwise."""
+    if name == "falcon":
+        grouped = config.flag("new_decoder_architecture", absent=False)
+        single = config.flag("multi_query", absent=True) and not grouped
+        return 1 if single else config.size("num_kv_heads", absent=heads)
+    # A config.json without the key means the default of the model's class, which may not follow from the sizes.
+    must = kind.kv_heads in kind.stated and not config.states(kind.kv_heads)
+    return config.size(kind.kv_heads, absent=None if must else heads) if kind.kv_heads else heads
+
+
+def _head_dim(config: _Config, kind: _Kind, *, hidden: int, heads: int) -> int:
+    if config.value("head_dim") is not None or "head_dim" in kind.stated:
+        return config.size("head_dim")
+    return config.even_share(hidden, heads, kind.keys["hidden"], kind.keys["heads"])
 
 
 def _check_attention(config: _Config) -> None:
@@ -153,17 +215,18 @@ def _check_attention(config: _Config) -> None:
         config.report("layer_types", f"layers other than full_attention are not supported: {', '.join(others)}")
 
 
-def _llama_biases(config: _Config, kind: str) -> bool:
+def _biases(config: _Config, name: str) -> bool:
     """Whether all linear layers have biases; biases of only some layers are ignored and noted."""
-    attention = config.flag("attention_bias", absent=False)
-    mlp = config.flag("mlp_bias", absent=False)
-    if kind == "qwen2":
-        config.left_out.append("biases of queries, keys and values")
-    elif attention != mlp:
+    if name in ("gpt2", "phi"):
+        return True
+    if name == "falcon":
+        return config.flag("bias", absent=False)
+    neox = name == "gpt_neox"
+    attention = config.flag("attention_bias", absent=neox)
+    mlp = neox or config.flag("mlp_bias", absent=False)
+    if attention != mlp and name != "qwen2":
         config.left_out.append("biases of the attention layers" if attention else "biases of the MLP layers")
-    if kind == "qwen3":
-        config.left_out.append("norms of queries and keys")
-    return attention and mlp and kind != "qwen2"
+    return attention and mlp and name != "qwen2"
 
 
 class _Config:
@@ -182,6 +245,10 @@ class _Config:
         if not isinstance(values, dict):
             raise DocumentError(str(path), [Problem("", "must hold one JSON object")])
         self._values: dict[str, Any] = values
+        for key, value in values.items():
+            words = value if isinstance(value, list) else [value]
+            if odd := next(filter(None, (CONTROL.search(word) for word in words if isinstance(word, str))), None):
+                self.report(key, f"holds {odd[0]!r}, which no text needs")
 
     def value(self, key: str) -> Any:  # noqa: ANN401 - JSON
         """What the file says, or None."""
@@ -202,7 +269,7 @@ class _Config:
 
     def kind(self) -> str:
         """The model type, if it is one that can be mapped; DocumentError else."""
-        kind, known = self.value("model_type"), ("gpt2", *_LLAMA_LIKE)
+        kind, known = self.value("model_type"), tuple(_KINDS)
         if kind in known:
             return str(kind)
         if kind is None:
@@ -210,8 +277,6 @@ class _Config:
         self.report(
             "model_type", f"{kind!r} is not supported{suggest(str(kind), known)}; supported: {', '.join(known)}"
         )
-        if kind == "gpt_neox":
-            self.report("model_type", "its LayerNorm with rotary positions is neither of this tool's families")
         self.refuse_parts()
         raise DocumentError(str(self.path), self.problems)
 
@@ -221,17 +286,24 @@ class _Config:
             if self.value(key) not in (None, False, 0):
                 self.report(key, f"{part} is not supported")
         self.left_out += [words for key, words in _LEFT_OUT.items() if self.value(key) not in (None, False, 1.0)]
-        # Newer files keep the base and the scaling of rotary positions together.
-        rope = self.value("rope_parameters")
-        rope = rope if isinstance(rope, dict) else {}
-        if rope.get("rope_type", "default") != "default":
+        if self._rope.get("rope_type", "default") != "default":
             self.left_out.append(_ROPE_SCALING)
-        numbers = {key: rope.get(key, self.value(key)) for key in _UNPRICED}
-        self.left_out += [f"{key} {value:g}" for key, value in numbers.items() if isinstance(value, int | float)]
 
-    def sizes(self, family: str) -> dict[str, int]:
-        """The sizes whose keys this family states, under this tool's names."""
-        return {own: self.size(key) for own, key in _KEYS[family].items()}
+    @property
+    def _rope(self) -> dict[str, Any]:
+        """What newer files say of rotary positions."""
+        found = self.value("rope_parameters")
+        return found if isinstance(found, dict) else {}
+
+    def number(self, keys: Iterable[str]) -> float | None:
+        """The first number of these keys; what is wrong with it is noted."""
+        for key in keys:
+            if isinstance(value := self._rope.get(key, self.value(key)), int | float):
+                try:
+                    return read_number(value, least=1e-30)
+                except ValueError as error:
+                    self.report(key, str(error))
+        return None
 
     def size(self, key: str, *, absent: int | None = None) -> int:
         """A positive whole number; what is wrong with it is noted, and 1 returned."""
@@ -240,7 +312,7 @@ class _Config:
             return absent
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
-        words = "missing" if not self.states(key) else f"must be a positive whole number, not {value!r}"
+        words = "missing" if not self.states(key) else f"must be a positive whole number, not {value!r:.40}"
         self.report(key, words)
         return 1
 
@@ -268,4 +340,4 @@ class _Config:
         """One line on the model and on what was ignored."""
         architectures = self.value("architectures")
         title = architectures[0] if isinstance(architectures, list) and architectures else kind
-        return f"{title}, imported" + (f"; left out: {', '.join(self.left_out)}" if self.left_out else "")
+        return f"{title}, imported" + (f"; left out: {'; '.join(self.left_out)}" if self.left_out else "")

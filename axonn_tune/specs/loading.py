@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Generic, Literal, TypeVar, get_args, get_origin
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from axonn_tune.errors import AxonnTuneError, DocumentError, Problem, UnknownNameError, UsageError, suggest
 from axonn_tune.files import read_regular
@@ -34,6 +35,7 @@ from axonn_tune.specs.document import (
     type_at,
     validate,
 )
+from axonn_tune.units import json_int
 
 Kind = Literal["model", "machine"]
 SUFFIXES = (".yaml", ".yml")
@@ -132,7 +134,7 @@ def _documents(folder: Path) -> list[Path]:
 def _natural(name: str) -> list[tuple[bool, int, str]]:
     """Sort key: numbers by value and before words."""
     parts = [part for part in re.split(r"(\d+)", name) if part]
-    return [(False, int(part), "") if part.isdigit() else (True, 0, part) for part in parts]
+    return [(False, int(part), "") if part.isdecimal() else (True, 0, part) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,17 @@ def read_bytes(path: Path, *, limit_bytes: int = DATA_BYTES) -> bytes:
         raise UsageError(f"cannot read {str(path)!r}: {error.strerror}") from error
 
 
+MOST_VALUES = 4 << 20
+"""Of a JSON document that is parsed whole: each takes up to 100 bytes of memory, and two of text."""
+
+
+def json_of(text: str) -> Any:  # noqa: ANN401
+    """The value of a JSON text; ValueError, RecursionError for what is none, or has more than `MOST_VALUES` values."""
+    if sum(map(text.count, ",[{")) > MOST_VALUES:
+        raise ValueError(f"more than {MOST_VALUES:,} values")
+    return json.loads(text, parse_int=json_int)
+
+
 def kind_of(schema: type[Document]) -> str:
     """What a schema describes: model, machine, workload or launch."""
     return _expected(schema).split("/")[1]
@@ -240,30 +253,23 @@ def _compose(text: str, *, path: Path | None, source: str, schema: type[D], chai
         raise _extends_error(root, f"files extend each other in a circle: {circle}", source=source)
     try:
         base_text = read_text(base_path, limit_bytes=DOCUMENT_BYTES)
-        _require_document(base_text, path=base_path, schema=schema)
+        # The message does not quote the file, which may be no document at all.
+        if not re.search(r"^schema:\s*[\"']?axonn-tune/", base_text, re.MULTILINE):
+            wanted = _expected(schema)
+            raise UsageError(f"{str(base_path)!r} is no {kind_of(schema)} document: it lacks `schema: {wanted}`")
     except UsageError as error:
         raise _extends_error(root, str(error), source=source) from error
     base = _compose(base_text, path=base_path, source=str(base_path), schema=schema, chain=chain)
     validate(base.root, schema=schema, source=str(base_path), found=base.problems)
-    problems = [*reading.problems, *_derived_problems(base.root, own, source=source)]
+    wrong = [*stale_sources(base.root, own), *idle_sources(base.root, own)]
+    found = (locate(words, root=own, location=location, source=source) for location, words in wrong)
+    problems = [*reading.problems, *found]
+    if "name" not in own.mapping():
+        missing = "missing key 'name': a file that extends another needs its own"
+        problems.append(Problem("", missing, own.place.line))
     extended = str(root.mapping()["extends"].value)
     problems += _misnamed(base.root, own, extended=extended, schema=schema, source=source)
     return _Composition(merge(base.root, own), tuple(problems), (text, *base.texts))
-
-
-def _require_document(text: str, *, path: Path, schema: type[Document]) -> None:
-    """UsageError for a file without a schema line; the message does not quote the file."""
-    if not re.search(r"^schema:\s*[\"']?axonn-tune/", text, re.MULTILINE):
-        raise UsageError(f"{str(path)!r} is no {kind_of(schema)} document: it lacks `schema: {_expected(schema)}`")
-
-
-def _derived_problems(base: Node, own: Node, *, source: str) -> list[Problem]:
-    """Required content of a derived file: its name, and the sources of changed numbers."""
-    wrong = [*stale_sources(base, own), *idle_sources(base, own)]
-    found = [locate(words, root=own, location=location, source=source) for location, words in wrong]
-    if "name" not in own.mapping():
-        found.append(Problem("", "missing key 'name': a file that extends another needs its own", own.place.line))
-    return found
 
 
 def _misnamed(base: Node, own: Node, *, extended: str, schema: type[Document], source: str) -> Iterator[Problem]:
@@ -312,7 +318,7 @@ def _check_header(reading: Reading, *, schema: type[Document], source: str) -> N
 
 def _header_message(given: Node, expected: str) -> str:
     kind, version = expected.split("/")[1:]
-    match = re.fullmatch(r"axonn-tune/([\w-]+)/(\d+)", str(given.value))
+    match = re.fullmatch(r"axonn-tune/([\w-]+)/([0-9]{1,9})", str(given.value))
     if match is None:
         return f"{given.value!r} is no schema; write {expected}"
     if match[1] != kind:
@@ -478,7 +484,9 @@ def _unknown(root: Node, location: Location, key: str | int, known: list[str]) -
     if key in known:
         return f"this document has no {root.path((*location, key))!r} to change a part of"
     where = f" in {root.path(location)!r}" if location else ""
-    there = list(dict.fromkeys([*node.mapping(), *known, *_item_names(node)]))
+    items: Sequence[Node] = node.value if isinstance(node.value, tuple) else ()
+    named = [name for item in items if (name := item.name()) is not None]
+    there = list(dict.fromkeys([*node.mapping(), *known, *named]))
     keys = [name for name in there if name not in ("schema", "sources")]
     listed = f"; there {'is' if len(keys) == 1 else 'are'} {', '.join(keys)}" if keys else ""
     deeper = [found for child in keys for found in _paths(node.child(child), (child,)) if str(key) in found[-1]]
@@ -506,11 +514,6 @@ def _next_key(node: Node, rest: str) -> tuple[str | int, str]:
                 return index, rest[len(name) + 1 :]
     key, _, after = rest.partition(".")
     return (int(key) if isinstance(node.value, tuple) and key.isdigit() else key), after
-
-
-def _item_names(node: Node) -> list[str]:
-    items: Sequence[Node] = node.value if isinstance(node.value, tuple) else ()
-    return [name for item in items if (name := item.name()) is not None]
 
 
 def _value(text: str, *, assignment: str) -> Node:

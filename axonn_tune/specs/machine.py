@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import Field, model_validator
 
 from axonn_tune.errors import UsageError
-from axonn_tune.specs.document import Document, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from axonn_tune.specs.document import Document, NonNegativeValue, PositiveInt, PositiveValue, Share
 from axonn_tune.specs.workload import Precision
 from axonn_tune.units import GIB, bytes_per_s, flops_per_s, seconds
 
@@ -57,16 +57,16 @@ class Accelerator(SourcedSection):
     """One GPU (or one die that the launcher sees as a GPU), or one CPU rank."""
 
     name: str = Field(description="Product name.")
-    memory_gib: PositiveFloat = Field(description="Memory of one rank, GiB.")
-    reserved_memory_gib: NonNegativeFloat = Field(
+    memory_gib: PositiveValue = Field(description="Memory of one rank, GiB.")
+    reserved_memory_gib: NonNegativeValue = Field(
         description="Reserved for context, library buffers and allocator, GiB."
     )
-    memory_bandwidth_gb_per_s: PositiveFloat = Field(description="Peak memory bandwidth, GB/s.")
+    memory_bandwidth_gb_per_s: PositiveValue = Field(description="Peak memory bandwidth, GB/s.")
     memory_efficiency: Share = Field(
         description="Share of the peak bandwidth that element-wise kernels and a GEMM's memory accesses reach."
     )
-    peak_tflops: dict[Precision, PositiveFloat] = Field(description="Dense tensor-core peak by precision, TFLOP/s.")
-    vector_tflops: dict[Precision, PositiveFloat] | None = Field(
+    peak_tflops: dict[Precision, PositiveValue] = Field(description="Dense tensor-core peak by precision, TFLOP/s.")
+    vector_tflops: dict[Precision, PositiveValue] | None = Field(
         default=None, description="Peak without tensor cores by precision, TFLOP/s; as fp32 where not given."
     )
     matmul_efficiency: dict[MatmulLayout, Share] = Field(
@@ -75,18 +75,18 @@ class Accelerator(SourcedSection):
     training_share: Share = Field(
         description="Sustained efficiency: sustained over burst throughput of GEMMs and attention."
     )
-    matmul_launch_us: NonNegativeFloat = Field(description="Fixed time of one GEMM, µs.")
-    matmul_ramp: NonNegativeFloat = Field(
+    matmul_launch_us: NonNegativeValue = Field(description="Fixed time of one GEMM, µs.")
+    matmul_ramp: NonNegativeValue = Field(
         default=0.0,
         description="Steps of the contraction (K) dimension to fill and drain a GEMM's pipeline.",
     )
     matmul_tile: PositiveInt = Field(description="Rows and columns are rounded up to multiples of this.")
-    attention_forward_efficiency: PositiveFloat = Field(
+    attention_forward_efficiency: PositiveValue = Field(
         description="Fused attention, forward: share of the peak, the causal half counted as full work."
     )
-    attention_backward_efficiency: PositiveFloat = Field(description="The same, backward.")
-    kernel_launch_us: NonNegativeFloat = Field(description="Fixed time of one element-wise kernel, µs.")
-    contention: NonNegativeFloat = Field(
+    attention_backward_efficiency: PositiveValue = Field(description="The same, backward.")
+    kernel_launch_us: NonNegativeValue = Field(description="Fixed time of one element-wise kernel, µs.")
+    contention: NonNegativeValue = Field(
         default=0.0,
         description="Compute slowdown from overlap: time lost over the time of the overlapped communication.",
     )
@@ -113,14 +113,14 @@ class MeasuredBandwidth(Document):
 
     stride: PositiveInt = Field(description="Ranks between neighbours of the group: product of the inner axes.")
     group: PositiveInt = Field(description="Ranks in the group.")
-    bandwidth_gb_per_s: PositiveFloat = Field(description="Bus bandwidth of one group, GB/s.")
+    bandwidth_gb_per_s: PositiveValue = Field(description="Bus bandwidth of one group, GB/s.")
 
 
 class CollectiveFactors(Document):
     """Latency and bandwidth of one collective, relative to the network level's."""
 
-    latency_factor: NonNegativeFloat = Field(description="Latency of a hop, relative to the network level's.")
-    bandwidth_factor: PositiveFloat = Field(description="Bandwidth, relative to the network level's.")
+    latency_factor: NonNegativeValue = Field(description="Latency of a hop, relative to the network level's.")
+    bandwidth_factor: PositiveValue = Field(description="Bandwidth, relative to the network level's.")
 
 
 class Tier(SourcedSection):
@@ -135,8 +135,8 @@ class Tier(SourcedSection):
     ranks: PositiveInt | None = Field(
         default=None, description="Ranks in one domain of this network level; absent: all."
     )
-    latency_us: NonNegativeFloat = Field(description="Latency of one hop over this network level, µs.")
-    bandwidth_gb_per_s: PositiveFloat = Field(description="One rank (innermost) or one inner domain (others), GB/s.")
+    latency_us: NonNegativeValue = Field(description="Latency of one hop over this network level, µs.")
+    bandwidth_gb_per_s: PositiveValue = Field(description="One rank (innermost) or one inner domain (others), GB/s.")
     measured: tuple[MeasuredBandwidth, ...] | None = Field(
         default=None, description="Measured bandwidths of group shapes, used instead of the link-sharing rule."
     )
@@ -168,7 +168,7 @@ class Protocol(Document):
     """A protocol of the library: its latency and bandwidth relative to the network level's."""
 
     name: str = Field(description="The library's name for it.")
-    latency_factor: PositiveFloat = Field(description="Latency, relative to the network level's.")
+    latency_factor: PositiveValue = Field(description="Latency, relative to the network level's.")
     bandwidth_factor: Share = Field(description="Bandwidth, relative to the network level's.")
 
 
@@ -177,7 +177,7 @@ class Library(SourcedSection):
 
     name: str = Field(description="NCCL, RCCL or Gloo.")
     version: str = Field(description="Version the numbers hold for.")
-    launch_us: NonNegativeFloat = Field(description="Fixed time of one collective call, µs.")
+    launch_us: NonNegativeValue = Field(description="Fixed time of one collective call, µs.")
     algorithms: dict[CollectiveKind, Annotated[tuple[Algorithm, ...], Field(min_length=1)]] = Field(
         description="Algorithms per collective."
     )
@@ -205,26 +205,26 @@ class Uncertainty(SourcedSection):
 class Software(Document):
     """Software numbers: overheads of a framework's kernels and host, relative to the profile."""
 
-    gemm: PositiveFloat = Field(default=1.0, description="Time of GEMMs, relative to the profile's.")
-    attention: PositiveFloat = Field(default=1.0, description="Time of attention, relative to the profile's.")
-    traffic: PositiveFloat = Field(
+    gemm: PositiveValue = Field(default=1.0, description="Time of GEMMs, relative to the profile's.")
+    attention: PositiveValue = Field(default=1.0, description="Time of attention, relative to the profile's.")
+    traffic: PositiveValue = Field(
         default=1.0, description="Bytes that element-wise kernels move, relative to the program's."
     )
-    operation_us: NonNegativeFloat = Field(
+    operation_us: NonNegativeValue = Field(
         default=0.0, description="Accelerator time per operation on top of the profile's launch times, µs."
     )
-    collective_us: NonNegativeFloat = Field(default=0.0, description="The same per collective, µs.")
-    dispatch_us: NonNegativeFloat = Field(default=0.0, description="Host time to issue one operation, µs.")
+    collective_us: NonNegativeValue = Field(default=0.0, description="The same per collective, µs.")
+    dispatch_us: NonNegativeValue = Field(default=0.0, description="Host time to issue one operation, µs.")
 
 
 class LearnedNumber(Document):
     """One number that evidence could update."""
 
     path: str = Field(min_length=1, description="Path in the profile, such as tiers.network.latency_us.")
-    prior: PositiveFloat = Field(description="Its value before any evidence.")
-    prior_spread: NonNegativeFloat = Field(description="Prior standard deviation of its logarithm.")
-    value: PositiveFloat = Field(description="Its value now.")
-    spread: NonNegativeFloat = Field(description="Posterior standard deviation of its logarithm.")
+    prior: PositiveValue = Field(description="Its value before any evidence.")
+    prior_spread: NonNegativeValue = Field(description="Prior standard deviation of its logarithm.")
+    value: PositiveValue = Field(description="Its value now.")
+    spread: NonNegativeValue = Field(description="Posterior standard deviation of its logarithm.")
     moved_by: tuple[str, ...] = Field(default=(), description="The evidence that moved it most, with its share.")
 
 
@@ -232,14 +232,14 @@ class Learned(Document):
     """What a profile has learned from runs: every number before and after, and their joint uncertainty."""
 
     evidence: tuple[str, ...] = Field(description="What it was learned from.")
-    ranks: PositiveFloat = Field(description="Ranks of the evidence, geometric mean; of several learnings the most.")
+    ranks: PositiveValue = Field(description="Ranks of the evidence, geometric mean; of several learnings the most.")
     numbers: tuple[LearnedNumber, ...] = Field(description="Every number that could have moved.")
     correlations: tuple[tuple[float, ...], ...] = Field(
         description="Of the logarithms of these numbers: row i holds those of number i with all before it."
     )
-    of_layout: NonNegativeFloat = Field(description="Residual standard deviation of a step's logarithm, per layout.")
-    of_model: NonNegativeFloat = Field(description="The same, common to all layouts of one model and number of ranks.")
-    per_doubling: NonNegativeFloat = Field(
+    of_layout: NonNegativeValue = Field(description="Residual standard deviation of a step's logarithm, per layout.")
+    of_model: NonNegativeValue = Field(description="The same, common to all layouts of one model and number of ranks.")
+    per_doubling: NonNegativeValue = Field(
         description="The same, common to all layouts, for each doubling of the ranks of the evidence."
     )
 
@@ -249,14 +249,14 @@ class PaperEntry(Document):
 
     inner: PositiveInt = Field(description="Product of the sizes of the inner axes.")
     group: PositiveInt | None = Field(description="Ranks in the group; null: every larger group.")
-    bandwidth_gib_per_s: PositiveFloat = Field(description="Bandwidth of one group, GiB/s.")
+    bandwidth_gib_per_s: PositiveValue = Field(description="Bandwidth of one group, GiB/s.")
 
 
 class PaperTable(SourcedSection):
     """Inputs of the paper's own model."""
 
     ranks_per_node: PositiveInt = Field(description="Ranks that share a node.")
-    inter_node_gib_per_s: PositiveFloat = Field(description="β_inter of equation 7.")
+    inter_node_gib_per_s: PositiveValue = Field(description="β_inter of equation 7.")
     table: tuple[PaperEntry, ...] = Field(
         description="Keyed by (product of inner axes, own size); larger products use the entries of the largest."
     )
@@ -272,10 +272,15 @@ class PaperTable(SourcedSection):
         return self
 
 
+Line = Annotated[str, Field(pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$")]
+SlurmName = Annotated[str, Field(pattern=r'^[^\p{C}\p{Zl}\p{Zp}"\\]*$')]
+"""One line of a script; one in quotes."""
+
+
 class EnvironmentVariable(Document):
     """One variable the launch scripts set."""
 
-    name: str = Field(min_length=1, description="Its name.")
+    name: str = Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$", description="Its name.")
     value: str = Field(description="Its value, as text.")
     why: str = Field(min_length=1, description="Reason, printed as a comment in scripts.")
 
@@ -283,14 +288,14 @@ class EnvironmentVariable(Document):
 class Slurm(Document):
     """Slurm settings of a site besides nodes and tasks."""
 
-    constraint: str | None = Field(default=None, description="--constraint.")
-    partition: str | None = Field(default=None, description="--partition.")
-    qos: str | None = Field(default=None, description="--qos.")
-    account: str | None = Field(default=None, description="Absent: the script leaves a placeholder.")
+    constraint: SlurmName | None = Field(default=None, description="--constraint.")
+    partition: SlurmName | None = Field(default=None, description="--partition.")
+    qos: SlurmName | None = Field(default=None, description="--qos.")
+    account: SlurmName | None = Field(default=None, description="Absent: the script leaves a placeholder.")
     cpus_per_rank: PositiveInt = Field(description="CPU cores one rank gets.")
     gpus_per_rank: PositiveInt | None = Field(default=1, description="GPUs one rank gets; null: none are requested.")
-    extra: tuple[str, ...] = Field(default=(), description="More #SBATCH options, as written.")
-    srun: tuple[str, ...] = Field(default=(), description="More srun options, as written.")
+    extra: tuple[Line, ...] = Field(default=(), description="More #SBATCH options, as written.")
+    srun: tuple[Line, ...] = Field(default=(), description="More srun options, as written.")
 
 
 class Launcher(Document):
@@ -314,7 +319,7 @@ class Measurement(Document):
     cores: PositiveInt | None = Field(default=None, description="CPU cores of the first host that ranks could use.")
     network: str = Field(description="What the ranks communicated through.")
     samples: PositiveInt = Field(description="Points the numbers are fitted to, repeats counted.")
-    held_out_error: NonNegativeFloat | None = Field(default=None, description="Mean error of held-out collectives.")
+    held_out_error: NonNegativeValue | None = Field(default=None, description="Mean error of held-out collectives.")
     outliers: tuple[str, ...] = Field(default=(), description="Outliers, which had little influence on the fit.")
 
 

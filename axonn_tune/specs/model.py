@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from axonn_tune.specs.document import Document, Size
 
@@ -44,6 +44,13 @@ class Model(Document):
     max_sequence_length: Size = Field(description="Length of the learned position table, or the trained context.")
     biases: bool = Field(description="Biases on the linear layers.")
     tied_embeddings: bool = Field(description="The LM head uses the token embedding.")
+    rotary_base: PositiveFloat | None = Field(
+        default=None, description="Base of rotary positions (rope_theta), for scripts: no cost depends on it."
+    )
+    norm_epsilon: PositiveFloat | None = Field(default=None, description="Epsilon of norms, for scripts.")
+    qkv_biases: bool | None = Field(
+        default=None, description="Biases of queries, keys and values alone, for scripts: too small to be priced."
+    )
     source: str = Field(min_length=1, description="Where the sizes come from.")
     defaults: ModelDefaults = Field(description="Workload unless the command line says otherwise.")
 

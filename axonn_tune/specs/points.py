@@ -165,7 +165,10 @@ class PointLog:
             raise UsageError(f"{str(self.path)!r} already exists; pass --resume to continue, or remove it")
         try:
             if found is not None:
-                _drop_truncated_line(self.path)
+                data = self.path.read_bytes()
+                # A killed calibration may have left a part of a line.
+                if data and not data.endswith(b"\n"):
+                    os.truncate(self.path, data.rfind(b"\n") + 1)
             self._file = self.path.open("a", encoding="utf-8", buffering=1)
             if found is None:
                 self._file.write(setting.model_dump_json(by_alias=True) + "\n")
@@ -229,10 +232,3 @@ def _parsed(lines: list[str], schema: type[D], first: int, problems: list[Proble
             wrong = error.errors()[0]
             place = ".".join(map(str, wrong["loc"]))
             problems.append(Problem(place, str(wrong["msg"]), number))
-
-
-def _drop_truncated_line(path: Path) -> None:
-    """Remove the truncated last line of a killed calibration."""
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)

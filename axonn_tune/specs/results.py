@@ -35,6 +35,8 @@ class RunSite(Document):
     backend: str = Field(description="torch.distributed backend.")
     torch_version: str = Field(description="Version of torch.")
     tool_version: str = Field(description="Version of axonn-tune.")
+    cores: PositiveInt | None = Field(default=None, description="CPU cores that the ranks of rank 0's host share.")
+    host_ranks: PositiveInt | None = Field(default=None, description="Ranks of rank 0's host.")
 
 
 class PredictionTarget(Document):

@@ -171,8 +171,11 @@ def read_trace(path: str | Path) -> MeasuredTrace:
     if schema != TRACE_SCHEMA:
         raise _wrong(path, "otherData.schema", f"no trace of a run: {schema!r} where {TRACE_SCHEMA!r} is needed")
     try:
-        lanes = _lanes(found["traceEvents"])
-        spans = tuple(_span(event, lanes) for event in found["traceEvents"] if event["ph"] == "X")
+        events = found["traceEvents"]
+        if len({event["pid"] for event in events}) != 1:
+            raise ValueError("it holds several processes; give the files of the run, not what was merged of them")
+        lanes = {event["tid"]: str(event["args"]["name"]) for event in events if event["name"] == "thread_name"}
+        spans = tuple(_span(event, lanes) for event in events if event["ph"] == "X")
         trace = MeasuredTrace(
             path, str(notes["run"]), int(notes["rank"]), str(notes.get("host", "")), _numbers(notes["steps"]), spans
         )
@@ -192,13 +195,6 @@ def _json(text: str, path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise _wrong(path, "", "no trace of a run: a list of events, without what they are of")
     return found
-
-
-def _lanes(events: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Names of the tracks of the only process."""
-    if len({event["pid"] for event in events}) != 1:
-        raise ValueError("it holds several processes; give the files of the run, not what was merged of them")
-    return {event["tid"]: str(event["args"]["name"]) for event in events if event["name"] == "thread_name"}
 
 
 def _span(event: Mapping[str, Any], lanes: Mapping[int, str]) -> Span:

@@ -73,7 +73,9 @@ def _compare_run(run: RunTimes, serial: Serial, precision: Precision) -> Verdict
     largest = 0.0
     for step, what, difference, tolerance in _differences(run, serial, precision):
         if not difference <= tolerance:
-            return Verdict("wrong", difference, _where(step, what, difference))
+            part = "the forward pass" if what == "loss" else "the gradients"
+            part = part if step == 1 else "the weight update"
+            return Verdict("wrong", difference, f"{what} of step {step} differs by {difference:.1%}: {part}")
         largest = max(largest, difference)
     return Verdict("within rounding", largest) if largest else Verdict("equal")
 
@@ -91,12 +93,6 @@ def _differences(run: RunTimes, serial: Serial, precision: Precision) -> Iterato
 
 def _relative(value: float, expected: float) -> float:
     return abs(value - expected) / max(abs(expected), 1e-300)
-
-
-def _where(step: int, what: str, difference: float) -> str:
-    part = "the forward pass" if what == "loss" else "the gradients"
-    part = part if step == 1 else "the weight update"
-    return f"{what} of step {step} differs by {difference:.1%}: {part}"
 
 
 def blame(verdicts: Sequence[tuple[MeasuredConfiguration, Verdict]]) -> str | None:

@@ -246,18 +246,14 @@ def _warnings(baseline: Baseline, machine: Machine | None, measurements: Measure
     if baseline.place is None:
         yield "the baseline has no measurements: only predictions and accuracy are compared"
     else:
-        yield from _place_differences(baseline.place, measurements.place)
+        for field, description in type(baseline.place).model_fields.items():
+            then, after = getattr(baseline.place, field), getattr(measurements.place, field)
+            if then != after:
+                words = f"{field.replace('_', ' ')} was {then!r}, is {after!r} ({description.description})"
+                yield f"another machine: {words}"
     if measurements.model != baseline.model:
         yield f"the measurements are of model {measurements.model.name!r}, the baseline is of another"
     known = {one.name for one in baseline.configurations}
     new = [one.name for one in measurements.configurations if one.name not in known]
     if new:
         yield f"not in the baseline, and not compared: {', '.join(new)}"
-
-
-def _place_differences(before: MeasurementSite, now: MeasurementSite) -> Iterator[str]:
-    """A warning for each field in which two places differ."""
-    for field, description in type(before).model_fields.items():
-        then, after = getattr(before, field), getattr(now, field)
-        if then != after:
-            yield f"another machine: {field.replace('_', ' ')} was {then!r}, is {after!r} ({description.description})"

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -26,7 +27,7 @@ from axonn_tune.grid import Grid
 from axonn_tune.lab.lab import TRAIN, Lab, exit_codes, require_world
 from axonn_tune.launch import host
 from axonn_tune.launch.config import build_launch, write_launch
-from axonn_tune.processes import processor_name
+from axonn_tune.processes import die_with, processor_name
 from axonn_tune.ranking.inputs import Inputs, machine_of_launch
 from axonn_tune.ranking.results import run_search
 from axonn_tune.specs.catalog import load_machine
@@ -214,8 +215,10 @@ class ProcessRunner:
         variables = {variable.name: variable.value for variable in launch.environment}
         with log.open("a", encoding="utf-8") as file:
             try:
+                # What a queue's own command starts, it ends itself.
+                bound = None if self.before else partial(die_with, os.getpid())
                 return subprocess.run(
-                    command, env=variables | os.environ, stdout=file, stderr=file, check=False
+                    command, env=variables | os.environ, stdout=file, stderr=file, check=False, preexec_fn=bound
                 ).returncode
             except OSError as error:
                 raise EnvironmentProblem(f"cannot run {command[0]!r}: {error.strerror}") from error

@@ -113,7 +113,7 @@ def test_the_table_fits_100_columns(case: tuple[str, str], capsys: pytest.Captur
     assert "--wide adds" in narrow.err
     assert main(["compare", "--gpus", gpus, "--model", model, "--wide"]) == 0
     wide = capsys.readouterr()
-    assert "recompute" in wide.out.splitlines()[1]
+    assert "recompute" in wide.out.splitlines()[2]
     assert wide.err == ""
     assert len(wide.out.partition("\n\n")[0].splitlines()) == len(table)
 
@@ -141,7 +141,8 @@ def test_csv_has_one_line_per_contender(capsys: pytest.CaptureFixture[str]) -> N
 def test_markdown_is_a_table_and_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards the form for reports."""
     lines = run(capsys, *SMALL, "--format", "md").splitlines()
-    assert lines[1].startswith("| :--- |")
+    assert "× perlmutter (A100-SXM4-40GB)" in lines[0]
+    assert lines[3].startswith("| :--- |")
     assert len([line for line in lines if line.startswith("| ")]) == 2 + len(CONTENDERS)
     assert any(line.startswith("- Overlap: ") for line in lines)
 

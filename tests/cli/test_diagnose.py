@@ -31,7 +31,7 @@ def test_a_slow_link_is_named_with_what_to_do() -> None:
     assert done.code == 4
     assert "slower than predicted" in done.out
     assert "slow link: bandwidth of network" in done.out
-    assert "NCCL_IB_HCA" in done.out
+    assert "GLOO_SOCKET_IFNAME" in done.out, "the lab sends over Gloo"
     assert done.err.startswith("Error: 1 of 1 outside the 80% interval: slow-link")
 
 
@@ -77,7 +77,10 @@ def test_one_run_has_one_prediction_by_whichever_command() -> None:
     asked = f"--gpus 512 --model llama3-70b --batch 1024 --seq 8192 --framework megatron-core {layout}"
     explained = good(f"explain {asked} --machine dgx-h100 --format json").document["config"]
     diagnosed = json.loads(run("diagnose steps.csv --machine dgx-h100 --format json").out)
-    checked = good("validate --rows steps.csv --machine dgx-h100 --format json").document["rows"][0]
+    Path("stated.csv").write_text(
+        Path("steps.csv").read_text("utf-8").replace(",step_s", ",step_s,recompute").replace(",24", ",24,none"), "utf-8"
+    )
+    checked = good("validate --rows stated.csv --machine dgx-h100 --format json").document["rows"][0]
     for one in (diagnosed, checked):
         assert one["predicted_s"] == pytest.approx(explained["iteration_s"], rel=1e-6)
         assert one["low_s"] == pytest.approx(explained["low_s"], rel=1e-6)
@@ -128,6 +131,60 @@ def test_the_page_draws_it(tmp_path: Path) -> None:
     text = path.read_text("utf-8")
     for words in ("The gap, and the time of each explanation", "How likely", "no fault"):
         assert words in text
+
+
+COMMANDS = Path(__file__).parents[1] / "fixtures" / "commands"
+
+
+def megatron_log(path: Path, *, step_s: float, tflops: float, more: str = "") -> str:
+    """Words of `diagnose` for a log of the run of `apertus-70b.sh`, which states only its steps."""
+    lines = ["using world size: 4096, data-parallel size: 128, tensor-model-parallel size: 4,"]
+    lines += [
+        f" iteration {number:8d}/{500:8d} | consumed samples: {4096 * number:12d} | elapsed time per iteration (ms): "
+        f"{step_s * 1e3:.1f} | throughput per GPU (TFLOP/s/GPU): {tflops:.1f} | global batch size:  4096 |{more}"
+        for number in range(1, 9)
+    ]
+    path.write_text("\n".join(lines), "utf-8")
+    return f"diagnose {path} --from-command {COMMANDS / 'apertus-70b.sh'} --machine alps"
+
+
+def test_a_log_takes_what_it_lacks_from_the_script(tmp_path: Path) -> None:
+    """Guards `--from-command`: a log without model and layout, what stays assumed, and the framework's names."""
+    script = good(f"explain --from-command {COMMANDS / 'apertus-70b.sh'} --machine alps --format json").document
+    step_s, tflops = (script["config"][name] for name in ("iteration_s", "logged_tflops_per_gpu"))
+    words = megatron_log(tmp_path / "a.log", step_s=step_s, tflops=tflops)
+    found = good(f"{words} --format json").document
+    assert found["predicted_s"] == pytest.approx(step_s)
+    assert found["flops_ratio"] == pytest.approx(1.0, rel=1e-3)
+    assert found["verdict"].endswith("which is reasonable.")
+    assert any("the vocabulary is not stated: 128,256" in remark for remark in found["remarks"])
+    assert not any("experts" in remark for remark in found["remarks"])
+    said = {cause["kind"]: cause["words"] for cause in found["causes"]}
+    assert said["interleaving"].startswith("VPP ")
+    assert re.fullmatch(r"rank order [A-Z]+(,[A-Z]+)*", said["rank_order"])
+    assert found["unexplained"] is None
+
+
+def test_the_logs_own_tflops_expose_another_model(tmp_path: Path) -> None:
+    """Guards the count of FLOPs: half as many as the log's framework counts for what is priced, in text and JSON."""
+    words = megatron_log(tmp_path / "a.log", step_s=4.41, tflops=201.1)
+    found = json.loads(good(f"{words} --format json").out)
+    assert found["flops_ratio"] == pytest.approx(0.5, rel=0.01)
+    assert "0.50 times what its framework counts for the model and batch priced here: the model or batch is wrong" in (
+        said := " ".join(good(words).out.split())
+    )
+    assert found["verdict"] in said
+
+
+def test_a_log_of_experts_is_told_from_a_dense_model(tmp_path: Path) -> None:
+    """Guards against a dense prediction of a mixture of experts, in text and JSON; what is left of 60 s is a row."""
+    words = megatron_log(tmp_path / "a.log", step_s=60.0, tflops=29.0, more=" load_balancing_loss: 1.0E+00 |")
+    known = "the model has no experts, but the log has load_balancing_loss (line 2)"
+    assert known in " ".join(run(words).out.split())
+    found = json.loads(run(f"{words} --format json").out)
+    assert any(known in remark for remark in found["remarks"])
+    assert found["unexplained"]["kind"] == "unexplained"
+    assert found["unexplained"]["explains_s"] > 0.0
 
 
 def test_a_file_that_is_none_is_refused() -> None:

@@ -179,10 +179,10 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     path = tmp_path / "launch.yaml"
-    path.write_text("old", encoding="utf-8")
+    path.write_text("schema: axonn-tune/launch/1\n", encoding="utf-8")
     monkeypatch.setattr("os.fsync", full)
     assert "No space left" in fails(f"--gpus 64 --model 20b -o {path}", code=5).err
-    assert path.read_text() == "old"
+    assert path.read_text() == "schema: axonn-tune/launch/1\n"
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -62,6 +62,32 @@ def test_the_gap_to_peak_sums_to_the_step(document: Any) -> None:
     assert "are compute slowdown from overlap" in " ".join(document["words"])
 
 
+def test_sends_have_a_fixed_time_and_a_bandwidth() -> None:
+    """Guards sends: launch and one latency, the node's bandwidth over its 8 ranks, by hand; and names of axes."""
+    line = "explain --gpus 64 --model llama3-8b --machine dgx-h100 --framework megatron-core --tp 2 --pp 8 --terms"
+    text = " ".join(good(line).out.split())
+    config = good(f"{line} --format json").document["config"]
+    send = next(term for term in config["terms"] if term["op"] == "send")
+    assert send["latency_s"] == pytest.approx(5.1e-6 + 22e-6, rel=1e-6)
+    assert send["bandwidth_bytes_per_s"] == pytest.approx(380e9 / 8, rel=1e-9)
+    assert send["bus_bandwidth_bytes_per_s"] == send["bandwidth_bytes_per_s"]
+    assert "bandwidth 380 GB/s: fixed = 27.1 µs, algbw = 47.5 GB/s." in text
+    assert "2·H·S·b/TP" in text
+    assert "TP·y" not in text
+
+
+def test_replicated_attention_has_its_name() -> None:
+    """Guards the gap to peak: over y ranks, all but one of the y shares of attention are overhead."""
+    gaps = {}
+    for y in (1, 4):
+        document = good(f"explain --gpus 64 --model 20b --machine dgx-h100 --x 2 --y {y} --format json").document
+        gaps[y] = {part["what"]: part["seconds"] for part in document["gap_to_peak"]}
+    assert "attention replicated over y" not in gaps[1]
+    # 3 · 4·S·Q FLOPs a token and layer of 32 layers, Q = 7,168, for each of y = 4 ranks and not one of them.
+    useful = 3 * 4 * 2048 * 7168 * 32 * 8192 * 2048 / 64 / 989e12
+    assert gaps[4]["attention replicated over y"] == pytest.approx(3 * useful, rel=1e-3)
+
+
 def test_json_adds_up(document: Any) -> None:
     """Guards the numbers: terms, computation and memory each sum to the total that the search gave."""
     config = document["config"]

@@ -22,7 +22,7 @@ CORE = f"--from-command {COMMANDS / 'gpt-one-line.sh'} --machine dgx-h100"
 def test_a_run_is_explained() -> None:
     """Guards the table: which run, what was assumed, what it costs, what would be better, with commands."""
     out = good(f"explain {TITAN}").out
-    assert out.startswith("llama3-8b on 64 × dgx-h100 with torchtitan: dp_shard=8 dp_replicate=4 tp=2, ")
+    assert out.startswith("llama3-8b on 64 × dgx-h100 (H100-SXM5-80GB) with torchtitan: dp_shard=8 dp_replicate=4 ")
     for words in (
         "torchtitan-8b.sh runs torchtitan (line 3) on 64 GPUs",
         "Assumed: not stated, so as torchtitan has it: ",
@@ -44,9 +44,10 @@ def test_commands_of_changes_write_what_was_promised(tmp_path: Path, monkeypatch
     best = next(change for change in document["changes"] if change["words"].startswith("the best layout"))
     assert best["step_s"] == pytest.approx(document["run"]["best_step_s"])
     assert best["step_s"] < document["config"]["iteration_s"]
-    words = shlex.split(best["command"])
-    assert words[0] == "axonn-tune"
-    good(shlex.join(words[1:]))
+    for command in (document["run"]["model_command"], best["command"]):
+        words = shlex.split(command)
+        assert words[0] == "axonn-tune"
+        good(shlex.join(words[1:]))
     read = good("explain --from-command run.sh --machine dgx-h100 --format json").document
     assert read["config"]["iteration_s"] == pytest.approx(best["step_s"], rel=1e-6)
 
@@ -62,6 +63,22 @@ def test_json_has_the_run() -> None:
     assert "vocab" not in found["stated"]
     assert 1 <= found["rank"] <= found["layouts"]
     assert all({"words", "layout", "step_s", "gain", "command"} == set(change) for change in document["changes"])
+
+
+def test_options_hold_over_the_file_and_what_is_not_priced_is_said(tmp_path: Path) -> None:
+    """Guards a template whose launcher has fewer GPUs than its layout, and the three kinds of sentences."""
+    text = (COMMANDS / "gpt-one-line.sh").read_text("utf-8").rstrip()
+    path = tmp_path / "template.sh"
+    path.write_text(f"{text} --pipeline-model-parallel-size 32 --optimizer-cpu-offload --frob 3\n", "utf-8")
+    good(f"models import {path} -o {tmp_path / 'mine.yaml'}")
+    done = good(f"explain --from-command {path} --gpus 128 --batch 256 --machine dgx-h100")
+    out = " ".join(done.out.split())
+    for words in ("Assumed: --gpus 128 holds in place of", "Ignored: --optimizer-cpu-offload: priced on the GPU"):
+        assert words in out
+    assert "Unknown, taken to change nothing: --frob." in out
+    assert "models import" in out
+    err = good(f"compare --from-command {path} --gpus 128 --batch 256 --machine dgx-h100").err
+    assert "Unknown, taken to change nothing: --frob." in err
 
 
 def test_markdown_and_trace(tmp_path: Path) -> None:
@@ -97,7 +114,7 @@ def test_what_a_command_does_not_say_is_given() -> None:
         (f"compare {TITAN} --no-overlap", "says all of it: leave out --no-overlap"),
         ("explain --from-command nothing.sh", "no file 'nothing.sh'"),
         (f"explain --from-command {COMMANDS / 'torchtitan-70b.toml'}", "does not state n_gpus: add --gpus N"),
-        (f"explain {TITAN} --gpus 32", "states n_gpus 64, but 32 is given"),
+        (f"explain {TITAN} --gpus 3", "tp 2 x pp 1 x cp 1 = 2 ranks, but n_gpus is 3"),
         (f"explain {TITAN} --framework torchtitn", "did you mean 'torchtitan'?"),
         (f"explain {TITAN} --set model.hiden=3", "did you mean 'hidden'?"),
         ("compare --gpus 64", "Missing option --model"),

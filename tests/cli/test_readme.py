@@ -12,10 +12,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from axonn_tune.cli import reference
 from axonn_tune.cli.main import cli, main
-from axonn_tune.specs.schemas import tables
 from tests.cli.test_examples import commands_of, understood
+from tools import reference
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -127,7 +126,7 @@ def test_readme_lists_every_command() -> None:
 def test_reference_matches_the_help() -> None:
     """Guards docs/cli.md and docs/files.md, which are generated."""
     assert (ROOT / "docs" / "cli.md").read_text("utf-8") == reference.render(cli), "run `make generate`"
-    files = reference.FILES_PREAMBLE + tables()
+    files = reference.FILES_PREAMBLE + reference.tables()
     assert (ROOT / "docs" / "files.md").read_text("utf-8") == files, "run `make generate`"
 
 

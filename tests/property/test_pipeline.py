@@ -53,3 +53,20 @@ def test_jumping_over_periods_changes_nothing(pipeline: tuple[StageTimes, int]) 
         assert one == pytest.approx(other, abs=1e-9 * plain.step_s)
     parts = np.array([fast.busy_s, fast.bubble_s, fast.exposed_send_s])
     assert parts.sum(axis=0) == pytest.approx(fast.step_s, rel=1e-9)
+
+
+@given(strategies.pipelines(), st.floats(0.0, 3.0))
+def test_a_reduction_after_the_schedule_is_paid_once(pipeline: tuple[StageTimes, int], longest_s: float) -> None:
+    """Guards blocking reductions over data: on all stages at once they lengthen a step by no more than the longest, and
+    without interleaving in the last backward passes by no less than after them."""
+    times, micro_batches = pipeline
+    shape = np.shape(times.forward_s)
+    shares = np.linspace(0.5, 1.0, shape[0] * shape[1]).reshape(shape) * longest_s
+    last_s = times.backward_s if times.last_backward_s is None else times.last_backward_s
+    after = replace(times, end_s=np.asarray(times.end_s) + shares.sum(axis=1))
+    inside = replace(times, last_backward_s=np.asarray(last_s) + shares)
+    without_s, after_s, inside_s = (
+        pipeline_time(one, micro_batches=micro_batches).step_s for one in (times, after, inside)
+    )
+    assert after_s <= (without_s + shares.sum(axis=1).max()) * (1 + 1e-9)
+    assert shape[1] > 1 or inside_s >= after_s * (1 - 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from functools import cache
@@ -9,6 +10,7 @@ from functools import cache
 import pytest
 
 from axonn_tune.frameworks import find_framework
+from axonn_tune.program.memory import memory_limit_bytes
 from axonn_tune.ranking.choosing import ranking_metric, search
 from axonn_tune.ranking.space import Limits, Problem, RankBy
 from axonn_tune.specs.catalog import load_machine
@@ -81,6 +83,83 @@ def test_less_recompute_is_no_worse_where_it_fits(seed: int, rank_by: RankBy) ->
     for row, value in zip(listed.rows, ranking_metric(listed.columns, rank_by=rank_by)[listed.rows], strict=True):
         assert value == pytest.approx(best.pop(int(listed.shapes.grid[listed.columns.shape[row]])), rel=1e-12)
     assert not best
+
+
+@cache
+def uneven_space(seed: int) -> Problem:
+    """A model whose layers few numbers of chunks divide; every other one has memory for half of its candidates."""
+    draw = random.Random(seed)
+    framework = find_framework(("axonn-tune", "megatron-core", "torchtitan", "meta-4d", "nemo")[seed % 5])
+    like = space(seed)
+    model = like.model.model_copy(update={"layers": draw.choice((7, 9, 10, 11, 13, 14, 15))})
+    order = tuple(axis for axis in framework.axes if axis != "pipeline")
+    recompute = draw.choice(("none", "selective", "full"))
+    limits = Limits(recompute=recompute, axes={"y": 1}, order=(*order, "pipeline") if framework.permuted else None)
+    gpus, batch = draw.choice((8, 16)), draw.choice((8, 16, 24))
+    problem = small_problem(model, like.machine, framework, gpus=gpus, batch=batch, limits=limits)
+    problem = replace(problem, rank_by="iteration")
+    if seed % 2 == 0:
+        return problem
+    roomy = search(problem, variants=True, exact=0)
+    needed = sorted(roomy.fittings[recompute].total_bytes.tolist())
+    accelerator = problem.machine.accelerator
+    tight = {"memory_gib": needed[len(needed) // 2] / GIB + accelerator.reserved_memory_gib}
+    machine = problem.machine.model_copy(update={"accelerator": accelerator.model_copy(update=tight)})
+    return replace(problem, machine=machine)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_number_of_chunks_is_lost(seed: int) -> None:
+    """Guards uneven interleaving: with every number of chunks asked for by itself, no candidate is shorter than what a
+    search finds that drops most of them by bounds; steps and memory are those of the candidate alone, here of the
+    shortest and of some others of each number."""
+    problem = uneven_space(seed)
+    limit_bytes = memory_limit_bytes(problem.machine.accelerator)
+    best = math.inf
+    for chunks in range(1, problem.model.layers // 2 + 1):
+        every = search(replace(problem, limits=replace(problem.limits, chunks=chunks)), variants=True, exact=0)
+        listed = [every.candidate(position) for position in range(len(every))]
+        shortest = min(range(len(every)), key=lambda position: listed[position].iteration_s, default=0)
+        for position in {shortest, *range(seed % 8, len(every), 8)} if listed else ():
+            alone = every.price(position)
+            assert listed[position].iteration_s == pytest.approx(alone.iteration_s, rel=1e-12)
+            assert listed[position].memory_bytes == pytest.approx(float(alone.memory.total_bytes), rel=1e-12)
+            assert alone.memory.total_bytes <= limit_bytes
+        best = min([best, *(one.iteration_s for one in listed)])
+    first = search(problem, exact=1)
+    assert first.candidate(0).iteration_s == pytest.approx(best, rel=1e-12)
+    assert first.fastest().candidate(0).iteration_s == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("rank_by", ["communication", "exposed", "iteration"])
+@pytest.mark.parametrize("seed", [1, 3, 7, 10, 16])
+def test_no_number_of_chunks_is_lost_by_any_measure(seed: int, rank_by: RankBy) -> None:
+    """Guards the bounds that drop uneven chunks, with every kind of recompute in one space: by each measure, no number
+    of chunks that is asked for by itself is better than what is found, nor is its step shorter than the shortest."""
+    problem = uneven_space(seed)
+    problem = replace(problem, limits=replace(problem.limits, recompute=None), rank_by=rank_by)
+    best = shortest_s = math.inf
+    for chunks in range(1, problem.model.layers // 2 + 1):
+        every = search(replace(problem, limits=replace(problem.limits, chunks=chunks)), variants=True, exact=10**6)
+        best = min(best, ranking_metric(every.columns, rank_by=rank_by).min(initial=math.inf))
+        shortest_s = min([shortest_s, *every.columns.iteration_s[~every.columns.bounded].tolist()])
+    first = search(problem, exact=1)
+    found = ranking_metric(first.columns, rank_by=rank_by)[first.rows[0]]
+    assert found == pytest.approx(best, rel=1e-12, abs=1e-12)
+    assert first.fastest().candidate(0).iteration_s == pytest.approx(shortest_s, rel=1e-12)
+
+
+def test_uneven_chunks_are_found_and_most_are_dropped_unpriced() -> None:
+    """Guards the test above: the best of several spaces has uneven chunks, and bounds drop candidates of many."""
+    first = [search(uneven_space(seed), exact=1) for seed in range(30)]
+    best = [one.candidate(0).configuration for one in first]
+    layers = [one.problem.model.layers for one in first]
+    uneven = [
+        one.chunks > 1 and count % (one.chunks * one.grid.pipeline) for one, count in zip(best, layers, strict=True)
+    ]
+    assert sum(map(bool, uneven)) >= 3
+    every = [search(uneven_space(seed), variants=True, exact=0) for seed in range(30)]
+    assert sum(len(one.shapes) < len(other.shapes) for one, other in zip(first, every, strict=True)) >= 10
 
 
 def test_the_spaces_are_pipelined_and_not_trivial() -> None:

@@ -3,7 +3,7 @@
 Of NVIDIA's DGX Cloud benchmarks 24.11.1, whose step times are rows of steps.csv (dgxc-0026 and, of later releases,
 0121 and 0190). Numbers that no row of its family fitted, llama3.1-70b on 2,048 GPUs, were fitted by
 
-    tools.fit.software.fit([at for at, one in enumerate(cases()) if family_group(one) != "8"], start=shipped())
+    tools.fit.software.fit([at for at, one in enumerate(cases()) if family_group(one) != "5"], start=shipped())
 
 and those without its source are in tools/fit/published/without_source.csv.
 """
@@ -20,7 +20,7 @@ import axonn_tune
 from axonn_tune.api.learning import CommandExplanation
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine, Software
-from axonn_tune.validation.published.accuracy import left_out_s, predict_steps, widths
+from axonn_tune.validation.published.accuracy import left_out_s, predict_steps
 from axonn_tune.validation.published.rows import SHIPPED, read_steps
 
 ROOT = Path(__file__).parents[2]
@@ -28,11 +28,11 @@ COMMAND = ROOT / "tests" / "fixtures" / "commands" / "llama31-70b-nemo.sh"
 PUBLISHED_S = {"dgxc-0026": 14.98, "dgxc-0121": 14.84, "dgxc-0190": 14.66}
 
 WITHOUT_FAMILY = {
-    "core:gemm": 0.918568,
-    "core:operation_us": 31.7949,
-    "core:traffic": 1.65069,
-    "dgx-h100:contention": 0.36514,
-    "dgx-h100:training_share": 0.845627,
+    "core:gemm": 0.852817,
+    "core:operation_us": 50.9795,
+    "core:traffic": 1.4876,
+    "dgx-h100:contention": 0.450855,
+    "dgx-h100:training_share": 0.844165,
 }
 """Numbers of a fit without the family."""
 
@@ -69,13 +69,13 @@ def test_the_command_is_the_row(explained: CommandExplanation) -> None:
 
 
 def test_the_published_time_is_within_the_interval(explained: CommandExplanation) -> None:
-    """Guards the prediction: within the interval shown, and within the narrower one of rows of this software."""
+    """Guards the prediction: within the interval shown, and within a tenth."""
     entry, step_s = explained.entry, explained.pricing.iteration_s
     assert entry.low_s is not None
     assert entry.high_s is not None
     for published_s in PUBLISHED_S.values():
         assert entry.low_s < published_s < entry.high_s
-        assert abs(published_s / step_s - 1.0) < widths()["core"]
+        assert abs(published_s / step_s - 1.0) < 0.1
 
 
 def test_the_search_has_the_published_layout(explained: CommandExplanation) -> None:
@@ -98,7 +98,7 @@ def test_fits_that_have_not_seen_it_agree(
     """Guards what other runs can expect: the step and the rank by numbers to which no such row contributed."""
     profile = machine(without_source() if numbers is None else numbers)
     found = axonn_tune.explain_command(COMMAND, machine=profile)
-    held_out = left_out_s(column)["dgxc-0026"]  # type: ignore[index,arg-type]
+    held_out = left_out_s(column)["dgxc-0026"]
     assert found.pricing.iteration_s == pytest.approx(held_out, rel=5e-3)
     assert abs(found.pricing.iteration_s / PUBLISHED_S["dgxc-0026"] - 1.0) < error
     assert found.stated.rank is not None

@@ -7,13 +7,16 @@ import os
 import pickle
 import random
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from axonn_tune.errors import EnvironmentProblem, UsageError
 from axonn_tune.grid import Grid
@@ -251,6 +254,49 @@ def test_metadata_that_does_not_fit_its_files_is_damage(
         saver.load_latest()
     saver.close()
     assert run(f"export {copied / 'step-3'} -o {tmp_path / 'model'}").code == 6
+
+
+def in_one_row(metadata: Any) -> None:
+    """Make the first tensor one row of 6,000 shards, each of one element."""
+    name, tensor = next(iter(metadata.state_dict_metadata.items()))
+    place, shard = first_place(metadata), tensor.chunks[0]
+    starts = [torch.Size([0, column]) for column in range(6000)]
+    chunks = [replace(shard, offsets=start, sizes=torch.Size([1, 1])) for start in starts]
+    metadata.state_dict_metadata = {name: replace(tensor, size=torch.Size([1, 6000]), chunks=chunks)}
+    wide = tensor.properties.dtype.itemsize
+    placed = {start: replace(place, offset=wide * start[1], length=wide) for start in starts}
+    metadata.storage_data = {MetadataIndex(name, start): one for start, one in placed.items()}
+
+
+NESTED = b"\x80\x04}N\x85" + b"2\x86" * 40 + b"Ns."
+"""A mapping whose key is a pair of pairs of pairs, 40 deep: 2**40 parts to hash."""
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x80\x04Nr\x80\xd1\xf0\x08.", "numbers its values out of turn"),
+        (NESTED, "nested too deep, or in each other too often"),
+        (NESTED.replace(b"2\x86" * 40, b"\x85" * 2_000_000), "nested too deep"),
+        (in_one_row, "it cannot be read"),
+    ],
+    ids=["memo", "pairs", "depth", "row"],
+)
+def test_small_metadata_takes_no_memory_and_no_time(
+    content: bytes | Callable[[Any], None], said: str, copied: Path, tmp_path: Path
+) -> None:
+    """Guards against a few bytes that stand for gigabytes, hours, or a stack that overflows."""
+    if isinstance(content, bytes):
+        (copied / "step-3" / ".metadata").write_bytes(content)
+        resealed(copied / "step-3", first=False)
+    else:
+        rewritten(copied / "step-3", content)
+    began_s = time.process_time()
+    finished = run(f"export {copied / 'step-3'} -o {tmp_path / 'model'}")
+    assert finished.code == 6
+    assert said in finished.err
+    # Of the CPU, not of the clock; hours before.
+    assert time.process_time() - began_s < 60
 
 
 def test_an_export_names_the_newest_whole_checkpoint(copied: Path, tmp_path: Path) -> None:

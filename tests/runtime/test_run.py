@@ -225,6 +225,20 @@ def test_killed_rank_ends_all_and_is_named(tmp_path: Path, stages: int) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in others)
 
 
+def test_a_killed_run_takes_agent_and_ranks_with_it(tmp_path: Path) -> None:
+    """Guards hosts: after kill -9 of `axonn-tune run` itself, which cannot tell anybody, nothing trains on."""
+    process = start(launch_file(tmp_path, gpus=2, steps=5000), tmp_path / "run")
+    wait_for_steps(tmp_path / "run", 2)
+    left = [*children(process.pid), *ranks_of(process)]
+    assert len(left) == 3
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    end = time.monotonic() + PATIENCE_S
+    while any(Path(f"/proc/{pid}").exists() for pid in left):
+        assert time.monotonic() < end, "still training"
+        time.sleep(0.05)
+
+
 def test_hanging_rank_ends_all_and_is_named(tmp_path: Path) -> None:
     """Guards the promise: a rank that stands still ends the run after hang_timeout_s, by name, and is gone."""
     path = launch_file(tmp_path, gpus=2, steps=5000)

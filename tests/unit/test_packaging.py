@@ -25,6 +25,17 @@ def test_setup_lists_every_package() -> None:
     assert listed == found | {"axonn_tune.shipped_configs", "axonn_tune.shipped_machines"}
 
 
+def test_setup_ships_every_folder_of_data() -> None:
+    """Guards installs: data in a folder that is no package is listed by its pattern."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    listed = setup["options.package_data"]
+    for path in (ROOT / "axonn_tune").rglob("*.csv"):
+        if not (path.parent / "__init__.py").is_file():
+            package = ".".join(path.parent.parent.relative_to(ROOT).parts)
+            assert listed.get(package) == f"{path.parent.name}/*", path
+
+
 @pytest.mark.parametrize("folder", SCHEMAS)
 def test_installed_package_holds_the_profiles(folder: str) -> None:
     """Guards package data: what lies in the top-level folder is what the installed package offers."""

@@ -1,4 +1,4 @@
-"""The fit of software numbers: bounds, what holds it where rows say nothing, and widths of intervals."""
+"""The fit of software numbers: bounds, and what holds it where rows say nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from axonn_tune.cost.compute import compute_rates
 from axonn_tune.frameworks import all_numbers, software_numbers
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.validation.published.accuracy import predict_steps
-from tools.fit.left_out import coverage, widths
 from tools.fit.published_steps import PublishedSteps
 from tools.fit.software import EXPECTED, LEAST, Numbers, cases, parameters, shipped, weighted_step
 
@@ -79,11 +78,3 @@ def test_columns_of_rows_are_what_is_predicted() -> None:
     known = {one.row.id: one.predicted_s for one in predict_steps(case.row for case in some)}
     for case, step_s in zip(some, found.tolist(), strict=True):
         assert known[case.row.id] in (None, pytest.approx(step_s, rel=1e-9)), case.row.id
-
-
-def test_intervals_come_from_other_groups() -> None:
-    """Guards coverage: a group whose errors are ten times the others' does not set its own width."""
-    errors = np.array([0.1] * 10 + [1.0] * 10)
-    software, groups = ["some"] * 20, ["a"] * 10 + ["b"] * 10
-    assert coverage(errors, software, groups) == pytest.approx(0.5)
-    assert widths(errors, software)["some"] == pytest.approx(1.0)

@@ -22,18 +22,17 @@ from statistics import fmean
 
 import numpy as np
 
-from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, OF_LAYOUT
+from axonn_tune.cost.uncertainty import DEVIATIONS, NUDGE, OF_LAYOUT, PER_DOUBLING
 from axonn_tune.frameworks import software_key
 from axonn_tune.learning.evidence import OF_MODEL, Sample, step_sample
-from axonn_tune.learning.learn import PER_DOUBLING, Learning, Prior, learn, prior_of
+from axonn_tune.learning.learn import Learning, Prior, learn, prior_of
 from axonn_tune.specs.machine import Software
 from axonn_tune.specs.numbers import with_numbers
 from axonn_tune.validation.published.accuracy import FAMILY_ROWS, family_quality, left_out_s
-from axonn_tune.validation.published.cases import Case, case_of, profile_of
-from axonn_tune.validation.published.rows import SHIPPED, read_steps
+from axonn_tune.validation.published.cases import Case, profile_of
 from tools.fit.fitting import Floats
 from tools.fit.left_out import WITHOUT_SOURCE
-from tools.fit.software import OF_PROFILES, measured_s, write_records
+from tools.fit.software import OF_PROFILES, cases, measured_s, write_records
 
 RESULTS = WITHOUT_SOURCE.with_name("back_test.csv")
 
@@ -92,10 +91,9 @@ class Group:
 def groups() -> tuple[Group, ...]:
     """Every group with rows enough, in alphabetical order."""
     found: dict[str, list[Case]] = {}
-    for row in read_steps(SHIPPED / "steps.csv"):
-        case = case_of(row)
-        if not isinstance(case, str) and row.step_s is not None:
-            found.setdefault(f"{row.dataset}, {row.gpu}, {row.framework}", []).append(_without_source(case))
+    for case in cases():
+        row = case.row
+        found.setdefault(f"{row.dataset}, {row.gpu}, {row.framework}", []).append(_without_source(case))
     return tuple(Group(name, tuple(cases)) for name, cases in sorted(found.items()) if len(cases) >= LEAST_ROWS)
 
 

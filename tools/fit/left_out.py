@@ -1,6 +1,6 @@
 """Predict every published step by fits that have not seen its family, and by fits that have not seen its source.
 
-python -m tools.fit.left_out    # fits 18 times; writes left_out.csv, intervals.csv and without_source.csv
+python -m tools.fit.left_out    # fits 18 times; writes left_out.csv and without_source.csv
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from axonn_tune.frameworks import UNKNOWN
 from axonn_tune.validation.published.cases import Case
 from axonn_tune.validation.published.rows import SHIPPED
 from tools.fit.fitting import Floats
@@ -32,9 +31,6 @@ WITHOUT_SOURCE = Path(__file__).parent / "published" / "without_source.csv"
 
 FAMILY_GROUPS = 10
 """Families are left out in so many groups, as they come: one of all rows would need a fit for each family."""
-
-HELD = 0.8
-"""Share of measured steps that an interval shall hold."""
 
 
 def family_group(case: Case) -> str:
@@ -69,41 +65,13 @@ def _fit(kept: Sequence[int], start: Floats | None) -> Floats:
     return fit(kept, start=start)
 
 
-def widths(errors: Floats, of: Sequence[str]) -> dict[str, float]:
-    """What `HELD` of |log(predicted / measured)| stay below, by name and of all."""
-    sizes = np.abs(errors)
-    found = {name: float(np.quantile(sizes[np.array(of) == name], HELD)) for name in sorted(set(of))}
-    return found | {"all": float(np.quantile(sizes, HELD))}
-
-
-def coverage(errors: Floats, of: Sequence[str], groups: Sequence[str]) -> float:
-    """Share of rows within widths from the rows of other groups."""
-    sizes, names, own = np.abs(errors), np.array(of), np.array(groups)
-    inside = 0
-    for group in sorted(set(groups)):
-        known = widths(errors[own != group], names[own != group].tolist())
-        inside += sum(
-            size <= known.get(name, known["all"])
-            for size, name in zip(sizes[own == group], names[own == group], strict=True)
-        )
-    return inside / len(sizes)
-
-
-def write(family_s: Floats, source_s: Floats, by_software: Mapping[str, float], unknown: float) -> None:
-    """Ship predictions of left-out rows, and the widths of intervals that follow from them."""
+def write(family_s: Floats, source_s: Floats) -> None:
+    """Ship predictions of left-out rows."""
     write_records(
         SHIPPED / "left_out.csv",
         [
             {"id": case.row.id, "without_family_s": f"{one:.6g}", "without_source_s": f"{other:.6g}"}
             for case, one, other in zip(cases(), family_s, source_s, strict=True)
-        ],
-    )
-    known = {name: (width, "without their family") for name, width in by_software.items() if name != "all"}
-    write_records(
-        SHIPPED / "intervals.csv",
-        [
-            {"software": name, "width": f"{width:.3g}", "source": f"80% of its rows are nearer, by fits {how}"}
-            for name, (width, how) in {**known, UNKNOWN: (unknown, "without their source")}.items()
         ],
     )
 
@@ -125,14 +93,9 @@ def main() -> int:
     family_s = left_out_s(family_group, fits_without(family_group, start))
     without_source = fits_without(source, None)
     source_s = left_out_s(source, without_source)
-    by_family, by_source = np.log(family_s / truth), np.log(source_s / truth)
-    software = [case.framework.software for case in some]
-    by_software, unknown = widths(by_family, software), widths(by_source, software)["all"]
-    print(report(by_family, "each family by a fit without it"))
-    print(report(by_source, "each source by a fit without it"))
-    held = coverage(by_family, software, [family_group(case) for case in some])
-    print(f"intervals from the other groups of families hold {held:.1%}")
-    write(family_s, source_s, by_software, unknown)
+    print(report(np.log(family_s / truth), "each family by a fit without it"))
+    print(report(np.log(source_s / truth), "each source by a fit without it"))
+    write(family_s, source_s)
     write_numbers(without_source)
     return 0
 

@@ -1,7 +1,7 @@
 """Step times of published rows under many sets of numbers at once: a row of an array is a case, a column a set.
 
 A fit asks for the same steps again and again, with other numbers of software and accelerator. What does not depend on
-them is worked out once: configurations that fit into memory, sizes, routes, collectives but for what software adds to
+them is worked out once: sizes, routes, collectives but for what software adds to
 each. Chunks and steps that share a program and streams are replayed together, by the replay of the search.
 """
 
@@ -14,22 +14,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from axonn_tune.cost.columns import ChunkColumns, LinkedSchedule, Replay, link_schedule
-from axonn_tune.cost.compute import ComputeClock, ComputeRates, compute_s, rate_of_matmul
-from axonn_tune.cost.pipeline import StageTimes, pipeline_time, stage_end_s
-from axonn_tune.cost.prediction import _CollectivePrices as CollectivePrices
-from axonn_tune.cost.prediction import _Pricer as Pricer
-from axonn_tune.cost.stages import _blocks_held as blocks_held
-from axonn_tune.cost.stages import _Sends as Sends
-from axonn_tune.cost.stages import parts_of
+from axonn_tune.cost.compute import ComputeClock, ComputeRates, rate_of_matmul
+from axonn_tune.cost.pipeline import StageTimes, pipeline_time
+from axonn_tune.cost.prediction import Pricer
+from axonn_tune.cost.replay import ChunkTimes, Replay, StageWork
+from axonn_tune.cost.stages import chunks_of, overlapped, stage_end_s
 from axonn_tune.cost.utilisation import exposed_s, lost_s
 from axonn_tune.frameworks.description import FUSED
 from axonn_tune.program.operations import Collective, MatMul
 from axonn_tune.program.schedule import StepSchedule
-from axonn_tune.program.size import COLUMNS, Size, Value
+from axonn_tune.program.size import COLUMNS, Value
 from axonn_tune.program.step import ONLY, Stage, StepProgram
-from axonn_tune.validation.published.accuracy import limit_bytes
-from axonn_tune.validation.published.cases import Case, interleavings
+from axonn_tune.validation.published.cases import Case
 from tools.fit.fitting import Floats
 
 
@@ -42,39 +38,23 @@ class Setting:
 
 
 class PublishedSteps:
-    """Cases, laid out and ready to be priced."""
+    """Cases of one configuration each, laid out and ready to be priced."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self._groups: dict[Hashable, _Group] = {}
-        self._candidates: list[list[_Candidate]] = [
-            list(self._fitting(number, case)) for number, case in enumerate(cases)
-        ]
+        self._candidates = [self._laid_out(number, case) for number, case in enumerate(cases)]
 
-    def _fitting(self, number: int, case: Case) -> Iterator[_Candidate]:
-        """Configurations of a case that fit into memory; the leanest if none does."""
-        configurations = case.configurations if case.row.interleave_known else interleavings(case)
-        pricers = [
-            Pricer(case.model, case.machine, case.workload, one, case.framework, FUSED) for one in configurations
-        ]
-        needed = [_memory_bytes(pricer) for pricer in pricers]
-        limit = max(limit_bytes(case), min(needed))
-        for pricer, size_bytes in zip(pricers, needed, strict=True):
-            if size_bytes <= limit:
-                kind = _Whole if pricer.grid.pipeline == 1 else _Pipelined
-                yield kind(number, pricer, self._groups)
+    def _laid_out(self, number: int, case: Case) -> _Candidate:
+        (one,) = case.configurations
+        pricer = Pricer(case.model, case.machine, case.workload, one, case.framework, FUSED)
+        return (_Whole if pricer.grid.pipeline == 1 else _Pipelined)(number, pricer, self._groups)
 
     def step_s(self, settings: Sequence[Sequence[Setting]]) -> Floats:
         """Steps, s: a row for each case, a column for each of its sets; each case has as many as the others."""
         numbers = _Numbers(settings)
         for group in self._groups.values():
             group.price(numbers)
-        return np.array([np.min([one.step_s(numbers) for one in several], axis=0) for several in self._candidates])
-
-
-def _memory_bytes(pricer: Pricer) -> float:
-    if pricer.grid.pipeline == 1:
-        return float(pricer.settled(ONLY)[1].total_bytes)
-    return max(float(stage.memory_bytes) for stage in _stages(pricer))
+        return np.array([one.step_s(numbers) for one in self._candidates])
 
 
 @dataclass(frozen=True)
@@ -84,15 +64,13 @@ class _Stage:
     stage: Stage
     blocks: tuple[int, ...]
     values: dict[str, float]
-    memory_bytes: float
 
 
 def _stages(pricer: Pricer) -> Iterator[_Stage]:
-    parts, stages = parts_of(pricer), pricer.grid.pipeline
+    parts, stages = pricer.parts, pricer.grid.pipeline
     for number in range(stages):
-        stage, blocks = Stage(number == 0, number == stages - 1), parts[number::stages]
-        values, memory = pricer.settled(stage, sum(blocks), blocks_held(pricer, number, blocks))
-        yield _Stage(stage, blocks, values, float(memory.total_bytes))
+        stage = Stage(number == 0, number == stages - 1)
+        yield _Stage(stage, parts[number::stages], pricer.settled_stage(number)[0])
 
 
 class _Numbers:
@@ -155,15 +133,6 @@ class _TwoRates:
     vector_flops_per_s: Mapping[str, float]
 
 
-_LINKED: dict[int, tuple[StepSchedule, LinkedSchedule]] = {}
-
-
-def _linked(schedule: StepSchedule) -> LinkedSchedule:
-    if id(schedule) not in _LINKED:
-        _LINKED[id(schedule)] = schedule, link_schedule(schedule)
-    return _LINKED[id(schedule)][1]
-
-
 @dataclass
 class _Group:
     """What is priced together: a stage of cases with one program and the same streams.
@@ -173,7 +142,7 @@ class _Group:
 
     program: StepProgram
     schedule: StepSchedule
-    lane: Mapping[str, int]
+    streams: Mapping[str, int]
     tiers: int
     element: float
     stage: Stage
@@ -181,16 +150,17 @@ class _Group:
     cases: list[int] = field(default_factory=list)
     values: list[Mapping[str, float]] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
-    prices: list[CollectivePrices] = field(default_factory=list)
+    replays: list[Replay] = field(default_factory=list)
     found: dict[str, Floats] = field(default_factory=dict)
+    _bare_s: dict[Collective, Floats] = field(default_factory=dict)
 
-    def add(self, case: int, values: Mapping[str, float], blocks: int, prices: CollectivePrices) -> int:
+    def add(self, case: int, values: Mapping[str, float], blocks: int, replay: Replay) -> int:
         """Add a row; returns its number."""
         assert not values["kept"], "published rows keep no gathered weights"
         self.cases.append(case)
         self.values.append(values)
         self.blocks.append(blocks)
-        self.prices.append(prices)
+        self.replays.append(replay)
         return len(self.cases) - 1
 
     @cached_property
@@ -198,66 +168,42 @@ class _Group:
         """Symbols as columns."""
         return {name: np.array([[own[name]] for own in self.values]) for name in self.values[0]}
 
-    @cached_property
-    def _terms(self) -> list[tuple[Value, Floats]]:
-        """Calls of each collective in a step, and what a call takes without software."""
-        sent = [(one, count) for one, count in self.program.collectives(self.stage) if self.lane[one.axis] >= 0]
-        return [(count.evaluate(self.columns), self._call_s(one)) for one, count in sent]
-
-    @cached_property
-    def _scheduled(self) -> list[tuple[Value, Floats] | None]:
-        """The same of each collective of the schedule where it stands; None where it is not sent."""
-        return [
-            None if self.lane[one.axis] < 0 else (_evaluated(calls, self.columns), self._call_s(one))
-            for one, calls in _linked(self.schedule).linker.collectives
-        ]
-
-    def _call_s(self, collective: Collective) -> Floats:
-        return np.array([[prices.sized(collective)[2]] for prices in self.prices])
+    def bare_s(self, collective: Collective) -> Floats:
+        """What a call takes without software."""
+        if collective not in self._bare_s:
+            self._bare_s[collective] = np.array([[replay.call_s(collective)] for replay in self.replays])
+        return self._bare_s[collective]
 
     def price(self, numbers: _Numbers) -> None:
         """Work out durations under other numbers."""
         cases = np.array(self.cases)
         clock = _Clock(numbers.rates(cases), self.element, self.columns, COLUMNS)
-        call_s, shape = numbers.call_s[cases], numbers.call_s[cases].shape
+        replay = _RowReplay(self, StageWork(clock, self.program, self.schedule, self.stage), numbers.call_s[cases])
         if self.chunk is None or self.chunk == self.stage:
-            self.found["computed"] = np.broadcast_to(compute_s(self.program, clock, self.stage), shape)
-            sent: Value = np.zeros(shape)
-            for calls, own_s in self._terms:
-                sent = sent + calls * (own_s + call_s)
-            self.found["sent"] = np.broadcast_to(sent, shape)
-        self._replay(clock, call_s)
+            self.found |= {"computed": np.asarray(replay.work.compute_s), "sent": np.asarray(replay.communication_s())}
+        layers = np.array(self.blocks, dtype=np.float64)[:, None]
+        times = replay.step_s() if self.chunk is None else replay.chunk(self.chunk, layers).columns
+        names = ("scheduled", "host") if self.chunk is None else _CHUNK
+        self.found |= {name: np.asarray(one) for name, one in zip(names, times, strict=True)}
+        shape = numbers.call_s[cases].shape
         self.found = {name: np.broadcast_to(column, shape) for name, column in self.found.items()}
 
-    def _replay(self, clock: _Clock, call_s: Floats) -> None:
-        linked = _linked(self.schedule)
-        replay = Replay(
-            runs=[sum((clock.run_s(step) for step in run), start=0.0) for run in linked.linker.runs],
-            collectives=[0.0 if one is None else one[0] * (one[1] + call_s) for one in self._scheduled],
-            streams=[self.lane[one.axis] for one, _ in linked.linker.collectives],
-            present=[None] * len(linked.linker.collectives),
-            tiers=self.tiers,
-            slots=len(linked.linker.slots),
+
+class _RowReplay(Replay):
+    """The replay of a group: a row for each of its cases, a column for each set of numbers."""
+
+    def __init__(self, group: _Group, work: StageWork, call_s: Floats) -> None:
+        super().__init__(
+            work,
+            streams=group.streams,
+            lines=lambda *_: (),
+            several=lambda axes: float(group.streams[axes] >= 0),
+            tiers=group.tiers,
         )
-        shares = [
-            issued.count(lambda axes: float(self.lane[axes] >= 0), self.columns.__getitem__) for issued in linked.issued
-        ]
-        layers = np.array(self.blocks, dtype=np.float64)[:, None]
-        host_s, times = clock.rates.dispatch_s * sum(shares), self.columns["A"]
-        if self.chunk is None:
-            buckets = self.lane[linked.replicas] >= 0
-            step = replay.step_s(
-                linked, layers=layers, kept=0.0, keeping=0, accumulation=times, buckets=buckets, host_s=host_s
-            )
-            self.found |= {name: np.asarray(one) for name, one in zip(("scheduled", "host"), step, strict=True)}
-            return
-        host = host_s, shares[0] / sum(shares)
-        chunk = replay.chunk(linked, self.chunk, self.stage, layers=layers, kept=0.0, keeping=0, host=host, times=times)
-        self.found |= {name: np.asarray(one) for name, one in zip(_CHUNK, chunk.columns, strict=True)}
+        self._group, self._software_s = group, call_s
 
-
-def _evaluated(calls: Size | None, values: Mapping[str, Value]) -> Value:
-    return 1.0 if calls is None else calls.evaluate(values)
+    def call_s(self, collective: Collective) -> Value:
+        return self._group.bare_s(collective) + self._software_s
 
 
 @dataclass(frozen=True)
@@ -282,20 +228,13 @@ def _join(
     blocks: int,
 ) -> _Row:
     """A row in the group it belongs to."""
-    prices = CollectivePrices(pricer.machine, pricer.grid, values, pricer.program, 0.0)
-    lanes = tuple(prices.lane[axes] for axes in pricer.program.groups)
-    key = id(pricer.program), lanes, len(pricer.machine.tiers), stage, chunk
+    replay = pricer.replay(values, stage)
+    streams = tuple(replay.streams[axes] for axes in pricer.program.groups)
+    key = id(pricer.program), streams, replay.tiers, stage, chunk
     if key not in groups:
-        groups[key] = _Group(
-            pricer.program,
-            pricer.schedule,
-            prices.lane,
-            len(pricer.machine.tiers),
-            float(pricer.element),
-            stage,
-            chunk,
-        )
-    return _Row(groups[key], groups[key].add(case, values, blocks, prices))
+        element = float(pricer.element)
+        groups[key] = _Group(pricer.program, pricer.schedule, replay.streams, replay.tiers, element, stage, chunk)
+    return _Row(groups[key], groups[key].add(case, values, blocks, replay))
 
 
 class _Candidate:
@@ -324,7 +263,7 @@ class _Whole(_Candidate):
     """Without pipeline stages."""
 
     def _lay_out(self, groups: dict[Hashable, _Group]) -> None:
-        values, _ = self.pricer.settled(ONLY)
+        values, _ = self.pricer.settled_stage(0)
         self.row = _join(groups, self.case, self.pricer, values, ONLY, None, self.pricer.model.layers)
 
     def step_s(self, numbers: _Numbers) -> Floats:
@@ -338,7 +277,6 @@ class _Pipelined(_Candidate):
     """With pipeline stages: the recurrence is evaluated for one set after the other."""
 
     def _lay_out(self, groups: dict[Hashable, _Group]) -> None:
-        self.sends = Sends(self.pricer)
         self.stages: list[list[_Row]] = []
         known: dict[Hashable, list[_Row]] = {}
         for one in _stages(self.pricer):
@@ -349,9 +287,8 @@ class _Pipelined(_Candidate):
         self.micro_batches = int(one.values["A"])
 
     def _chunks(self, one: _Stage, groups: dict[Hashable, _Group]) -> Iterator[_Row]:
-        last, known = len(one.blocks) - 1, dict[Hashable, _Row]()
-        for number, count in enumerate(one.blocks):
-            chunk = Stage(one.stage.first and number == 0, one.stage.last and number == last)
+        known: dict[Hashable, _Row] = {}
+        for chunk, count in chunks_of(one.stage, one.blocks):
             if (chunk, count) not in known:
                 known[chunk, count] = _join(groups, self.case, self.pricer, one.values, one.stage, chunk, count)
             yield known[chunk, count]
@@ -363,7 +300,8 @@ class _Pipelined(_Candidate):
         def table(name: str) -> list[list[float]]:
             return [[float(row[name][place]) for row in rows] for rows in self.stages]
 
-        sends_s = self.sends.one_s + self.sends.calls * float(numbers.call_s[self.case][place])
+        calls = 2 if self.pricer.messages.scattered and self.pricer.grid.x > 1 else 1
+        sends_s = self.pricer.send[2] + calls * float(numbers.call_s[self.case][place])
         times = StageTimes(
             forward_s=table("forward"),
             backward_s=table("backward"),
@@ -371,7 +309,7 @@ class _Pipelined(_Candidate):
             end_s=[self._end_s(rows, place) for rows in self.stages],
             activation_send_s=sends_s,
             gradient_send_s=sends_s,
-            overlapped=self.sends.overlapped,
+            overlapped=overlapped(self.pricer.framework.schedule, self.pricer.configuration.chunks),
         )
         time = pipeline_time(times, micro_batches=self.micro_batches)
         computed = [
@@ -388,12 +326,12 @@ class _Pipelined(_Candidate):
         return time.step_s + float(lost_s(hidden_s, computed[slowest], contention=contention))
 
     def _end_s(self, rows: list[_Row], place: int) -> float:
-        chunks = [ChunkColumns(*(float(row[name][place]) for name in _CHUNK)) for row in rows]
+        chunks = [ChunkTimes(*(float(row[name][place]) for name in _CHUNK)) for row in rows]
         return float(stage_end_s(chunks, stages=len(self.stages)))
 
 
 _CHUNK = ("forward", "backward", "last", "end", "data", "host")
-"""Names of a chunk's columns, in the order of `ChunkColumns`."""
+"""Names of a chunk's columns, in the order of `ChunkTimes`."""
 
 
 def _of_stage(rows: list[_Row], name: str, place: int) -> float:

@@ -13,7 +13,7 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -26,8 +26,8 @@ from axonn_tune.learning.posterior import Bounds, newton_step
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.machine import Software
 from axonn_tune.units import seconds
-from axonn_tune.validation.published.accuracy import PredictedRow, families
-from axonn_tune.validation.published.cases import Case, case_of, profile_of
+from axonn_tune.validation.published.accuracy import PredictedRow, families, predict_steps
+from axonn_tune.validation.published.cases import Case, profile_of
 from axonn_tune.validation.published.rows import SHIPPED, read_steps
 from axonn_tune.validation.quality import errors_of
 from tools.fit.fitting import LINEAR_BEYOND, Floats
@@ -126,9 +126,13 @@ def shipped() -> Floats:
 
 @cache
 def cases() -> tuple[Case, ...]:
-    """Every shipped row that can be priced."""
-    found = (case_of(row) for row in read_steps(SHIPPED / "steps.csv"))
-    return tuple(case for case in found if not isinstance(case, str))
+    """Every shipped row that is scored, with its one configuration: rows that leave a choice would fit the choice."""
+    found = predict_steps(read_steps(SHIPPED / "steps.csv"))
+    return tuple(
+        replace(one.case, configurations=(one.configuration,))
+        for one in found
+        if one.case is not None and one.configuration is not None and one.error is not None
+    )
 
 
 @cache

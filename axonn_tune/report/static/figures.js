@@ -1,7 +1,6 @@
 /* Figures: plotly is unpacked when the first one comes into sight, and each is drawn when it does. */
 
 /* What of its least width a map may have on a phone. */
-const NARROWER = 0.6;
 let plotlyReady = null;
 const drawnFigures = new Set();
 
@@ -67,7 +66,6 @@ class Figure {
     this.choice = 0;
     this.place = element("div", { className: "waiting" }, "drawing…");
     this.box = element("div", { style: `height:${block.height}px`, role: "img", "aria-label": `${block.title}. ${block.note}` }, this.place);
-    if (block.leastWidth) this.box.style.minWidth = `${(window.innerWidth < NARROW ? NARROWER : 1) * block.leastWidth}px`;
     this.hidden = new Set();
     this.root = element("div", { className: "figure" }, this.buttons(), this.legend(), element("div", { className: "drawing" }, this.box));
     sight.observe(this.box);
@@ -86,7 +84,7 @@ class Figure {
 
   /* What each color or mark means; a click hides it. */
   legend() {
-    const named = this.block.figure.data.filter((trace) => trace.name && trace.showlegend !== false && trace.type !== "heatmap");
+    const named = this.block.figure.data.filter((trace) => trace.name && trace.showlegend !== false);
     if (named.length < 2 || this.block.figure.layout.showlegend === false) return null;
     return element("div", { className: "legend" }, ...named.map((trace) => {
       const button = element("button", { type: "button", "aria-pressed": "true", title: "show or hide" }, swatch(trace), trace.name);
@@ -126,7 +124,6 @@ class Figure {
     this.place.remove();
     drawnFigures.add(this);
     for (const trace of data) if (this.hidden.has(trace.name)) trace.visible = false;
-    if (narrow) for (const trace of data) if (trace.colorbar) Object.assign(trace.colorbar, { orientation: "h", x: 0.5, y: 1, yanchor: "bottom", len: 0.95 });
     const whole = themed(mergedLayout(baseLayout(narrow), layout));
     await Plotly.react(this.box, themed(data), { ...whole, height: this.block.height, autosize: true }, {
       responsive: true,

@@ -1,8 +1,7 @@
 """Published measurements against their predictions: each step with its interval or why there is none, and in sum.
 
-Half-widths of intervals of shipped rows are in `intervals.csv`: for software in the fit, from fits with the row's
-family held out; for other software and accelerators without a measured step, from fits with the row's source held out.
-Rows of users have the intervals of a search, because no fit has seen their cluster.
+A row is the search with the row's layout pinned: the same candidates, memory limit, prices and intervals. Where it
+leaves micro-batch, recompute or chunks open, the search finds several, and the row has their range and no error.
 """
 
 from __future__ import annotations
@@ -15,22 +14,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal, TypeAlias, get_args
 
+from axonn_tune.cost.evidence import outside
 from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
-from axonn_tune.cost.uncertainty import DEVIATIONS, profile_bounds_s, step_spread
+from axonn_tune.cost.uncertainty import half_width
 from axonn_tune.frameworks import UNKNOWN
 from axonn_tune.program.memory import memory_limit_bytes
+from axonn_tune.ranking.choosing import Candidate, search
 from axonn_tune.specs.loading import Loaded
 from axonn_tune.specs.machine import Machine
 from axonn_tune.units import GIB
-from axonn_tune.validation.published.cases import Case, case_of, differences, framework_of, interleavings
+from axonn_tune.validation.published.cases import Case, case_of, differences, framework_of
 from axonn_tune.validation.published.measurements import Evaluation, evaluate_rows
 from axonn_tune.validation.published.rows import SHIPPED, StepRow, read_records, read_steps
 from axonn_tune.validation.quality import Errors, errors_by, errors_of, kendall, regret, relative_error, spearman
 
 FAMILY_ROWS = 5
 """Families with fewer rows are not ranked."""
-MEMORY_TOLERANCE = 0.1
-"""A layout does not fit if its predicted memory exceeds the limit by this share."""
+SUMS = "vtrain_single"
+"""The source whose rows are sums of few layer times: tools/vtrain_sums.py."""
 
 LeftOut: TypeAlias = Literal["family", "source"]
 """What is held out of a fit: the row's model on its number of GPUs, or the whole publication."""
@@ -42,8 +43,9 @@ LEFT_OUT: tuple[LeftOut, ...] = get_args(LeftOut)
 class PredictedRow:
     """Prediction of a row; without a step time, `why_not` has the reason.
 
-    plain_s: for a row that does not state interleaving, the step without it; the step time is then the shortest of all
-    possible. warnings: differences between the row's machine and the profile.
+    choices_s: steps of all layouts that fit, the shortest first, of a row that leaves some open, and open_words what in
+    it is open. fits: false where memory is the reason.
+    warnings: differences between the row's machine and the profile.
     """
 
     row: StepRow
@@ -54,7 +56,9 @@ class PredictedRow:
     low_s: float | None = None
     high_s: float | None = None
     why_not: str = ""
-    plain_s: float | None = None
+    choices_s: tuple[float, ...] = ()
+    open_words: str = ""
+    fits: bool = True
     warnings: tuple[str, ...] = ()
 
     @property
@@ -63,9 +67,11 @@ class PredictedRow:
         return relative_error(self.predicted_s, self.row.step_s)
 
     @property
-    def plain_error(self) -> float | None:
-        """Error without interleaving, of a row that does not state it; None of others."""
-        return relative_error(self.plain_s, self.row.step_s)
+    def outside(self) -> tuple[str, ...]:
+        """What of it is beyond the rows that are scored."""
+        if self.case is None or self.configuration is None:
+            return ()
+        return outside(self.case.machine, self.case.workload, self.configuration)
 
     @property
     def layout(self) -> str:
@@ -82,16 +88,11 @@ class PredictedRow:
         return ", ".join(words)
 
 
-def predict_steps(
-    rows: Iterable[StepRow], *, machine: Machine | None = None, shipped: bool = False
-) -> tuple[PredictedRow, ...]:
-    """Predictions in the order of the rows, each on the nearest profile, or all on `machine` as it is.
-
-    shipped: they are rows that the fits know, or others of the same publications.
-    """
+def predict_steps(rows: Iterable[StepRow], *, machine: Machine | None = None) -> tuple[PredictedRow, ...]:
+    """Predictions in the order of the rows, each on the nearest profile, or all on `machine` as it is."""
     if machine is None:
-        return tuple(_predict(row, None, shipped=shipped) for row in rows)
-    return tuple(replace(_predict(row, machine, shipped=shipped), warnings=differences(row, machine)) for row in rows)
+        return tuple(_predict(row, None) for row in rows)
+    return tuple(replace(_predict(row, machine), warnings=differences(row, machine)) for row in rows)
 
 
 def best_pricing(case: Case, configurations: Iterable[Configuration]) -> Pricing:
@@ -100,55 +101,59 @@ def best_pricing(case: Case, configurations: Iterable[Configuration]) -> Pricing
         price_configuration(case.model, case.machine, case.workload, one, framework=case.framework)
         for one in configurations
     ]
-    fitting = [price for price in prices if price.memory.total_bytes <= limit_bytes(case)]
+    limit_bytes = memory_limit_bytes(case.machine.accelerator)
+    fitting = [price for price in prices if price.memory.total_bytes <= limit_bytes]
     if fitting:
         return min(fitting, key=lambda price: price.iteration_s)
     return min(prices, key=lambda price: float(price.memory.total_bytes))
 
 
-def limit_bytes(case: Case) -> float:
-    """Memory above which a case's configuration counts as not fitting, bytes."""
-    return memory_limit_bytes(case.machine.accelerator) * (1.0 + MEMORY_TOLERANCE)
+def choices_of(case: Case) -> tuple[tuple[Candidate, ...], float]:
+    """What a search finds with a row's layout pinned, the shortest step first; the least memory of all, bytes."""
+    if case.row.parts:
+        # A search has no pin for the blocks of each part.
+        priced = [best_pricing(case, [one]) for one in case.configurations]
+        least, limit_bytes = min(float(one.memory.total_bytes) for one in priced), priced[0].memory_limit_bytes
+        fitting = [Candidate.of(one) for one in priced if one.memory.total_bytes <= limit_bytes]
+        return tuple(sorted(fitting, key=lambda one: one.iteration_s)), least
+    ranking = search(case.problem, variants=True, exact=1)
+    least = min((float(one.total_bytes.min(initial=math.inf)) for one in ranking.fittings.values()), default=math.inf)
+    found = tuple(ranking.candidate(position) for position in range(len(ranking)))
+    return tuple(sorted(found, key=lambda one: one.iteration_s)), least
 
 
-def _predict(row: StepRow, machine: Machine | None, *, shipped: bool) -> PredictedRow:
+def _predict(row: StepRow, machine: Machine | None) -> PredictedRow:
     case = case_of(row, machine=machine)
     if isinstance(case, str):
         return PredictedRow(row, why_not=case)
-    known = row.interleave_known
-    price = best_pricing(case, case.configurations if known else interleavings(case))
-    needed = float(price.memory.total_bytes)
-    if needed > limit_bytes(case):
+    choices, least = choices_of(case)
+    if not choices:
         there = memory_limit_bytes(case.machine.accelerator) / GIB
-        return PredictedRow(row, case, why_not=f"does not fit: needs {needed / GIB:.1f} GiB of {there:.1f} GiB")
-    step_s, (low_s, high_s) = price.iteration_s, _bounds_s(case, price, shipped=shipped)
-    plain_s = None if known else best_pricing(case, case.configurations).iteration_s
-    return PredictedRow(row, case, price.configuration, step_s, needed, low_s, high_s, plain_s=plain_s)
+        why_not = f"does not fit: needs {least / GIB:.1f} GiB of {there:.1f} GiB"
+        return PredictedRow(row, case, why_not=why_not, fits=False)
+    times = tuple(one.iteration_s for one in choices)
+    if len(choices) > 1:
+        open_words = ", ".join(open_columns(choices))
+        why_not = f"leaves {open_words} open: {len(choices)} layouts fit"
+        return PredictedRow(row, case, choices_s=times, open_words=open_words, why_not=why_not)
+    one = choices[0]
+    half = half_width(
+        case.model,
+        case.machine,
+        case.workload,
+        one.configuration,
+        framework=case.framework,
+        compute_s=one.compute_s + one.bubble_s,
+        iteration_s=one.iteration_s,
+    )
+    low_s, high_s = one.iteration_s * math.exp(-half), one.iteration_s * math.exp(half)
+    return PredictedRow(row, case, one.configuration, one.iteration_s, one.memory_bytes, low_s, high_s)
 
 
-def _bounds_s(case: Case, price: Pricing, *, shipped: bool) -> tuple[float, float]:
-    """80% interval of a row's step, s."""
-    if not shipped and case.machine.learned is None:
-        return profile_bounds_s(case.machine, compute_s=price.compute_s + price.bubble_s, iteration_s=price.iteration_s)
-    factor = math.exp(width(case, price.configuration))
-    return price.iteration_s / factor, price.iteration_s * factor
-
-
-def width(case: Case, configuration: Configuration) -> float:
-    """Half-width of the 80% interval of log(step): by what the profile has learned, else by the software's rows."""
-    if case.machine.learned is not None:
-        of_step = step_spread(case.model, case.machine, case.workload, configuration, framework=case.framework)
-        return DEVIATIONS * of_step
-    known = widths()
-    own = known.get(case.framework.software, known[UNKNOWN]) if case.known else known[UNKNOWN]
-    return own if case.known_chip else max(own, known[UNKNOWN])
-
-
-@cache
-def widths() -> dict[str, float]:
-    """Half-widths by software."""
-    records = read_records(SHIPPED / "intervals.csv", needed=("software", "width"))
-    return {record["software"]: float(record["width"]) for _, record in records}
+def open_columns(choices: Sequence[Candidate]) -> list[str]:
+    """In what some layouts of a row differ."""
+    names = {"micro_batch": "micro-batch", "recompute": "recompute", "chunks": "interleaving"}
+    return [name for key, name in names.items() if len({getattr(one.configuration, key) for one in choices}) > 1]
 
 
 def without(predictions: Iterable[PredictedRow], left_out: LeftOut) -> tuple[PredictedRow, ...]:
@@ -226,9 +231,23 @@ def coverage(predictions: Iterable[PredictedRow]) -> float:
     return sum(inside) / len(inside) if inside else math.nan
 
 
+def mean_width(predictions: Iterable[PredictedRow]) -> float:
+    """Mean width of intervals, over their predictions; nan without any."""
+    widths = [
+        (one.high_s - one.low_s) / one.predicted_s
+        for one in predictions
+        if one.low_s and one.high_s and one.predicted_s
+    ]
+    return fmean(widths) if widths else math.nan
+
+
 @dataclass(frozen=True)
 class StepSummary:
-    """Quality of step predictions; means over families are None without a family."""
+    """Quality of step predictions; means over families are None without a family.
+
+    open: rows that leave part of their layout open. coverage, width: of the printed 80% intervals; intervals: the same
+    by source.
+    """
 
     rows: int
     predicted: int
@@ -242,7 +261,10 @@ class StepSummary:
     not_predicted: tuple[PredictedRow, ...]
     not_measured: tuple[PredictedRow, ...]
     of_unknown_software: tuple[PredictedRow, ...]
-    of_unknown_interleaving: tuple[PredictedRow, ...]
+    open: tuple[PredictedRow, ...]
+    not_fitting: int
+    width: float
+    intervals: dict[str, tuple[float, float]]
     warned: tuple[PredictedRow, ...]
 
     @property
@@ -275,9 +297,16 @@ def summarize_steps(predictions: Sequence[PredictedRow], *, worst: int = 20) -> 
         families=families(measured),
         coverage=coverage(measured),
         worst=tuple(ordered[:worst]),
-        not_predicted=tuple(one for one in predictions if one.predicted_s is None),
+        not_predicted=tuple(one for one in predictions if one.predicted_s is None and not one.choices_s),
         not_measured=tuple(one for one in predictions if one.row.step_s is None),
-        of_unknown_interleaving=tuple(one for one in measured if one.plain_s is not None),
+        open=tuple(one for one in predictions if one.choices_s),
+        not_fitting=sum(not one.fits for one in predictions),
+        width=mean_width(measured),
+        intervals={
+            name: (coverage(own), mean_width(own))
+            for name in dict.fromkeys(one.row.dataset for one in measured)
+            for own in [[one for one in measured if one.row.dataset == name]]
+        },
         warned=tuple(one for one in predictions if one.warnings),
         of_unknown_software=tuple(one for one in predictions if framework_of(one.row).name == UNKNOWN),
     )
@@ -304,8 +333,9 @@ class Files:
 class Accuracy:
     """What was predicted of each kind, in the order of its rows; empty for a kind that was left out.
 
-    without: steps with a row's family or source held out; only for the shipped rows.
-    machine: the profile that all steps were priced on; None: each on the nearest.
+    without: steps with a row's family or source held out; only for the shipped rows. apart: of them those by fits
+    without the source, and without the rows of `SUMS`. machine: the profile that all steps were priced on; None: each
+    on the nearest.
     """
 
     steps: tuple[PredictedRow, ...]
@@ -314,7 +344,14 @@ class Accuracy:
     gemms: tuple[Evaluation, ...]
     memory: tuple[Evaluation, ...]
     without: Mapping[LeftOut, StepSummary] = field(default_factory=dict)
+    apart: StepSummary | None = None
     machine: Loaded[Machine] | None = None
+
+    @property
+    def sums(self) -> tuple[int, int]:
+        """Rows of `SUMS`, and the layer times of which they are sums: one a hidden size, TP and micro-batch."""
+        rows = [one.row for one in self.steps if one.row.dataset == SUMS]
+        return len(rows), len({(row.hidden, row.tensor, row.micro_batch) for row in rows})
 
 
 def evaluate(files: Files, *, worst: int, machine: Loaded[Machine] | None = None) -> Accuracy:
@@ -326,7 +363,8 @@ def evaluate(files: Files, *, worst: int, machine: Loaded[Machine] | None = None
     profile = None if machine is None else machine.document
     own = machine is None and chosen.steps == SHIPPED / "steps.csv"
     rows = () if chosen.steps is None else read_steps(chosen.steps)
-    steps = predict_steps(rows, machine=profile, shipped=own)
+    steps = predict_steps(rows, machine=profile)
+    apart = [one for one in without(steps, "source") if one.row.dataset != SUMS] if own else []
     return Accuracy(
         steps=steps,
         summary=summarize_steps(steps, worst=worst),
@@ -334,5 +372,6 @@ def evaluate(files: Files, *, worst: int, machine: Loaded[Machine] | None = None
         collectives=evaluate_rows(chosen.collectives, "collectives"),
         gemms=evaluate_rows(chosen.gemm, "gemm"),
         memory=evaluate_rows(chosen.memory, "memory"),
+        apart=summarize_steps(apart, worst=0) if own else None,
         machine=machine,
     )

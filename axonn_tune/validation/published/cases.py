@@ -12,6 +12,7 @@ from axonn_tune.frameworks import UNKNOWN, find_framework, registry
 from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import ALL_AXES, Grid, divisors
 from axonn_tune.program.constraints import broken_constraints
+from axonn_tune.ranking.space import Limits, Problem
 from axonn_tune.specs.catalog import load_machine
 from axonn_tune.specs.machine import Machine
 from axonn_tune.specs.model import Model, ModelDefaults
@@ -21,10 +22,7 @@ from axonn_tune.validation.published.rows import SILENT, Place, StepRow, nearest
 
 @dataclass(frozen=True)
 class Case:
-    """A row as the cost model sees it; `configurations`: several where the row does not state something.
-
-    known: rows of this software were in the fit. known_chip: so were rows of this accelerator.
-    """
+    """A row as the cost model sees it; `configurations`: several where the row does not state something."""
 
     row: StepRow
     model: Model
@@ -32,8 +30,30 @@ class Case:
     machine: Machine
     framework: Framework
     configurations: tuple[Configuration, ...]
-    known: bool
-    known_chip: bool
+
+    @property
+    def problem(self) -> Problem:
+        """The search with everything pinned that the row states."""
+        row, grid = self.row, self.configurations[0].grid
+        kinds = {one.recompute for one in self.configurations}
+        axes = {axis: grid.axis_size(axis) for axis in self.framework.axes}
+        limits = Limits(
+            order=tuple(axis for axis in grid.order if axis in self.framework.axes),
+            recompute=kinds.pop() if len(_recomputes(row.recompute)) == 1 else None,
+            micro_batch=row.micro_batch,
+            axes=axes,
+            chunks=row.interleave if row.interleave_known else None,
+        )
+        return Problem(
+            model=self.model,
+            machine=self.machine,
+            workload=self.workload,
+            gpus=row.gpus,
+            limits=limits,
+            rank_by="iteration",
+            framework=self.framework,
+            pipeline="pipeline" in self.framework.axes,
+        )
 
 
 # The machine of a row: the nearest shipped profile, with the row's memory, node and network.
@@ -181,9 +201,6 @@ FRAMEWORK_WORDS: tuple[tuple[str, str], ...] = (
 _WITH_BIASES = ("megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspeed-2021", "megascale")
 """Frameworks whose GPT layers have biases, as their published models do."""
 
-_FITTED_CHIPS = ("a100", "h100", "gb200")
-"""Accelerators with enough measured steps for intervals."""
-
 
 def framework_of(row: StepRow) -> Framework:
     """The framework of a row, with the row's attention, overlap, ZeRO and compilation."""
@@ -237,7 +254,7 @@ def _sharded(framework: Framework, row: StepRow) -> bool:
 def _zero_stage(row: StepRow) -> int:
     """ZeRO stage; where words describe sharding instead, gradients are taken to be sharded."""
     first = row.zero[:1]
-    if first.isdigit():
+    if first.isdecimal():
         return int(first)
     return 2 if "shard" in row.zero.lower() or "fsdp" in row.zero.lower() else 0
 
@@ -271,9 +288,7 @@ def case_of(row: StepRow, *, machine: Machine | None = None) -> Case | str:
     if not found:
         wrong = _wrong(next(_open(row, framework)), model, workload, framework)
         return "; ".join(wrong) or "no layout satisfies the constraints"
-    named = row.gpu if machine is None else machine.accelerator.name
-    chip = any(name in named.lower() for name in _FITTED_CHIPS)
-    return Case(row, model, workload, priced_on, framework, found, framework.name != UNKNOWN, chip)
+    return Case(row, model, workload, priced_on, framework, found)
 
 
 def _precision(words: str) -> Precision | None:

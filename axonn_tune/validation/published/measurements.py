@@ -15,14 +15,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from axonn_tune.cost.collectives import Line, collective_time_s, lines, route
+from axonn_tune.cost.collectives import Line, bus_bytes, collective_time_s, lines, route
 from axonn_tune.cost.compute import ComputeRates, compute_rates, matmul_time_s
 from axonn_tune.cost.prediction import Configuration
 from axonn_tune.frameworks.megatron_lm import MEGATRON_2022
 from axonn_tune.grid import Grid, GroupShape
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.memory import persistent_items, saved_arrays
-from axonn_tune.program.pipeline import in_flight, split_layers
+from axonn_tune.program.pipeline import in_flight, model_parts
 from axonn_tune.program.size import PLAIN
 from axonn_tune.program.step import Stage, StepProgram, build_step
 from axonn_tune.specs.machine import COLLECTIVE_KINDS, CollectiveKind, MatmulLayout
@@ -124,12 +124,6 @@ def _measured_s(record: Mapping[str, str]) -> float | None:
     if bus is None or ranks is None or size is None:
         return None
     return bus_bytes(record["collective"], ranks, size) / (bus * 1e9)
-
-
-def bus_bytes(collective: str, ranks: float, size_bytes: float) -> float:
-    """Bytes that the bus bandwidth of a collective counts (nccl-tests, PERFORMANCE.md)."""
-    passes = 2.0 if collective == "all_reduce" else 1.0
-    return passes * (ranks - 1.0) / ranks * size_bytes
 
 
 # GEMMs.
@@ -238,7 +232,8 @@ class _MemoryRun:
 
     @property
     def _parts(self) -> tuple[int, ...]:
-        return split_layers(self.model.layers, parts=self.configuration.grid.pipeline * self.configuration.chunks)
+        asked = self.configuration
+        return model_parts(self.model.layers, stages=asked.grid.pipeline, chunks=asked.chunks)
 
     def states_bytes(self) -> float:
         """Of the mean stage: the paper divides all parameters by all GPUs."""

@@ -24,11 +24,12 @@ from axonn_tune.grid import ALL_AXES
 from axonn_tune.specs.document import LARGEST_SIZE
 from axonn_tune.specs.loading import read_text
 from axonn_tune.specs.workload import RECOMPUTES
+from axonn_tune.units import read_number
 
 SHIPPED = Path(__file__).parent
 """Folder of the measurements that ship with the tool."""
 
-_LARGEST = 1e18
+_LEAST, _LARGEST = 1e-12, 1e18
 
 Read = TypeVar("Read")
 
@@ -66,7 +67,8 @@ class StepRow(Place):
     """One measured step; None where the source does not say. `step_s` is None in a row that only asks.
 
     z: ranks over which each weight is sharded, of the `data` that share the batch. order: rank order; parts: blocks of
-    each model part; both empty where they are the framework's own. unstated: columns of `OPTIONS` that it leaves blank.
+    each model part; both empty where they are the framework's own. tflops_per_gpu: as the software's own log counts,
+    None where a row has its own `flops_convention`. unstated: columns of `OPTIONS` that it leaves blank.
     """
 
     id: str
@@ -109,6 +111,7 @@ class StepRow(Place):
     head_dim: int | None = None
     biases: bool | None = None
     tied: bool | None = None
+    tflops_per_gpu: float | None = None
     unstated: tuple[str, ...] = ()
 
 
@@ -151,16 +154,16 @@ def _maybe(record: Mapping[str, str], name: str) -> int | None:
 
 
 @cache
-def _known_errata() -> tuple[dict[str, str], ...]:
-    """Known errata of published rows, with corrected values and reasons."""
+def known_errata() -> tuple[dict[str, str], ...]:
+    """Known errata of published rows: what the cell holds, what the source says, what is taken instead, and why."""
     return tuple(record for _, record in read_records(SHIPPED / "errata.csv", needed=("dataset", "column")))
 
 
 def _mended(record: Mapping[str, str]) -> dict[str, str]:
     """A record with known errata of its data set replaced."""
     mended = dict(record)
-    for erratum in _known_errata():
-        if (mended.get("dataset"), mended.get(erratum["column"], "")) == (erratum["dataset"], erratum["stated"]):
+    for erratum in known_errata():
+        if (mended.get("dataset"), mended.get(erratum["column"], "")) == (erratum["dataset"], erratum["cell"]):
             mended[erratum["column"]] = erratum["taken"]
     return mended
 
@@ -221,6 +224,7 @@ def step_row(stated: Mapping[str, str], line: int) -> StepRow:
         head_dim=_maybe(record, "head_dim"),
         biases=_flag(record, "biases"),
         tied=_flag(record, "tied"),
+        tflops_per_gpu=None if record.get("flops_convention") else above_zero(record, "tflops_per_gpu"),
         unstated=tuple(name for name in OPTIONS if record.get(name, "").lower() in SILENT),
     )
 
@@ -240,10 +244,11 @@ def _parts(record: Mapping[str, str]) -> tuple[int, ...]:
     parts = tuple(int(word) for word in words.split() if word.isdecimal() and len(word) < 10)
     if len(parts) < len(words.split()) or 0 in parts:
         raise ValueError(f"parts is {words!r}, not whole numbers from 1 between blanks")
-    needed = count(record, "pp", 1) * count(record, "vpp", 1)
-    if parts and (len(parts) != needed or sum(parts) != count(record, "layers")):
-        layers = record["layers"]
-        raise ValueError(f"parts are {len(parts)} of {sum(parts)} layers, not pp · vpp = {needed} of {layers}")
+    stages, chunks, layers = count(record, "pp", 1), count(record, "vpp", 1), count(record, "layers")
+    if parts and len(parts) != stages * chunks:
+        raise ValueError(f"parts are {len(parts)}, but pp {stages} x vpp {chunks} = {stages * chunks} are needed")
+    if parts and sum(parts) != layers:
+        raise ValueError(f"parts hold {sum(parts)} layers together, but the model has {layers}")
     return parts
 
 
@@ -345,15 +350,19 @@ def _wrong_columns(names: Iterable[str], needed: tuple[str, ...], known: tuple[s
 def above_zero(record: Mapping[str, str], name: str) -> float | None:
     """A number above 0, or None as of `number`; ValueError for one that is not."""
     value = number(record, name)
-    if value is not None and not 0.0 < value <= _LARGEST:
-        raise ValueError(f"{name} is {record[name]!r}, not a number above 0")
+    if value is not None and value < _LEAST:
+        raise ValueError(f"{name} is {record[name]!r}, not a number above 0, from {_LEAST:g}")
     return value
 
 
 def number(record: Mapping[str, str], name: str) -> float | None:
     """A number, or None if the cell is empty or holds words."""
+    text = record.get(name, "")
     try:
-        value = float(record.get(name, ""))
+        value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    try:
+        return read_number(text, least=-_LARGEST, most=_LARGEST) if not math.isnan(value) else None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 from axonn_tune.cost import pipeline
 from axonn_tune.cost.pipeline import StageTimes, pipeline_bound_s, pipeline_time
-from axonn_tune.program.pipeline import in_flight, in_flight_chunks, split_layers, stage_order
+from axonn_tune.program.pipeline import in_flight, split_layers, stage_order, warm_up
 
 Action = tuple[str, int, int]
 """F or B, model part, micro-batch."""
@@ -79,8 +79,19 @@ class Worker:
 class Simulation:
     """Ranks and messages as events in time; it knows nothing of warm-up, slots or periods."""
 
-    def __init__(self, times: StageTimes, programs: list[list[Action]], weights: NDArray[np.int64]) -> None:
-        self.times, self.weights = times, weights
+    def __init__(
+        self,
+        times: StageTimes,
+        programs: list[list[Action]],
+        weights: NDArray[np.int64],
+        *,
+        reductions_s: NDArray[np.float64] | None = None,
+        inside: bool = False,
+    ) -> None:
+        """reductions_s: blocking reductions over data of each stage's chunks; inside: at the end of the chunk's last
+        backward pass, before its result is sent, instead of one after the other when the stage has nothing else."""
+        self.times, self.weights, self.inside = times, weights, inside
+        self.reductions_s = np.zeros(weights.shape) if reductions_s is None else reductions_s
         self.workers = [Worker(deque(program)) for program in programs]
         self.last_micro_batch = max(micro_batch for _, _, micro_batch in programs[0])
         self.events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -95,9 +106,10 @@ class Simulation:
             happen(now_s)
         assert not any(worker.program for worker in self.workers), "a deadlock"
         for rank, worker in enumerate(self.workers):
-            end_s = self.of_rank(self.times.end_s, rank)
-            worker.computed_s += end_s
-            worker.idle_since_s += end_s
+            left_s = [] if self.inside else self.reductions_s[rank].tolist()
+            for end_s in (*left_s, self.of_rank(self.times.end_s, rank)):
+                worker.computed_s += end_s
+                worker.idle_since_s += end_s
         return max(worker.idle_since_s for worker in self.workers)
 
     def at(self, time_s: float, happen: Callable[[float], None]) -> None:
@@ -159,7 +171,8 @@ class Simulation:
         kind, part, micro_batch = action
         last = kind == "B" and micro_batch == self.last_micro_batch
         table = self.times.last_backward_s if last else self.times.forward_s if kind == "F" else self.times.backward_s
-        return float(np.asarray(table)[rank, part // len(self.workers)])
+        reduced_s = self.reductions_s[rank, part // len(self.workers)] if last and self.inside else 0.0
+        return float(np.asarray(table)[rank, part // len(self.workers)] + reduced_s)
 
     def of_rank(self, value: object, rank: int) -> float:
         """One rank's share of what is given for all or for each."""
@@ -218,6 +231,28 @@ def test_step_is_that_of_an_independent_simulation(seed: int) -> None:
         in_flight(stage, stages=stages, micro_batches=micro_batches, weights=tuple(weights[stage].tolist()))
         for stage in range(stages)
     ]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("seed", range(100))
+def test_blocking_reductions_are_those_of_the_simulation(seed: int, inside: bool) -> None:
+    """Guards where gradients are reduced over data without overlap: after the schedule, as part of each stage's end, or
+    in each chunk's last backward pass, which delays the stages before it."""
+    random = np.random.default_rng(seed)
+    stages, chunks = int(random.integers(2, 9)), int(random.integers(1, 5))
+    micro_batches = int(random.integers(1, 32 // stages + 1)) * stages
+    times, weights = random_times(random, stages, chunks), np.ones((stages, chunks), dtype=np.int64)
+    reductions_s = random.uniform(0.0, 3.0, (stages, chunks))
+    order = torch_order(stages, chunks, micro_batches)
+    simulation = Simulation(times, order, weights, reductions_s=reductions_s, inside=inside)
+    step_s = simulation.run()
+    if inside:
+        given = replace(times, last_backward_s=np.asarray(times.last_backward_s) + reductions_s)
+    else:
+        given = replace(times, end_s=np.asarray(times.end_s) + reductions_s.sum(axis=1))
+    found = pipeline_time(given, micro_batches=micro_batches)
+    assert found.step_s == pytest.approx(step_s, rel=1e-9)
+    assert found.busy_s == pytest.approx([worker.computed_s for worker in simulation.workers], rel=1e-9)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 8])
@@ -328,7 +363,9 @@ def test_in_flight_has_a_closed_form_and_the_whole_order_says_the_same(stages: i
     """Guards memory: the peak of a shortened order is that of the whole, and equal chunks need no order."""
     micro_batches, weights = stages * rounds, tuple(range(3, 3 + chunks))
     shape = {"stages": stages, "micro_batches": micro_batches}
-    columns = in_flight_chunks(np.arange(stages), chunks=chunks, **shape)
+    # The warm-up and one more, at most all: Megatron-Core `pipeline_parallel/schedules.py`.
+    warm = warm_up(np.arange(stages), stages=stages, chunks=chunks)
+    columns = np.minimum(warm + 1, chunks * micro_batches)
     for stage in range(stages):
         order = stage_order(stage, chunks=chunks, **shape)
         held = accumulate(weights[chunk] * (1 if kind == "F" else -1) for kind, chunk, _ in order)

@@ -2,88 +2,104 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 
-from axonn_tune.cost.prediction import Configuration, Pricing, price_configuration
+from axonn_tune.cost.prediction import Configuration, Pricer, price_configuration
+from axonn_tune.cost.replay import TermKey
+from axonn_tune.cost.stages import chunks_of
+from axonn_tune.frameworks import find_framework
+from axonn_tune.frameworks.axonn_tune import AXONN_TUNE
 from axonn_tune.frameworks.description import FUSED
 from axonn_tune.grid import Grid
-from axonn_tune.program.operations import Collective
-from axonn_tune.program.schedule import Instructions, Issue, MicroBatch, Run, StepSchedule, Sync, Wait, build_schedule
-from axonn_tune.program.step import ONLY, build_step
+from axonn_tune.program.schedule import ISSUE, SYNC
+from axonn_tune.program.step import Stage
 from axonn_tune.specs.catalog import load_model
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import Software
 from axonn_tune.specs.workload import OVERLAPS, RECOMPUTES, Overlap, Recompute, Workload
 from tests.unit.cost.machines import two_tier_machine
+from tests.unit.cost.oracle import SpelledOut
+from tests.unit.small import small_model
 
 WORKLOAD = Workload(global_batch=48 * 8, sequence_length=64)
 GRID = Grid(2, 2, 2, 2)
 MICRO_BATCH = 12
 
-
-def unrolled(schedule: StepSchedule, *, layers: int, kept: int, accumulation: int) -> Iterator[Instructions]:
-    """Every part of a step in order, each block and micro-batch spelled out."""
-
-    def batch(parts: MicroBatch) -> Iterator[Instructions]:
-        yield parts.embedding
-        yield from [parts.block] * (layers - 1)
-        yield parts.last_block
-        yield parts.head_all_kept if kept == layers else parts.head
-        back = parts.backward
-        if kept:
-            yield back.kept_first
-            yield from [back.kept_middle] * (kept - 1)
-            yield from [back.middle] * (layers - kept - 1)
-            yield from [back.last] * (kept < layers)
-        elif layers == 1:
-            yield back.only
-        else:
-            yield back.first
-            yield from [back.middle] * (layers - 2)
-            yield back.last
-        yield parts.flush
-
-    for _ in range(accumulation - 1):
-        yield from batch(schedule.micro_batch)
-    yield from batch(schedule.last_micro_batch)
-    yield schedule.ends[ONLY]
+LAYOUTS: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+    ("axonn-tune", {"x": 2, "y": 2, "z": 2, "data": 2}, {}),
+    ("axonn-tune", {"z": 4, "data": 2}, {"kept": 3}),
+    ("axonn-tune", {"z": 4, "data": 2}, {"kept": 2, "recompute": "full"}),
+    ("axonn-tune", {"z": 4, "data": 2}, {"kept": 1, "recompute": "selective"}),
+    ("axonn-tune", {"x": 4, "y": 2}, {"split_micro_batch": True}),
+    ("axonn-tune", {"x": 4, "data": 4}, {"overlaps": ()}),
+    ("axonn-tune", {"x": 2, "data": 8}, {"shard_optimizer_over_data": True}),
+    ("axonn-tune", {"data": 8}, {"layers": 1}),
+    ("axonn-tune", {"y": 4, "z": 2}, {"layers": 2, "recompute": "full"}),
+    ("axonn-tune", {}, {}),
+    ("axonn", {"x": 2, "y": 2, "z": 2, "data": 2}, {"recompute": "full"}),
+    ("megatron-axonn", {"x": 2, "z": 4, "data": 2}, {"recompute": "full"}),
+    ("megatron-core", {"x": 4, "data": 4}, {"recompute": "selective"}),
+    ("megatron-core", {"x": 2, "context": 2, "data": 4}, {}),
+    ("megatron-core", {"x": 2, "z": 2, "data": 4}, {"overlaps": ("gather_prefetch",)}),
+    ("torchtitan", {"x": 4, "z": 4}, {"recompute": "full"}),
+    ("torchtitan", {"z": 8, "data": 2}, {"overlaps": ("data_parallel",)}),
+    ("fsdp", {"z": 16}, {}),
+    ("deepspeed", {"x": 2, "z": 4, "data": 2}, {}),
+    ("megatron-2021", {"x": 4, "data": 4}, {"recompute": "full"}),
+]
+"""Framework, sizes of axes, and what else is asked for."""
 
 
-def play_out(priced: Pricing, machine: Machine, workload: Workload) -> float:
-    """End of the step with every instruction replayed, micro-batches joined by waiting for all lanes."""
-    schedule = build_schedule(priced.program, overlaps=workload.overlaps, split=workload.split_micro_batch)
-    call_s = {id(term.collective): term.seconds / term.count for term in priced.terms}
-    by_value = {(t.op, t.axis, t.bytes): t.seconds / t.count for t in priced.terms}
-    tier = {term.axis: term.tier for term in priced.terms}
-    played = [one for batch in priced.batches for stretch in batch.stretches for one in stretch.intervals]
-    runs = {id(i.operation): i.end_s - i.start_s for i in played if not isinstance(i.operation, Collective)}
-    now, lanes, slots = 0.0, dict.fromkeys(tier.values(), 0.0), dict[str, float]()
+def oracle_of(name: str, sizes: dict[str, int], *, layers: int = 3, kept: int | None = 0, **asked: Any) -> Pricer:
+    """A small layout in three micro-batches, on a host that is late for some of them."""
+    model = small_model(layers=layers, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=2048)
+    recompute, chunks = asked.pop("recompute", "none"), asked.pop("chunks", 1)
+    framework = find_framework(name)
+    grid = Grid(**sizes, order=framework.axes)
+    batch = 3 * 4 * grid.batch_shares * max(1, 2 * grid.pipeline * (grid.pipeline > 1))
+    workload = Workload(global_batch=batch, sequence_length=128, **asked)
+    software = Software(dispatch_us=4.0, operation_us=1.0, collective_us=2.0)
+    configuration = Configuration(grid, 4, recompute, kept, chunks)
+    return Pricer(model, two_tier_machine(), workload, configuration, framework, software)
 
-    def duration(one: Collective) -> float:
-        calls = 1.0 if one.role == "weight" else float(one.calls.evaluate(priced.values))
-        known = call_s.get(id(one))
-        return calls * (
-            known if known is not None else by_value[one.kind, one.axis, float(one.size_bytes.evaluate(priced.values))]
-        )
 
-    model_layers = int(priced.values["L"])
-    parts = unrolled(schedule, layers=model_layers, kept=int(priced.values["kept"]), accumulation=priced.accumulation)
-    for part in parts:
-        for step in part:
-            if isinstance(step, Run):
-                now += sum(runs[id(one)] for one in step.operations)
-            elif isinstance(step, Wait):
-                now = max(now, slots.get(step.slot, now))
-            elif step.collective.axis in tier:
-                lane = tier[step.collective.axis]
-                lanes[lane] = max(lanes[lane], now) + duration(step.collective)
-                if isinstance(step, Issue):
-                    slots[step.slot] = lanes[lane]
-                else:
-                    now = lanes[lane]
-    return now
+@pytest.mark.parametrize(("name", "sizes", "asked"), LAYOUTS)
+def test_a_step_is_that_of_the_oracle(name: str, sizes: dict[str, int], asked: dict[str, Any]) -> None:
+    """Guards the replay: each block and micro-batch spelled out ends when it says, and waits for the same."""
+    pricer = oracle_of(name, sizes, **asked)
+    priced, (step_s, waits_s) = pricer.price(), SpelledOut(pricer).step()
+    assert priced.scheduled_s == pytest.approx(step_s, rel=1e-12)
+    exposed_s: defaultdict[TermKey, float] = defaultdict(float)
+    for term in priced.terms:
+        exposed_s[term.op, term.axis, term.phase, term.layer] += term.exposed_s
+    assert {key for key, wait_s in exposed_s.items() if wait_s > 0} == set(waits_s)
+    assert [exposed_s[key] for key in waits_s] == pytest.approx(list(waits_s.values()), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "chunks"),
+    [
+        ("megatron-core", {"x": 2, "data": 2, "pipeline": 2}, 1),
+        ("megatron-core", {"x": 2, "data": 2, "pipeline": 2}, 2),
+        ("torchtitan", {"z": 4, "pipeline": 4}, 1),
+        ("axonn-tune", {"z": 2, "data": 2, "pipeline": 2}, 2),
+    ],
+)
+def test_passes_of_stages_are_those_of_the_oracle(name: str, sizes: dict[str, int], chunks: int) -> None:
+    """Guards the replay of pipeline stages: passes of each chunk begin with idle streams, and end when it says."""
+    pricer = oracle_of(name, sizes, layers=3 * chunks * sizes["pipeline"], chunks=chunks)
+    schedule, stages = pricer.schedule, sizes["pipeline"]
+    for kind in pricer.kinds:
+        oracle = SpelledOut(pricer, kind.numbers[0])
+        parts = list(chunks_of(Stage(kind.numbers[0] == 0, kind.numbers[-1] == stages - 1), kind.blocks))
+        for (part, layers), found in zip(parts, kind.chunks, strict=True):
+            ahead_s, behind_s = oracle.chunk(part, layers, 0, schedule.micro_batch)
+            last_s = oracle.chunk(part, layers, 0, schedule.last_micro_batch)[1]
+            host_s = found.host_s / oracle.values["A"]
+            assert found.forward_s + found.backward_s == pytest.approx(ahead_s + behind_s + host_s, rel=1e-12)
+            assert found.last_backward_s - found.backward_s == pytest.approx(last_s - behind_s, abs=1e-12 * last_s)
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTES)
@@ -96,18 +112,14 @@ def test_every_collective_of_the_program_is_scheduled_as_often_as_it_says(
     model = load_model("nano", overrides=["layers=5"]).document
     for split in (False, True):
         workload = WORKLOAD.model_copy(update={"overlaps": overlaps, "split_micro_batch": split})
-        priced = price_configuration(
-            model, two_tier_machine(), workload, Configuration(GRID, MICRO_BATCH, recompute, kept)
-        )
-        program = build_step(model, workload, recompute=recompute)
-        schedule = build_schedule(program, overlaps=overlaps, split=split)
+        configuration = Configuration(GRID, MICRO_BATCH, recompute, kept)
+        pricer = Pricer(model, two_tier_machine(), workload, configuration, AXONN_TUNE, FUSED)
+        priced, oracle = pricer.price(), SpelledOut(pricer)
         sent: Counter[tuple[str, str, str, str]] = Counter()
-        for part in unrolled(schedule, layers=5, kept=kept, accumulation=priced.accumulation):
-            for step in part:
-                if isinstance(step, Sync | Issue):
-                    one = step.collective
-                    calls = 1 if one.role == "weight" else int(float(one.calls.evaluate(priced.values)))
-                    sent[one.kind, one.axis, one.phase, one.layer] += calls
+        for part in oracle.parts():
+            for one in (pricer.schedule.collectives[number] for code, number, _ in part if code in (SYNC, ISSUE)):
+                calls = 1 if one.role == "weight" else int(float(one.calls.evaluate(priced.values)))
+                sent[one.kind, one.axis, one.phase, one.layer] += calls
         expected = {(term.op, term.axis, term.phase, term.layer): 0 for term in priced.terms}
         for term in priced.terms:
             expected[term.op, term.axis, term.phase, term.layer] += term.count
@@ -122,10 +134,9 @@ def test_extrapolated_steps_equal_unrolled_ones(recompute: Recompute, kept: int,
     model = load_model("nano", overrides=["layers=12"]).document
     machine = two_tier_machine(outer=outer)
     for grid in (GRID, Grid(1, 1, 16, 1), Grid(1, 1, 1, 16), Grid(4, 1, 2, 2, order=("z", "x", "data", "y"))):
-        priced = price_configuration(
-            model, machine, WORKLOAD, Configuration(grid, MICRO_BATCH, recompute, kept), software=FUSED
-        )
-        assert play_out(priced, machine, WORKLOAD) == pytest.approx(priced.iteration_s, rel=2e-3)
+        configuration = Configuration(grid, MICRO_BATCH, recompute, kept)
+        pricer = Pricer(model, machine, WORKLOAD, configuration, AXONN_TUNE, FUSED)
+        assert SpelledOut(pricer).step()[0] == pytest.approx(pricer.price().scheduled_s, rel=2e-3)
 
 
 def test_no_step_is_shorter_than_what_one_network_has_to_send() -> None:

@@ -13,8 +13,9 @@ from axonn_tune.frameworks.description import FUSED, Framework, PipelineSchedule
 from axonn_tune.grid import Grid
 from axonn_tune.program.operations import Collective, Computation
 from axonn_tune.program.pipeline import split_layers
+from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.specs.machine import Machine
-from axonn_tune.specs.workload import Recompute, Workload
+from axonn_tune.specs.workload import OVERLAPS, Recompute, Workload
 from tests.unit.cost.machines import two_tier_machine
 from tests.unit.small import small_model
 
@@ -53,7 +54,7 @@ def equal_stages(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ComputeClock, "call_s", call_s)
     monkeypatch.setattr("axonn_tune.cost.stages.transfer_time_s", lambda *_, **__: 0.0)
-    monkeypatch.setattr("axonn_tune.cost.prediction.collective_time_s", lambda *_: 0.0)
+    monkeypatch.setattr("axonn_tune.cost.replay.collective_time_s", lambda *_: 0.0)
 
 
 @pytest.mark.usefixtures("equal_stages")
@@ -171,3 +172,51 @@ def test_tied_embeddings_meet_between_the_ends() -> None:
     (term,) = (one for one in found.terms if one.axis == "ends")
     assert (term.op, term.count, term.group, term.bytes) == ("all_reduce", 1, 2, 4 * 512 * 512)
     assert isinstance(term.collective, Collective)
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "batch", "sizes", "chunks"),
+    [
+        ("gpt3-175b", "dgx-a100", 1536, {"x": 8, "pipeline": 16, "data": 8}, 1),
+        ("gpt3-175b", "dgx-h100", 1536, {"x": 8, "pipeline": 16, "data": 8}, 1),
+        ("gpt3-175b", "dgx-h100", 1536, {"x": 8, "pipeline": 16, "data": 8}, 3),
+        ("llama3-70b", "dgx-h100", 256, {"x": 8, "pipeline": 8, "data": 2}, 1),
+    ],
+)
+def test_a_blocking_reduction_is_paid_once(
+    model: str, machine: str, batch: int, sizes: dict[str, int], chunks: int
+) -> None:
+    """Guards gradients that Megatron-Core reduces after the schedule, on all stages at once: the bubble stays, and the
+    step has the reduction and the gather of new weights once, not once a stage."""
+    trained, cluster = load_model(model).document, load_machine(machine).document
+    asked, found = Configuration(Grid(**sizes, order=CORE.axes), 1, "none", 0, chunks), []
+    for overlaps in (OVERLAPS, tuple(one for one in OVERLAPS if one != "data_parallel")):
+        length = trained.defaults.sequence_length
+        workload = Workload(global_batch=batch, sequence_length=length, precision="bf16", overlaps=overlaps)
+        found.append(price_configuration(trained, cluster, workload, asked, framework=CORE))
+    overlapped, blocking = found
+    assert blocking.bubble_s == pytest.approx(overlapped.bubble_s, rel=0.01)
+    over_data = [term for term in blocking.terms if term.axis == "data" and term.layer != "vectors"]
+    assert [(term.op, term.count) for term in over_data] == [("reduce_scatter", 1), ("all_gather", 1)]
+    paid_s = sum(term.seconds for term in over_data)
+    assert sum(term.exposed_s for term in over_data) == pytest.approx(paid_s)
+    assert 0 < blocking.iteration_s - overlapped.iteration_s <= paid_s
+
+
+@pytest.mark.parametrize("name", ["megatron-core", "deepspeed", "axonn-tune", "megatron-2021"])
+def test_where_frameworks_reduce_without_overlap(name: str) -> None:
+    """Guards each framework's place of a blocking reduction: after the schedule, where only the last stage to end is
+    waited for, or in the bundled runtime's last backward pass, where each stage delays the one before."""
+    framework = find_framework(name)
+    machine = two_tier_machine(ranks_per_node=2, outer=(10.0, 20.0))
+    grids = [Grid(x=2, data=data, pipeline=4, order=framework.axes) for data in (1, 4)]
+    steps_s, sent_s = [], 0.0
+    for grid in grids:
+        workload = Workload(global_batch=8 * grid.data, sequence_length=512, overlaps=())
+        one = price_configuration(
+            MODEL, machine, workload, Configuration(grid, 1, "none", 0), framework=framework, software=FUSED
+        )
+        steps_s.append(one.iteration_s)
+        sent_s = sum(term.seconds for term in one.terms if term.axis == "data")
+    stages_paid = (steps_s[1] - steps_s[0]) / sent_s
+    assert stages_paid > 2.5 if name == "axonn-tune" else 0.8 < stages_paid < 1.3

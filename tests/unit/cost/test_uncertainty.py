@@ -10,10 +10,14 @@ import pytest
 from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.cost.uncertainty import (
     DEVIATIONS,
+    ISSUE_S,
+    OF_HOST,
+    PER_DOUBLING,
+    PER_STAGE_DOUBLING,
     covariance_of,
     difference_spread,
+    half_width,
     performance,
-    profile_bounds_s,
     shared_spread,
     slopes_of,
     spread,
@@ -76,14 +80,42 @@ def test_model_flops_of_the_papers_80b() -> None:
     assert model_flops(load_model("80b").document, WORKLOAD) == pytest.approx(by_hand, rel=1e-12)
 
 
-def test_interval_widens_each_part_by_its_own_share() -> None:
-    """Guards the interval of a profile that has not learned: computing and waiting have their own half-widths."""
+def half(one: Configuration, *, compute_s: float = 3e4, iteration_s: float = 4e4) -> float:
+    """Half of the interval of a long step on a machine with half-widths of 20% of waiting and 10% of computation."""
     fact = {"kind": "fitted", "source": "test"}
     uncertainty = Uncertainty.model_validate(
         {"communication": 0.2, "compute": 0.1, "sources": {"communication": fact, "compute": fact}}
     )
     machine = load_machine("perlmutter").document.model_copy(update={"uncertainty": uncertainty})
-    assert profile_bounds_s(machine, compute_s=5.0, iteration_s=10.0) == pytest.approx((4.5 + 4.0, 5.5 + 6.0))
+    return half_width(
+        load_model("80b").document,
+        machine,
+        WORKLOAD,
+        one,
+        framework=find_framework("axonn-tune"),
+        compute_s=compute_s,
+        iteration_s=iteration_s,
+    )
+
+
+def test_interval_widens_each_part_by_its_own_share() -> None:
+    """Guards the interval of a profile that has not learned: computing and waiting have their own half-widths."""
+    assert half(Configuration(Grid(z=8), 1, "full")) == pytest.approx(0.75 * 0.1 + 0.25 * 0.2, rel=1e-4)
+
+
+def test_interval_grows_with_ranks_and_stages() -> None:
+    """Guards scale: 1,024 ranks are seven doublings of a node, 4 pipeline stages two of one."""
+    scale = DEVIATIONS * math.hypot(7.0 * PER_DOUBLING, 2.0 * PER_STAGE_DOUBLING)
+    one = Configuration(Grid(z=256, pipeline=4, order=("x", "y", "z", "data", "pipeline")), 1, "full")
+    assert half(one) == pytest.approx(math.hypot(0.125, scale), rel=1e-3)
+
+
+def test_interval_is_wider_where_the_host_decides() -> None:
+    """Guards small blocks: what the host issues in half of the computation counts by half."""
+    one = Configuration(Grid(z=8), 1, "full")
+    issued_s = 1024 * 42 * ISSUE_S
+    found = half(one, compute_s=2.0 * issued_s, iteration_s=2.0 * issued_s)
+    assert found == pytest.approx(math.hypot(0.1, 0.5 * OF_HOST))
 
 
 def test_performance_by_hand() -> None:
@@ -102,7 +134,16 @@ def test_performance_by_hand() -> None:
     assert found.tokens_per_s == 8192 * 2048 / 40.0
     assert found.mfu == pytest.approx(model_flops(model, WORKLOAD) / (40.0 * 1024 * 312e12))
     assert found.hfu == pytest.approx(0.5)
-    assert (found.low_s, found.high_s) == profile_bounds_s(machine, compute_s=30.0, iteration_s=40.0)
+    of_step = half_width(
+        model,
+        machine,
+        WORKLOAD,
+        CONFIGURATION,
+        framework=find_framework("axonn-tune"),
+        compute_s=30.0,
+        iteration_s=40.0,
+    )
+    assert (found.low_s, found.high_s) == (40.0 * math.exp(-of_step), 40.0 * math.exp(of_step))
 
 
 def test_rounding_is_no_waiting() -> None:

@@ -19,6 +19,7 @@ from axonn_tune.grid import ALL_AXES, Grid
 from tests.unit.frameworks.launch_cases import Case, cases, run_of
 
 RECORDINGS = Path(__file__).parents[2] / "fixtures" / "frameworks"
+ARGUMENT_NAMES = Path(__file__).parents[2] / "fixtures" / "arguments"
 
 CAPABILITIES = {"A100": 8, "GB200": 10, "H100": 9, "MI250X": 9}
 """First number of the compute capability that NVIDIA's GPUs report."""

@@ -520,6 +520,35 @@ def test_two_interleaved_stages_of_megatron_axonn_are_refused() -> None:
         launched(replace(run, grid=grid, parts=(3,) * 14), "megatron-axonn")
 
 
+STATED = {"rotary_base": 1_000_000.0, "norm_epsilon": 1e-6, "qkv_biases": True}
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "arguments", "elsewhere"),
+    [
+        ("megatron-core", "8b-gtp", "--rotary-base 1000000 --norm-epsilon 1e-06 --add-qkv-bias", ""),
+        (
+            "deepspeed",
+            "8b-tensor",
+            "--rotary-position-embeddings-theta 1000000 --layernorm-epsilon 1e-06",
+            "no biases of queries, keys and values alone",
+        ),
+        ("megatron-axonn", "5b-4d", "--norm-epsilon 1e-06", "Its rotary base is 10,000, without an argument"),
+        ("torchtitan", "8b-fsdp", "", "theta=1000000"),
+        ("fsdp", "8b-one-node", "", "with rotary base 1e+06, norm epsilon 1e-06, biases of queries, keys and values"),
+        ("deepspeed", "8b-zero3", "", "with rotary base 1e+06, norm epsilon 1e-06, biases of queries, keys and values"),
+    ],
+)
+def test_what_no_cost_depends_on_is_carried(framework: str, name: str, arguments: str, elsewhere: str) -> None:
+    """Guards scripts for training: rotary base, norm epsilon and biases as the model states them, or a note."""
+    run = run_of(case_of(framework, name))
+    model = run.model.model_copy(update=STATED)
+    command = launched(replace(run, model=model), framework)
+    assert arguments in " ".join(command.words)
+    others = [*command.needs, *command.notes, *command.files.values()]
+    assert any(elsewhere in text for text in others) or not elsewhere
+
+
 @pytest.mark.parametrize(
     ("framework", "name", "change", "noted"),
     [

@@ -16,7 +16,7 @@ from axonn_tune.frameworks.description import Framework
 from axonn_tune.grid import Grid
 from axonn_tune.program.dimensions import symbol_values
 from axonn_tune.program.operations import Collective
-from axonn_tune.program.schedule import Instructions, Issue, Sync, build_schedule
+from axonn_tune.program.schedule import ISSUE, SYNC, Instructions, build_schedule
 from axonn_tune.program.step import ONLY, Stage, StepProgram, build_step
 from axonn_tune.specs.workload import Recompute, Workload
 from tests.unit.small import small_model
@@ -162,16 +162,16 @@ def blocking(framework: Framework, recompute: Recompute, **wanted: str) -> tuple
     """Layers of collectives that the compute stream waits for at once, and of those it does not."""
     program = built(framework, recompute)
     schedule = build_schedule(program, overlaps=Workload(global_batch=1, sequence_length=1).overlaps, split=False)
-    batch, back = schedule.last_micro_batch, schedule.last_micro_batch.backward
+    batch = back = schedule.last_micro_batch
     parts: tuple[Instructions, ...] = (batch.embedding, batch.block, batch.last_block, batch.head, batch.flush)
     parts += (back.first, back.middle, back.last, schedule.ends[ONLY])
     steps = [step for part in parts for step in part]
 
-    def layers(kind: type[Issue] | type[Sync]) -> set[str]:
-        chosen = (step.collective for step in steps if isinstance(step, kind))
+    def layers(kind: int) -> set[str]:
+        chosen = (schedule.collectives[number] for code, number, _ in steps if code == kind)
         return {one.layer for one in chosen if all(getattr(one, name) == value for name, value in wanted.items())}
 
-    return layers(Sync), layers(Issue)
+    return layers(SYNC), layers(ISSUE)
 
 
 def test_easy_axonn_prefetches_forward_gathers_alone() -> None:

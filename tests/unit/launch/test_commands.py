@@ -19,7 +19,12 @@ export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=16
 exec "$@"
 """
 PRINTED = 'printf "%s\\n" "$@"'
-JOB = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "nid[01-04]"}
+JOB = {
+    "SLURM_JOB_ID": "12345",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_JOB_NODELIST": "nid[01-04]",
+    "SLURM_CPUS_PER_TASK": "16",
+}
 
 
 @pytest.fixture(scope="module")

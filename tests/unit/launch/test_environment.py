@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Sequence
 
 import pytest
 
-from axonn_tune.errors import UsageError
+from axonn_tune.errors import DocumentError
 from axonn_tune.grid import AXES, Grid
 from axonn_tune.launch.config import comment, environment_lines, launch_environment
 from axonn_tune.specs.catalog import available, load_machine
 from axonn_tune.specs.launch import LaunchVariable
+from axonn_tune.specs.loading import parse_document
 from axonn_tune.specs.machine import EnvironmentVariable, Machine
 from axonn_tune.specs.workload import Workload
 from tests.unit.launch.cases import case
@@ -101,11 +103,12 @@ def test_purposes_are_kept_apart() -> None:
     assert headings[-1].startswith("# For debugging")
 
 
-def test_names_no_shell_takes_are_refused() -> None:
-    """Guards the shell against a profile: the name is code, so it has to be one."""
-    bad = EnvironmentVariable(name="A; rm -rf ~ #", value="x", why="y")
-    with pytest.raises(UsageError, match=r"machine localhost: launcher\.environment cannot set 'A; rm -rf"):
-        chosen(with_environment("localhost", [bad]))
+@pytest.mark.parametrize("name", ["A; rm -rf ~ #", "A$(rm)", "A`rm`", "A\nrm", "A\n", "A B", "1A", "é", ""])
+def test_names_no_shell_takes_are_refused(name: str) -> None:
+    """Guards the shell against a profile: the name is code in every framework's script, so the schema checks it."""
+    listed = f"launcher:\n  environment: [{{name: {json.dumps(name)}, value: x, why: y}}]\n"
+    with pytest.raises(DocumentError, match=r"(?s)launcher\.environment\..*must match pattern"):
+        parse_document(f"schema: axonn-tune/machine/1\nname: m\nextends: localhost\n{listed}", schema=Machine)
 
 
 def test_values_and_reasons_reach_bash_unchanged() -> None:

@@ -12,16 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from axonn_tune.errors import UsageError
 from axonn_tune.grid import Grid
 from axonn_tune.launch.config import write_launch
 from axonn_tune.launch.scripts import script_text
 from axonn_tune.specs.launch import Checkpoint, Launch
-from axonn_tune.specs.machine import Machine
+from axonn_tune.specs.machine import Machine, Slurm
 from tests.unit.launch.cases import case, environment, program, run
 
-JOB = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "nid[01-02]"}
+JOB = {
+    "SLURM_JOB_ID": "12345",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_NODELIST": "nid[01-02]",
+    "SLURM_CPUS_PER_TASK": "32",
+}
 # Stands in for srun: starts what follows the options once, as the last task of two nodes of four.
 SRUN = """
 while [[ $1 != bash ]]; do shift; done
@@ -118,16 +124,18 @@ def test_jobs_requeue_only_if_they_can_resume() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"constraint": "gpu\nrm -rf ~"}, "is not one printable line"),
-        ({"extra": ("--exclusive\nrm -rf ~",)}, "is not one printable line"),
-        ({"account": 'a"b'}, "holds a quote or backslash"),
-        ({"srun": ("--mpi='pmix",)}, r"launcher\.slurm\.srun: No closing quotation"),
+        ({"constraint": "gpu\nrm -rf ~"}, "constraint\n.*match pattern"),
+        ({"extra": ("--exclusive\nrm -rf ~",)}, "extra.0\n.*match pattern"),
+        ({"account": 'a"b'}, "account\n.*match pattern"),
+        ({"srun": ("--mpi=pmix\nrm -rf ~",)}, "srun.0\n.*match pattern"),
     ],
 )
 def test_options_that_would_break_out_are_refused(changes: dict[str, Any], message: str) -> None:
     """Guards the shell against a profile: an option stays one option."""
-    with pytest.raises(UsageError, match=message):
-        script(**changes)
+    with pytest.raises(ValidationError, match=message):
+        Slurm.model_validate({"cpus_per_rank": 1, **changes})
+    with pytest.raises(UsageError, match=r"launcher\.slurm\.srun: No closing quotation"):
+        script(srun=("--mpi='pmix",))
 
 
 def test_options_are_quoted() -> None:

@@ -83,7 +83,22 @@ def test_old_text_is_named_by_its_file(tmp_path: Path) -> None:
     old = TEXT.replace("# Collective test starting: all_gather_perf\n", "")
     assert read_log(written(tmp_path, old, "reduce_scatter-2.log")).rows[0].op == "reduce_scatter"
     with pytest.raises(DocumentError, match="does not say which collective"):
-        read_log(written(tmp_path, old))
+        read_log(written(tmp_path, old.replace("float    none", "sum      none")))
+
+
+def test_columns_say_collective_and_ranks(tmp_path: Path) -> None:
+    """Guards tables without heading and devices: size over count is the ranks, nothing reduced an all-gather."""
+    table = "     1048576         16384     float    none      -1    35.00   29.96   28.09       0"
+    log = read_log(written(tmp_path, "# nThread 1 nGpus 8\n" + table + "\n", "slurm.out"))
+    assert log.rows == (LogRow("all_gather", 16, 0, 1048576, pytest.approx(35e-6)),)
+    assert "16 ranks" in log.assumed[0][1]
+
+
+@pytest.mark.parametrize("wrong", ["²", "9" * 5000])
+def test_numbers_of_a_table_have_bounds(tmp_path: Path, wrong: str) -> None:
+    """Guards exit code 2 with line and value: digits of other scripts, and more than Python reads."""
+    with pytest.raises(DocumentError, match=r":\d+: .*is not a whole number"):
+        read_log(written(tmp_path, TEXT.replace("14.98       0", f"14.98       {wrong}")))
 
 
 OLD = """# nThread 1 nGpus 2 minBytes 1048576 maxBytes 1048576 step: 2(factor) warmup iters: 5 iters: 20 validation: 1

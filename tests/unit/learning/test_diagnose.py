@@ -184,6 +184,22 @@ def test_a_straggler_is_named_by_its_rank(tmp_path: Path) -> None:
     assert "rank 1" not in str(axonn_tune.diagnose(tmp_path, machine=str(LAB))[0][0].causes)
 
 
+def test_ranks_that_share_cores_name_the_host(tmp_path: Path) -> None:
+    """Guards oversubscription: with more ranks than cores, the host comes first, and explains the gap."""
+    folder = tmp_path / "run"
+    shutil.copytree(RUNS / "healthy-z4", folder)
+    summary = json.loads((folder / "summary.json").read_text("utf-8"))
+    summary["ran_on"] |= {"cores": 2, "host_ranks": 4}
+    for quantity in [summary["step_s"], summary["compute_s"]]:
+        quantity["measured"] *= 6.0
+    for term in summary["terms"]:
+        term["measured_s"] *= 6.0
+    (folder / "summary.json").write_text(json.dumps(summary), "utf-8")
+    found = axonn_tune.diagnose(folder, machine=str(LAB))[0][0]
+    assert found.causes[0].kind == "oversubscribed"
+    assert found.causes[0].explains_s == pytest.approx(found.measured_s - found.predicted_s, rel=0.4)
+
+
 def test_damaged_metrics_are_named(tmp_path: Path) -> None:
     """Guards the message for a truncated line."""
     for path in (RUNS / "straggler").iterdir():

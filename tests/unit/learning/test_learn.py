@@ -14,6 +14,7 @@ import pytest
 from axonn_tune.calibration.fit import LAYOUTS
 from axonn_tune.cost.prediction import Configuration, price_configuration
 from axonn_tune.frameworks import find_framework
+from axonn_tune.learning.diagnose import diagnose
 from axonn_tune.learning.evidence import Sample, measured_samples, probe_samples, step_sample
 from axonn_tune.learning.learn import Learning, learn, prior_of
 from axonn_tune.learning.reading import measured_evidence, with_nodes
@@ -195,6 +196,23 @@ def test_learning_twice_goes_on_from_what_was_learned() -> None:
     first, second = ({one.path: one.spread for one in found.learned.numbers} for found in (once, twice))  # type: ignore[union-attr]
     assert all(second[path] <= 1.01 * first[path] for path in first)
     assert any(second[path] < 0.85 * first[path] for path in first)
+
+
+# Evidence that contradicts itself.
+
+
+@pytest.mark.parametrize("factors", [(0.75, 1.33), (1.0, 72.0 / 48.6)])
+def test_conflicting_runs_widen_the_interval(factors: tuple[float, ...]) -> None:
+    """Guards honesty: the interval that two runs of one layout teach holds both, as of 48.6 ms and 72 ms."""
+    case = cases()[0]
+    plain = step_sample(case).narrowed(lambda same: same)
+    step_s = plain.price(lambda same: same)[0]
+    runs = [replace(plain, name=f"{at}", measured_s=(at * step_s,), seen={"step": at * step_s}) for at in factors]
+    found = learn(runs, case.machine, evidence=["a.log: 1 step (sha256 1)", "b.log: 1 step (sha256 2)"]).machine
+    assert found.description == f"{case.machine.name}, learned from a.log: 1 step; b.log: 1 step"
+    assert found.learned is not None
+    assert 0.1 < found.learned.of_model < 0.5
+    assert all(diagnose(run, found).reasonable for run in runs)
 
 
 # GEMMs of a profiler trace.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from axonn_tune.errors import DocumentError
@@ -25,7 +29,8 @@ def started(text: str) -> str:
         ("A=4\nrun --tp $A --pp ${A}", "run --tp 4 --pp 4"),
         ("run --tp ${A:-8} --pp ${B-2} --cp ${C:=1}", "run --tp 8 --pp 2 --cp 1"),
         ("A=\nrun ${A:-8} ${A-2}", "run 8"),
-        ("N=4; G=8\nrun $((N*G)) $(( ($N + 1) % 3 )) $((N / 0))", "run 32 2 $((4/0))"),
+        (': "${A:=4 5}" ${B:=$A}\nrun $A ${B}', "run 4 5 4 5"),
+        ("N=4; G=8\nrun $((N*G)) $(( ($N + 1) % 3 )) $((N / 0))", "run 32 2 $((N/0))"),
         (
             'ARGS=(--a 1\n  # nothing\n  --b 2 # two\n)\nARGS+=(--c)\nrun ${ARGS[@]} "${ARGS[*]}"',
             "run" + 2 * " --a 1 --b 2 --c",
@@ -62,13 +67,43 @@ def test_words_are_those_of_bash(text: str, words: str) -> None:
         ('[ -z "$UNSET" ]', "then"),
         ("[ $M -eq 4 ]", "else"),
         ("[ -f file ]", "else"),
-        ("((N == 4))", "else"),
+        ("((N == 4))", "then"),
+        ("(( N > 4))", "else"),
+        ("! [ $N -gt 4 ]", "then"),
+        ('[ "$N" = 1 ] || [[ "$M" == 70b ]]', "then"),
+        ("[[ $N -eq 4 && $M = 8b ]]", "else"),
+        ('[ "${3:-"MOCK"}" = MOCK ] || [ -f file ]', "then"),
+        ('[ "$1" = x ]', "else"),
     ],
 )
 def test_branches_are_taken_by_their_condition(condition: str, value: str) -> None:
     """Guards if and else: texts and numbers are compared; what cannot be evaluated is false."""
     text = f"M=70b N=4\nif {condition}; then\n  A=then\nelse A=else; fi\nrun $A"
     assert started(text) == f"run {value}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "skipped"),
+    [
+        ("A=1\n[ -z $B ] && A=2\nrun $A", "run 2", []),
+        ("A=1\n[[ 2 -gt 3 ]] && A=2 || A=3\nrun $A", "run 3", []),
+        ("A=1\nmkdir x || A=2\nrun $A", "run 1", []),
+        ("A=1\n[ -d x ] && A=2\nrun $A", "run 1", [2]),
+        ("A=1\ncase $M in\n  7b|8b) A=2 ;;\n  *) A=3 ;;\nesac\nrun $A", "run 1", [2]),
+        ("A=1\nif [ $1 = x ]\nthen\n A=2\nelif [ $1 = y ]\nthen A=3\nfi\nrun $A", "run 1", [2, 5]),
+    ],
+)
+def test_what_follows_an_operator_runs_by_what_is_before_it(text: str, words: str, skipped: list[int]) -> None:
+    """Guards && and ||; what depends on something unknown is left out, and its line is named."""
+    found = script(text)
+    assert (" ".join(word.value for word in found.commands[-1]), list(found.skipped)) == (words, skipped)
+
+
+def test_what_is_printed_starts_nothing() -> None:
+    """Guards `echo $CMD` before the launcher, which would be read in place of it."""
+    assert [command[0].value for command in script("C='p.py --a 1'\necho $C\nprintf '%s' $C\nsrun $C").commands] == [
+        "srun"
+    ]
 
 
 def test_of_several_branches_one_runs() -> None:
@@ -81,8 +116,8 @@ def test_of_several_branches_one_runs() -> None:
 
 def test_conditions_that_decide_something_are_named() -> None:
     """Guards `skipped`: a branch that was left out and sets something, by the line of its condition."""
-    assert script("if [ -f x ]; then\n  A=1\nfi\nrun").skipped == (1,)
-    assert script("if [ -f x ]; then\n  echo no\nfi\nrun").skipped == ()
+    assert list(script("if [ -f x ]; then\n  A=1\nfi\nrun").skipped) == [1]
+    assert not script("if [ -f x ]; then\n  echo no\nfi\nrun").skipped
 
 
 def test_words_have_the_lines_they_are_written_in() -> None:
@@ -113,6 +148,45 @@ def test_what_no_shell_reads_is_refused_with_its_line(text: str, line: int) -> N
     """Guards quotes and brackets that are not closed, and files that are no scripts."""
     with pytest.raises(DocumentError, match=f"^run.sh:{line}: "):
         script(text)
+
+
+HOSTILE = {
+    "doubled": ("a=xxxxxxxxxxxxxxxx\n" + "a=$a$a\n" * 26, "run.sh:17: expands, with what is before it, to more than"),
+    "array": ("A=(x)\n" + "A=(${A[@]} ${A[@]})\n" * 26, "to more than 1,048,576 characters"),
+    "added": ("A=(x)\n" + "A+=(${A[@]})\n" * 26, "to more than 1,048,576 characters"),
+    "semicolons": ("A=(" + 250_000 * ";" + ")", ""),
+    "sums": (80_000 * "$((", "run.sh:1: a bracket ( is not closed"),
+    "quoted sums": ("a='" + 80_000 * "$((" + "'\nrun $a", ""),
+    "nested": ("a='" + 30_000 * "${A:-" + 30_000 * "}" + "'", "to more than 1,048,576 characters"),
+    "assignments": ("a0=1\n" + "".join(f"a{one}=$((a{one - 1} + 1))\n" for one in range(1, 12_000)), ""),
+    "long list": ('T="0 x"\n' + 'T="${T} 1 /data"\n' * 12_000 + "run $T", ""),
+    "documents": ("".join(f"cat <<a{one}\na{one}\n" for one in range(13_000)), ""),
+    "conditions": ("if [ -f x ]; then\na=1\n" * 9_000, "run.sh:41: more than 20 conditions within each other"),
+    "long": ("a0=1\n" * 60_000, "run.sh:1: has 300,000 characters, a script at most 262,144"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_scripts_are_read_in_bounds_or_refused(name: str, tmp_path: Path) -> None:
+    """Guards 2 seconds of CPU and 1 GiB for what doubles, nests or repeats: read, or refused with its line."""
+    text, refusal = HOSTILE[name]
+    (tmp_path / "run.sh").write_text(text, "utf-8")
+    done = subprocess.run([sys.executable, "-c", _BOUNDED], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, refusal in done.stdout, done.stderr) == (2 if refusal else 0, True, ""), done.stdout
+
+
+_BOUNDED = """
+import pathlib, resource, sys
+from axonn_tune.errors import DocumentError
+from axonn_tune.learning.shell import read_script
+resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    read_script(pathlib.Path("run.sh").read_text(), path="run.sh")
+except DocumentError as error:
+    print(error)
+    sys.exit(2)
+"""
 
 
 @pytest.mark.parametrize(

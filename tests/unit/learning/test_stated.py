@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,15 @@ import axonn_tune
 from axonn_tune.cost.prediction import Configuration
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
 from axonn_tune.learning.arguments import Stated, columns_of, layout_parts
+from axonn_tune.learning.evidence import Setup
+from axonn_tune.learning.setups import problem_of
 from axonn_tune.learning.stated import CommandRun, read_run
+from axonn_tune.ranking.choosing import search
 from axonn_tune.specs.catalog import load_machine, load_model
 from axonn_tune.validation.published.accuracy import best_pricing
 from axonn_tune.validation.published.cases import Case
 
-COMMANDS = Path(__file__).parents[2] / "fixtures" / "commands"
+COMMANDS, PUBLIC = (Path(__file__).parents[2] / "fixtures" / name for name in ("commands", "public_scripts"))
 H100 = load_machine("dgx-h100").document
 GPT = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --vocab-size 50257 "
 CORE = f"torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py {GPT} --micro-batch-size 1 --global-batch-size 64 "
@@ -207,9 +211,25 @@ def test_stages_may_differ_in_layers(flags: str, parts: tuple[int, ...] | str | 
         assert one(run).chunks == (len(parts) // one(run).grid.pipeline if parts else 1)
 
 
+def test_layers_that_do_not_divide_are_explained(tmp_path: Path) -> None:
+    """Guards a loss that counts as a layer beside layers that divide without it."""
+    with pytest.raises(DocumentError) as caught:
+        case(stated(tmp_path, f"{CORE} {PP4} --account-for-loss-in-pipeline-split"))
+    words = "parts hold 31 layers together, but the model has 32; pp x vpp must divide the layers and what"
+    assert f"run.sh:1: {words} account_for_loss_in_pipeline_split counts as one" in str(caught.value)
+
+
 def test_layouts_repeat_parts() -> None:
     """Guards the language of --pipeline-model-parallel-layout."""
     assert layout_parts("Et*3|(tt|)*3t,m|L") == [3, 2, 2, 2, 1, 0]
+
+
+def test_absurd_layouts_stay_small() -> None:
+    """Guards nested repeats and a billion stages, of which no list is made."""
+    assert sum(map(len, map(str, layout_parts("(" * 50 + "t" + ")*999" * 50)))) < 1 << 20
+    keys = {"pipeline_parallel_degree": "1e9", "pipeline_model_parallel_size": "1000000000", "n_layers": "32"}
+    keys |= {"pipeline_parallel_first_stage_less_layers": "1", "decoder_first_pipeline_num_layers": "2"}
+    assert "parts" not in columns_of({name: Stated(value, 1) for name, value in keys.items()})
 
 
 def test_torchtitan_counts_the_ends_as_layers() -> None:
@@ -236,17 +256,40 @@ def test_recompute_of_some_layers_is_the_nearest_kind(layers: int, kind: str, tm
     [
         ("torchrun --nproc_per_node 8", 8),
         ("#SBATCH --nodes=2\ntorchrun --nproc_per_node 4", 8),
-        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun python", 8),
-        ("#SBATCH -n 16\nsrun -N 2 python", 16),
-        ("srun -N2 --ntasks-per-node=8 python", 16),
+        ("#SBATCH -n 16\n#SBATCH --gpus-per-task=1\nsrun -N 2 python", 16),
+        ("srun -N2 --ntasks-per-node=8 --gpus-per-node=8 python", 16),
+        ("#SBATCH -G 16\nsrun python", 16),
         ("mpirun -np 16 python", 16),
+        ("mpiexec --verbose -n 16 -ppn 4 python", 16),
+        ("deepspeed --hostfile hosts --num_gpus 8", None),
         ("deepspeed --num_gpus 8 --num_nodes 2", 16),
         ("#SBATCH --nodes=2\n#SBATCH --gpus-per-node=h100:4\nsrun python", 8),
+        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8 # all\nsrun ./launch.sh python", 16),
+        (
+            '#SBATCH --nodes=2\nL="python -m torch.distributed.run --nproc_per_node 8 --nnodes $SLURM_NNODES"\n'
+            'echo $L pretrain_gpt.py --num-layers 2\nsrun --wait=60 bash -c "$L --node_rank \\$SLURM_PROCID "',
+            16,
+        ),
+        (
+            "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nexport L='torchrun --nproc_per_node 4 --nnodes 2'\n"
+            "srun bash -c '$L '",
+            8,
+        ),
+        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun python", None),
+        ("#SBATCH -n 16\nsrun -N 2 python", None),
+        ("#SBATCH --nodes=2\n#SBATCH --gres=lscratch:400,gpu:a100:4\nsrun python", 8),
+        ("#SBATCH --nodes=2\n#SBATCH --gres=gpu\nsrun python", 2),
+        ("#SBATCH --nodes=2\n#SBATCH --gres=lscratch:400\nsrun python", None),
     ],
 )
-def test_the_number_of_gpus_is_the_launchers(launcher: str, gpus: int, tmp_path: Path) -> None:
-    """Guards torchrun, srun, mpirun, deepspeed, and what the job asks for."""
-    text = f"{launcher} pretrain_gpt.py {GPT} --micro-batch-size 1 --global-batch-size 64"
+def test_the_number_of_gpus_is_the_launchers(launcher: str, gpus: int | None, tmp_path: Path) -> None:
+    """Guards torchrun, srun, mpirun, deepspeed, within quotes too, and what the job asks for; tasks are no GPUs."""
+    ended = launcher[-1] if launcher[-1] in "'\"" else ""
+    text = f"{launcher.rstrip(ended)} pretrain_gpt.py {GPT} --micro-batch-size 1 --global-batch-size 64{ended}"
+    if gpus is None:
+        with pytest.raises(UsageError, match="does not state n_gpus: add --gpus N"):
+            stated(tmp_path, text)
+        return
     assert stated(tmp_path, text).columns["n_gpus"].value == str(gpus)
 
 
@@ -274,7 +317,6 @@ TP, BATCH = "--tensor-model-parallel-size", "run.sh:2: gbs: the global batch, 60
         (f"{CORE} {TP} $(cat n)", DocumentError, "is what a command prints: write its value"),
         (f"A=1\n{CORE.replace('size 64', 'size 60')}", DocumentError, BATCH),
         (f"{CORE} --num-experts 8", UsageError, "run.sh:1: 8 experts: only dense models"),
-        (f"{CORE} --fp8-format hybrid", DocumentError, "run.sh:1: number format 'fp8' is not modelled"),
         (CORE.replace("--num-attention-heads 32", "--num-attention-heads 31"), None, ""),
         (f"{CORE} {TP} 32 --num-attention-heads 48", DocumentError, "heads (48) is not divisible by TP = 32"),
         (f'{CORE} --name "x', DocumentError, "run.sh:1: a quote \" is not closed"),
@@ -293,17 +335,40 @@ def test_what_is_missing_or_wrong_is_named(
     assert "run.sh" in str(caught.value)
 
 
-def test_what_is_given_may_not_contradict(tmp_path: Path) -> None:
-    """Guards options beside a command: they fill gaps, and replace defaults but not what is stated."""
-    with pytest.raises(UsageError, match=r"run.sh:1: the file states n_gpus 32, but 64 is given"):
-        stated(tmp_path, CORE, n_gpus="64")
+def test_what_is_given_holds(tmp_path: Path) -> None:
+    """Guards options beside a command: they fill gaps, and hold over what is stated, which is said with its line."""
+    template = CORE.replace("--nnodes 4", "--nnodes 1") + "--tensor-model-parallel-size 8"
+    with pytest.raises(UsageError, match=r"tp 8 x pp 2 x cp 1 = 16 ranks, but n_gpus is 8"):
+        stated(tmp_path, f"{template} --pipeline-model-parallel-size 2")
+    run = stated(tmp_path, f"{template} --pipeline-model-parallel-size 2", n_gpus="64", gbs="128")
+    assert sizes(run) == {"TP": 8, "PP": 2, "DP": 4}
+    assert case(run).workload.global_batch == 128
+    assert "--gpus 64 holds in place of the file's n_gpus 8 (line 1)" in run.assumed
+    assert "--batch 128 holds in place of the file's gbs 64 (line 1)" in run.assumed
+    assert not any("holds" in words for words in stated(tmp_path, CORE, n_gpus="32").assumed)
+    run = read_run(tmp_path / "run.sh", given={}, model="llama3-8b")
+    assert case(run).model == load_model("llama3-8b").document
+    assert "--model holds in place of the file's heads 32, ffn" not in run.assumed
+    assert any(words.startswith("--model holds in place of the file's vocab 50257") for words in run.assumed)
     assert case(stated(tmp_path, CORE, precision="bf16")).workload.precision == "bf16"
     assert case(stated(tmp_path, CORE)).workload.precision == "fp32"
-    run = stated(tmp_path, f"{CORE} --bf16 --fp8-format hybrid", precision="bf16")
+    run = stated(tmp_path, f"{CORE} --bf16 --fp8-format hybrid")
     assert case(run).workload.precision == "bf16"
-    assert "its FP8 is priced as bf16" in run.assumed
+    assert "--fp8-format hybrid: FP8 and FP4 are priced as BF16" in run.ignored[0]
     with pytest.raises(UsageError, match="the sizes of 3B are not known, only those of llama3 405b, 70b, 8b"):
         stated(tmp_path, '[model]\nname = "llama3"\nflavor = "3B"\n', name="run.toml", n_gpus="8")
+
+
+def test_recompute_modules_and_fp16_gradients_are_priced(tmp_path: Path) -> None:
+    """Guards --recompute-modules, unfused accumulation, and FP16's gradients, which are in FP16 unless told."""
+    flags = "--bf16 --recompute-granularity selective --recompute-modules layernorm core_attn"
+    step = case(stated(tmp_path, f"{CORE} {flags} --no-gradient-accumulation-fusion")).framework.step
+    assert step.selective == ("attention.norm", "mlp.norm", "attention.scores")
+    assert not step.fused_accumulation
+    half, told = (
+        case(stated(tmp_path, f"{CORE} --fp16 {more}")) for more in ("", "--accumulate-allreduce-grads-in-fp32")
+    )
+    assert (half.framework.step.gradient_bytes, told.framework.step.gradient_bytes) == (2, None)
 
 
 def test_config_files_are_read_beside_the_script(tmp_path: Path) -> None:
@@ -325,6 +390,12 @@ _EMITTED = [
     ("megatron-core", "run.sh", {"gpus": 512, "z": 4}),
     ("megatron-core", "run.sh", {"gpus": 512, "x": 8, "pipeline": 4, "context": 2, "recompute": "full"}),
     ("megatron-core", "run.sh", {"gpus": 96, "pipeline": 3, "batch": 768, "recompute": "selective"}),
+    ("megatron-core", "run.sh", {"gpus": 256, "x": 8, "pipeline": 4, "set": {"step.last_less": 1}}),
+    (
+        "megatron-core",
+        "run.sh",
+        {"gpus": 192, "x": 4, "pipeline": 6, "chunks": 2, "batch": 768, "set": {"step.first_less": 1}},
+    ),
     ("megatron-core", "run.sbatch", {"gpus": 64, "x": 8, "precision": "fp16"}),
     ("megatron-core", "bridge.sh", {"gpus": 64, "x": 4, "pipeline": 4}),
     ("torchtitan", "run.sh", {"gpus": 64, "z": 16}),
@@ -353,6 +424,23 @@ def test_what_this_tool_writes_is_read_as_it_was_priced(
     for name in ("micro_batch", "recompute", "chunks"):
         assert getattr(theirs.configuration, name) == getattr(ours.configuration, name)
     assert [stage.blocks for stage in theirs.stages] == [stage.blocks for stage in ours.stages]
+
+
+def test_ends_that_count_as_layers_are_searched(tmp_path: Path) -> None:
+    """Guards --account-for-*: read as options of the step, with which a search finds the layout at its price."""
+    flags = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 4"
+    run = stated(tmp_path, f"{CORE} --bf16 {flags} --num-layers 30 {ENDS}")
+    found = case(run)
+    assert found.framework.step.less == (1, 1)
+    assert one(run).parts == (1, *[2] * 14, 1)
+    searched = search(replace(problem_of(Setup(found.model, H100, found.workload, one(run), found.framework)), gpus=32))
+    same = [searched.candidate(row) for row in range(len(searched))]
+    (priced,) = [each for each in same if each.configuration.grid.pipeline == 4 and each.configuration.chunks == 4][:1]
+    place = same.index(priced)
+    assert priced.iteration_s == pytest.approx(searched.price(place).iteration_s, rel=1e-9)
+    assert [stage.blocks for stage in searched.price(place).stages] == [7, 8, 8, 7]
+    # More stages than layers with those that count are refused.
+    assert all(each.configuration.grid.pipeline * each.configuration.chunks <= 16 for each in same)
 
 
 @pytest.mark.parametrize(
@@ -395,11 +483,13 @@ def damaged(text: str, draw: random.Random) -> str:
     return "\n".join(draw.sample(lines := text.split("\n"), len(lines)))
 
 
-@pytest.mark.parametrize("path", sorted(COMMANDS.glob("*.[sty]*")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((*COMMANDS.glob("*.[sty]*"), *PUBLIC.glob("*-*.*"))), ids=lambda path: path.name
+)
 def test_damaged_files_end_in_errors_of_ours(path: Path, tmp_path: Path) -> None:
     """Guards hostile files: read, or refused by an error for users."""
     draw, text = random.Random(path.name), path.read_text("utf-8")
-    for _ in range(40):
+    for _ in range(40 if path.parent == COMMANDS else 10):
         (tmp_path / path.name).write_text(damaged(text, draw), "utf-8")
         given = draw.choice([{}, {"n_gpus": "64", "seq": "2048"}])
         with contextlib.suppress(AxonnTuneError):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from axonn_tune.errors import AxonnTuneError, DocumentError, UsageError
-from axonn_tune.learning.arguments import NAMES, Stated, columns_of, known_name, named_values
+from axonn_tune.learning.arguments import Stated, columns_of, known_name, named_values
 from axonn_tune.learning.training_logs import (
     NEEDED,
     LoggedRun,
@@ -452,6 +452,22 @@ def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
         only(tmp_path, lines).record(FULL | {"seq": "4096"})
 
 
+def test_expert_parallelism_of_a_log_is_said(tmp_path: Path) -> None:
+    """Guards a log that shows experts without stating how many; one rank of them shows none."""
+    for ranks in (1, 8):
+        (*assumed,) = only(tmp_path, [*dotted(expert_model_parallel_size=ranks), *CASES[7].lines[1:]]).assumed
+        said = "the log has expert_model_parallel_size 8 (line 2)"
+        assert sum(said in words for words in assumed) == (ranks == 8)
+
+
+@pytest.mark.parametrize("mark", [" consumed tokens: 4096 |", " TFLOPs: 61.20 |"])
+def test_megatron_deepspeed_is_known_by_its_lines(mark: str, tmp_path: Path) -> None:
+    """Guards the name: Megatron-LM prints neither tokens nor `TFLOPs:`, whose FLOPs count."""
+    run = only(tmp_path, [line + mark if "elapsed" in line else line for line in megatron(2.0, 64, world_size=8)])
+    assert run.software == "Megatron-DeepSpeed"
+    assert run.flops == pytest.approx(61.2e12 * 2.0 if "TFLOPs" in mark else 0.0, rel=0.01)
+
+
 def test_rates_need_what_a_step_processes(tmp_path: Path) -> None:
     """Tokens per second and GPU say nothing without batch, sequence and GPUs: refused until they are given."""
     case = next(case for case in CASES if case.name == "titan-8b-eager")
@@ -567,7 +583,7 @@ def test_arguments_of_a_command_line() -> None:
         "layers": "32",
         "precision": "bf16",
     }
-    assert "tensor_model_parallel_size" in NAMES
+    assert known_name("--tensor-model-parallel-size") == "tensor_model_parallel_size"
 
 
 # Damaged logs.

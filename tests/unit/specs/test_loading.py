@@ -92,7 +92,7 @@ def test_a_key_in_bits_is_told_to_convert(key: str, words: str) -> None:
 def test_items_with_problems_do_not_make_the_list_too_short() -> None:
     """Guards against pydantic's echo of a list whose only item is wrong."""
     (found,) = problems(TEXT.replace("latency_factor: 1,", "latency_factor: -1,"))
-    assert "library.protocols.simple.latency_factor: must be greater than 0, not -1" in found
+    assert "library.protocols.simple.latency_factor: must be greater than or equal to 0.000000001, not -1" in found
 
 
 def test_rules_across_fields_carry_the_section() -> None:

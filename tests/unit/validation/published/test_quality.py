@@ -75,15 +75,6 @@ def test_rows_out_of_scope_say_why(tmp_path: Path, words: dict[str, str], why: s
     assert why in refused
 
 
-def test_unknown_software_gets_a_wider_interval(tmp_path: Path) -> None:
-    """Guards intervals: software that no fit has seen is predicted with more doubt than one that it has."""
-    known, unknown = (
-        predict_steps([row(tmp_path, framework=name)], shipped=True)[0]
-        for name in ("Megatron-LM", "Nobody's trainer 1.0")
-    )
-    assert unknown.high_s / unknown.low_s > known.high_s / known.low_s  # type: ignore[operator]
-
-
 def test_what_does_not_fit_is_not_timed(tmp_path: Path) -> None:
     """Guards out-of-memory rows: 1T parameters on 8 GPUs have no step time."""
     path = tmp_path / "rows.csv"

@@ -1,0 +1,566 @@
+"""The replay of a schedule: for one candidate in numbers, or for many in columns, by the same code.
+
+Clocks of the compute stream, of each tier's stream and of each handle advance by sums and maxima, which give numbers
+and columns the same bits. Runs of equal blocks are replayed twice and the rest extrapolated, since further blocks take
+equally long; an overloaded stream falls behind by an equal time with each block. A recorder notes what one candidate's
+compute stream waits for and, on request, every interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axonn_tune.cost.collectives import collective_time_s
+from axonn_tune.cost.compute import ComputeClock, compute_s
+from axonn_tune.program.operations import ONCE, Collective, Computation, OpKind
+from axonn_tune.program.schedule import ISSUE, RUN, SYNC, WAIT, Instructions, MicroBatch, StepSchedule
+from axonn_tune.program.size import Size, Value
+from axonn_tune.program.step import ONLY, Stage, StepProgram
+from axonn_tune.specs.traces import (
+    COMPUTE_LANE,
+    EMBEDDING_BACKWARD,
+    EMBEDDING_FORWARD,
+    END,
+    HEAD,
+    block_backward,
+    block_forward,
+)
+
+TermKey = tuple[str, str, str, str]
+"""op, axis, phase, layer."""
+
+FORWARD, BACKWARD = "forward", "backward"
+"""Parts of a step that are blocks; the other parts go by their names in a trace."""
+
+State: TypeAlias = list[Any]
+"""Clock of the compute stream, of each tier's stream, then of each handle; None before first use."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One operation on a stream (`COMPUTE_LANE` or a tier's name), in seconds from the start of its micro-batch.
+
+    A collective on the compute stream is a wait until it has ended.
+    """
+
+    lane: str
+    operation: Computation | Collective
+    start_s: float
+    end_s: float
+
+    @property
+    def pause(self) -> bool:
+        """Whether this is a wait of the compute stream for a collective."""
+        return self.lane == COMPUTE_LANE and isinstance(self.operation, Collective)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A repeated part of a micro-batch, each repeat like the first: one name per repeat.
+
+    start_s, end_s: of the first on the compute stream; the others follow without a gap. lane_every_s: period on a
+    communication stream, longer where it is overloaded.
+    """
+
+    names: tuple[str, ...]
+    start_s: float
+    end_s: float
+    intervals: tuple[Interval, ...]
+    lane_every_s: Mapping[str, float] = field(default_factory=dict)
+
+    def shifts_s(self, time: int) -> Callable[[str], float]:
+        """Offset of a repeat, from 0, on a stream, s."""
+        every_s = self.end_s - self.start_s
+        return lambda lane: time * self.lane_every_s.get(lane, every_s)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Equal micro-batches in a row, `times` of `every_s` each; the last one has the end of the step with it."""
+
+    times: int
+    every_s: float
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass
+class Recorder:
+    """Notes one candidate's replay: waits of the compute stream and, where `run_s` is given, every interval.
+
+    lanes: names of the tiers; run_s: time of a computation. waits: the collective, number of such waits in a step, s of
+    each, and whether it is at the end of the step.
+    """
+
+    schedule: StepSchedule
+    lanes: tuple[str, ...]
+    run_s: Callable[[Computation], Any] | None = None
+    waits: list[tuple[Collective, float, float, bool]] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    _stretches: list[Stretch] = field(default_factory=list)
+    _intervals: list[Interval] = field(default_factory=list)
+    _part: tuple[str, tuple[str, ...], float] = ("", (), 0.0)
+    _micro_batches: float = 1.0
+    _number_of_waits: float = 1.0
+    _blocks: int = 0
+    _issued: dict[int, Collective] = field(default_factory=dict)
+
+    def begin_batch(self, times: float) -> None:
+        """What follows is one of so many equal micro-batches."""
+        self._micro_batches, self._blocks = times, 0
+
+    def end_batch(self, every_s: float, *, before: bool) -> None:
+        """The micro-batch is complete; it takes so long; before: it comes before what is recorded."""
+        if self.run_s and self._micro_batches:
+            one = Batch(int(self._micro_batches), every_s, tuple(self._stretches))
+            self.batches.insert(0 if before else len(self.batches), one)
+        self._stretches.clear()
+
+    def begin(self, phase: str, times: float, now_s: float) -> None:
+        """A part starts that is done so many times: of blocks, from the first forward or from the last backward."""
+        names: tuple[str, ...] = (phase,)
+        self._number_of_waits = self._micro_batches * times
+        if phase in (FORWARD, BACKWARD) and self.run_s:
+            step, name = (1, block_forward) if phase == FORWARD else (-1, block_backward)
+            first = self._blocks - (phase == BACKWARD)
+            names = tuple(name(first + step * number) for number in range(int(times)))
+            self._blocks += step * int(times)
+        self._part = phase, names, now_s
+
+    def end(self, now_s: float) -> None:
+        """The part has ended."""
+        if self.run_s:
+            _, names, begun_s = self._part
+            self._stretches.append(Stretch(names, begun_s, now_s, tuple(self._intervals)))
+            self._intervals.clear()
+
+    def repeated(self, once: State, twice: State) -> None:
+        """The last part is repeated, and its communication at the pace between two states."""
+        if not self.run_s:
+            return
+        every_s, lanes = twice[0] - once[0], zip(self.lanes, once[1:], twice[1:], strict=False)
+        periods = {
+            name: every_s if early is None else max(late - early, every_s)
+            for name, early, late in lanes
+            if late is not None
+        }
+        self._stretches[-1] = replace(self._stretches[-1], lane_every_s=periods)
+
+    def run(self, number: int, now_s: float) -> None:
+        """Computation, back to back."""
+        if self.run_s is None:
+            return
+        total_s = 0.0
+        for operation in self.schedule.runs[number]:
+            start_s = now_s + total_s
+            total_s = total_s + self.run_s(operation)
+            self._intervals.append(Interval(COMPUTE_LANE, operation, start_s, now_s + total_s))
+
+    def sent(self, number: int, handle: int | None, lane: int, start_s: Any, end_s: Any, *, now_s: Any) -> None:  # noqa: ANN401
+        """A collective goes out; handle: by which it is waited for, None where the compute stream waits at once."""
+        collective = self.schedule.collectives[number]
+        if self.run_s:
+            self._intervals.append(Interval(self.lanes[lane], collective, start_s, end_s))
+        if handle is None:
+            self._wait(collective, now_s, end_s)
+        else:
+            self._issued[handle] = collective
+
+    def wait(self, handle: int, now_s: float, until_s: float) -> None:
+        """The compute stream waits for the collective of a handle."""
+        self._wait(self._issued[handle], now_s, until_s)
+
+    def _wait(self, collective: Collective, now_s: float, until_s: float) -> None:
+        if until_s > now_s:
+            self.waits.append((collective, self._number_of_waits, until_s - now_s, self._part[0] == END))
+            if self.run_s:
+                self._intervals.append(Interval(COMPUTE_LANE, collective, now_s, until_s))
+
+
+def term_key(one: Collective) -> TermKey:
+    """The term of a collective."""
+    return one.kind, one.axis, one.phase, one.layer
+
+
+def exposed_by_term(recorders: Sequence[Recorder]) -> dict[TermKey, float]:
+    """Waits for each collective, s: of all chunks of a stage, those at the end of the step of the first alone."""
+    found: dict[TermKey, float] = {}
+    for number, recorder in enumerate(recorders):
+        for one, count, wait_s, at_end in recorder.waits:
+            if not (at_end and number):
+                key = term_key(one)
+                found[key] = found.get(key, 0.0) + count * wait_s
+    return found
+
+
+@dataclass(frozen=True)
+class ChunkTimes:
+    """One micro-batch through a chunk of a pipeline stage, s: numbers, or columns.
+
+    last_backward_s: of the step's last one; end_s: after it, the step's end; data_s: of that, waiting for the chunk's
+    gradient buckets; host_s: waits for the host, all micro-batches.
+    """
+
+    forward_s: Any
+    backward_s: Any
+    last_backward_s: Any
+    end_s: Any
+    data_s: Any
+    host_s: Any
+
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        """All of them."""
+        return self.forward_s, self.backward_s, self.last_backward_s, self.end_s, self.data_s, self.host_s
+
+    def taken(self, rows: NDArray[np.int64]) -> ChunkTimes:
+        """The rows of some candidates."""
+        return ChunkTimes(*(column[rows] for column in self.columns))
+
+
+Lines: TypeAlias = tuple[tuple[Value, Value], ...]
+"""`(latency_s, bandwidth_bytes_per_s)` of each algorithm and protocol of a collective."""
+
+
+class StageWork:
+    """Sizes and computation of one stage of a step, each worked out once; the clock has the values of symbols."""
+
+    def __init__(self, clock: ComputeClock, program: StepProgram, schedule: StepSchedule, stage: Stage) -> None:
+        self.clock, self.program, self.schedule, self.stage = clock, program, schedule, stage
+        self.values = clock.values
+        self.terms = tuple(program.collectives(stage))
+        self.runs: list[Value] = []
+        for operations in schedule.runs:
+            total: Value = 0.0
+            for step in operations:
+                total = total + clock.run_s(step)
+            self.runs.append(total)
+        self._sizes: dict[Size, Value] = {}
+
+    def size(self, size: Size) -> Value:
+        """Value of a size."""
+        if size not in self._sizes:
+            self._sizes[size] = size.evaluate(self.values)
+        return self._sizes[size]
+
+    @cached_property
+    def compute_s(self) -> Value:
+        """Computation of the stage in a step, s."""
+        return compute_s(self.program, self.clock, self.stage)
+
+
+def keeping_of(kept: Value, layers: Value) -> NDArray[np.int64]:
+    """0 where all layers are resharded after forward, 2 where none is, 1 in between."""
+    held = np.asarray(kept)
+    return np.where(held == 0, 0, np.where(held == layers, 2, 1))
+
+
+def kept_of(work: StageWork, layers: Value) -> Value:
+    """Layers of a chunk that are not resharded after forward: its share of the stage's."""
+    arithmetic, values = work.clock.arithmetic, work.values
+    found: Value = arithmetic.floor(values["kept"] * layers / arithmetic.larger(values["L"], 1.0))
+    return found
+
+
+class Blocks(NamedTuple):
+    """Blocks that are replayed: of the model, or of a chunk of a pipeline stage.
+
+    layers: their number; kept: of those, not resharded after forward; keeping: that of all candidates (`keeping_of`);
+    issue_s: the host's time to issue one forward and backward; ahead: the forward's share of it.
+    """
+
+    layers: Value
+    kept: Value
+    keeping: int
+    issue_s: Value
+    ahead: Value
+
+
+class Replay:
+    """One stage of a step, replayed for one candidate in numbers, or for a block of candidates in columns.
+
+    streams: tier of each group of axes, negative where no candidate sends; lines: of a collective over its group;
+    several: 1.0 where a group has several members, else 0.0; tiers: their number; picked: the candidates' values of a
+    quantity of the stage's work. Candidates of a block share streams and `keeping_of`.
+    """
+
+    recorder: Recorder | None = None
+
+    def __init__(
+        self,
+        work: StageWork,
+        *,
+        streams: Mapping[str, int],
+        lines: Callable[[OpKind, str], Lines],
+        several: Callable[[str], Value],
+        tiers: int,
+        picked: Callable[[Value], Value] = lambda value: value,
+    ) -> None:
+        self.work, self.schedule, self.streams, self.tiers = work, work.schedule, streams, tiers
+        self._lines, self._several, self._picked = lines, several, picked
+        self._larger = work.clock.arithmetic.larger
+        self._calls: dict[tuple[OpKind, str, Size], Value] = {}
+
+    def call_s(self, collective: Collective) -> Value:
+        """Time of one call of a collective, s."""
+        key = (collective.kind, collective.axis, collective.size_bytes)
+        if key not in self._calls:
+            size_bytes = self.value(collective.size_bytes)
+            chosen = self._lines(collective.kind, collective.axis)
+            self._calls[key] = collective_time_s(chosen, size_bytes, self.work.clock.arithmetic)
+        return self._calls[key]
+
+    def value(self, size: Size) -> Value:
+        """Value of a size."""
+        return self._picked(self.work.size(size))
+
+    def communication_s(self) -> Value:
+        """Left fold of calls times seconds over the stage's collectives; groups of one add nothing."""
+        total: Value = 0.0
+        for collective, count in self.work.terms:
+            if self.streams[collective.axis] >= 0:
+                total = total + self.value(count) * self.call_s(collective)
+        return total
+
+    @cached_property
+    def _runs(self) -> list[Value]:
+        """Durations of runs, by number."""
+        return [self._picked(column) for column in self.work.runs]
+
+    @cached_property
+    def _sent(self) -> list[tuple[int, Value, Value | None]]:
+        """Collectives by number: tier, duration, and 1.0 where a candidate sends it and 0.0 where its group has one
+        member, None where all send it."""
+        known: dict[tuple[OpKind, str, Size, Size], Value] = {}
+        several = {axes: self._several(axes) for axes, stream in self.streams.items() if stream >= 0}
+        present = {axes: None if np.all(value) else value for axes, value in several.items()}
+
+        def scheduled_s(one: Collective) -> Value:
+            """Its consecutive calls; a weight gather is one call."""
+            key = one.kind, one.axis, one.size_bytes, ONCE if one.role == "weight" else one.calls
+            if key not in known:
+                known[key] = self.call_s(one) if key[-1] == ONCE else self.value(key[-1]) * self.call_s(one)
+            return known[key]
+
+        return [
+            (self.streams[one.axis], scheduled_s(one), present[one.axis]) if one.axis in present else (-1, 0.0, None)
+            for one in self.schedule.collectives
+        ]
+
+    def _blocks(self, layers: Value, kept: Value) -> Blocks:
+        """So many blocks; the host's time to issue them is nothing where it is so fast."""
+        layers, kept, dispatch_s = self._picked(layers), self._picked(kept), self.work.clock.rates.dispatch_s
+        keeping = int(keeping_of(kept, layers).flat[0])
+        if np.isscalar(dispatch_s) and not dispatch_s:
+            return Blocks(layers, kept, keeping, 0.0, 0.0)
+        forward, backward = (
+            one.count(self._several, lambda name: self._picked(self.work.values[name])) for one in self.schedule.issued
+        )
+        return Blocks(layers, kept, keeping, dispatch_s * (forward + backward), forward / (forward + backward))
+
+    def step_s(self) -> tuple[Value, Value]:
+        """Duration of one step without pipeline stages, and its wait for the host, s; the last micro-batch goes first.
+
+        Without replicas no buckets are sent, and the last micro-batch is like the others.
+        """
+        schedule, values = self.schedule, self.work.values
+        blocks, times = self._blocks(values["L"], values["kept"]), self._picked(values["A"]) - 1.0
+        buckets = self.streams.get(schedule.replicas, -1) >= 0
+        self._begin_batch(1.0)
+        state, waited_s = self._micro_batch(schedule.last_micro_batch, blocks)
+        last_s = self._play(state, schedule.ends[ONLY], END)[0] + waited_s
+        self._end_batch(last_s)
+        others_s, others_waited_s = state[0] + waited_s, waited_s
+        if buckets or self.recorder is not None:
+            self._begin_batch(times)
+            ordinary = schedule.micro_batch if buckets else schedule.last_micro_batch
+            state, others_waited_s = self._micro_batch(ordinary, blocks)
+            others_s = state[0] + others_waited_s
+            self._end_batch(others_s, before=True)
+        result: Value = times * others_s + last_s
+        return result, times * others_waited_s + waited_s
+
+    def chunk(self, part: Stage, layers: Value) -> ChunkTimes:
+        """A chunk of so many blocks, with its share of the stage's that are not resharded; part: its embedding or LM
+        head.
+
+        Passes start with idle streams, so their first weight gathers are exposed.
+        """
+        schedule, values, end = self.schedule, self.work.values, self.schedule.ends[self.work.stage]
+        blocks, times = self._blocks(layers, kept_of(self.work, layers)), self._picked(values["A"])
+        self._begin_batch(times - 1.0)
+        forward, backward = self._passes(schedule.micro_batch, blocks, part)
+        self._end_batch(forward[0][0] + backward[0][0])
+        self._begin_batch(1.0)
+        _, (last, _) = self._passes(schedule.last_micro_batch, blocks, part)
+        ended_s = self._play(last, end, END)[0]
+        self._end_batch(forward[0][0] + ended_s)
+        end_s = ended_s - last[0]
+        data_s = end_s - self._run(self._free(), end, None)[0]
+        waited_s = self._waited_s(blocks, forward[1] + backward[1])
+        ahead_s = waited_s * blocks.ahead
+        behind_s = waited_s - ahead_s
+        passes_s = forward[0][0] + ahead_s, backward[0][0] + behind_s, last[0] + behind_s
+        return ChunkTimes(*passes_s, end_s, data_s, times * waited_s)
+
+    def _begin_batch(self, times: Value) -> None:
+        if self.recorder is not None:
+            self.recorder.begin_batch(float(times))
+
+    def _end_batch(self, every_s: Value, *, before: bool = False) -> None:
+        if self.recorder is not None:
+            self.recorder.end_batch(float(every_s), before=before)
+
+    def _micro_batch(self, batch: MicroBatch, blocks: Blocks) -> tuple[State, Value]:
+        """One micro-batch from idle streams, and how long its blocks wait for the host."""
+        state = self._play(self._free(), batch.embedding, EMBEDDING_FORWARD)
+        state, forward_s = self._forward(batch, state, blocks, final=batch.last_block)
+        state = self._play(state, batch.head_all_kept if blocks.keeping == 2 else batch.head, HEAD)
+        state, backward_s = self._backward(batch, state, blocks)
+        return self._play(state, batch.flush, EMBEDDING_BACKWARD), self._waited_s(blocks, forward_s + backward_s)
+
+    def _passes(
+        self, batch: MicroBatch, blocks: Blocks, part: Stage
+    ) -> tuple[tuple[State, Value], tuple[State, Value]]:
+        """Clocks after the forward and after the backward pass of a chunk, each with what its blocks took."""
+        state = self._play(self._free(), batch.embedding if part.first else batch.enter, EMBEDDING_FORWARD)
+        state, blocks_s = self._forward(batch, state, blocks, final=batch.last_block if part.last else batch.alone)
+        if part.last:
+            state = self._play(state, batch.head_all_kept, HEAD)
+        back = self._play(self._free(), () if blocks.keeping else batch.enter_backward, HEAD)
+        back, backward_s = self._backward(batch, back, blocks)
+        back = self._play(back, batch.flush if part.first else batch.leave, EMBEDDING_BACKWARD)
+        return (state, blocks_s), (back, backward_s)
+
+    def _waited_s(self, blocks: Blocks, blocks_s: Value) -> Value:
+        """Time in which blocks wait for the host that issues them, s: compared over both passes of all blocks."""
+        if isinstance(blocks.issue_s, float) and blocks.issue_s == 0.0:
+            return 0.0
+        waited_s: Value = self._larger(0.0, blocks.issue_s * blocks.layers - blocks_s)
+        return waited_s
+
+    def _free(self) -> State:
+        """Every stream free at time 0."""
+        return [0.0, *([None] * (self.tiers + len(self.schedule.handles)))]
+
+    def _forward(self, batch: MicroBatch, state: State, blocks: Blocks, *, final: Instructions) -> tuple[State, Value]:
+        """All blocks forward, and their time."""
+        begun_s = state[0]
+        state = self._play(self._repeat(state, batch.block, blocks.layers - 1.0, FORWARD), final, FORWARD)
+        return state, state[0] - begun_s
+
+    def _backward(self, batch: MicroBatch, state: State, blocks: Blocks) -> tuple[State, Value]:
+        """All blocks backward, and their time."""
+        begun_s, layers, kept = state[0], blocks.layers, blocks.kept
+        if blocks.keeping:
+            state = self._play(state, batch.kept_first, BACKWARD)
+            others = layers if blocks.keeping == 2 else kept
+            state = self._repeat(state, batch.kept_middle, others - 1.0, BACKWARD)
+            if blocks.keeping == 1:
+                state = self._repeat(state, batch.middle, layers - kept - 1.0, BACKWARD)
+                state = self._play(state, batch.last, BACKWARD)
+        elif isinstance(layers, float) and layers == 1.0:
+            state = self._play(state, batch.only, BACKWARD)
+        else:
+            several = self._repeat(self._play(state, batch.first, BACKWARD), batch.middle, layers - 2.0, BACKWARD)
+            several = self._play(several, batch.last, BACKWARD)
+            if not isinstance(layers, float) and (layers == 1.0).any():
+                several = _chosen(layers == 1.0, self._play(state, batch.only, BACKWARD), several)
+            state = several
+        return state, state[0] - begun_s
+
+    def _repeat(self, state: State, part: Instructions, times: Value, phase: str) -> State:
+        """The state after a part has run `times` times: exact for 0, 1 and 2, then extrapolated."""
+        single = isinstance(times, float)
+        if single and times <= 0:
+            return state
+        once = self._play(state, part, phase)
+        if single and times == 1:
+            return once
+        twice = self._play(once, part, phase, times=times - 1.0)
+        if self.recorder is not None:
+            self.recorder.repeated(once, twice)
+        last = self._repeated(once, twice, times - 2.0)
+        if single:
+            return last
+        none, one = times == 0.0, times == 1.0
+        return [
+            None if late is None else np.where(none, _clock(start), np.where(one, early, late))
+            for start, early, late in zip(state, once, last, strict=True)
+        ]
+
+    def _repeated(self, before: State, state: State, times: Value) -> State:
+        """State after `times` more repeats: each clock advances at its own pace, none slower than the first."""
+        every = state[0] - before[0]
+        found = [state[0] + times * every]
+        for early, late in zip(before[1:], state[1:], strict=True):
+            if late is None:
+                found.append(None)
+            else:
+                found.append(late + times * (every if early is None else self._larger(late - early, every)))
+        return found
+
+    def _play(self, state: State, part: Instructions, phase: str, *, times: Value = 1.0) -> State:
+        """Run a part, one of `times`; returns the new state and leaves the given one unchanged."""
+        if self.recorder is None:
+            return self._run(state, part, None)
+        self.recorder.begin(phase, float(times), state[0])
+        after = self._run(state, part, self.recorder)
+        self.recorder.end(after[0])
+        return after
+
+    def _run(self, state: State, part: Instructions, recorder: Recorder | None) -> State:
+        state = list(state)
+        clock, runs = state[0], self._runs
+        first_handle, larger = 1 + self.tiers, self._larger
+        for code, number, handle in part:
+            if code == RUN:
+                if recorder is not None:
+                    recorder.run(number, clock)
+                clock = clock + runs[number]
+            elif code == WAIT:
+                ready = state[first_handle + number]
+                if ready is not None:
+                    if recorder is not None:
+                        recorder.wait(number, clock, ready)
+                    clock = larger(clock, ready)
+            else:
+                end = self._send(state, clock, number, None if code == SYNC else handle, recorder)
+                if code == ISSUE:
+                    state[first_handle + handle] = end
+                elif end is not None:
+                    clock = end
+        state[0] = clock
+        return state
+
+    def _send(
+        self, state: State, clock: Value, number: int, handle: int | None, recorder: Recorder | None
+    ) -> Value | None:
+        """Put a collective on its stream; returns its end, None where no candidate sends it."""
+        tier, takes_s, sending = self._sent[number]
+        if tier < 0:
+            return None
+        busy = state[1 + tier]
+        start = clock if busy is None else self._larger(busy if sending is None else busy * sending, clock)
+        end: Value = start + takes_s
+        state[1 + tier] = end if busy is None or sending is None else self._larger(busy, end)
+        if recorder is not None:
+            recorder.sent(number, handle, tier, start, end, now_s=clock)
+        return end
+
+
+def _chosen(wanted: Any, state: State, other: State) -> State:  # noqa: ANN401 - a column of truth values
+    """One state where `wanted`, the other elsewhere; a clock missing in one of them is at its start there."""
+    return [
+        None if one is None and two is None else np.where(wanted, _clock(one), _clock(two))
+        for one, two in zip(state, other, strict=True)
+    ]
+
+
+def _clock(value: Any) -> Any:  # noqa: ANN401 - a number or a column
+    return 0.0 if value is None else value

@@ -1,0 +1,134 @@
+"""Arguments of training frameworks and what each means here: tables under `arguments/`, one a framework.
+
+An argument is `modelled`, `refused`, `ignored` (with the reason, which is printed) or `harmless`; one in no table is
+unknown. `options` has answers to options of other tools that have no axis here, `presets` what config functions of
+torchtitan 0.3.0 set (models/llama3/config_registry.py), `frameworks` whose programs and arguments are. Names are
+written with underscores and may have sections (`zero_optimization.stage`). Scripts, config files, logs and options are
+read by these tables.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.resources import files
+
+OFF = frozenset({"false", "0", "no", "off", "none", "null", "", "auto", "[]"})
+"""Values that leave an argument to its framework."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """An argument.
+
+    also: its other names; where it is not modelled also other arguments with the same answer. `*` is any text. field:
+    what it states, an axis or a size by our name; the first stated of a field counts. default: the framework's, said
+    where it is assumed; `off`: a switch that is mentioned where it is on alone. plain: values that are priced, if not
+    all are. why: the reason why it is ignored or refused, or where another argument decides.
+    """
+
+    name: str
+    also: tuple[str, ...]
+    field: str
+    default: str
+    plain: frozenset[str]
+    status: str
+    why: str
+
+    def is_silent(self, value: str) -> bool:
+        """Whether nothing is to be said about this value."""
+        text = value.lower()
+        if self.status == "harmless" or (self.status == "modelled" and not self.plain):
+            return True
+        if self.default == "True" or text in OFF:
+            return (text not in OFF) == (self.default == "True")
+        return all(word in self.plain | {self.default.lower()} for word in re.findall(r"[\w.+-]+", text))
+
+
+def records(name: str) -> Iterator[dict[str, str]]:
+    """The lines of `arguments/NAME.csv`."""
+    text = files("axonn_tune.frameworks").joinpath("arguments", f"{name}.csv").read_text(encoding="utf-8")
+    yield from csv.DictReader(text.splitlines())
+
+
+@cache
+def table(name: str) -> tuple[Key, ...]:
+    """The keys of a table."""
+    return tuple(
+        Key(key, tuple(also.split()), field, default, frozenset(plain.lower().split()), status, why)
+        for key, also, field, default, plain, status, why in map(dict.values, records(name))
+    )
+
+
+_CORE, _TITAN = (("megatron",), ("nemo", "megatron_deepspeed")), (("torchtitan",), ())
+TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    **dict.fromkeys(("megatron-core", "megatron-2022"), _CORE),
+    "megatron-axonn": (("megatron_axonn", "megatron"), ()),
+    "megatron-deepspeed": (("megatron", "megatron_deepspeed"), ("deepspeed",)),
+    "nemo": (("nemo",), ("megatron",)),
+    **dict.fromkeys(("torchtitan", "torchtitan-eager"), _TITAN),
+    "deepspeed": (("deepspeed",), ("megatron_deepspeed", "megatron", "accelerate")),
+    "fsdp": (("accelerate",), ("deepspeed",)),
+}
+"""Tables of a framework's own arguments, whose defaults hold, and of others that its files may state."""
+
+_OTHERS = ("launchers", "logs")
+ALL = (
+    *("logs", "megatron_axonn", "nemo", "megatron", "megatron_deepspeed", "torchtitan", "deepspeed", "accelerate"),
+    "launchers",
+)
+
+
+def tables_of(framework: str) -> tuple[str, ...]:
+    """Tables in which arguments of a framework's command line and files are looked up; all for other frameworks."""
+    return (*(name for names in TABLES[framework] for name in names), *_OTHERS) if framework in TABLES else ALL
+
+
+def defaults_of(framework: str) -> Iterator[Key]:
+    """Modelled arguments whose default is said where it is assumed: the first of each field."""
+    keys = [key for name in TABLES.get(framework, ((), ()))[0] for key in table(name)]
+    first = {key.field: key for key in reversed(keys)}
+    return (key for key in first.values() if key.status == "modelled" and key.default not in ("", "off"))
+
+
+@cache
+def _index(tables: tuple[str, ...]) -> tuple[dict[str, Key], dict[str, Key], re.Pattern[str]]:
+    """Keys by name and by pattern, and all patterns in one."""
+    keys = [key for name in tables for key in table(name)]
+    named = {name: key for key in reversed(keys) for name in (key.name, *key.also)}
+    patterns = {name: named[name] for name in reversed(named) if "*" in name}
+    # Below a section is all of it.
+    texts = (re.escape(pattern).replace(r"\.\*", r"\..*").replace(r"\*", "[^.]*") for pattern in patterns)
+    return named, patterns, re.compile("|".join(f"({text})" for text in texts) or r"(?!)")
+
+
+def named(name: str, tables: tuple[str, ...] = ALL) -> Key | None:
+    """The argument that has this name in full."""
+    return _index(tables)[0].get(name)
+
+
+@lru_cache(maxsize=1 << 14)
+def find(name: str, tables: tuple[str, ...] = ALL) -> Key | None:
+    """The argument of this name: that of its longest end that a table has, and there rather by name than by pattern."""
+    exact, patterns, every = _index(tables)
+    parts = name.split(".")
+    for at in range(max(0, len(parts) - 4), len(parts)):
+        end = ".".join(parts[at:])
+        if end in exact:
+            return exact[end]
+        if found := every.fullmatch(end):
+            return list(patterns.values())[(found.lastindex or 1) - 1]
+    return None
+
+
+def switched_on(name: str) -> str:
+    """The argument that `no_NAME` or `disable_NAME` switches off."""
+    return re.sub(r"(^|\.)(no|disable)_(?=[^.]*$)", r"\1", name)
+
+
+def names_of(field: str) -> tuple[str, ...]:
+    """Arguments that state a field, in the order in which they count."""
+    return tuple(dict.fromkeys(key.name for name in ALL for key in table(name) if key.field == field))

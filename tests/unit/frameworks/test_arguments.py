@@ -1,0 +1,200 @@
+"""Tables of arguments against the frameworks' own lists of names, and what is said of arguments that are not priced."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from axonn_tune.errors import DocumentError
+from axonn_tune.frameworks.keys import ALL, TABLES, Key, defaults_of, find, switched_on, table, tables_of
+from axonn_tune.learning.arguments import columns_of
+from axonn_tune.learning.stated import CommandRun, read_run
+from tests.unit.frameworks.recorded import ARGUMENT_NAMES
+
+RECORDED = {
+    "megatron_core-0.19.2": "megatron-core",
+    "torchtitan-0.3.0": "torchtitan",
+    "torchtitan-0.2.2": "torchtitan",
+    "deepspeed-0.19.8": "deepspeed",
+}
+"""Releases whose names tools/frameworks/argument_names.py recorded, and the framework whose tables have them."""
+
+KEYS = [(name, key) for name in ALL for key in table(name)]
+COSTS = re.compile(
+    r"fp8|fp4|offload|recompute|checkpoint_activ|fusion|fused|overlap|cuda_graph|quantiz|compile|dtype|precision_aware|"
+    r"parallel|shard|bucket|window_size|dropout|num_layers|hidden_size|vocab_size|batch_size|optimizer$"
+)
+"""Names that sound as if they changed time or memory."""
+
+
+def names(release: str) -> list[str]:
+    """Recorded names, as tables write them."""
+    lines = (ARGUMENT_NAMES / f"{release}.txt").read_text("utf-8").splitlines()
+    return sorted({line.replace("-", "_").lower() for line in lines if not line.startswith("#")})
+
+
+def answer(release: str, name: str) -> Key | None:
+    """The row of an argument, or of the one that it switches off."""
+    tables = tables_of(RECORDED[release])
+    return find(name, tables) or find(switched_on(name), tables)
+
+
+@pytest.mark.parametrize("release", RECORDED)
+def test_every_argument_of_a_framework_is_in_one_of_the_four_classes(release: str) -> None:
+    """Guards completeness: each name that a release has is modelled, refused, ignored with a reason, or harmless."""
+    assert len(names(release)) > 100
+    assert [name for name in names(release) if answer(release, name) is None] == []
+
+
+@pytest.mark.parametrize("release", RECORDED)
+def test_what_sounds_costly_is_not_passed_over(release: str) -> None:
+    """Guards silence: a name of formats, offload, fusions, overlap or sizes is harmless for a stated reason alone."""
+    found = {name: answer(release, name) for name in names(release) if COSTS.search(name)}
+    assert len(found) > 10
+    silent = [name for name, key in found.items() if key is not None and key.status == "harmless" and not key.why]
+    assert silent == []
+
+
+@pytest.mark.parametrize("release", RECORDED)
+def test_a_section_does_not_hide_what_its_arguments_do(release: str) -> None:
+    """Guards patterns of sections: they are for what no row names; data and checkpoints have their own words."""
+    tables, own = tables_of(RECORDED[release]), ("validation", "checkpoint", "fault_tolerance", "comm")
+    for name in names(release):
+        section, _, last = name.rpartition(".")
+        plain, found = find(last, tables), answer(release, name)
+        if section and section.split(".")[0] not in own and plain is not None and plain.status != "harmless":
+            assert found is not None
+            assert found.status != "harmless", name
+
+
+def test_tables_are_whole() -> None:
+    """Guards the tables: four answers, reasons where something is not priced, fields where it is, no catch-all."""
+    for name, key in KEYS:
+        place = f"{name}: {key.name}"
+        assert key.status in ("modelled", "refused", "ignored", "harmless"), place
+        assert key.why or key.status not in ("refused", "ignored"), place
+        assert key.field or key.status != "modelled", place
+        assert key.why or key.status != "modelled" or not key.plain, place
+        assert all(len(part) > 3 for part in (key.name, *key.also) if "*" in part), place
+        # Where another argument decides, that one is not passed over.
+        if decides := re.match(r"of (?:experts, which )?(--[\w-]+)", key.why):
+            other = find(decides[1].lstrip("-").replace("-", "_"))
+            assert other is not None, place
+            assert other.status != "harmless", place
+
+
+def test_defaults_are_those_of_the_first_argument_of_a_field() -> None:
+    """Guards what is taken where nothing is stated: one default a field, of a framework's own tables."""
+    for framework in TABLES:
+        found = list(defaults_of(framework))
+        assert len({key.field for key in found}) == len(found), framework
+    core = {key.name: key.default for key in defaults_of("megatron-core")}
+    assert core["hidden_dropout"] == "0.1"
+    assert core["bf16"] == "False"
+    assert "fp16" not in core
+
+
+GPT = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --vocab-size 50257 "
+CORE = (
+    f"torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py {GPT} --micro-batch-size 1 --global-batch-size 64 --bf16 "
+)
+TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n{}\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n'
+ZERO = (
+    '{{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "zero_optimization": {{"stage": 3{}}}}}'
+)
+
+
+def stated(folder: Path, text: str, *, name: str = "run.sh", model: str | None = None, **given: str) -> CommandRun:
+    """The run of a text."""
+    (folder / name).write_text(text, "utf-8")
+    return read_run(folder / name, given=given, model=model)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ignored"),
+    [
+        ("--optimizer-cpu-offload", "--optimizer-cpu-offload: priced on the GPU, so memory is overestimated"),
+        ("--cpu-offloading-num-layers 4", "--cpu-offloading-num-layers 4: priced on the GPU"),
+        ("--recompute-granularity selective --recompute-modules mlp layernorm", "--recompute-modules mlp layernorm: "),
+        ("--exp-avg-dtype bf16", "--exp-avg-dtype bf16: optimizer states are priced in FP32"),
+        ("--fp8-format hybrid --fp8-param-gather", "--fp8-format hybrid, --fp8-param-gather: FP8 and FP4 are priced"),
+        ("--no-rope-fusion", "--no-rope-fusion: kernels are priced with the default fusions"),
+        ("--optimizer muon", "--optimizer muon: priced as Adam"),
+        ("--num-distributed-optimizer-instances 2", "--num-distributed-optimizer-instances 2: "),
+        ("--num-distributed-optimizer-instances 1", None),
+        ("--recompute-granularity selective --recompute-modules core_attn layernorm", None),
+        ("--exp-avg-dtype fp32 --optimizer adam --mtp-num-layers 0", None),
+        ("--lr 1e-4 --save x --data-path y --seed 3 --log-interval 1 --fp8-margin 0", None),
+    ],
+)
+def test_megatron_arguments_that_are_not_priced_are_named(flags: str, ignored: str | None, tmp_path: Path) -> None:
+    """Guards the rule for Megatron-LM: what changes time or memory and is not priced is said, other values are not."""
+    run = stated(tmp_path, CORE + flags)
+    assert run.unknown == ()
+    assert len(run.ignored) == (ignored is not None)
+    assert (ignored or "") in "".join(run.ignored)
+    assert run.columns["precision"].value == "bf16"
+
+
+def test_torchtitan_and_deepspeed_arguments_that_are_not_priced_are_named(tmp_path: Path) -> None:
+    """Guards the same for float8 of torchtitan's TOML, and for ZeRO's offload."""
+    text = TITAN.format('converters = ["float8"]\n[float8]\nenable_fsdp_float8_all_gather = true')
+    (found,) = stated(tmp_path, text, name="run.toml", n_gpus="8").ignored
+    assert found.startswith("model.converters ['float8'], float8.enable_fsdp_float8_all_gather True: FP8 and FP4 are")
+    text = ZERO.format(
+        ', "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "nvme", "pin_memory": true}'
+    )
+    run = stated(tmp_path, text, name="zero.json", n_gpus="16", seq="8192", model="llama3-8b")
+    assert [words.partition(":")[0] for words in run.ignored] == [
+        "zero_optimization.offload_optimizer.device cpu",
+        "zero_optimization.offload_param.device nvme",
+    ]
+    text = ZERO.format(', "offload_optimizer": {"device": "none"}')
+    assert stated(tmp_path, text, name="zero.json", n_gpus="16", seq="8192", model="llama3-8b").ignored == ()
+
+
+def test_what_no_table_has_is_listed(tmp_path: Path) -> None:
+    """Guards the fifth case: a fork's own flags and a misspelled key are named; the launcher's options are not."""
+    run = stated(
+        tmp_path, CORE.replace("--nnodes", "--rdzv-frob 3 --nnodes") + "--use-z-loss --tensor_model_paralell 2"
+    )
+    assert run.unknown == ("--use-z-loss", "--tensor_model_paralell")
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ("--multi-latent-attention", "multi-head latent attention (MLA) is not modelled"),
+        ("--hybrid-layer-pattern M*M*", "state-space layers are not modelled"),
+        ("--heterogeneous-layers-config-path x.json", "layers of several sizes are not modelled"),
+    ],
+)
+def test_models_that_cannot_be_priced_are_refused(flags: str, why: str, tmp_path: Path) -> None:
+    """Guards refusals: with file, line and argument."""
+    with pytest.raises(DocumentError) as caught:
+        stated(tmp_path, f"T=1\n{CORE}{flags}")
+    assert f"run.sh:2: {flags.split()[0]}: {why}" in str(caught.value)
+
+
+def test_a_config_of_zero_states_its_batch(tmp_path: Path) -> None:
+    """Guards DeepSpeed's product: micro-batch 2, 4 accumulation steps and 16 GPUs are 128 sequences."""
+    run = stated(tmp_path, ZERO.format(""), name="zero.json", n_gpus="16", seq="8192", model="llama3-8b")
+    assert run.columns["gbs"].value == "128"
+
+
+def test_other_sections_do_not_speak_for_the_training(tmp_path: Path) -> None:
+    """Guards sections: the batch of a validation is not that of a step."""
+    text = TITAN.format("") + "[validation]\nlocal_batch_size = 16\nseq_len = 1024\n"
+    run = stated(tmp_path, text, name="run.toml", n_gpus="8")
+    assert (run.columns["gbs"].value, run.columns["seq"].value) == ("8", "8192")
+
+
+def test_given_columns_hold_over_arguments() -> None:
+    """Guards `columns_of`: what is given is not derived again, what follows from it is."""
+    from axonn_tune.learning.arguments import Stated
+
+    arguments = {"world_size": Stated("8", 1), "tensor_model_parallel_size": Stated("4", 1)}
+    found = columns_of(arguments, {"n_gpus": Stated("64", 0)})
+    assert (found["n_gpus"].value, found["dp"].value) == ("64", "16")
