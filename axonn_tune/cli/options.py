@@ -482,7 +482,7 @@ def _outputs(context: click.Context) -> Iterator[tuple[str, str]]:
     name = context.command.name or ""
     for param in context.command.params:
         path, is_main = context.params.get(param.name or ""), param.name in ("output", "baseline")
-        if _is_written(param) and path not in (None, "", "-") and (name, param.name) not in _LATER:
+        if _is_written(param) and isinstance(path, str) and path not in ("", "-") and (name, param.name) not in _LATER:
             yield path, _DOCUMENTS.get(name, "") if is_main else ""
 
 

@@ -38,7 +38,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
     ]
 )
 COUNTS = st.integers(1, 2**31 - 1)
-POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+POSITIVE = st.floats(1e-9, 1e15)
 
 
 @st.composite
