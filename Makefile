@@ -6,7 +6,7 @@ SPECIFIED_BY := setup.cfg constraints.txt pyproject.toml
 CODE := $(wildcard axonn_tune benchmarks configs docs/hooks.py machines tests tools)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check style types generated generate unit format docs accuracy golden bench gpu fit frameworks clean chromium
+.PHONY: help demo test check style types generated generate unit format docs accuracy golden bench gpu fit frameworks structure clean chromium
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -67,6 +67,9 @@ fit: .venv/installed-dev ## fit machine profiles to measurements; options in ARG
 
 frameworks: .venv/installed-dev ## show the frameworks' own code the commands written for them, and record what it says; names in ARGS
 	@$(BIN)/python -m tools.frameworks.record $(ARGS)
+
+structure: .venv/installed-dev ## figures of the code base's structure, and their limits; options in ARGS
+	@$(BIN)/python -m tools.structure $(ARGS)
 
 clean: ## remove .venv and everything built
 	@rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
